@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.kernels import KERNEL, prefetch, prefetch_row
-from dshuffle.rows import ByteMatrix, checksum_words, row_keys, row_words
+from dshuffle.rows import ByteMatrix, Checksums, Places, checksum_words, row_keys, row_words
 
 # Rows are read in random order, so most of the time is spent waiting for memory. The hardware prefetcher detects that a
 # row is read sequentially, but it cannot predict where the next row begins and reacts late at its beginning.
 AHEAD_PACKETS, AHEAD_BYTES = 8, 1600
 """Limits on how far ahead rows are prefetched: in packets, and in bytes per component; at least one packet ahead."""
-Checksums = NDArray[np.uint32]
-Places = NDArray[np.int64]
 
 
 def encode(

@@ -19,8 +19,8 @@ def html_summary(
     >>> html_summary("Dataset", {"samples": 10})
     '<div><b>Dataset</b><table><tr><th>samples</th><td>10</td></tr></table></div>'
     """
-    listed = "".join(f"<tr><th>{_cell(name)}</th><td>{_cell(value)}</td></tr>" for name, value in facts.items())
-    return f"<div><b>{escape(title)}</b><table>{listed}</table>{html_table(headings, rows) if headings else ''}</div>"
+    lines = "".join(f"<tr><th>{_cell(name)}</th><td>{_cell(value)}</td></tr>" for name, value in facts.items())
+    return f"<div><b>{escape(title)}</b><table>{lines}</table>{html_table(headings, rows) if headings else ''}</div>"
 
 
 def html_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -64,17 +64,17 @@ class StoreTraffic:
 
 def total(measures: Sequence[Measures], name: str) -> Any:
     """The sum over all members."""
-    return sum(getattr(one, name) for one in measures)
+    return sum(getattr(record, name) for record in measures)
 
 
 def slowest(measures: Sequence[Measures], name: str) -> float:
     """The largest value of any member."""
-    return float(max(getattr(one, name) for one in measures))
+    return float(max(getattr(record, name) for record in measures))
 
 
 def by_rank(measures: Sequence[Measures], name: str) -> tuple[int, ...]:
     """The values of all members that have a rank, in rank order."""
-    return tuple(value for one in measures for value in getattr(one, name))
+    return tuple(value for record in measures for value in getattr(record, name))
 
 
 def busiest_host(measures: Sequence[Measures], name: str) -> float:
@@ -83,8 +83,8 @@ def busiest_host(measures: Sequence[Measures], name: str) -> float:
     A member that finished long before the others saw too little of the exchange: a server that sends nothing watches
     for some milliseconds, all of them busy with planning.
     """
-    longest = max(one.watched_seconds for one in measures)
-    return float(min(getattr(one, name) for one in measures if one.watched_seconds >= longest / 2))
+    longest = max(record.watched_seconds for record in measures)
+    return float(min(getattr(record, name) for record in measures if record.watched_seconds >= longest / 2))
 
 
 def _measure(unit: str, combine: Callable[[Sequence[Measures], str], Any], default: Any = 0, phase: str = "") -> Any:
@@ -183,8 +183,8 @@ class Measures:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
         """What :meth:`to_dict` wrote, after it has travelled as JSON or between processes."""
-        known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-        return cls(**known)
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        return cls(**values)
 
 
 PHASES: dict[str, str] = {
@@ -331,8 +331,8 @@ class EpochRecord(Measures):
     @classmethod
     def from_json(cls, line: str) -> Self:
         """The record written by :meth:`to_json`."""
-        found = json.loads(line)
-        fields = {entry.name: found[entry.name] for entry in dataclasses.fields(cls)}
+        parsed = json.loads(line)
+        fields = {entry.name: parsed[entry.name] for entry in dataclasses.fields(cls)}
         return cls.from_dict({**fields, "choices": Choices.from_dict(fields["choices"])})
 
 

@@ -62,14 +62,14 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, bytes):
         yield value.decode(errors="replace")
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _texts(one)
+        for item in value.values():
+            yield from _texts(item)
     elif isinstance(value, Iterable):
-        for one in value:
-            yield from _texts(one)
+        for item in value:
+            yield from _texts(item)
 
 
-class _Shown(reprlib.Repr):
+class _ShortRepr(reprlib.Repr):
     """Values as messages show them: on one line and shortened. A large object is shown by its type."""
 
     def __init__(self) -> None:
@@ -102,4 +102,4 @@ def short_repr(value: object) -> str:
     >>> short_repr([1] * 50)
     '[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, ...]'
     """
-    return _Shown().repr(value)
+    return _ShortRepr().repr(value)

@@ -28,6 +28,8 @@ from dshuffle.kernels import KERNEL, prefetch_row
 _LONG_ROW, _AHEAD = 512, 4
 
 ByteMatrix = NDArray[np.uint8]
+Checksums = NDArray[np.uint32]
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class RowLayout:
 
     def encoding(self, name: str) -> Encoding | None:
         """How the stored numbers of an array become values; None if they are the values."""
-        return next((encoding for one, encoding in self.encodings if one == name), None)
+        return dict(self.encodings).get(name)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -187,14 +187,14 @@ def low_rank_entries(
     parts: dict[str, list[Any]] = {"row": [], "column": [], "value": []}
     for start in range(0, n_rows, rows_a_block):
         rows = min(rows_a_block, n_rows - start)
-        for found, values, dtype in zip(
+        for blocks, values, dtype in zip(
             parts.values(),
             block(start, rows, right, per_row, noise, seed),
             (np.int32, np.int32, np.float32),
             strict=True,
         ):
-            found.append(da.from_delayed(values, (rows * per_row,), dtype))
-    return {name: da.concatenate(found) for name, found in parts.items()}
+            blocks.append(da.from_delayed(values, (rows * per_row,), dtype))
+    return {name: da.concatenate(blocks) for name, blocks in parts.items()}
 
 
 def low_rank_factors(

@@ -47,7 +47,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dshuffle
-from dshuffle.compare import AsStored, compile_kernels, connect, count_training_workers, local_cluster
+from dshuffle.compare import StoredOrder, compile_kernels, connect, count_training_workers, local_cluster
 from dshuffle.planning import first_ranks
 from dshuffle.report import chart_page
 from dshuffle.synthetic import keyed_regression, low_rank_entries, low_rank_factors
@@ -205,7 +205,7 @@ def run(client: Client, study: Study, dataset: Any, test: Any, policy: Policy, d
     with dshuffle.Shuffler(client, dataset, assignment=assignment, sharding=sharding, **cached) as shuffler:
         beyond = 3 if study.deliveries else 1  # so that the plot shows more than the target
         stopping = None if study.target is None else Below(least_change=study.target / beyond)
-        trained = AsStored(shuffler) if policy.as_stored else shuffler
+        trained = StoredOrder(shuffler) if policy.as_stored else shuffler
         history = study.fit(trained, policy, seed, test, epochs=study.epochs, early_stopping=stopping)
     later = shuffler.records[1:] or shuffler.records
     exchange, waited = zip(*[(record.exchange_seconds, record.waited_seconds) for record in later], strict=True)

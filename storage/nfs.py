@@ -2,7 +2,8 @@
 
     python storage/nfs.py start DIR | status | stop | check nfs://ADDRESS/shared
 
-Clients read with libnfs in user space and need no mount.
+Clients mount it, where their kernel has NFS: mount -t nfs -o vers=3,nolock ADDRESS:/shared /MOUNT. `read_rate.py` reads
+it in user space with libnfs, and needs no mount.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """What concerns all tests: how many examples hypothesis draws, worker processes that start in no time, and PyTorch."""
 
+import gc
 import importlib
 import os
 import sys
@@ -16,7 +17,8 @@ from hypothesis import settings
 
 from dshuffle.compare import compile_kernels
 
-# No deadlines: the first call of a kernel compiles it, or loads it from numba's cache.
+# No deadlines: the first call of a kernel compiles it, or loads it from numba's cache. No module loads a profile of its
+# own: it would count for all modules that are collected after it.
 settings.register_profile("whole", deadline=None)
 settings.register_profile("quick", deadline=None, max_examples=10)
 
@@ -27,6 +29,11 @@ MANY = 500
 """Tests from which on compiling first pays: the processes of a cluster would each compile the same kernels."""
 
 
+def at_most(examples: int) -> settings:
+    """As many examples as the profile draws, or fewer: for tests whose examples are slow."""
+    return settings(max_examples=min(examples, settings.default.max_examples))
+
+
 def is_quick(config: pytest.Config) -> bool:
     return bool(config.getoption("markexpr") == "not slow")
 
@@ -34,6 +41,8 @@ def is_quick(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     # Nobody looks at these profiles, and dozens of workers in one process would each make a hundred a second.
     dask.config.set({"distributed.worker.profile.enabled": False})
+    # Nor at the processor and the loop of each worker, which would take a thirtieth of a processor from the tests.
+    dask.config.set({"distributed.admin.system-monitor.interval": "10s", "distributed.admin.tick.interval": "1s"})
     # A cluster closes the nanny of a worker that is away at the end of this time. Being back in between does not count,
     # so a worker that is killed twice in two tests would not come back.
     dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"})
@@ -72,6 +81,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
+    # What thousands of tests consist of stays until the end: no collection need look at it again.
+    gc.collect()
+    gc.freeze()
     if is_quick(config) or config.getoption("collectonly"):
         return
     if len(session.items) >= MANY:

@@ -19,7 +19,8 @@ PACKAGE = Path(dshuffle.__file__).parent
 ROWS = [
     {"redaction"},
     {"errors"},
-    {"checks", "kernels", "lazy_names", "notebook", "private_files", "process_exit", "times", "units", "unnamed_file"},
+    {"checks", "kernels", "lazy_names", "notebook", "private_files", "process_exit", "process_state", "times"}
+    | {"units", "unnamed_file"},
     {"encodings", "noninferiority"},
     {"emulated_links", "rows", "synthetic"},
     {"planning", "coding"},
@@ -39,6 +40,18 @@ MODULES = {
 
 
 @functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_trees():
+    """A million nodes, which every later collection of garbage would visit."""
+    yield
+    tree_of.cache_clear()
+
+
+@functools.cache
 def imports(path: Path, *, types: bool = False) -> list[tuple[str, ast.AST | None]]:
     """Modules that a file imports, each with the function that hides the import, if any.
 
@@ -48,7 +61,7 @@ def imports(path: Path, *, types: bool = False) -> list[tuple[str, ast.AST | Non
     found = []
 
     def visit(node: ast.AST, function: ast.AST | None) -> None:
-        for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         if for_types and (not types or path.name == "__init__.py"):
             return
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -60,12 +73,13 @@ def imports(path: Path, *, types: bool = False) -> list[tuple[str, ast.AST | Non
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
                 found.append((name if name in MODULES else str(node.module), function))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Attribute) and called.attr == "import_module":
             found.extend((name.value, None) for name in node.args if isinstance(name, ast.Constant))
         for child in ast.iter_child_nodes(node):
             visit(child, function)
 
-    visit(ast.parse(path.read_text()), None)
+    visit(tree_of(path), None)
     return found
 
 
@@ -80,19 +94,59 @@ def test_every_part_has_a_row():
     assert len(MODULES) > 30
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - {"dshuffle"}))
-def test_imports_go_up_the_rows(module):
-    own = part(module)
-    for target, _ in imports(MODULES[module]):
-        other = part(target)
-        if other is not None and other != own:
-            assert ROW[other] < ROW[own], f"{module} imports {target}, which is in row {ROW[other] + 1}"
+def test_imports_go_up_the_rows():
+    down = [
+        f"{module} imports {target}"
+        for module in set(MODULES) - {"dshuffle"}
+        for target, _ in imports(MODULES[module])
+        if part(target) not in (None, part(module)) and ROW[part(target)] >= ROW[part(module)]
+    ]
+    assert down == []
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_no_import_hides_in_a_function(module):
-    hidden = [(name, where.name) for name, where in imports(MODULES[module]) if where is not None]
-    assert not hidden
+# The folders of `runtime` say where code runs. Its files are for all participants, and import none of the folders.
+SIDES: dict[str, set[str]] = {
+    "": set(),
+    "worker": {""},
+    "scheduler": {"", "worker"},  # the scheduler plugin sends the workers theirs
+    "client": {"", "worker", "scheduler", "measure"},
+    "measure": {"", "client"},
+    "gather": {"", "client"},
+}
+
+
+def side(module: str) -> str | None:
+    """The folder of `runtime` in which a module is; empty for its files."""
+    pieces = module.split(".")
+    if pieces[:2] != ["dshuffle", "runtime"] or len(pieces) == 2:
+        return None
+    return pieces[2] if pieces[2] in SIDES else ""
+
+
+def test_sides_of_a_session_import_what_they_may():
+    sideways = [
+        f"{module} imports {target}"
+        for module, path in MODULES.items()
+        if (own := side(module)) is not None
+        for target, _ in imports(path)
+        if side(target) not in {None, own, *SIDES[own]}
+    ]
+    assert sideways == []
+
+
+def test_every_folder_of_the_runtime_is_a_side():
+    folders = {path.parent.name for path in (PACKAGE / "runtime").glob("*/__init__.py")}
+    assert folders == set(SIDES) - {""}
+
+
+def test_no_import_hides_in_a_function():
+    hidden = [
+        f"{module}.{where.name} imports {name}"
+        for module, path in MODULES.items()
+        for name, where in imports(path)
+        if where is not None
+    ]
+    assert hidden == []
 
 
 def test_no_import_circles():
@@ -117,28 +171,17 @@ def test_no_import_circles():
 PURE = {"numpy", "numba", "scipy", "dshuffle"} | set(sys.stdlib_module_names)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        m
-        for m in MODULES
-        if part(m)
-        in (
-            "planning",
-            "coding",
-            "kernels",
-            "rows",
-            "errors",
-            "records",
-            "checks",
-            "units",
-            "redaction",
-            "noninferiority",
-        )
-    ],
-)
-def test_planning_is_pure(module):
-    assert {name.split(".")[0] for name, _ in imports(MODULES[module])} <= PURE
+def test_planning_is_pure():
+    parts = {"planning", "coding", "kernels", "rows", "errors", "records", "checks", "units", "redaction"}
+    parts |= {"noninferiority"}
+    impure = [
+        f"{module} imports {name}"
+        for module, path in MODULES.items()
+        for name, _ in imports(path)
+        if part(module) in parts and name.split(".")[0] not in PURE
+    ]
+    assert parts <= {part(module) for module in MODULES}
+    assert impure == []
 
 
 @pytest.mark.parametrize(
@@ -166,7 +209,7 @@ def test_one_file_calls_rpc():
 def compared_names(path: Path) -> list[str]:
     """Constant strings that a file compares something with, or looks for something in."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         values: list[ast.expr] = []
         if isinstance(node, ast.Compare):
             values = [node.left, *node.comparators]
@@ -182,13 +225,18 @@ def compared_names(path: Path) -> list[str]:
 RESOURCES = {"dshuffle.planning.cost.explain": {"storage"}, "dshuffle.planning.cost.cluster": {"storage"}}
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_no_module_tests_names_of_deliveries_or_assignments(module):
+def test_no_module_tests_names_of_deliveries_or_assignments():
     """What others have to know is in the records: see `Delivery` and `Assignment`."""
-    if module.startswith(("dshuffle.planning.delivery", "dshuffle.planning.assignment")):
-        return
-    known = (DELIVERIES.keys() | ASSIGNMENTS.keys()) - RESOURCES.get(module, set())
-    assert not known & set(compared_names(MODULES[module]))
+    registered = DELIVERIES.keys() | ASSIGNMENTS.keys()
+    registries = ("dshuffle.planning.delivery", "dshuffle.planning.assignment")
+    compared = [
+        f"{module} compares something with {name!r}"
+        for module, path in MODULES.items()
+        if not module.startswith(registries)
+        for name in compared_names(path)
+        if name in registered - RESOURCES.get(module, set())
+    ]
+    assert compared == []
 
 
 PUBLIC_MODULES = {

@@ -58,8 +58,7 @@ def test_the_coding_benchmark_runs():
     for speeds in results.values():
         assert set(speeds) == {"encode", "decode"}
         for each in speeds.values():
-            assert each["ratio"] == each["ours"] / each["batched"] > 0
-            assert each["one by one"] > 0
+            assert min(each[way] for way in ("ours", "plain", "batched", "one by one")) > 0
 
 
 def test_the_reading_benchmark_runs():
@@ -67,14 +66,16 @@ def test_the_reading_benchmark_runs():
     results = load("reading").main(["--chunk-kib=64", "--mib=1", "--repeats=1"])
     assert set(results) == {"64 KiB", "64 KiB, zstd"}
     for result in results.values():
-        assert result["ratio"] == result["MB/s"]["ours"] / result["MB/s"]["bare"] > 0
+        assert {"bare", "ours", "zarr"} <= set(result["MB/s"])
+        assert min(result["MB/s"].values()) > 0
 
 
 def test_the_benchmark_of_columns_runs():
     results = load("columns").main(["--rows=500", "--columns=20", "--repeats=1"])
     assert set(results) == {"matrix", "columns", "ratio"}
-    for step, ratio in results["ratio"].items():
-        assert ratio == results["columns"][step] / results["matrix"][step] > 0
+    for figures in results.values():
+        assert set(figures) == {"create", "open", "read", "some", "create, open, read"}
+        assert min(figures.values()) > 0
 
 
 @pytest.mark.slow
@@ -152,8 +153,8 @@ def test_the_training_benchmark_runs():
     assert ran.returncode == 0, ran.stderr
     result = json.loads(ran.stdout)
     kernels = {"kernel", "kernel in stored order", "kernel beside"}
-    assert set(result["rates"]) == kernels | {"local pass", "pass in fit", "fit"}
-    assert result["of kernel"]["local pass"] == result["rates"]["local pass"] / result["rates"]["kernel"] > 0
+    assert set(result["rates"]) == set(result["of kernel"]) == kernels | {"local pass", "pass in fit", "fit"}
+    assert min(result["rates"].values()) > 0
     assert result["local pass of kernel beside"] > 0
 
 

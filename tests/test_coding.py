@@ -10,15 +10,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.coding import add_packets, decode, encode
 from dshuffle.rows import checksum_rows
-
-# The first call of a kernel compiles it, or loads it from numba's cache, which no deadline allows for.
-settings.register_profile("coding", deadline=None, max_examples=200)
-settings.load_profile("coding")
 
 ROW_SIZES = st.integers(0, 40) | st.sampled_from([800, 803, 1024])
 SEEDS = st.integers(0, 2**32)

@@ -1,4 +1,4 @@
-"""The Python blocks of the pages on datasets, resuming and pipelines run, one after the other, on small data.
+"""The Python blocks of the pages on files, datasets, resuming and pipelines run, one after the other, on small data.
 
 Blocks of other pages are run elsewhere: docs/training.md and docs/iterators.md by the tests of training and of the
 integrations, and docs/clusters.md needs a Slurm (tests/benchmarks/slurm.py).
@@ -20,6 +20,7 @@ import pytest
 import xarray as xr
 import zarr
 from distributed import Client, LocalCluster
+from PIL import Image
 
 import dshuffle
 from dshuffle.errors import RunCancelled
@@ -78,7 +79,7 @@ def test_the_blocks_on_datasets(tmp_path, monkeypatch):
     exec(opened, names)
     assert set(names["dataset"].arrays) == {"X", "obs/kind/codes", "obsm/X_pca"}
 
-    arrays = {"patient": y // 4, "age": np.arange(40), "x": x}
+    arrays = {"patient": y // 4, "label": y % 4, "age": np.arange(40), "x": x}
     names["dataset"] = dshuffle.create_dataset(None, arrays, chunk_rows=4)
     exec(split, names)
     assert names["adults"].n_samples == 22
@@ -101,21 +102,51 @@ def test_the_blocks_on_datasets(tmp_path, monkeypatch):
     exec(stores, names)
 
 
+def test_the_blocks_on_files(two_workers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for name, light in (("cats", 60), ("dogs", 180)):
+        Path("pictures", name).mkdir(parents=True)
+        for number in range(10):
+            pixels = rng.integers(light - 20, light + 20, (70, 90, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(f"pictures/{name}/{number}.png")
+    fields = {name: (("time", "lat"), rng.random((50, 8))) for name in ("t2m", "precipitation")}
+    ds = xr.Dataset(fields, coords={"time": pd.date_range("2000-01-01", periods=50)})
+    packed = {"dtype": "int16", "scale_factor": np.float32(1e-4), "_FillValue": -1}
+    ds.to_zarr("era5.zarr", consolidated=False, encoding={"t2m": packed})
+
+    created, split, sums, normalized, opened, windows = blocks("from-your-files.md")
+    with two_workers() as client:
+        names = {"dshuffle": dshuffle, "np": np, "client": client}
+        for block in (created, split, sums, normalized):
+            exec(block, names)
+    assert names["images"].classes == ("cats", "dogs")
+    train, test = (part.read_rows(np.arange(part.n_samples)) for part in (names["train"], names["test"]))
+    assert np.bincount(test["y"]).tolist() == [2, 2]
+    batch = names["normalized"](train)
+    assert batch.dtype == np.float32
+    np.testing.assert_allclose(batch.mean(axis=(0, 1, 2)), 0, atol=1e-4)
+    np.testing.assert_allclose(batch.std(axis=(0, 1, 2)), 1, atol=1e-4)
+
+    exec(opened, names)
+    assert names["era5"].arrays["t2m"].dtype == xr.open_zarr("era5.zarr", consolidated=False)["t2m"].dtype == np.float64
+    exec(windows, names)
+    past, future = (part.read_rows(np.arange(part.n_samples)) for part in (names["past"], names["future"]))
+    assert past["t2m"].shape[1:] == (3, 8)
+    assert past["time"].max() < future["time"].min()
+
+
 def test_the_blocks_on_resuming(two_workers, tmp_path, capsys):
     arrays = {name: array.compute() for name, array in keyed_regression(600).items()}
     dshuffle.create_dataset(tmp_path / "train.zarr", arrays)
-    changes = {"s3://bucket": str(tmp_path), "/local/scratch/rows": str(tmp_path / "rows"), "90": "3", "(10)": "(0.01)"}
+    changes = {"s3://bucket": str(tmp_path), "/local/scratch/rows": str(tmp_path / "rows"), "90": "3"}
     changes |= {"min_workers=4": "min_workers=2"}
-    made, resumed, retried, jobs, elastic, train, saved, kept, attached, fitted = blocks("resuming.md", changes)
+    made, resumed, retried, jobs, elastic, pieces, kept, attached, fitted = blocks("resuming.md", changes)
     one_epoch = "    for epoch in shuffler.epochs(1):\n        shuffler.client.gather(epoch.map(len))\n"
-
-    class Model:
-        def step(self, batch):
-            assert len(batch["x"]) == len(batch["y"]) > 0
 
     with two_workers() as client, two_workers() as other_client:
         names = {"dshuffle": dshuffle, "np": np, "time": time, "contextlib": contextlib, "client": client}
-        names |= {"other_client": other_client, "model": Model(), "fit_linear_regression": fit_linear_regression}
+        names |= {"other_client": other_client, "fit_linear_regression": fit_linear_regression}
         names |= {"make_client": lambda: contextlib.nullcontext(client)}
         exec(made, names)
         assert len(names["shuffler"].records) == 3
@@ -126,11 +157,8 @@ def test_the_blocks_on_resuming(two_workers, tmp_path, capsys):
         assert (tmp_path / "run.json").exists()
         exec(elastic, names)
         assert len(names["shuffler"].records) == 3
-        exec(train, names)
-        with dshuffle.Shuffler(client, tmp_path / "train.zarr") as shuffler:
-            for epoch in shuffler.epochs(1):
-                names |= {"shuffler": shuffler, "epoch": epoch}
-                exec(saved, names)
+        (tmp_path / "run.json").unlink()
+        check_pieces(pieces, names, tmp_path)
         (tmp_path / "run.json").unlink()
         exec(kept.replace("    ...\n", one_epoch), names)
         assert names["shuffler"].next_epoch == 2
@@ -146,6 +174,32 @@ def test_the_blocks_on_resuming(two_workers, tmp_path, capsys):
         assert len(names["history"].points) == 3
         exec(jobs, names)  # it only defines a function, which needs a Slurm
         assert callable(names["make_client"])
+
+
+def check_pieces(block, names, folder):
+    """A run that is interrupted after some pieces and resumed has trained once on every sample of each epoch."""
+    dataset = dshuffle.create_dataset(folder / "ids.zarr", {"id": np.arange(500)})
+    saved = []
+
+    class Interrupted(dshuffle.Shuffler):
+        def save(self, url):
+            super().save(url)
+            saved.append(url)
+            if len(saved) == 14:
+                raise KeyboardInterrupt
+
+    def step(counts, batch):  # twice, as the mean over two workers is taken
+        return counts + 2 * np.bincount(batch["id"], minlength=500)
+
+    names |= {"step": step}
+    exec(block, names)
+    client, options = names["client"], {"checkpoint": folder / "run.json"}
+    with pytest.raises(KeyboardInterrupt), Interrupted(client, dataset, **options) as shuffler:
+        names["train_epochs"](shuffler, np.zeros(500))
+    with dshuffle.Shuffler.resume(client, dataset, folder / "run.json") as shuffler:
+        assert shuffler.next_epoch == 1
+        counts = names["train_epochs"](shuffler, None)
+    np.testing.assert_array_equal(counts, np.full(500, 3))
 
 
 def test_the_blocks_on_pipelines(two_workers, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,20 +19,19 @@ from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, EpochDraw
 from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs
 from dshuffle.planning.delivery.peer import RowsFromPeers
 from dshuffle.planning.grouping import lowest_bit
-from dshuffle.planning.packets import missing_samples
 from dshuffle.synthetic import keyed_regression
 
 
-def plan_first_holder(holders, destinations, n_workers, *, seed):
+def plan_first_holder(plan_input):
     """One packet for each sample, from its holder with the lowest rank."""
-    needed = missing_samples(holders, destinations)
-    senders = [lowest_bit(holders[sample, 0]) for sample in needed]
-    return Packets.uncoded(needed, destinations[needed], senders)
+    needed = plan_input.missing_samples()
+    senders = [lowest_bit(plan_input.holders[sample, 0]) for sample in needed]
+    return Packets.uncoded(needed, plan_input.destinations[needed], senders)
 
 
 class FirstHolder(RowsFromPeers):
     name = "first-holder"
-    planner = staticmethod(plan_first_holder)
+    plan = staticmethod(plan_first_holder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +40,6 @@ class Rotate(Assignment):
 
     name: ClassVar[str] = "rotate"
     forms: ClassVar[str] = "'rotate'"
-
-    def __str__(self) -> str:
-        return self.name
-
-    @classmethod
-    def parse(cls, parameter: str | None) -> Self:
-        if parameter is not None:
-            raise ValueError(parameter)
-        return cls()
 
     def draw(self, draw):
         return EpochDraw((draw.previous + 1) % np.int32(draw.n_workers))

@@ -35,7 +35,7 @@ class Detour(RowsFromPeers):
     """Every row goes through the worker after its destination."""
 
     name = "detour"
-    planner = staticmethod(plan_peer)
+    plan = staticmethod(plan_peer)
     transport = "detours"
     demands = 1
 

@@ -58,6 +58,7 @@ print("end")
     assert sorted(lines[1:-1]) == sorted(["finalizer before", "finalizer after", "handler after", "deleted", "garbage"])
 
 
+@pytest.mark.slow
 def test_workers_with_a_nanny_end_without_last_collections(tmp_path, dataset):
     """The program's handler is registered before the session, so it runs after that of the session."""
     program = """
@@ -77,6 +78,7 @@ with Client(processes=True, n_workers=2, threads_per_worker=1, dashboard_address
     assert [note.read_text() for note in tmp_path.iterdir() if note.is_file()] == ["frozen: True enabled: False"] * 2
 
 
+@pytest.mark.slow
 def test_workers_in_the_process_of_a_user_leave_its_end_alone(dataset):
     program = """
 import sys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import dshuffle
 import dshuffle.pipeline
 import dshuffle.training
+from dshuffle.planning.assignment import ASSIGNMENTS
 
 API = Path(__file__).parents[1] / "docs" / "api.md"
 TYPES = {"OnEpoch", "CONSTANT", "__version__"}
@@ -36,3 +38,10 @@ def test_all_names_in_the_reference_exist_once():
     assert len(names) == len(set(names)) > 100
     for module, name in names:
         assert getattr(importlib.import_module(module), name).__doc__
+
+
+@pytest.mark.parametrize("rule", ASSIGNMENTS.values())
+def test_methods_of_assignments_have_docstrings_or_inherit_them(rule):
+    public = [name for name in vars(rule) if not name.startswith("_") and callable(getattr(rule, name))]
+    assert "draw" in public
+    assert all(inspect.getdoc(getattr(rule, name)) for name in public)

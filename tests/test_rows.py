@@ -6,16 +6,12 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.rows import RowLayout, checksum_rows, gather_rows, scatter_verified
-
-# The first call of a kernel compiles it, or loads it from numba's cache, which no deadline allows for.
-settings.register_profile("rows", deadline=None)
-settings.load_profile("rows")
 
 ROW_SIZES = [1, 7, 8, 12, 31, 32, 33, 72, 100]
 MASK = 2**64 - 1

@@ -13,6 +13,7 @@ import pytest
 TESTS = Path(__file__).parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("required", "outcome", "status"), [("", "1 skipped", 0), ("1", "1 error", 1)])
 def test_without_pytorch(tmp_path, required, outcome, status):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")

@@ -29,7 +29,7 @@ from dshuffle.report import (
     write_report,
 )
 from dshuffle.report.progress import progress_bar
-from dshuffle.runtime.cluster_view import count_training_workers
+from dshuffle.runtime.client.cluster_view import count_training_workers
 from dshuffle.runtime.dataset_inputs import resolved, with_chunks_of
 from dshuffle.store import Dataset, create_dataset, open_dataset, shuffle_dataset
 from dshuffle.synthetic import keyed_regression

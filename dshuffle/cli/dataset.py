@@ -21,6 +21,7 @@ from dshuffle.redaction import hide_secrets
 from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.store import (
     Dataset,
+    ImageFolder,
     create_dataset,
     open_dataset,
     read_ratings,
@@ -32,9 +33,18 @@ from dshuffle.store import (
 from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries
 from dshuffle.units import human_bytes, human_count
 
+SOURCES = {
+    "files": "--from",
+    "from_folder": "--from-folder",
+    "movielens": "--movielens",
+    "synthetic": "--synthetic",
+}
+"""Options that name a source."""
+
 #: Options that only some sources accept.
 OPTIONS_OF = {
     "files": {"names"},
+    "from_folder": {"image_size", "grey"},
     "movielens": {"ratings_per_user", "seed"},
     "regression": {"samples", "features", "seed"},
     "classification": {"samples", "features", "classes", "seed"},
@@ -50,6 +60,10 @@ def create(
     with progress_bar() as advance:
         if source == "files":
             arrays: Mapping[str, Any] = watched(read_sources(options["files"], options["names"] or None), advance)
+        elif source == "from_folder":
+            mode = "L" if options["grey"] else "RGB"
+            images = ImageFolder.of(options["from_folder"], size=options["image_size"], mode=mode)
+            arrays = watched(images.arrays, advance)
         elif source == "movielens":
             ratings = read_ratings(options["movielens"], options["ratings_per_user"], options["seed"], advance)
             arrays = watched(ratings.arrays, advance)
@@ -57,6 +71,8 @@ def create(
             arrays = _synthetic(**options)
         with _blocks_counted(advance):
             made = create_dataset(url, arrays, chunk_rows=chunk_rows, shard_rows=shard_rows, overwrite=overwrite)
+    if source == "from_folder":
+        click.echo("classes: " + ", ".join(f"{label} {name}" for label, name in enumerate(images.classes)))
     click.echo(
         f"wrote {human_count(made.n_samples)} samples of {human_bytes(made.row_nbytes)} "
         f"({human_bytes(made.n_samples * made.row_nbytes)}) to {hide_secrets(made.url)}"
@@ -65,13 +81,13 @@ def create(
 
 def _chosen_source(ctx: click.Context, options: Mapping[str, Any]) -> str:
     """Return the chosen source; reject options that it does not accept."""
-    sources = ("files", "movielens", "synthetic")
-    named = [source for source in sources if options[source]]
+    named = [source for source in SOURCES if options[source]]
+    names = ", ".join(SOURCES.values())
     if len(named) != 1:
-        raise click.UsageError("Exactly one of --from, --movielens and --synthetic is required.")
+        raise click.UsageError(f"Exactly one of {names} is required.")
     chosen: str = options["synthetic"] or named[0]
     if option := first_option(ctx, sorted(set().union(*OPTIONS_OF.values()) - OPTIONS_OF[chosen])):
-        source = f"--synthetic {chosen}" if chosen in SYNTHETIC else "--from" if chosen == "files" else "--movielens"
+        source = f"--synthetic {chosen}" if chosen in SYNTHETIC else SOURCES[chosen]
         raise click.UsageError(f"{option} cannot be used with {source}.")
     return named[0]
 

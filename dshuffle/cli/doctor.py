@@ -37,7 +37,7 @@ def doctor(dataset: str | None, scheduler: str | None, as_json: bool) -> None:
             continue
         console.print(
             Text(f"{finding.level.value:<8}", STYLES[finding.level]),
-            Text(f"{finding.subject}: {finding.found}"),
+            Text(f"{finding.subject}: {finding.observation}"),
             sep="",
         )
         if finding.remedy:

@@ -18,6 +18,7 @@ ASSIGNMENTS = (
 )
 DELIVERIES = ("peer", "grid", "server", "storage", "clique", "ubershuffle", "coded", "leftover")
 AUTO = "auto"
+RELAYS = ("pipelined", "ring", "unicast")
 CACHINGS = ("even", "recent", "uniform")
 SHARDINGS = ("contiguous", "random", "round-robin", "stratified", "distribution-aware")
 SYNTHETIC = ("regression", "classification", "matrix")

@@ -14,7 +14,7 @@ import psutil
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import STORE, EpochPlanner, ShuffleSpec, WorkerPart
-from dshuffle.planning.own_part import plan_own_part, plans_own_parts
+from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
 from dshuffle.planning.plan_memory import plan_nbytes
 from dshuffle.planning.small_plan import compile_planner
 from dshuffle.units import human_bytes, human_count, human_seconds
@@ -98,7 +98,7 @@ def own_part_lines(measured: dict[str, Any], rank: int, epoch: int) -> list[str]
 
 def _part(spec: ShuffleSpec, rank: int, epoch: int, alone: bool) -> WorkerPart:
     if alone:
-        return plan_own_part(spec, rank, epoch, spec.choices.delivery).part
+        return OwnPlanner(spec, rank).plan(epoch, spec.choices.delivery).part
     planner = EpochPlanner(spec, checks=False)
     plan = planner.load()
     for _ in range(epoch):
@@ -115,7 +115,6 @@ def _reset_peak() -> None:
 
 
 def _peak_bytes() -> int:
-    """Peak of the resident memory."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -6,15 +6,15 @@ from dshuffle.compare.kernel_cache import compile_kernels
 from dshuffle.compare.local_cluster import AS_THEY_ARE, EmulatedRates, connect, local_cluster
 from dshuffle.compare.logical_workers import fit_logical_workers
 from dshuffle.compare.pairs import regression_in_pairs
-from dshuffle.compare.stored_order import AsStored
+from dshuffle.compare.stored_order import StoredOrder
 from dshuffle.compare.variance import VarianceRatio, variance_ratio
 from dshuffle.compare.ways import Way, default_ways, product_of_ways
 from dshuffle.noninferiority import Margin, Outcome, PairedRuns, PairedTest
-from dshuffle.runtime.cluster_view import count_training_workers
+from dshuffle.runtime.client.cluster_view import count_training_workers
 
 __all__ = [
     "AS_THEY_ARE",
-    "AsStored",
+    "StoredOrder",
     "EmulatedRates",
     "Margin",
     "Outcome",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from distributed import Client
 
@@ -15,13 +14,7 @@ from dshuffle.store import Dataset
 
 
 def measure_exchanges(
-    client: Client,
-    dataset: Dataset,
-    way: Way,
-    *,
-    epochs: int = 3,
-    training_seconds: float = 0.0,
-    on_epoch: Callable[[int], None] | None = None,
+    client: Client, dataset: Dataset, way: Way, *, epochs: int = 3, training_seconds: float = 0.0
 ) -> tuple[EpochRecord, ...]:
     """Run the exchanges of a way of shuffling beside tasks that only sleep.
 
@@ -37,8 +30,6 @@ def measure_exchanges(
         Number of exchanges, not counting the loading of epoch 0.
     training_seconds
         Seconds that every worker sleeps in an epoch.
-    on_epoch
-        Function that is called with the number of each epoch when it ends.
 
     Returns
     -------
@@ -64,6 +55,4 @@ def measure_exchanges(
     with shuffler_of(client, dataset, way) as shuffler:
         for epoch in shuffler.epochs(epochs + 1):
             client.gather(epoch.map(sleep))
-            if on_epoch is not None:
-                on_epoch(epoch.number)
     return tuple(shuffler.records[1:])

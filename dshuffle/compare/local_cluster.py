@@ -17,7 +17,8 @@ from distributed import Client, Nanny, Scheduler, SpecCluster, Worker
 from distributed.system import MEMORY_LIMIT
 
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.runtime.cluster_view import SERVER_RESOURCE, count_training_workers
+from dshuffle.runtime.client.cluster_view import count_training_workers
+from dshuffle.runtime.server_resource import SERVER_RESOURCE
 from dshuffle.units import human_bit_rate, parse_rate
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
-from dshuffle.planning.mixing import training_orders
+from dshuffle.planning.mixing import orders_of_first_epochs
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.inputs import check_step, diverged
 from dshuffle.training.mlp import MOMENTUM, Network, TrainedNetwork
@@ -86,7 +86,7 @@ def fit_logical_workers(
     parameters, statistics = network.first_parameters(as_integer("seed", seed)), network.first_statistics()
     recorder: Recorder[TrainedNetwork] = Recorder(validate, early_stopping, on_epoch)
     model = TrainedNetwork(network, parameters, statistics)
-    for number, orders in enumerate(training_orders(spec, epochs)):
+    for number, orders in enumerate(orders_of_first_epochs(spec, epochs)):
         counts = [len(order) for order in orders]
         shares = min(counts), max(counts)
         batchings = [checked_batching(network, count, shares, batch_size) for count in counts]

@@ -141,7 +141,6 @@ class QualityOfWays:
         return Classes.of(balance, self._labels(balance)).only(self._subset.sample_ids)
 
     def _sharding(self, sharding: str, n_workers: int, seed: int) -> str | GivenSharding:
-        """Return the sharding for the rows of the subset."""
         if sharding in SHARDINGS:
             return sharding
         ids = self._subset.sample_ids

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 from distributed import Client
 
 from dshuffle.redaction import hide_secrets
-from dshuffle.runtime.cluster_view import cluster_info, only_serves
+from dshuffle.runtime.client.cluster_view import cluster_info
+from dshuffle.runtime.server_resource import only_serves
 from dshuffle.store import Dataset
 from dshuffle.units import human_bytes
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dshuffle.planning import Choices, ShuffleSpec
-from dshuffle.planning.mixing import Orders, training_orders
+from dshuffle.planning.mixing import Orders, orders_of_first_epochs
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.runtime import Partition, PerRank
 from dshuffle.runtime.dataset_inputs import resolved, with_data
@@ -89,7 +89,7 @@ class SimulatedShuffler:
 
     def epochs(self, count: int) -> Iterator[SimulatedEpoch]:
         """Yield the first epochs of the session."""
-        for number, orders in enumerate(training_orders(self._spec, count)):
+        for number, orders in enumerate(orders_of_first_epochs(self._spec, count)):
             yield SimulatedEpoch(number, self._layout, self._rows, orders)
 
 

@@ -10,7 +10,7 @@ from distributed import Future
 from dshuffle.runtime import Partition, Shuffler
 
 
-class AsStored:
+class StoredOrder:
     """Shuffler whose tasks see each worker's samples in the order of the dataset.
 
     It has only :meth:`epochs`, and its epochs have only ``map``. This suffices for the trainers that average once an

@@ -111,8 +111,8 @@ def variance_ratio(baseline: ArrayLike, other: ArrayLike, *, resamples: int = 50
     )
 
 
-def _ratio(above: NDArray[np.float64], below: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    ratio: NDArray[np.float64] = np.var(above, axis=axis, ddof=1) / np.var(below, axis=axis, ddof=1)
+def _ratio(above: NDArray[np.float64], below: NDArray[np.float64]) -> NDArray[np.float64]:
+    ratio: NDArray[np.float64] = np.var(above, axis=-1, ddof=1) / np.var(below, axis=-1, ddof=1)
     return ratio
 
 

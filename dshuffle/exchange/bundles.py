@@ -19,10 +19,9 @@ from dshuffle.errors import ChecksumMismatch, ExchangeError
 from dshuffle.exchange.messages import Flow
 from dshuffle.exchange.row_flows import RowHolder
 from dshuffle.planning.packets import forwarder_of
-from dshuffle.rows import ByteMatrix, RowLayout
+from dshuffle.rows import ByteMatrix, Checksums, RowLayout
 
 Numbers = NDArray[np.int64]
-Checksums = NDArray[np.uint32]
 
 HEADER = -1
 """In place of a sample: a row of a header."""

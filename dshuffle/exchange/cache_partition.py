@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import CacheBudgetError, ChecksumMismatch, ExchangeError
 from dshuffle.exchange.row_file import RowFile
+from dshuffle.planning.sorted_ids import sorted_positions
 from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows, gather_rows, scatter_verified
 
 # Bytes per slot besides the row: a checksum (4), two index entries (8 + 8) and a free-list entry (8).
@@ -53,9 +54,8 @@ class Index:
         """Return the slot of each sample, or -1 if the sample is not held."""
         if not len(self.sample_ids):
             return np.full(len(sample_ids), -1, dtype=np.int64)
-        places = np.searchsorted(self.sample_ids, sample_ids)
-        np.minimum(places, len(self.sample_ids) - 1, out=places)
-        return np.where(self.sample_ids[places] == sample_ids, self.slots[places], -1)
+        positions = sorted_positions(self.sample_ids, sample_ids)
+        return np.where(positions >= 0, self.slots[positions], -1)
 
 
 EMPTY = Index(np.empty(0, np.int64), np.empty(0, np.int64))

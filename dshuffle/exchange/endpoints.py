@@ -14,51 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dshuffle.errors import ExchangeError
 from dshuffle.exchange.messages import MessageId
-from dshuffle.rows import ByteMatrix
+from dshuffle.exchange.replies import Reply
+from dshuffle.rows import ByteMatrix, Checksums
 
-Checksums = NDArray[np.uint32]
-Reply = dict[str, Any]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a sender does not send a message, and whether another request for it can succeed.
-
-    Examples
-    --------
-    >>> Refusal.in_reply(Refusal("the run has ended").reply)
-    Refusal(reason='the run has ended', again=False)
-    """
-
-    reason: str
-    again: bool = False
-
-    @property
-    def reply(self) -> Reply:
-        """The reply that refuses a request."""
-        return {"status": "refused", "reason": self.reason, "again": self.again}
-
-    @classmethod
-    def in_reply(cls, reply: Reply) -> Refusal | None:
-        """The refusal that a reply contains, or None if it contains rows.
-
-        Raises
-        ------
-        ExchangeError
-            If it contains neither.
-        """
-        if reply["status"] == "OK":
-            return None
-        reason, again = reply.get("reason"), reply.get("again")
-        if not isinstance(reason, str) or not isinstance(again, bool):
-            raise ExchangeError(f"a message was refused without a reason (the reply was {reply!r:.200})")
-        return cls(reason, again)
 
 
 def nothing_to_mend() -> int:

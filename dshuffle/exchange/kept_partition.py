@@ -34,6 +34,7 @@ from dshuffle.errors import CacheBudgetError, ExchangeError
 from dshuffle.exchange.cache_partition import EMPTY, Index
 from dshuffle.exchange.kept_index import KeptLabel, open_own, own_key, read_index, read_label, write_index
 from dshuffle.exchange.row_file import RowFile
+from dshuffle.planning.sorted_ids import sorted_positions
 from dshuffle.private_files import user_key
 from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows
 from dshuffle.unnamed_file import reserve
@@ -180,12 +181,12 @@ class KeptPartition:
         rows = self._layout.empty(len(sample_ids))
         if not len(self._index.sample_ids):
             return rows, np.zeros(len(sample_ids), np.uint32), np.zeros(len(sample_ids), np.bool_)
-        places = np.minimum(np.searchsorted(self._index.sample_ids, sample_ids), len(self._index.sample_ids) - 1)
-        slots = self._index.slots[places]
+        positions = sorted_positions(self._index.sample_ids, sample_ids)
+        slots = self._index.slots[positions]
         self._file.will_need(slots)
         self._file.read(slots, rows)
-        checksums = self._checksums[places]
-        intact: NDArray[np.bool_] = self._index.sample_ids[places] == sample_ids
+        checksums = self._checksums[positions]
+        intact = positions >= 0
         intact &= checksum_rows(rows, sample_ids) == checksums
         return rows, checksums, intact
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import name_of
+from dshuffle.rows import Places
 
 KIB, MIB = 2**10, 2**20
 
@@ -33,9 +34,6 @@ class MessageId(NamedTuple):
 
     def __str__(self) -> str:
         return f"run {self.run_id}, {name_of(self.sender)} to {name_of(self.destination)}, message {self.sequence}"
-
-
-Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

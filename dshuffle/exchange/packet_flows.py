@@ -27,10 +27,8 @@ from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.messages import Flow, flows_of_hops
 from dshuffle.planning import Packets
 from dshuffle.planning.delivery.relay import Hops
-from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows
-
-Places = NDArray[np.int64]
-Checksums = NDArray[np.uint32]
+from dshuffle.planning.sorted_ids import sorted_positions
+from dshuffle.rows import ByteMatrix, Checksums, Places, RowLayout, checksum_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,10 +82,7 @@ class PacketStore:
 
     def find(self, packets: Places) -> Places:
         """Return the position of each packet in this store, or -1 if it is not forwarded."""
-        if not len(self.packets):
-            return np.full(len(packets), -1, dtype=np.int64)
-        places = np.minimum(np.searchsorted(self.packets, packets), len(self.packets) - 1)
-        return np.where(self.packets[places] == packets, places, -1)
+        return sorted_positions(self.packets, packets)
 
     def keep(self, places: Places, rows: ByteMatrix, checksums: Checksums) -> None:
         """Store the packets with a nonnegative position; ignore the others."""
@@ -220,12 +215,11 @@ class PacketDecoder:
         unknown = self._slots < 0
         sorted_items = np.argsort(self._samples, kind="stable")
         items = np.full(len(others), -1, dtype=np.int64)
-        places = np.searchsorted(self._samples, others[unknown], sorter=sorted_items)
-        found = sorted_items[np.minimum(places, max(len(sorted_items) - 1, 0))] if len(sorted_items) else places
-        if len(found) and (lost := self._samples[found] != others[unknown]).any():
+        positions = sorted_positions(self._samples[sorted_items], others[unknown])
+        if (lost := positions < 0).any():
             sample = int(others[unknown][int(np.argmax(lost))])
             raise ExchangeError(f"sample {sample} is needed for decoding, but is neither held nor incoming")
-        items[unknown] = found
+        items[unknown] = sorted_items[positions]
         several = _have_unknown(self._offsets, unknown)
         joint = np.flatnonzero(several & (self._targets >= 0))
         members, member_offsets, held, held_offsets = _expand(joint, self._offsets, self._slots, items)

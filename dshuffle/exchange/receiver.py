@@ -11,15 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from dshuffle.errors import ChecksumMismatch, DatasetError, ExchangeError
 from dshuffle.exchange.endpoints import (
     LinkMeter,
     Meter,
     Network,
-    Refusal,
-    Reply,
     RowSink,
     T,
     given,
@@ -29,6 +25,7 @@ from dshuffle.exchange.endpoints import (
 from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, InboxState, ReadInstead, ReportFailed, ReportReady
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, MessageId
+from dshuffle.exchange.replies import Later, Refusal, RowsReply
 from dshuffle.exchange.slow_senders import slow_senders
 from dshuffle.planning import name_of
 
@@ -183,8 +180,8 @@ class Receiver:
         """Abort the run; returns when none of its tasks can access the cache partition any more."""
         self._inbox.abort()
         self._stop_looking()
-        while self._touching:
-            await asyncio.wait(self._touching)
+        while touching := [future for future in self._touching if not future.done()]:
+            await asyncio.wait(touching)
         for task in self._tasks:  # a task may wait long for the network, for instance for a worker that has left
             task.cancel()
         self._flows, self._sink, self._mend = {}, None, nothing_to_mend
@@ -223,8 +220,8 @@ class Receiver:
         first, last = self._flows[message.sender].message(message.sequence)
         try:
             reply = None if read else await self._ask(message)
-            if reply is not None and (refusal := Refusal.in_reply(reply)) is not None:
-                self._failed(message, refusal.reason, again=refusal.again)
+            if isinstance(reply, Refusal):
+                self._failed(message, reply.reason, again=reply.again)
                 return
             sink = await given(future)
             if message not in self._inbox.outstanding:  # the run was aborted meanwhile
@@ -239,12 +236,12 @@ class Receiver:
                     with contextlib.suppress(OSError):
                         await self._network.acknowledge(message)  # its sender may still hold it ready
             else:
-                rows, checksums = reply["rows"], reply["checksums"]
-                job = self._jobs.run(timed, sink.unpack, first, last, rows, checksums, nbytes=rows.nbytes)
+                rows = reply.rows
+                job = self._jobs.run(timed, sink.unpack, first, last, rows, reply.checksums, nbytes=rows.nbytes)
                 self.meter.scatter_seconds += await self._touch_cache(job)
                 # A corrupted message is not acknowledged: the next request may overtake the acknowledgement, which
                 # would then free the buffer that the message is being packed into again.
-                if reply["acknowledge"]:
+                if reply.acknowledge:
                     await self._network.acknowledge(message)
         except (TimeoutError, ExchangeError, OSError) as error:
             if isinstance(error, ChecksumMismatch):
@@ -310,7 +307,7 @@ class Receiver:
         future.add_done_callback(self._touching.discard)
         return await future
 
-    async def _ask(self, message: MessageId) -> Reply:
+    async def _ask(self, message: MessageId) -> RowsReply | Refusal:
         """Request a message until its sender has it: a sender that still waits for its rows says so."""
         asked = time.perf_counter()
         try:
@@ -320,16 +317,13 @@ class Receiver:
         answered = time.perf_counter()
         if message.sender != self._inbox.rank:
             self.meter.transfer_seconds = answered - self._started
-        if reply["status"] == "OK":
-            check_arrays(reply)
-            if not self._network.is_local(message.sender):
-                nbytes = reply["rows"].nbytes + reply["checksums"].nbytes
-                self.meter.received_bytes += nbytes
-                link = self.meter.links.setdefault(message.sender, LinkMeter(asked))
-                link.ended, link.nbytes = answered, link.nbytes + nbytes
+        if isinstance(reply, RowsReply) and not self._network.is_local(message.sender):
+            self.meter.received_bytes += reply.nbytes
+            link = self.meter.links.setdefault(message.sender, LinkMeter(asked))
+            link.ended, link.nbytes = answered, link.nbytes + reply.nbytes
         return reply
 
-    async def _answered(self, message: MessageId) -> Reply:
+    async def _answered(self, message: MessageId) -> RowsReply | Refusal:
         while True:
             try:
                 async with asyncio.timeout(self._timeout) as self._limits[message]:
@@ -338,9 +332,7 @@ class Receiver:
                 raise TimeoutError(str(error) or f"no reply within {self._timeout:g} s") from error
             finally:
                 self._limits.pop(message, None)
-            if not isinstance(reply, dict) or "status" not in reply:
-                raise ExchangeError(f"{name_of(message.sender)} does not run dshuffle (its reply was {reply!r})")
-            if reply["status"] != "later":
+            if not isinstance(reply, Later):
                 return reply
 
 
@@ -350,16 +342,3 @@ def _nobody_told(run_id: int, reason: str | None, again: bool) -> None:
 
 def _no_gate(run_id: int, gate: int) -> None:
     """Take the place of the function that opens a gate."""
-
-
-def check_arrays(reply: Reply) -> None:
-    """Refuse arrays that the kernels were not compiled for. The sink checks their shapes."""
-    for name, dtype, ndim in (("rows", np.uint8, 2), ("checksums", np.uint32, 1)):
-        array = reply.get(name)
-        if not isinstance(array, np.ndarray):
-            raise ExchangeError(f"a message has {name} of type {type(array).__name__}; an array was expected")
-        if array.dtype != dtype or array.ndim != ndim or not array.flags.c_contiguous:
-            raise ExchangeError(
-                f"a message has {name} of dtype {array.dtype} in {array.ndim} dimensions; contiguous "
-                f"{np.dtype(dtype)} in {ndim} was expected"
-            )

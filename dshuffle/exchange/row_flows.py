@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.rows import ByteMatrix
+from dshuffle.rows import ByteMatrix, Checksums
 
 Samples = NDArray[np.int64]
-Checksums = NDArray[np.uint32]
 Stop = Callable[[], bool]
 
 

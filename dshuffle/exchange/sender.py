@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 
 from dshuffle.errors import DatasetError, ExchangeError
 from dshuffle.exchange.buffers import Buffer, BufferPool
-from dshuffle.exchange.endpoints import Meter, Network, Refusal, Reply, RowSource, nothing_to_mend, timed
+from dshuffle.exchange.endpoints import Meter, Network, RowSource, nothing_to_mend, timed
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, MessageId
 from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Refuse, Send
+from dshuffle.exchange.replies import Later, Refusal, Reply, RowsReply
 
 ANSWER_AFTER = 10.0
-"""Seconds after which a request that still has to wait is answered with ``"later"``, so that it is made again. A
+"""Seconds after which a request that still has to wait is answered with :class:`Later`, so that it is made again. A
 receiver that gets no answer at all then knows that the connection or the sender is broken."""
 
 ACKNOWLEDGED_WITHIN = 60.0
@@ -111,8 +112,8 @@ class Sender:
     async def serve(self, message: MessageId, *, shared: bool = False) -> Reply:
         """Reply to a request as soon as the state machine allows it.
 
-        With ``shared``, the receiver can map memory of this process. The reply to a long message then has the
-        ``"place"`` of its rows.
+        With ``shared``, the receiver can map memory of this process. The reply to a long message then has the place of
+        its rows.
         """
         earlier = self._answers.get(message)
         if earlier is not None and not earlier.done():  # the receiver timed out and asks again
@@ -127,32 +128,32 @@ class Sender:
                 self._give_up_acknowledgements()
             if not answer.done():
                 self._outbox.withdraw(message)
-                return {"status": "later"}
+                return Later()
             instruction = answer.result()
         finally:
             if self._answers.get(message) is answer:
                 del self._answers[message]
         if self._cannot is not None and self._cannot[0] == message.run_id:
-            return Refusal(self._cannot[1], again=True).reply
+            return Refusal(self._cannot[1], again=True)
         if not isinstance(instruction, Send):
-            return Refusal(instruction.reason).reply
+            return Refusal(instruction.reason)
         flow, future = self._flows.get(message.destination), self._source
         if flow is None or future is None:  # the run has just ended
-            return Refusal(f"run {message.run_id} has ended").reply
+            return Refusal(f"run {message.run_id} has ended")
         first, last = flow.message(message.sequence)
         try:
             if not future.done():
                 await asyncio.wait([future], timeout=ANSWER_AFTER)
             if not future.done():
                 self.acknowledged(message)
-                return {"status": "later"}
+                return Later()
             buffer = await self._pack(message, future.result(), first, last, shared=shared)
         except (ExchangeError, DatasetError, OSError) as error:
             error.__traceback__ = None  # its frames hold the cache, also once the session is closed
             self.acknowledged(message)
             # Rows on a disk that fails can still be read from the store.
             again = isinstance(error, OSError) and not isinstance(error, DatasetError)
-            return Refusal(f"{type(error).__name__}: {error}", again).reply
+            return Refusal(f"{type(error).__name__}: {error}", again)
         place = buffer.place if shared else None
         if not self._network.is_local(message.destination):
             nbytes = buffer.rows.nbytes + buffer.checksums.nbytes
@@ -161,8 +162,7 @@ class Sender:
             self.meter.shared_bytes += 0 if place is None else nbytes
         if not self._acknowledged:
             self.acknowledged(message)
-        reply = {"status": "OK", "rows": buffer.rows, "checksums": buffer.checksums, "acknowledge": self._acknowledged}
-        return reply if place is None else {**reply, "place": place}
+        return RowsReply(buffer.rows, buffer.checksums, acknowledge=self._acknowledged, place=place)
 
     async def _pack(self, message: MessageId, source: RowSource, first: int, last: int, *, shared: bool) -> Buffer:
         """Pack a message, unless it was packed for an earlier request."""

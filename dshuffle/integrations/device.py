@@ -47,7 +47,7 @@ def to_device(device: Any) -> Callable[[Load, int], Callable[[int], Tensors]]:
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         raise InvalidParameter.of("device", device, f"a device of torch that is there ({error})") from error
     if where.type == "cuda":
-        return lambda load, n_batches: CopiedAhead(load, n_batches, where)
+        return lambda load, n_batches: DeviceBatches(load, n_batches, where)
     return lambda load, n_batches: lambda number: _tensors(load(number), where)
 
 
@@ -55,7 +55,7 @@ def _tensors(arrays: Arrays, device: torch.device) -> Tensors:
     return tuple(tensor_of(array).to(device) for array in arrays)
 
 
-class CopiedAhead:
+class DeviceBatches:
     """Batches on a CUDA device. While one is trained on, the next one is copied.
 
     Parameters

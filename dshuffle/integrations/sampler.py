@@ -20,8 +20,9 @@ from dshuffle.integrations.position import Position
 from dshuffle.planning import Assignment, Choices, Classes, Remainder, ShuffleSpec, parse_assignment
 from dshuffle.planning.assignment import EpochDraw
 from dshuffle.planning.batching import DROP, MODES, PAD, UNEVEN
+from dshuffle.planning.moves import Moves
 from dshuffle.planning.order import epoch_order
-from dshuffle.planning.own_part import Moves, OwnPlanner, plans_own_parts
+from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
 from dshuffle.planning.types import Samples
 
 

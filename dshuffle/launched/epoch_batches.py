@@ -27,7 +27,7 @@ returns what the loop gets, by the number of the batch.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class NoBatches:
+class EmptyBatching:
     """An epoch in which the smallest share does not fill a batch, and all samples are dropped."""
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class NoBatches:
         raise IndexError(batch)
 
 
-def batching_of(partition: Partition, batch_size: int, mode: str, *, is_rest: bool) -> Batching | NoBatches:
+def batching_of(partition: Partition, batch_size: int, mode: str, *, is_rest: bool) -> Batching | EmptyBatching:
     """Split a partition into batches, equally many on all ranks.
 
     Parameters
@@ -57,7 +57,7 @@ def batching_of(partition: Partition, batch_size: int, mode: str, *, is_rest: bo
     if not is_rest or (batch_size <= smallest and (mode != UNEVEN or -(-largest // batch_size) <= smallest)):
         return Batching(n_own, smallest, largest, batch_size, mode)
     if mode == DROP or largest == 0:
-        return NoBatches()
+        return EmptyBatching()
     if smallest == 0:
         reason = f"few samples of epoch {partition.epoch} are left: {largest} for one rank, and none for another"
         hint = "Finish this epoch with fewer ranks. A job of one rank can always do it, and the next one may have more."
@@ -91,7 +91,7 @@ class EpochBatches:
     def __init__(
         self,
         partition: Partition,
-        batching: Batching | NoBatches,
+        batching: Batching | EmptyBatching,
         names: Sequence[str],
         mailbox: Mailbox,
         convert: Convert | None,

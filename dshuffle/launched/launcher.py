@@ -182,7 +182,6 @@ def _launcher(variables: Mapping[str, str]) -> Launcher | None:
 
 
 def _has_started(launcher: Launcher, variables: Mapping[str, str]) -> bool:
-    """Whether a launcher has started this process."""
     if launcher is SRUN:
         return SRUN.world_size in variables
     if launcher is MPICH and all(

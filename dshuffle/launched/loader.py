@@ -293,7 +293,6 @@ class SpmdLoader:
         self._next_epoch, self._length = number + 1, len(batching)
 
     def _end_epoch(self) -> None:
-        """End the current epoch, if there is one."""
         if self._epoch is None:
             return
         self._give_back()

@@ -239,8 +239,8 @@ class Mailbox:
             If this rank is not there.
         """
         with self._changed:
-            there = self._partition is not None and self._partition.epoch == epoch
-            if not there or not (n_batches == 0 if self._mark is None else self._mark(n_batches)):
+            is_current = self._partition is not None and self._partition.epoch == epoch
+            if not is_current or not (n_batches == 0 if self._mark is None else self._mark(n_batches)):
                 raise ClusterError(
                     f"rank {self.rank} was not given {n_batches} batches of epoch {epoch}, and rank 0 was. Take a "
                     "state at the same batch on all ranks",

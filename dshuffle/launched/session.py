@@ -15,9 +15,9 @@ from distributed.client import ClosedClientError
 from dshuffle.errors import ClusterError
 from dshuffle.launched.mailbox import Terms, hold_partition, mark_batches
 from dshuffle.runtime import Shuffler
-from dshuffle.runtime.checkpoints import find_checkpoint, write_checkpoint
-from dshuffle.runtime.retries import check_alike, new_or_resumed
-from dshuffle.runtime.session_state import CHOOSING, SessionState
+from dshuffle.runtime.client.checkpoints import find_checkpoint, write_checkpoint
+from dshuffle.runtime.client.retries import check_alike, new_or_resumed
+from dshuffle.runtime.client.session_state import CHOOSING, SessionState
 from dshuffle.store import Dataset
 
 CLOSE_WITHIN = 5.0
@@ -76,11 +76,11 @@ class JobSession:
         options: Mapping[str, Any],
     ) -> Shuffler:
         if state is not None:
-            others = {name: value for name, value in options.items() if name not in CHOOSING}
-            return Shuffler.resume(self._client, self.dataset, state, checkpoint=checkpoint, **others)
+            remaining = {name: value for name, value in options.items() if name not in CHOOSING}
+            return Shuffler.resume(self._client, self.dataset, state, checkpoint=checkpoint, **remaining)
         if checkpoint is not None:
-            there = find_checkpoint(checkpoint, self.dataset)
-            return new_or_resumed(self._client, self.dataset, checkpoint, there, options)
+            saved_state = find_checkpoint(checkpoint, self.dataset)
+            return new_or_resumed(self._client, self.dataset, checkpoint, saved_state, options)
         return Shuffler(self._client, self.dataset, **options)
 
     @property

@@ -19,9 +19,9 @@ from distributed.system import MEMORY_LIMIT
 from dshuffle.checks import as_integer
 from dshuffle.compare import AS_THEY_ARE, EmulatedRates, connect, local_cluster
 from dshuffle.errors import InvalidParameter
-from dshuffle.runtime.cluster_view import DEFAULT_LOST, LOST_WORKER
+from dshuffle.runtime.client.cluster_view import DEFAULT_LOST, LOST_WORKER
+from dshuffle.runtime.client.waiting import wait_for_workers
 from dshuffle.runtime.quantities import as_seconds
-from dshuffle.runtime.waiting import wait_for_workers
 from dshuffle.units import parse_rate
 
 Waiting = Callable[[int], None]

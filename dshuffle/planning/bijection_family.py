@@ -67,8 +67,8 @@ class BijectionFamily:
             tables, inverse = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
             _draw_tables(offsets, words_at(word, np.arange(len(sizes))), tables, inverse)
             return cls(offsets, tables, inverse, no_words, no_words)
-        known = {size: domain(size) for size in np.unique(sizes).tolist()}
-        domains = np.array([known[size] for size in sizes.tolist()], np.uint64)
+        domain_of = {size: domain(size) for size in np.unique(sizes).tolist()}
+        domains = np.array([domain_of[size] for size in sizes.tolist()], np.uint64)
         keys = words_at(word, np.arange(len(sizes) * rounds)).reshape(len(sizes), rounds)
         return cls(offsets, nothing, nothing, domains, keys)
 

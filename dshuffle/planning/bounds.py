@@ -1,50 +1,27 @@
 """Bounds from the papers on the number of packets, and a lower bound for a given shuffle.
 
-Rates are in packets per epoch. A packet is as large as one row. The shuffling error of Nguyen et al. (2022), imported
-here, is a probability.
+Rates are in packets per epoch. A packet is as large as one row.
 """
 
 from __future__ import annotations
 
 import math
-from fractions import Fraction
-from numbers import Real
 
 import numba
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dshuffle.checks import as_integer, as_ranks, as_ratio, as_shape
+from dshuffle.checks import as_integer, as_shape
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.combinatorics import log_choose
 from dshuffle.planning.delivery.leftover import as_matrix, leftover_matrix
 from dshuffle.planning.grouping import count_holders
-from dshuffle.planning.holders import as_holders
+from dshuffle.planning.holders import as_instance
 from dshuffle.planning.packets import missing_samples
-from dshuffle.planning.shuffling_error import nguyen_equation_11 as nguyen_equation_11
-from dshuffle.planning.shuffling_error import shuffling_error as shuffling_error
-from dshuffle.planning.types import Holders, Ranks
+from dshuffle.planning.types import Ranks
 
 MOST_WORKERS = 20
 """Maximum number of workers for :func:`lower_bound`."""
-
-
-def uncoded_rate(n_samples: int, capacity: int) -> float:
-    """Mean number of packets without coding: ``q - s`` for q samples and caches of s samples.
-
-    The mean is over the assignments.
-
-    References
-    ----------
-    Chung et al. (2017), Theorem 1 (equation 1); see docs/papers.md.
-
-    Examples
-    --------
-    >>> uncoded_rate(1000, 100)
-    900.0
-    """
-    n_samples = as_integer("n_samples", n_samples, 1)
-    return float(n_samples - _as_capacity(capacity, n_samples, n_samples))
 
 
 def coded_rate(n_samples: int, n_workers: int, capacity: int) -> float:
@@ -79,56 +56,6 @@ def coded_rate(n_samples: int, n_workers: int, capacity: int) -> float:
         for size in range(2, n_workers + 1)
     )
     return share / n_workers * math.fsum((size - 1) * math.exp(log) for size, log in enumerate(logs, start=2))
-
-
-def uncoded_seconds(n_samples: int, cache_fraction: float, rows_per_second: float) -> float:
-    """Seconds of a shuffle without coding from one server that sends ``rows_per_second``.
-
-    References
-    ----------
-    Chung et al. (2017), corollary 3; see docs/papers.md.
-    """
-    n_samples = as_integer("n_samples", n_samples, 1)
-    alpha = as_ratio("cache_fraction", cache_fraction, Fraction(1, n_samples))
-    return n_samples * float(1 - alpha) / _as_speed(rows_per_second)
-
-
-def broadcast_seconds(n_samples: int, n_workers: int, cache_fraction: float, rows_per_second: float) -> float:
-    """Seconds of ``coded`` for very many samples, if every worker receives all that the server sends.
-
-    It is :func:`uncoded_seconds` divided by ``alpha * n``.
-
-    References
-    ----------
-    Chung et al. (2017), corollary 3; see docs/papers.md.
-
-    Examples
-    --------
-    >>> broadcast_seconds(100_000, 20, 0.2, 1000), uncoded_seconds(100_000, 0.2, 1000)
-    (20.0, 80.0)
-    """
-    n_samples, n_workers = as_shape(n_samples, n_workers)
-    alpha = as_ratio("cache_fraction", cache_fraction, Fraction(1, n_workers))
-    return n_samples * float((1 - alpha) / (alpha * n_workers)) / _as_speed(rows_per_second)
-
-
-def multicast_seconds(n_samples: int, n_workers: int, cache_fraction: float, rows_per_second: float) -> float:
-    """Seconds of ``coded`` for very many samples over unicast links.
-
-    Every packet is scattered, then sent around a ring. This takes ``(2 n - 1) / n`` times
-    :func:`broadcast_seconds`.
-
-    References
-    ----------
-    Chung et al. (2017), Theorem 4 (equation 2) and corollary 5; see docs/papers.md.
-
-    Examples
-    --------
-    >>> multicast_seconds(100_000, 20, 0.2, 1000)
-    39.0
-    """
-    seconds = broadcast_seconds(n_samples, n_workers, cache_fraction, rows_per_second)
-    return seconds * (2 * n_workers - 1) / n_workers
 
 
 def leftover_rate(shuffle: ArrayLike) -> int:
@@ -255,7 +182,7 @@ def lower_bound(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> 
     >>> lower_bound([0b010, 0b100, 0b001], [0, 1, 2], 3)
     2
     """
-    masks, ranks = _as_instance(holders, destinations, n_workers)
+    masks, ranks = as_instance(holders, destinations, n_workers)
     if n_workers > MOST_WORKERS:
         raise InvalidParameter.of(
             "n_workers", n_workers, f"at most {MOST_WORKERS}", "Use average_lower_bound for more workers."
@@ -274,7 +201,7 @@ def average_lower_bound(holders: ArrayLike, destinations: ArrayLike, n_workers: 
     >>> average_lower_bound([0b010, 0b100, 0b001], [0, 1, 2], 3)
     1.5
     """
-    masks, ranks = _as_instance(holders, destinations, n_workers)
+    masks, ranks = as_instance(holders, destinations, n_workers)
     counts = _count_by_holders(masks, missing_samples(masks, ranks), n_workers)
     return math.fsum((counts / np.arange(1, n_workers + 2)).tolist())
 
@@ -284,21 +211,6 @@ def _as_capacity(capacity: int, n_samples: int, n_workers: int) -> int:
     if not n_samples <= capacity * n_workers or capacity > n_samples:
         raise InvalidParameter.of("capacity", capacity, f"in [{-(-n_samples // n_workers)}, {n_samples}] samples")
     return capacity
-
-
-def _as_speed(rows_per_second: object) -> float:
-    if not isinstance(rows_per_second, Real) or not 0 < float(rows_per_second) < math.inf:
-        raise InvalidParameter.of("rows_per_second", rows_per_second, "a finite number above 0")
-    return float(rows_per_second)
-
-
-def _as_instance(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> tuple[Holders, Ranks]:
-    n_workers = as_integer("n_workers", n_workers, 1)
-    masks = as_holders(holders, n_workers)
-    ranks = as_ranks("destinations", destinations, n_workers)
-    if len(masks) != len(ranks):
-        raise InvalidParameter.of("destinations.shape", ranks.shape, f"({len(masks)},), to match holders")
-    return masks, ranks
 
 
 @numba.njit(nogil=True, cache=True)

@@ -12,6 +12,7 @@ from dshuffle.planning.grouping import count_held, count_keys, group_by
 from dshuffle.planning.holders import held_by, holders_of
 from dshuffle.planning.order import epoch_permutation
 from dshuffle.planning.packets import SERVER, STORE, Packets
+from dshuffle.planning.sorted_ids import sorted_positions
 from dshuffle.planning.types import Holders, Ranks, Samples
 
 
@@ -56,9 +57,7 @@ class WorkerPart:
         positions = np.empty(len(self.own) + 1, np.int64)
         positions[self.permutation] = np.arange(len(self.own))
         positions[-1] = len(self.own)
-        places = np.searchsorted(self.own, samples)
-        is_own = np.append(self.own, -1)[places] == samples
-        return positions[np.where(is_own, places, len(self.own))]
+        return positions[sorted_positions(self.own, samples)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

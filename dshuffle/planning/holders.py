@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer, as_ranks, as_ratio
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.types import Holders
+from dshuffle.planning.types import Holders, Ranks
 
 
 def as_holders(holders: ArrayLike, n_workers: int) -> Holders:
@@ -65,6 +65,16 @@ def as_holders(holders: ArrayLike, n_workers: int) -> Holders:
                 f"a mask of workers 0 to {n_workers - 1}",
             )
     return masks
+
+
+def as_instance(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> tuple[Holders, Ranks]:
+    """Check where samples are and where they must go, as ``(q, words)`` uint64 and ``(q,)`` int32."""
+    n_workers = as_integer("n_workers", n_workers, 1)
+    masks = as_holders(holders, n_workers)
+    ranks = as_ranks("destinations", destinations, n_workers)
+    if len(masks) != len(ranks):
+        raise InvalidParameter.of("destinations.shape", ranks.shape, f"({len(masks)},), to match holders")
+    return masks, ranks
 
 
 def holders_of(assignment: ArrayLike, n_workers: int) -> Holders:

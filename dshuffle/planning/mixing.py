@@ -96,12 +96,12 @@ def planned_quality(
     1.00 0.25 1.0
     """
     epochs = as_integer("epochs", epochs, 2, "At least two epochs are needed to see whether rows meet again.")
-    orders = training_orders(spec, epochs)
+    orders = orders_of_first_epochs(spec, epochs)
     quality = shuffle_quality(orders, chunk_rows=chunk_rows, batch_rows=batch_rows, classes=classes)
     return dataclasses.replace(quality, epochs_to_mix=spec.choices.assignment.epochs_to_mix(spec.n_workers))
 
 
-def training_orders(spec: ShuffleSpec, epochs: int) -> Iterator[Orders]:
+def orders_of_first_epochs(spec: ShuffleSpec, epochs: int) -> Iterator[Orders]:
     """Yield who trains on what in which order, for the first epochs of a shuffle.
 
     Raises
@@ -188,11 +188,11 @@ def shuffle_quality(
 
 
 def _as_classes(classes: ArrayLike) -> Samples:
-    known = np.asarray(classes)
-    if known.ndim != 1 or not np.issubdtype(known.dtype, np.integer) or (known < 0).any():
+    labels = np.asarray(classes)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or (labels < 0).any():
         hint = "Pass a one-dimensional array of integers >= 0."
-        raise InvalidParameter.because("classes", f"it has dtype {known.dtype} and shape {known.shape}", hint)
-    return known.astype(np.int64)
+        raise InvalidParameter.because("classes", f"it has dtype {labels.dtype} and shape {labels.shape}", hint)
+    return labels.astype(np.int64)
 
 
 def _pairs_together(

@@ -8,7 +8,6 @@ O(q / n). With slots, time also grows with the number of epochs before.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +18,10 @@ from dshuffle.planning.assignment.slots import Slots
 from dshuffle.planning.delivery import get_delivery
 from dshuffle.planning.delivery.storage import STORAGE
 from dshuffle.planning.epoch_plan import WorkerPart
+from dshuffle.planning.moves import Moves
 from dshuffle.planning.order import epoch_permutation
-from dshuffle.planning.packets import STORE
 from dshuffle.planning.shuffle_spec import ShuffleSpec
-from dshuffle.planning.types import Ranks, Samples
+from dshuffle.planning.types import Samples
 
 
 def plans_own_parts(spec: ShuffleSpec, delivery: str) -> bool:
@@ -58,44 +57,6 @@ class OwnPart:
         return sum(map(len, self.part.sends.values()))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Moves:
-    """Which samples come to a worker for an epoch, and which leave it.
-
-    Parameters
-    ----------
-    own
-        Ascending int64, the samples that the worker trains on.
-    arriving, senders
-        The samples that it lacks, ascending, and the worker that has each of them.
-    leaving, receivers
-        The samples that it gives up, ascending, and the worker that each of them goes to.
-    """
-
-    own: Samples
-    arriving: Samples
-    senders: NDArray[np.int32]
-    leaving: Samples
-    receivers: NDArray[np.int32]
-
-    @classmethod
-    def none(cls, own: Samples) -> Moves:
-        """Nothing comes or goes."""
-        return cls(own, own[:0], np.empty(0, np.int32), own[:0], np.empty(0, np.int32))
-
-    @classmethod
-    def loading(cls, own: Samples) -> Moves:
-        """Everything comes from the store."""
-        return dataclasses.replace(cls.none(own), arriving=own, senders=np.full(len(own), STORE, np.int32))
-
-    @classmethod
-    def between(cls, before: Ranks, after: Ranks, rank: int) -> Moves:
-        """The moves of a worker between two assignments of all samples, ``(q,)`` int32 each."""
-        own, held = np.flatnonzero(after == rank), np.flatnonzero(before == rank)
-        missing, leaving = before[own] != rank, after[held] != rank
-        return cls(own, own[missing], before[own[missing]], held[leaving], after[held[leaving]])
-
-
 class OwnPlanner:
     """Plan the parts of one worker, for any epochs; :func:`plans_own_parts` says whether that is possible.
 
@@ -124,7 +85,7 @@ class OwnPlanner:
         """Plan an epoch."""
         spec, rank, moves = self.spec, self.rank, self.moves(epoch)
         chosen = STORAGE if epoch == spec.first_epoch else get_delivery(delivery)
-        receives, sends = chosen.own_part(moves.arriving, moves.senders, moves.leaving, moves.receivers, spec.n_workers)
+        receives, sends = chosen.own_part(moves, spec.n_workers)
         order = epoch_permutation(moves.own, seed=spec.choices.seed, epoch=epoch, rank=rank)
         part = WorkerPart(rank, epoch, moves.own, order, moves.own, receives, sends)
         return OwnPart(part, self.shares(epoch))
@@ -176,11 +137,6 @@ class OwnPlanner:
     def _samples_in(self, slots: Slots, epoch: int) -> Samples:
         samples = self._in_slots.get(epoch)
         return slots.samples_of(self.rank, epoch) if samples is None else samples
-
-
-def plan_own_part(spec: ShuffleSpec, rank: int, epoch: int, delivery: str) -> OwnPart:
-    """Plan the part of one worker in one epoch, as :class:`OwnPlanner` does."""
-    return OwnPlanner(spec, rank).plan(epoch, delivery)
 
 
 def _ascending(samples: Samples, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from typing import Any
 
 import numba
 import numpy as np
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.types import Ranks, Samples, Words
+
+_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+"""Of the state of a SplitMix64 stream."""
 
 
 def random_words(count: int, *path: int | str) -> Words:
@@ -52,10 +56,8 @@ def words_at(word: np.uint64, numbers: NDArray[np.int64]) -> Words:
 
     They are the entries ``numbers`` of the SplitMix64 stream that starts at the word, so any of them can be had alone.
     """
-    mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + word
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+    states = (numbers.astype(np.uint64) + np.uint64(1)) * _INCREMENT + word
+    return np.asarray(_finalised(states))
 
 
 def permutation(n: int, *path: int | str) -> Samples:
@@ -122,12 +124,14 @@ def below(word, bound):  # type: ignore[no-untyped-def]
     return np.int64((high + (low >> np.uint64(32))) >> np.uint64(32))
 
 
-@numba.njit(inline="always")
-def finalised(word):  # type: ignore[no-untyped-def]
-    """Mix the bits of a 64-bit word: the finaliser of SplitMix64, a bijection."""
+def _finalised(word: Any) -> Any:
+    """Mix the bits of 64-bit words: the finaliser of SplitMix64, a bijection."""
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return word ^ (word >> np.uint64(31))
+
+
+finalised = numba.njit(inline="always")(_finalised)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -141,7 +145,7 @@ def next_word(state):  # type: ignore[no-untyped-def]
     Steele, Lea and Flood (2014), Fast splittable pseudorandom number generators (OOPSLA), with the constants of Figure
     17.
     """
-    state += np.uint64(0x9E3779B97F4A7C15)
+    state += _INCREMENT
     return state, finalised(state)
 
 

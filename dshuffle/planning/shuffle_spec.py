@@ -12,7 +12,7 @@ import numpy as np
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.assignment import EpochDraw, check_balance, draw_ranks
+from dshuffle.planning.assignment import Draw, EpochDraw, check_balance
 from dshuffle.planning.assignment.balance import draw_classes
 from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_ranks
@@ -255,15 +255,8 @@ class ShuffleSpec:
     def draw(self, before: EpochDraw, epoch: int, holders: Holders | None = None) -> EpochDraw:
         """Draw the ranks of all samples for an epoch, given what was drawn for the previous one."""
         choices = self.choices
-        return draw_ranks(
-            choices.assignment,
-            before.ranks,
-            self.n_workers,
-            seed=choices.seed,
-            epoch=epoch,
-            holders=holders,
-            classes=choices.balance,
-            slots=before.slots,
+        return choices.assignment.draw(
+            Draw(before.ranks, self.n_workers, choices.seed, epoch, holders, choices.balance, before.slots)
         )
 
     @property

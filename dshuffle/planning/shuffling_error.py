@@ -240,9 +240,9 @@ def _distance_of_first(shares: list[int], rounds: int) -> float:
     probability = scipy.stats.binom.pmf
     after = probability(returned, rounds, 1 / n)
     # The hypergeometric distribution as binomial ones: scipy's own takes seconds for a billion samples.
-    drawn = share / q
-    uniform = probability(kept, share, drawn) * probability(share - kept, q - share, drawn)
-    uniform /= probability(share, q, drawn)
+    fraction = share / q
+    uniform = probability(kept, share, fraction) * probability(share - kept, q - share, fraction)
+    uniform /= probability(share, q, fraction)
     return min(1.0, float(np.maximum(after - uniform, 0).sum()))
 
 

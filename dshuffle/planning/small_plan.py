@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from dshuffle.planning.bijection import Bijection
-from dshuffle.planning.own_part import plan_own_part, plans_own_parts
+from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
 from dshuffle.planning.planner import EpochPlanner
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.planning.shuffle_spec import ShuffleSpec
@@ -22,7 +22,7 @@ def compile_planner(spec: ShuffleSpec) -> None:
     each = choices.assignment.unit or 1
     small = ShuffleSpec(min(spec.n_samples, spec.n_workers * max(16, each)), spec.n_workers, choices)
     if plans_own_parts(small, choices.delivery):
-        plan_own_part(small, 0, 1, choices.delivery)
+        OwnPlanner(small, 0).plan(1, choices.delivery)
     else:
         planner = EpochPlanner(small)
         planner.load()

@@ -152,7 +152,6 @@ def _emulated(text: str) -> str:
 
 
 def _headline(comparison: Comparison) -> str:
-    """Describe the job in one line."""
     records = [record for way in comparison.ways for record in way.records]
     if not records:
         return "No epoch was recorded."

@@ -27,7 +27,7 @@ def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
 
     The first answer is whether one shuffle before training will do, if that was tested in pairs.
     """
-    measured = [_Measured(way, figures(way)) for way in comparison.ways]
+    measured = [_MeasuredWay(way, figures(way)) for way in comparison.ways]
     ranking = _Ranking.of(measured)
     if ranking is None:
         answer = "No way that reshuffles everything ran for two epochs or more, so none can be called the fastest."
@@ -39,9 +39,7 @@ def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
-    """A way and its figures."""
-
+class _MeasuredWay:
     way: WayResult
     figures: Figures
 
@@ -68,12 +66,12 @@ class _Measured:
 class _Ranking:
     """The ways that reshuffle everything: the fastest, those with times in the same range, and the slower ones."""
 
-    fastest: _Measured
-    alike: tuple[_Measured, ...]
-    slower: tuple[_Measured, ...]
+    fastest: _MeasuredWay
+    alike: tuple[_MeasuredWay, ...]
+    slower: tuple[_MeasuredWay, ...]
 
     @classmethod
-    def of(cls, measured: Iterable[_Measured]) -> _Ranking | None:
+    def of(cls, measured: Iterable[_MeasuredWay]) -> _Ranking | None:
         """Rank the ways by their median; None if no way can be ranked."""
         ranked = sorted(
             (result for result in measured if result.is_global and result.figures.shuffle_seconds is not None),
@@ -115,7 +113,7 @@ class _Worth:
     epochs: int
 
     @classmethod
-    def of(cls, measured: Iterable[_Measured]) -> _Worth | None:
+    def of(cls, measured: Iterable[_MeasuredWay]) -> _Worth | None:
         """Collect the errors; None if there is nothing to compare."""
         errors = [(result, result.figures.last_error) for result in measured]
         finite = [(result, error) for result, error in errors if error is not None and math.isfinite(error)]
@@ -147,7 +145,7 @@ def _is_shuffled_once(way: WayResult) -> bool:
     return not way.choices.assignment.moves and str(way.choices.sharding) == "random"
 
 
-def _times(measured: list[_Measured], ranking: _Ranking) -> str:
+def _times(measured: list[_MeasuredWay], ranking: _Ranking) -> str:
     """Seconds of every way that was ranked, what the exchange costs the training, and the fastest way by chunks."""
     fastest = ranking.fastest
     times = [
@@ -167,7 +165,7 @@ def _times(measured: list[_Measured], ranking: _Ranking) -> str:
     return " ".join(sentences)
 
 
-def _cost(measured: list[_Measured], fastest: _Measured) -> str:
+def _cost(measured: list[_MeasuredWay], fastest: _MeasuredWay) -> str:
     """What the exchange costs the training that runs at the same time."""
     medians = fastest.figures
     without = [
@@ -182,7 +180,7 @@ def _cost(measured: list[_Measured], fastest: _Measured) -> str:
     return f"Training waits for {human_seconds(medians.waited_seconds)} of it."
 
 
-def _errors(measured: list[_Measured]) -> str:
+def _errors(measured: list[_MeasuredWay]) -> str:
     worth = _Worth.of(measured)
     if worth is None:
         return ""

@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING
 from dshuffle.lazy_names import loader
 
 if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
+    from dshuffle.runtime.client.epoch import Epoch as Epoch
+    from dshuffle.runtime.client.epoch import gathered as gathered
+    from dshuffle.runtime.client.retries import retrying as retrying
+    from dshuffle.runtime.client.session_widget import watch as watch
+    from dshuffle.runtime.client.shuffler import Shuffler as Shuffler
     from dshuffle.runtime.collective import Group as Group
-    from dshuffle.runtime.epoch import Epoch as Epoch
-    from dshuffle.runtime.epoch import gathered as gathered
+    from dshuffle.runtime.gather.permutation import permute as permute
+    from dshuffle.runtime.gather.taking import take as take
     from dshuffle.runtime.measure.probe import measure_cluster as measure_cluster
     from dshuffle.runtime.partition import Partition as Partition
-    from dshuffle.runtime.permutation import permute as permute
-    from dshuffle.runtime.retries import retrying as retrying
     from dshuffle.runtime.session_spec import PerRank as PerRank
-    from dshuffle.runtime.session_widget import watch as watch
-    from dshuffle.runtime.shuffler import Shuffler as Shuffler
-    from dshuffle.runtime.taking import take as take
 
 _HOMES = {
-    "Epoch": "dshuffle.runtime.epoch",
+    "Epoch": "dshuffle.runtime.client.epoch",
     "Group": "dshuffle.runtime.collective",
     "Partition": "dshuffle.runtime.partition",
     "PerRank": "dshuffle.runtime.session_spec",
-    "Shuffler": "dshuffle.runtime.shuffler",
-    "gathered": "dshuffle.runtime.epoch",
+    "Shuffler": "dshuffle.runtime.client.shuffler",
+    "gathered": "dshuffle.runtime.client.epoch",
     "measure_cluster": "dshuffle.runtime.measure.probe",
-    "permute": "dshuffle.runtime.permutation",
-    "retrying": "dshuffle.runtime.retries",
-    "take": "dshuffle.runtime.taking",
-    "watch": "dshuffle.runtime.session_widget",
+    "permute": "dshuffle.runtime.gather.permutation",
+    "retrying": "dshuffle.runtime.client.retries",
+    "take": "dshuffle.runtime.gather.taking",
+    "watch": "dshuffle.runtime.client.session_widget",
 }
 __all__ = sorted(_HOMES)
 

@@ -70,7 +70,7 @@ class Collective:
             self._step += 1
             self._arrived, self._mean = {}, asyncio.get_running_loop().create_future()
             try:
-                if sum(one.nbytes for one, _ in arrived) > OFFLOAD_BYTES:
+                if sum(array.nbytes for array, _ in arrived) > OFFLOAD_BYTES:
                     result = await asyncio.get_running_loop().run_in_executor(None, weighted_mean, arrived)
                 else:
                     result = weighted_mean(arrived)
@@ -213,15 +213,7 @@ class Group:
             return
 
     async def _answer_of_rank_0(self, worker: Worker, call: Coroutine[Any, Any, T]) -> T:
-        """Await a call to the worker of rank 0.
-
-        Dask tries for half a minute to connect to a worker that is gone. The session knows earlier that it is.
-
-        Raises
-        ------
-        PeerFailed
-            If rank 0 is on another worker now, or the session has been closed.
-        """
+        # Dask tries for half a minute to connect to a worker that is gone. The session knows earlier that it is.
         collective = self._collective
         error = PeerFailed(f"rank 0 has left {collective.address}, or the session has been closed")
         plugin: Any = worker.plugins.get(PLUGIN)

@@ -31,8 +31,8 @@ def resolved(dataset: Dataset, choices: Choices) -> Choices:
     return dataclasses.replace(
         choices,
         assignment=with_chunks_of(dataset, choices.assignment),
-        sharding=wanted_sharding(dataset, choices.sharding),
-        balance=wanted_balance(dataset, choices.balance),
+        sharding=checked_sharding(dataset, choices.sharding),
+        balance=checked_balance(dataset, choices.balance),
     )
 
 
@@ -67,7 +67,7 @@ STRATIFIED = "stratified:"
 """Prefix of the name of a sharding by labels. The name of the label array follows."""
 
 
-def wanted_sharding(dataset: Dataset, sharding: str | GivenSharding | Sharding | ArrayLike) -> str | GivenSharding:
+def checked_sharding(dataset: Dataset, sharding: str | GivenSharding | Sharding | ArrayLike) -> str | GivenSharding:
     """Check the requested sharding as far as possible without reading labels.
 
     Stored ranks are read here once, for their shape and checksum. Only their name is sent to the workers.
@@ -83,12 +83,12 @@ def wanted_sharding(dataset: Dataset, sharding: str | GivenSharding | Sharding |
         if not isinstance(sharding, Sharding) and np.ndim(sharding) == 0:
             raise InvalidParameter.of("sharding", sharding, f"one of {sorted(SHARDINGS)}, a Sharding, or (q,) ranks")
         if isinstance(sharding, Sharding):
-            given = GivenSharding.of("given", sharding.ranks, sharding.broadcast)
+            fixed = GivenSharding.of("given", sharding.ranks, sharding.broadcast)
         else:
-            given = GivenSharding.of("given", sharding)
-        assert given.n_workers is not None
-        given.check(dataset.n_samples, given.n_workers)
-        return given
+            fixed = GivenSharding.of("given", sharding)
+        assert fixed.n_workers is not None
+        fixed.check(dataset.n_samples, fixed.n_workers)
+        return fixed
     if sharding in SHARDINGS:
         return sharding
     if sharding.startswith(STRATIFIED):
@@ -102,7 +102,7 @@ def wanted_sharding(dataset: Dataset, sharding: str | GivenSharding | Sharding |
     raise InvalidParameter.of("sharding", sharding, f"one of {[*sorted(SHARDINGS), *stored]}", hint)
 
 
-def wanted_balance(dataset: Dataset, balance: Classes | None) -> Classes | None:
+def checked_balance(dataset: Dataset, balance: Classes | None) -> Classes | None:
     """Check the labels for ``balance`` and return their classes.
 
     The labels are read here once, to check them and for their checksum. Only their name is sent to the workers.
@@ -146,17 +146,17 @@ def with_data(shuffle: ShuffleSpec, dataset: Dataset) -> ShuffleSpec:
     """
     labels = functools.cache(lambda name: read_labels(dataset, name))  # balance and sharding may use the same array
     choices = shuffle.choices
-    balance, given = choices.balance, choices.sharding
+    balance, sharding = choices.balance, choices.sharding
     if balance is not None:
         shuffle = shuffle.with_choices(balance=balance.found(labels(balance.name), shuffle.n_samples))
-    if isinstance(given, GivenSharding) and given.ranks is None:
-        if given.name.startswith(STRATIFIED):
-            found = labels(given.name.removeprefix(STRATIFIED))
-            ranks = stratified_ranks(found, shuffle.n_workers, seed=choices.seed, n_samples=shuffle.n_samples)
-            given = given.found(ranks)
+    if isinstance(sharding, GivenSharding) and sharding.ranks is None:
+        if sharding.name.startswith(STRATIFIED):
+            values = labels(sharding.name.removeprefix(STRATIFIED))
+            ranks = stratified_ranks(values, shuffle.n_workers, seed=choices.seed, n_samples=shuffle.n_samples)
+            sharding = sharding.found(ranks)
         else:
-            given = given.found(read_sharding(dataset, given.name), read_broadcast(dataset, given.name))
-        shuffle = shuffle.with_choices(sharding=given)
+            sharding = sharding.found(read_sharding(dataset, sharding.name), read_broadcast(dataset, sharding.name))
+        shuffle = shuffle.with_choices(sharding=sharding)
     if balance is not None:
         shuffle.of_dealt().first_ranks()  # refuse it now, not when the first epoch is planned
     return shuffle
@@ -184,9 +184,9 @@ def read_labels(dataset: Dataset, name: str) -> NDArray[np.generic]:
 
 def _check_labels(dataset: Dataset, sharding: str) -> None:
     if sharding.removeprefix(STRATIFIED) not in _label_arrays(dataset):
-        known = _label_arrays(dataset)
-        hint = f"Labels are an array with one integer per sample{'' if known else '; this dataset has none'}."
-        raise InvalidParameter.of("sharding", sharding, f"'stratified:' followed by one of {known}", hint)
+        names = _label_arrays(dataset)
+        hint = f"Labels are an array with one integer per sample{'' if names else '; this dataset has none'}."
+        raise InvalidParameter.of("sharding", sharding, f"'stratified:' followed by one of {names}", hint)
 
 
 def _label_arrays(dataset: Dataset) -> list[str]:

@@ -83,8 +83,8 @@ class WorkerMemory:
         allowed = int(self.limit * self.pause_fraction)
         return max(0, allowed - self.process_nbytes - messages_nbytes)
 
-    def reserve(self, spec: SessionSpec, *, trains: bool) -> tuple[SessionSpec, int]:
-        """Check that a session fits, and return it with its byte limit, and the bytes of its partition.
+    def reserve(self, spec: SessionSpec, *, trains: bool) -> tuple[int | None, int]:
+        """Check that a session fits, and return its byte limit, if it has one, and the bytes of its partition.
 
         Raises
         ------
@@ -92,8 +92,8 @@ class WorkerMemory:
             If it does not fit.
         """
         layout, settings = spec.dataset.layout, spec.settings
-        given, limit = spec.options.memory_limit, spec.options.memory_limit
-        if given is None and self.limit:
+        user_limit, limit = spec.options.memory_limit, spec.options.memory_limit
+        if user_limit is None and self.limit:
             limit = max(0, int(settings.memory_fraction * self.limit) - sum(self.reserved.values()))
         room = self.room(settings.messages_nbytes)
         on_disk = spec.options.on_disk
@@ -102,7 +102,7 @@ class WorkerMemory:
             try:
                 check_budget(spec.shuffle, layout, limit, on_disk=on_disk)
             except CacheBudgetError as error:
-                if given is not None or not self.reserved:
+                if user_limit is not None or not self.reserved:
                     raise
                 raise CacheBudgetError(f"{error}. {self._others()}") from None
             if room is not None and needed > room:
@@ -114,7 +114,7 @@ class WorkerMemory:
                 )
         if room is not None:
             limit = room if limit is None else min(limit, room)
-        return (spec if limit is None else spec.with_memory_limit(limit)), needed
+        return limit, needed
 
     def _others(self) -> str:
         if not self.reserved:
@@ -134,7 +134,7 @@ def for_partition(shuffle: ShuffleSpec, limit: int | None) -> int | None:
 
 
 def _plan_nbytes(shuffle: ShuffleSpec) -> int:
-    """Bytes of plans that are made for all samples. An own part is small beside its rows, and is not counted."""
+    # A worker's own part of a plan is small beside its rows, and is not counted.
     return 0 if plans_own_parts(shuffle, shuffle.choices.delivery) else plan_nbytes(shuffle)
 
 
@@ -145,7 +145,6 @@ def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool =
 
 
 def _relayed(shuffle: ShuffleSpec) -> int:
-    """Maximum number of packets or rows that a worker passes on."""
     choices = shuffle.choices
     return get_delivery(choices.delivery).passed_on(
         shuffle.n_workers,
@@ -164,8 +163,8 @@ def workers_that_fit(shuffle: ShuffleSpec, layout: RowLayout, limit: int) -> int
 
     def fits(n_workers: int) -> bool:
         try:
-            others = shuffle.with_history(WorkerHistory(n_workers), shuffle.first_epoch)
-            return member_nbytes(others, layout) <= limit
+            resized = shuffle.with_history(WorkerHistory(n_workers), shuffle.first_epoch)
+            return member_nbytes(resized, layout) <= limit
         except InvalidParameter:  # too few workers: the cache fraction must be at least 1/n
             return False
 

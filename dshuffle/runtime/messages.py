@@ -180,7 +180,7 @@ class MemberChanges:
         Workers that could train and are not members.
     leaving
         Members that have left or are about to leave.
-    there
+    n_available
         Number of workers that could train.
     adopted
         Ranks whose workers have another rank as well.
@@ -188,7 +188,7 @@ class MemberChanges:
 
     joined: tuple[str, ...]
     leaving: tuple[str, ...]
-    there: int
+    n_available: int
     adopted: tuple[int, ...]
 
 

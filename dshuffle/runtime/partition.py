@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import InvalidParameter, StaleEpoch
+from dshuffle.errors import InvalidParameter
 from dshuffle.exchange.row_file import RowFile
 from dshuffle.notebook import html_summary
 from dshuffle.rows import ByteMatrix, RowLayout
+from dshuffle.runtime.partition_rows import PartitionRows, read_only
 from dshuffle.units import human_bytes, human_count
 
 if TYPE_CHECKING:
     from dshuffle.integrations.torch import PartitionBatches
-
-
-T = TypeVar("T", bound=np.generic)
-
-READ_AHEAD = 8 * 2**20
-"""Bytes of rows on a disk that are read ahead of the batches."""
 
 
 class Partition:
@@ -77,18 +72,14 @@ class Partition:
         note: Callable[[int], None] = lambda _: None,
         file: RowFile | None = None,
     ) -> None:
-        self._layout = layout
-        self._rows: ByteMatrix | None = rows
-        self._records: NDArray[np.void] | None = layout.records(rows)
-        self._slots = _read_only(slots)
-        self._sample_ids = _read_only(sample_ids)
+        self._rows = PartitionRows(layout, rows, file, f"the partition of rank {rank}, epoch {epoch}")
+        self._slots = read_only(slots)
+        self._sample_ids = read_only(sample_ids)
         self._rank = rank
         self._epoch = epoch
         self._shares = shares or (len(slots), len(slots))
-        self._broadcast = _read_only(sample_ids[:0] if broadcast is None else broadcast)
+        self._broadcast = read_only(sample_ids[:0] if broadcast is None else broadcast)
         self._note = note
-        self._file = file
-        self._stored: Partition | None = None
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -97,7 +88,7 @@ class Partition:
         return f"<Partition rank={self._rank} epoch={self._epoch} samples={len(self)} arrays={list(self.names)}>"
 
     def _repr_html_(self) -> str:
-        nbytes = human_bytes(len(self) * self._layout.nbytes)
+        nbytes = human_bytes(len(self) * self._rows.layout.nbytes)
         facts = {"rank": self._rank, "epoch": self._epoch, "samples": human_count(len(self)), "size": nbytes}
         return html_summary("Partition", facts, ("array",), [(name,) for name in self.names])
 
@@ -114,7 +105,7 @@ class Partition:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the arrays."""
-        return self._layout.names
+        return self._rows.layout.names
 
     @property
     def sample_ids(self) -> NDArray[np.int64]:
@@ -170,20 +161,12 @@ class Partition:
         >>> array[slots, first]
         array([6., 5.], dtype=float32)
         """
-        dtype, _ = self.dtype(name)  # raises if the name is unknown or the partition is no longer valid
-        assert self._rows is not None
-        if self._layout.encoding(name) is not None or not dtype.isnative:
-            values = self[name].reshape(len(self), -1)
-            decoded = np.empty((len(self._rows), values.shape[1]), dtype.newbyteorder("="))
-            decoded[self._slots] = values  # in the slots of the other arrays
-            return _read_only(decoded), 0, self._slots
-        array, first = self._layout.matrix(_read_only(self._rows), name)
+        array, first = self._rows.matrix(name, self._slots)
         return array, first, self._slots
 
     def dtype(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """Dtype and per-sample shape of an array."""
-        column, encoding = self._column(name), self._layout.encoding(name)
-        return column.dtype if encoding is None else np.dtype(encoding.dtype), column.shape[1:]
+        return self._rows.dtype(name)
 
     def as_stored(self) -> Partition:
         """The same samples in the dataset's order instead of training order, as a baseline without shuffling.
@@ -197,8 +180,6 @@ class Partition:
         >>> stored.sample_ids, stored["x"]
         (array([50, 70]), array([0., 2.], dtype=float32))
         """
-        self._column(self.names[0])  # raises if the partition is no longer valid
-        assert self._rows is not None
 
         def note(n_samples: int) -> None:
             if 0 < n_samples < len(self):
@@ -206,9 +187,9 @@ class Partition:
             self._note(n_samples)
 
         order = np.argsort(self._sample_ids, kind="stable")
-        self._stored = Partition(
-            self._layout,
-            self._rows,
+        stored = Partition(
+            self._rows.layout,
+            self._rows.valid(),
             self._slots[order],
             self._sample_ids[order],
             rank=self._rank,
@@ -216,9 +197,9 @@ class Partition:
             shares=self._shares,
             broadcast=self._broadcast,
             note=note,
-            file=self._file,
         )
-        return self._stored
+        stored._rows = self._rows  # both end with the task
+        return stored
 
     def mark_trained(self, n_samples: int | None = None) -> None:
         """Note how far training has come, for :meth:`dshuffle.Shuffler.state_dict`.
@@ -235,7 +216,7 @@ class Partition:
         StaleEpoch
             If the task has ended.
         """
-        self._column(self.names[0])  # raises if the partition is no longer valid
+        self._rows.valid()
         n_samples = len(self) if n_samples is None else as_integer("n_samples", n_samples, 0)
         if n_samples > len(self):
             raise InvalidParameter.of("n_samples", n_samples, f"at most {len(self)}, the size of the partition")
@@ -335,72 +316,27 @@ class Partition:
         KeyError
             If the dataset does not have one of the arrays.
         """
-        slots = self._slots[positions]
-        columns = {name: self._column(name) for name in (self.names if names is None else names)}
-        if self._file is None:
-            return {name: self._decoded(name, column[slots]) for name, column in columns.items()}
-        read = self._read(self._file, slots, list(columns))
-        return {name: self._decoded(name, stored) for name, stored in read.items()}
-
-    def _read(self, file: RowFile, slots: NDArray[np.int64], names: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Read rows from their file, as many at a time as are read ahead."""
-        most = max(1, READ_AHEAD // max(1, self._layout.nbytes))
-        rows = self._layout.empty(min(most, len(slots)))
-        if len(slots) <= most:
-            file.read(slots, rows)
-            # The column of a dataset with one array is contiguous already.
-            return {name: np.ascontiguousarray(self._layout.column(rows, name)) for name in names}
-        columns = {name: self._layout.column(rows, name) for name in names}
-        out = {name: np.empty((len(slots), *column.shape[1:]), column.dtype) for name, column in columns.items()}
-        for first in range(0, len(slots), most):
-            some = slots[first : first + most]
-            file.will_need(some)
-            file.read(some, rows[: len(some)])
-            for name, column in columns.items():
-                out[name][first : first + most] = column[: len(some)]
-        return out
+        return self._rows.take(self._slots[positions], self.names if names is None else names)
 
     def _batches(self, batch_size: int, drop_last: bool, mark: bool) -> Iterator[dict[str, NDArray[Any]]]:
         end = len(self) - len(self) % batch_size if drop_last else len(self)
         if mark:
             self.mark_trained(0)  # the task may run again
-        window = max(2 * batch_size, READ_AHEAD // max(1, self._layout.nbytes))
+        window = max(2 * batch_size, self._rows.read_ahead)
         asked = 0
         for first in range(0, end, batch_size):
-            if self._file is not None and asked < min(first + batch_size + window // 2, end):
+            if self._rows.read_ahead and asked < min(first + batch_size + window // 2, end):
                 asked, unread = first + batch_size + window, asked
-                self._file.will_need(self._slots[unread:asked])
+                self._rows.will_need(self._slots[unread:asked])
             yield self.take(slice(first, first + batch_size))
             if mark:
                 self.mark_trained(min(first + batch_size, len(self)))
         if mark:  # what was dropped is not trained on in this epoch
             self.mark_trained()
 
-    def _decoded(self, name: str, stored: NDArray[Any]) -> NDArray[Any]:
-        encoding = self._layout.encoding(name)
-        return stored if encoding is None else encoding.decode(stored, name)
-
-    def _column(self, name: str) -> NDArray[Any]:
-        if self._records is None:
-            raise StaleEpoch(
-                f"the partition of rank {self._rank}, epoch {self._epoch} was used after its task had ended; "
-                "copy the arrays that you need before the task returns"
-            )
-        if name not in self.names:
-            raise KeyError(f"no array {name!r} in this dataset; it has {sorted(self.names)}")
-        return self._records[name]
-
     def close(self) -> None:
         """Invalidate the partition, and let go of its rows; called when its task has ended."""
-        self._records = self._rows = self._file = None
-        if self._stored is not None:
-            self._stored.close()
+        self._rows.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Partition cannot be sent to another process; return arrays instead")
-
-
-def _read_only(array: NDArray[T]) -> NDArray[T]:
-    """A view that cannot be written, and whose base cannot be written either: other tasks use the same memory."""
-    readable: Any = array
-    return np.asarray(memoryview(readable).toreadonly())

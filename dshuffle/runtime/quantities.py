@@ -111,7 +111,7 @@ def as_switch(name: str, value: object) -> bool:
 
 
 def _has_number(value: object) -> bool:
-    """Whether a value is a number, or text with one. Dask takes ``""`` for one byte, and ``"ms"`` for a millisecond."""
+    # Dask takes "" for one byte, and "ms" for a millisecond.
     if isinstance(value, str):
         return any(letter.isdigit() for letter in value)
     return isinstance(value, Real) and not isinstance(value, bool)

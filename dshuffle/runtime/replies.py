@@ -82,7 +82,7 @@ def replying(operation: str, method: Callable[..., Any]) -> Callable[..., Awaita
     return reply
 
 
-def unwrap(reply: Any, who: str) -> Reply:
+def unwrap(reply: Any, sender: str) -> Reply:
     """Return a reply, or raise the error that it contains.
 
     Raises
@@ -91,14 +91,14 @@ def unwrap(reply: Any, who: str) -> Reply:
         The error of the handler, or ClusterError if the answer did not come from a dshuffle handler.
     """
     if not isinstance(reply, dict) or "status" not in reply:
-        raise ClusterError(f"dshuffle is not set up on {who}: the reply was {reply!r}. Make a new Shuffler")
+        raise ClusterError(f"dshuffle is not set up on {sender}: the reply was {reply!r}. Make a new Shuffler")
     if reply["status"] == "OK":
         return reply
     error = reply["error"]
     raise error.data if isinstance(error, ToPickle) else error
 
 
-def message_in(reply: Any, kind: type[T], who: str) -> T:
+def message_in(reply: Any, kind: type[T], sender: str) -> T:
     """Return the message that a reply contains, or raise its error.
 
     Raises
@@ -106,4 +106,4 @@ def message_in(reply: Any, kind: type[T], who: str) -> T:
     DShuffleError
         The error of the handler, or ClusterError if the reply does not contain a message of this type.
     """
-    return from_fields(kind, unwrap(reply, who).get("message"), who)
+    return from_fields(kind, unwrap(reply, sender).get("message"), sender)

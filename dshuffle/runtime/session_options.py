@@ -122,7 +122,7 @@ def _memory_limit(name: str, value: object) -> int | None:
 
 
 def _cache_directory(name: str, value: object) -> str | None:
-    """Workers have other working directories than the client. So the path must be absolute."""
+    # Absolute, because workers have other working directories than the client.
     if value is None or value == LOCAL:
         return LOCAL if value == LOCAL else None
     path = os.fspath(value) if isinstance(value, str | os.PathLike) else None

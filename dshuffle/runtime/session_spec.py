@@ -22,7 +22,7 @@ from dshuffle.store import Dataset
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 25
+PROTOCOL = 26
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 
@@ -54,8 +54,8 @@ class DatasetReference:
             If the dataset has changed since it was opened, or cannot be read any more.
         """
         dataset.check_unchanged()
-        found = _sampled_checksums(dataset)
-        return cls(dataset.n_samples, dataset.layout, dataset.identity, found, dumps(dataset))
+        checksums = _sampled_checksums(dataset)
+        return cls(dataset.n_samples, dataset.layout, dataset.identity, checksums, dumps(dataset))
 
     def open(self) -> Dataset:
         """Open the dataset in this process.
@@ -90,7 +90,7 @@ class DatasetReference:
 
 
 def _sampled_checksums(dataset: Dataset) -> tuple[int, ...]:
-    """Checksums of a few rows: the same rows in every process, and others in another dataset."""
+    # The same rows in every process, and others in another dataset.
     seed = zlib.crc32(dataset.identity.encode())
     ids = np.sort(np.random.default_rng(seed).choice(dataset.n_samples, min(SAMPLED_ROWS, dataset.n_samples), False))
     rows = dataset.layout.empty(len(ids))
@@ -109,7 +109,7 @@ def is_adopted_by(session_id: str, other: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Former:
+class PartitionSources:
     """Partitions that a worker can read its first partition from, instead of from the dataset.
 
     Parameters
@@ -120,7 +120,7 @@ class Former:
         Address of the worker that holds the partition of a rank, and the id of the session that it belongs to. Ranks
         whose workers are lost are missing.
     shuffle
-        What tells which rank has a sample; None if all samples are in one partition.
+        Says which rank has which sample. None if all samples are in one partition.
     kept
         Whether the partitions are kept on disks, from sessions that have ended. Instead of the id of a session, each
         has the name of its folder.
@@ -133,7 +133,7 @@ class Former:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class EarlierWorkers:
     """The workers of an earlier session, whose samples stay where they are as far as possible.
 
     Parameters
@@ -153,21 +153,24 @@ class Carried:
 
     @classmethod
     def of(cls, history: WorkerHistory, remainder: Remainder) -> Self | None:
-        """What is carried into an epoch, of which a part may be left; None if nobody has trained before."""
+        """Those who trained before what remains; None if nobody did."""
         epoch = remainder.epoch
         before = epoch if remainder.trained or history.epoch == epoch > 0 else epoch - 1
         return None if before < 0 else cls(history, before)
 
-    def placed(self, kept: Former, addresses: Sequence[str]) -> Carried:
-        """The same, with the ranks of the partitions that fewer workers have kept; the others get the ranks left."""
+    def placed(self, kept: PartitionSources, addresses: Sequence[str]) -> EarlierWorkers:
+        """The same workers with the ranks of the partitions that they have kept, if there are fewer of them now.
+
+        Workers without a partition get the ranks that are left.
+        """
         if kept.shuffle is None or kept.shuffle.history != self.history or len(addresses) >= self.history.n_workers:
             return self
         places: dict[str, int] = {}
         for rank, (address, _) in kept.holders.items():
             places.setdefault(address, rank)
         left = iter(sorted(set(range(self.history.n_workers)) - set(places.values())))
-        others = {address: next(left) for address in addresses if address not in places}
-        return dataclasses.replace(self, places=places | others)
+        added = {address: next(left) for address in addresses if address not in places}
+        return dataclasses.replace(self, places=places | added)
 
     def onto(self, shuffle: ShuffleSpec, addresses: Sequence[str]) -> ShuffleSpec:
         """Return the specification for the workers with these addresses, by rank."""
@@ -194,12 +197,12 @@ class SessionRequest:
     start
         The first epoch, and what earlier sessions have trained on in it.
     kept_as
-        What partitions are of, if they outlive the session: a digest of what decides who trains on what, except the
-        workers. Otherwise None.
+        Digest of all that decides who trains on which sample, except the workers. Partitions on disk carry it, so that
+        a later session knows whether it may read them. None if partitions end with the session.
     reads_kept
         Whether first partitions are read from partitions that earlier sessions have kept.
     former
-        Id of an open session of the same client, from whose partitions the first partitions are read.
+        Id of the open session that this one follows. Workers read their first partitions from its workers.
     carried
         The workers of the session that this one goes on from.
     """
@@ -215,7 +218,7 @@ class SessionRequest:
     kept_as: str | None = None
     reads_kept: bool = True
     former: str | None = None
-    carried: Carried | None = None
+    carried: EarlierWorkers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +241,7 @@ class SessionSpec:
     secret
         Random word that only the participants and the scheduler know. A vote without it is refused.
     kept_as
-        What partitions are of, if they outlive the session (a digest); otherwise None.
+        The digest of the request.
     former
         Partitions from which the first partitions are read, as far as they have the samples.
     memory_limit
@@ -256,14 +259,14 @@ class SessionSpec:
     addresses: dict[int, str] = field(default_factory=dict)
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     kept_as: str | None = None
-    former: Former | None = None
+    former: PartitionSources | None = None
     memory_limit: int | None = None
 
     def with_shuffle(self, shuffle: ShuffleSpec) -> SessionSpec:
         """The same session with another plan specification."""
         return dataclasses.replace(self, shuffle=shuffle)
 
-    def with_former(self, former: Former) -> SessionSpec:
+    def with_former(self, former: PartitionSources) -> SessionSpec:
         """The same session with partitions from which the first partition is read."""
         return dataclasses.replace(self, former=former)
 

@@ -79,7 +79,7 @@ def task_name(fn: Callable[..., Any], args: Sequence[Any] = ()) -> str:
         fn = fn.func
     name = getattr(fn, "__name__", type(fn).__name__)
     if name in CALLING and str(getattr(fn, "__module__", "")).startswith(f"{MARK}."):
-        place = next((place for place, one in enumerate(args) if callable(one)), None)
+        place = next((place for place, arg in enumerate(args) if callable(arg)), None)
         if place is not None:
             return task_name(args[place], args[place + 1 :])
     return re.sub(r"\W+", "_", name).strip("_") or "task"

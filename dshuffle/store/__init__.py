@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.store.shuffled_copy import shuffle_dataset as shuffle_dataset
     from dshuffle.store.sources import read_ratings as read_ratings
     from dshuffle.store.sources import read_sources as read_sources
+    from dshuffle.store.sources.image_folder import ImageFolder as ImageFolder
     from dshuffle.store.sources.source import RowSource as RowSource
     from dshuffle.store.sources.source import watched as watched
     from dshuffle.store.sources.zarr_nodes import read_array as read_array
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
 _HOMES = {
     "ArrayInfo": "dshuffle.store.stored_array",
     "Dataset": "dshuffle.store.dataset",
+    "ImageFolder": "dshuffle.store.sources.image_folder",
     "Place": "dshuffle.store.backends.location",
     "RowSource": "dshuffle.store.sources.source",
     "VerifyReport": "dshuffle.store.verify",

@@ -24,8 +24,8 @@ SAVE_EVERY = 15.0
 """Seconds between notes of how far the first pass has come. Each waits until the disk has the rows."""
 
 
-class Described(Protocol):
-    """What is known of an array."""
+class SampleType(Protocol):
+    """What the samples of an array are."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -111,7 +111,7 @@ class Buckets:
     """
 
     def __init__(
-        self, folder: str, arrays: Mapping[str, Described], n_rows: int, bucket_rows: int, key: str | None
+        self, folder: str, arrays: Mapping[str, SampleType], n_rows: int, bucket_rows: int, key: str | None
     ) -> None:
         self.n_pieces = 0
         self._own = None if key is None else os.path.join(folder, f"dshuffle-buckets-{key}")

@@ -103,11 +103,11 @@ def create_dataset(
     Parameters
     ----------
     url
-        A local path (including mounted file systems) or a URL: ``file://``, ``s3://bucket/prefix``,
-        ``nfs://server/export/path``, ``memory://name`` (this process only), or any scheme that fsspec knows. If it is
-        None, the dataset is written to a folder in Dask's ``temporary-directory`` (by default the system's), which
-        suits workers on this machine. The folder is removed when this process has no more references to the dataset and
-        its parts, or ends. Copies in other processes do not keep it.
+        A local path (including mounted file systems) or a URL: ``file://``, ``s3://bucket/prefix``, ``memory://name``
+        (this process only), or any scheme that fsspec knows. If it is None, the dataset is written to a folder in
+        Dask's ``temporary-directory`` (by default the system's), which suits workers on this machine. The folder is
+        removed when this process has no more references to the dataset and its parts, or ends. Copies in other
+        processes do not keep it.
     arrays
         Name -> NumPy or Dask array, or anything that :func:`numpy.asarray` accepts; ``(n_samples, ...)`` of any dtype
         of fixed size. Values are kept. Zarr v3 does not support big-endian items or padding between the fields of a

@@ -51,10 +51,10 @@ def open_dataset(
     Parameters
     ----------
     url
-        A local path (including mounted file systems) or a URL: ``file://``, ``s3://bucket/prefix``,
-        ``nfs://server/export/path``, ``memory://name`` (this process only), or any scheme that fsspec knows. Or a Zarr
-        store object (of zarr, obstore, icechunk, ...), a ``zarr.storage.StorePath`` for a group in it, or a
-        ``zarr.Group``. Workers open a store object from its pickle, so it must have one.
+        A local path (including mounted file systems) or a URL: ``file://``, ``s3://bucket/prefix``, ``memory://name``
+        (this process only), or any scheme that fsspec knows. Or a Zarr store object (of zarr, obstore, icechunk, ...),
+        a ``zarr.storage.StorePath`` for a group in it, or a ``zarr.Group``. Workers open a store object from its
+        pickle, so it must have one.
     arrays
         Names of arrays, or their paths below the group, such as ``"obsm/X_pca"``. By default all arrays directly below
         the group that have the sample dimension. Others (coordinates of other dimensions, scalars, strings) are left

@@ -227,7 +227,7 @@ class Recorder(Generic[Model]):
         CheckpointError
             If another trainer made it.
         """
-        if not isinstance(shuffler, Shuffler):  # a stand-in without states, such as AsStored
+        if not isinstance(shuffler, Shuffler):  # a stand-in without states, such as StoredOrder
             return first
         self._session, self._trainer = shuffler, trainer
         saved = shuffler.attached if shuffler.epoch is None else None  # otherwise it belongs to an earlier fit

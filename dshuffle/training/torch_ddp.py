@@ -11,7 +11,7 @@ from typing import Any
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.runtime import Epoch, Shuffler, gathered
-from dshuffle.runtime.cluster_view import cluster_info
+from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, SavedFit, Validate, raises_once
 from dshuffle.training.inputs import check_encryption, check_fixed_workers
 from dshuffle.training.monitoring import EpochBreakdown, PhaseSeconds, with_records
@@ -20,7 +20,7 @@ from dshuffle.training.torch_rank import (
     Fit,
     MakeModel,
     MakeOptimizer,
-    NoModelYet,
+    MissingModel,
     end,
     load_state,
     state_of,
@@ -203,7 +203,7 @@ def _train_epoch(
         try:
             done = epoch.together(train, fit, factor)
             state: bytes = epoch.map(state_of, fit.name, with_optimizer)[0].result() if fetched else b""
-        except NoModelYet as error:
+        except MissingModel as error:
             if attempt == ATTEMPTS:
                 raise
             logger.warning("dshuffle: the epoch starts again on all ranks: %s", error)

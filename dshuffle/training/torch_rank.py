@@ -92,7 +92,7 @@ class TrainingState:
     """Time at which the last gradients of the current step were ready."""
 
 
-class NoModelYet(WorkerLost):
+class MissingModel(WorkerLost):
     """The worker of rank 0 is a new one, and has not trained yet."""
 
 
@@ -132,7 +132,7 @@ def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[
     process = _processes.setdefault(fit.name, Process())
     # Before this succeeds, a seat is not this call's: Dask may compute the lost result of an earlier call again.
     numbers = _sums(group, np.where(np.arange(group.size) == group.rank, process.number, 0))
-    with leaving_if_it_fails(process):
+    with GroupExit(process):
         if min(numbers) == 0 or len(set(numbers)) > 1:
             _join(process, partition, group, fit)
         seat = process.seat
@@ -166,14 +166,14 @@ def state_of(partition: Partition, name: str, with_optimizer: bool) -> bytes:
 
     Raises
     ------
-    NoModelYet
+    MissingModel
         If the worker of rank 0 is a new one.
     """
     saved = io.BytesIO()
     if partition.rank == 0:
         seat = _processes.get(name, Process()).seat
         if seat is None:
-            raise NoModelYet("the worker of rank 0 was replaced, and the new one has no model yet")
+            raise MissingModel("the worker of rank 0 was replaced, and the new one has no model yet")
         torch.save((seat.model.module.state_dict(), seat.optimizer.state_dict() if with_optimizer else None), saved)
     return saved.getvalue()
 
@@ -195,7 +195,7 @@ def end(partition: Partition | None, name: str) -> None:
         _leave(process)
 
 
-class leaving_if_it_fails:
+class GroupExit:
     """Close the connections of a rank that fails, so that the other ranks do not wait for it."""
 
     def __init__(self, process: Process) -> None:

@@ -1,7 +1,7 @@
 """Predicted against measured: many clusters and jobs drawn at random, on the testbed.
 
     python storage/testbed.py up --workers 8 --rate 100mbit --storage-rate 800mbit --server
-    python storage/testbed.py storage nfs /data/nfs
+    python storage/testbed.py storage sharedfs /data/moosefs
     python tests/benchmarks/predictions.py [--settings 20] [--seed 0] [--local FOLDER] [--output FILE]
 
 Each setting has its own link rate, storage rate, row size, chunk size and cache fraction. The cluster is measured for
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--settings", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=12.0, help="of measuring the cluster")
-    parser.add_argument("--data", default="nfs://10.78.0.4/shared/predictions.zarr")
+    parser.add_argument("--data", default="/run/dshuffle-testbed/shared/predictions.zarr")
     parser.add_argument("--local", help="a folder of all hosts, from which network ways load their caches sooner")
     parser.add_argument("--scheduler", default="tcp://10.78.0.2:8786")
     parser.add_argument("--setting", help=argparse.SUPPRESS)  # one, as JSON: this process is on a host already

@@ -6,6 +6,7 @@ import dask
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 import dshuffle
 from dshuffle.cli import main
@@ -54,6 +55,9 @@ def test_create_keeps_what_stands_there_unless_told(url):
         ("--synthetic", "matrix", "--samples", 100),
         ("--from", "x.npy", "--seed", 1),
         ("--movielens", "ratings.csv", "--array", "row"),
+        ("--from", "x.npy", "--image-size", 8, 8),
+        ("--from-folder", "images", "--image-size", 8),
+        ("--from-folder", "images", "--from", "x.npy"),
     ],
 )
 def test_create_with_options_that_make_no_sense_is_a_usage_error(tmp_path, options):
@@ -102,6 +106,19 @@ def test_create_from_what_makes_no_dataset_is_an_error_of_one_line(tmp_path, mon
     assert words in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_create_from_a_folder_of_images(tmp_path):
+    for name in ("cats", "dogs"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("RGB", (60, 40), 200).save(tmp_path / "images" / name / "0.png")
+    options = ("--from-folder", tmp_path / "images", "--image-size", 8, 12, "--grey")
+    result = run("create", tmp_path / "d.zarr", *options)
+    assert result.exit_code == 0, result.output
+    assert "classes: 0 cats, 1 dogs" in result.stdout
+    rows = dshuffle.open_dataset(tmp_path / "d.zarr").read_rows([0, 1])
+    assert rows["x"].shape == (2, 8, 12)
+    assert rows["y"].tolist() == [0, 1]
 
 
 def test_create_from_ratings(tmp_path):

@@ -16,7 +16,7 @@ from dshuffle.cli import COMMANDS, main, options
 from dshuffle.cli.commands.dataset import dataset
 from dshuffle.cli.options import assignments, deliveries_or_auto
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, SHARDINGS, Global
+from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, RELAYS, SHARDINGS, Global
 from dshuffle.planning.assignment import known_assignments
 from dshuffle.planning.cost import advice
 
@@ -73,6 +73,7 @@ def test_help_without_the_registries_lists_their_names():
     assert known_assignments().replace("'", "") == assignments()
     assert [*DELIVERIES] == [*options.DELIVERIES]
     assert options.AUTO == AUTO
+    assert tuple(RELAYS) == options.RELAYS
     assert tuple(sorted(CACHINGS)) == options.CACHINGS
     assert (*sorted(SHARDINGS), "stratified", "distribution-aware") == options.SHARDINGS
     assert options.PREDICTED == advice.ASSIGNMENTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dshuffle
@@ -14,7 +14,6 @@ from dshuffle.planning import Choices, Chunks, Global, ShuffleSpec
 from dshuffle.store import write_sharding
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_rows_that_stand_for_all_are_evenly_apart(data):
     n_samples = data.draw(st.integers(1, 3000))
@@ -35,7 +34,6 @@ def test_rows_that_stand_for_all_are_evenly_apart(data):
     assert len(set((ids // chunk_rows).tolist())) >= min(n_chunks, at_most // max(LEAST_CHUNK_ROWS, subset.chunk_rows))
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_chunks_that_can_be_planned_can_be_planned_for_those_rows(data):
     n_samples = data.draw(st.integers(2, 3000))

@@ -6,12 +6,14 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import CacheBudgetError, ChecksumMismatch, ExchangeError
 from dshuffle.exchange.cache_partition import SLOT_OVERHEAD, CachePartition
 from dshuffle.rows import RowLayout, checksum_rows
+
+from ..conftest import at_most
 
 
 def layout_of(nbytes: int) -> RowLayout:
@@ -52,7 +54,7 @@ def loaded(nbytes: int = 12, capacity: int = 6, incoming: int = 3) -> tuple[Cach
     return cache, truth
 
 
-@settings(max_examples=60)
+@at_most(60)
 @given(nbytes=st.sampled_from([1, 3, 8, 20, 33, 100_000]), seed=st.integers(0, 2**32), n_epochs=st.integers(1, 12))
 def test_many_epochs_against_a_set(nbytes: int, seed: int, n_epochs: int) -> None:
     rng = np.random.default_rng(seed)
@@ -188,7 +190,7 @@ class TestWhatArrives:
 
     sample_ids = np.array([20, 10, 30])
 
-    def refused(self, error: type[Exception], words: str, rows: np.ndarray, checksums: np.ndarray) -> None:
+    def check_refused(self, error: type[Exception], words: str, rows: np.ndarray, checksums: np.ndarray) -> None:
         cache, truth = loaded()
         slots = cache.reserve(self.sample_ids)
         with pytest.raises(error, match=words):
@@ -207,16 +209,16 @@ class TestWhatArrives:
         rows[bad, byte] ^= 1
         sample = self.sample_ids[bad]
         words = f"the row of sample {sample} arrived corrupted"
-        self.refused(ChecksumMismatch, words, rows, truth.checksums[self.sample_ids])
+        self.check_refused(ChecksumMismatch, words, rows, truth.checksums[self.sample_ids])
 
     def test_a_flipped_bit_of_a_checksum(self) -> None:
         truth = Truth(40, 12)
         checksums = truth.checksums[self.sample_ids] ^ np.array([0, 0, 1 << 31], np.uint32)
-        self.refused(ChecksumMismatch, "sample 30", truth.rows[self.sample_ids], checksums)
+        self.check_refused(ChecksumMismatch, "sample 30", truth.rows[self.sample_ids], checksums)
 
     def test_the_right_row_of_another_sample(self) -> None:
         truth, others = Truth(40, 12), np.array([20, 11, 30])
-        self.refused(ChecksumMismatch, "sample 10", truth.rows[others], truth.checksums[others])
+        self.check_refused(ChecksumMismatch, "sample 10", truth.rows[others], truth.checksums[others])
 
     @pytest.mark.parametrize(
         ("n_rows", "nbytes", "n_checksums"), [(2, 12, 2), (4, 12, 4), (3, 12, 2), (3, 16, 3), (3, 0, 3), (0, 12, 0)]

@@ -6,6 +6,7 @@ Acknowledgements travel with the next request to the same sender, or at once, an
 from __future__ import annotations
 
 import asyncio
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +17,9 @@ from distributed.protocol import dumps, loads
 
 from dshuffle.errors import ExchangeError
 from dshuffle.exchange.buffers import Buffer
-from dshuffle.exchange.comms import DaskNetwork, packed, unpacked
+from dshuffle.exchange.comms import DaskNetwork
 from dshuffle.exchange.messages import MessageId
-from dshuffle.exchange.receiver import check_arrays
+from dshuffle.exchange.replies import Later, Refusal, Reply, RowsReply, from_fields, rows_from_fields, to_fields
 from dshuffle.exchange.shared_memory import Place, SharedMemory, buffer_nbytes, host, may_share
 
 
@@ -38,7 +39,7 @@ class FakeWorker:
             if self.broken:
                 raise OSError("cut off")
             self.sent.append(("fetch", list(acknowledged)))
-            return {"status": "OK"}
+            return {"status": "later"}
 
         async def dshuffle_acknowledge(acknowledged: list[tuple[int, ...]], **_: Any) -> None:
             self.sent.append(("acknowledge", list(acknowledged)))
@@ -78,7 +79,7 @@ class SharingWorker:
             if may_share(host):
                 return {"status": "OK", "acknowledge": True, "place": tuple(self.place)}
             rows = np.full((2, 8), 9, np.uint8)
-            return packed({"status": "OK", "acknowledge": True, "rows": rows, "checksums": np.zeros(2, np.uint32)})
+            return to_fields(RowsReply(rows, np.zeros(2, np.uint32), acknowledge=True))
 
         return SimpleNamespace(dshuffle_fetch=dshuffle_fetch)
 
@@ -89,9 +90,7 @@ def fetched(worker: SharingWorker, *, shares_memory: bool = True) -> list[int]:
     async def main() -> list[int]:
         network = network_of(worker, {0: worker.address, 1: "one", 2: "two"}, shares_memory=shares_memory)
         replies = [await network.fetch(message(sender, 0)) for sender in (1, 2, 2)]
-        for reply in replies:
-            check_arrays(reply)
-        return [int(reply["rows"][0, 0]) for reply in replies]
+        return [int(reply.rows[0, 0]) for reply in replies if isinstance(reply, RowsReply)]
 
     return asyncio.run(main())
 
@@ -140,24 +139,76 @@ def test_short_replies_travel_as_bytes(n_rows: int, row_nbytes: int) -> None:
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 256, (n_rows, row_nbytes), np.uint8)
     checksums = rng.integers(0, 2**32, n_rows, np.uint32)
-    reply = {"status": "OK", "rows": rows, "checksums": checksums, "acknowledge": False}
-    [frame] = map(bytes, dumps(packed(reply)))
-    found = unpacked(loads([frame]))
-    check_arrays(found)
-    assert found.keys() == reply.keys()
-    for name, value in reply.items():
-        np.testing.assert_array_equal(found[name], value)
-    assert found["rows"].ctypes.data % 8 == 0
-    assert found["rows"].flags.writeable
+    [frame] = map(bytes, dumps(to_fields(RowsReply(rows, checksums, acknowledge=False))))
+    reply = from_fields(loads([frame]), "rank 1")
+    assert isinstance(reply, RowsReply)
+    np.testing.assert_array_equal(reply.rows, rows)
+    np.testing.assert_array_equal(reply.checksums, checksums)
+    assert reply.acknowledge is False
+    assert (reply.place, reply.present) == (None, None)
+    assert reply.rows.ctypes.data % 8 == 0
+    assert reply.rows.flags.writeable
+
+
+def test_long_replies_travel_as_frames() -> None:
+    rows, checksums = np.ones((2**9, 2**10), np.uint8), np.arange(2**9, dtype=np.uint32)
+    frames = dumps(to_fields(RowsReply(rows, checksums, acknowledge=True)))
+    assert sum(memoryview(frame).nbytes >= checksums.nbytes for frame in frames) == 2
+    reply = from_fields(loads([bytearray(frame) for frame in frames]), "rank 1")
+    assert isinstance(reply, RowsReply)
+    np.testing.assert_array_equal(reply.rows, rows)
+    np.testing.assert_array_equal(reply.checksums, checksums)
+    assert reply.acknowledge is True
+
+
+ROWS, SUMS = np.zeros((2, 8), np.uint8), np.zeros(2, np.uint32)
+PRESENT = np.array([True, False])
+PLACE = Place(1, 2, 3, 4, 0, 64, 2, 8)
+PACKED = bytes(24)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"packed": b"short"}, {"packed": 7}, {"shape": (5,)}, {"shape": None}, {"shape": (-1, -8)}], ids=str
+    ("reply", "fields"),
+    [
+        (RowsReply(ROWS, SUMS, acknowledge=True), {"acknowledge": True, "packed": PACKED, "shape": (2, 8)}),
+        (RowsReply(ROWS, SUMS, acknowledge=False, place=PLACE), {"acknowledge": False, "place": tuple(PLACE)}),
+        (RowsReply(ROWS, SUMS), {"packed": PACKED, "shape": (2, 8)}),
+        (RowsReply(ROWS, SUMS, present=PRESENT), {"rows": ROWS, "checksums": SUMS, "found": PRESENT}),
+        (RowsReply(ROWS[:0], SUMS[:0], True), {"acknowledge": True, "rows": ROWS[:0], "checksums": SUMS[:0]}),
+        (RowsReply(ROWS, SUMS, link_seconds=0.5), {"packed": PACKED, "shape": (2, 8), "link_seconds": 0.5}),
+    ],
 )
-def test_malformed_short_replies(changes: dict[str, Any]) -> None:
-    reply = packed({"status": "OK", "rows": np.zeros((2, 8), np.uint8), "checksums": np.zeros(2, np.uint32)})
-    with pytest.raises(ExchangeError, match="a message has rows of shape"):
-        unpacked(reply | changes)
+def test_the_fields_of_rows_are_those_of_protocol_25(reply: RowsReply, fields: dict[str, Any]) -> None:
+    """A worker with an earlier release of the same protocol reads these names."""
+    written = {name: getattr(value, "data", value) for name, value in to_fields(reply).items()}
+    assert written.keys() == {"status", *fields}
+    for name, value in fields.items():
+        np.testing.assert_array_equal(written[name], value)
+
+
+@pytest.mark.parametrize("reply", [Refusal("closed"), Refusal("busy", again=True), Later()])
+def test_replies_without_rows(reply: Reply) -> None:
+    assert from_fields(loads([*map(bytes, dumps(to_fields(reply)))]), "rank 1") == reply
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"packed": b"short"}, "a message has rows of shape"),
+        ({"shape": (-1, -8)}, "a message has rows of shape"),
+        ({"shape": (-1, -8), "packed": bytes(8)}, "a message has rows of shape"),
+        ({"packed": 7}, "rank 1 sent a reply that cannot be read: Expected `bytes | null`, got `int`"),
+        ({"shape": (5,)}, "cannot be read: Expected `array` of length 2, got 1"),
+        ({"shape": None}, "cannot be read: Expected `array`, got `null`"),
+        ({"acknowledge": "yes"}, "cannot be read: Expected `bool | null`, got `str`"),
+        ({"place": PLACE[:3]}, "cannot be read: Expected `array` of length 8, got 3"),
+        ({"packed": None}, "a message has no rows"),
+    ],
+    ids=str,
+)
+def test_malformed_short_replies(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ExchangeError, match=re.escape(words)):
+        rows_from_fields(to_fields(RowsReply(ROWS, SUMS)) | changes, "rank 1")
 
 
 def test_with_the_next_request_to_the_same_sender() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dshuffle.exchange.endpoints import Reply
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.row_flows import ArrivingRows
 
@@ -37,7 +36,7 @@ def test_after_an_abort_nothing_is_written_and_the_next_run_is_right(new_cluster
 
         return slowly
 
-    async def late(message: MessageId) -> Reply:
+    async def late(message: MessageId) -> dict[str, Any]:
         reply = await getattr(cluster, over)(message)
         await cluster.pause()
         return reply
@@ -110,7 +109,7 @@ def test_a_connection_that_outlives_its_request_does_not_keep_the_cache(new_clus
     cluster = new_cluster(0, attempts=1)
     kept: list[FrameType] = []
 
-    async def broken(message: MessageId) -> Reply:
+    async def broken(message: MessageId) -> dict[str, Any]:
         kept.append(sys._getframe())
         await asyncio.sleep(60 if aborted else 0)
         raise OSError("the worker is lost")

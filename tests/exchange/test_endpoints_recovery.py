@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 
 from dshuffle.exchange import receiver, slow_senders
-from dshuffle.exchange.endpoints import Reply
 from dshuffle.exchange.messages import MessageId
 
-from .test_endpoints import PEERS, corrupted
+from .test_endpoints import PEERS, Fields, corrupted
 
 
 def test_what_peers_cannot_deliver_is_read_from_the_store(new_cluster: Any) -> None:
     """A row that is corrupted where it is held, and a link that is broken for good."""
     cluster = new_cluster(senders=PEERS)
 
-    async def carry(message: MessageId) -> Reply:
+    async def carry(message: MessageId) -> Fields:
         if message.sender == 0:
             raise ConnectionResetError("cut off")
         reply = await cluster.wire(message)
@@ -47,7 +46,7 @@ def test_the_rows_of_a_slow_sender_are_read_from_the_store(new_cluster: Any, mon
     cluster = new_cluster(senders=(0, 1, 2, 3), n_ranks=4, n_samples=200, window=8)
     late = Counter[int]()
 
-    async def carry(message: MessageId) -> Reply:
+    async def carry(message: MessageId) -> Fields:
         if message.sender == 0:
             late[message.destination] += 1
             await asyncio.sleep(0.01 if late[message.destination] == 1 else 60)
@@ -69,7 +68,7 @@ def test_a_run_that_resumes_another_requests_only_what_is_missing(new_cluster: A
     cluster = new_cluster(senders=PEERS, n_samples=120)
     arrived: set[MessageId] = set()
 
-    async def half(message: MessageId) -> Reply:
+    async def half(message: MessageId) -> Fields:
         if message.sequence % 2:
             return {"status": "refused", "reason": "not now", "again": False}
         reply = await cluster.wire(message)

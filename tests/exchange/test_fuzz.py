@@ -19,7 +19,7 @@ from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.inbox import Fetch, Inbox, ReadInstead, ReportFailed, ReportReady
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.outbox import EARLY, Outbox, Refuse, Send
-from dshuffle.exchange.receiver import check_arrays
+from dshuffle.exchange.replies import rows_from_fields
 from dshuffle.exchange.row_flows import ArrivingRows
 from dshuffle.rows import RowLayout, checksum_rows
 
@@ -83,8 +83,8 @@ class Fuzzer:
     def deliver(self, reply: dict[str, object], *, right: bool) -> None:
         self.cache.rows[self.slots] = 0
         try:
-            check_arrays(reply)
-            self.sink.unpack(0, N, reply["rows"], reply["checksums"])  # type: ignore[arg-type]
+            read = rows_from_fields(reply, "rank 1")
+            self.sink.unpack(0, N, read.rows, read.checksums)
         except ExchangeError:
             assert not right
             self.seen["refused"] += 1

@@ -43,6 +43,7 @@ def test_rows_survive_that_their_pages_are_given_back(tmp_path):
     file.close()
 
 
+@pytest.mark.slow
 def test_memory_stays_below_the_limit_while_rows_are_written(tmp_path):
     """In a process of its own, whose memory nothing else changes."""
     code = f"""

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 
 from dshuffle.exchange.buffers import BufferPool
-from dshuffle.exchange.endpoints import Reply
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, MessageId
 from dshuffle.exchange.outbox import Outbox
+from dshuffle.exchange.replies import Refusal, Reply, RowsReply
 from dshuffle.exchange.sender import Sender
 from dshuffle.rows import RowLayout
 
@@ -63,8 +63,8 @@ async def asking(sender: Sender, sequence: int, run_id: int = 1) -> asyncio.Task
 
 
 def samples_of(reply: Reply) -> list[int]:
-    assert reply["status"] == "OK", reply
-    return LAYOUT.column(reply["rows"], "x").tolist()
+    assert isinstance(reply, RowsReply)
+    return LAYOUT.column(reply.rows, "x").tolist()
 
 
 def test_who_asks_again_while_waiting_takes_the_place_of_the_request_before() -> None:
@@ -72,7 +72,7 @@ def test_who_asks_again_while_waiting_takes_the_place_of_the_request_before() ->
         await sender.serve(message(0))
         waiting = [await asking(sender, 1) for _ in range(3)]
         for abandoned in waiting[:-1]:
-            assert await abandoned == {"status": "refused", "reason": "superseded by a newer request", "again": False}
+            assert await abandoned == Refusal("superseded by a newer request")
         assert not waiting[-1].done()
         sender.acknowledged(message(0))
         assert samples_of(await waiting[-1]) == [102, 103]
@@ -99,7 +99,7 @@ def test_who_waits_when_the_run_ends_is_refused() -> None:
         await sender.serve(message(0))
         waiting, early = await asking(sender, 1), await asking(sender, 0, run_id=2)
         sender.end()
-        assert await waiting == {"status": "refused", "reason": "stale: rank 0 is past run 1", "again": False}
+        assert await waiting == Refusal("stale: rank 0 is past run 1")
         assert not early.done()
         begin(sender, 2, SAMPLES[::-1])
         assert samples_of(await early) == [107, 106]
@@ -110,11 +110,11 @@ def test_who_waits_when_the_run_ends_is_refused() -> None:
 def test_two_messages_share_a_buffer_only_after_the_first_is_acknowledged() -> None:
     async def scenario(sender: Sender) -> None:
         first, second = await sender.serve(message(0)), await sender.serve(message(1))
-        assert not np.shares_memory(first["rows"], second["rows"])
+        assert not np.shares_memory(first.rows, second.rows)
         assert samples_of(first) == [100, 101]
         sender.acknowledged(message(0))
         third = await sender.serve(message(2))
-        assert np.shares_memory(first["rows"], third["rows"])
+        assert np.shares_memory(first.rows, third.rows)
         assert (samples_of(second), samples_of(third)) == ([102, 103], [104, 105])
 
     play(scenario, window=2)
@@ -123,11 +123,11 @@ def test_two_messages_share_a_buffer_only_after_the_first_is_acknowledged() -> N
 def test_a_message_that_is_asked_for_again_is_packed_once() -> None:
     async def scenario(sender: Sender) -> None:
         slow, again = await sender.serve(message(0)), await sender.serve(message(0))
-        assert np.shares_memory(slow["rows"], again["rows"])
+        assert np.shares_memory(slow.rows, again.rows)
         sender.acknowledged(message(0))
         for sequence in (1, 2, 3):  # the buffer of the slow reply is never used again: it may still be on its way
             reply = await sender.serve(message(sequence))
-            assert not np.shares_memory(reply["rows"], slow["rows"])
+            assert not np.shares_memory(reply.rows, slow.rows)
             sender.acknowledged(message(sequence))
         assert samples_of(slow) == [100, 101]
 
@@ -136,7 +136,7 @@ def test_a_message_that_is_asked_for_again_is_packed_once() -> None:
 
 def test_buffers_that_were_never_acknowledged_are_let_go_by_the_next_run() -> None:
     async def scenario(sender: Sender) -> None:
-        rows = weakref.ref((await sender.serve(message(0)))["rows"].base)
+        rows = weakref.ref((await sender.serve(message(0))).rows.base)
         sender.end()
         begin(sender, 2, SAMPLES)
         gc.collect()
@@ -158,6 +158,6 @@ def test_rows_that_a_disk_cannot_read_are_refused_and_may_be_read_from_the_store
         sender.begin(2, {1: Flow.evenly(0, len(SAMPLES), at_most=2)}, source)  # type: ignore[arg-type]
         for sequence in range(3):  # each gets the only place in the window
             reply = await sender.serve(message(sequence, 2))
-            assert reply == {"status": "refused", "reason": "OSError: the disk fails", "again": True}
+            assert reply == Refusal("OSError: the disk fails", again=True)
 
     play(scenario, window=1)

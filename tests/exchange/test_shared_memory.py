@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,8 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
-def holder():
+@contextmanager
+def another_process():
     """Another process with three buffers, the places of these, and the name of its host."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -45,13 +46,24 @@ def holder():
         process.kill()
 
 
+@pytest.fixture(scope="module")
+def holder():
+    """A process that all tests share; none of them changes what it holds."""
+    with another_process() as shared:
+        yield shared
+
+
 def check(number: int, rows: np.ndarray, checksums: np.ndarray) -> None:
     np.testing.assert_array_equal(rows, np.arange(240).reshape(6, 40)[: len(rows)] % 251 + number)
     np.testing.assert_array_equal(checksums, np.arange(len(rows)) + 1000 * number)
 
 
-def test_another_process_maps_rows_and_checksums(holder) -> None:
-    process, places, name = holder
+def test_another_process_maps_rows_and_checksums() -> None:
+    with another_process() as (process, places, name):
+        check_mapped(process, places, name)
+
+
+def check_mapped(process: subprocess.Popen[str], places: list[Place], name: str) -> None:
     assert may_share(name)
     arrays = [mapped(place) for place in places]
     for number, (rows, checksums) in enumerate(arrays):

@@ -7,15 +7,17 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.integrations.sampler import ExchangeSampler
 from dshuffle.planning import Choices, Classes, EpochPlanner, ShuffleSpec, parse_assignment
 
+from ..conftest import at_most
 
-@settings(max_examples=30, deadline=None)
+
+@at_most(30)
 @given(
     n_samples=st.integers(5, 60),
     world_size=st.integers(1, 5),
@@ -129,7 +131,7 @@ def test_ids_are_plain_integers():
 
 
 @given(stop=st.integers(0, 20), epoch=st.integers(0, 3), seed=st.integers(-2, 2))
-@settings(max_examples=20, deadline=None)
+@at_most(20)
 def test_a_sampler_goes_on_where_another_one_was(stop, epoch, seed):
     options = {"rank": 1, "num_replicas": 3, "assignment": "partial:0.3", "seed": seed}
     first, second = ExchangeSampler(60, **options), ExchangeSampler(60, **options)
@@ -183,7 +185,7 @@ def ranks_of(world_size, **options):
     return [ExchangeSampler(options["q"], world_size, rank, **options["sampler"]) for rank in range(world_size)]
 
 
-@settings(max_examples=60, deadline=None)
+@at_most(60)
 @given(
     q=st.integers(6, 60),
     worlds=st.lists(st.integers(1, 5), min_size=2, max_size=4),

@@ -61,6 +61,7 @@ def folder(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_two_processes(in_processes, store, folder):
     codes, errors = in_processes(SCRIPT, store, folder, "none", 0, 2).end()
     assert codes == [0, 0], errors

@@ -38,7 +38,7 @@ def check(packets, senders=None, **options):
     check_plan(make(packets, senders), HOLDERS, DESTINATIONS, 3, **options)
 
 
-def refused(message, packets, senders=None, **options):
+def check_refused(message, packets, senders=None, **options):
     with pytest.raises(PlanError, match=message):
         check(packets, senders, **options)
 
@@ -55,54 +55,56 @@ def test_the_papers_plans_pass():
 def test_a_lost_packet(number):
     (sample, worker) = UNCODED[number][0]
     packets = UNCODED[:number] + UNCODED[number + 1 :]
-    refused(f"sample {sample} is not delivered to worker {worker}", packets)
+    check_refused(f"sample {sample} is not delivered to worker {worker}", packets)
 
 
 @pytest.mark.parametrize("number", range(3))
 def test_a_lost_coded_packet(number):
-    refused(r"sample \d is not delivered to worker \d", CODED[:number] + CODED[number + 1 :])
+    check_refused(r"sample \d is not delivered to worker \d", CODED[:number] + CODED[number + 1 :])
 
 
 def test_a_lost_component():
-    refused("sample 4 is not delivered to worker 0", [[(1, 2)], *CODED[1:]])
+    check_refused("sample 4 is not delivered to worker 0", [[(1, 2)], *CODED[1:]])
 
 
 def test_an_empty_plan_with_demand():
-    refused("sample 0 is not delivered to worker 1", [])
+    check_refused("sample 0 is not delivered to worker 1", [])
 
 
 def test_a_repeated_packet():
-    refused("packet 6 delivers sample 3 to worker 1 again, after packet 2", [*UNCODED, [(3, 1)]])
-    refused("packet 3 delivers sample 3 to worker 1 again, after packet 2", [*CODED, [(3, 1)]])
+    check_refused("packet 6 delivers sample 3 to worker 1 again, after packet 2", [*UNCODED, [(3, 1)]])
+    check_refused("packet 3 delivers sample 3 to worker 1 again, after packet 2", [*CODED, [(3, 1)]])
 
 
 def test_a_wrong_destination():
-    refused("packet 0 delivers sample 4 to worker 1, which neither trains on it", [[(4, 1)], *UNCODED[1:]])
-    refused("packet 6 delivers sample 4 to worker 1, which neither trains on it", [*UNCODED, [(4, 1)]])
+    check_refused("packet 0 delivers sample 4 to worker 1, which neither trains on it", [[(4, 1)], *UNCODED[1:]])
+    check_refused("packet 6 delivers sample 4 to worker 1, which neither trains on it", [*UNCODED, [(4, 1)]])
 
 
 def test_a_sample_that_is_held_already():
-    refused("packet 6 delivers sample 2 to worker 0, which already holds it", [*UNCODED, [(2, 0)]])
+    check_refused("packet 6 delivers sample 2 to worker 0, which already holds it", [*UNCODED, [(2, 0)]])
 
 
 @pytest.mark.parametrize("sample", [-1, 9, 2**40])
 def test_no_such_sample(sample):
-    refused(rf"packet 1 for worker 1 has sample {sample}, which is not in \[0, 9\)", [[(4, 0)], [(sample, 1)]])
+    check_refused(rf"packet 1 for worker 1 has sample {sample}, which is not in \[0, 9\)", [[(4, 0)], [(sample, 1)]])
 
 
 @pytest.mark.parametrize("worker", [-1, 3, 2**30])
 def test_no_such_destination(worker):
-    refused(rf"packet 1 delivers sample 0 to worker {worker}, which is not in \[0, 3\)", [[(4, 0)], [(0, worker)]])
+    check_refused(
+        rf"packet 1 delivers sample 0 to worker {worker}, which is not in \[0, 3\)", [[(4, 0)], [(0, worker)]]
+    )
 
 
 @pytest.mark.parametrize("sender", [-3, 3, 64])
 def test_no_such_sender(sender):
-    refused(f"packet 2 is sent by {sender}, which is neither", UNCODED, [2, 2, sender, 0, 1, 1])
+    check_refused(f"packet 2 is sent by {sender}, which is neither", UNCODED, [2, 2, sender, 0, 1, 1])
 
 
 def test_a_sender_that_lacks_the_sample():
-    refused("packet 0 for worker 0 has sample 4, which its sender 1 does not hold", UNCODED, [1, *PEERS[1:]])
-    refused(
+    check_refused("packet 0 for worker 0 has sample 4, which its sender 1 does not hold", UNCODED, [1, *PEERS[1:]])
+    check_refused(
         "packet 0 for worker 0 has sample 4, which its sender 1 does not hold",
         [[(4, 0), (1, 2)], *CODED[1:]],
         [1, 2, 2],
@@ -110,26 +112,26 @@ def test_a_sender_that_lacks_the_sample():
 
 
 def test_a_sender_that_is_the_destination():
-    refused("packet 3 with sample 1 is sent by worker 2 to itself", UNCODED, [2, 2, 0, 2, 1, 1])
+    check_refused("packet 3 with sample 1 is sent by worker 2 to itself", UNCODED, [2, 2, 0, 2, 1, 1])
 
 
 def test_components_that_do_not_fit_together():
     # Worker 0 holds neither 0 nor 4.
-    refused("worker 0 cannot decode sample 4 from packet 1: it lacks sample 0", [CODED[2], [(4, 0), (0, 1)]])
+    check_refused("worker 0 cannot decode sample 4 from packet 1: it lacks sample 0", [CODED[2], [(4, 0), (0, 1)]])
 
 
 def test_two_components_for_one_worker():
     packets = [[(1, 2), (4, 0)], [(0, 1), (3, 1)], [(5, 2)], [(6, 2)]]
-    refused("packet 1 has samples 0 and 3 for worker 1", packets)
+    check_refused("packet 1 has samples 0 and 3 for worker 1", packets)
 
 
 def test_a_sample_that_cancels_itself():
     # Twice in one packet, a row XORs to nothing.
-    refused("cannot decode sample 4 from packet 0: it needs sample 4 first", [[(4, 0), (4, 1)], *UNCODED[1:]])
+    check_refused("cannot decode sample 4 from packet 0: it needs sample 4 first", [[(4, 0), (4, 1)], *UNCODED[1:]])
 
 
 def test_capacity():
-    refused("worker 0 holds 4 samples, over the capacity of 3", UNCODED, capacity=3)
+    check_refused("worker 0 holds 4 samples, over the capacity of 3", UNCODED, capacity=3)
     with pytest.raises(PlanError, match="worker 1 is assigned 3 samples, over the capacity of 2"):
         check_plan(make([]), np.array([2, 2, 0], dtype=np.uint64), [1, 1, 1], 2, capacity=2)
 

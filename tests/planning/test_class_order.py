@@ -3,15 +3,17 @@ from __future__ import annotations
 from itertools import permutations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from dshuffle.planning.class_order import ClassOrder
 
+from ..conftest import at_most
+
 
 @given(counts=st.lists(st.integers(1, 60), min_size=1, max_size=8), seed=st.integers(0, 9), data=st.data())
-@settings(max_examples=100, deadline=None)
+@at_most(100)
 def test_every_stretch_has_its_share_of_every_class(counts, seed, data):
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     order = ClassOrder.of(labels, seed)

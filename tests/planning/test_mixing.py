@@ -6,12 +6,20 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Aligned, Choices, Chunks, EpochPlanner, GivenSharding, Global, Local, Partial, ShuffleSpec
-from dshuffle.planning.mixing import ShuffleQuality, mean_deviation, planned_quality, shuffle_quality, training_orders
+from dshuffle.planning.mixing import (
+    ShuffleQuality,
+    mean_deviation,
+    orders_of_first_epochs,
+    planned_quality,
+    shuffle_quality,
+)
+
+from ..conftest import at_most
 
 
 @st.composite
@@ -68,7 +76,7 @@ def brute_force(epochs, chunk_rows, batch_rows, classes):
     )
 
 
-@settings(max_examples=150)
+@at_most(150)
 @given(histories())
 def test_figures_are_those_of_brute_force(history):
     epochs, chunk_rows, batch_rows, classes = history
@@ -152,7 +160,7 @@ def test_orders_are_those_that_workers_train_in():
             ),
         )
         planner = EpochPlanner(spec)
-        for epoch, orders in enumerate(training_orders(spec, 3)):
+        for epoch, orders in enumerate(orders_of_first_epochs(spec, 3)):
             plan = planner.advance() if epoch else planner.load()
             for rank, order in enumerate(orders):
                 np.testing.assert_array_equal(order, plan.for_worker(rank).order)

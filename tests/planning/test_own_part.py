@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec
-from dshuffle.planning.own_part import OwnPlanner, plan_own_part, plans_own_parts
+from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
 
 ASSIGNMENTS = ["local", "global", "chunks:1", "chunks:3", "partial:0.3", "partial:1", "partial:0.5:fixed-points"]
 
 
-def same(one, other):
+def check_same(one, other):
     assert one.keys() == other.keys()
     for who in one:
         np.testing.assert_array_equal(one[who], other[who])
@@ -41,8 +41,8 @@ def test_own_parts_are_those_of_the_whole_plan(data):
             part = plan.for_worker(rank)
             for name in ("own", "permutation", "held"):
                 np.testing.assert_array_equal(getattr(own.part, name), getattr(part, name))
-            same(own.part.receives, part.receives)
-            same(own.part.sends, part.sends)
+            check_same(own.part.receives, part.receives)
+            check_same(own.part.sends, part.sends)
             assert own.shares == plan.shares
             received, sent = received + own.n_received, sent + own.n_sent
         assert received == plan.packets.n_components
@@ -68,7 +68,7 @@ def test_what_depends_on_others_is_planned_for_everybody(choices, n_workers):
 def test_an_epoch_far_away_costs_what_the_first_one_does():
     spec = ShuffleSpec(10**9, 4096, Choices("global"))
     for epoch in (1, 10**15):
-        own = plan_own_part(spec, 4095, epoch, "peer")
+        own = OwnPlanner(spec, 4095).plan(epoch, "peer")
         assert len(own.part.own) in (244_140, 244_141)
         assert own.n_received == pytest.approx(len(own.part.own) * 4095 / 4096, rel=0.01)
         assert 4095 not in own.part.receives

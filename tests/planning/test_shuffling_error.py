@@ -8,11 +8,10 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import bounds
 from dshuffle.planning.shuffling_error import (
     Distance,
     distance_lower_bound,
@@ -20,6 +19,8 @@ from dshuffle.planning.shuffling_error import (
     nguyen_equation_11,
     shuffling_error,
 )
+
+from ..conftest import at_most
 
 
 def exchanges(shares, rounds):
@@ -104,7 +105,7 @@ def test_bound_is_below_and_more_exchange_is_nearer(n, share):
         before = distance
 
 
-@settings(max_examples=40)
+@at_most(40)
 @given(st.integers(1, 40), st.integers(0, 10_000), st.floats(0, 1))
 def test_error_is_a_probability(n, more, fraction):
     error = shuffling_error(n + more, n, fraction)
@@ -161,7 +162,6 @@ def test_equation_11_of_many_samples():
 
 
 def test_bad_input():
-    assert bounds.shuffling_error is shuffling_error
     for error in (shuffling_error, nguyen_equation_11):
         with pytest.raises(InvalidParameter, match=r"fraction=1.5 .*in \[0, 1\]"):
             error(7, 2, 1.5)

@@ -11,17 +11,17 @@ from dshuffle.report.progress import progress_bar
 
 
 def test_a_step_that_takes_long_is_said_again_and_ever_more_rarely(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "FIRST", 0.05)
+    monkeypatch.setattr(progress, "FIRST", 0.02)
     with progress_bar() as advance:
         advance(0, 3, "first")
         advance(1, 3, "second")
-        time.sleep(1.0)
+        time.sleep(0.4)
         advance(2, 3, "third")
     lines = capsys.readouterr().err.splitlines()
     assert [lines[0], lines[1], lines[-1]] == ["0/3 first", "1/3 second", "2/3 third"]
     again = lines[2:-1]
     assert all(line.startswith("1/3 second (") for line in again)
-    assert 1 <= len(again) <= 5  # after 0.05, 0.15, 0.35 and 0.75 s on a quiet machine
+    assert 1 <= len(again) <= 5  # after 0.02, 0.06, 0.14 and 0.3 s on a quiet machine
 
 
 def test_short_steps_are_said_once(capsys):

@@ -88,29 +88,29 @@ def task_that_checks(dataset):
 
 
 @pytest.fixture
-def ids():
+def check_ids():
     """A task function: the samples of the partition, which must be those that its rows are of."""
 
-    def ids(partition):
+    def check_ids(partition):
         sample_ids = partition.sample_ids.copy()
         assert np.array_equal(partition["y"], sample_ids)
         return sample_ids
 
-    return ids
+    return check_ids
 
 
 @pytest.fixture
-def orders(ids):
+def check_orders(check_ids):
     """Run some epochs; the samples of every rank, epoch by epoch, each trained on exactly once."""
 
-    def orders(shuffler, count):
+    def check_orders(shuffler, count):
         seen = []
         for epoch in shuffler.epochs(count):
-            seen.append(shuffler._client.gather(epoch.map(ids)))
+            seen.append(shuffler.client.gather(epoch.map(check_ids)))
             assert np.array_equal(np.sort(np.concatenate(seen[-1])), np.arange(shuffler.dataset.n_samples))
         return seen
 
-    return orders
+    return check_orders
 
 
 @pytest.fixture

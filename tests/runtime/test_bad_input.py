@@ -122,6 +122,7 @@ def test_a_wrong_value_of_a_parameter_of_retrying(client: Client, dataset: Datas
     assert str(caught.value).startswith(f"{name}={value!r} is not allowed; it must be "), caught.value
 
 
+@pytest.mark.slow
 def test_a_wrong_rate_of_a_worker_is_its_error(tmp_path: Path) -> None:
     """Workers read rates in their own processes."""
     copy = create_dataset(tmp_path / "d.zarr", {"x": np.arange(10.0)})

@@ -28,13 +28,13 @@ def spreads(ranks_of_samples, n_workers):
 
 @pytest.mark.parametrize("delivery", ["peer", "storage", "clique"])
 @pytest.mark.parametrize("assignment", ["partial:0.3", "global"])
-def test_every_epoch_is_exactly_once_and_balanced(threads, labelled, orders, assignment, delivery):
+def test_every_epoch_is_exactly_once_and_balanced(threads, labelled, check_orders, assignment, delivery):
     job = {"assignment": assignment, "delivery": delivery, "cache_fraction": 0.4, "balance": "label"}
     with pytest.warns(ShardingWarning, match=r"balance='label': 1 of 6 classes .* workers \(5\).* smallest has 3"):
         shuffler = Shuffler(threads, labelled, **job)
     with shuffler:
         assert f"{assignment} + {delivery}" in repr(shuffler)
-        epochs = orders(shuffler, 4)
+        epochs = check_orders(shuffler, 4)
     last = None
     for parts in epochs:
         assert {len(part) for part in parts} == {200}
@@ -51,10 +51,10 @@ def test_every_epoch_is_exactly_once_and_balanced(threads, labelled, orders, ass
 @pytest.mark.parametrize(
     ("assignment", "delivery"), [("partial:0.5", "peer"), ("global", "clique"), ("local", "server")]
 )
-def test_on_processes(processes, labelled, orders, assignment, delivery):
+def test_on_processes(processes, labelled, check_orders, assignment, delivery):
     job = {"assignment": assignment, "delivery": delivery, "sharding": "stratified:label", "balance": "label"}
     with Shuffler(processes, labelled, **job) as shuffler:
-        for parts in orders(shuffler, 5):
+        for parts in check_orders(shuffler, 5):
             ranks = np.empty(1000, int)
             for rank, part in enumerate(parts):
                 ranks[part] = rank

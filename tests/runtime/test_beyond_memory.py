@@ -83,7 +83,7 @@ def slots_in_order(partition):
     return partition._slots.copy()
 
 
-def test_a_worker_takes_a_rank_once_its_disk_has_room(small, ids, tmp_path, monkeypatch, within, caplog):
+def test_a_worker_takes_a_rank_once_its_disk_has_room(small, check_ids, tmp_path, monkeypatch, within, caplog):
     """Without room it is refused, and asked again later."""
     attempts, fallocate = [], os.posix_fallocate
 
@@ -110,7 +110,7 @@ def test_a_worker_takes_a_rank_once_its_disk_has_room(small, ids, tmp_path, monk
             if epoch.number == 1:
                 monkeypatch.setattr(os, "posix_fallocate", full_at_first)
                 client.run_on_scheduler(lose, shuffler.addresses[1])
-            samples = within(30, lambda epoch=epoch: client.gather(epoch.map(ids)))
+            samples = within(30, lambda epoch=epoch: client.gather(epoch.map(check_ids)))
             assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
     assert len(attempts) == 3
     assert caplog.text.count("cannot take a lost rank: rank 1") == 2
@@ -132,7 +132,7 @@ def in_pieces(partition):
 
 
 def test_an_array_of_a_partition_on_a_disk_is_read_in_pieces(threads, tmp_path, monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.partition.READ_AHEAD", 1000)  # 30 rows of 32 bytes
+    monkeypatch.setattr("dshuffle.runtime.partition_rows.READ_AHEAD", 1000)  # 30 rows of 32 bytes
     y = np.arange(300, dtype="f8")
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.zeros((300, 3)), "y": y})
     with Shuffler(threads, dataset, cache_directory="local") as shuffler:

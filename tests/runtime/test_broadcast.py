@@ -22,7 +22,7 @@ def some_ranks(n_workers):
     return ranks
 
 
-def run(client, dataset, count, **job):
+def check_run(client, dataset, count, **job):
     """Run some epochs and check everything about who trains on what; the records."""
 
     def contents(partition):
@@ -63,7 +63,7 @@ def run(client, dataset, count, **job):
 def test_every_worker_trains_on_them_and_all_else_is_trained_on_once(threads, small, assignment, delivery):
     sharding = Sharding(some_ranks(5), 5, BROADCAST)
     fraction = 0.5 if DELIVERIES[delivery].coded else None
-    records = run(
+    records = check_run(
         threads, small, 4, assignment=assignment, delivery=delivery, sharding=sharding, cache_fraction=fraction
     )
     if assignment == "partial:0.3":
@@ -76,7 +76,7 @@ def test_every_worker_trains_on_them_and_all_else_is_trained_on_once(threads, sm
 def test_on_processes_by_the_name_of_a_stored_one(processes, small, delivery):
     write_sharding(small, "mine", some_ranks(3), broadcast=BROADCAST)
     fraction = 0.5 if delivery in ("coded", "ubershuffle") else None
-    records = run(processes, small, 4, delivery=delivery, sharding="mine", cache_fraction=fraction)
+    records = check_run(processes, small, 4, delivery=delivery, sharding="mine", cache_fraction=fraction)
     assert {record.choices.sharding for record in records} == {"mine"}
 
 
@@ -89,7 +89,7 @@ def test_a_balance_is_that_of_the_others(threads, tmp_path):
         Shuffler(threads, dataset, sharding=sharding, balance="label")
     balanced = some_ranks(5)
     balanced[OTHERS] = stratified(labels[OTHERS], 5)
-    run(
+    check_run(
         *(threads, dataset, 3),
         sharding=Sharding(balanced, 5, BROADCAST),
         balance="label",
@@ -97,10 +97,10 @@ def test_a_balance_is_that_of_the_others(threads, tmp_path):
     )
 
 
-def test_ranks_alone_train_on_everything_once(threads, small, orders):
+def test_ranks_alone_train_on_everything_once(threads, small, check_orders):
     sharding = Sharding(np.arange(1000, dtype=np.int32) % 5, 5, np.array([1, 2, 3]))
     with Shuffler(threads, small, sharding=sharding.ranks) as shuffler:
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
     assert {record.broadcast_samples for record in shuffler.records} == {0}
 
 

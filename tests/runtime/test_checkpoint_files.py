@@ -21,16 +21,16 @@ from distributed import Client
 import dshuffle
 from dshuffle import Dataset, Shuffler, create_dataset
 from dshuffle.errors import CheckpointError, MixingWarning
-from dshuffle.runtime.checkpoint_lock import checkpoint_lock
-from dshuffle.runtime.checkpoints import read_checkpoint
+from dshuffle.runtime.client.checkpoint_lock import checkpoint_lock
+from dshuffle.runtime.client.checkpoints import read_checkpoint
 from dshuffle.store.small_objects import write_object
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 
 HOLD = """
 import sys
-from dshuffle.runtime.checkpoint_lock import checkpoint_lock
-from dshuffle.runtime.checkpoints import read_checkpoint
+from dshuffle.runtime.client.checkpoint_lock import checkpoint_lock
+from dshuffle.runtime.client.checkpoints import read_checkpoint
 from dshuffle.store.small_objects import write_object
 with checkpoint_lock(sys.argv[1]):
     print("locked", flush=True)
@@ -119,7 +119,7 @@ def test_a_checkpoint_is_read_once_nobody_else_writes_it(
         with checkpoint_lock(*args, **keywords):
             yield
 
-    monkeypatch.setattr("dshuffle.runtime.shuffler.checkpoint_lock", locked)
+    monkeypatch.setattr("dshuffle.runtime.client.checkpoint_file.checkpoint_lock", locked)
     if how == "resume":
         with Shuffler.resume(client, dataset, place) as shuffler:
             assert shuffler.next_epoch == 2
@@ -144,7 +144,7 @@ def test_a_session_that_does_not_open_leaves_its_checkpoint_to_others(
         raise MixingWarning("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dshuffle.runtime.shuffler.install_plugin", refuse)
+        patch.setattr("dshuffle.runtime.client.opening.install_plugin", refuse)
         with pytest.raises(MixingWarning, match="no") as caught:
             Shuffler(client, dataset, checkpoint=place)
     with pytest.raises(MixingWarning):
@@ -245,7 +245,7 @@ def test_a_place_that_cannot_be_written_is_refused_at_the_start(
     def refuse(*_: Any) -> None:
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr("dshuffle.runtime.checkpoints.write_object", refuse)
+    monkeypatch.setattr("dshuffle.runtime.client.checkpoints.write_object", refuse)
     with pytest.raises(CheckpointError, match=r"memory://checkpoint-files-state/run.json cannot be written") as caught:
         Shuffler(client, dataset, checkpoint="memory://checkpoint-files-state/run.json")
     assert caught.value.transient is transient
@@ -263,7 +263,7 @@ def test_an_open_session_waits_for_the_place_of_its_checkpoint(
         write_object(*args)
 
     with Shuffler(client, dataset, checkpoint=place) as shuffler:
-        monkeypatch.setattr("dshuffle.runtime.checkpoints.write_object", write)
+        monkeypatch.setattr("dshuffle.runtime.client.checkpoints.write_object", write)
         train(shuffler, client)
     assert next(failures, None) is None
     assert caplog.text.count("cannot be written ([Errno 13] Permission denied). It is tried again for 10 s") == 1

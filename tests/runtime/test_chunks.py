@@ -17,9 +17,9 @@ CHECKSUM_NBYTES = 4
 
 
 @pytest.mark.parametrize("sharding", ["random", "contiguous"])
-def test_re_reading_whole_chunks_fetches_nothing_twice(threads, small, orders, sharding):
+def test_re_reading_whole_chunks_fetches_nothing_twice(threads, small, check_orders, sharding):
     with Shuffler(threads, small, assignment="chunks", delivery="storage", sharding=sharding) as shuffler:
-        seen = orders(shuffler, 4)
+        seen = check_orders(shuffler, 4)
     moved = 0
     for ids, record in zip(seen, shuffler.records, strict=True):
         assert str(record.choices.assignment) == "chunks:100"
@@ -33,17 +33,17 @@ def test_re_reading_whole_chunks_fetches_nothing_twice(threads, small, orders, s
     assert 1000 < moved < 4000
 
 
-def test_a_worker_mixes_the_rows_of_all_its_chunks(threads, small, orders):
+def test_a_worker_mixes_the_rows_of_all_its_chunks(threads, small, check_orders):
     with Shuffler(threads, small, assignment="chunks") as shuffler:
-        [own, *_] = orders(shuffler, 1)[0]
+        [own, *_] = check_orders(shuffler, 1)[0]
     chunks = own // 100
     # Two chunks in random order change 100 times on average, with a standard deviation of 5.
     assert 70 < np.count_nonzero(np.diff(chunks)) < 130
 
 
-def test_other_units_than_the_datasets_chunks(threads, small, orders):
+def test_other_units_than_the_datasets_chunks(threads, small, check_orders):
     with Shuffler(threads, small, assignment="chunks:30") as shuffler:
-        for shares in orders(shuffler, 3):
+        for shares in check_orders(shuffler, 3):
             sizes = [len(own) for own in shares]
             assert max(sizes) - min(sizes) <= 30
             for own in shares:

@@ -35,11 +35,11 @@ def with_server(cluster_of):
 
 @pytest.mark.parametrize("relay", sorted(RELAYS))
 @pytest.mark.parametrize("delivery", CODED)
-def test_records_say_what_was_planned_and_moved(with_server, small, orders, delivery, relay):
+def test_records_say_what_was_planned_and_moved(with_server, small, check_orders, delivery, relay):
     fraction = None if delivery == "leftover" else 0.5
     way = {"delivery": delivery, "relay": relay, "cache_fraction": fraction, "seed": 3, "sharding": "random"}
     with Shuffler(with_server, small, **way) as shuffler:
-        orders(shuffler, 3)
+        check_orders(shuffler, 3)
     planner = EpochPlanner(ShuffleSpec(1000, 4, Choices(assignment=parse_assignment("global"), **way)))
     planner.load()
     load, *records = shuffler.records
@@ -72,15 +72,15 @@ def test_workers_send_evenly(with_server, tmp_path):
         assert max(record.wire_sent_bytes) <= 1.1 * np.mean(record.wire_sent_bytes)
 
 
-def test_the_server_beside_training_needs_no_wire_to_itself(threads, small, orders):
+def test_the_server_beside_training_needs_no_wire_to_itself(threads, small, check_orders):
     with Shuffler(threads, small, delivery="clique", cache_fraction=0.6, relay="unicast") as shuffler:
-        orders(shuffler, 3)
+        check_orders(shuffler, 3)
     for record in shuffler.records[1:]:
         assert record.server == "beside rank 0"
         assert record.wire_received_bytes[0] == 0 < min(record.wire_received_bytes[1:])
 
 
-def test_packets_to_hand_on_count_in_the_budget(with_server, small, orders, sessions_left):
+def test_packets_to_hand_on_count_in_the_budget(with_server, small, check_orders, sessions_left):
     # 500 rows, room for 250 that come in and for 250 packets, 64 bytes each and 28 for their places: 92,000 bytes.
     # Plans take 110 bytes for each of 1,000 samples, and 25 for each of 2,000 copies.
     told = r"needs 252000 bytes on each of 4 workers.*250 packets to pass on, and 160000 bytes for plans of all 1000"
@@ -88,7 +88,7 @@ def test_packets_to_hand_on_count_in_the_budget(with_server, small, orders, sess
         Shuffler(with_server, small, delivery="clique", cache_fraction=0.5, memory_limit=251_999)
     assert sessions_left(with_server) == (0, 0)
     with Shuffler(with_server, small, delivery="peer", cache_fraction=0.5, memory_limit=229_000) as shuffler:
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
 
 
 def test_a_server_that_cannot_hold_all_rows(with_server, tmp_path, sessions_left):
@@ -100,29 +100,29 @@ def test_a_server_that_cannot_hold_all_rows(with_server, tmp_path, sessions_left
     assert sessions_left(with_server) == (0, 0)
 
 
-def test_a_server_that_cannot_read(with_server, small, orders, monkeypatch):
+def test_a_server_that_cannot_read(with_server, small, check_orders, monkeypatch):
     def fail(self, number):
         raise CorruptChunk(f"block {number} cannot be read")
 
     read = ServerRows._read
     monkeypatch.setattr(ServerRows, "_read", fail)
     with Shuffler(with_server, small, delivery="clique", cache_fraction=0.5) as shuffler:
-        orders(shuffler, 1)  # the workers read their own rows
+        check_orders(shuffler, 1)  # the workers read their own rows
         with pytest.raises(ExchangeError, match=r"epoch 1 could not be .*the server.*block 0 cannot be read"):
-            orders(shuffler, 1)
+            check_orders(shuffler, 1)
         monkeypatch.setattr(ServerRows, "_read", read)
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
     assert [record.epoch for record in shuffler.records] == [0, 1, 2]
 
 
-def test_the_dataset_is_gone_once_the_server_has_it(with_server, small, orders):
+def test_the_dataset_is_gone_once_the_server_has_it(with_server, small, check_orders):
     with Shuffler(with_server, small, delivery="coded", cache_fraction=0.5) as shuffler:
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
         shutil.rmtree(small.url)
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
 
 
-def test_a_packet_that_is_corrupted_is_asked_for_again(with_server, small, orders, monkeypatch):
+def test_a_packet_that_is_corrupted_is_asked_for_again(with_server, small, check_orders, monkeypatch):
     unpack, spoilt = PacketDecoder.unpack, []
 
     def spoil(self, first, last, rows, checksums):
@@ -134,11 +134,13 @@ def test_a_packet_that_is_corrupted_is_asked_for_again(with_server, small, order
 
     with Shuffler(with_server, small, delivery="clique", cache_fraction=0.5) as shuffler:
         monkeypatch.setattr(PacketDecoder, "unpack", spoil)
-        orders(shuffler, 3)
+        check_orders(shuffler, 3)
     assert len(spoilt) == 2
 
 
-def test_a_corrupted_packet_that_is_one_of_several_for_a_row_costs_another_run(with_server, small, orders, monkeypatch):
+def test_a_corrupted_packet_that_is_one_of_several_for_a_row_costs_another_run(
+    with_server, small, check_orders, monkeypatch
+):
     add, spoilt = PacketDecoder._add, []
 
     def spoil(self, first, last, rows, checksums):
@@ -149,12 +151,14 @@ def test_a_corrupted_packet_that_is_one_of_several_for_a_row_costs_another_run(w
 
     with Shuffler(with_server, small, delivery="leftover") as shuffler:
         monkeypatch.setattr(PacketDecoder, "_add", spoil)
-        orders(shuffler, 4)
+        check_orders(shuffler, 4)
     assert [record.run_id for record in shuffler.records] == [1, 3, 4, 5]
     assert {record.delivery for record in shuffler.records[1:]} == {"leftover"}
 
 
-def test_packets_that_are_always_corrupted_are_replaced_by_rows_of_the_store(with_server, small, orders, monkeypatch):
+def test_packets_that_are_always_corrupted_are_replaced_by_rows_of_the_store(
+    with_server, small, check_orders, monkeypatch
+):
     add = PacketDecoder._add
 
     def spoil(self, first, last, rows, checksums):
@@ -162,7 +166,7 @@ def test_packets_that_are_always_corrupted_are_replaced_by_rows_of_the_store(wit
 
     with Shuffler(with_server, small, delivery="leftover") as shuffler:
         monkeypatch.setattr(PacketDecoder, "_add", spoil)
-        orders(shuffler, 3)
+        check_orders(shuffler, 3)
     assert [(record.run_id, record.delivery) for record in shuffler.records[1:]] == [(4, "storage"), (7, "storage")]
 
 
@@ -173,7 +177,7 @@ def test_rows_that_are_corrupted_in_a_cache_are_read_again(with_server, small, d
 
     def spoil(partition):
         if partition.rank == 1:
-            partition._records["x"] = 3.0  # all that this worker holds
+            partition._rows._records["x"] = 3.0  # all that this worker holds
 
     def rows(partition):
         return partition.sample_ids.copy(), partition["x"]
@@ -197,7 +201,7 @@ def test_the_server_is_killed(small, within):
         shuffler = Shuffler(client, small, delivery="clique", cache_fraction=0.5, server="2", on_loss="raise")
         epochs = shuffler.epochs(5)
         client.gather(next(epochs).map(len))
-        address = shuffler._membership.current.addresses[-1]
+        address = shuffler._sequence.membership.current.addresses[-1]
         [pid] = client.run(os.getpid, workers=[address]).values()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerLost, match="the server"):

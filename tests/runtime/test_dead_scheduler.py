@@ -12,12 +12,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import dask.array
 import numpy as np
 import pytest
 from distributed import Client
 
+import dshuffle
 from dshuffle import Dataset, Shuffler, create_dataset
 from dshuffle.errors import ClusterError
+from dshuffle.runtime.client.cluster_view import cluster_info
+from dshuffle.runtime.measure.diagnosis import diagnose
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -141,3 +145,21 @@ def test_a_session_does_not_open(processes: tuple[Client, int], dataset: Dataset
         Shuffler(client, dataset)
     assert time.monotonic() - started < 20
     assert not re.search("version", str(caught.value))
+
+
+def test_a_stopped_scheduler_does_not_say_which_workers_there_are(processes: tuple[Client, int]) -> None:
+    client, scheduler = processes
+    assert len(cluster_info(client)["workers"]) == 2
+    os.kill(scheduler, signal.SIGSTOP)
+    silent = rf"the scheduler at {re.escape(client.scheduler.address)} did not answer within 1 s"
+    with dask.config.set({"dshuffle.timeout": "1s"}):
+        for call in (
+            lambda: cluster_info(client),
+            lambda: dshuffle.permute(client, dask.array.arange(10, chunks=5)),
+            lambda: diagnose(client),
+            lambda: dshuffle.measure_cluster(client, None),
+        ):
+            started = time.monotonic()
+            with pytest.raises(ClusterError, match=silent):
+                call()
+            assert time.monotonic() - started < ENDS_WITHIN

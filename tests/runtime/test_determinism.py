@@ -23,41 +23,41 @@ def same(first, second):
 
 
 @pytest.mark.parametrize("assignment", ["local", "partial:0.3", "global"])
-def test_the_same_seed_gives_the_same_orders_and_another_does_not(threads, small, orders, assignment):
+def test_the_same_seed_gives_the_same_orders_and_another_does_not(threads, small, check_orders, assignment):
     runs = []
     for seed, delivery in ((5, "peer"), (5, "storage"), (6, "peer")):
         with Shuffler(threads, small, assignment=assignment, delivery=delivery, seed=seed) as shuffler:
-            runs.append(orders(shuffler, 3))
+            runs.append(check_orders(shuffler, 3))
     assert same(runs[0], runs[1])
     for epoch in range(3):
         assert not same(runs[0][epoch : epoch + 1], runs[2][epoch : epoch + 1])
 
 
-def test_another_cluster_gives_the_same_orders(processes, small, orders, cluster_of):
+def test_another_cluster_gives_the_same_orders(processes, small, check_orders, cluster_of):
     with Shuffler(processes, small, seed=3) as shuffler:
-        expected = orders(shuffler, 3)
+        expected = check_orders(shuffler, 3)
     # Ranks follow names, not the order in which workers have come.
     with (
         cluster_of({2: {}, 0: {}, 1: {}}) as cluster,
         Client(cluster) as client,
         Shuffler(client, small, seed=3) as shuffler,
     ):
-        assert same(orders(shuffler, 3), expected)
+        assert same(check_orders(shuffler, 3), expected)
 
 
-def test_a_second_call_of_epochs_goes_on(threads, small, orders):
+def test_a_second_call_of_epochs_goes_on(threads, small, check_orders):
     with Shuffler(threads, small, seed=9) as shuffler:
-        at_once = orders(shuffler, 4)
+        at_once = check_orders(shuffler, 4)
     with Shuffler(threads, small, seed=9) as shuffler:
-        in_two = orders(shuffler, 1) + orders(shuffler, 3)
+        in_two = check_orders(shuffler, 1) + check_orders(shuffler, 3)
         assert [record.epoch for record in shuffler.records] == [0, 1, 2, 3]
     assert same(at_once, in_two)
 
 
 @pytest.mark.parametrize("assignment", ["local", "global"])
-def test_the_order_changes_every_epoch(threads, small, orders, assignment):
+def test_the_order_changes_every_epoch(threads, small, check_orders, assignment):
     with Shuffler(threads, small, assignment=assignment) as shuffler:
-        seen = orders(shuffler, 3)
+        seen = check_orders(shuffler, 3)
     for before, after in pairwise(seen):
         for a, b in zip(before, after, strict=True):
             assert not np.array_equal(a, b)
@@ -65,19 +65,19 @@ def test_the_order_changes_every_epoch(threads, small, orders, assignment):
             assert np.array_equal(np.sort(a), np.sort(b)) == (assignment == "local")
 
 
-def test_contiguous_sharding_starts_with_consecutive_samples(threads, small, orders):
+def test_contiguous_sharding_starts_with_consecutive_samples(threads, small, check_orders):
     with Shuffler(threads, small, assignment="local", sharding="contiguous") as shuffler:
-        for part, rank in zip(orders(shuffler, 1)[0], range(5), strict=True):
+        for part, rank in zip(check_orders(shuffler, 1)[0], range(5), strict=True):
             assert np.array_equal(np.sort(part), np.arange(200 * rank, 200 * rank + 200))
 
 
 @pytest.mark.parametrize("delivery", ["peer", "storage", "server"])
 @pytest.mark.parametrize("assignment", ["local", "partial:0.3", "global"])
-def test_a_session_can_begin_with_any_epoch(threads, small, orders, assignment, delivery):
+def test_a_session_can_begin_with_any_epoch(threads, small, check_orders, assignment, delivery):
     with Shuffler(threads, small, assignment=assignment, delivery=delivery, seed=5) as shuffler:
-        from_0 = orders(shuffler, 6)
+        from_0 = check_orders(shuffler, 6)
     with Shuffler(threads, small, assignment=assignment, delivery=delivery, seed=5, first_epoch=3) as shuffler:
-        assert same(orders(shuffler, 3), from_0[3:])
+        assert same(check_orders(shuffler, 3), from_0[3:])
         assert [record.epoch for record in shuffler.records] == [3, 4, 5]
         assert shuffler.records[0].delivery == "load"
         assert shuffler.records[0].store_delivered_bytes > 0

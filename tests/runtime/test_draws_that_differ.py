@@ -40,7 +40,7 @@ def differently(monkeypatch):
     return differently
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(
     ("way", "epochs"),
     [
@@ -53,11 +53,11 @@ def differently(monkeypatch):
     ],
     ids=str,
 )
-def test_one_worker_draws_other_samples(threads, small, orders, differently, rank, way, epochs):
+def test_one_worker_draws_other_samples(threads, small, check_orders, differently, rank, way, epochs):
     """The first epoch in which the draws differ is not trained on; contiguous shares are not drawn."""
     differently(rank)
     with Shuffler(threads, small, seed=3, **way) as shuffler:
-        assert len(orders(shuffler, epochs)) == epochs
+        assert len(check_orders(shuffler, epochs)) == epochs
         for _ in range(2):  # also if it is tried again
             with pytest.raises(ExchangeError, match=rf"epoch {epochs}: {NOT_THE_SAME}"):
                 next(shuffler.epochs(1))
@@ -158,11 +158,11 @@ def test_all_workers_of_the_next_job_draw_other_samples(new_processes, small):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [{}, {"delivery": "storage"}, {"assignment": "partial:0.3"}], ids=str)
-def test_a_worker_that_joins_draws_other_samples(new_processes, small, ids, way):
+def test_a_worker_that_joins_draws_other_samples(new_processes, small, check_ids, way):
     def train(client, cluster, shuffler):
         before = set(shuffler.addresses)
         for epoch in shuffler.epochs(9):
-            samples = client.gather(epoch.map(ids))
+            samples = client.gather(epoch.map(check_ids))
             assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
             assert len(samples) == 2, "no epoch is trained on with the worker that joins"
             if epoch.number == 0:
@@ -180,7 +180,7 @@ def test_a_worker_that_joins_draws_other_samples(new_processes, small, ids, way)
 
 
 @pytest.mark.slow
-def test_a_worker_that_draws_other_samples_does_not_take_a_rank(new_processes, small, ids, caplog):
+def test_a_worker_that_draws_other_samples_does_not_take_a_rank(new_processes, small, check_ids, caplog):
     """The next one does: here the nanny of the lost worker starts it again."""
     with new_processes(2) as cluster, Client(cluster) as client, Shuffler(client, small, seed=3) as shuffler:
         members = set(shuffler.addresses)
@@ -189,7 +189,7 @@ def test_a_worker_that_draws_other_samples_does_not_take_a_rank(new_processes, s
         [spare] = set(client.scheduler_info()["workers"]) - members
         client.run(is_another_build, workers=[spare])
         for epoch in shuffler.epochs(3):
-            futures = epoch.map(ids)
+            futures = epoch.map(check_ids)
             if epoch.number == 1:
                 client.gather(futures)
                 [pid] = client.run(os.getpid, workers=[shuffler.addresses[1]]).values()

@@ -58,7 +58,7 @@ def random_job(rng, assignment, delivery, n_workers, nbytes, n_epochs):
     return job, {"dshuffle.message-bytes": message_bytes, "dshuffle.window-bytes": window_bytes}
 
 
-def run(client, n_workers, rng, assignment, delivery, folder, n_epochs, **chosen):
+def check_run(client, n_workers, rng, assignment, delivery, folder, n_epochs, **chosen):
     arrays, dataset = random_dataset(rng, folder, n_workers, assignment)
     job, config = random_job(rng, assignment, delivery, n_workers, dataset.n_samples * dataset.row_nbytes, n_epochs)
     job |= chosen
@@ -103,10 +103,10 @@ CODED_PAIRS = [(assignment, delivery) for assignment in ASSIGNMENTS for delivery
 @pytest.mark.parametrize(("assignment", "delivery"), PAIRS + CODED_PAIRS)
 def test_on_processes(processes, tmp_path, assignment, delivery):
     rng = np.random.default_rng(zlib.crc32(f"processes {assignment} {delivery}".encode()))
-    run(processes, 3, rng, assignment, delivery, tmp_path / "0.zarr", 4)
+    check_run(processes, 3, rng, assignment, delivery, tmp_path / "0.zarr", 4)
     processes.run(share_from, 0)  # the messages here are too short otherwise
     try:
-        run(processes, 3, rng, assignment, delivery, tmp_path / "1.zarr", 4)
+        check_run(processes, 3, rng, assignment, delivery, tmp_path / "1.zarr", 4)
     finally:
         processes.run(share_from, LEAST_NBYTES)
 
@@ -116,7 +116,7 @@ def test_on_processes(processes, tmp_path, assignment, delivery):
 def test_on_threads(threads, tmp_path, assignment, delivery):
     rng = np.random.default_rng(zlib.crc32(f"threads {assignment} {delivery}".encode()))
     for job in range(4):
-        run(threads, 5, rng, assignment, delivery, tmp_path / f"{job}.zarr", 6)
+        check_run(threads, 5, rng, assignment, delivery, tmp_path / f"{job}.zarr", 6)
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_coded_on_threads(threads, tmp_path, assignment, delivery):
     rng = np.random.default_rng(key)
     for number, caching in enumerate(sorted(CACHINGS)):
         n_epochs = 15 if number == key % len(CACHINGS) else 5  # one long run for each pair, and of each caching some
-        run(threads, 5, rng, assignment, delivery, tmp_path / f"{caching}.zarr", n_epochs, caching=caching)
+        check_run(threads, 5, rng, assignment, delivery, tmp_path / f"{caching}.zarr", n_epochs, caching=caching)
 
 
 @pytest.mark.parametrize(
@@ -134,4 +134,4 @@ def test_coded_on_threads(threads, tmp_path, assignment, delivery):
 )
 def test_in_brief(threads, tmp_path, assignment, delivery):
     rng = np.random.default_rng(1)
-    run(threads, 5, rng, assignment, delivery, tmp_path / "d.zarr", 3)
+    check_run(threads, 5, rng, assignment, delivery, tmp_path / "d.zarr", 3)

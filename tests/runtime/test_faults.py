@@ -49,12 +49,12 @@ def set_status(client, name, status, eventually):
 # -- paused workers ------------------------------------------------------------------------------------------------
 
 
-def test_a_paused_worker_does_not_take_part(cluster_of, small, orders, eventually, caplog):
+def test_a_paused_worker_does_not_take_part(cluster_of, small, check_orders, eventually, caplog):
     with cluster_of(NAMES) as cluster, Client(cluster) as client:
         set_status(client, "1", Status.paused, eventually)
         with Shuffler(client, small) as shuffler:
             assert shuffler.n_workers == 2
-            orders(shuffler, 2)
+            check_orders(shuffler, 2)
         assert "paused and do not take part: tcp://" in caplog.text
         for name in ("0", "2"):
             set_status(client, name, Status.paused, eventually)
@@ -62,11 +62,11 @@ def test_a_paused_worker_does_not_take_part(cluster_of, small, orders, eventuall
             Shuffler(client, small)
 
 
-def test_a_task_of_a_paused_worker_runs_when_it_goes_on(cluster_of, small, ids, eventually):
+def test_a_task_of_a_paused_worker_runs_when_it_goes_on(cluster_of, small, check_ids, eventually):
     with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
         for epoch in shuffler.epochs(2):
             set_status(client, "1", Status.paused, eventually)
-            futures = epoch.map(ids)
+            futures = epoch.map(check_ids)
             wait([futures[0], futures[2]])
             assert not futures[1].done()
             assert "rank 1 (tcp://" in shuffler._calls.waiting_for()
@@ -75,7 +75,7 @@ def test_a_task_of_a_paused_worker_runs_when_it_goes_on(cluster_of, small, ids, 
             assert np.array_equal(np.sort(np.concatenate(client.gather(futures))), np.arange(1000))
 
 
-def test_a_task_of_a_worker_that_stays_paused_fails(cluster_of, small, ids, eventually, within):
+def test_a_task_of_a_worker_that_stays_paused_fails(cluster_of, small, check_ids, eventually, within):
     with (
         dask.config.set({"dshuffle.paused-timeout": "2s"}),
         cluster_of(NAMES) as cluster,
@@ -84,18 +84,18 @@ def test_a_task_of_a_worker_that_stays_paused_fails(cluster_of, small, ids, even
     ):
         [epoch] = shuffler.epochs(1)
         set_status(client, "1", Status.paused, eventually)
-        futures = epoch.map(ids)
+        futures = epoch.map(check_ids)
         with pytest.raises(ClusterError, match=r"a task waited 2 s because rank 1 \(tcp://.*is paused in Dask"):
             within(20, lambda: client.gather(futures))
         epoch.accept(futures)
 
 
-def test_a_task_whose_paused_worker_leaves_fails(cluster_of, small, ids, eventually, within):
+def test_a_task_whose_paused_worker_leaves_fails(cluster_of, small, check_ids, eventually, within):
     with cluster_of(NAMES) as cluster, Client(cluster) as client:
         shuffler = Shuffler(client, small)
         [epoch] = shuffler.epochs(1)
         set_status(client, "1", Status.paused, eventually)
-        futures = epoch.map(ids)
+        futures = epoch.map(check_ids)
         wait([futures[0], futures[2]])
         within(30, lambda: client.retire_workers([address_of(client, "1")], close_workers=True, remove=True))
         with pytest.raises(WorkerLost, match="rank 1"):
@@ -106,7 +106,7 @@ def test_a_task_whose_paused_worker_leaves_fails(cluster_of, small, ids, eventua
 # -- messages that are lost ----------------------------------------------------------------------------------------
 
 
-def test_votes_and_orders_that_are_lost_do_not_hang_an_epoch(cluster_of, small, orders, within, monkeypatch):
+def test_votes_and_orders_that_are_lost_do_not_hang_an_epoch(cluster_of, small, check_orders, within, monkeypatch):
     send_vote, lost = WorkerSession._send_vote, []
 
     async def lossy(self, run):
@@ -122,20 +122,20 @@ def test_votes_and_orders_that_are_lost_do_not_hang_an_epoch(cluster_of, small, 
         Client(cluster) as client,
         Shuffler(client, small) as shuffler,
     ):
-        within(20, lambda: orders(shuffler, 3))
+        within(20, lambda: check_orders(shuffler, 3))
     assert sorted(lost) == [1, 2]
 
 
-def test_votes_of_strangers_are_refused(cluster_of, small, orders):
+def test_votes_of_strangers_are_refused(cluster_of, small, check_orders):
     with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
         vote = {"reason": "I do not like it", "again": False, "counts": {}}
         message = {"participant": 1, "run_id": 1, "secret": "?", "vote": vote}
         with pytest.raises(ClusterError, match="refused a vote: it does not come from one of its workers"):
             shuffler._calls.tell("report", **message)
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
 
 
-def test_an_exchange_that_fails_once_is_repeated_and_keeps_what_has_arrived(threads, small, orders, monkeypatch):
+def test_an_exchange_that_fails_once_is_repeated_and_keeps_what_has_arrived(threads, small, check_orders, monkeypatch):
     unpack, calls = CachePartition.unpack, []
 
     def stumble(self, sample_ids, slots, rows, checksums):
@@ -145,14 +145,14 @@ def test_an_exchange_that_fails_once_is_repeated_and_keeps_what_has_arrived(thre
         unpack(self, sample_ids, slots, rows, checksums)
 
     with Shuffler(threads, small) as shuffler:
-        orders(shuffler, 1)
+        check_orders(shuffler, 1)
         monkeypatch.setattr(CachePartition, "unpack", stumble)
         with pytest.raises(ExchangeError, match="stumbled"):  # an unknown error is not tried again
-            orders(shuffler, 1)
+            check_orders(shuffler, 1)
         before = sum(map(len, calls))
         calls.clear()
         calls += [np.empty(0)] * 10
-        orders(shuffler, 1)
+        check_orders(shuffler, 1)
         again = sum(map(len, calls))
         received = shuffler.records[-1].needed
     assert 0 < received - again <= before
@@ -161,18 +161,25 @@ def test_an_exchange_that_fails_once_is_repeated_and_keeps_what_has_arrived(thre
 # -- tasks ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_that_hangs_is_named_and_the_session_goes_on_when_it_ends(threads, small, orders, within, eventually):
+def test_a_task_that_hangs_is_named_and_the_session_goes_on_when_it_ends(
+    threads, small, check_orders, within, eventually, tmp_path
+):
+    def wait_for_file(partition, path):
+        while partition.rank == 3 and not os.path.exists(path):
+            time.sleep(0.02)
+
     with dask.config.set({"dshuffle.timeout": "4s", "dshuffle.heartbeat": "3s"}), Shuffler(threads, small) as shuffler:
         epochs = shuffler.epochs(2)
         epoch = next(epochs)
-        futures = epoch.map(lambda partition: time.sleep(6 if partition.rank == 3 else 0))
+        futures = epoch.map(wait_for_file, str(tmp_path / "go on"))
         epoch.accept(futures)
         eventually(lambda: any(threads.run(lambda dask_worker: len(dask_worker.state.executing)).values()))
         wait([*futures[:3], futures[4]])
         threads.cancel(futures)
         with pytest.raises(ExchangeError, match=r"the epoch cannot end: waiting to end epoch 0: rank 3 .*1 task of"):
             within(30, lambda: next(epochs))
-        within(20, lambda: orders(shuffler, 2))
+        (tmp_path / "go on").touch()
+        within(20, lambda: check_orders(shuffler, 2))
     assert [record.epoch for record in shuffler.records] == [0, 1, 2]
 
 
@@ -198,17 +205,17 @@ def test_what_a_task_reaches_is_read_only(threads, small):
 # -- clients -------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_is_connected_again_keeps_its_session(cluster_of, small, orders, ids, eventually):
+def test_a_client_that_is_connected_again_keeps_its_session(cluster_of, small, check_orders, check_ids, eventually):
     with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
-        orders(shuffler, 1)
+        check_orders(shuffler, 1)
         first = client.scheduler_comm
         client.loop.add_callback(client.scheduler_comm.comm.abort)
         eventually(lambda: client.status == "running" and client.scheduler_comm not in (None, first))
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
 
 
 def test_a_client_that_connects_again_before_the_old_connection_ends_keeps_its_session(
-    cluster_of, small, orders, eventually
+    cluster_of, small, check_orders, eventually
 ):
     """Dask then removes the new connection as if the client had left, and the client connects once more."""
 
@@ -223,14 +230,14 @@ def test_a_client_that_connects_again_before_the_old_connection_ends_keeps_its_s
         return dask_scheduler._client_connections_added_total
 
     with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
-        orders(shuffler, 1)
+        check_orders(shuffler, 1)
         before = client.run_on_scheduler(connections)
         client.sync(overtake, client)
         eventually(lambda: client.status == "running" and client.run_on_scheduler(connections) == before + 2)
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
 
 
-def test_ctrl_c_while_the_next_epoch_is_prefetched_loses_no_epoch(threads, small, orders, monkeypatch):
+def test_ctrl_c_while_the_next_epoch_is_prefetched_loses_no_epoch(threads, small, check_orders, monkeypatch):
     with Shuffler(threads, small) as shuffler:
         tell = shuffler._calls.tell
 
@@ -248,7 +255,7 @@ def test_ctrl_c_while_the_next_epoch_is_prefetched_loses_no_epoch(threads, small
 
 def test_a_session_that_is_closed_while_it_opens_is_not_opened(cluster_of, small, sessions_left, monkeypatch):
     with cluster_of(NAMES) as cluster, Client(cluster) as client:
-        ask = dshuffle.runtime.session_client.SessionClient.ask
+        ask = dshuffle.runtime.client.session_client.SessionClient.ask
 
         def interrupted(self, kind, operation, **message):
             if operation == "open":
@@ -261,7 +268,7 @@ def test_a_session_that_is_closed_while_it_opens_is_not_opened(cluster_of, small
             time.sleep(0.5)
             return open_dataset(self)
 
-        monkeypatch.setattr(dshuffle.runtime.session_client.SessionClient, "ask", interrupted)
+        monkeypatch.setattr(dshuffle.runtime.client.session_client.SessionClient, "ask", interrupted)
         monkeypatch.setattr(DatasetReference, "open", slow)
         with pytest.raises(ClusterError, match="closed"):
             Shuffler(client, small)
@@ -277,7 +284,7 @@ def test_a_shuffler_that_is_dropped_warns_and_is_closed(threads, small, sessions
     eventually(lambda: sessions_left(threads) == (0, 0))
 
 
-def test_opening_a_session_does_no_harm_to_the_sessions_of_others(cluster_of, small, orders, monkeypatch):
+def test_opening_a_session_does_no_harm_to_the_sessions_of_others(cluster_of, small, check_orders, monkeypatch):
     """A worker that is too busy to answer is asked again, and its plugin is not installed anew."""
     with (
         dask.config.set({"dshuffle.heartbeat": "1s"}),
@@ -285,11 +292,11 @@ def test_opening_a_session_does_no_harm_to_the_sessions_of_others(cluster_of, sm
         Client(cluster) as client,
         Shuffler(client, small) as first,
     ):
-        orders(first, 1)
+        check_orders(first, 1)
         client.run(slow_to_answer, workers=[first.addresses[1]])
         with Shuffler(client, small) as second:
-            orders(second, 2)
-        orders(first, 2)
+            check_orders(second, 2)
+        check_orders(first, 2)
 
 
 def slow_to_answer(dask_worker):
@@ -305,7 +312,7 @@ def slow_to_answer(dask_worker):
     dask_worker.handlers["dshuffle_protocol"] = late
 
 
-def test_workers_that_are_being_set_up_are_waited_for(small, orders, monkeypatch):
+def test_workers_that_are_being_set_up_are_waited_for(small, check_orders, monkeypatch):
     """They load kernels. Dask would log a traceback if they were asked something that they do not know yet."""
     install, tasks = DShuffleScheduler._install, []
 
@@ -323,7 +330,7 @@ def test_workers_that_are_being_set_up_are_waited_for(small, orders, monkeypatch
         captured_logger("distributed.core") as log,
         Shuffler(client, small) as shuffler,
     ):
-        orders(shuffler, 1)
+        check_orders(shuffler, 1)
     assert "No handler" not in log.getvalue()
     assert tasks[0].done()
 
@@ -333,10 +340,10 @@ def test_workers_that_are_being_set_up_are_waited_for(small, orders, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [3, 60])
-def test_a_stopped_worker_is_waited_for_or_lost_after_a_heartbeat(new_processes, small, orders, within, seconds):
+def test_a_stopped_worker_is_waited_for_or_lost_after_a_heartbeat(new_processes, small, check_orders, within, seconds):
     with dask.config.set({"dshuffle.heartbeat": "6s"}), new_processes(2) as cluster, Client(cluster) as client:
         shuffler = Shuffler(client, small, on_loss="raise")
-        orders(shuffler, 1)
+        check_orders(shuffler, 1)
         [pid] = client.run(os.getpid, workers=[address_of(client, "1")]).values()
         os.kill(pid, signal.SIGSTOP)
         threading.Timer(seconds, os.kill, [pid, signal.SIGCONT]).start() if seconds < 6 else None
@@ -356,7 +363,7 @@ def test_a_stopped_worker_is_waited_for_or_lost_after_a_heartbeat(new_processes,
 
 
 @pytest.mark.slow
-def test_rows_of_a_worker_that_crawls_are_read_from_the_store(new_processes, tmp_path, ids, caplog):
+def test_rows_of_a_worker_that_crawls_are_read_from_the_store(new_processes, tmp_path, check_ids, caplog):
     """It still answers the scheduler, so it is not lost. Its rows would take half a minute."""
     y = np.arange(30_000)
     dataset = dshuffle.create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((30_000, 100)), "y": y})
@@ -374,7 +381,7 @@ def test_rows_of_a_worker_that_crawls_are_read_from_the_store(new_processes, tmp
 
     with new_processes(4) as cluster, Client(cluster) as client, Shuffler(client, dataset) as shuffler:
         for epoch in shuffler.epochs(3):
-            samples = client.gather(epoch.map(ids))
+            samples = client.gather(epoch.map(check_ids))
             assert np.array_equal(np.sort(np.concatenate(samples)), y)
             if epoch.number == 0:
                 client.run(crawl, workers=[shuffler.addresses[1]])
@@ -386,14 +393,14 @@ def test_rows_of_a_worker_that_crawls_are_read_from_the_store(new_processes, tmp
 
 
 @pytest.mark.slow
-def test_an_adaptive_cluster_keeps_the_workers_of_a_session(new_processes, small, ids, eventually):
+def test_an_adaptive_cluster_keeps_the_workers_of_a_session(new_processes, small, check_ids, eventually):
     """Dask removes idle workers. Those of a session are idle between epochs, but hold its partitions."""
     with new_processes(3) as cluster, Client(cluster) as client:
         with Shuffler(client, small) as shuffler:
             before = shuffler.addresses
             cluster.adapt(minimum=1, maximum=3, interval="100ms", wait_count=2)
             for epoch in shuffler.epochs(4):
-                samples = client.gather(epoch.map(ids))
+                samples = client.gather(epoch.map(check_ids))
                 assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
                 time.sleep(1.0)
             assert shuffler.addresses == before

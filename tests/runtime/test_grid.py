@@ -20,11 +20,11 @@ ROW = 64
 """Bytes of a row of `small`."""
 
 
-def test_rows_take_two_hops_and_reach_the_workers_that_peers_would_send_them_to(threads, small, orders):
+def test_rows_take_two_hops_and_reach_the_workers_that_peers_would_send_them_to(threads, small, check_orders):
     with Shuffler(threads, small, seed=3) as shuffler:
-        expected = orders(shuffler, 3)
+        expected = check_orders(shuffler, 3)
     with Shuffler(threads, small, seed=3, delivery="grid") as shuffler:
-        for now, then in zip(orders(shuffler, 3), expected, strict=True):
+        for now, then in zip(check_orders(shuffler, 3), expected, strict=True):
             assert all(map(np.array_equal, now, then))
     grid = WorkerGrid(5)
     holder = {int(sample): rank for rank, samples in enumerate(expected[0]) for sample in samples}
@@ -40,12 +40,12 @@ def test_rows_take_two_hops_and_reach_the_workers_that_peers_would_send_them_to(
     assert sum(record.wire_received_bytes) == sum(record.wire_sent_bytes)
 
 
-def test_short_messages(threads, small, orders):
+def test_short_messages(threads, small, check_orders):
     with (
         dask.config.set({"dshuffle.message-bytes": 100, "dshuffle.window-bytes": 300}),
         Shuffler(threads, small, delivery="grid", assignment="partial:0.4") as shuffler,
     ):
-        orders(shuffler, 4)
+        check_orders(shuffler, 4)
     assert [record.delivery for record in shuffler.records[1:]] == ["grid"] * 3
 
 
@@ -68,31 +68,31 @@ def corrupt(monkeypatch):
     return corrupt
 
 
-def test_a_corrupted_header_is_asked_for_again(threads, small, orders, corrupt):
+def test_a_corrupted_header_is_asked_for_again(threads, small, check_orders, corrupt):
     corrupt(0)
     with Shuffler(threads, small, delivery="grid") as shuffler:
-        orders(shuffler, 3)
+        check_orders(shuffler, 3)
     assert [(record.run_id, record.recovered_rows) for record in shuffler.records] == [(1, 0), (2, 0), (3, 0)]
 
 
-def test_bundles_that_are_always_corrupted_are_replaced_by_rows_of_the_store(threads, small, orders, corrupt):
+def test_bundles_that_are_always_corrupted_are_replaced_by_rows_of_the_store(threads, small, check_orders, corrupt):
     corrupt(0, always=True)
     with Shuffler(threads, small, delivery="grid") as shuffler:
-        orders(shuffler, 3)
+        check_orders(shuffler, 3)
     for record in shuffler.records[1:]:
         assert record.recovered_rows == record.needed
         assert sum(record.wire_sent_bytes) == sum(record.wire_received_bytes)
 
 
-def test_a_row_that_is_corrupted_on_the_way_is_read_from_the_store(threads, small, orders, corrupt):
+def test_a_row_that_is_corrupted_on_the_way_is_read_from_the_store(threads, small, check_orders, corrupt):
     corrupt(-1)
     with Shuffler(threads, small, delivery="grid") as shuffler:
-        orders(shuffler, 3)
+        check_orders(shuffler, 3)
     assert shuffler.records[1].recovered_rows > 0
     assert [record.delivery for record in shuffler.records[1:]] == ["grid"] * 2
 
 
-def test_an_aborted_run_keeps_the_bundles_that_have_arrived(threads, small, orders, monkeypatch):
+def test_an_aborted_run_keeps_the_bundles_that_have_arrived(threads, small, check_orders, monkeypatch):
     begin, resumed = Forwarder.begin, []
 
     def fail_once(self, run_id, rows, **options):
@@ -110,14 +110,14 @@ def test_an_aborted_run_keeps_the_bundles_that_have_arrived(threads, small, orde
     with Shuffler(threads, small, delivery="grid") as shuffler:
         monkeypatch.setattr(Forwarder, "begin", fail_once)
         monkeypatch.setattr(ExchangeRun, "received", fail)
-        orders(shuffler, 3)
+        check_orders(shuffler, 3)
     assert shuffler.records[1].run_id == failed[0] + 1
     assert any(resumed)
     assert [record.delivery for record in shuffler.records[1:]] == ["grid"] * 2
 
 
 @pytest.mark.parametrize("fails", ["at once", "when all else is done"])
-def test_a_forwarder_that_fails_late_ends_nothing(cluster_of, small, orders, monkeypatch, within, fails):
+def test_a_forwarder_that_fails_late_ends_nothing(cluster_of, small, check_orders, monkeypatch, within, fails):
     """Ranks vote when their own rows are here, whatever their forwarders do."""
     received = Forwarder._received
 
@@ -131,7 +131,7 @@ def test_a_forwarder_that_fails_late_ends_nothing(cluster_of, small, orders, mon
     with cluster_of({str(rank): {} for rank in range(7)}) as cluster, Client(cluster) as client:
         client.wait_for_workers(7)
         with Shuffler(client, small, delivery="grid") as shuffler:
-            within(60, lambda: orders(shuffler, 3))
+            within(60, lambda: check_orders(shuffler, 3))
     assert shuffler.records[1].recovered_rows == shuffler.records[1].needed
     assert [record.delivery for record in shuffler.records[1:]] == ["grid"] * 2
 
@@ -171,8 +171,8 @@ def test_rows_without_bytes(threads, tmp_path, delivery):
 
 
 @pytest.mark.parametrize("n_workers", [1, 2, 3, 7])
-def test_few_workers(cluster_of, small, orders, n_workers):
+def test_few_workers(cluster_of, small, check_orders, n_workers):
     with cluster_of({str(rank): {} for rank in range(n_workers)}) as cluster, Client(cluster) as client:
         client.wait_for_workers(n_workers)
         with Shuffler(client, small, delivery="grid") as shuffler:
-            orders(shuffler, 3)
+            check_orders(shuffler, 3)

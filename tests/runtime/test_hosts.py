@@ -9,9 +9,15 @@ from dshuffle import Shuffler
 
 
 @pytest.mark.parametrize(
-    ("addresses", "hosts"), [("1122", (0, 0, 1, 1)), ("1212", (0, 0, 1, 1)), ("1234", ()), ("1111", ())]
+    ("addresses", "hosts"),
+    [
+        pytest.param("1122", (0, 0, 1, 1), marks=pytest.mark.slow),
+        ("1212", (0, 0, 1, 1)),
+        ("1234", ()),
+        pytest.param("1111", (), marks=pytest.mark.slow),
+    ],
 )
-def test_peers_on_the_same_machine_send_what_they_hold(cluster_of, small, orders, addresses, hosts):
+def test_peers_on_the_same_machine_send_what_they_hold(cluster_of, small, check_orders, addresses, hosts):
     workers = {str(name): {"host": f"127.0.0.{address}"} for name, address in enumerate(addresses)}
 
     def figures(dask_scheduler, session_id):
@@ -21,7 +27,7 @@ def test_peers_on_the_same_machine_send_what_they_hold(cluster_of, small, orders
     with cluster_of(workers) as cluster, Client(cluster) as client:
         client.wait_for_workers(4)
         with Shuffler(client, small, cache_fraction=0.6) as shuffler:
-            orders(shuffler, 3)
+            check_orders(shuffler, 3)
             found, links = client.run_on_scheduler(figures, session_id=shuffler._calls.session_id)
     assert found == hosts
     if hosts:

@@ -17,19 +17,18 @@ import dshuffle
 from dshuffle import Shuffler
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.kept_partition import Listed
-from dshuffle.runtime.worker import worker_plugin
+from dshuffle.runtime.worker import opening
 from dshuffle.store import Dataset
 
 from .conftest import OPTIONS, task_that_checks
 
+QUICK = [{"assignment": "global"}, {"cache_fraction": 0.6, "delivery": "clique"}]
 WAYS = [
-    {"assignment": "global"},
     {"assignment": "partial:0.3"},
     {"assignment": "local"},
     {"assignment": "chunks"},
     {"delivery": "storage"},
     {"delivery": "server"},
-    {"cache_fraction": 0.6, "delivery": "clique"},
     {"assignment": "aligned", "delivery": "leftover"},
     {"balance": "label", "sharding": "stratified:label"},
 ]
@@ -55,15 +54,19 @@ def one_epoch(shuffler, task, client):
     return samples, shuffler.records[0]
 
 
-def first_record(shuffler, ids, client):
+def check_first_record(shuffler, ids, client):
     """Train on all samples, and return the record."""
     samples, record = one_epoch(shuffler, ids, client)
     assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
     return record
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
-def test_a_session_that_resumes_reads_nothing_from_the_store(threads, workers, labelled, ids, tmp_path, way):
+@pytest.mark.parametrize(
+    "way",
+    [*QUICK, *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS)],
+    ids=lambda way: "-".join(map(str, way.values())),
+)
+def test_a_session_that_resumes_reads_nothing_from_the_store(threads, workers, labelled, check_ids, tmp_path, way):
     """The workers of the new cluster have other addresses. Its ranks train on what is left of the epoch."""
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
 
@@ -76,14 +79,14 @@ def test_a_session_that_resumes_reads_nothing_from_the_store(threads, workers, l
         for _ in range(3):
             epoch = next(epochs)
         seen = threads.gather(epoch.map(some))
-        order = threads.gather(epoch.map(ids))
+        order = threads.gather(epoch.map(check_ids))
         state = shuffler.state_dict()
     with (
         workers(5) as cluster,
         Client(cluster) as client,
         Shuffler.resume(client, labelled, state, delivery=way.get("delivery", "peer"), **kept) as shuffler,
     ):
-        samples, record = one_epoch(shuffler, ids, client)
+        samples, record = one_epoch(shuffler, check_ids, client)
     for then, before, now in zip(order, seen, samples, strict=True):
         assert np.array_equal(then, np.concatenate([before, now]))
     if way.get("delivery") not in ("clique", "leftover"):  # their server reads what it will send
@@ -92,25 +95,27 @@ def test_a_session_that_resumes_reads_nothing_from_the_store(threads, workers, l
         assert sum(record.wire_received_bytes) == 0  # every worker got the rank whose partition it has
 
 
-@pytest.mark.parametrize("n_workers", [2, 7])
-def test_another_number_of_workers_reads_from_those_that_have_a_row(threads, workers, small, ids, tmp_path, n_workers):
+@pytest.mark.parametrize("n_workers", [2, pytest.param(7, marks=pytest.mark.slow)])
+def test_another_number_of_workers_reads_from_those_that_have_a_row(
+    threads, workers, small, check_ids, tmp_path, n_workers
+):
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
     with Shuffler(threads, small, **kept) as shuffler:
         for epoch in shuffler.epochs(2):
-            threads.gather(epoch.map(ids))
+            threads.gather(epoch.map(check_ids))
     with workers(n_workers) as cluster, Client(cluster) as client, Shuffler(client, small, **kept) as shuffler:
-        record = first_record(shuffler, ids, client)
+        record = check_first_record(shuffler, check_ids, client)
         assert record.store_bytes == 0
         assert sum(record.wire_received_bytes) > 0
-        one_epoch(shuffler, ids, client)  # nobody reads the former partitions any more
+        one_epoch(shuffler, check_ids, client)  # nobody reads the former partitions any more
     assert len(os.listdir(tmp_path / "rows")) == n_workers
 
 
 @pytest.mark.parametrize("change", ["seed", "dataset", "part", "arrays"])
-def test_what_is_of_something_else_is_not_used(threads, small, ids, tmp_path, change):
+def test_what_is_of_something_else_is_not_used(threads, small, check_ids, tmp_path, change):
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
     with Shuffler(threads, small, **kept) as shuffler:
-        first_record(shuffler, ids, threads)
+        check_first_record(shuffler, check_ids, threads)
     before, options = small, {}
     if change == "seed":
         options = {"seed": 1}
@@ -122,46 +127,55 @@ def test_what_is_of_something_else_is_not_used(threads, small, ids, tmp_path, ch
     else:
         small = dshuffle.open_dataset(small.url, arrays=["y"])
     with Shuffler(threads, small, **kept, **options) as shuffler:
-        assert first_record(shuffler, ids, threads).store_bytes > 0
+        assert check_first_record(shuffler, check_ids, threads).store_bytes > 0
     same = {label.dataset for label in (one.label for one in Listed.all_in(str(tmp_path / "rows"), before.identity))}
     assert same == ({before.identity} if small.identity != before.identity or change in ("seed", "arrays") else set())
 
 
-def test_a_directory_that_another_session_uses(threads, small, ids, tmp_path):
+def test_a_directory_that_another_session_uses(threads, small, check_ids, tmp_path):
     """Each has partitions of its own, and neither removes those of the other."""
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
     with Shuffler(threads, small, **kept) as one:
-        first_record(one, ids, threads)
+        check_first_record(one, check_ids, threads)
         with Shuffler(threads, small, **kept) as other:
-            assert first_record(other, ids, threads).store_bytes > 0
+            assert check_first_record(other, check_ids, threads).store_bytes > 0
             assert len(os.listdir(tmp_path / "rows")) == 10
         for epoch in one.epochs(2):
-            threads.gather(epoch.map(ids))
+            threads.gather(epoch.map(check_ids))
     assert len(os.listdir(tmp_path / "rows")) == 5
 
 
-def test_two_sessions_read_the_same_partitions(threads, small, ids, tmp_path):
+def test_two_sessions_read_the_same_partitions(threads, small, check_ids, tmp_path):
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
     with Shuffler(threads, small, **kept) as shuffler:
-        first_record(shuffler, ids, threads)
+        check_first_record(shuffler, check_ids, threads)
     former = set(os.listdir(tmp_path / "rows"))
     with Shuffler(threads, small, **kept) as one, Shuffler(threads, small, **kept) as other:
         for shuffler in (one, other):
-            assert first_record(shuffler, ids, threads).store_bytes == 0
+            assert check_first_record(shuffler, check_ids, threads).store_bytes == 0
         for shuffler in (one, other):
-            one_epoch(shuffler, ids, threads)
+            one_epoch(shuffler, check_ids, threads)
     left = set(os.listdir(tmp_path / "rows"))
     assert not left & former
     assert len(left) >= 5  # the session that closes last may remove what the other one has left
-    open_files = threads.run(lambda dask_worker: len(dask_worker.plugins["dshuffle"].kept._open))
+    open_files = threads.run(lambda dask_worker: len(dask_worker.plugins["dshuffle"].sessions.shared.kept._open))
     assert set(open_files.values()) == {0}
 
 
-@pytest.mark.parametrize("harm", ["gone", "rows", "index", "pipe", "another user", "another key"])
-def test_what_is_damaged_or_not_the_users_is_read_from_the_store(threads, small, ids, tmp_path, harm, monkeypatch):
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "gone",
+        "rows",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("index", "pipe", "another user", "another key")),
+    ],
+)
+def test_what_is_damaged_or_not_the_users_is_read_from_the_store(
+    threads, small, check_ids, tmp_path, harm, monkeypatch
+):
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
     with Shuffler(threads, small, **kept) as shuffler:
-        first_record(shuffler, ids, threads)
+        check_first_record(shuffler, check_ids, threads)
     folder = tmp_path / "rows" / min(os.listdir(tmp_path / "rows"))
     if harm == "gone":  # after it was listed
         all_in = Listed.all_in.__func__
@@ -187,7 +201,7 @@ def test_what_is_damaged_or_not_the_users_is_read_from_the_store(threads, small,
         path = folder / ("rows" if harm == "rows" else "index")
         path.write_bytes(bytes(path.stat().st_size))
     with Shuffler(threads, small, **kept) as shuffler:
-        record = first_record(shuffler, ids, threads)
+        record = check_first_record(shuffler, check_ids, threads)
     assert 0 < record.store_delivered_bytes <= 201 * small.row_nbytes  # one partition of five
 
 
@@ -221,7 +235,7 @@ def test_the_partitions_survive_that_all_workers_are_killed(new_processes, small
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_worker_that_takes_a_rank_reads_what_the_lost_one_left(
-    workers, small, ids, within, tmp_path, monkeypatch, keeps
+    workers, small, check_ids, within, tmp_path, monkeypatch, keeps
 ):
     directory = tmp_path / "rows"
     read_rows, lock = [], threading.Lock()
@@ -232,7 +246,7 @@ def test_a_worker_that_takes_a_rank_reads_what_the_lost_one_left(
             read_rows.append(len(sample_ids))
         read_into(self, out, slots, sample_ids, **options)
 
-    kept_here = worker_plugin.kept_here
+    kept_here = opening.kept_here
 
     def later(*args):  # when the session is closed on the worker that was given up
         deadline = time.monotonic() + 10
@@ -245,7 +259,7 @@ def test_a_worker_that_takes_a_rank_reads_what_the_lost_one_left(
         coordinator._candidates.refuse(address)
         coordinator.lose(address)
 
-    monkeypatch.setattr(worker_plugin, "kept_here", later)
+    monkeypatch.setattr(opening, "kept_here", later)
     with (
         workers(3) as cluster,
         Client(cluster) as client,
@@ -255,15 +269,15 @@ def test_a_worker_that_takes_a_rank_reads_what_the_lost_one_left(
         client.wait_for_workers(4)
         epochs = shuffler.epochs(3)
         next(epochs)
-        client.gather(next(epochs).map(ids))
+        client.gather(next(epochs).map(check_ids))
         monkeypatch.setattr(Dataset, "read_into", counting)
         client.run_on_scheduler(lose, shuffler.addresses[1])
-        samples = within(40, lambda: client.gather(next(epochs).map(ids)))
+        samples = within(40, lambda: client.gather(next(epochs).map(check_ids)))
         assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
     assert max(read_rows) == (3 if keeps else 333)  # three rows tell whether a worker sees the same dataset
 
 
-def test_an_elastic_session_keeps_the_partitions_of_its_last_workers(workers, small, ids, tmp_path, eventually):
+def test_an_elastic_session_keeps_the_partitions_of_its_last_workers(workers, small, check_ids, tmp_path, eventually):
     directory = tmp_path / "rows"
     with (
         workers(2) as cluster,
@@ -271,20 +285,20 @@ def test_an_elastic_session_keeps_the_partitions_of_its_last_workers(workers, sm
         Shuffler(client, small, cache_directory=directory, keep_cache=True, elastic=True) as shuffler,
     ):
         epochs = shuffler.epochs(6)
-        client.gather(next(epochs).map(ids))
+        client.gather(next(epochs).map(check_ids))
         cluster.scale(3)
         client.wait_for_workers(3)
         for epoch in epochs:
-            client.gather(epoch.map(ids))
+            client.gather(epoch.map(check_ids))
         assert shuffler.n_workers == 3
     assert sorted(one.label.rank for one in Listed.all_in(str(directory), small.identity)) == [0, 1, 2]
     assert len(os.listdir(directory)) == 3
 
 
-def test_kept_partitions_make_room_for_new_ones(threads, small, ids, tmp_path, monkeypatch, caplog, eventually):
+def test_kept_partitions_make_room_for_new_ones(threads, small, check_ids, tmp_path, monkeypatch, caplog, eventually):
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
     with Shuffler(threads, small, **kept) as shuffler:
-        first_record(shuffler, ids, threads)
+        check_first_record(shuffler, check_ids, threads)
     fallocate = os.posix_fallocate
 
     def full(fd, offset, length):
@@ -294,7 +308,7 @@ def test_kept_partitions_make_room_for_new_ones(threads, small, ids, tmp_path, m
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with Shuffler(threads, small, seed=1, **kept) as shuffler:
-        first_record(shuffler, ids, threads)
+        check_first_record(shuffler, check_ids, threads)
     assert "were removed to make room" in caplog.text
     monkeypatch.setattr(os, "posix_fallocate", no_space)
     with pytest.raises(CacheBudgetError, match=r"does not fit into cache_directory=.* are free there"):
@@ -302,15 +316,15 @@ def test_kept_partitions_make_room_for_new_ones(threads, small, ids, tmp_path, m
     eventually(lambda: os.listdir(tmp_path / "rows") == [])
 
 
-@pytest.mark.parametrize("n_workers", [5, 3])
+@pytest.mark.parametrize("n_workers", [pytest.param(5, marks=pytest.mark.slow), 3])
 def test_a_disk_without_room_for_two_sets_gives_up_the_first(
-    threads, workers, small, ids, tmp_path, monkeypatch, n_workers
+    threads, workers, small, check_ids, tmp_path, monkeypatch, n_workers
 ):
     """The session could use the partitions, but they fill the disk. Its rows come from the dataset instead."""
     directory = tmp_path / "rows"
     kept = {"cache_directory": directory, "keep_cache": True}
     with Shuffler(threads, small, **kept) as shuffler:
-        first_record(shuffler, ids, threads)
+        check_first_record(shuffler, check_ids, threads)
     fallocate, most = os.posix_fallocate, 2400 * small.row_nbytes  # two slots for each sample, and a bit more
 
     def full(fd, offset, length):
@@ -324,16 +338,16 @@ def test_a_disk_without_room_for_two_sets_gives_up_the_first(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with workers(n_workers) as cluster, Client(cluster) as client, Shuffler(client, small, **kept) as shuffler:
-        assert first_record(shuffler, ids, client).store_bytes > 0
-        one_epoch(shuffler, ids, client)
+        assert check_first_record(shuffler, check_ids, client).store_bytes > 0
+        one_epoch(shuffler, check_ids, client)
     assert len(os.listdir(directory)) == n_workers
 
 
-def test_a_disk_that_others_fill_is_an_error_that_says_so(threads, small, ids, tmp_path, monkeypatch, eventually):
+def test_a_disk_that_others_fill_is_an_error_that_says_so(threads, small, check_ids, tmp_path, monkeypatch, eventually):
     directory = tmp_path / "rows"
     kept = {"cache_directory": directory, "keep_cache": True}
     with Shuffler(threads, small, **kept) as shuffler:
-        first_record(shuffler, ids, threads)
+        check_first_record(shuffler, check_ids, threads)
     other = dshuffle.create_dataset(tmp_path / "other.zarr", {"x": np.zeros((100, 3))})
     monkeypatch.setattr(os, "posix_fallocate", no_space)
     with pytest.raises(CacheBudgetError, match=r"are free there; partitions of .* take [1-9]\d+ bytes there"):
@@ -359,19 +373,19 @@ def no_space(*args):
 
 
 def test_an_index_that_cannot_be_written_does_not_end_the_session(
-    threads, small, orders, tmp_path, monkeypatch, caplog
+    threads, small, check_orders, tmp_path, monkeypatch, caplog
 ):
     directory = tmp_path / "rows"
     with Shuffler(threads, small, cache_directory=directory, keep_cache=True) as shuffler:
-        orders(shuffler, 1)
+        check_orders(shuffler, 1)
         monkeypatch.setattr(os, "replace", no_space)
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
     assert "cannot be kept" in caplog.text
     monkeypatch.undo()
     assert {one.label.epoch for one in Listed.all_in(str(directory), small.identity)} == {0}
 
 
-def test_indexes_that_take_longer_than_epochs_are_left_out(threads, small, orders, tmp_path, monkeypatch):
+def test_indexes_that_take_longer_than_epochs_are_left_out(threads, small, check_orders, tmp_path, monkeypatch):
     """The last one is written before the session is closed."""
     replace = os.replace
 
@@ -382,7 +396,7 @@ def test_indexes_that_take_longer_than_epochs_are_left_out(threads, small, order
     monkeypatch.setattr(os, "replace", slowly)
     directory = tmp_path / "rows"
     with Shuffler(threads, small, cache_directory=directory, keep_cache=True) as shuffler:
-        orders(shuffler, 6)
+        check_orders(shuffler, 6)
     assert {one.label.epoch for one in Listed.all_in(str(directory), small.identity)} == {5}
 
 
@@ -394,7 +408,7 @@ def test_a_cache_that_cannot_outlive_the_job_is_refused(threads, small, director
         Shuffler(threads, small, cache_directory="/tmp/rows", keep_cache="yes")
 
 
-def test_nothing_is_left_without_keep_cache(threads, small, orders, tmp_path):
+def test_nothing_is_left_without_keep_cache(threads, small, check_orders, tmp_path):
     with Shuffler(threads, small, cache_directory=tmp_path / "rows") as shuffler:
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
     assert os.listdir(tmp_path / "rows") == []

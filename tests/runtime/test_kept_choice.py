@@ -10,8 +10,8 @@ import pytest
 from dshuffle.exchange.kept_index import KeptLabel
 from dshuffle.exchange.kept_partition import Listed
 from dshuffle.planning import Choices, GivenSharding, ShuffleSpec, WorkerHistory
-from dshuffle.runtime.kept_choice import choose_kept
-from dshuffle.runtime.session_spec import Carried
+from dshuffle.runtime.scheduler.kept_choice import choose_kept
+from dshuffle.runtime.session_spec import EarlierWorkers
 
 PLAN = ShuffleSpec(100, 4, Choices())
 WORKERS = ["a", "b", "c", "d"]
@@ -110,7 +110,9 @@ def test_fewer_workers_go_on_with_the_ranks_that_they_have_kept():
     plan, history = ShuffleSpec(100, 3, Choices("local"), first_epoch=8), WorkerHistory(4)
     found = {"a": [kept(3)], "b": [], "c": [kept(0)]}
     former, ranks = choose_kept(found, "global", plan, ["a", "b", "c"], history)
-    carried = Carried(history, 7).placed(former, ranks)
+    carried = EarlierWorkers(history, 7).placed(former, ranks)
     assert carried.places == {"a": 3, "c": 0, "b": 1}
     assert carried.onto(plan, ranks).changes[0].former == tuple(carried.places[address] for address in ranks)
-    assert Carried(history, 7).placed(former, [*ranks, "d"]).places is None  # as many as before: ranks stay the same
+    assert (
+        EarlierWorkers(history, 7).placed(former, [*ranks, "d"]).places is None
+    )  # as many as before: ranks stay the same

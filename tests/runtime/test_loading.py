@@ -13,7 +13,7 @@ import pytest
 from dshuffle import Shuffler
 from dshuffle.errors import DatasetError, ExchangeError
 from dshuffle.exchange import row_transport
-from dshuffle.runtime import session_client
+from dshuffle.runtime.client import session_client
 from dshuffle.store import Dataset
 
 PIECES = 5
@@ -43,15 +43,15 @@ def reads(monkeypatch):
     return seen, before
 
 
-def test_a_partition_is_read_in_pieces(threads, small, orders, pieces, reads):
+def test_a_partition_is_read_in_pieces(threads, small, check_orders, pieces, reads):
     seen, _ = reads
     with Shuffler(threads, small) as shuffler:
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
     assert [len(ids) for ids in seen] == [200 // PIECES] * 5 * PIECES
     assert np.array_equal(np.sort(np.concatenate(seen)), np.arange(1000))
 
 
-def test_only_what_failed_is_read_again(threads, small, orders, pieces, reads):
+def test_only_what_failed_is_read_again(threads, small, check_orders, pieces, reads):
     """As when a request fails for longer than the store repeats it."""
     seen, before = reads
     failures = []
@@ -63,13 +63,13 @@ def test_only_what_failed_is_read_again(threads, small, orders, pieces, reads):
 
     before[0] = fails_twice
     with Shuffler(threads, small) as shuffler:
-        orders(shuffler, 1)
+        check_orders(shuffler, 1)
         assert shuffler.records[0].run_id == 1  # and not another attempt of all workers
     assert len(failures) == 2
     assert len(seen) == 5 * PIECES + 2
 
 
-def test_what_has_arrived_is_kept_if_a_piece_cannot_be_read(threads, small, ids, pieces, reads):
+def test_what_has_arrived_is_kept_if_a_piece_cannot_be_read(threads, small, check_ids, pieces, reads):
     seen, before = reads
     away = [True]
 
@@ -89,7 +89,7 @@ def test_what_has_arrived_is_kept_if_a_piece_cannot_be_read(threads, small, ids,
         first = len(seen)
         away[0] = False
         epoch = next(shuffler.epochs(1))
-        samples = threads.gather(epoch.map(ids))
+        samples = threads.gather(epoch.map(check_ids))
     assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
     again = np.concatenate(seen[first:])
     assert 500 in again
@@ -98,7 +98,7 @@ def test_what_has_arrived_is_kept_if_a_piece_cannot_be_read(threads, small, ids,
     assert len(np.setdiff1d(again, failing)) <= 200 // PIECES
 
 
-def test_a_chunk_that_is_damaged_is_not_read_again(threads, small, orders, pieces, reads):
+def test_a_chunk_that_is_damaged_is_not_read_again(threads, small, check_orders, pieces, reads):
     seen, before = reads
 
     def damaged(ids):
@@ -112,7 +112,7 @@ def test_a_chunk_that_is_damaged_is_not_read_again(threads, small, orders, piece
 
 
 @pytest.mark.slow
-def test_a_slow_load_says_how_far_it_is(threads, small, orders, pieces, reads, monkeypatch, caplog):
+def test_a_slow_load_says_how_far_it_is(threads, small, check_orders, pieces, reads, monkeypatch, caplog):
     _, before = reads
     release = threading.Event()
     slow = []
@@ -127,7 +127,7 @@ def test_a_slow_load_says_how_far_it_is(threads, small, orders, pieces, reads, m
     beat = dask.config.set({"dshuffle.heartbeat": "3s"})  # participants are asked every second
     with beat, Shuffler(threads, small) as shuffler, caplog.at_level(logging.WARNING):
         threading.Timer(5.0, release.set).start()
-        orders(shuffler, 1)
+        check_orders(shuffler, 1)
     [line] = [record.message for record in caplog.records if "waiting for the samples of epoch 0" in record.message]
     assert " has " in line
     assert line.endswith("%")

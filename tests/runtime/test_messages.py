@@ -64,7 +64,7 @@ MESSAGES = [
         addresses={0: "tcp://a:1", 1: "tcp://b:1"},
         training_seconds_before=(1.0, 2.0),
     ),
-    MemberChanges(joined=("tcp://d:1",), leaving=(), there=3, adopted=(2,)),
+    MemberChanges(joined=("tcp://d:1",), leaving=(), n_available=3, adopted=(2,)),
     TrainedSamples(epoch=3, counts=(5, 0), digest=DIGEST),
     UnfinishedTask(2, 1, "cancelled"),
     SessionSnapshot(

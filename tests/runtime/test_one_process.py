@@ -73,8 +73,8 @@ def test_a_forked_process_is_told_at_once(client: Client, dataset: Dataset, tmp_
             raise KeyboardInterrupt
 
     def dropped() -> str:
-        shuffler.__del__()
-        shuffler._locks.close()
+        shuffler._sequence.__del__()
+        shuffler._sequence.checkpoint.release()
         return "quietly"
 
     bound = f"ClusterError: this Shuffler works only in process {os.getpid()}, which made it"

@@ -42,7 +42,7 @@ def epoch_of(checkpoint):
 # -- failed tasks ----------------------------------------------------------------------------------------------------
 
 
-def test_an_error_that_nobody_fetches_is_raised_until_the_epoch_is_accepted(threads, small, orders, tmp_path):
+def test_an_error_that_nobody_fetches_is_raised_until_the_epoch_is_accepted(threads, small, check_orders, tmp_path):
     checkpoint = tmp_path / "run.json"
     with Shuffler(threads, small, checkpoint=checkpoint) as shuffler:
         epoch = next(shuffler.epochs(3))
@@ -55,7 +55,7 @@ def test_an_error_that_nobody_fetches_is_raised_until_the_epoch_is_accepted(thre
             assert "epoch.accept()" in note
         assert (shuffler.next_epoch, epoch_of(checkpoint)) == (1, 0)
         epoch.accept()
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
     assert epoch_of(checkpoint) == 3
 
 
@@ -93,7 +93,7 @@ def test_accepting_one_call_does_not_accept_another(threads, small):
         epoch.accept(other)
 
 
-def test_a_call_is_accepted_before_its_tasks_end_and_waited_for(threads, small, ids):
+def test_a_call_is_accepted_before_its_tasks_end_and_waited_for(threads, small, check_ids):
     def slowly(partition):
         time.sleep(0.3)
         raise ZeroDivisionError
@@ -117,7 +117,9 @@ def test_closing_says_in_the_log_what_did_not_finish(threads, small, sessions_le
     next(shuffler.epochs(1)).map(fail_on_rank(4))
     shuffler.close()
     shuffler.close()
-    [message] = [record.getMessage() for record in caplog.records if record.name == "dshuffle.runtime.shuffler"]
+    [message] = [
+        record.getMessage() for record in caplog.records if record.name == "dshuffle.runtime.client.epoch_sequence"
+    ]
     assert "ZeroDivisionError: thirteen by nought" in message
     assert "Tasks of epoch 0: 1 failed (rank 4)" in message
     assert sessions_left(threads) == (0, 0)
@@ -164,7 +166,7 @@ def test_an_error_from_a_nested_call_is_raised(processes, small):
 # -- cancelled tasks -------------------------------------------------------------------------------------------------
 
 
-def test_cancelled_tasks_are_an_error(threads, small, orders, tmp_path):
+def test_cancelled_tasks_are_an_error(threads, small, check_orders, tmp_path):
     checkpoint = tmp_path / "run.json"
     with Shuffler(threads, small, checkpoint=checkpoint) as shuffler:
         epochs = shuffler.epochs(1)
@@ -176,7 +178,7 @@ def test_cancelled_tasks_are_an_error(threads, small, orders, tmp_path):
         assert "2 cancelled (rank 0, rank 1)" in caught.value.__notes__[0]
         assert epoch_of(checkpoint) == 0
         epoch.accept()
-        orders(shuffler, 1)
+        check_orders(shuffler, 1)
     assert epoch_of(checkpoint) == 2
 
 
@@ -338,13 +340,13 @@ def test_an_error_in_the_block_is_not_replaced_by_one_in_closing(threads, small,
             raise KeyboardInterrupt
 
     shuffler = Shuffler(threads, small)
-    close = shuffler._membership.close
+    close = shuffler._sequence.membership.close
 
     def fails():
         close()
         raise ClusterError("the scheduler does not answer")
 
-    monkeypatch.setattr(shuffler._membership, "close", fails)
+    monkeypatch.setattr(shuffler._sequence.membership, "close", fails)
     with pytest.raises(KeyboardInterrupt):
         train(shuffler)
     assert "after KeyboardInterrupt, closing failed: the scheduler does not answer" in caplog.text

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
-from dshuffle.runtime import row_gather
+from dshuffle.runtime.gather import row_gather
+
+from ..conftest import at_most
 
 pytestmark = pytest.mark.slow  # real clusters
 
@@ -28,7 +30,7 @@ def made(n_rows, shape, dtype):
     return filled.view(dtype).reshape(n_rows, *shape)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(at_most(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     chunks=st.lists(st.integers(0, 9), min_size=1, max_size=6),
     shape=st.sampled_from([(), (1,), (3,), (2, 3)]),

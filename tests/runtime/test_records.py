@@ -21,7 +21,7 @@ CHECKSUM_NBYTES = 4
 @pytest.mark.parametrize("delivery", [name for name, delivery in DELIVERIES.items() if not delivery.coded])
 @pytest.mark.parametrize("assignment", ["local", "partial:0.25", "global"])
 @pytest.mark.parametrize("cache_fraction", [None, 0.5])
-def test_records_say_what_was_planned_and_moved(threads, small, ids, delivery, assignment, cache_fraction):
+def test_records_say_what_was_planned_and_moved(threads, small, check_ids, delivery, assignment, cache_fraction):
     started = time.perf_counter()
     with Shuffler(
         threads,
@@ -34,7 +34,7 @@ def test_records_say_what_was_planned_and_moved(threads, small, ids, delivery, a
         seed=4,
     ) as shuffler:
         for epoch in shuffler.epochs(3):
-            threads.gather(epoch.map(ids))
+            threads.gather(epoch.map(check_ids))
     seconds = time.perf_counter() - started
     planner = EpochPlanner(
         ShuffleSpec(
@@ -108,19 +108,19 @@ def test_records_say_what_was_planned_and_moved(threads, small, ids, delivery, a
         assert EpochRecord.from_json(line) == record
 
 
-def test_an_epoch_is_recorded_when_it_has_ended(threads, small, ids):
+def test_an_epoch_is_recorded_when_it_has_ended(threads, small, check_ids):
     with Shuffler(threads, small) as shuffler:
         for number, epoch in enumerate(shuffler.epochs(3)):
-            threads.gather(epoch.map(ids))
+            threads.gather(epoch.map(check_ids))
             assert [record.epoch for record in shuffler.records] == list(range(number))
         assert len(shuffler.records) == 3
     assert len(shuffler.records) == 3
 
 
-def test_an_iteration_that_is_left_is_recorded_up_to_there(threads, small, ids):
+def test_an_iteration_that_is_left_is_recorded_up_to_there(threads, small, check_ids):
     with Shuffler(threads, small) as shuffler:
         for epoch in shuffler.epochs(10):
-            threads.gather(epoch.map(ids))
+            threads.gather(epoch.map(check_ids))
             if epoch.number == 1:
                 break
     assert [record.epoch for record in shuffler.records] == [0, 1]

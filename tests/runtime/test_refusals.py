@@ -134,7 +134,7 @@ def test_no_dataset_there(threads, tmp_path):
         Shuffler(threads, tmp_path / "nowhere.zarr")
 
 
-def test_no_workers(cluster_of, small, orders):
+def test_no_workers(cluster_of, small, check_orders):
     with (
         cluster_of({}) as cluster,
         Client(cluster) as client,
@@ -223,7 +223,7 @@ def chunk_files(dataset, array):
 
 
 @pytest.mark.parametrize("delivery", ["peer", "server", "storage"])
-def test_a_chunk_is_corrupted_before_the_first_epoch(threads, small, orders, sessions_left, delivery):
+def test_a_chunk_is_corrupted_before_the_first_epoch(threads, small, check_orders, sessions_left, delivery):
     chunk = chunk_files(small, "x")[3]
     good = chunk.read_bytes()
     with Shuffler(threads, small, delivery=delivery) as shuffler:
@@ -233,29 +233,29 @@ def test_a_chunk_is_corrupted_before_the_first_epoch(threads, small, orders, ses
                 next(shuffler.epochs(3))
         assert shuffler.records == []
         chunk.write_bytes(good)
-        orders(shuffler, 3)
+        check_orders(shuffler, 3)
     assert [record.epoch for record in shuffler.records] == [0, 1, 2]
     assert shuffler.records[0].run_id > 1
     assert sessions_left(threads) == (0, 0)
 
 
-def test_the_dataset_is_gone_before_an_epoch_that_reads_it_again(threads, small, ids, orders):
+def test_the_dataset_is_gone_before_an_epoch_that_reads_it_again(threads, small, check_ids, check_orders):
     with Shuffler(threads, small, delivery="storage") as shuffler:
-        first = orders(shuffler, 1)
+        first = check_orders(shuffler, 1)
         hidden = small.url + ".hidden"
         shutil.move(small.url, hidden)
         with pytest.raises(ExchangeError, match=r"epoch 1 could not be exchanged: rank .*chunk"):
             next(shuffler.epochs(1))
         # All are still on the former epoch, with its rows.
-        epoch = Epoch(shuffler, shuffler._position.tasks)
-        again = threads.gather(epoch.map(ids))
+        epoch = Epoch(shuffler._sequence, shuffler._sequence.position.tasks)
+        again = threads.gather(epoch.map(check_ids))
         assert all(np.array_equal(a, b) for a, b in zip(first[0], again, strict=True))
         shutil.move(hidden, small.url)
-        orders(shuffler, 3)
+        check_orders(shuffler, 3)
     assert [record.epoch for record in shuffler.records] == [0, 1, 2, 3]
 
 
-def test_a_chunk_that_is_corrupted_while_an_epoch_is_trained_on(threads, small, ids, orders):
+def test_a_chunk_that_is_corrupted_while_an_epoch_is_trained_on(threads, small, check_ids, check_orders):
     chunk = chunk_files(small, "y")[0]
     good = chunk.read_bytes()
     with Shuffler(threads, small, delivery="storage") as shuffler:
@@ -264,11 +264,11 @@ def test_a_chunk_that_is_corrupted_while_an_epoch_is_trained_on(threads, small, 
         chunk.write_bytes(b"")
         with pytest.raises(ExchangeError, match="array 'y'"):
             list(epochs)  # the next epoch may have come in before, those after it have not
-        epoch = Epoch(shuffler, shuffler._position.tasks)
+        epoch = Epoch(shuffler._sequence, shuffler._sequence.position.tasks)
         assert epoch.number <= 1
-        assert np.array_equal(np.sort(np.concatenate(threads.gather(epoch.map(ids)))), np.arange(1000))
+        assert np.array_equal(np.sort(np.concatenate(threads.gather(epoch.map(check_ids)))), np.arange(1000))
         chunk.write_bytes(good)
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
 
 
 @pytest.mark.slow
@@ -280,7 +280,9 @@ def test_a_chunk_that_is_corrupted_while_an_epoch_is_trained_on(threads, small, 
         (OwnPlanner, "plan", None),
     ],
 )
-def test_whatever_goes_wrong_while_planning_is_heard_of(threads, small, orders, monkeypatch, owner, where, fraction):
+def test_whatever_goes_wrong_while_planning_is_heard_of(
+    threads, small, check_orders, monkeypatch, owner, where, fraction
+):
     right = getattr(owner, where)
 
     def wrong(*args):
@@ -292,25 +294,25 @@ def test_whatever_goes_wrong_while_planning_is_heard_of(threads, small, orders, 
             for _ in shuffler.epochs(2):
                 pass
         monkeypatch.setattr(owner, where, right)
-        seen = orders(shuffler, 2)
+        seen = check_orders(shuffler, 2)
     with Shuffler(threads, small, delivery="peer", cache_fraction=fraction) as shuffler:
-        expected = orders(shuffler, len(shuffler.records) + 4)
+        expected = check_orders(shuffler, len(shuffler.records) + 4)
     assert any(np.array_equal(seen[0][0], epoch[0]) for epoch in expected)
 
 
 @pytest.mark.parametrize("delivery", ["storage", "server"])
-def test_a_dataset_written_again_in_mid_session_is_refused(threads, small, orders, delivery):
+def test_a_dataset_written_again_in_mid_session_is_refused(threads, small, check_orders, delivery):
     """Rows of the old and the new dataset are never mixed: the epoch under way is given up."""
     with Shuffler(threads, small, delivery=delivery, memory_limit="1 MiB") as shuffler:
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
         arrays = small.read_rows(np.arange(1000))
         create_dataset(small.url, {"x": arrays["x"] + 1, "y": arrays["y"]}, chunk_rows=100, overwrite=True)
         if delivery == "server":  # as if not all rows were in memory
             threads.run(_forget_rows)
         with pytest.raises(ExchangeError, match=r"small.zarr was written again while it was in use: its identity was"):
-            orders(shuffler, 1)
+            check_orders(shuffler, 1)
     with Shuffler(threads, small.url, delivery=delivery) as shuffler:
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
 
 
 def _forget_rows(dask_worker):

@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster, Wor
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter, WorkerLost
-from dshuffle.runtime.cluster_view import keep_nannies
+from dshuffle.runtime.client.cluster_view import keep_nannies
 from dshuffle.runtime.worker.session import WorkerSession
 
 from .conftest import HTTP, OPTIONS, task_that_checks
@@ -206,7 +206,7 @@ def test_a_worker_that_was_given_up_and_answers_again_gets_no_more_tasks(new_pro
 
 
 @pytest.mark.parametrize("asks_for_members", [False, True])
-def test_a_task_waits_until_another_worker_holds_the_partition(monkeypatch, small, ids, within, asks_for_members):
+def test_a_task_waits_until_another_worker_holds_the_partition(monkeypatch, small, check_ids, within, asks_for_members):
     """The worker that was given up answers, but has lost the session, and the new one still reads the partition."""
     restore = WorkerSession.restore
 
@@ -228,7 +228,7 @@ def test_a_task_waits_until_another_worker_holds_the_partition(monkeypatch, smal
         cluster.scale(4)
         client.wait_for_workers(4)
         epochs = shuffler.epochs(2)
-        client.gather(next(epochs).map(ids))
+        client.gather(next(epochs).map(check_ids))
         lost, epoch = shuffler.addresses[1], next(epochs)
         client.run_on_scheduler(lose, lost)
         while lost in shuffler._calls.ask(dict[int, str], "members").values():
@@ -236,7 +236,7 @@ def test_a_task_waits_until_another_worker_holds_the_partition(monkeypatch, smal
         time.sleep(0.2)  # the session has been closed on the worker that was given up
         if asks_for_members:
             assert shuffler.look_up_members()
-        samples = within(30, lambda: client.gather(epoch.map(ids)))
+        samples = within(30, lambda: client.gather(epoch.map(check_ids)))
         assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
 
 
@@ -288,7 +288,7 @@ def test_the_next_epoch_waits_for_the_partition_and_little_more(cluster, tmp_pat
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_a_job_that_ends_is_replaced_by_a_new_one_on_an_adaptive_cluster(small, ids, within, adaptive):
+def test_a_job_that_ends_is_replaced_by_a_new_one_on_an_adaptive_cluster(small, check_ids, within, adaptive):
     """Nobody can come at the moment of the loss: there is no nanny, and the cluster submits another job only later."""
     with (
         dask.config.set({"distributed.deploy.lost-worker-timeout": "500ms"}),
@@ -299,16 +299,16 @@ def test_a_job_that_ends_is_replaced_by_a_new_one_on_an_adaptive_cluster(small, 
             cluster.adapt(minimum=3, maximum=3, interval="200ms")
         with Shuffler(client, small) as shuffler:
             epochs = shuffler.epochs(3)
-            client.gather(next(epochs).map(ids))
+            client.gather(next(epochs).map(check_ids))
             lost = shuffler.addresses[1]
             [worker] = [worker for worker in cluster.workers.values() if worker.address == lost]
             cluster.sync(worker.close)
             if not adaptive:
                 with pytest.raises(WorkerLost, match="No other worker could take the rank"):
-                    within(30, lambda: client.gather(next(epochs).map(ids)))
+                    within(30, lambda: client.gather(next(epochs).map(check_ids)))
                 return
             for epoch in epochs:
-                samples = within(30, lambda epoch=epoch: client.gather(epoch.map(ids)))
+                samples = within(30, lambda epoch=epoch: client.gather(epoch.map(check_ids)))
                 assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
             assert lost not in shuffler.addresses
 
@@ -336,9 +336,9 @@ def test_a_local_cluster_keeps_the_nannies_of_lost_workers(monkeypatch, nannies,
         assert dask.config.get(LOST_WORKER) == after
 
 
-def test_the_nanny_of_a_slow_worker_brings_it_back(small, ids, within, monkeypatch):
+def test_the_nanny_of_a_slow_worker_brings_it_back(small, check_ids, within, monkeypatch):
     """A worker that comes back later than Dask's default allows, which is made short here."""
-    monkeypatch.setattr("dshuffle.runtime.cluster_view.DEFAULT_LOST", "10ms")
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.DEFAULT_LOST", "10ms")
     with (
         dask.config.set({LOST_WORKER: "10ms"}),
         LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0") as cluster,
@@ -346,7 +346,7 @@ def test_the_nanny_of_a_slow_worker_brings_it_back(small, ids, within, monkeypat
         Shuffler(client, small) as shuffler,
     ):
         for epoch in shuffler.epochs(3):
-            samples = within(100, lambda epoch=epoch: client.gather(epoch.map(ids)))
+            samples = within(100, lambda epoch=epoch: client.gather(epoch.map(check_ids)))
             assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
             if epoch.number < 2:
                 kill(client, shuffler, 1 + epoch.number)

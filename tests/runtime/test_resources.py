@@ -25,7 +25,7 @@ from .conftest import OPTIONS, address_of
 
 pytestmark = pytest.mark.slow  # real processes
 
-SHARED_BY_ALL = ("dshuffle-files", "dshuffle-nfs", "dshuffle-plugin")
+SHARED_BY_ALL = ("dshuffle-files", "dshuffle-plugin")
 """Beginnings of the names of threads that serve all sessions of a process."""
 
 Census = dict[str, Any]
@@ -98,10 +98,10 @@ def folder(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def unchanged(dataset: Dataset, folder: str) -> Callable[..., None]:
+def check_unchanged(dataset: Dataset, folder: str) -> Callable[..., None]:
     """Run something that ends a session, and compare all processes with before."""
 
-    def unchanged(client: Client, end: Callable[[], Any], *, objects: bool = True) -> None:
+    def check_unchanged(client: Client, end: Callable[[], Any], *, objects: bool = True) -> None:
         with Shuffler(client, dataset, cache_directory=folder) as shuffler:  # what is made once in a process
             for epoch in shuffler.epochs(2):
                 client.gather(epoch.map(ids))
@@ -121,7 +121,7 @@ def unchanged(dataset: Dataset, folder: str) -> Callable[..., None]:
         finally:
             gc.enable()
 
-    return unchanged
+    return check_unchanged
 
 
 def check(client: Client, folder: str, before: dict[str, Census], *, objects: bool) -> None:
@@ -139,7 +139,7 @@ def check(client: Client, folder: str, before: dict[str, Census], *, objects: bo
 
 
 @pytest.mark.parametrize("delivery", ["peer", "server", "storage", "grid", "clique"])
-def test_closed(client, dataset, folder, unchanged, delivery) -> None:
+def test_closed(client, dataset, folder, check_unchanged, delivery) -> None:
     def close() -> None:
         assignment = "aligned" if delivery == "clique" else "global"
         shuffler = Shuffler(client, dataset, delivery=delivery, assignment=assignment, cache_directory=folder)
@@ -147,10 +147,10 @@ def test_closed(client, dataset, folder, unchanged, delivery) -> None:
             client.gather(epoch.map(ids))
         shuffler.close()
 
-    unchanged(client, close)
+    check_unchanged(client, close)
 
 
-def test_closed_while_rows_are_exchanged_and_a_task_runs(client, dataset, folder, unchanged) -> None:
+def test_closed_while_rows_are_exchanged_and_a_task_runs(client, dataset, folder, check_unchanged) -> None:
     def slow(partition: Any) -> int:
         time.sleep(0.5)
         return int((partition["x"] >= 0).sum())
@@ -166,10 +166,10 @@ def test_closed_while_rows_are_exchanged_and_a_task_runs(client, dataset, folder
             leave()
         time.sleep(1)  # tasks that run keep their rows until they end
 
-    unchanged(client, end)
+    check_unchanged(client, end)
 
 
-def test_an_error_in_a_task(client, dataset, folder, unchanged, tmp_path) -> None:
+def test_an_error_in_a_task(client, dataset, folder, check_unchanged, tmp_path) -> None:
     def train() -> None:
         with Shuffler(client, dataset, cache_directory=folder, checkpoint=tmp_path / "run.json") as shuffler:
             for epoch in shuffler.epochs(2):
@@ -179,19 +179,19 @@ def test_an_error_in_a_task(client, dataset, folder, unchanged, tmp_path) -> Non
         with pytest.raises(ZeroDivisionError):
             train()
 
-    unchanged(client, end)
+    check_unchanged(client, end)
 
 
-def test_a_lost_worker_that_is_replaced(client, dataset, folder, unchanged, tmp_path) -> None:
+def test_a_lost_worker_that_is_replaced(client, dataset, folder, check_unchanged, tmp_path) -> None:
     def end() -> None:
         with Shuffler(client, dataset, cache_directory=folder) as shuffler:
             for epoch in shuffler.epochs(3):
                 assert sum(client.gather(epoch.map(kill_itself, str(tmp_path / "mark")))) == 3000
 
-    unchanged(client, end)
+    check_unchanged(client, end)
 
 
-def test_an_exchange_that_is_aborted(client, dataset, folder, unchanged, tmp_path) -> None:
+def test_an_exchange_that_is_aborted(client, dataset, folder, check_unchanged, tmp_path) -> None:
     def end() -> None:
         shuffler = Shuffler(client, dataset, delivery="storage", cache_directory=folder)
         for epoch in shuffler.epochs(1):
@@ -204,24 +204,24 @@ def test_an_exchange_that_is_aborted(client, dataset, folder, unchanged, tmp_pat
             next(shuffler.epochs(1))
         shuffler.close()
 
-    unchanged(client, end)
+    check_unchanged(client, end)
 
 
-def test_a_session_that_does_not_open(client, dataset, folder, unchanged) -> None:
+def test_a_session_that_does_not_open(client, dataset, folder, check_unchanged) -> None:
     def end() -> None:
         with pytest.raises(CacheBudgetError, match="the server needs room"):  # when the files are there already
             Shuffler(client, dataset, delivery="server", cache_directory=folder, memory_limit=1_000_000)
 
-    unchanged(client, end, objects=False)  # the traceback of the error has a session that was not finished
+    check_unchanged(client, end, objects=False)  # the traceback of the error has a session that was not finished
 
 
-def test_the_client_is_gone(client, dataset, folder, unchanged, eventually) -> None:
+def test_the_client_is_gone(client, dataset, folder, check_unchanged, eventually) -> None:
     def end() -> None:
         with Client(client.scheduler.address, set_as_default=False) as other:
             shuffler = Shuffler(other, dataset, cache_directory=folder)
             for epoch in shuffler.epochs(2):
                 other.gather(epoch.map(ids))
-        shuffler._closed = True  # else its end would warn that it was not closed
+        shuffler._sequence.closed = True  # else its end would warn that it was not closed
 
         def sessions(dask_worker: Any) -> int:
             return len(dask_worker.plugins["dshuffle"].sessions)
@@ -229,10 +229,10 @@ def test_the_client_is_gone(client, dataset, folder, unchanged, eventually) -> N
         eventually(lambda: not any(client.run(sessions).values()))
         eventually(lambda: not any(now["objects"] for now in client.run(census, folder).values()))
 
-    unchanged(client, end)
+    check_unchanged(client, end)
 
 
-def test_partitions_that_are_kept(client, dataset, folder, unchanged) -> None:
+def test_partitions_that_are_kept(client, dataset, folder, check_unchanged) -> None:
     def end() -> None:
         for _ in range(2):  # the second session reads what the first has kept
             with Shuffler(client, dataset, cache_directory=folder, keep_cache=True) as shuffler:
@@ -241,10 +241,10 @@ def test_partitions_that_are_kept(client, dataset, folder, unchanged) -> None:
         assert shuffler.records[0].store_bytes == 0
         assert len(os.listdir(folder)) == 3
 
-    unchanged(client, end)
+    check_unchanged(client, end)
 
 
-def test_many_sessions_one_after_the_other(client, dataset, folder, unchanged) -> None:
+def test_many_sessions_one_after_the_other(client, dataset, folder, check_unchanged) -> None:
     """In 52445a6, the ninth one found no room on a disk that held eight."""
 
     def end() -> None:
@@ -252,11 +252,11 @@ def test_many_sessions_one_after_the_other(client, dataset, folder, unchanged) -
             with Shuffler(client, dataset, cache_directory=folder) as shuffler:
                 list(shuffler.epochs(1))
 
-    unchanged(client, end)
+    check_unchanged(client, end)
 
 
 @pytest.mark.parametrize("elastic", [True, False])
-def test_another_session_follows(new_processes, dataset, folder, unchanged, elastic) -> None:
+def test_another_session_follows(new_processes, dataset, folder, check_unchanged, elastic) -> None:
     """Because a worker joins and another one retires, or because a lost rank was adopted."""
     with new_processes(3) as cluster, Client(cluster) as client:
 
@@ -277,4 +277,4 @@ def test_another_session_follows(new_processes, dataset, folder, unchanged, elas
                 assert sizes[-1] == (3 if elastic else 2)
                 assert max(sizes) == (4 if elastic else 3)
 
-        unchanged(client, end)
+        check_unchanged(client, end)

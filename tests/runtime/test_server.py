@@ -40,10 +40,10 @@ def address_of(client, name):
     )
 
 
-def test_a_worker_with_the_resource_serves_and_does_not_train(with_server, small, orders, trained_by):
+def test_a_worker_with_the_resource_serves_and_does_not_train(with_server, small, check_orders, trained_by):
     with Shuffler(with_server, small, delivery="server") as shuffler:
         assert shuffler.n_workers == 3
-        orders(shuffler, 3)
+        check_orders(shuffler, 3)
         for epoch in shuffler.epochs(1):
             assert with_server.gather(epoch.map(trained_by)) == ["0", "1", "2"]
     load, *others = shuffler.records
@@ -55,27 +55,27 @@ def test_a_worker_with_the_resource_serves_and_does_not_train(with_server, small
 
 
 @pytest.mark.parametrize("delivery", ["peer", "storage"])
-def test_it_does_not_train_when_nothing_is_to_be_served_either(with_server, small, orders, delivery):
+def test_it_does_not_train_when_nothing_is_to_be_served_either(with_server, small, check_orders, delivery):
     with Shuffler(with_server, small, delivery=delivery) as shuffler:
         assert shuffler.n_workers == 3
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
     assert shuffler.records[1].server == ""
 
 
 @pytest.mark.parametrize("by", ["name", "address"])
-def test_a_worker_that_is_named_serves(with_server, small, orders, trained_by, by):
+def test_a_worker_that_is_named_serves(with_server, small, check_orders, trained_by, by):
     server = "1" if by == "name" else address_of(with_server, "1")
     with Shuffler(with_server, small, delivery="server", server=server) as shuffler:
-        orders(shuffler, 3)
+        check_orders(shuffler, 3)
         for epoch in shuffler.epochs(1):
             assert with_server.gather(epoch.map(trained_by)) == ["0", "2"]
     assert shuffler.records[-1].server == "dedicated"
 
 
-def test_the_only_worker_can_be_named(cluster_of, small, orders):
+def test_the_only_worker_can_be_named(cluster_of, small, check_orders):
     with cluster_of({"a": {}}) as cluster, Client(cluster) as client:
         with Shuffler(client, small, delivery="server", server="a") as shuffler:
-            orders(shuffler, 3)
+            check_orders(shuffler, 3)
         assert shuffler.records[-1].server == "beside rank 0"
 
 
@@ -94,7 +94,7 @@ def test_nobody_is_left_to_train(cluster_of, small):
         Shuffler(client, small, delivery="server")
 
 
-def test_the_server_holds_what_its_budget_allows(with_server, tmp_path, orders, sessions_left):
+def test_the_server_holds_what_its_budget_allows(with_server, tmp_path, check_orders, sessions_left):
     # Twelve blocks of 8 MiB, of which ten fit beside 10 MiB of plans: the server reads ahead and drops what it cannot
     # keep.
     x = np.arange(96_000)[:, None].repeat(125, axis=1)
@@ -107,7 +107,7 @@ def test_the_server_holds_what_its_budget_allows(with_server, tmp_path, orders, 
         dask.config.set({"dshuffle.window-bytes": "8 MiB"}),
         Shuffler(with_server, dataset, delivery="server", memory_limit="101 MiB") as shuffler,
     ):
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
         for epoch in shuffler.epochs(4):
             assert with_server.gather(epoch.map(right)) == [True] * 3
     # Beside the rows that stay in memory, everything was read once, however many workers asked. On a busy machine a

@@ -16,9 +16,9 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.pipeline import Pipeline, Training
 from dshuffle.planning import GivenSharding
 from dshuffle.planning.cost import ClusterRates
+from dshuffle.runtime.client.session_state import CHOOSING
 from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.session_spec import PLUGIN
-from dshuffle.runtime.session_state import CHOOSING
 
 from .conftest import OPTIONS
 from .test_bad_input import PARAMETERS, cases

@@ -2,14 +2,16 @@
 
 import re
 import sys
+import threading
+import time
 import types
 
 import numpy as np
 import pytest
 
 from dshuffle import InvalidParameter, Shuffler, create_dataset, watch
+from dshuffle.runtime.client.session_widget import session_html
 from dshuffle.runtime.scheduler.snapshot import EpochFigures, LinkFigures, Participant, SessionSnapshot
-from dshuffle.runtime.session_widget import session_html
 
 
 @pytest.fixture
@@ -96,3 +98,25 @@ def test_a_session_is_watched_until_it_is_closed(threads, tmp_path, shown, event
         stopped = watch(shuffler, seconds=30)
         stopped.stop()  # at once
         assert "epoch</th><td>-1, idle" in shown[-1] or "epoch</th><td>0" in shown[-1]
+
+
+def test_a_widget_stops_although_the_scheduler_does_not_answer(threads, small, shown, monkeypatch):
+    asked, answered = threading.Event(), threading.Event()
+
+    def snapshot(_):
+        asked.set()
+        answered.wait(20)
+        return "late"
+
+    with Shuffler(threads, small) as shuffler:
+        widget = watch(shuffler, seconds=0.1)
+        monkeypatch.setattr("dshuffle.runtime.client.session_widget._html", snapshot)
+        assert asked.wait(10)
+        monkeypatch.setattr("dshuffle.runtime.client.session_widget.STOP_WITHIN", 0.2)
+        began = time.monotonic()
+        widget.stop()
+        assert time.monotonic() - began < 5
+        assert "late" not in shown
+        answered.set()
+        widget.stop()
+    assert shown[-1] == "late"

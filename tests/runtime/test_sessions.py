@@ -17,7 +17,7 @@ from dshuffle.runtime.worker.session import WorkerSession
 pytestmark = pytest.mark.slow  # real clusters
 
 
-def test_two_at_once(threads, tmp_path, small, ids, sessions_left):
+def test_two_at_once(threads, tmp_path, small, check_ids, sessions_left):
     other = create_dataset(str(tmp_path / "other.zarr"), {"y": np.arange(777)})
     with (
         Shuffler(threads, small, delivery="peer") as first,
@@ -25,7 +25,7 @@ def test_two_at_once(threads, tmp_path, small, ids, sessions_left):
     ):
         assert sessions_left(threads) == (2, 10)
         for ours, theirs in zip_longest(first.epochs(4), second.epochs(6)):
-            submitted = [(epoch.map(ids), epoch) for epoch in (ours, theirs) if epoch is not None]
+            submitted = [(epoch.map(check_ids), epoch) for epoch in (ours, theirs) if epoch is not None]
             for futures, epoch in submitted:
                 n_samples = epoch._shuffler.dataset.n_samples
                 assert np.array_equal(np.sort(np.concatenate(threads.gather(futures))), np.arange(n_samples))
@@ -54,7 +54,7 @@ def test_another_client_may_be_the_current_one(threads, cluster_of, small):
     assert all(record.training_seconds >= 0.8 for record in shuffler.records)
 
 
-def test_closing_frees_all_and_may_be_repeated(threads, small, ids, sessions_left, monkeypatch):
+def test_closing_frees_all_and_may_be_repeated(threads, small, check_ids, sessions_left, monkeypatch):
     sessions = weakref.WeakSet()
     opened = WorkerSession.__init__
 
@@ -65,7 +65,7 @@ def test_closing_frees_all_and_may_be_repeated(threads, small, ids, sessions_lef
     monkeypatch.setattr(WorkerSession, "__init__", noted)
     shuffler = Shuffler(threads, small)
     for epoch in shuffler.epochs(3):
-        threads.gather(epoch.map(ids))
+        threads.gather(epoch.map(check_ids))
     assert len(sessions) == 5
     shuffler.close()
     shuffler.close()
@@ -86,18 +86,18 @@ def test_left_by_an_exception(threads, small, sessions_left):
     assert sessions_left(threads) == (0, 0)
 
 
-def test_workers_that_join(cluster_of, small, orders, sessions_left):
+def test_workers_that_join(cluster_of, small, check_orders, sessions_left):
     with cluster_of({"0": {}, "1": {}}) as cluster, Client(cluster) as client:
         with Shuffler(client, small) as shuffler:
-            orders(shuffler, 1)
+            check_orders(shuffler, 1)
             cluster.worker_spec["2"] = {"cls": Worker, "options": {"nthreads": 1, "dashboard": False}}
             cluster.sync(cluster._correct_state)
             client.wait_for_workers(3)
-            assert [len(part) for part in orders(shuffler, 2)[0]] == [500, 500]
+            assert [len(part) for part in check_orders(shuffler, 2)[0]] == [500, 500]
             with Shuffler(client, small) as newer:
                 assert newer.n_workers == 3
-                orders(newer, 2)
-            orders(shuffler, 1)
+                check_orders(newer, 2)
+            check_orders(shuffler, 1)
         assert sessions_left(client) == (0, 0)
 
 

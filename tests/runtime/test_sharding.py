@@ -17,9 +17,9 @@ def labelled(tmp_path):
     return create_dataset(str(tmp_path / "labelled.zarr"), arrays, chunk_rows=100)
 
 
-def test_a_session_starts_from_a_stratified_assignment_and_keeps_it(processes, labelled, orders):
+def test_a_session_starts_from_a_stratified_assignment_and_keeps_it(processes, labelled, check_orders):
     with Shuffler(processes, labelled, assignment="local", sharding="stratified:label", seed=5) as shuffler:
-        first, second = orders(shuffler, 2)
+        first, second = check_orders(shuffler, 2)
     label = labelled.read_rows(np.arange(1000))["label"]
     expected = stratified_ranks(label, 3, seed=5)
     for rank in range(3):
@@ -28,14 +28,14 @@ def test_a_session_starts_from_a_stratified_assignment_and_keeps_it(processes, l
     assert {record.choices.sharding for record in shuffler.records} == {"stratified:label"}
 
 
-def test_a_session_starts_from_stored_or_given_ranks(threads, labelled, orders):
+def test_a_session_starts_from_stored_or_given_ranks(threads, labelled, check_orders):
     ranks = np.random.default_rng(1).permutation(np.repeat(np.arange(5), 200))
     write_sharding(labelled, "mine", ranks, about={"by": "hand"})
     assert open_dataset(labelled.url).arrays.keys() == {"x", "y", "label"}
     seen = []
     for sharding in ("mine", ranks):
         with Shuffler(threads, labelled, assignment="partial:0.2", sharding=sharding, delivery="clique") as shuffler:
-            seen.append(orders(shuffler, 3))
+            seen.append(check_orders(shuffler, 3))
     for stored, given in zip(*seen, strict=True):
         for one, other in zip(stored, given, strict=True):
             np.testing.assert_array_equal(one, other)

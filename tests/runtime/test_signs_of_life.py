@@ -147,7 +147,7 @@ def test_bytes_that_arrive_from_a_worker_are_signs_of_its_life(behind_slow_links
     seen = []
 
     def only_of_others(self: SignsOfLife) -> None:
-        if self._worker.name != "1":
+        if self._reports._worker.name != "1":
             give(self)
 
     def noted(self: session.WorkerSession) -> dict[int, float] | None:

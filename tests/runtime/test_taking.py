@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
-from dshuffle.runtime import row_gather
+from dshuffle.runtime.gather import row_gather
+
+from ..conftest import at_most
 
 pytestmark = pytest.mark.slow  # real clusters
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(at_most(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     chunks=st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(sum),
     shape=st.sampled_from([(), (3,), (2, 3)]),

@@ -24,12 +24,20 @@ def shuffler(threads, small):
         yield shuffler
 
 
+@pytest.fixture(scope="module")
+def shared(threads, tmp_path_factory):
+    """A session for tests that only look at partitions, of 200 samples each."""
+    arrays = {"x": np.random.default_rng(0).random((1000, 7)), "y": np.arange(1000)}
+    with Shuffler(threads, create_dataset(tmp_path_factory.mktemp("shared") / "d.zarr", arrays)) as shuffler:
+        yield shuffler
+
+
 def run_once(shuffler, fn, *args, **kwargs):
     """One epoch of one call, which may fail; the results by rank."""
     for epoch in shuffler.epochs(1):
         futures = epoch.map(fn, *args, **kwargs)
         epoch.accept(futures)
-        return shuffler._client.gather(futures)
+        return shuffler.client.gather(futures)
 
 
 @pytest.mark.slow
@@ -119,11 +127,11 @@ def test_what_a_partition_offers(shuffler, small):
     ("batch_size", "drop_last"),
     [*itertools.product([1, 7, 199, 200, np.int32(50)], [False, True]), (201, False)],
 )
-def test_batches(shuffler, batch_size, drop_last):
+def test_batches(shared, batch_size, drop_last):
     def batches(partition):
         return partition["x"], list(partition.batches(batch_size, drop_last=drop_last))
 
-    for x, parts in run_once(shuffler, batches):
+    for x, parts in run_once(shared, batches):
         size = int(batch_size)
         kept = len(x) - len(x) % size if drop_last else len(x)
         assert [len(part["x"]) for part in parts] == [min(size, kept - at) for at in range(0, kept, size)]
@@ -132,12 +140,12 @@ def test_batches(shuffler, batch_size, drop_last):
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.5, "many", None])
-def test_batch_sizes_that_are_none(shuffler, batch_size):
+def test_batch_sizes_that_are_none(shared, batch_size):
     def at_once(partition):
         partition.batches(batch_size)  # not only when the first batch is asked for
 
     with pytest.raises(InvalidParameter, match=r"batch_size=.*is not allowed; it must be an integer >= 1"):
-        run_once(shuffler, at_once)
+        run_once(shared, at_once)
 
 
 def test_dropping_all_batches_is_refused(shuffler):
@@ -172,9 +180,9 @@ def test_a_partition_is_of_no_use_after_its_task(shuffler):
         return len(former), former.rank
 
     for epoch in shuffler.epochs(1):
-        shuffler._client.gather(epoch.map(keep))
+        shuffler.client.gather(epoch.map(keep))
         expected = [(200, rank) for rank in range(5)]
-        assert shuffler._client.gather(epoch.map(use)) == expected
+        assert shuffler.client.gather(epoch.map(use)) == expected
     assert run_once(shuffler, use) == expected
 
 
@@ -231,13 +239,13 @@ def test_results_come_in_rank_order_from_the_worker_of_the_rank(shuffler, thread
         time.sleep(0.02 * (5 - partition.rank))
         return partition.rank, get_worker().address
 
-    expected = [(rank, shuffler._membership.current.addresses[rank]) for rank in range(5)]
+    expected = [(rank, shuffler._sequence.membership.current.addresses[rank]) for rank in range(5)]
     assert len({address for _, address in expected}) == 5
     for _ in range(3):
         assert run_once(shuffler, where) == expected
 
 
-def test_a_task_that_raises(shuffler, threads, orders):
+def test_a_task_that_raises(shuffler, threads, check_orders):
     def a_function_of_the_user(partition):
         if partition.rank == 3:
             raise ZeroDivisionError("thirteen by nought")
@@ -250,7 +258,7 @@ def test_a_task_that_raises(shuffler, threads, orders):
         assert "a_function_of_the_user" in "".join(traceback.format_exception(raised.value))
         assert threads.gather(futures, errors="skip") == [0, 1, 2, 4]
         epoch.accept(futures)
-    orders(shuffler, 3)
+    check_orders(shuffler, 3)
     assert [record.epoch for record in shuffler.records] == [0, 1, 2, 3, 4]
 
 

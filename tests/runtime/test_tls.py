@@ -44,10 +44,10 @@ def encrypted():
     ],
     ids=lambda way: way["delivery"],
 )
-def test_sessions_of_every_kind(encrypted, small, orders, way):
+def test_sessions_of_every_kind(encrypted, small, check_orders, way):
     with Shuffler(encrypted, small, **way) as shuffler:
         assert all(address.startswith("tls://") for address in shuffler.addresses)
-        orders(shuffler, 3)
+        check_orders(shuffler, 3)
         [epoch] = shuffler.epochs(1)
         assert epoch.together(lambda partition, group: float(group.mean(1.0))) == [1.0] * 3
 

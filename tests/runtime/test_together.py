@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from distributed import Client
 
-import dshuffle.runtime.epoch
+import dshuffle.runtime.client.epoch
 from dshuffle import Shuffler
 from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
+from dshuffle.runtime.client.session_client import SessionClient
 from dshuffle.runtime.collective import OFFLOAD_BYTES, Collective, CollectiveId, Group, weighted_mean
-from dshuffle.runtime.session_client import SessionClient
 from dshuffle.runtime.session_spec import PLUGIN
 from dshuffle.runtime.worker.member_addresses import MemberAddresses
 
@@ -194,7 +194,7 @@ def test_all_ranks_get_the_same_means(request, small, means, cluster):
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["threads", "processes"])
 @pytest.mark.parametrize("bad", [0, 2])
-def test_the_error_of_a_rank_is_raised_and_nobody_waits_for_it(request, small, ids, means, within, cluster, bad):
+def test_the_error_of_a_rank_is_raised_and_nobody_waits_for_it(request, small, check_ids, means, within, cluster, bad):
     client = request.getfixturevalue(cluster)
 
     def fails(partition, group):
@@ -209,7 +209,7 @@ def test_the_error_of_a_rank_is_raised_and_nobody_waits_for_it(request, small, i
                 within(60, lambda epoch=epoch: epoch.together(fails))
             epoch.accept()
             assert len(epoch.together(means, 2)) == shuffler.n_workers, "the session goes on"
-        assert sum(map(len, client.gather(epoch.map(ids)))) == 1000
+        assert sum(map(len, client.gather(epoch.map(check_ids)))) == 1000
 
 
 @pytest.mark.slow
@@ -288,7 +288,7 @@ def test_the_ranks_are_told_again_if_a_message_is_lost(threads, small, within, m
         return group.mean(np.ones(2))
 
     monkeypatch.setattr(SessionClient, "end_collective", loses_the_first)
-    monkeypatch.setattr(dshuffle.runtime.epoch, "PATIENCE", 0.2)
+    monkeypatch.setattr(dshuffle.runtime.client.epoch, "PATIENCE", 0.2)
     with Shuffler(threads, small) as shuffler:
         epoch = next(shuffler.epochs(1))
         with pytest.raises(PeerFailed):

@@ -2,32 +2,112 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import threading
 import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
+import dask
 import pytest
 from distributed.comm.core import CommClosedError
 
 from dshuffle.errors import ClusterError
-from dshuffle.runtime.cluster_view import cluster_info
-from dshuffle.runtime.waiting import said
+from dshuffle.runtime.client.cluster_view import cluster_info
+from dshuffle.runtime.client.session_client import install_plugin
+from dshuffle.runtime.client.waiting import log_if_slow, wait_for_workers
+from dshuffle.runtime.measure.diagnosis import diagnose
 
 
 def test_a_long_wait_is_said_less_and_less_often(caplog):
-    with said("work is being done", after=0.2):
-        time.sleep(2)
+    with log_if_slow("work is being done", after=0.05):
+        time.sleep(0.5)
     lines = [record.getMessage() for record in caplog.records]
     assert set(lines) == {"dshuffle: work is being done"}
-    assert 1 <= len(lines) <= 4  # after 0.2, 0.6 and 1.4 s
-    assert "dshuffle-said" not in {thread.name for thread in threading.enumerate()}
+    assert 1 <= len(lines) <= 4  # after 0.05, 0.15 and 0.35 s
+    assert "dshuffle-log-if-slow" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_short_wait_is_silent(caplog):
-    with pytest.raises(ZeroDivisionError), said("work is being done", after=60):
+    with pytest.raises(ZeroDivisionError), log_if_slow("work is being done", after=60):
         raise ZeroDivisionError
     assert not caplog.records
-    assert "dshuffle-said" not in {thread.name for thread in threading.enumerate()}
+    assert "dshuffle-log-if-slow" not in {thread.name for thread in threading.enumerate()}
+
+
+class SilentClient:
+    """A client whose scheduler is connected. It answers what is in ``answers``, and nothing else."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.scheduler = SimpleNamespace(address="tcp://silent:1", identity=self._call_of("identity", answers))
+        self._run = self._call_of("run", answers)
+        self._run_on_scheduler = self._call_of("run_on_scheduler", answers)
+        self._register_scheduler_plugin = self._call_of("register", answers)
+        self.asynchronous, self.status, self.cluster = False, "running", None
+
+    @staticmethod
+    def _call_of(operation: str, answers: dict[str, Any]) -> Callable[..., Any]:
+        async def call(*_: Any, **__: Any) -> Any:
+            if operation not in answers:
+                await asyncio.Event().wait()
+            return answers[operation]
+
+        return call
+
+    def sync(self, function: Callable[..., Any], *args: Any) -> Any:
+        async def bounded() -> Any:  # the test fails, and does not hang, if the call has no end
+            async with asyncio.timeout(20):
+                return await function(*args)
+
+        return asyncio.run(bounded())
+
+
+@pytest.fixture
+def short_timeout() -> Iterator[None]:
+    with dask.config.set({"dshuffle.timeout": "300ms"}):
+        yield
+
+
+def test_a_scheduler_that_does_not_say_which_workers_there_are(short_timeout, caplog, monkeypatch):
+    monkeypatch.setattr("dshuffle.runtime.client.bounded_calls.LOG_AFTER", 0.05)
+    with pytest.raises(ClusterError, match=r"the scheduler at tcp://silent:1 did not answer within 0\.3 s"):
+        cluster_info(SilentClient())
+    assert re.search(r"dshuffle: the scheduler at tcp://silent:1 has not answered for \d+ s", caplog.text)
+    assert 1 <= len(caplog.records) <= 3  # after 0.05 and 0.15 s
+
+
+def test_an_answer_in_time_is_not_logged(caplog):
+    assert cluster_info(SilentClient(identity={"workers": {}})) == {"workers": {}}
+    assert not caplog.records
+
+
+def test_workers_are_not_waited_for_if_the_scheduler_does_not_answer(monkeypatch):
+    monkeypatch.setattr("dshuffle.runtime.client.waiting.ANSWER_WITHIN", 0.2)
+    with pytest.raises(ClusterError, match="the scheduler at tcp://silent:1 did not answer within"):
+        wait_for_workers(SilentClient(), 2, 0.1)
+
+
+def test_a_cluster_that_is_not_set_up_in_time(short_timeout):
+    with pytest.raises(ClusterError, match=r"tcp://silent:1 did not set up all workers within 0\.3 s") as caught:
+        install_plugin(SilentClient(identity={}))
+    assert caught.value.transient
+
+
+def test_a_worker_that_does_not_say_how_it_is(short_timeout):
+    client = SilentClient(identity={"workers": {}}, run_on_scheduler={})
+    with pytest.raises(ClusterError, match="a worker, or the scheduler, did not answer within"):
+        diagnose(client)
+
+
+@pytest.mark.parametrize("patience", [0, 0.2])
+def test_paused_workers_are_not_counted(patience):
+    workers = {"a": {"status": "running"}, "b": {"status": "paused"}}
+    client = SilentClient(identity={"workers": workers, "address": "tcp://silent:1"})
+    wait_for_workers(client, 1, patience)
+    with pytest.raises(ClusterError, match=r"only 1 of min_workers=2 workers are there after .* \(patience\)"):
+        wait_for_workers(client, 2, patience)
 
 
 def test_a_scheduler_that_cannot_be_reached_is_an_error_of_dshuffle():

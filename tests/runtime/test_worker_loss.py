@@ -24,13 +24,15 @@ def no_restart(client):
 
 
 @pytest.mark.parametrize("restart", [True, False])
-def test_a_worker_is_killed_while_tasks_run(new_processes, small, ids, orders, sessions_left, within, restart):
+def test_a_worker_is_killed_while_tasks_run(
+    new_processes, small, check_ids, check_orders, sessions_left, within, restart
+):
     with new_processes(3) as cluster, Client(cluster) as client:
         if not restart:
             no_restart(client)
         with Shuffler(client, small, on_loss="raise") as shuffler:
             epochs = shuffler.epochs(5)
-            client.gather(next(epochs).map(ids))
+            client.gather(next(epochs).map(check_ids))
             epoch = next(epochs)
             futures = epoch.map(lambda partition: (time.sleep(1), len(partition))[1])
             time.sleep(0.3)
@@ -41,7 +43,7 @@ def test_a_worker_is_killed_while_tasks_run(new_processes, small, ids, orders, s
             assert within(20, futures[0].result) > 0  # the others' results are there
             # A task that comes afterwards must not wait either.
             with pytest.raises(WorkerLost):
-                within(20, epoch.map(ids)[1].result)
+                within(20, epoch.map(check_ids)[1].result)
             with pytest.raises(WorkerLost, match=r"rank 1 \(.*new Shuffler"):
                 within(20, lambda: next(epochs))
             within(20, shuffler.close)
@@ -49,7 +51,7 @@ def test_a_worker_is_killed_while_tasks_run(new_processes, small, ids, orders, s
         assert sessions_left(client) == (0, 0)
         with Shuffler(client, small) as shuffler:
             assert shuffler.n_workers == (3 if restart else 2)
-            orders(shuffler, 3)
+            check_orders(shuffler, 3)
 
 
 @pytest.mark.parametrize("delivery", ["peer", "server"])
@@ -90,11 +92,11 @@ def test_the_only_worker_is_killed(new_processes, small, within):
         within(20, shuffler.close)
 
 
-def test_a_result_that_was_lost_with_its_worker(new_processes, small, ids, within):
+def test_a_result_that_was_lost_with_its_worker(new_processes, small, check_ids, within):
     with new_processes(2) as cluster, Client(cluster) as client:
         no_restart(client)
         shuffler = Shuffler(client, small)
-        futures = next(shuffler.epochs(1)).map(ids)
+        futures = next(shuffler.epochs(1)).map(check_ids)
         while not all(future.done() for future in futures):
             time.sleep(0.02)
         [pid] = client.run(os.getpid, workers=[address_of(client, 0)]).values()
@@ -104,11 +106,11 @@ def test_a_result_that_was_lost_with_its_worker(new_processes, small, ids, withi
         within(20, shuffler.close)
 
 
-def test_a_worker_retires(cluster_of, small, ids, sessions_left):
+def test_a_worker_retires(cluster_of, small, check_ids, sessions_left):
     with cluster_of({"0": {}, "1": {}, "2": {}}) as cluster, Client(cluster) as client:
         with Shuffler(client, small) as shuffler:
             epochs = shuffler.epochs(3)
-            client.gather(next(epochs).map(ids))
+            client.gather(next(epochs).map(check_ids))
             client.retire_workers([address_of(client, 2)])
             with pytest.raises(WorkerLost, match="rank 2"):
                 next(epochs)
@@ -116,11 +118,11 @@ def test_a_worker_retires(cluster_of, small, ids, sessions_left):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_the_cluster_is_restarted(new_processes, small, ids, orders, sessions_left, within, busy):
+def test_the_cluster_is_restarted(new_processes, small, check_ids, check_orders, sessions_left, within, busy):
     with new_processes(2) as cluster, Client(cluster) as client:
         shuffler = Shuffler(client, small)
         epochs = shuffler.epochs(3)
-        futures = next(epochs).map((lambda partition: time.sleep(60)) if busy else ids)
+        futures = next(epochs).map((lambda partition: time.sleep(60)) if busy else check_ids)
         if not busy:
             client.gather(futures)
         client.restart()
@@ -129,13 +131,13 @@ def test_the_cluster_is_restarted(new_processes, small, ids, orders, sessions_le
         within(20, shuffler.close)
         assert sessions_left(client) == (0, 0)
         with Shuffler(client, small) as shuffler:
-            orders(shuffler, 2)
+            check_orders(shuffler, 2)
 
 
-def test_the_client_goes_away_without_closing(processes, small, ids, sessions_left, eventually):
+def test_the_client_goes_away_without_closing(processes, small, check_ids, sessions_left, eventually):
     client = Client(processes.scheduler.address)
     shuffler = Shuffler(client, small)
-    client.gather(next(shuffler.epochs(2)).map(ids))
+    client.gather(next(shuffler.epochs(2)).map(check_ids))
     assert sessions_left(processes) == (1, 3)
     client.close()
     eventually(lambda: sessions_left(processes) == (0, 0))
@@ -145,11 +147,11 @@ def test_the_client_goes_away_without_closing(processes, small, ids, sessions_le
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_the_cluster_goes_away(cluster_of, small, ids, within, busy):
+def test_the_cluster_goes_away(cluster_of, small, check_ids, within, busy):
     with cluster_of({"0": {}, "1": {}}) as cluster, Client(cluster) as client:
         shuffler = Shuffler(client, small)
         epochs = shuffler.epochs(3)
-        futures = next(epochs).map((lambda partition: time.sleep(3)) if busy else ids)
+        futures = next(epochs).map((lambda partition: time.sleep(3)) if busy else check_ids)
         if not busy:
             client.gather(futures)
         cluster.close()

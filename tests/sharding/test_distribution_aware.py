@@ -4,11 +4,13 @@ import sys
 import dask.array as da
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.sharding import ShardingWarning, distribution, distribution_aware
+
+from ..conftest import at_most
 
 pytestmark = pytest.mark.filterwarnings("ignore::dshuffle.sharding.ShardingWarning")
 
@@ -32,7 +34,7 @@ def test_every_worker_gets_an_equal_part_of_every_neighbourhood(kind):
     assert sharding.broadcast.size == 0
 
 
-@settings(max_examples=15, deadline=None)
+@at_most(15)
 @given(st.integers(1, 9), st.integers(1, 8), st.integers(0, 1000))
 def test_whatever_the_features_partitions_are_balanced_and_broadcast_is_what_is_sparse(n, clusters, seed):
     x = np.random.default_rng(seed).normal(size=(40, 3)).astype("f4")

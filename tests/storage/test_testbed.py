@@ -76,7 +76,7 @@ def machine():
         pytest.skip("a testbed is up already")
 
 
-def nothing_left():
+def check_nothing_left():
     mounts = Path("/proc/self/mountinfo").read_text()
     assert not hosts.is_up()
     assert str(hosts.FOLDER) not in mounts
@@ -92,7 +92,7 @@ def cluster(machine):
         yield started.stdout
     finally:
         assert call("down").returncode == 0
-        nothing_left()
+        check_nothing_left()
 
 
 @pytest.mark.slow
@@ -230,5 +230,5 @@ def test_down_after_a_crash(machine):
     (hosts.FOLDER / "state.json").unlink()
     assert call("down").returncode == 0
     assert not places.alive(record)
-    nothing_left()
+    check_nothing_left()
     assert "no testbed is running" in call("down").stdout

@@ -21,7 +21,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Sharding
 from dshuffle.store import open_dataset
 from dshuffle.store.backends import open_store
 
-EXAMPLES = int(os.environ.get("DSHUFFLE_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("DSHUFFLE_EXAMPLES", 3 * settings.default.max_examples))
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
 
 RARELY = st.sampled_from([False] * 7 + [True])

@@ -11,12 +11,14 @@ import pytest
 import xarray as xr
 import zarr
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.store import dataset_of, describe, open_dataset, read_array
+
+from ..conftest import at_most
 
 N, LAT, LON = 11, 9, 10
 DIMS = {"t": ("time", "lat", "lon"), "rain": ("time", "level", "lon", "lat"), "lat_only": ("time", "lat")}
@@ -70,7 +72,7 @@ ways = st.dictionaries(st.sampled_from(["lat", "lon", "level"]), st.integers(1, 
 
 
 @given(sizes=ways, stride=st.one_of(st.none(), st.integers(1, 6)), data=st.data())
-@settings(max_examples=40, deadline=None)
+@at_most(40)
 def test_patches_read_as_slices_do(dataset, sizes, stride, data):
     patches = dataset.patches(stride=stride, **sizes)
     strides = {dim: size if stride is None else stride for dim, size in sizes.items()}
@@ -87,7 +89,7 @@ def test_patches_read_as_slices_do(dataset, sizes, stride, data):
 
 
 @given(offsets=st.lists(st.integers(-3, 3), min_size=1, max_size=3, unique=True), data=st.data())
-@settings(max_examples=20, deadline=None)
+@at_most(20)
 def test_patches_of_windows(dataset, offsets, data):
     windows = dataset.windows({"t": offsets, "season": 1})
     patches = windows.patches(lat=4, lon=5)

@@ -10,10 +10,12 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.store import create_dataset, open_dataset, verify_dataset
+
+from ..conftest import at_most
 
 STRUCT = np.dtype([("a", "<i4"), ("b", [("c", "<f8"), ("d", "S3")]), ("e", "?")])
 DTYPES = [
@@ -68,7 +70,7 @@ def datasets(draw: st.DrawFn) -> tuple[dict[str, np.ndarray], int | None, np.nda
 
 
 @given(datasets(), st.integers(1, 300), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@at_most(60)
 def test_rows_are_those_of_numpy(
     drawn: tuple[dict[str, np.ndarray], int | None, np.ndarray], memory_budget: int, random: Any
 ) -> None:

@@ -7,14 +7,15 @@ import pickle
 
 import numpy as np
 import pytest
-from distributed import Client
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.store import open_dataset, read_array, stored_shardings, write_sharding
 from dshuffle.store.selection import split_samples, split_strata
+
+from ..conftest import at_most
 
 N = 200
 ARRAYS = {"x": np.arange(N * 3.0).reshape(N, 3), "group": np.arange(N) // 7 % 11}
@@ -26,7 +27,7 @@ def dataset():
 
 
 @given(mask=st.lists(st.booleans(), min_size=N, max_size=N), again=st.data())
-@settings(max_examples=50, deadline=None)
+@at_most(50)
 def test_a_part_reads_as_the_array_does(mask, again):
     whole = open_dataset("memory://test-selection")
     if not any(mask):
@@ -131,23 +132,18 @@ def test_what_cannot_be_split(dataset, options, message):
 
 @pytest.mark.parametrize("assignment", ["global", "chunks", "partial:0.3"])
 @pytest.mark.parametrize("delivery", ["peer", "storage"])
-def test_a_part_is_shuffled_like_any_dataset(dataset, assignment, delivery):
+def test_a_part_is_shuffled_like_any_dataset(client, dataset, assignment, delivery):
     part = dataset.select(ARRAYS["group"] != 4)
     expected = np.sort(ARRAYS["x"][ARRAYS["group"] != 4][:, 0])
-    with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
-        options = {"assignment": assignment, "delivery": delivery}
-        with dshuffle.Shuffler(client, part, **options) as shuffler:
-            for epoch in shuffler.epochs(3):
-                found = client.gather(epoch.map(lambda partition: partition["x"][:, 0]))
-                np.testing.assert_array_equal(np.sort(np.concatenate(found)), expected)
+    with dshuffle.Shuffler(client, part, assignment=assignment, delivery=delivery) as shuffler:
+        for epoch in shuffler.epochs(3):
+            found = client.gather(epoch.map(lambda partition: partition["x"][:, 0]))
+            np.testing.assert_array_equal(np.sort(np.concatenate(found)), expected)
 
 
-def test_labels_of_a_part_balance_its_workers(dataset):
+def test_labels_of_a_part_balance_its_workers(client, dataset):
     part, _ = dataset.split(0.5)
-    with (
-        Client(n_workers=2, processes=False, dashboard_address=":0") as client,
-        dshuffle.Shuffler(client, part, balance="group") as shuffler,
-    ):
+    with dshuffle.Shuffler(client, part, balance="group") as shuffler:
         for epoch in shuffler.epochs(2):
             counts = [np.bincount(one, minlength=11) for one in client.gather(epoch.map(lambda p: p["group"]))]
             assert abs(counts[0] - counts[1]).max() <= 1

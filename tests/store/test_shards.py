@@ -10,12 +10,14 @@ import dask.array as da
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, ZstdCodec
 
 from dshuffle.errors import CorruptChunk, InvalidParameter
 from dshuffle.store import create_dataset, open_dataset, reader, verify_dataset
+
+from ..conftest import at_most
 
 X = np.arange(600.0).reshape(100, 6)
 CHUNK = 5 * 6 * 8 + 4
@@ -23,7 +25,7 @@ CHUNK = 5 * 6 * 8 + 4
 
 @pytest.mark.slow
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 9), st.lists(st.integers(0, 39), max_size=30))
-@settings(max_examples=40, deadline=None)
+@at_most(40)
 def test_rows_are_those_of_numpy(n: int, chunk_rows: int, chunks: int, ids: list[int]) -> None:
     x, y = np.arange(3.0 * n).reshape(n, 3), np.arange(n, dtype="i2")
     arrays = {"x": x, "y": y}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dshuffle
@@ -22,6 +22,8 @@ from dshuffle.cli import main
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
 from dshuffle.store import create_dataset, open_dataset, shuffle_dataset, verify_dataset
 from dshuffle.store.create import _remove
+
+from ..conftest import at_most
 
 IN, OUT = "memory://copy-in", "memory://copy-out"
 
@@ -42,7 +44,7 @@ def arrays(q):
     chunk_rows=st.integers(1, 50),
     read_chunk=st.integers(1, 50),
 )
-@settings(max_examples=40, deadline=None)
+@at_most(40)
 def test_the_copy_is_a_permutation_of_rows(q, budget, seed, chunk_rows, read_chunk):
     expected = arrays(q)
     create_dataset(IN, expected, chunk_rows=read_chunk, overwrite=True)
@@ -79,6 +81,7 @@ def test_values_to_spread_are_one_for_each_sample(by):
         shuffle_dataset(IN, OUT, by=by, overwrite=True)
 
 
+@pytest.mark.slow
 def test_every_order_is_as_likely():
     create_dataset(IN, {"y": np.arange(3)}, overwrite=True)
     orders = [

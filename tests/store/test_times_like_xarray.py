@@ -21,7 +21,7 @@ from dshuffle.store import open_dataset
 
 xarray = pytest.importorskip("xarray", minversion="2025.9", reason="older releases decode durations in another way")
 
-EXAMPLES = int(os.environ.get("DSHUFFLE_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("DSHUFFLE_EXAMPLES", 3 * settings.default.max_examples))
 SIZE, CHUNK = 7, 3
 IDS = np.arange(SIZE)
 
@@ -222,7 +222,7 @@ def check_exact(times: np.ndarray, stored: Stored, floats: bool) -> None:
             assert abs(time - right) <= (slack if floats else 0)
 
 
-def agree(stored: Stored) -> None:
+def check_values(stored: Stored) -> None:
     """Values are those of xarray; or an array is undecoded, or a time is out of range, where xarray has none either."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "g"
@@ -270,7 +270,7 @@ def agree(stored: Stored) -> None:
 @settings(max_examples=EXAMPLES)
 @given(stores())
 def test_values_are_those_of_xarray(stored: Stored) -> None:
-    agree(stored)
+    check_values(stored)
 
 
 # -- Stores that xarray writes -----------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def datasets(draw: st.DrawFn) -> tuple[xarray.Dataset, dict[str, Any]]:
     return xarray.Dataset({"t": ("i", times)}), encoding
 
 
-def agree_on_written(case: tuple[xarray.Dataset, dict[str, Any]], zarr_format: Any) -> None:
+def check_written(case: tuple[xarray.Dataset, dict[str, Any]], zarr_format: Any) -> None:
     """What xarray writes is read as xarray reads it; it refuses to write some."""
     data, encoding = case
     with tempfile.TemporaryDirectory() as folder:
@@ -331,4 +331,4 @@ def agree_on_written(case: tuple[xarray.Dataset, dict[str, Any]], zarr_format: A
 @settings(max_examples=EXAMPLES)
 @given(datasets(), st.sampled_from([2, 3]))
 def test_what_xarray_writes_is_read_as_xarray_reads_it(case: tuple[xarray.Dataset, dict[str, Any]], zarr_format: Any):
-    agree_on_written(case, zarr_format)
+    check_written(case, zarr_format)

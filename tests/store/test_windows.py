@@ -8,13 +8,14 @@ import pickle
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.store import dataset_of, describe, open_dataset, read_array, stored_shardings, write_sharding
+
+from ..conftest import at_most
 
 N = 120
 ARRAYS = {"x": np.arange(N * 3.0).reshape(N, 3), "y": np.arange(N), "year": np.arange(N) // 30}
@@ -49,7 +50,7 @@ offsets_of_one = st.one_of(st.integers(-9, 9), st.lists(st.integers(-9, 9), min_
 
 
 @given(offsets=st.dictionaries(st.sampled_from(sorted(ARRAYS)), offsets_of_one, max_size=3), data=st.data())
-@settings(max_examples=60, deadline=None)
+@at_most(60)
 def test_windows_read_as_slices_do(dataset, offsets, data):
     lowest = min([0, *(np.min(one) for one in offsets.values())])
     highest = max([0, *(np.max(one) for one in offsets.values())])
@@ -187,23 +188,25 @@ def test_shardings_belong_to_the_rows(dataset):
 
 @pytest.mark.parametrize(
     ("assignment", "delivery"),
-    [("global", "peer"), ("global", "server"), ("chunks", "storage"), ("partial:0.3", "peer")],
+    [
+        ("global", "peer"),
+        pytest.param("global", "server", marks=pytest.mark.slow),
+        ("chunks", "storage"),
+        pytest.param("partial:0.3", "peer", marks=pytest.mark.slow),
+    ],
 )
-def test_windows_are_shuffled_like_any_dataset(dataset, assignment, delivery):
+def test_windows_are_shuffled_like_any_dataset(client, dataset, assignment, delivery):
     windows = dataset.windows({"x": (-1, 0, 1)})
     wanted = expected({"x": (-1, 0, 1)}, N - 2, 1)["x"]
-    with (
-        Client(n_workers=2, processes=False, dashboard_address=":0") as client,
-        dshuffle.Shuffler(client, windows, assignment=assignment, delivery=delivery) as shuffler,
-    ):
+    with dshuffle.Shuffler(client, windows, assignment=assignment, delivery=delivery) as shuffler:
         for epoch in shuffler.epochs(2):
             found = np.concatenate(client.gather(epoch.map(lambda partition: partition["x"])))
             np.testing.assert_array_equal(found[np.argsort(found[:, 0, 0])], wanted)
 
 
-def test_windows_as_a_dask_array(dataset):
+def test_windows_as_a_dask_array(client, dataset):
     windows = dataset.windows({"x": (0, 1)})
-    with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
+    with client.as_current():
         taken = dshuffle.take(client, windows, [5, 5, 0])["x"]
         assert isinstance(taken, da.Array)
         np.testing.assert_array_equal(taken.compute(), expected({"x": (0, 1)}, N - 1, 0)["x"][[5, 5, 0]])

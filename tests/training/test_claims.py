@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 import dshuffle
 from dshuffle.compare import fit_logical_workers, local_cluster
-from dshuffle.compare.stored_order import AsStored
+from dshuffle.compare.stored_order import StoredOrder
 from dshuffle.compare.variance import variance_ratio
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.sharding import stratified
@@ -140,8 +140,8 @@ def test_reshuffling_lowers_the_error_that_noise_leaves(tmp_path):
                 )
             return history.points[-1].validation["test_error"]
 
-        natural = error("local", "contiguous", "never", AsStored)
-        once = error("local", "random", "once", AsStored)
+        natural = error("local", "contiguous", "never", StoredOrder)
+        once = error("local", "random", "once", StoredOrder)
         columns = error("local", "contiguous", "every epoch")
         reshuffled = error("chunks:60", "random", "every epoch")
     print(natural, once, columns, reshuffled)

@@ -69,6 +69,7 @@ def accuracy(predicted, test):
     return float(np.mean(predicted == test["y"]))
 
 
+@pytest.mark.slow
 def test_linear_regression(fake_shuffler, flights):
     train, test = flights
     history = fit_linear_regression(fake_shuffler(train), epochs=5, step=0.002)
@@ -79,6 +80,7 @@ def test_linear_regression(fake_shuffler, flights):
     assert error < 1.02 * rmse(test["x"] @ exact, test), "least squares"
 
 
+@pytest.mark.slow
 def test_parallel_sgd(fake_shuffler, flights, mnist):
     """As good as scikit-learn's own SGD in one process."""
     train, test = flights
@@ -97,6 +99,7 @@ def test_parallel_sgd(fake_shuffler, flights, mnist):
     assert found > 0.8
 
 
+@pytest.mark.slow
 def test_synchronous_sgd(fake_shuffler, mnist):
     """As good as scikit-learn's linear classifier, although each worker begins with few of the digits."""
     train, test = mnist
@@ -127,6 +130,7 @@ def test_a_fit_ends_when_held_out_samples_say_so(fake_shuffler, digits):
     assert max(found) > 0.95
 
 
+@pytest.mark.slow
 def test_simulated_parameter_server(flights, digits):
     train, test = flights
     ranks = np.arange(40_000) % 4
@@ -193,6 +197,7 @@ def biases(row, column, value):
 
 
 @pytest.mark.parametrize("n_workers", [1, 4])
+@pytest.mark.slow
 def test_matrix_completion(fake_shuffler, n_workers):
     ratings = arrays_of("movielens")
     ranks = split_entries(ratings["row"], n_workers)

@@ -76,10 +76,15 @@ def server(shuffler, **options):
 
 FITS = [
     (linear, KEYED, {}, lambda weights: weights),
-    (parallel, BLOBS, {"assignment": "partial:0.5"}, lambda model: np.append(model.coef_, model.intercept_)),
-    (matrix, ENTRIES, {"assignment": "chunks:5"}, lambda factors: np.append(factors.left, factors.right)),
     (synchronous, BLOBS, {}, lambda network: np.append(network.parameters, network.statistics)),
-    (server, BLOBS, {}, lambda parameters: parameters),
+    *(
+        pytest.param(*fit, marks=pytest.mark.slow)
+        for fit in [
+            (parallel, BLOBS, {"assignment": "partial:0.5"}, lambda model: np.append(model.coef_, model.intercept_)),
+            (matrix, ENTRIES, {"assignment": "chunks:5"}, lambda factors: np.append(factors.left, factors.right)),
+            (server, BLOBS, {}, lambda parameters: parameters),
+        ]
+    ),
 ]
 """Fit, dataset, options of the shuffler, and the numbers of a model."""
 

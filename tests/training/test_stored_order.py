@@ -3,13 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dshuffle.compare.stored_order import AsStored
+from dshuffle.compare.stored_order import StoredOrder
 from dshuffle.errors import InvalidParameter
 
 ARRAYS = {"x": np.arange(20.0), "y": np.arange(20) % 3}
 
 
-def seen(partition, size):
+def check_seen(partition, size):
     batches = list(partition.batches(size))
     assert [len(batch["x"]) for batch in batches] == [size] * (len(partition) // size) + [len(partition) % size]
     joined = np.concatenate([batch["x"] for batch in batches])
@@ -19,13 +19,13 @@ def seen(partition, size):
 
 
 def test_every_epoch_is_in_stored_order(fake_shuffler):
-    shuffler = AsStored(fake_shuffler(ARRAYS, n_workers=3, assignment="local", sharding="contiguous"))
+    shuffler = StoredOrder(fake_shuffler(ARRAYS, n_workers=3, assignment="local", sharding="contiguous"))
     for epoch in shuffler.epochs(2):
-        found = [future.result() for future in epoch.map(seen, 5)]
+        found = [future.result() for future in epoch.map(check_seen, 5)]
         assert found == [list(range(7)), list(range(7, 14)), list(range(14, 20))]
 
 
-def short(partition):
+def check_short(partition):
     assert [len(batch["y"]) for batch in partition.batches(4, drop_last=True)] == [4, 4]
     assert (partition.names, len(partition), partition.shares) == (("x", "y"), 10, (10, 10))
     with pytest.raises(InvalidParameter, match="batch_size"):
@@ -34,5 +34,5 @@ def short(partition):
 
 
 def test_it_is_used_as_a_partition(fake_shuffler):
-    for epoch in AsStored(fake_shuffler(ARRAYS, n_workers=2)).epochs(1):
-        assert epoch.map(short)[0].result() == 0
+    for epoch in StoredOrder(fake_shuffler(ARRAYS, n_workers=2)).epochs(1):
+        assert epoch.map(check_short)[0].result() == 0

@@ -38,7 +38,7 @@ from dshuffle.cli.options import RegistryOption
     "--relay",
     "relays",
     multiple=True,
-    type=click.Choice(["pipelined", "ring", "unicast"]),
+    type=click.Choice(options.RELAYS),
     help="How coded packets reach their destinations. May be repeated.  [default: pipelined]",
 )
 @click.option(

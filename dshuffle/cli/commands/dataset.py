@@ -33,6 +33,14 @@ def dataset() -> None:
     metavar="NAME",
     help="Array or column to include. May be repeated.  [default: all]",
 )
+@click.option("--from-folder", metavar="FOLDER", help="Folder with a folder of images for each class.")
+@click.option(
+    "--image-size",
+    type=(click.IntRange(1), click.IntRange(1)),
+    metavar="HEIGHT WIDTH",
+    help="Size in pixels of all images. Others are scaled and cut.  [default: that of the files, which must be equal]",
+)
+@click.option("--grey", is_flag=True, help="One value for each pixel instead of red, green and blue.")
 @click.option("--movielens", metavar="FILE", help="ratings.csv of MovieLens, stored as row, column and value.")
 @click.option(
     "--ratings-per-user",

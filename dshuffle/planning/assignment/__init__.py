@@ -20,7 +20,7 @@ from dshuffle.planning.assignment.partial import Partial
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
 from dshuffle.planning.holders import as_holders
 from dshuffle.planning.packets import missing_samples
-from dshuffle.planning.types import Holders, Ranks, Samples
+from dshuffle.planning.types import Holders, Ranks
 
 __all__ = [
     "ASSIGNMENTS",
@@ -33,7 +33,6 @@ __all__ = [
     "Local",
     "Partial",
     "check_balance",
-    "draw_ranks",
     "known_assignments",
     "next_ranks",
     "parse_assignment",
@@ -123,25 +122,6 @@ def next_ranks(
     >>> next_ranks(Partial(0.5), [0, 0, 0, 0, 1, 1, 1, 1], 2, seed=0, epoch=1)
     array([0, 1, 0, 1, 0, 1, 1, 0], dtype=int32)
     """
-    return draw_ranks(assignment, previous, n_workers, seed=seed, epoch=epoch, holders=holders, classes=classes).ranks
-
-
-def draw_ranks(
-    assignment: Assignment,
-    previous: ArrayLike,
-    n_workers: int,
-    *,
-    seed: int,
-    epoch: int,
-    holders: ArrayLike | None = None,
-    classes: Classes | None = None,
-    slots: Samples | None = None,
-) -> EpochDraw:
-    """Compute the next assignment, and what is drawn with it.
-
-    The parameters are those of :func:`next_ranks`. ``slots`` is what the previous draw returned, or None for the first
-    draw. :meth:`ShuffleSpec.draw` passes them on.
-    """
     if not isinstance(assignment, Assignment):
         raise InvalidParameter.of("assignment", assignment, "an Assignment", "Names are parsed by parse_assignment.")
     n_workers = as_integer("n_workers", n_workers, 1)
@@ -149,7 +129,7 @@ def draw_ranks(
     masks = None if holders is None else _covering(as_holders(holders, n_workers), ranks)
     if classes is not None:
         check_balance(classes, assignment, len(ranks))
-    return assignment.draw(Draw(ranks, n_workers, seed, epoch, masks, classes, slots))
+    return assignment.draw(Draw(ranks, n_workers, seed, epoch, masks, classes)).ranks
 
 
 def check_balance(classes: Classes, assignment: Assignment, n_samples: int | None = None) -> None:

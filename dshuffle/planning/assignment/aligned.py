@@ -71,7 +71,6 @@ class Aligned(Assignment):
 
     @classmethod
     def parse(cls, parameter: str | None) -> Self:
-        """See :class:`Assignment`."""
         return cls() if parameter is None else cls(float(parameter))
 
     @property
@@ -80,11 +79,9 @@ class Aligned(Assignment):
         return self.fraction
 
     def most_incoming(self, n_samples: int, n_workers: int, largest_share: int) -> int:
-        """See :class:`Assignment`."""
         return self.most_drawn(n_samples, n_workers)
 
     def draw(self, draw: Draw) -> EpochDraw:
-        """See :class:`Assignment`."""
         if draw.holders is None:
             raise InvalidParameter.of("holders", None, "the holder masks, which the assignment 'aligned' needs")
         n_workers = draw.n_workers

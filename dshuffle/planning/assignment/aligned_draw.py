@@ -142,18 +142,18 @@ def _name(holders, sample, names, workers):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _like(holders, one, other, left, joined):  # type: ignore[no-untyped-def]
-    """Whether ``one`` has the holders of ``other`` after worker ``left`` has left and worker ``joined`` has joined.
+def _like(holders, sample, model, left, joined):  # type: ignore[no-untyped-def]
+    """Whether a sample has the holders of ``model`` after worker ``left`` has left and worker ``joined`` has joined.
 
     If ``left`` equals ``joined``, the sets must be equal.
     """
     for word in range(holders.shape[1]):
-        expected = holders[other, word]
+        expected = holders[model, word]
         if left >> 6 == word:
             expected ^= np.uint64(1) << np.uint64(left & 63)
         if joined >> 6 == word:
             expected ^= np.uint64(1) << np.uint64(joined & 63)
-        if holders[one, word] != expected:
+        if holders[sample, word] != expected:
             return False
     return True
 

@@ -57,15 +57,12 @@ class Chunks(Assignment):
 
     @classmethod
     def parse(cls, parameter: str | None) -> Self:
-        """See :class:`Assignment`."""
         return cls(None if parameter is None else int(parameter))
 
     def draw(self, draw: Draw) -> EpochDraw:
-        """See :class:`Assignment`."""
         return EpochDraw(self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch).all_ranks())
 
     def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks:
-        """See :class:`Assignment`."""
         return Blocks.drawn(n_samples, n_workers, self.unit_for(n_samples, n_workers), "chunks", seed, epoch)
 
     @property
@@ -74,7 +71,6 @@ class Chunks(Assignment):
         return self.rows
 
     def with_unit(self, rows: int) -> Chunks:
-        """See :class:`Assignment`."""
         return Chunks(rows)
 
     def unit_for(self, n_samples: int, n_workers: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from dshuffle.planning.assignment.balance import draw_classes
 from dshuffle.planning.assignment.blocks import Blocks
@@ -17,22 +17,10 @@ class Global(Assignment):
     name: ClassVar[str] = "global"
     forms: ClassVar[str] = "'global'"
 
-    def __str__(self) -> str:
-        return self.name
-
-    @classmethod
-    def parse(cls, parameter: str | None) -> Self:
-        """See :class:`Assignment`."""
-        if parameter is not None:
-            raise ValueError(parameter)
-        return cls()
-
     def draw(self, draw: Draw) -> EpochDraw:
-        """See :class:`Assignment`."""
         if draw.classes is not None:
             return EpochDraw(draw_classes(draw.classes, draw.n_workers, "global", draw.seed, draw.epoch))
         return EpochDraw(self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch).all_ranks())
 
     def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks:
-        """See :class:`Assignment`."""
         return Blocks.drawn(n_samples, n_workers, 1, "global", seed, epoch)

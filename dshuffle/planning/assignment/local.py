@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
@@ -20,22 +20,10 @@ class Local(Assignment):
     forms: ClassVar[str] = "'local'"
     moves: ClassVar[bool] = False
 
-    def __str__(self) -> str:
-        return self.name
-
-    @classmethod
-    def parse(cls, parameter: str | None) -> Self:
-        """See :class:`Assignment`."""
-        if parameter is not None:
-            raise ValueError(parameter)
-        return cls()
-
     def draw(self, draw: Draw) -> EpochDraw:
-        """See :class:`Assignment`."""
         return EpochDraw(draw.previous.copy())
 
     def slots(self, first: Blocks, seed: int, changes: Sequence[WorkerChange] = ()) -> Slots:
-        """See :class:`Assignment`."""
         return Slots.of(first, changes, lambda n_workers: 0, fixed_points=False, seed=seed)
 
     @property
@@ -44,5 +32,4 @@ class Local(Assignment):
         return 0.0
 
     def most_incoming(self, n_samples: int, n_workers: int, largest_share: int) -> int:
-        """See :class:`Assignment`."""
         return 0

@@ -80,12 +80,10 @@ class Partial(Assignment):
 
     @classmethod
     def parse(cls, parameter: str | None) -> Self:
-        """See :class:`Assignment`."""
         number = (parameter or "").removesuffix(FIXED_POINTS)
         return cls(float(number), fixed_points=number != parameter)
 
     def draw(self, draw: Draw) -> EpochDraw:
-        """See :class:`Assignment`."""
         count = self.n_exchanged(len(draw.previous), draw.n_workers)
         if draw.classes is not None:
             ranks = exchange_in_classes(draw.previous, draw.classes, draw.n_workers, count, draw.seed, draw.epoch)
@@ -101,7 +99,6 @@ class Partial(Assignment):
         return EpochDraw(ranks, slots=slots)
 
     def slots(self, first: Blocks, seed: int, changes: Sequence[WorkerChange] = ()) -> Slots:
-        """See :class:`Assignment`."""
         count = functools.partial(self.n_exchanged, first.n_samples)
         return Slots.of(first, changes, count, fixed_points=self.fixed_points, seed=seed)
 
@@ -116,7 +113,6 @@ class Partial(Assignment):
         return False
 
     def most_incoming(self, n_samples: int, n_workers: int, largest_share: int) -> int:
-        """See :class:`Assignment`."""
         return self.n_exchanged(n_samples, n_workers)
 
     def missing_fraction(self, cached: float, excess: float) -> float:
@@ -172,7 +168,6 @@ class Partial(Assignment):
         return 1.0 if left <= MIXED else float(math.ceil(math.log(MIXED) / math.log(left)))
 
     def warning(self, n_workers: int) -> str:
-        """See :class:`Assignment`."""
         persistence = self.persistence(n_workers)
         if persistence >= 0:
             return ""

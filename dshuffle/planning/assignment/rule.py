@@ -91,16 +91,21 @@ class Assignment(ABC):
     in_chunks: ClassVar[bool] = False
     preferred_caching: ClassVar[str] = "uniform"
 
+    def __str__(self) -> str:
+        return self.name
+
     @classmethod
-    @abstractmethod
     def parse(cls, parameter: str | None) -> Self:
-        """The rule with the parameter that followed its name, if any.
+        """The rule with the parameter that followed its name, if any. Rules that have one override this method.
 
         Raises
         ------
         ValueError
             If it cannot be written like this.
         """
+        if parameter is not None:
+            raise ValueError(parameter)
+        return cls()
 
     @abstractmethod
     def draw(self, draw: Draw) -> EpochDraw:

@@ -113,10 +113,10 @@ def all_ways(
     return tuple(ways)
 
 
-def compare_costs(
-    cluster: ClusterRates, ways: Sequence[Work], *, precision: str = "auto", most_samples: int = SAMPLES
-) -> list[Prediction]:
+def compare_costs(cluster: ClusterRates, ways: Sequence[Work], *, precision: str = "auto") -> list[Prediction]:
     """Predict several ways on one cluster, in the given order. The parameters are those of :func:`predict`.
+
+    Real plans have at most :data:`SAMPLES` samples.
 
     Examples
     --------
@@ -126,16 +126,14 @@ def compare_costs(
     >>> best.work.way
     'global + peer'
     """
-    return [timed(cluster, way, loads) for way, loads in _loads(cluster, ways, precision, most_samples)]
+    return [timed(cluster, way, loads) for way, loads in _loads(cluster, ways, precision)]
 
 
-def _loads(cluster: ClusterRates, ways: Sequence[Work], precision: str, most_samples: int) -> list[tuple[Work, Loads]]:
-    return [(way, loads_of(cluster, way, precision=precision, most_samples=most_samples)) for way in ways]
+def _loads(cluster: ClusterRates, ways: Sequence[Work], precision: str) -> list[tuple[Work, Loads]]:
+    return [(way, loads_of(cluster, way, precision=precision, most_samples=SAMPLES)) for way in ways]
 
 
-def recommend(
-    cluster: ClusterRates, ways: Sequence[Work], *, precision: str = "auto", most_samples: int = SAMPLES
-) -> Recommendation:
+def recommend(cluster: ClusterRates, ways: Sequence[Work], *, precision: str = "auto") -> Recommendation:
     """Recommend the fastest way to shuffle globally, with reasons and what would change the recommendation.
 
     Parameters
@@ -156,7 +154,7 @@ def recommend(
     >>> advice.verdict, [(change.what, change.winner.work.delivery.name) for change in advice.changes]
     ('Use global + peer: 941 ms per epoch.', [('links', 'storage'), ('storage', 'storage')])
     """
-    candidates = _loads(cluster, ways, precision, most_samples)
+    candidates = _loads(cluster, ways, precision)
     shuffling = [(way, loads) for way, loads in candidates if way.choices.assignment.redraws_all]
     if not shuffling:
         raise InvalidParameter.of("ways", [way.way for way in ways], "a list with a 'global' or 'aligned' way")

@@ -94,11 +94,6 @@ class Prediction:
         """Time that the busiest link, or the store, takes by itself."""
         return max((seconds for name, seconds in self.resources if name != PROCESSORS), default=0.0)
 
-    @property
-    def runner_up(self) -> str:
-        """Name of the second busiest part of the cluster; empty if only one part is busy."""
-        return self.resources[1][0] if len(self.resources) > 1 else ""
-
 
 def predict(
     cluster: ClusterRates, work: Work, *, precision: str = "auto", most_samples: int = MOST_SAMPLES
@@ -126,8 +121,8 @@ def predict(
     >>> from dshuffle.planning import Choices
     >>> work = Work(400_000, 1024, Choices(delivery="server", cache_fraction=0.5))
     >>> server = predict(cluster, work, precision="closed")
-    >>> round(server.exchange_seconds, 1), server.bottleneck, server.runner_up
-    (17.2, 'server egress', 'worker ingress')
+    >>> round(server.exchange_seconds, 1), [name for name, _ in server.resources[:2]]
+    (17.2, ['server egress', 'worker ingress'])
     """
     loads = loads_of(cluster, work, precision=precision, most_samples=most_samples)
     return timed(cluster, work, loads)

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from dshuffle.checks import as_integer, as_ranks
+from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.clique import CLIQUE
 from dshuffle.planning.delivery.coded import CODED
@@ -15,10 +15,11 @@ from dshuffle.planning.delivery.definition import Circumstances, Delivery, Exces
 from dshuffle.planning.delivery.grid import GRID
 from dshuffle.planning.delivery.leftover import LEFTOVER, shuffle_matrix
 from dshuffle.planning.delivery.peer import PEER
+from dshuffle.planning.delivery.plan_input import PlanInput
 from dshuffle.planning.delivery.server import SERVER_ROWS
 from dshuffle.planning.delivery.storage import STORAGE
 from dshuffle.planning.delivery.ubershuffle import UBERSHUFFLE
-from dshuffle.planning.holders import as_holders
+from dshuffle.planning.holders import as_instance
 from dshuffle.planning.packets import Packets
 
 __all__ = [
@@ -139,8 +140,5 @@ def plan_delivery(
     """
     n_workers = as_integer("n_workers", n_workers, 1)
     check_delivery(name, n_workers)
-    masks = as_holders(holders, n_workers)
-    ranks = as_ranks("destinations", destinations, n_workers)
-    if len(masks) != len(ranks):
-        raise InvalidParameter.of("destinations.shape", ranks.shape, f"({len(masks)},), to match holders")
-    return DELIVERIES[name].plan(masks, ranks, n_workers, seed=seed, start=start, hosts=hosts, **options)
+    masks, ranks = as_instance(holders, destinations, n_workers)
+    return DELIVERIES[name].plan(PlanInput(masks, ranks, n_workers, seed, start, hosts), **options)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,17 +11,16 @@ from dshuffle.planning.delivery.clique_packing import CLIQUE_PACKETS, pack_cliqu
 from dshuffle.planning.delivery.clique_pairs import pack_small_cliques
 from dshuffle.planning.delivery.encoding_tables import Tables
 from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
+from dshuffle.planning.delivery.plan_input import PlanInput
 from dshuffle.planning.delivery.ubershuffle import plan_ubershuffle
-from dshuffle.planning.packets import SERVER, Packets, missing_samples
+from dshuffle.planning.packets import SERVER, Packets
 from dshuffle.planning.types import Holders, Ranks, Samples
 
 _FEW_SAMPLES = 20_000
 _FEW_TABLES = 4096
 
 
-def plan_clique(
-    holders: Holders, destinations: Ranks, n_workers: int, *, seed: int, start: Packets | None = None
-) -> Packets:
+def plan_clique(plan_input: PlanInput) -> Packets:
     """Plan few packets from the server, for any caches and any number of workers.
 
     If there are few samples or few sets of holders, this and ``ubershuffle`` both come close to the optimum. For such
@@ -33,11 +29,8 @@ def plan_clique(
 
     Samples that remain alone in a packet are sent in cycles where possible, as in ``leftover``.
 
-    Parameters
-    ----------
-    start
-        Packets that are kept unchanged, such as those that an ``aligned`` assignment was drawn with. Only the samples
-        that they do not deliver are packed.
+    Packets to start from, such as those that an ``aligned`` assignment was drawn with, are kept unchanged. Only the
+    samples that they do not deliver are packed.
 
     Raises
     ------
@@ -50,7 +43,9 @@ def plan_clique(
     fills gaps from tables of larger sets. We allow any clique as a packet: samples with different destinations, where
     every destination holds all samples but its own.
     """
-    rest = missing_samples(holders, destinations)
+    holders, destinations, n_workers = plan_input.holders, plan_input.destinations, plan_input.n_workers
+    seed, start = plan_input.seed, plan_input.start
+    rest = plan_input.missing_samples()
     if start is not None:
         rest = rest[_not_delivered(start, rest, destinations)]
     alternatives: list[tuple[Samples, Samples]] = []
@@ -59,7 +54,7 @@ def plan_clique(
         members, offsets = pack_cliques(tables, n_workers, seed=seed)
         alternatives.append((rest[tables.samples[members]], offsets))
         if start is None and (len(rest) <= _FEW_SAMPLES or len(tables.masks) <= _FEW_TABLES):
-            other = plan_ubershuffle(holders, destinations, n_workers, seed=seed)
+            other = plan_ubershuffle(plan_input)
             alternatives.append((other.samples, other.offsets))
     else:
         members, offsets = pack_small_cliques(holders[rest], destinations[rest].astype(np.int64), n_workers, seed=seed)
@@ -117,22 +112,8 @@ class Clique(PacketsFromServer):
     """Packets grown around the samples with the fewest holders."""
 
     name = "clique"
-    planner = staticmethod(plan_clique)
+    plan = staticmethod(plan_clique)
     packet_model = CLIQUE_PACKETS
-
-    def plan(
-        self,
-        holders: Holders,
-        destinations: Ranks,
-        n_workers: int,
-        *,
-        seed: int,
-        start: Packets | None = None,
-        hosts: Sequence[int] = (),
-        **options: Any,
-    ) -> Packets:
-        """Plan few packets, of which ``start`` may be given."""
-        return plan_clique(holders, destinations, n_workers, seed=seed, start=start, **options)
 
 
 CLIQUE = Clique()

@@ -295,16 +295,16 @@ def _begin(layers, alive, d, size):  # type: ignore[no-untyped-def]
 @numba.njit(nogil=True, cache=True)
 def _filter(held, alive, block, target, lanes):  # type: ignore[no-untyped-def]
     """Set ``lanes`` to the samples of a block that are alive and whose sets contain the target; return if any."""
-    some = np.uint64(0)
+    samples = np.uint64(0)
     for lane in range(8):
         lanes[lane] = alive[block, lane]
-        some |= lanes[lane]
+        samples |= lanes[lane]
     rest = target
-    while rest != 0 and some != 0:
+    while rest != 0 and samples != 0:
         row = held[block, lowest_bit(rest)]
         rest &= rest - np.uint64(1)
-        some = np.uint64(0)
+        samples = np.uint64(0)
         for lane in range(8):
             lanes[lane] &= row[lane]
-            some |= lanes[lane]
-    return some != 0
+            samples |= lanes[lane]
+    return samples != 0

@@ -14,20 +14,20 @@ import numpy as np
 from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
 from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_tables
 from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
+from dshuffle.planning.delivery.plan_input import PlanInput
 from dshuffle.planning.packets import Packets
-from dshuffle.planning.types import Holders, Ranks
 
 
-def plan_coded(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Packets:
+def plan_coded(plan_input: PlanInput) -> Packets:
     """Plan as many packets from the server for every encoding table as its longest column has samples.
 
     The rate is that of Theorem 2 if the columns of a table are equally long, as they are for very many samples.
     Otherwise the packets at the end of each table serve fewer and fewer workers.
     """
-    tables = Tables.of(holders, destinations, n_workers)
+    tables = Tables.of(plan_input.holders, plan_input.destinations, plan_input.n_workers)
     packet_of = np.empty(len(tables.samples), dtype=np.int64)
     n_packets = _encode(tables.columns, tables.starts, packet_of)
-    return tables.plan(packet_of, n_packets, destinations)
+    return tables.plan(packet_of, n_packets, plan_input.destinations)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -48,7 +48,7 @@ class Coded(PacketsFromServer):
     """Packets of one sample from every column of an encoding table."""
 
     name = "coded"
-    planner = staticmethod(plan_coded)
+    plan = staticmethod(plan_coded)
     most_workers = MOST_WORKERS
     packet_model = PacketModel(
         packets_of_tables,

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.demand import Demand
 from dshuffle.planning.delivery.holder_sets import HolderSets
 from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.moves import Moves
 from dshuffle.planning.packets import Packets
-from dshuffle.planning.types import Holders, Ranks, Samples
+from dshuffle.planning.types import Samples
 
 PartsByWorker = dict[int, Samples]
 """Participant -> samples."""
 
 DeliveryPlanner = Callable[..., Packets]
-"""``planner(holders, destinations, n_workers, *, seed, **options) -> Packets``.
+"""``plan(plan_input, **options) -> Packets``, with a :class:`~dshuffle.planning.delivery.plan_input.PlanInput`.
 
-The arrays are already checked: ``(q, words)`` uint64 holders and ``(q,)`` int32 destinations. The packets must pass
-:func:`~dshuffle.planning.check_plan.check_plan` and depend on the arguments alone.
+The packets must pass :func:`~dshuffle.planning.check_plan.check_plan` and depend on the arguments alone.
 """
 
 
@@ -73,7 +73,7 @@ class Delivery(ABC):
     ----------
     name
         What users call it.
-    planner
+    plan
         Function that plans its packets.
     transport
         Name of its transport in :data:`dshuffle.exchange.transports.TRANSPORTS`.
@@ -107,7 +107,7 @@ class Delivery(ABC):
     """
 
     name: ClassVar[str]
-    planner: ClassVar[DeliveryPlanner]
+    plan: ClassVar[DeliveryPlanner]
     transport: ClassVar[str] = "rows"
     coded: ClassVar[bool] = False
     needs_server: ClassVar[bool] = False
@@ -125,47 +125,8 @@ class Delivery(ABC):
     def __repr__(self) -> str:
         return f"<delivery {self.name!r}>"
 
-    def plan(
-        self,
-        holders: Holders,
-        destinations: Ranks,
-        n_workers: int,
-        *,
-        seed: int,
-        start: Packets | None = None,
-        hosts: Sequence[int] = (),
-        **options: Any,
-    ) -> Packets:
-        """Plan the packets of an exchange with the ``planner``.
-
-        Parameters
-        ----------
-        holders
-            ``(q, words)`` uint64 masks, checked.
-        destinations
-            ``(q,)`` int32, checked.
-        seed
-            Seed for breaking ties.
-        start
-            Good packets that are known beforehand. Deliveries that extend plans override this method to use them.
-        hosts
-            Host of each worker, numbered. Deliveries that prefer senders nearby override this method.
-        options
-            Options of this delivery alone.
-        """
-        return self.planner(holders, destinations, n_workers, seed=seed, **options)
-
-    def own_part(
-        self, arriving: Samples, senders: Ranks, leaving: Samples, receivers: Ranks, n_workers: int
-    ) -> tuple[PartsByWorker, PartsByWorker]:
+    def own_part(self, moves: Moves, n_workers: int) -> tuple[PartsByWorker, PartsByWorker]:
         """What a worker receives and sends if it plans alone, for deliveries with ``plans_own_parts``.
-
-        Parameters
-        ----------
-        arriving, senders
-            ``(k,)`` samples that the worker lacks, and the worker that has each of them.
-        leaving, receivers
-            ``(m,)`` samples that others lack, and the worker that each of them goes to.
 
         Returns
         -------

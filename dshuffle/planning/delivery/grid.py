@@ -126,7 +126,7 @@ class Grid(RowsFromPeers):
     """The least loaded holder of a sample sends it, through a forwarder."""
 
     name = "grid"
-    planner = staticmethod(plan_peer)
+    plan = staticmethod(plan_peer)
     transport: ClassVar[str] = "bundles"
     proposed_from: ClassVar[int] = 9
     """From here on there are half the messages of ``peer``."""

@@ -22,10 +22,10 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.definition import Excess
 from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_leftover
 from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
+from dshuffle.planning.delivery.plan_input import PlanInput
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
-from dshuffle.planning.packets import SERVER, Packets, missing_samples
+from dshuffle.planning.packets import SERVER, Packets
 from dshuffle.planning.randomness import permutation
-from dshuffle.planning.types import Holders, Ranks
 
 Matrix = NDArray[np.int64]
 
@@ -91,7 +91,7 @@ def as_matrix(name: str, values: ArrayLike) -> Matrix:
     return matrix.astype(np.int64)
 
 
-def plan_leftover(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Packets:
+def plan_leftover(plan_input: PlanInput) -> Packets:
     """Plan packets of at most two samples from the server.
 
     The seed chooses among the workers that are equally good to ignore.
@@ -109,7 +109,8 @@ def plan_leftover(holders: Holders, destinations: Ranks, n_workers: int, *, seed
     necessary. The theorem covers shuffles in which as many samples leave each worker as arrive. In other shuffles,
     samples that are not on a closed trail are sent uncoded.
     """
-    needed = missing_samples(holders, destinations)
+    holders, destinations, n_workers = plan_input.holders, plan_input.destinations, plan_input.n_workers
+    needed = plan_input.missing_samples()
     owners = np.empty(len(destinations), dtype=np.int64)
     shared = _find_owners(holders, n_workers, owners)
     if shared >= 0:
@@ -123,7 +124,7 @@ def plan_leftover(holders: Holders, destinations: Ranks, n_workers: int, *, seed
     nodes = n_workers + 1
     order, offsets = group_by(owners[needed] * nodes + destinations[needed], nodes**2)
     leftovers = leftover_matrix(np.diff(offsets).reshape(nodes, nodes))
-    ignored, trails = _best_ignored(leftovers, seed)
+    ignored, trails = _best_ignored(leftovers, plan_input.seed)
     packets = np.zeros(len(needed) + 1, dtype=np.int64)
     samples = np.empty(2 * len(needed), dtype=np.int64)
     workers = np.empty(2 * len(needed), dtype=np.int32)
@@ -217,11 +218,11 @@ def _emit(  # type: ignore[no-untyped-def]
     p, e = 0, 0
     for i in range(n):
         for j in range(i):
-            there, back = i * n + j, j * n + i
-            while heads[there] < offsets[there + 1] and heads[back] < offsets[back + 1]:
-                samples[e], workers[e] = arcs[heads[there]], j
+            forward, back = i * n + j, j * n + i
+            while heads[forward] < offsets[forward + 1] and heads[back] < offsets[back + 1]:
+                samples[e], workers[e] = arcs[heads[forward]], j
                 samples[e + 1], workers[e + 1] = arcs[heads[back]], i
-                heads[there] += 1
+                heads[forward] += 1
                 heads[back] += 1
                 p, e = p + 1, e + 2
                 packets[p] = e
@@ -257,7 +258,7 @@ class Leftover(PacketsFromServer):
     """Pairs of samples, and chains of the remaining ones."""
 
     name = "leftover"
-    planner = staticmethod(plan_leftover)
+    plan = staticmethod(plan_leftover)
     excess = Excess.REFUSED
     packet_model = PacketModel(packets_of_leftover)
 

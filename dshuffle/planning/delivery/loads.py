@@ -37,7 +37,7 @@ class Loads:
         ``(racks,)`` bytes out of and into each rack, without reads from the storage.
     passed_on
         For the ring relay, the bytes that its second stage sends over a link; otherwise 0.
-    wanted
+    needed_nbytes
         Bytes of the rows needed from the storage. ``read`` counts their whole chunks.
     """
 
@@ -54,12 +54,12 @@ class Loads:
     rack_out: Amounts
     rack_in: Amounts
     passed_on: float = 0.0
-    wanted: float = 0.0
+    needed_nbytes: float = 0.0
 
     @property
     def amplification(self) -> float:
         """Bytes read from the storage per byte needed; 1 if none are needed."""
-        return float(self.read.sum()) / self.wanted if self.wanted else 1.0
+        return float(self.read.sum()) / self.needed_nbytes if self.needed_nbytes else 1.0
 
     @classmethod
     def none(cls, n_workers: int, n_racks: int, *, exact: bool, needed: float = 0.0, packets: float = 0.0) -> Self:

@@ -184,6 +184,6 @@ def _in_batches(packets: int, n_workers: int, row_nbytes: int, rows: float) -> t
     """Return the messages of a pipelined relay, and the fraction of its packets in the last batch."""
     n, sizes = n_workers, np.array(batch_sizes(packets, n_workers, row_nbytes))
     # Probability that another worker needs a packet. A batch without one is not sent to it.
-    wanted = min(1.0, (rows / packets - 1) / max(1, n - 1))
-    handed_on = n * (n - 1) * float((1 - (1 - wanted) ** sizes).sum())
+    probability = min(1.0, (rows / packets - 1) / max(1, n - 1))
+    handed_on = n * (n - 1) * float((1 - (1 - probability) ** sizes).sum())
     return n * len(sizes) + handed_on, float(sizes[-1] / sizes.sum())

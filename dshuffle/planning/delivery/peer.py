@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numba
@@ -14,16 +13,15 @@ from dshuffle.planning.delivery.definition import Delivery, PartsByWorker
 from dshuffle.planning.delivery.demand import Demand
 from dshuffle.planning.delivery.link_loads import across_racks, loads_of_one_hop, messages_of_rows
 from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.delivery.plan_input import PlanInput
 from dshuffle.planning.epoch_plan import split_by_worker
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
-from dshuffle.planning.packets import Packets, missing_samples
+from dshuffle.planning.moves import Moves
+from dshuffle.planning.packets import Packets
 from dshuffle.planning.randomness import below, next_word, random_words
-from dshuffle.planning.types import Holders, Ranks, Samples
 
 
-def plan_peer(
-    holders: Holders, destinations: Ranks, n_workers: int, *, seed: int, hosts: Sequence[int] = ()
-) -> Packets:
+def plan_peer(plan_input: PlanInput) -> Packets:
     """Plan one packet for every needed sample from its least loaded holder, by ascending sample.
 
     Samples with few holders choose their sender first, and samples with many holders fill the gaps. With two or more
@@ -36,7 +34,8 @@ def plan_peer(
     InvalidParameter
         If no worker holds a needed sample.
     """
-    needed = missing_samples(holders, destinations)
+    holders, n_workers, hosts = plan_input.holders, plan_input.n_workers, plan_input.hosts
+    needed = plan_input.missing_samples()
     counts = _counts(holders, needed)
     if (nowhere := np.flatnonzero(counts == 0)).size:
         raise InvalidParameter.of(
@@ -48,7 +47,7 @@ def plan_peer(
     choice = counts.max(initial=0) > 1
     scarce_first = group_by(counts, n_workers + 1)[0] if choice else np.arange(len(needed))
     senders = np.empty(len(needed), dtype=np.int32)
-    ranks, state = destinations[needed], random_words(1, "peer", seed)[0]
+    ranks, state = plan_input.destinations[needed], random_words(1, "peer", plan_input.seed)[0]
     where = np.array(hosts if len(hosts) else range(n_workers), np.int32)
     _pick_senders(holders, needed, ranks, scarce_first, where, state, senders)
     return Packets.uncoded(needed, ranks, senders)
@@ -90,11 +89,10 @@ class RowsFromPeers(Delivery):
 
     plans_own_parts: ClassVar[bool] = True
 
-    def own_part(
-        self, arriving: Samples, senders: Ranks, leaving: Samples, receivers: Ranks, n_workers: int
-    ) -> tuple[PartsByWorker, PartsByWorker]:
+    def own_part(self, moves: Moves, n_workers: int) -> tuple[PartsByWorker, PartsByWorker]:
         """Receive each sample from the worker that has it, and send in the same way."""
-        return split_by_worker(arriving, senders, n_workers), split_by_worker(leaving, receivers, n_workers)
+        receives = split_by_worker(moves.arriving, moves.senders, n_workers)
+        return receives, split_by_worker(moves.leaving, moves.receivers, n_workers)
 
     def expected_loads(self, demand: Demand) -> Loads:
         """Every worker sends as many rows as it receives."""
@@ -117,21 +115,7 @@ class Peer(RowsFromPeers):
     """The least loaded holder of a sample sends it."""
 
     name = "peer"
-    planner = staticmethod(plan_peer)
-
-    def plan(
-        self,
-        holders: Holders,
-        destinations: Ranks,
-        n_workers: int,
-        *,
-        seed: int,
-        start: Packets | None = None,
-        hosts: Sequence[int] = (),
-        **options: Any,
-    ) -> Packets:
-        """Plan one packet for every needed sample from its least loaded holder."""
-        return plan_peer(holders, destinations, n_workers, seed=seed, hosts=hosts, **options)
+    plan = staticmethod(plan_peer)
 
 
 PEER = Peer()

@@ -13,11 +13,11 @@ from dshuffle.planning.delivery.demand import Demand
 from dshuffle.planning.delivery.link_loads import loads_from_server, loads_of_one_hop, messages_of_rows
 from dshuffle.planning.delivery.loads import Loads
 from dshuffle.planning.delivery.peer import PEER
-from dshuffle.planning.packets import SERVER, Packets, missing_samples
-from dshuffle.planning.types import Holders, Ranks
+from dshuffle.planning.delivery.plan_input import PlanInput
+from dshuffle.planning.packets import SERVER, Packets
 
 
-def plan_server(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Packets:
+def plan_server(plan_input: PlanInput) -> Packets:
     """Plan one packet from the server for every needed sample, by ascending sample.
 
     In this order, a server whose memory is smaller than the dataset streams through the store once.
@@ -26,15 +26,15 @@ def plan_server(holders: Holders, destinations: Ranks, n_workers: int, *, seed: 
     ----------
     The uncoded baseline of Chung et al. (2017) and Attia and Tandon (2016); see docs/papers.md.
     """
-    samples = missing_samples(holders, destinations)
-    return Packets.uncoded(samples, destinations[samples], np.full(len(samples), SERVER))
+    samples = plan_input.missing_samples()
+    return Packets.uncoded(samples, plan_input.destinations[samples], np.full(len(samples), SERVER))
 
 
 class RowsFromServer(Delivery):
     """Deliveries of single rows that one worker sends to all others."""
 
     name = "server"
-    planner = staticmethod(plan_server)
+    plan = staticmethod(plan_server)
     needs_server: ClassVar[bool] = True
     demands: ClassVar[int] = 2
     shows_link_rates: ClassVar[bool] = False

@@ -11,32 +11,32 @@ import numpy as np
 from dshuffle.planning.delivery.definition import Delivery, PartsByWorker
 from dshuffle.planning.delivery.demand import Demand
 from dshuffle.planning.delivery.loads import Loads
-from dshuffle.planning.packets import STORE, Packets, missing_samples
-from dshuffle.planning.types import Amounts, Holders, Ranks, Samples
+from dshuffle.planning.delivery.plan_input import PlanInput
+from dshuffle.planning.moves import Moves
+from dshuffle.planning.packets import STORE, Packets
+from dshuffle.planning.types import Amounts
 
 
-def plan_storage(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Packets:
+def plan_storage(plan_input: PlanInput) -> Packets:
     """Plan one packet from the store for every needed sample, by ascending sample.
 
     A worker receives the samples of one chunk one after the other, so it fetches the chunk once.
     """
-    samples = missing_samples(holders, destinations)
-    return Packets.uncoded(samples, destinations[samples], np.full(len(samples), STORE))
+    samples = plan_input.missing_samples()
+    return Packets.uncoded(samples, plan_input.destinations[samples], np.full(len(samples), STORE))
 
 
 class RowsFromStore(Delivery):
     """Deliveries of single rows that workers read from the dataset again."""
 
     name = "storage"
-    planner = staticmethod(plan_storage)
+    plan = staticmethod(plan_storage)
     reads_store: ClassVar[bool] = True
     plans_own_parts: ClassVar[bool] = True
 
-    def own_part(
-        self, arriving: Samples, senders: Ranks, leaving: Samples, receivers: Ranks, n_workers: int
-    ) -> tuple[PartsByWorker, PartsByWorker]:
+    def own_part(self, moves: Moves, n_workers: int) -> tuple[PartsByWorker, PartsByWorker]:
         """Receive all from the store, and send nothing."""
-        return ({STORE: arriving} if len(arriving) else {}), {}
+        return ({STORE: moves.arriving} if len(moves.arriving) else {}), {}
 
     def expected_loads(self, demand: Demand) -> Loads:
         """Nothing but reads."""
@@ -96,7 +96,7 @@ def storage_loads(demand: Demand, share: Amounts) -> dict[str, Any]:
     return {
         "requests": hit,
         "read": hit * c * demand.row_nbytes,
-        "wanted": float(share.sum()) * demand.row_nbytes,
+        "needed_nbytes": float(share.sum()) * demand.row_nbytes,
     }
 
 

@@ -18,12 +18,12 @@ from dshuffle.planning.delivery.clique_packing import CLIQUE_PACKETS
 from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
 from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_tables
 from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
+from dshuffle.planning.delivery.plan_input import PlanInput
 from dshuffle.planning.grouping import group_by, lowest_bit, popcount
 from dshuffle.planning.packets import Packets
-from dshuffle.planning.types import Holders, Ranks
 
 
-def plan_ubershuffle(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int, depth: int = 2) -> Packets:
+def plan_ubershuffle(plan_input: PlanInput, depth: int = 2) -> Packets:
     """Plan the packets of ``coded`` after moving samples to tables of subsets with shorter columns.
 
     Parameters
@@ -39,13 +39,14 @@ def plan_ubershuffle(holders: Holders, destinations: Ranks, n_workers: int, *, s
         If the depth is not an integer >= 1.
     """
     depth = as_integer("depth", depth, 1, "Use the delivery 'coded' to move no samples.")
-    tables = Tables.of(holders, destinations, n_workers)
+    n_workers = plan_input.n_workers
+    tables = Tables.of(plan_input.holders, plan_input.destinations, n_workers)
     by_size, layers = group_by(_sizes(tables.masks), n_workers + 1)
     packet_of = np.empty(len(tables.samples), dtype=np.int64)
     n_packets = _carpool(
         tables.masks, tables.columns, tables.starts, tables.workers, by_size, layers, min(depth, n_workers), packet_of
     )
-    return tables.plan(packet_of, n_packets, destinations)
+    return tables.plan(packet_of, n_packets, plan_input.destinations)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -66,12 +67,12 @@ def _carpool(  # type: ignore[no-untyped-def]
     # The remaining samples of a column begin at its head.
     heads = starts[:-1].copy()
     # Workers that have a column in each table, even if no samples of it remain.
-    wanted = np.zeros(masks.size, dtype=np.uint64)
+    destinations = np.zeros(masks.size, dtype=np.uint64)
     for table in range(masks.size):
         for column in range(columns[table], columns[table + 1]):
-            wanted[table] |= np.uint64(1) << np.uint64(workers[column])
+            destinations[table] |= np.uint64(1) << np.uint64(workers[column])
     lengths = np.zeros(n_workers, dtype=np.int64)
-    others = np.empty(n_workers, dtype=np.uint64)
+    absent = np.empty(n_workers, dtype=np.uint64)
     chosen = np.empty(n_workers + 1, dtype=np.int64)
     n_packets = 0
     for table in by_size:
@@ -84,24 +85,24 @@ def _carpool(  # type: ignore[no-untyped-def]
             lengths[workers[column]] = starts[column + 1] - heads[column]
             longest = max(longest, lengths[workers[column]])
         short = np.uint64(0)
-        n_others = 0
+        n_absent = 0
         for worker in range(n_workers):
             bit = np.uint64(1) << np.uint64(worker)
             if mask & bit == 0:
-                others[n_others] = bit
-                n_others += 1
+                absent[n_absent] = bit
+                n_absent += 1
             elif lengths[worker] < longest:
                 short |= bit
-        size = n_workers - n_others
+        size = n_workers - n_absent
         n_supersets = 1.0
-        for extra in range(1, min(depth, n_others) + 1):
-            n_supersets *= (n_others + 1 - extra) / extra
+        for extra in range(1, min(depth, n_absent) + 1):
+            n_supersets *= (n_absent + 1 - extra) / extra
             place, end = layers[size + extra], layers[size + extra + 1]
             # A lookup costs about as much as skipping eight tables.
             by_scan = end - place < 8 * n_supersets
             for k in range(extra):
                 chosen[k] = k
-            chosen[extra] = n_others
+            chosen[extra] = n_absent
             while short != 0 and place < end:
                 if by_scan:
                     giver = by_size[place]
@@ -111,18 +112,18 @@ def _carpool(  # type: ignore[no-untyped-def]
                 else:
                     superset = mask
                     for i in range(extra):
-                        superset |= others[chosen[i]]
+                        superset |= absent[chosen[i]]
                     giver = _find(slots, masks, superset)
                     if not _advance(chosen, extra):
                         place = end
                     if giver < 0:
                         continue
-                gives = wanted[giver] & short
+                gives = destinations[giver] & short
                 while gives != 0:
                     worker = lowest_bit(gives)
                     bit = np.uint64(1) << np.uint64(worker)
                     gives ^= bit
-                    column = columns[giver] + popcount(wanted[giver] & (bit - np.uint64(1)))
+                    column = columns[giver] + popcount(destinations[giver] & (bit - np.uint64(1)))
                     count = min(longest - lengths[worker], starts[column + 1] - heads[column])
                     for i in range(count):
                         packet_of[heads[column] + i] = n_packets + lengths[worker] + i
@@ -182,7 +183,7 @@ class UberShuffle(PacketsFromServer):
     """The packets of ``coded``, with gaps filled from the tables of larger sets."""
 
     name = "ubershuffle"
-    planner = staticmethod(plan_ubershuffle)
+    plan = staticmethod(plan_ubershuffle)
     most_workers = MOST_WORKERS
     packet_model = PacketModel(
         packets_of_tables,

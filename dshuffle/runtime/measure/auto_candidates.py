@@ -10,9 +10,10 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, Delivery
 from dshuffle.planning.cost import Work, compare_costs
 from dshuffle.planning.delivery import Circumstances, suitable_deliveries
-from dshuffle.runtime.cluster_view import cluster_info, only_serves
+from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure.probe import measure_cluster
+from dshuffle.runtime.server_resource import only_serves
 from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.store import Dataset
 

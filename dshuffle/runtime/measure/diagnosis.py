@@ -15,7 +15,9 @@ from typing import Any
 import psutil
 from distributed import Client, Worker
 
-from dshuffle.runtime.cluster_view import cluster_info, only_serves
+from dshuffle.errors import ClusterError
+from dshuffle.runtime.client.bounded_calls import answer, run_on_workers
+from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.measure.diagnosis_of_use import (
     EXTRAS,
     file_system,
@@ -25,6 +27,7 @@ from dshuffle.runtime.measure.diagnosis_of_use import (
     versions,
 )
 from dshuffle.runtime.measure.finding import Finding, Level, some
+from dshuffle.runtime.server_resource import only_serves
 from dshuffle.runtime.session_spec import DatasetReference
 from dshuffle.store import Dataset
 from dshuffle.units import human_bytes, human_seconds
@@ -101,6 +104,11 @@ def diagnose(client: Client, dataset: Dataset | None = None) -> list[Finding]:
     list of Finding
         Everything that was looked at, in a fixed order.
 
+    Raises
+    ------
+    ClusterError
+        If a worker or the scheduler does not answer within ``dshuffle.timeout``.
+
     Examples
     --------
     >>> from distributed import Client
@@ -111,21 +119,30 @@ def diagnose(client: Client, dataset: Dataset | None = None) -> list[Finding]:
     workers = cluster_info(client)["workers"]
     reference = None if dataset is None else DatasetReference.of(dataset)
     before = time.time()
-    here = look_at_process()
-    there: dict[str, Any] = client.run(look_at_worker, reference, on_error="return")
+    client_facts = look_at_process()
     try:
-        there["scheduler"] = client.run_on_scheduler(look_at_process)
+        replies = run_on_workers(client, look_at_worker, reference, on_error="return")
+    except OSError as error:
+        raise ClusterError(
+            f"the workers cannot be looked at: {error}. See the dashboard for those that hang"
+        ) from error
+    try:
+        replies["scheduler"] = answer(client, lambda: client._run_on_scheduler(look_at_process), "the scheduler")
     except Exception as error:  # whatever the import raises there
-        there["scheduler"] = error
+        replies["scheduler"] = error
     between = before, time.time()
-    failed = {where: facts for where, facts in there.items() if isinstance(facts, BaseException)}
-    facts = {where: found for where, found in there.items() if where not in failed}
-    findings = [_of_workers(workers), *_of_failures(failed), *_of_versions({"client": here, **facts})]
+    failed = {where: facts for where, facts in replies.items() if isinstance(facts, BaseException)}
+    facts = {where: process for where, process in replies.items() if where not in failed}
+    findings = [_of_workers(workers), *_of_failures(failed), *_of_versions({"client": client_facts, **facts})]
     # Another version of dshuffle may look at other things.
-    own = {where: found for where, found in facts.items() if where != "scheduler" and found.keys() >= here.keys()}
-    facts = {where: found for where, found in facts.items() if found.keys() >= here.keys()}
-    findings += [_of_clocks(facts, between), _of_open_files({"client": here, **facts})]
-    findings += [of_extras(here["extras"], own), *_of_disks(own), *of_local_files(own), *_of_memory(own)]
+    own = {
+        where: process
+        for where, process in facts.items()
+        if where != "scheduler" and process.keys() >= client_facts.keys()
+    }
+    facts = {where: process for where, process in facts.items() if process.keys() >= client_facts.keys()}
+    findings += [_of_clocks(facts, between), _of_open_files({"client": client_facts, **facts})]
+    findings += [of_extras(client_facts["extras"], own), *_of_disks(own), *of_local_files(own), *_of_memory(own)]
     findings.append(_of_kernels(own))
     if dataset is not None:
         findings.append(_of_dataset(dataset, own))
@@ -158,26 +175,28 @@ def _of_failures(failed: Mapping[str, BaseException]) -> Iterator[Finding]:
 
 
 def _of_versions(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
-    names = {"python": {where: found["python"] for where, found in facts.items()}}
-    names |= {name: {where: found["versions"][name] for where, found in facts.items()} for name in PACKAGES}
-    differing = {name: found for name, found in names.items() if len({*found.values()}) > 1}
-    for name, found in differing.items():
-        [(usual, _)] = Counter(found.values()).most_common(1)
-        others = [f"{where} has {version}" for where, version in found.items() if version != usual]
-        minor = name == "python" and len({str(version).rpartition(".")[0] for version in found.values()}) == 1
+    names = {"python": {where: process["python"] for where, process in facts.items()}}
+    names |= {name: {where: process["versions"][name] for where, process in facts.items()} for name in PACKAGES}
+    differing = {name: installed for name, installed in names.items() if len({*installed.values()}) > 1}
+    for name, installed in differing.items():
+        [(usual, _)] = Counter(installed.values()).most_common(1)
+        differences = [f"{where} has {version}" for where, version in installed.items() if version != usual]
+        minor = name == "python" and len({str(version).rpartition(".")[0] for version in installed.values()}) == 1
         level = Level.WARNING if minor else Level.ERROR
         yield Finding(
-            level, "versions", f"{name} is {usual}, but {some(others)}", "Install the same versions everywhere."
+            level, "versions", f"{name} is {usual}, but {some(differences)}", "Install the same versions everywhere."
         )
     if not differing:
-        here = facts["client"]
-        text = ", ".join(f"{name} {here['versions'][name]}" for name in ("dshuffle", "distributed", "zarr", "numba"))
-        yield Finding(Level.OK, "versions", f"the same everywhere: Python {here['python']}, {text}")
+        client = facts["client"]
+        text = ", ".join(f"{name} {client['versions'][name]}" for name in ("dshuffle", "distributed", "zarr", "numba"))
+        yield Finding(Level.OK, "versions", f"the same everywhere: Python {client['python']}, {text}")
 
 
 def _of_clocks(facts: Mapping[str, Mapping[str, Any]], between: tuple[float, float]) -> Finding:
     first, last = between
-    apart = {where: max(first - found["clock"], found["clock"] - last - 1.0, 0.0) for where, found in facts.items()}
+    apart = {
+        where: max(first - process["clock"], process["clock"] - last - 1.0, 0.0) for where, process in facts.items()
+    }
     wrong = [f"{where} by {human_seconds(seconds)}" for where, seconds in apart.items() if seconds > CLOCKS]
     if wrong:
         remedy = "Synchronize the clocks (NTP). S3 refuses requests of a wrong time, and logs cannot be compared."
@@ -186,39 +205,43 @@ def _of_clocks(facts: Mapping[str, Mapping[str, Any]], between: tuple[float, flo
 
 
 def _of_open_files(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
-    few = [f"{where} {found['open_files']}" for where, found in facts.items() if 0 <= found["open_files"] < OPEN_FILES]
-    if few:
+    limited = [
+        f"{where} {process['open_files']}"
+        for where, process in facts.items()
+        if 0 <= process["open_files"] < OPEN_FILES
+    ]
+    if limited:
         remedy = f"Raise the limit to {OPEN_FILES} or more (ulimit -n)."
-        return Finding(Level.WARNING, "open files", f"few are allowed: {some(few)}", remedy)
+        return Finding(Level.WARNING, "open files", f"few are allowed: {some(limited)}", remedy)
     return Finding(Level.OK, "open files", f"at least {OPEN_FILES} are allowed everywhere")
 
 
 def _of_disks(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     full = [
-        f"{where} has {human_bytes(found['free_disk'])} in {found['local_directory']}"
-        for where, found in facts.items()
-        if found["free_disk"] < FREE_DISK
+        f"{where} has {human_bytes(worker['free_disk'])} in {worker['local_directory']}"
+        for where, worker in facts.items()
+        if worker["free_disk"] < FREE_DISK
     ]
     if full:
         yield Finding(Level.WARNING, "local disks", f"nearly full: {some(full)}", "Choose another local_directory.")
     elif facts:
-        least = min(found["free_disk"] for found in facts.values())
+        least = min(worker["free_disk"] for worker in facts.values())
         yield Finding(Level.OK, "local disks", f"at least {human_bytes(least)} are free on every worker")
 
 
 def _of_memory(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
-    limited = {where: found for where, found in facts.items() if found["memory_limit"]}
+    limited = {where: worker for where, worker in facts.items() if worker["memory_limit"]}
     used = [
-        f"{where} uses {human_bytes(found['memory'])} of {human_bytes(found['memory_limit'])}"
-        for where, found in limited.items()
-        if found["memory"] > USED_MEMORY * found["memory_limit"]
+        f"{where} uses {human_bytes(worker['memory'])} of {human_bytes(worker['memory_limit'])}"
+        for where, worker in limited.items()
+        if worker["memory"] > USED_MEMORY * worker["memory_limit"]
     ]
     if used:
         yield Finding(
             Level.WARNING, "memory", f"little is left: {some(used)}", "Restart these workers, or raise the limit."
         )
     elif limited:
-        least = min(found["memory_limit"] for found in limited.values())
+        least = min(worker["memory_limit"] for worker in limited.values())
         yield Finding(Level.OK, "memory", f"every worker may use at least {human_bytes(least)}")
     if facts and not limited:
         remedy = "A partition that is too large is then noticed only when the system runs out of memory."
@@ -226,7 +249,9 @@ def _of_memory(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def _of_kernels(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
-    refused = [f"{where} ({found['kernel_folder']})" for where, found in facts.items() if not found["kernels_writable"]]
+    refused = [
+        f"{where} ({worker['kernel_folder']})" for where, worker in facts.items() if not worker["kernels_writable"]
+    ]
     if refused:
         remedy = "Set NUMBA_CACHE_DIR to a folder that can be written, or run dshuffle warmup once as its owner."
         return Finding(Level.WARNING, "kernel cache", f"cannot be written: {some(refused)}", remedy)
@@ -234,7 +259,7 @@ def _of_kernels(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
 
 
 def _of_dataset(dataset: Dataset, facts: Mapping[str, Mapping[str, Any]]) -> Finding:
-    failed = [f"{where}: {found['dataset_error']}" for where, found in facts.items() if found["dataset_error"]]
+    failed = [f"{where}: {worker['dataset_error']}" for where, worker in facts.items() if worker["dataset_error"]]
     if failed:
         remedy = "All workers must see the same data under the same URL, with the same credentials."
         return Finding(Level.ERROR, "dataset", some(failed), remedy)

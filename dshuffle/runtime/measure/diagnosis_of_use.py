@@ -35,13 +35,13 @@ MEASURING_SECONDS = 3.0
 
 def versions(packages: Iterable[str]) -> dict[str, str | None]:
     """The installed version of each package, or None."""
-    found: dict[str, str | None] = {}
+    installed: dict[str, str | None] = {}
     for name in packages:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            installed[name] = None
+    return installed
 
 
 def file_system(path: str) -> str:
@@ -60,25 +60,25 @@ def file_system(path: str) -> str:
     return best[1]
 
 
-def of_extras(here: Mapping[str, str | None], workers: Mapping[str, Mapping[str, Any]]) -> Finding:
+def of_extras(client_extras: Mapping[str, str | None], workers: Mapping[str, Mapping[str, Any]]) -> Finding:
     """Whether all workers have the extras of the client."""
     differing = [
-        f"{name} is {version} here, but {some(others)}"
-        for name, version in here.items()
+        f"{name} is {version} here, but {some(differences)}"
+        for name, version in client_extras.items()
         if version is not None
         and (
-            others := [
-                f"{where} has {found['extras'].get(name) or 'none'}"
-                for where, found in workers.items()
-                if found["extras"].get(name) != version
+            differences := [
+                f"{where} has {worker['extras'].get(name) or 'none'}"
+                for where, worker in workers.items()
+                if worker["extras"].get(name) != version
             ]
         )
     ]
     if differing:
         remedy = "Install the same extras of dshuffle everywhere, if they are needed there."
         return Finding(Level.WARNING, "extras", "; ".join(differing), remedy)
-    there = ", ".join(name for name, version in here.items() if version is not None)
-    return Finding(Level.OK, "extras", f"the same everywhere: {there}" if there else "none are installed here")
+    names = ", ".join(name for name, version in client_extras.items() if version is not None)
+    return Finding(Level.OK, "extras", f"the same everywhere: {names}" if names else "none are installed here")
 
 
 def of_local_files(workers: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
@@ -87,18 +87,18 @@ def of_local_files(workers: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding
         (IN_MEMORY, "in memory", "Files there take memory of the node. Choose a local_directory on a disk."),
         (SHARED, "on a shared file system", "It is slow, and others see it. Choose a local_directory on the node."),
     ):
-        found = [
+        places = [
             f"{worker} has {facts['local_directory']} ({facts['file_system']})"
             for worker, facts in workers.items()
             if facts["file_system"] in kinds
         ]
-        if found:
-            yield Finding(Level.WARNING, "local disks", f"local directories are {where}: {some(found)}", remedy)
+        if places:
+            yield Finding(Level.WARNING, "local disks", f"local directories are {where}: {some(places)}", remedy)
 
 
 def of_partitions(dataset: Dataset, workers: Mapping[str, Mapping[str, Any]]) -> Finding | None:
     """Whether the partitions of a dataset fit into the memory of the workers that train."""
-    limits = [found["memory_limit"] for found in workers.values() if found["memory_limit"] and found["trains"]]
+    limits = [worker["memory_limit"] for worker in workers.values() if worker["memory_limit"] and worker["trains"]]
     if not limits or dataset.n_samples < len(limits):
         return None
     shuffle = ShuffleSpec(dataset.n_samples, len(limits), Choices())
@@ -114,16 +114,16 @@ def of_partitions(dataset: Dataset, workers: Mapping[str, Mapping[str, Any]]) ->
 def of_links(client: Client, dataset: Dataset, seconds: float = MEASURING_SECONDS) -> Finding:
     """Rates at which workers receive from each other and read the dataset, measured."""
     try:
-        found = measure_cluster(client, dataset, seconds=seconds)
+        measurement = measure_cluster(client, dataset, seconds=seconds)
     except DShuffleError as error:
         return Finding(Level.ERROR, "links", str(error), "See the logs of the workers.")
-    store = f"all workers together read {human_rate(found.storage_together)} of rows from the dataset"
-    if not found.link_alone:
+    store = f"all workers together read {human_rate(measurement.storage_together)} of rows from the dataset"
+    if not measurement.link_alone:
         return Finding(Level.OK, "links", f"there is one worker; {store}")
     text = (
-        f"a worker receives {human_rate(found.link_alone)} from another one, and {human_rate(found.link_together)} "
-        f"while all exchange; {store}"
+        f"a worker receives {human_rate(measurement.link_alone)} from another one, and "
+        f"{human_rate(measurement.link_together)} while all exchange; {store}"
     )
-    if found.link_alone < SLOW_LINK:
+    if measurement.link_alone < SLOW_LINK:
         return Finding(Level.WARNING, "links", text, "Workers may use the wrong network. Name it with interface=.")
     return Finding(Level.OK, "links", text)

@@ -16,7 +16,7 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """What was looked at, and how it is.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class Finding:
         How bad it is.
     subject
         What was looked at.
-    found
+    observation
         What was found.
     remedy
         What to do; empty if nothing has to be done.
@@ -32,7 +32,7 @@ class Finding:
 
     level: Level
     subject: str
-    found: str
+    observation: str
     remedy: str = ""
 
 

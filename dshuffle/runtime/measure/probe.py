@@ -17,11 +17,13 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
-from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info, only_serves
+from dshuffle.runtime.client.bounded_calls import WORKERS, answer, run_on_workers
+from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure import probe_tasks
 from dshuffle.runtime.measure.probe_tasks import Kernels, Machine, Traffic
 from dshuffle.runtime.measure.shared_links import SharedLinks, pairs_between_machines
+from dshuffle.runtime.server_resource import SERVER_RESOURCE, only_serves
 from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
 
@@ -97,17 +99,16 @@ def measure_cluster(
         raise InvalidParameter.of("seconds", seconds, f"within (0, {LONGEST:g}]")
     probe = _Probe(client, dataset, row_nbytes, *_members(client))
     try:
-        client.run(probe_tasks.install, workers=probe.everybody)
+        run_on_workers(client, probe_tasks.install, workers=probe.everybody)
         try:
             return probe.measure(seconds)
         finally:
-            client.run(probe_tasks.remove, probe.name, workers=probe.everybody, on_error="ignore")
+            run_on_workers(client, probe_tasks.remove, probe.name, workers=probe.everybody, on_error="ignore")
     except (OSError, KilledWorker) as error:
         raise ClusterError(f"a worker was lost while the cluster was measured: {error}") from error
 
 
 def _members(client: Client) -> tuple[list[str], str | None]:
-    """Addresses of the workers that train, and of the server."""
     info = cluster_info(client)["workers"]
     servers = [address for address, worker in info.items() if only_serves(worker.get("resources"))]
     workers = [address for address in info if address not in servers]
@@ -166,8 +167,6 @@ class _Reads:
 
 
 class _Probe:
-    """One measurement of one cluster."""
-
     def __init__(
         self, client: Client, dataset: Dataset | None, row_nbytes: int, workers: list[str], server: str | None
     ) -> None:
@@ -262,10 +261,11 @@ class _Probe:
 
     def _pull(self, senders: Sequence[str], receivers: Sequence[str], seconds: float, background: float) -> _Phase:
         to, by = list(receivers), list(senders)
-        self.client.run(probe_tasks.connect, workers=to, senders=by, receivers=to)
+        run_on_workers(self.client, probe_tasks.connect, workers=to, senders=by, receivers=to)
 
         def work() -> list[Traffic]:
-            done = self.client.run(
+            done = run_on_workers(
+                self.client,
                 probe_tasks.pull,
                 workers=list(receivers),
                 senders=senders,
@@ -334,7 +334,7 @@ class _Probe:
     # -- workers -----------------------------------------------------------------------------------------------
 
     def _machines(self) -> dict[str, Machine]:
-        return dict(self.client.run(probe_tasks.where, workers=self.everybody))
+        return run_on_workers(self.client, probe_tasks.where, workers=self.everybody)
 
     def _run(self, function: Callable[..., Any], workers: Sequence[str], *args: Any) -> list[Any]:
         return self._gather([self._submit(function, worker, *args) for worker in workers])
@@ -343,4 +343,4 @@ class _Probe:
         return self.client.submit(function, *args, workers=[worker], allow_other_workers=False, pure=False)
 
     def _gather(self, futures: list[Future[Any]]) -> list[Any]:
-        return list(self.client.gather(futures))
+        return list(answer(self.client, lambda: self.client._gather(futures), WORKERS))

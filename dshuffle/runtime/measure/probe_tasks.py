@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from distributed import Worker
@@ -19,12 +20,12 @@ from dshuffle.coding import decode, encode
 from dshuffle.exchange.buffers import Buffer, BufferPool
 from dshuffle.exchange.comms import probe, sent
 from dshuffle.exchange.messages import MIB, MessageId
+from dshuffle.exchange.replies import RowsReply
 from dshuffle.exchange.shared_memory import may_share
 from dshuffle.exchange.warmup import warm_up
 from dshuffle.rows import RowLayout, checksum_rows, gather_rows, scatter_verified
 from dshuffle.runtime.dataset_inputs import unit_rows
-from dshuffle.runtime.measure.processors import ProcessorTimes
-from dshuffle.runtime.replies import Reply
+from dshuffle.runtime.processors import ProcessorTimes
 from dshuffle.store import Dataset
 
 HANDLER = "dshuffle_probe"
@@ -98,13 +99,11 @@ async def install(dask_worker: Worker) -> None:
     layout = RowLayout.of({"x": (np.dtype("u1"), (MESSAGE_BYTES,))})
     message = MessageId(0, 0, 0, 0)
 
-    async def give(nbytes: int, host: str) -> Reply:
+    async def give(nbytes: int, host: str) -> dict[str, Any]:
         await _through_a_thread(time.perf_counter)  # real messages are packed in a thread, too
         payload = mapped if may_share(host) else copied
-        reply: Reply = {"rows": payload.rows[:, :nbytes], "checksums": payload.checksums}
-        if payload.place is not None:
-            reply["place"] = payload.place._replace(row_nbytes=nbytes)
-        return await sent(dask_worker, reply)
+        place = None if payload.place is None else payload.place._replace(row_nbytes=nbytes)
+        return await sent(dask_worker, RowsReply(payload.rows[:, :nbytes], payload.checksums, place=place))
 
     pool = BufferPool(layout, 1, 1)
     mapped, copied = pool.take(message, 1, shared=True), Buffer.new(layout, 1)
@@ -141,10 +140,10 @@ async def where(dask_worker: Worker) -> Machine:
 
 async def connect(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[str]) -> None:
     """Open the connections for :func:`pull`. A handshake costs more processor time than a message."""
-    others = [address for address in senders if address != dask_worker.address]
-    if dask_worker.address in receivers and others:
-        at_once = -(-WINDOW // len(others))
-        probes = [probe(dask_worker, other, 1, shares_memory=False) for other in others for _ in range(at_once)]
+    peers = [address for address in senders if address != dask_worker.address]
+    if dask_worker.address in receivers and peers:
+        at_once = -(-WINDOW // len(peers))
+        probes = [probe(dask_worker, other, 1, shares_memory=False) for other in peers for _ in range(at_once)]
         await asyncio.gather(*probes)
 
 
@@ -155,23 +154,23 @@ async def pull(
 
     Each receiver starts with a different sender, so that all senders are busy from the start.
     """
-    here = dask_worker.address
-    others = [address for address in senders if address != here]
-    if here not in receivers or not others:
+    own_address = dask_worker.address
+    peers = [address for address in senders if address != own_address]
+    if own_address not in receivers or not peers:
         return Traffic(0, 0.0)
-    at = list(receivers).index(here) % len(others)
-    others = others[at:] + others[:at]
+    at = list(receivers).index(own_address) % len(peers)
+    peers = peers[at:] + peers[:at]
     began = time.perf_counter()
     total = turn = messages = 0
 
     # If many receivers ask one sender, full first messages would take seconds on a slow link.
-    first = LEAST_BYTES * len(others) // max(len(receivers), len(others))
+    first = LEAST_BYTES * len(peers) // max(len(receivers), len(peers))
 
     async def keep_asking() -> None:
         nonlocal total, turn, messages
         nbytes = first
         while (asked := time.perf_counter()) - began < seconds:
-            other = others[turn % len(others)]
+            other = peers[turn % len(peers)]
             turn += 1
             arrived = await probe(dask_worker, other, nbytes, shares_memory=shares_memory)
             await _through_a_thread(_touch, arrived)  # mapped pages take time only when they are read
@@ -217,12 +216,12 @@ def request_seconds(name: str, seed: int, count: int = 8) -> float:
     dataset = _opened[name]
     ids = np.random.default_rng(seed).integers(0, dataset.n_samples, count)
     rows = dataset.layout.empty(1)
-    taken = []
+    times = []
     for sample in ids.tolist():
         began = time.perf_counter()
         dataset.read_into(rows, np.zeros(1, dtype=np.int64), np.array([sample]))
-        taken.append(time.perf_counter() - began)
-    return float(np.median(taken))
+        times.append(time.perf_counter() - began)
+    return float(np.median(times))
 
 
 def kernels(row_nbytes: int) -> Kernels:
@@ -241,14 +240,14 @@ def kernels(row_nbytes: int) -> Kernels:
     packets, packet_sums = layout.empty(n_packets), np.empty(n_packets, dtype=np.uint32)
     packets[:] = 0
     four, three = np.arange(n_packets + 1) * 4, np.arange(n_packets + 1) * 3
-    known, lacking = slots[:, :3].ravel(), slots[:, 3].copy()
+    held, lacking = slots[:, :3].ravel(), slots[:, 3].copy()
     nbytes = n * row_nbytes
     return Kernels(
         gather=nbytes / _seconds(lambda: gather_rows(rows, slots.ravel(), out)),
         scatter=nbytes / _seconds(lambda: scatter_verified(out, slots.ravel(), rows, ids, sums)),
         encode=nbytes
         / _seconds(lambda: encode(rows, sums, four, slots.ravel(), np.arange(n_packets), packets, packet_sums)),
-        decode=nbytes / _seconds(lambda: decode(rows, sums, packets, packet_sums, three, known, lacking, lacking)),
+        decode=nbytes / _seconds(lambda: decode(rows, sums, packets, packet_sums, three, held, lacking, lacking)),
     )
 
 

@@ -17,7 +17,7 @@ class SharedLinks:
     machine_workers
         Most workers on a machine.
     outside
-        Part of a worker's others that are on other machines; 0 if links are not shared equally.
+        Fraction of a worker's peers that are on other machines; 0 if links are not shared equally.
 
     Examples
     --------
@@ -74,4 +74,8 @@ def pairs_between_machines(workers: Sequence[str], machines: Mapping[str, str], 
         return list(itertools.islice(itertools.pairwise(workers), at_most))
     half = len(workers) // 2  # the workers of a machine are adjacent
     ahead = zip(workers, [*workers[half:], *workers[:half]], strict=True)
-    return list(itertools.islice(((one, other) for one, other in ahead if machines[one] != machines[other]), at_most))
+    return list(
+        itertools.islice(
+            ((worker, partner) for worker, partner in ahead if machines[worker] != machines[partner]), at_most
+        )
+    )

@@ -15,7 +15,6 @@ from distributed.scheduler import WorkerState
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery, get_delivery, name_of
 from dshuffle.planning.sample_digest import SampleDigest
-from dshuffle.runtime.cluster_view import Members
 from dshuffle.runtime.message_fields import from_fields, to_fields
 from dshuffle.runtime.messages import (
     Answer,
@@ -46,6 +45,7 @@ from dshuffle.runtime.scheduler.instructions import (
     Run,
     Tell,
 )
+from dshuffle.runtime.scheduler.member_choice import Members
 from dshuffle.runtime.scheduler.metrics import count
 from dshuffle.runtime.scheduler.outcomes import TaskOutcomes
 from dshuffle.runtime.scheduler.participants import Participants
@@ -56,7 +56,7 @@ from dshuffle.runtime.scheduler.training_workers import membership
 from dshuffle.runtime.scheduler.unrunnable import have_unfinished_tasks
 from dshuffle.runtime.scheduler.votes import Totals, combined_reports, next_rate, rate_of
 from dshuffle.runtime.scheduler.waiters import Waiters
-from dshuffle.runtime.session_spec import Former, adopted_id
+from dshuffle.runtime.session_spec import PartitionSources, adopted_id
 
 logger = logging.getLogger(__name__)
 
@@ -340,7 +340,7 @@ class Coordinator:
         self.check()
         return membership(self._scheduler, self.addresses, self.machine.adopted)
 
-    def partitions(self) -> Former | None:
+    def partitions(self) -> PartitionSources | None:
         """The partitions on the workers, for a session that takes over; None before the first epoch."""
         begun = self.epoch >= self.machine.first_epoch
         return self.participants.partitions(self.epoch, self.machine.settled) if begun else None

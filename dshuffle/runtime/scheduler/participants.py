@@ -11,7 +11,7 @@ from distributed import Scheduler
 from dshuffle.errors import WorkerLost
 from dshuffle.planning import SERVER, name_of
 from dshuffle.runtime.replies import message_in, within
-from dshuffle.runtime.session_spec import Former, SessionSpec, adopted_id
+from dshuffle.runtime.session_spec import PartitionSources, SessionSpec, adopted_id
 
 T = TypeVar("T")
 
@@ -76,17 +76,17 @@ class Participants:
         """Note that the partitions of a worker that closes cannot be read any longer."""
         self.handed_over = {rank: holder for rank, holder in self.handed_over.items() if holder[0] != address}
 
-    def partitions(self, epoch: int, settled: Iterable[int]) -> Former:
+    def partitions(self, epoch: int, settled: Iterable[int]) -> PartitionSources:
         """The partitions of an epoch, for a session that takes over."""
         holders = {rank: (self.addresses[rank], self.session_id(rank)) for rank in settled if rank != SERVER}
-        return Former(epoch, {**self.handed_over, **holders}, self._spec.shuffle)
+        return PartitionSources(epoch, {**self.handed_over, **holders}, self._spec.shuffle)
 
     def spec_of(self, who: int, epoch: int | None) -> SessionSpec:
         """The session, as a participant opens it; one that takes a rank in the middle of the session has an epoch."""
         spec = dataclasses.replace(self._spec, addresses=dict(self.addresses))
         if epoch is not None:
             holder = self.handed_over.get(who)
-            spec = dataclasses.replace(spec, former=None if holder is None else Former(epoch, {who: holder}))
+            spec = dataclasses.replace(spec, former=None if holder is None else PartitionSources(epoch, {who: holder}))
         if who in self._adopted():
             alone = {who: self.addresses[who]}  # the participant takes part in no exchange
             spec = dataclasses.replace(spec, session_id=self.session_id(who), addresses=alone)

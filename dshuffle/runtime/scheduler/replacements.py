@@ -12,8 +12,9 @@ from distributed import Scheduler, Status
 from distributed.comm.addressing import get_address_host_port
 from distributed.scheduler import WorkerState
 
-from dshuffle.runtime.cluster_view import by_name, only_serves
 from dshuffle.runtime.replies import within
+from dshuffle.runtime.scheduler.member_choice import by_name
+from dshuffle.runtime.server_resource import only_serves
 from dshuffle.runtime.session_spec import PROTOCOL
 
 ANSWER_WITHIN = 3.0

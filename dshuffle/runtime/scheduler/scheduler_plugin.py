@@ -23,18 +23,18 @@ from distributed.scheduler import WorkerState
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.exchange.kept_partition import Listed
 from dshuffle.planning import AutoDelivery
-from dshuffle.runtime.cluster_view import choose_members
-from dshuffle.runtime.kept_choice import Found
 from dshuffle.runtime.messages import OpenedSession
 from dshuffle.runtime.replies import message_in, replying, within
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.dashboard_page import add_page
+from dshuffle.runtime.scheduler.kept_choice import KeptPartitions
 from dshuffle.runtime.scheduler.lost_results import LostResults
+from dshuffle.runtime.scheduler.member_choice import choose_members
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 from dshuffle.runtime.scheduler.take_snapshot import snapshot_of
 from dshuffle.runtime.scheduler.training_workers import LEAVING
 from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
-from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, Former, SessionRequest
+from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, PartitionSources, SessionRequest
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.task_keys import session_of_key
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
@@ -261,7 +261,7 @@ class DShuffleScheduler(SchedulerPlugin):
         if coordinator is not None and coordinator.client_id not in self._scheduler.clients:
             await self._close(session_id)
 
-    def _former(self, order: SessionRequest) -> Former | None:
+    def _former(self, order: SessionRequest) -> PartitionSources | None:
         """Partitions of the session that the ordered one takes over from, unless it has ended."""
         coordinator = None if order.former is None else self.coordinators.get(order.former)
         return None if coordinator is None or coordinator.ended else coordinator.partitions()
@@ -274,7 +274,7 @@ class DShuffleScheduler(SchedulerPlugin):
         carried = dataclasses.replace(order.carried, places=coordinator.places())
         return dataclasses.replace(order, carried=carried)
 
-    async def _kept(self, order: SessionRequest, ready: set[str]) -> Found:
+    async def _kept(self, order: SessionRequest, ready: set[str]) -> KeptPartitions:
         """The partitions that earlier sessions have kept on the disks of the workers."""
         if order.kept_as is None or order.former is not None or not order.reads_kept:
             return {}

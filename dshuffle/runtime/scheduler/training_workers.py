@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from distributed import Scheduler, Status
 
 from dshuffle.planning import SERVER
-from dshuffle.runtime.cluster_view import only_serves
 from dshuffle.runtime.messages import MemberChanges
+from dshuffle.runtime.server_resource import only_serves
 
 LEAVING = (Status.closing, Status.closing_gracefully, Status.closed)
 """States of workers that Dask retires or closes."""
@@ -35,6 +35,6 @@ def membership(scheduler: Scheduler, addresses: Mapping[int, str], adopted: Iter
     return MemberChanges(
         joined=tuple(sorted(training - set(addresses.values()))),
         leaving=tuple(sorted(left)),
-        there=len(training),
+        n_available=len(training),
         adopted=tuple(sorted(adopted)),
     )

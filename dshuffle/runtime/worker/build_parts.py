@@ -27,7 +27,7 @@ from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker.epoch_lock import EpochLock
 from dshuffle.runtime.worker.former_partitions import FormerPartitions, RowsHere
 from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
-from dshuffle.runtime.worker.plans import Plans
+from dshuffle.runtime.worker.plans import Plans, planner_of
 from dshuffle.runtime.worker.server_rows import ServerRows
 from dshuffle.store import Dataset
 
@@ -90,8 +90,8 @@ def build_parts(
         own = add_sender(rank)
         forwarder = None
         if any(transport_of(delivery).forwards for delivery in spec.deliveries):
-            me = forwarder_of(rank)
-            forwarder = Forwarder(me, add_sender(me), carriers.network, carriers.jobs, timeout=settings.timeout)
+            sender = add_sender(forwarder_of(rank))
+            forwarder = Forwarder(forwarder_of(rank), sender, carriers.network, carriers.jobs, timeout=settings.timeout)
         training = _training_state(spec, dataset, rank, carriers, report, own, forwarder, file, budget)
     server_rows = None
     if spec.addresses.get(SERVER) == worker.address:
@@ -108,8 +108,10 @@ def build_parts(
     former = None
     if spec.former is not None and rows_here is not None:
         former = FormerPartitions(worker, spec.former, dataset, settings, carriers.jobs, rows_here)
-    plans = Plans(spec, layout, rank, [participant for participant in senders if participant > FORWARDER])
-    return MemberParts(spec, dataset, plans, senders, training, server_rows, former)
+    planned = [participant for participant in senders if participant > FORWARDER]
+    plans = Plans(planner_of(spec.shuffle, spec.deliveries, rank), layout, settings, planned)
+    shuffle, start, deliveries = spec.shuffle, spec.start, spec.deliveries
+    return MemberParts(shuffle, start, deliveries, dataset, plans, senders, training, server_rows, former)
 
 
 def _training_state(

@@ -7,12 +7,11 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import Executor
 from typing import BinaryIO
 
 import numpy as np
-from distributed import Worker
 from numpy.typing import NDArray
 
 from dshuffle.errors import DShuffleError
@@ -26,10 +25,10 @@ from dshuffle.exchange.kept_partition import (
     kept_nbytes,
     remove_unused,
 )
+from dshuffle.exchange.replies import RowsReply
 from dshuffle.exchange.row_file import RowFile, does_not_fit
-from dshuffle.runtime.replies import Reply
-from dshuffle.runtime.session_options import LOCAL
-from dshuffle.runtime.session_spec import Former, SessionSpec
+from dshuffle.rows import RowLayout
+from dshuffle.runtime.session_spec import PartitionSources
 from dshuffle.runtime.worker.made_in_thread import made_in_thread
 
 logger = logging.getLogger(__name__)
@@ -46,12 +45,14 @@ class PartitionOnDisk:
 
     Parameters
     ----------
-    worker
-        The Dask worker.
-    spec
-        A session with a ``cache_directory``.
-    rank
-        The worker's rank.
+    directory
+        Folder on a local disk.
+    layout, n_slots
+        Layout of a row, and number of rows.
+    memory_limit
+        Memory limit of the process in bytes, as for :class:`~dshuffle.exchange.row_file.RowFile`.
+    label
+        What the partition is of, if it is to outlive the session.
 
     Raises
     ------
@@ -59,34 +60,21 @@ class PartitionOnDisk:
         If the directory cannot be used, or the disk does not have enough room.
     """
 
-    def __init__(self, worker: Worker, spec: SessionSpec, rank: int) -> None:
-        directory = spec.options.cache_directory
-        assert directory is not None
-        if directory == LOCAL:
-            directory = str(worker.local_directory)
-        layout, shuffle = spec.dataset.layout, spec.shuffle
-        n_slots, limit = shuffle.capacity + shuffle.max_incoming, worker.memory_manager.memory_limit
+    def __init__(
+        self, directory: str, layout: RowLayout, n_slots: int, memory_limit: int | None, label: KeptLabel | None
+    ) -> None:
         self._folder: PartitionFolder | None = None
         self._latest: tuple[int, Index, NDArray[np.uint32]] | None = None
         self._writing: asyncio.Task[None] | None = None
-        if spec.kept_as is None:
-            self.file = RowFile(layout, n_slots, directory, limit)
+        if label is None:
+            self.file = RowFile(layout, n_slots, directory, memory_limit)
             return
-        label = KeptLabel(
-            spec.dataset.identity,
-            spec.kept_as,
-            spec.session_id.partition("+")[0],
-            layout.nbytes,
-            n_slots,
-            shuffle.history,
-            rank,
-        )
         try:
             self._folder, rows = _room_for(directory, label)
         except OSError as error:
             raise does_not_fit(directory, error) from error
         try:
-            self.file = RowFile(layout, n_slots, directory, limit, file=rows)
+            self.file = RowFile(layout, n_slots, directory, memory_limit, file=rows)
         except BaseException:
             self._folder.close()
             raise
@@ -135,8 +123,8 @@ def _room_for(directory: str, label: KeptLabel) -> tuple[PartitionFolder, Binary
             if error.errno in BAD_FOLDER:
                 raise
             if time.monotonic() > deadline:
-                if others := kept_nbytes(directory):
-                    hint = f"partitions of other datasets or sessions (dshuffle-partition-*) take {others} bytes there"
+                if nbytes := kept_nbytes(directory):
+                    hint = f"partitions of other datasets or sessions (dshuffle-partition-*) take {nbytes} bytes there"
                     raise OSError(f"{error}; {hint}") from error
                 raise
             if remove_unused(directory, label) or remove_unused(directory, label, of_session=True):
@@ -151,29 +139,46 @@ class KeptPartitions:
         self._open: dict[str, KeptPartition] = {}
         self._readers: dict[str, set[str]] = {}  # the sessions that read a partition
 
-    async def open(self, worker: Worker, spec: SessionSpec, executor: Executor) -> None:
-        """Open those that a session counts on. If one cannot be used any more, its rows come from the dataset."""
-        if spec.former is None or not spec.former.kept:
-            return
-        here = [name for address, name in spec.former.holders.values() if address == worker.address]
-        new = [name for name in here if name not in self._open]
-        opened = await made_in_thread(executor, _opened, worker, spec, new, close=_close_all)
+    async def open(
+        self,
+        session_id: str,
+        names: Collection[str],
+        directory: str,
+        layout: RowLayout,
+        memory_limit: int | None,
+        executor: Executor,
+    ) -> None:
+        """Open those that a session counts on. If one cannot be used any more, its rows come from the dataset.
+
+        Parameters
+        ----------
+        session_id
+            The session.
+        names, directory
+            Names of the partitions, and the folder that they are in.
+        layout, memory_limit
+            As for :class:`~dshuffle.exchange.kept_partition.KeptPartition`.
+        executor
+            Threads.
+        """
+        new = [name for name in names if name not in self._open]
+        opened = await made_in_thread(executor, _opened, directory, new, layout, memory_limit, close=_close_all)
         for name, partition in opened.items():
             if name in self._open:  # another session has opened it meanwhile
                 partition.close()
             else:
                 self._open[name] = partition
-        for name in self._open.keys() & set(here):
-            self._readers.setdefault(name, set()).add(spec.session_id)
+        for name in self._open.keys() & set(names):
+            self._readers.setdefault(name, set()).add(session_id)
 
     def __contains__(self, name: str) -> bool:
         return name in self._open
 
-    async def rows(self, name: str, sample_ids: NDArray[np.int64], executor: Executor | None) -> Reply:
+    async def rows(self, name: str, sample_ids: NDArray[np.int64], executor: Executor | None) -> RowsReply:
         """Rows of a partition, and which of the samples it has."""
         read = self._open[name].read
-        rows, checksums, found = await asyncio.get_running_loop().run_in_executor(executor, read, sample_ids)
-        return {"rows": rows, "checksums": checksums, "found": found}
+        rows, checksums, present = await asyncio.get_running_loop().run_in_executor(executor, read, sample_ids)
+        return RowsReply(rows, checksums, present=present)
 
     def close(self, session_id: str) -> None:
         """Let go of the partitions of a session, which has read them."""
@@ -184,15 +189,16 @@ class KeptPartitions:
                 self._open.pop(name).close()
 
 
-def _opened(worker: Worker, spec: SessionSpec, names: Iterable[str]) -> dict[str, KeptPartition]:
-    found, limit = {}, worker.memory_manager.memory_limit
-    assert spec.options.cache_directory is not None
+def _opened(
+    directory: str, names: Iterable[str], layout: RowLayout, memory_limit: int | None
+) -> dict[str, KeptPartition]:
+    partitions = {}
     for name in names:
         try:
-            found[name] = KeptPartition(os.path.join(spec.options.cache_directory, name), spec.dataset.layout, limit)
+            partitions[name] = KeptPartition(os.path.join(directory, name), layout, memory_limit)
         except DShuffleError as error:
             logger.warning("dshuffle: %s", error)
-    return found
+    return partitions
 
 
 def _close_all(partitions: dict[str, KeptPartition]) -> None:
@@ -200,12 +206,10 @@ def _close_all(partitions: dict[str, KeptPartition]) -> None:
         partition.close()
 
 
-def kept_here(worker: Worker, spec: SessionSpec, rank: int, epoch: int) -> SessionSpec:
-    """The session of a worker that takes a rank, with the partition that the lost worker may have left on this disk."""
-    if spec.kept_as is None or spec.former is not None or spec.options.cache_directory is None:
-        return spec
-    wanted = spec.kept_as, spec.shuffle.history, rank, epoch
-    for one in Listed.all_in(spec.options.cache_directory, spec.dataset.identity):
-        if (one.label.shuffle, one.label.history, one.label.rank, one.label.epoch) == wanted:
-            return spec.with_former(Former(epoch, {rank: (worker.address, one.name)}, kept=True))
-    return spec
+def kept_here(directory: str, label: KeptLabel, address: str) -> PartitionSources | None:
+    """The partition of a rank and an epoch that a lost worker has left in a folder on this worker's disk."""
+    partition = label.shuffle, label.history, label.rank, label.epoch
+    for folder in Listed.all_in(directory, label.dataset):
+        if (folder.label.shuffle, folder.label.history, folder.label.rank, folder.label.epoch) == partition:
+            return PartitionSources(label.epoch, {label.rank: (address, folder.name)}, kept=True)
+    return None

@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import DShuffleError, ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.exchange.comms import request_rows
+from dshuffle.exchange.comms import received, request_rows
 from dshuffle.exchange.endpoints import Meter
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MIB, rows_per_message
-from dshuffle.exchange.receiver import check_arrays
+from dshuffle.exchange.replies import RowsReply, rows_from_fields
 from dshuffle.planning import ShuffleSpec, name_of
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.remainder import workers_of
 from dshuffle.runtime.dataset_inputs import with_data
-from dshuffle.runtime.replies import Reply, unwrap, within
-from dshuffle.runtime.session_spec import Former
+from dshuffle.runtime.replies import unwrap, within
+from dshuffle.runtime.session_spec import PartitionSources
 from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
 
@@ -58,7 +58,7 @@ class Metered(Protocol):
         """The bytes of this run."""
 
 
-RowsHere = Callable[[str, int, NDArray[np.int64]], Awaitable[Reply]]
+RowsHere = Callable[[str, int, NDArray[np.int64]], Awaitable[RowsReply]]
 """Returns rows of a session on this worker: its id, the epoch, and the samples."""
 
 
@@ -82,7 +82,7 @@ class FormerPartitions:
     def __init__(
         self,
         worker: Worker,
-        former: Former,
+        former: PartitionSources,
         dataset: Dataset,
         settings: Settings,
         jobs: JobQueue,
@@ -119,9 +119,9 @@ class FormerPartitions:
 
         async def read(rank: int, places: NDArray[np.int64]) -> None:
             reply = await self._ask(rank, sample_ids[places], stop)
-            rows, checksums, found = reply["rows"], reply["checksums"], reply.get("found")
-            if found is not None and not found.all():  # a kept partition may lack some
-                places, rows, checksums = places[found], rows[found], checksums[found]
+            rows, checksums, present = reply.rows, reply.checksums, reply.present
+            if present is not None and not present.all():  # a kept partition may lack some
+                places, rows, checksums = places[present], rows[present], checksums[present]
             await self._jobs.run(cache.unpack, sample_ids[places], slots[places], rows, checksums, nbytes=rows.nbytes)
             left[places] = False
             if not self._is_here(rank):
@@ -177,23 +177,25 @@ class FormerPartitions:
     def _is_here(self, rank: int) -> bool:
         return self._former.holders[rank][0] == self._worker.address
 
-    async def _ask(self, rank: int, sample_ids: NDArray[np.int64], stop: Callable[[], bool]) -> Reply:
+    async def _ask(self, rank: int, sample_ids: NDArray[np.int64], stop: Callable[[], bool]) -> RowsReply:
         """Request rows of a rank. Ends soon after ``stop`` returns true."""
         former, (address, session_id) = self._former, self._former.holders[rank]
         if self._is_here(rank):
             return await self._rows_here(session_id, former.epoch, sample_ids)
-        request = request_rows(self._worker, address, session_id, former.epoch, sample_ids)
+
+        async def request() -> RowsReply:
+            fields = unwrap(await request_rows(self._worker, address, session_id, former.epoch, sample_ids), address)
+            return await received(self._worker, rows_from_fields(fields, address))
+
         limit = min(self._settings.timeout, SILENT_HEARTBEATS * self._settings.heartbeat)
-        asking = asyncio.ensure_future(within(limit, request))
+        asking = asyncio.ensure_future(within(limit, request()))
         try:
             while not (await asyncio.wait([asking], timeout=LOOK_EVERY))[0]:
                 if stop():
                     raise ExchangeError("reading was stopped: the run has ended")
         finally:
             asking.cancel()
-        reply = unwrap(asking.result(), address)
-        check_arrays(reply)
-        return reply
+        return asking.result()
 
 
 def _cut(places: NDArray[np.int64], at_most: int) -> list[NDArray[np.int64]]:

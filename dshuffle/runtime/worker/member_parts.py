@@ -11,7 +11,7 @@ from dshuffle.exchange.endpoints import Meter
 from dshuffle.exchange.forwarder import Forwarder
 from dshuffle.exchange.receiver import Receiver
 from dshuffle.exchange.sender import Sender
-from dshuffle.runtime.session_spec import SessionSpec
+from dshuffle.planning import Remainder, ShuffleSpec
 from dshuffle.runtime.worker.epoch_lock import EpochLock
 from dshuffle.runtime.worker.former_partitions import FormerPartitions
 from dshuffle.runtime.worker.plans import Plans
@@ -47,7 +47,9 @@ class TrainingState:
 class MemberParts:
     """What the runs of a session on one worker share."""
 
-    spec: SessionSpec
+    shuffle: ShuffleSpec
+    start: Remainder
+    deliveries: tuple[str, ...]
     dataset: Dataset
     plans: Plans
     senders: Mapping[int, Sender]

@@ -23,9 +23,10 @@ def run_on_partition(
 ) -> Any:
     """Call ``fn`` on the partition of this worker; the Dask task behind :meth:`dshuffle.Epoch.map`."""
     plugin = get_worker().plugins.get(PLUGIN)
-    session = plugin.session_of_rank(session_id, rank) if isinstance(plugin, DShuffleWorker) else None
+    sessions = plugin.sessions if isinstance(plugin, DShuffleWorker) else None
+    session = None if sessions is None else sessions.of_rank(session_id, rank)
     if session is None:
-        cause = plugin.cause(session_id) if isinstance(plugin, DShuffleWorker) else None
+        cause = None if sessions is None else sessions.cause(session_id)
         if cause is not None:
             raise cause.raised_by(f"the task of rank {rank} cannot run")
         raise WorkerLost(

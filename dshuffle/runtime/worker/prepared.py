@@ -23,7 +23,7 @@ class Prepared:
     ----------
     swap, view
         The next index of the cache, and the next epoch as tasks see it.
-    drawn
+    digest
         Digest of the samples in the view, which the worker trains on.
     due
         The rank's part of the digest of all samples that are to be trained on. It does not depend on the draw.
@@ -31,13 +31,13 @@ class Prepared:
 
     swap: Swap
     view: View
-    drawn: SampleDigest
+    digest: SampleDigest
     due: SampleDigest
 
     @classmethod
     def of(cls, exchange: MemberExchange, parts: MemberParts, epoch: int) -> Prepared:
         """Prepare an epoch whose slots have been reserved."""
-        training, shuffle, start = parts.training, parts.spec.shuffle, parts.spec.start
+        training, shuffle, start = parts.training, parts.shuffle, parts.start
         assert training is not None
         mine = exchange.parts[training.rank]
         swap = training.cache.prepare(mine.held)

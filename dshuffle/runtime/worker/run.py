@@ -5,25 +5,22 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.errors import DatasetError
 from dshuffle.exchange.bundles import ForwardedRows
 from dshuffle.exchange.endpoints import RowSink, RowSource, nothing_to_mend
 from dshuffle.planning import SERVER
-from dshuffle.planning.packets import FORWARDER, forwarder_of
-from dshuffle.records import Measures
-from dshuffle.runtime.measure.processors import ProcessorTimes
-from dshuffle.runtime.messages import Counts, Vote
+from dshuffle.runtime.messages import Counts, Report, Vote
 from dshuffle.runtime.worker.member_exchange import MemberExchange
 from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
+from dshuffle.runtime.worker.mending import Mending
 from dshuffle.runtime.worker.prepared import Prepared
+from dshuffle.runtime.worker.run_measures import RunMeasures
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +28,6 @@ PLAN_AFTER = 1.0
 """Seconds into an exchange after which the worker starts to plan the next epoch. A shorter exchange ends before that
 and keeps all cores; a longer one mostly waits for the network."""
 
-
-MOST_LINKS = 64
-"""With more workers, they do not tell the scheduler what came from whom."""
 
 RESTORE = "restore"
 """In place of a delivery: read the whole partition from the store, for a rank whose worker was lost."""
@@ -80,16 +74,9 @@ class ExchangeRun:
         self._sink: asyncio.Future[RowSink] | None = None
         self._forwarded: ForwardedRows | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._stop_reading = threading.Event()
         self._stopped = False
-        self._settled = False
-        self._mending = threading.Lock()
-        self._mended: int | None = None
-        self._traffic = parts.dataset.traffic
-        self._processors = ProcessorTimes.now()
-        self._started = time.perf_counter()
-        self._cpu_idle = 0.0
-        self._watched_seconds = 0.0
+        self._mending = Mending(parts.dataset, None if parts.training is None else parts.training.cache)
+        self._measures = RunMeasures(parts)
 
     @property
     def ready(self) -> bool:
@@ -118,7 +105,7 @@ class ExchangeRun:
         await self.settle()
         if training is not None:
             await training.receiver.abort()
-        if touching := [one for one in (self._source, self._sink, self._prepared) if one is not None]:
+        if touching := [future for future in (self._source, self._sink, self._prepared) if future is not None]:
             await asyncio.wait(touching)  # they reserve slots
         if self._timer is not None:
             self._timer.cancel()
@@ -126,12 +113,10 @@ class ExchangeRun:
 
     async def settle(self) -> None:
         """Stop reading from the store. Returns when no rows are being mended: later they would be overwritten."""
-        self._settled = True
-        self._stop_reading.set()  # otherwise reading from a slow store could continue for a long time
+        self._mending.stop.set()  # otherwise reading from a slow store could continue for a long time
         if self._parts.training is not None and self._parts.training.forwarder is not None:
             await self._parts.training.forwarder.end()
-        if self._mending.locked():
-            await asyncio.to_thread(self._wait_for_mending)
+        await self._mending.settle()
 
     def forget(self) -> None:
         """Drop the references to rows and packets, so that they do not outlive the run."""
@@ -144,82 +129,16 @@ class ExchangeRun:
         if run_id == self.run_id and not self._stopped:
             self._vote(reason, again)
 
-    def mend(self) -> int:
-        """Verify all rows held here, once in a run, and read those that are corrupted from the store.
-
-        Returns
-        -------
-        int
-            Number of corrupted rows, whether or not they could be read again; 0 if the run is ending.
-        """
-        training, dataset = self._parts.training, self._parts.dataset
-        if training is None:
-            return 0
-        with self._mending:
-            if self._settled:
-                return 0
-            if self._mended is None:
-                samples, slots = training.cache.corrupted()
-                self._mended = len(samples)
-                if len(samples):
-                    logger.warning("dshuffle: %d rows are corrupted in memory and are read again", len(samples))
-                    try:
-                        dataset.read_into(training.cache.rows, slots, samples, stop=self._stop_reading.is_set)
-                        dataset.check_unchanged()
-                    except DatasetError:
-                        logger.exception("dshuffle: corrupted rows could not be read again")
-            return self._mended
-
-    def _wait_for_mending(self) -> None:
-        with self._mending:
-            return
-
-    def measures(self, commit_seconds: float) -> Measures:
-        """What the exchange took on this worker."""
+    def report(self, commit_seconds: float, training_seconds: float) -> Report:
+        """What was measured, once the exchange is committed."""
         assert self.exchange is not None
-        parts = self._parts
-        traffic = parts.dataset.traffic - self._traffic
-        sent = {participant: sender.meter for participant, sender in parts.senders.items()}
-        meter = None if parts.training is None else parts.training.receiver.meter
-        coded = self.exchange.transport.encodes
-        into = [] if parts.training is None else parts.training.meters
-        out = [one.sent_bytes for who, one in sent.items() if who != SERVER]
-        return Measures(
-            wire_sent_bytes=(sum(out),) if into else (),
-            wire_received_bytes=(sum(one.received_bytes for one in into),) if into else (),
-            server_sent_bytes=sent[SERVER].sent_bytes if SERVER in sent else 0,
-            metadata_bytes=sum(meter.sent_checksum_bytes for meter in sent.values()),
-            shared_memory_bytes=sum(meter.shared_bytes for meter in sent.values()),
-            recovered_rows=(self._mended or 0) + (meter.recovered_rows if meter else 0),
-            store_requests=traffic.requests,
-            store_bytes=traffic.fetched_bytes,
-            store_delivered_bytes=traffic.delivered_bytes,
-            store_retries=traffic.retries,
-            store_cache_hits=traffic.cache_hits,
-            plan_seconds=self.exchange.seconds,
-            gather_seconds=sum(meter.gather_seconds for meter in sent.values()),
-            transfer_seconds=meter.transfer_seconds if meter else 0.0,
-            scatter_seconds=meter.scatter_seconds if meter else 0.0,
-            store_seconds=traffic.seconds,
-            commit_seconds=commit_seconds,
-            encode_seconds=sent[SERVER].gather_seconds if coded and SERVER in sent else 0.0,
-            decode_seconds=meter.scatter_seconds if coded and meter else 0.0,
-            watched_seconds=self._watched_seconds,
-            cpu_idle=self._cpu_idle,
-        )
-
-    def links(self) -> dict[int, tuple[int, float]]:
-        """Sender -> bytes that came from it over the network, and seconds in which they came."""
         training = self._parts.training
-        if training is None or self._parts.spec.shuffle.n_workers > MOST_LINKS:
-            return {}
-        links: dict[int, tuple[int, float]] = {}
-        for meter in training.meters:
-            for participant, link in meter.links.items():
-                rank = participant if participant > FORWARDER else forwarder_of(participant)
-                nbytes, seconds = links.get(rank, (0, 0.0))  # bundles and rows may come from the same worker
-                links[rank] = nbytes + link.nbytes, seconds + link.ended - link.begun
-        return links
+        return Report(
+            measures=self._measures.of(self.exchange, commit_seconds, self._mending.n_rows),
+            training_seconds=training_seconds,
+            links=self._measures.links(),
+            held=0 if training is None else len(training.cache.index.sample_ids),
+        )
 
     async def _start(self) -> None:
         parts, loop = self._parts, asyncio.get_running_loop()
@@ -264,12 +183,12 @@ class ExchangeRun:
                 self._sink,
                 window=exchange.transport.messages.asked,
                 resumed=before is not None,
-                stop=self._stop_reading.is_set,
-                mend=self.mend,
+                stop=self._mending.stop.is_set,
+                mend=self._mending.mend,
                 read_rate=self._read_rate(exchange),
             )
         # With several deliveries, the next one is chosen only after this exchange has been timed.
-        if len(parts.spec.deliveries) == 1 and self._delivery != RESTORE:
+        if len(parts.deliveries) == 1 and self._delivery != RESTORE:
             self._timer = loop.call_later(PLAN_AFTER, parts.plans.plan, self.epoch + 1, self._delivery)
         for end in (self._source, self._sink, served):
             if end is not None:
@@ -285,31 +204,28 @@ class ExchangeRun:
 
     def _is_like(self, epoch: int, delivery: str, rate: float | None) -> bool:
         """Whether this run's messages are the same as those of another attempt, and its rows can be kept."""
-        made = self.epoch == epoch and self._delivery == delivery and self._rate == rate and self.exchange is not None
+        if self.exchange is None or (self.epoch, self._delivery, self._rate) != (epoch, delivery, rate):
+            return False
         if self._parts.training is None:
-            return made
+            return True
         sink = self._sink
         return (
-            made
-            and all(
-                one is not None and one.done() and not one.cancelled() and one.exception() is None
-                for one in (self._source, sink, self._prepared)
-            )
+            all(_has_result(future) for future in (self._source, sink, self._prepared))
             and sink is not None
             and sink.result().intact
         )
 
-    def _begin_sending(self, exchange: MemberExchange, who: int, source: asyncio.Future[RowSource]) -> None:
+    def _begin_sending(self, exchange: MemberExchange, participant: int, source: asyncio.Future[RowSource]) -> None:
         transport = exchange.transport
-        sender = self._parts.senders[who]
+        sender = self._parts.senders[participant]
         sender.begin(
             self.run_id,
-            exchange.outgoing(who),
+            exchange.outgoing(participant),
             source,
-            window=transport.answered_by(who),
+            window=transport.answered_by(participant),
             acknowledged=transport.messages.acknowledged,
-            mend=self.mend if who != SERVER else nothing_to_mend,
-            reuses=transport.reuses_buffers(who),
+            mend=self._mending.mend if participant != SERVER else nothing_to_mend,
+            reuses=transport.reuses_buffers(participant),
         )
 
     def _begin_forwarding(self, exchange: MemberExchange, training: TrainingState, *, resumed: bool) -> None:
@@ -336,7 +252,7 @@ class ExchangeRun:
         if not exchange.transport.readable or not traffic.seconds:
             return 0.0
         # The rows of one sender are spread thinner over chunks than those of a whole partition, which were read before.
-        rows = traffic.delivered_bytes / max(1, self._parts.dataset.row_nbytes) / self._parts.spec.shuffle.n_workers
+        rows = traffic.delivered_bytes / max(1, self._parts.dataset.row_nbytes) / self._parts.shuffle.n_workers
         return rows / traffic.seconds
 
     def _make_sink(self, exchange: MemberExchange, source: Future[RowSource]) -> RowSink:
@@ -355,7 +271,7 @@ class ExchangeRun:
 
         # Only the first partition: in later epochs, "storage" reads the dataset, and the former partitions are gone.
         read_former = None
-        if former is not None and (self._delivery == RESTORE or self.epoch == self._parts.spec.shuffle.first_epoch):
+        if former is not None and (self._delivery == RESTORE or self.epoch == self._parts.shuffle.first_epoch):
             read_former = functools.partial(former.read_into, cache, training.receiver)
         return exchange.transport.sink(training.rank, cache, source.result(), read_store, read_former)
 
@@ -366,8 +282,7 @@ class ExchangeRun:
         if reason is None and self._prepared is not None and (error := self._prepared.exception()) is not None:
             logger.error("dshuffle: run %d cannot be committed", self.run_id, exc_info=error)
             reason = f"the next index could not be built: {type(error).__name__}: {error}"
-        self._cpu_idle = ProcessorTimes.now().idle_since(self._processors)
-        self._watched_seconds = time.perf_counter() - self._started
+        self._measures.end()
         self.vote = Vote(reason=reason, again=again, counts=None if reason is not None else self._counts())
         self._send_vote(self)
 
@@ -379,6 +294,10 @@ class ExchangeRun:
         return Counts(
             **exchange.summary,
             rows=0 if training is None else training.receiver.meter.rows,
-            drawn=None if prepared is None else prepared.drawn,
+            drawn=None if prepared is None else prepared.digest,
             due=None if prepared is None else prepared.due,
         )
+
+
+def _has_result(future: asyncio.Future[Any] | None) -> bool:
+    return future is not None and future.done() and not future.cancelled() and future.exception() is None

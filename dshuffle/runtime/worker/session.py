@@ -6,7 +6,6 @@ All code here runs on the worker's event loop and returns quickly. Executors pla
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
@@ -18,15 +17,13 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import DShuffleError, ExchangeError, StaleEpoch
 from dshuffle.exchange.comms import DaskNetwork
-from dshuffle.exchange.endpoints import Refusal, Reply
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.replies import Refusal, Reply, RowsReply
 from dshuffle.planning import SERVER, name_of
 from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
-from dshuffle.runtime.message_fields import to_fields
-from dshuffle.runtime.messages import CommitReply, MemberState, Report
+from dshuffle.runtime.messages import CommitReply, MemberState
 from dshuffle.runtime.partition import Partition
-from dshuffle.runtime.replies import message_in
 from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker import metrics
 from dshuffle.runtime.worker.build_parts import Carriers, build_parts
@@ -34,10 +31,9 @@ from dshuffle.runtime.worker.disk import PartitionOnDisk
 from dshuffle.runtime.worker.former_partitions import RowsHere
 from dshuffle.runtime.worker.member_addresses import MemberAddresses
 from dshuffle.runtime.worker.member_parts import MemberParts
+from dshuffle.runtime.worker.reports import Reports
 from dshuffle.runtime.worker.run import RESTORE, ExchangeRun
 from dshuffle.store import Dataset
-
-logger = logging.getLogger(__name__)
 
 BUSY_AFTER = 3.0
 """Seconds that a commit waits for tasks of the previous epoch before it says so. The scheduler then asks again."""
@@ -58,6 +54,8 @@ class WorkerSession:
         The session's dataset, open in this process.
     rank
         Rank of this worker, or ``None`` if it only serves.
+    reports
+        What this worker reports to the scheduler.
     disk
         Where the rows are on the worker's disk; ``None`` to keep them in memory.
     rows_here
@@ -70,6 +68,7 @@ class WorkerSession:
         spec: SessionSpec,
         dataset: Dataset,
         rank: int | None,
+        reports: Reports,
         disk: PartitionOnDisk | None = None,
         rows_here: RowsHere | None = None,
     ) -> None:
@@ -78,6 +77,7 @@ class WorkerSession:
         self.epoch = spec.shuffle.first_epoch - 1
         self.number = -1  # of the last order that set the members
         self._worker = worker
+        self._reports = reports
         self._disk = disk
         self._loop = asyncio.get_running_loop()
         self._run: ExchangeRun | None = None
@@ -107,11 +107,6 @@ class WorkerSession:
     def is_loading(self) -> bool:
         """Whether the partition is still being filled for the first time."""
         return self.epoch < self.spec.shuffle.first_epoch
-
-    @property
-    def participant(self) -> int:
-        """Participant as which this worker votes: its rank, or the server."""
-        return SERVER if self.rank is None else self.rank
 
     def partition(self, epoch: int) -> AbstractContextManager[Partition]:
         """The partition of an epoch, valid for one task. Called from the task's thread."""
@@ -148,17 +143,17 @@ class WorkerSession:
         """
         if self._run is None or self._parts is None:
             return None
-        heard = self._carriers.network.heard()
+        ages = self._carriers.network.heard()
         if (training := self._parts.training) is not None:
-            training.receiver.hear(heard)
+            training.receiver.hear(ages)
             if training.forwarder is not None:
-                training.forwarder.receiver.hear(heard)
-        return heard
+                training.forwarder.receiver.hear(ages)
+        return ages
 
-    async def restore(self, epoch: int, drawn: SampleDigest | None) -> None:
+    async def restore(self, epoch: int, digest: SampleDigest | None) -> None:
         """Read the partition of an epoch from the store, in place of a worker that was lost.
 
-        ``drawn`` is the digest of the samples that the lost worker had.
+        ``digest`` is that of the samples that the lost worker had.
 
         Raises
         ------
@@ -178,7 +173,7 @@ class WorkerSession:
         if reason is not None:
             raise ExchangeError(reason)
         assert run.prepared is not None
-        if drawn is not None and run.prepared.drawn != drawn:
+        if digest is not None and run.prepared.digest != digest:
             raise ExchangeError(
                 f"this worker would train on other samples of epoch {epoch} than the worker that was lost. "
                 + SAME_BUILD,
@@ -261,14 +256,8 @@ class WorkerSession:
         if self._parts is None:
             raise ExchangeError(f"run {run_id} cannot be committed: the session was closed")
         if self._committed is None or self._committed[0] != run_id:  # else another call has waited, too
-            measures = run.measures(time.perf_counter() - started)
-            metrics.count(measures)
-            report = Report(
-                measures=measures,
-                training_seconds=self.take_training_seconds(),
-                links=run.links(),
-                held=0 if parts.training is None else len(parts.training.cache.index.sample_ids),
-            )
+            report = run.report(time.perf_counter() - started, self.take_training_seconds())
+            metrics.count(report.measures)
             self._committed = run_id, CommitReply(report=report)
             run.forget()
             if self._disk is not None and parts.training is not None:
@@ -315,7 +304,7 @@ class WorkerSession:
         """Answer another participant's request for a message. ``shared``: it can map memory of this process."""
         sender = None if self._parts is None else self._parts.senders.get(message.sender)
         if sender is None:
-            return Refusal(f"{name_of(message.sender)} is not on this worker").reply
+            return Refusal(f"{name_of(message.sender)} is not on this worker")
         return await sender.serve(message, shared=shared)
 
     def acknowledge(self, message: MessageId) -> None:
@@ -324,7 +313,7 @@ class WorkerSession:
         if sender is not None:
             sender.acknowledged(message)
 
-    async def rows_of(self, epoch: int, sample_ids: NDArray[np.int64]) -> Reply:
+    async def rows_of(self, epoch: int, sample_ids: NDArray[np.int64]) -> RowsReply:
         """Rows of samples of this worker's partition, for a worker whose first partition has them.
 
         Raises
@@ -337,7 +326,7 @@ class WorkerSession:
             raise ExchangeError(f"there is no partition of epoch {epoch} on {self._worker.address}")
         rows, checksums = layout.empty(len(sample_ids)), np.empty(len(sample_ids), np.uint32)
         await self._carriers.jobs.run(training.cache.pack, sample_ids, rows, checksums, nbytes=rows.nbytes)
-        return {"rows": rows, "checksums": checksums}
+        return RowsReply(rows, checksums)
 
     @property
     def _open_parts(self) -> MemberParts:
@@ -352,27 +341,12 @@ class WorkerSession:
     def _voted(self, run: ExchangeRun) -> None:
         if run is not self._run:
             return
+        assert run.vote is not None
         if self._restored is not None:
-            assert run.vote is not None
             if not self._restored.done():
                 self._restored.set_result(run.vote.reason)
         else:
-            self._spawn(self._send_vote(run))
-
-    async def _send_vote(self, run: ExchangeRun) -> None:
-        """Report to the scheduler whether this worker is ready. If that fails, the scheduler asks for the vote."""
-        assert run.vote is not None
-        try:
-            reply = await self._worker.scheduler.dshuffle_report(
-                session_id=self.spec.session_id,
-                participant=self.participant,
-                run_id=run.run_id,
-                secret=self.spec.secret,
-                vote=to_fields(run.vote),
-            )
-            message_in(reply, type(None), "the scheduler")
-        except (OSError, DShuffleError) as error:
-            logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run.run_id, error)
+            self._spawn(self._reports.vote(run.run_id, run.vote))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

@@ -8,14 +8,9 @@ bytes arrive: these are alive, although their own signs may still wait behind th
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
-from distributed import Worker
-
-from dshuffle.runtime.session_spec import SessionSpec
-
-logger = logging.getLogger(__name__)
+from dshuffle.runtime.worker.reports import Reports
 
 
 class SignsOfLife:
@@ -23,22 +18,17 @@ class SignsOfLife:
 
     Parameters
     ----------
-    worker
-        The Dask worker.
-    spec
-        The session.
-    participant
-        Participant as which this worker votes.
+    reports
+        Reports of this worker.
+    heartbeat
+        Seconds.
     look
         Returns participant -> seconds since bytes came from it, or None if the scheduler does not wait for this worker.
     """
 
-    def __init__(
-        self, worker: Worker, spec: SessionSpec, participant: int, look: Callable[[], dict[int, float] | None]
-    ) -> None:
-        self._worker = worker
-        self._spec = spec
-        self._participant = participant
+    def __init__(self, reports: Reports, heartbeat: float, look: Callable[[], dict[int, float] | None]) -> None:
+        self._reports = reports
+        self._every = heartbeat / 3
         self._look = look
         self._sending: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -52,22 +42,10 @@ class SignsOfLife:
         self._look = lambda: None
 
     def _wait(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._spec.settings.heartbeat / 3, self._give)
+        self._timer = asyncio.get_running_loop().call_later(self._every, self._give)
 
     def _give(self) -> None:
-        heard = self._look()
-        if heard is not None and (self._sending is None or self._sending.done()):
-            self._sending = asyncio.get_running_loop().create_task(self._send(heard))
+        ages = self._look()
+        if ages is not None and (self._sending is None or self._sending.done()):
+            self._sending = asyncio.get_running_loop().create_task(self._reports.sign_of_life(ages))
         self._wait()
-
-    async def _send(self, heard: dict[int, float]) -> None:
-        try:
-            await self._worker.scheduler.dshuffle_alive(
-                session_id=self._spec.session_id,
-                participant=self._participant,
-                secret=self._spec.secret,
-                heard=heard,
-                reply=False,
-            )
-        except (OSError, RuntimeError) as error:  # the scheduler still asks, or this worker is closing
-            logger.debug("dshuffle: a sign of life did not reach the scheduler: %s", error)

@@ -12,7 +12,6 @@ from zarr.storage import FsspecStore, MemoryStore
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.redaction import option_values
 from dshuffle.store.backends.local import LocalFiles, PrivateFiles
-from dshuffle.store.backends.nfs import NfsStore
 from dshuffle.store.backends.refusals import SAME_ANSWER
 from dshuffle.store.backends.retrying import Patience, RetryingStore, explained
 
@@ -40,8 +39,8 @@ def open_store(
 ) -> Store:
     """Open the Zarr store at a canonical URL. It retries requests after transient errors.
 
-    ``memory://name`` is a registry in this process, for tests. Schemes other than local paths, S3 and NFS are opened
-    with fsspec. The options ``max_retries`` and ``timeout`` configure retries, see ``Patience``. All other options are
+    ``memory://name`` is a registry in this process, for tests. Schemes other than local paths and S3 are opened with
+    fsspec. The options ``max_retries`` and ``timeout`` configure retries, see ``Patience``. All other options are
     passed to the store. Only this user can read ``private`` files that are written to a local path.
 
     Raises
@@ -58,7 +57,7 @@ def open_store(
     limit: float | None = patience.timeout
     batch_nbytes = 0
     store: Store
-    if scheme in ("", "memory", "nfs"):
+    if scheme in ("", "memory"):
         if options:
             # Values may be secrets, so show only the names of the options.
             raise InvalidParameter.of(
@@ -71,11 +70,8 @@ def open_store(
             name = url.removeprefix("memory://")
             kept = _MEMORY.get(name, {}) if read_only else _MEMORY.setdefault(name, {})
             return MemoryStore(kept, read_only=read_only)
-        if scheme == "nfs":
-            store = NfsStore(url, timeout=patience.timeout, read_only=read_only)
-        else:
-            files = PrivateFiles if private else LocalFiles
-            store, batch_nbytes = files(url, read_only=read_only), _BATCH_NBYTES
+        files = PrivateFiles if private else LocalFiles
+        store, batch_nbytes = files(url, read_only=read_only), _BATCH_NBYTES
     elif scheme == "s3":
         store, secrets, access = _open_s3(url, options, patience, read_only=read_only)
         limit = None
@@ -115,6 +111,6 @@ def _open_fsspec(url: str, scheme: str, options: dict[str, Any], *, read_only: b
         raise InvalidParameter.of(
             "url",
             url,
-            "a local path, memory://, s3://, nfs://, or a scheme that fsspec knows (gs://, https://, ...)",
+            "a local path, memory://, s3://, or a scheme that fsspec knows (gs://, https://, ...)",
             f"fsspec says: {exc}. Install the package for this scheme (gcsfs for gs://).",
         ) from exc

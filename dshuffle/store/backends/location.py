@@ -74,7 +74,7 @@ class Location:
     @property
     def is_remote(self) -> bool:
         """Whether its store may be one that does not say which objects do not exist."""
-        return self.store is not None or not (is_local(self.url) or is_memory(self.url) or self.url.startswith("nfs:"))
+        return self.store is not None or not (is_local(self.url) or is_memory(self.url))
 
     def child(self, path: str) -> str:
         """How to open a group below, as Python code."""
@@ -129,7 +129,7 @@ class Location:
         except NotImplementedError as error:
             raise InvalidParameter.because("url", f"{kind} has no read-only copy", "Open it read-only.") from error
         try:
-            pickle.Pickler(_Nowhere()).dump(store)
+            pickle.Pickler(_NullFile()).dump(store)
         except Exception as error:  # whatever its class raises
             raise InvalidParameter.because(
                 "url",
@@ -140,7 +140,7 @@ class Location:
             ) from error
 
 
-class _Nowhere:
+class _NullFile:
     """A file that keeps nothing."""
 
     def write(self, data: bytes) -> int:

@@ -1,7 +1,7 @@
 """Retries: a store that repeats requests after transient errors, gives up within a bounded time and reports why.
 
 This module also decides which errors are transient and removes secrets from error messages. It wraps all stores except
-``memory://``, including S3, although obstore could retry on its own. So mounted file systems, S3 and NFS share the
+``memory://``, including S3, although obstore could retry on its own. So mounted file systems and S3 share the
 number of attempts, the time limits and the messages, and retries can be counted.
 """
 

@@ -42,6 +42,9 @@ def canonical_url(url: str | os.PathLike[str]) -> str:
         raise InvalidParameter.of("url", url, "a path, or a URL with two slashes after the colon", hint)
     scheme, separator, rest = url.partition("://")
     if separator and scheme.lower() != "file":
+        if scheme.lower() == "nfs":
+            hint = "Mount the export on all hosts (mount -t nfs SERVER:/EXPORT /MOUNT) and give the path below /MOUNT."
+            raise InvalidParameter.of("url", url, "a path on a mounted NFS export", hint)
         if not rest.strip("/"):
             raise InvalidParameter.of("url", url, f"{scheme}:// followed by the location of the dataset")
         return f"{scheme.lower()}://{rest.rstrip('/')}"

@@ -14,6 +14,7 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from dshuffle.errors import DatasetError, DShuffleError, InvalidParameter
+from dshuffle.planning.sorted_ids import sorted_positions
 from dshuffle.store.sources.source import RowSource, StreamSource, unreadable
 
 USER, MOVIE, RATING = "userId", "movieId", "rating"
@@ -125,25 +126,23 @@ class _Draw:
         needed = np.full(len(self.users), self.per_user)
         left = self.counts.copy()
         for batch in _parsed(self.path, list(dict.fromkeys([USER, column]))):
-            place = np.minimum(np.searchsorted(self.users, batch[USER]), len(self.users) - 1)
-            is_user = self.users[place] == batch[USER]
-            selected = _draw(place, is_user, rng.random(len(place)), needed, left)
+            users = sorted_positions(self.users, batch[USER])
+            selected = _draw(users, rng.random(len(users)), needed, left)
             yield {name: values[selected] for name, values in batch.items()}
 
 
 @numba.njit(nogil=True, cache=True)
 def _draw(
     users: NDArray[np.int64],
-    is_user: NDArray[np.bool_],
     chances: NDArray[np.float64],
     needed: NDArray[np.int64],
     left: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Selection sampling (Knuth, TAOCP 3.4.2, algorithm S) for all users in one pass."""
+    """Selection sampling (Knuth, TAOCP 3.4.2, algorithm S) for all users in one pass; -1 stands for any other user."""
     selected = np.zeros(len(users), np.bool_)
     for i in range(len(users)):
-        if is_user[i]:
-            user = users[i]
+        user = users[i]
+        if user >= 0:
             if chances[i] * left[user] < needed[user]:
                 selected[i] = True
                 needed[user] -= 1

@@ -130,7 +130,7 @@ class StreamSource(RowSource):
             raise unreadable(self.origin, exc) from exc
 
 
-class _Watched(RowSource):
+class _WatchedSource(RowSource):
     def __init__(self, source: RowSource, read: Callable[[int], None]) -> None:
         super().__init__(source.origin, source.shape, source.dtype)
         self._source = source
@@ -163,7 +163,7 @@ def watched(sources: Mapping[str, RowSource], progress: Callable[[int, int, str]
 
         return read
 
-    return {name: _Watched(source, reporter(name)) for name, source in sources.items()}
+    return {name: _WatchedSource(source, reporter(name)) for name, source in sources.items()}
 
 
 def unreadable(origin: str, error: Exception) -> DatasetError:

@@ -16,7 +16,7 @@ from distributed.utils import sync
 
 from dshuffle.errors import ClusterError, PeerFailed, WorkerLost
 from dshuffle.runtime import Shuffler, gathered
-from dshuffle.runtime.cluster_view import cluster_info
+from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.training.parameter_server.models import Parameters
 from dshuffle.training.parameter_server.slices import OrderedSlice, ParameterSlice
 

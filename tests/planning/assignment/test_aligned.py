@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import CACHINGS, Aligned, Choices, EpochPlanner, Global, Local, ShuffleSpec, next_ranks
-from dshuffle.planning.assignment import draw_ranks
+from dshuffle.planning.assignment import Draw
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.caching import first_holders
 from dshuffle.planning.check_plan import check_plan
@@ -32,7 +32,7 @@ def situations(draw):
 def test_draws_are_balanced_and_their_packets_perfect(situation, seed, fraction):
     n, previous, holders = situation
     assignment = Aligned(fraction)
-    drawn = draw_ranks(assignment, previous, n, seed=seed, epoch=4, holders=holders)
+    drawn = assignment.draw(Draw(previous, n, seed, 4, holders))
     ranks, packets = drawn.ranks, drawn.packets
     assert ranks.dtype == np.int32
     counts = np.bincount(ranks, minlength=n)
@@ -196,7 +196,7 @@ def test_packets_and_seconds_after_five_epochs(q, alpha, packets, seconds):
     for _ in range(5):
         before, plan = made.current, made.advance().packets
         start = time.thread_time()
-        drawn = draw_ranks(Aligned(), before.ranks, 20, seed=0, epoch=before.epoch + 1, holders=before.holders)
+        drawn = Aligned().draw(Draw(before.ranks, 20, 0, before.epoch + 1, before.holders))
         ranks, perfect = drawn.ranks, drawn.packets
         plan_delivery("clique", before.holders, ranks, 20, start=perfect)
         took = min(took, time.thread_time() - start)
@@ -253,7 +253,7 @@ def test_golden_values():
     holders = first_holders(previous, 4, 6, seed=7)
     drawn = next_ranks(Aligned(), previous, 4, seed=7, epoch=1, holders=holders)
     assert drawn.tolist() == [3, 1, 0, 1, 2, 2, 2, 3, 0, 0, 3, 1]
-    drawn_part = draw_ranks(Aligned(0.6), previous, 4, seed=7, epoch=1, holders=holders)
+    drawn_part = Aligned(0.6).draw(Draw(previous, 4, 7, 1, holders))
     part, packets = drawn_part.ranks, drawn_part.packets
     assert part.tolist() == [1, 3, 2, 3, 1, 1, 3, 0, 0, 0, 2, 2]
     assert packets.samples.tolist() == [8, 3]

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SHARDINGS, Aligned, Chunks, Global, Local, Partial, next_ranks, parse_assignment
-from dshuffle.planning.assignment import draw_ranks
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.order import epoch_order
 
@@ -224,6 +223,6 @@ def test_holders_that_do_not_cover_the_shares_are_refused(assignment):
     previous = np.array([0, 1, 0, 1])
     holders = np.array([0b01, 0b10, 0b10, 0b11], dtype=np.uint64)  # worker 0 trains on sample 2, and lacks it
     with pytest.raises(InvalidParameter, match=r"holders\[2\]=\[2\] is not allowed.*mask with worker 0.*its own share"):
-        draw_ranks(parse_assignment(assignment), previous, 2, seed=0, epoch=1, holders=holders)
+        next_ranks(parse_assignment(assignment), previous, 2, seed=0, epoch=1, holders=holders)
     holders[2] |= np.uint64(1)
-    draw_ranks(parse_assignment(assignment), previous, 2, seed=0, epoch=1, holders=holders)
+    next_ranks(parse_assignment(assignment), previous, 2, seed=0, epoch=1, holders=holders)

@@ -22,7 +22,6 @@ from dshuffle.planning import (
     ShuffleSpec,
     next_ranks,
 )
-from dshuffle.planning.assignment import draw_ranks
 from dshuffle.planning.assignment.balance import draw_classes, exchange_in_classes
 
 
@@ -211,7 +210,7 @@ def test_what_cannot_be_balanced(changes, message):
         ShuffleSpec(changes.get("n_samples", 6), 2, Choices(changes.get("assignment", Global()), balance=classes))
     ranks = np.arange(changes.get("n_samples", 6)) % 2
     with pytest.raises(InvalidParameter, match="balance"):
-        draw_ranks(changes.get("assignment", Global()), ranks, 2, seed=0, epoch=1, holders=ranks + 1, classes=classes)
+        next_ranks(changes.get("assignment", Global()), ranks, 2, seed=0, epoch=1, holders=ranks + 1, classes=classes)
 
 
 def test_a_sharding_without_the_balance_is_refused():

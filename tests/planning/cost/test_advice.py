@@ -4,12 +4,14 @@ import dataclasses
 import time
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices
 from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs, predict, recommend
+
+from ...conftest import at_most
 
 SLOW = ClusterRates(8, 12.5e6, 12.5e6, storage=100e6)
 WORK = Work(100_000, 1024, Choices(cache_fraction=0.4))
@@ -89,7 +91,7 @@ def test_whole_chunks_are_mentioned_where_they_are_faster():
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@at_most(15)
 @example(link=8.171875, server=6.0, storage=9.0625, chunk=1, alpha=None, over_links=False)  # a tie, undecided for long
 @given(
     link=st.floats(6, 10),

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
@@ -17,6 +17,8 @@ from dshuffle.planning.caching import first_holders
 from dshuffle.planning.check_plan import check_plan
 from dshuffle.planning.delivery import Circumstances, plan_delivery, suitable_deliveries
 from dshuffle.planning.holders import holders_of
+
+from ...conftest import at_most
 
 LIMITS = {"coded": (64, 5), "ubershuffle": (64, 5), "leftover": (130, 1)}
 """The most workers, and holders of a sample, that a delivery can do with, if there is a limit."""
@@ -134,7 +136,7 @@ def test_peer_loads_are_equal(alpha, assignment):
     assert sends.max() / sends.mean() <= 1.01
 
 
-@settings(max_examples=40)
+@at_most(40)
 @given(st.data())
 def test_peer_comes_close_to_the_best_choice_of_senders(data):
     n = data.draw(st.integers(2, 4))

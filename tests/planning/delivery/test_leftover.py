@@ -22,7 +22,7 @@ def shuffle(matrix):
     return np.divmod(np.repeat(np.arange(n * n), np.ravel(matrix)), n)
 
 
-def plan(owners, destinations, n, seed=0):
+def check_and_plan(owners, destinations, n, seed=0):
     holders = holders_of(owners, n)
     made = plan_delivery("leftover", holders, destinations, n, seed=seed)
     check_plan(made, holders, destinations, n)
@@ -48,7 +48,7 @@ def test_example_1():
     owners, destinations = shuffle(matrix)
     assert plan_delivery("server", holders_of(owners, 3), destinations, 3).n_packets == 11
     assert plan_delivery("coded", holders_of(owners, 3), destinations, 3).n_packets == 7
-    assert plan(owners, destinations, 3).n_packets == 6
+    assert check_and_plan(owners, destinations, 3).n_packets == 6
     assert bounds.leftover_lower_bound(matrix) == 6
 
 
@@ -64,7 +64,7 @@ def shuffles(draw):
 @given(shuffles(), st.integers())
 def test_the_rate_is_theorem_1s(instance, seed):
     n, owners, destinations = instance
-    assert plan(owners, destinations, n, seed).n_packets == bounds.leftover_rate(
+    assert check_and_plan(owners, destinations, n, seed).n_packets == bounds.leftover_rate(
         shuffle_matrix(owners, destinations, n)
     )
 
@@ -75,7 +75,7 @@ def test_the_rate_on_random_shuffles(n, share):
     for seed in range(5):
         owners, destinations = (first_ranks("random", n * share, n, seed=2 * seed + i) for i in range(2))
         matrix = shuffle_matrix(owners, destinations, n)
-        assert plan(owners, destinations, n).n_packets == bounds.leftover_rate(matrix)
+        assert check_and_plan(owners, destinations, n).n_packets == bounds.leftover_rate(matrix)
 
 
 def closed_trails(leftovers, hub):
@@ -100,18 +100,18 @@ def test_shares_that_change_their_sizes(n, data):
     leftovers = leftover_matrix(matrix)
     pairs = np.triu(np.maximum(matrix, matrix.T), k=1).sum()
     most = max(closed_trails(leftovers, worker) for worker in range(n))
-    assert pairs - most <= plan(owners, destinations, n).n_packets <= pairs
+    assert pairs - most <= check_and_plan(owners, destinations, n).n_packets <= pairs
 
 
 def test_the_worker_with_the_most_leftovers_may_be_on_no_trail():
     # Worker 0 gets two samples and gives two, but its sources get none and its sinks give none.
     matrix = arcs(8, (1, 0), (2, 0), (0, 3), (0, 4), (5, 6), (6, 7), (7, 5))
-    assert plan(*shuffle(matrix), 8).n_packets == 6
+    assert check_and_plan(*shuffle(matrix), 8).n_packets == 6
 
 
 def test_as_many_decoding_steps_as_the_circle_is_long():
     owners, destinations = shuffle(arcs(5, (0, 1), (1, 2), (2, 3), (3, 4), (4, 0)))
-    made = plan(owners, destinations, 5)
+    made = check_and_plan(owners, destinations, 5)
     assert made.n_packets == 4
     # The ignored worker gets a sample out of every packet, all others just their own.
     assert sorted(np.bincount(made.destinations).tolist()) == [1, 1, 1, 1, 4]
@@ -120,19 +120,21 @@ def test_as_many_decoding_steps_as_the_circle_is_long():
 def test_short_ways_for_the_ignored_worker():
     # Three triangles through worker 6, and a circle from worker 1 back to itself that would make one of them longer.
     triangles = [(6, 0), (0, 1), (1, 6), *2 * [(6, 4), (4, 5), (5, 6)]]
-    made = plan(*shuffle(arcs(7, *triangles, (1, 2), (2, 3), (3, 1))), 7)
+    made = check_and_plan(*shuffle(arcs(7, *triangles, (1, 2), (2, 3), (3, 1))), 7)
     assert made.n_packets == 3 * 2 + 3
     assert np.bincount(made.destinations)[6] == 3 * 2
 
 
 def test_circles_elsewhere_go_alone():
-    made = plan(*shuffle(arcs(6, (0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3))), 6)
+    made = check_and_plan(*shuffle(arcs(6, (0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3))), 6)
     assert sorted(np.diff(made.offsets).tolist()) == [1, 1, 1, 2, 2]
 
 
 def test_the_seed_chooses_the_ignored_worker():
     owners, destinations = shuffle(arcs(3, (0, 1), (1, 2), (2, 0)))
-    ignored = {int(np.argmax(np.bincount(plan(owners, destinations, 3, seed).destinations))) for seed in range(50)}
+    ignored = {
+        int(np.argmax(np.bincount(check_and_plan(owners, destinations, 3, seed).destinations))) for seed in range(50)
+    }
     assert ignored == {0, 1, 2}
 
 
@@ -140,7 +142,7 @@ def test_more_than_64_workers():
     n = 130
     owners, destinations = (first_ranks("random", 40 * n, n, seed=seed) for seed in range(2))
     matrix = shuffle_matrix(owners, destinations, n)
-    assert plan(owners, destinations, n).n_packets == bounds.leftover_rate(matrix)
+    assert check_and_plan(owners, destinations, n).n_packets == bounds.leftover_rate(matrix)
 
 
 def test_samples_that_nobody_holds_go_alone():
@@ -153,7 +155,7 @@ def test_samples_that_nobody_holds_go_alone():
 
 def test_golden_plan():
     owners, destinations = (first_ranks("random", 12, 4, seed=seed) for seed in (5, 6))
-    assert packets(plan(owners, destinations, 4, seed=7)) == [
+    assert packets(check_and_plan(owners, destinations, 4, seed=7)) == [
         [(3, 0), (9, 2)],
         [(10, 1), (5, 2)],
         [(2, 1), (7, 3)],

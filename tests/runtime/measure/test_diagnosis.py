@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 import json
@@ -27,11 +28,14 @@ class StubClient:
     workers: dict
     scheduler: dict
 
-    def run(self, function, *args, on_error):
-        assert on_error == "return"
+    def sync(self, function, *args):
+        return asyncio.run(function(*args))
+
+    async def _run(self, function, *args, workers, on_error):
+        assert (workers, on_error) == (None, "return")
         return self.workers
 
-    def run_on_scheduler(self, function):
+    async def _run_on_scheduler(self, function):
         if isinstance(self.scheduler, Exception):
             raise self.scheduler
         return self.scheduler
@@ -59,7 +63,7 @@ def client(monkeypatch):
 
 
 def found(client, level, dataset=None):
-    return [(one.subject, one.found, one.remedy) for one in diagnose(client, dataset) if one.level is level]
+    return [(one.subject, one.observation, one.remedy) for one in diagnose(client, dataset) if one.level is level]
 
 
 def test_a_healthy_cluster(client):
@@ -121,7 +125,7 @@ def test_partitions_that_do_not_fit(client, small):
 def test_links_are_measured(threads, small, monkeypatch):
     links = of_links(threads, small, seconds=0.5)
     assert links.level is Level.OK
-    assert "from another one, and" in links.found
+    assert "from another one, and" in links.observation
     monkeypatch.setattr("dshuffle.runtime.measure.diagnosis_of_use.SLOW_LINK", 1e15)
     assert "interface=" in of_links(threads, small, seconds=0.5).remedy
 

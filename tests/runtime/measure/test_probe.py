@@ -8,9 +8,9 @@ from distributed import Client
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.cost import all_ways, recommend
 from dshuffle.planning.cost.job import Work
-from dshuffle.runtime.cluster_view import SERVER_RESOURCE
 from dshuffle.runtime.measure import probe_tasks
 from dshuffle.runtime.measure.probe import measure_cluster
+from dshuffle.runtime.server_resource import SERVER_RESOURCE
 
 
 def handlers_left(client):

@@ -9,9 +9,9 @@ from distributed import Client
 from dshuffle.planning.cost import ClusterRates, predict
 from dshuffle.planning.cost.explain import _why
 from dshuffle.planning.cost.job import Work
-from dshuffle.runtime.cluster_view import in_rank_order
 from dshuffle.runtime.measure.probe import _Probe, measure_cluster
 from dshuffle.runtime.measure.shared_links import SharedLinks
+from dshuffle.runtime.scheduler.member_choice import in_rank_order
 
 LINK = 125e6
 

@@ -24,7 +24,7 @@ from tornado.websocket import websocket_connect
 from dshuffle import Shuffler, create_dataset
 from dshuffle.runtime.scheduler.session_plots import fill
 from dshuffle.runtime.scheduler.snapshot import EpochFigures, LinkFigures, Participant, SessionSnapshot
-from dshuffle.runtime.worker import run
+from dshuffle.runtime.worker import run_measures
 
 from ..conftest import OPTIONS
 
@@ -106,11 +106,11 @@ def test_the_links_of_the_last_exchange_are_shown():
 
 
 @pytest.mark.parametrize("delivery", ["peer", "server", "storage"])
-def test_links_have_what_crossed_the_network(threads, small, ids, delivery):
+def test_links_have_what_crossed_the_network(threads, small, check_ids, delivery):
     port = threads.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.port)
     with Shuffler(threads, small, delivery=delivery) as shuffler:
         for epoch in shuffler.epochs(2):
-            threads.gather(epoch.map(ids))
+            threads.gather(epoch.map(check_ids))
         [session] = json.loads(read(f"http://127.0.0.1:{port}/dshuffle.json"))
     received = dict.fromkeys(range(5), 0)
     for link in session["links"]:
@@ -123,12 +123,12 @@ def test_links_have_what_crossed_the_network(threads, small, ids, delivery):
     )
 
 
-def test_many_workers_do_not_report_their_links(threads, small, ids, monkeypatch):
-    monkeypatch.setattr(run, "MOST_LINKS", 4)
+def test_many_workers_do_not_report_their_links(threads, small, check_ids, monkeypatch):
+    monkeypatch.setattr(run_measures, "MOST_LINKS", 4)
     port = threads.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.port)
     with Shuffler(threads, small) as shuffler:
         for epoch in shuffler.epochs(2):
-            threads.gather(epoch.map(ids))
+            threads.gather(epoch.map(check_ids))
         [session] = json.loads(read(f"http://127.0.0.1:{port}/dshuffle.json"))
     assert session["links"] == []
     assert sum(shuffler.records[-1].wire_received_bytes) > 0

@@ -22,11 +22,12 @@ import pytest
 from distributed import Future, Status
 
 import dshuffle.exchange.jobs
-import dshuffle.runtime.epoch
-import dshuffle.runtime.open_session
-import dshuffle.runtime.session_client
-import dshuffle.runtime.shuffler
-import dshuffle.runtime.waiting
+import dshuffle.runtime.client.epoch
+import dshuffle.runtime.client.open_session
+import dshuffle.runtime.client.opening
+import dshuffle.runtime.client.session_client
+import dshuffle.runtime.client.waiting
+import dshuffle.runtime.worker.opening
 import dshuffle.runtime.worker.plans
 import dshuffle.runtime.worker.server_rows
 import dshuffle.runtime.worker.worker_plugin
@@ -186,8 +187,9 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         patch.setattr(dshuffle.runtime.worker.server_rows, "ThreadPoolExecutor", lambda *_, **__: ImmediateThreads())
         # Kernels are loaded once in a process.
         patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_exchange_kernels", LOADED_FOR_EXCHANGES)
-        patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_session_kernels", LOADED_FOR_SESSIONS)
-        patch.setattr(dshuffle.runtime.shuffler, "said", lambda _: contextlib.nullcontext())  # it has a thread
+        patch.setattr(dshuffle.runtime.worker.opening, "load_session_kernels", LOADED_FOR_SESSIONS)
+        without_thread = lambda _: contextlib.nullcontext()  # noqa: E731
+        patch.setattr(dshuffle.runtime.client.opening, "log_if_slow", without_thread)
         patch.setattr(Candidates, "may_come", may_come)
         patch.setattr(time, "perf_counter", loop.time)  # measured rates decide how long messages are
         patch.setattr(OwnPlanner, "plan", plan_of_build)
@@ -195,11 +197,11 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         patch.setattr(Future, "_counter", itertools.count())
         patch.setattr(Numbered, "numbers", itertools.count())
         clock = types.SimpleNamespace(perf_counter=loop.time, monotonic=loop.time, sleep=sleep)
-        for module in (dshuffle.runtime.session_client, dshuffle.runtime.waiting):
+        for module in (dshuffle.runtime.client.session_client, dshuffle.runtime.client.waiting):
             patch.setattr(module, "time", clock)
         names = types.SimpleNamespace(uuid4=lambda: types.SimpleNamespace(hex=f"{next(ids):012}"))
-        patch.setattr(dshuffle.runtime.open_session, "uuid", names)
-        patch.setattr(dshuffle.runtime.epoch, "as_completed", as_completed)
+        patch.setattr(dshuffle.runtime.client.open_session, "uuid", names)
+        patch.setattr(dshuffle.runtime.client.epoch, "as_completed", as_completed)
         try:
             yield loop
         finally:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from dshuffle.errors import DShuffleError, ExchangeError, WorkerLost
 from dshuffle.planning import WorkerHistory
 from dshuffle.runtime import Shuffler
-from dshuffle.runtime.epoch import Epoch
+from dshuffle.runtime.client.epoch import Epoch
+from dshuffle.runtime.client.session_state import SessionState
 from dshuffle.runtime.partition import Partition
-from dshuffle.runtime.session_state import SessionState
 
 from .datasets import N_SAMPLES
 from .schedule import MISTAKES, WAYS, Workload
@@ -139,7 +139,7 @@ class Script:
     def abandon(self) -> None:
         """Let nobody close the session: something is wrong, and the world ends."""
         if self.shuffler is not None:
-            self.shuffler._closed = True
+            self.shuffler._sequence.closed = True
 
     def _open(self) -> Shuffler | None:
         try:
@@ -193,7 +193,7 @@ class Script:
                 assert epoch.number == number, f"epoch {epoch.number} comes in place of {number}"
                 self._moved_on()
                 self.epoch, self.ranks = epoch, range(shuffler.n_workers)
-                self.history = shuffler._membership.current.history
+                self.history = shuffler._sequence.membership.current.history
                 return epoch
         raise WorkerLost("the client gave up")
 

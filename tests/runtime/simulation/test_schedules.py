@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 import dshuffle.runtime.scheduler.session_machine
-from dshuffle.runtime.epoch_tasks import EpochTasks
-from dshuffle.runtime.worker.worker_plugin import OPERATIONS, DShuffleWorker
+from dshuffle.runtime.client.epoch_tasks import EpochTasks
+from dshuffle.runtime.orders import CloseOrder
+from dshuffle.runtime.worker.sessions import WorkerSessions
+from dshuffle.runtime.worker.worker_plugin import OPERATIONS
 
 from .coverage import Coverage, possible
 from .datasets import N_SAMPLES, Store
@@ -69,10 +71,10 @@ def test_the_table_says_what_was_covered() -> None:
 def test_a_schedule_that_fails_is_named_and_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that do not close their sessions."""
 
-    async def close(plugin: DShuffleWorker, session_id: str, number: int) -> None:
+    async def close(sessions: WorkerSessions, session_id: str, number: int) -> None:
         pass
 
-    monkeypatch.setitem(OPERATIONS, "close", close)
+    monkeypatch.setitem(OPERATIONS, "close", (CloseOrder, close))
     smallest = r"Schedule\(seed=\d+, way=\d+, n_workers=2, epochs=1, faults=frozenset\(\), .*\)"
     with pytest.raises(AssertionError, match=rf"Schedule\(seed=.*, or {smallest}: .*: a session is left on tcp://"):
         simulate(range(15))
@@ -107,13 +109,20 @@ def test_samples_that_are_lost_are_noticed(monkeypatch: pytest.MonkeyPatch, stor
 
 
 def test_everything_follows_from_the_seed() -> None:
-    """In another process as well."""
+    seeds = range(4)
+    seen = simulate(seeds).seen
+    assert seen == simulate(seeds).seen
+    assert seen["epochs"] > 0
+    assert Schedule.of(5) == Schedule.of(5)
+
+
+@pytest.mark.slow
+def test_everything_follows_from_the_seed_in_another_process() -> None:
     code = "from tests.runtime.simulation.simulation import simulate; print(sorted(simulate(range(5)).seen.items()))"
     command, environment = [sys.executable, "-W", "ignore", "-c", code], os.environ | {"PYTHONHASHSEED": "0"}
     ran = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]
     assert ran[0].stdout == ran[1].stdout
     assert "epochs" in ran[0].stdout
-    assert Schedule.of(5) == Schedule.of(5)
 
 
 def test_callbacks_of_a_slow_process_run_late_and_in_order() -> None:

@@ -106,7 +106,7 @@ async def on_partition(
 ) -> Any:
     """``run_on_partition``, for a function that takes virtual time."""
     plugin = worker.plugins.get("dshuffle")
-    session = None if plugin is None else plugin.session_of_rank(session_id, rank)
+    session = None if plugin is None else plugin.sessions.of_rank(session_id, rank)
     if session is None:
         raise WorkerLost(f"worker {worker.address} does not hold rank {rank} of session {session_id}")
     with session.partition(epoch) as partition:

@@ -14,8 +14,9 @@ from dshuffle.errors import ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.endpoints import Meter
 from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.replies import RowsReply, to_fields
 from dshuffle.planning import Choices, ShuffleSpec
-from dshuffle.runtime.session_spec import Former
+from dshuffle.runtime.session_spec import PartitionSources
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker.former_partitions import FormerPartitions
 
@@ -52,10 +53,13 @@ class Holders:
         await asyncio.sleep(0.01)
         if self.answer is not None:
             self.answer(rank, ids, rows)
-        return {"status": "OK", "rows": rows, "checksums": checksums}
+        return RowsReply(rows, checksums)
+
+    async def answer_elsewhere(self, **message):
+        return {"status": "OK", **to_fields(await self.rows(**message))}
 
     def rpc(self, address):
-        return SimpleNamespace(dshuffle_rows=lambda **message: self.rows(**message))
+        return SimpleNamespace(dshuffle_rows=self.answer_elsewhere)
 
     def read(self, sample_ids, *, here=None, missing=(), stop=lambda: False):
         """Read samples on another worker, and return the cache, the places that are left, and bytes received."""
@@ -64,7 +68,11 @@ class Holders:
             holders = {rank: (f"tcp://worker-{rank}", str(rank)) for rank in range(N) if rank not in missing}
             worker = SimpleNamespace(address=f"tcp://worker-{here}", rpc=self.rpc)
             settings = Settings(message_bytes=6 * self.dataset.row_nbytes, window_bytes=18 * self.dataset.row_nbytes)
-            former, jobs, receiver = Former(EPOCH, holders, SPEC), JobQueue(2, "test"), SimpleNamespace(meter=Meter())
+            former, jobs, receiver = (
+                PartitionSources(EPOCH, holders, SPEC),
+                JobQueue(2, "test"),
+                SimpleNamespace(meter=Meter()),
+            )
             reader = FormerPartitions(worker, former, self.dataset, settings, jobs, self.rows)
             cache = CachePartition(self.dataset.layout, capacity=Q, incoming=0)
             slots = cache.reserve(sample_ids)

@@ -1,0 +1,80 @@
+"""Calls of a client to its cluster that end: with an answer, or with an error that says who did not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from distributed import Client
+
+from dshuffle.runtime.replies import retrieve
+from dshuffle.runtime.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+WORKERS = "a worker, or the scheduler,"
+"""Who has not answered if not all of the workers have."""
+
+LOG_AFTER = 3.0
+"""Seconds after which a call that still waits says so for the first time; then after twice that time, and so on."""
+
+
+def answer(client: Client, call: Callable[[], Awaitable[T]], sender: str, seconds: float | None = None) -> T:
+    """Return the answer to a call.
+
+    Parameters
+    ----------
+    call
+        Makes the call. It runs on the client's event loop.
+    sender
+        Who is to answer, for the log and the error.
+    seconds
+        How long to wait. By default ``dshuffle.timeout``.
+
+    Raises
+    ------
+    TimeoutError
+        If there is no answer in time.
+    OSError
+        If the connection is lost.
+    """
+    result: T = client.sync(_within, Settings.from_config().timeout if seconds is None else seconds, call, sender)
+    return result
+
+
+def run_on_workers(
+    client: Client, function: Callable[..., Any], *args: Any, workers: Sequence[str] | None = None, **kwargs: Any
+) -> dict[str, Any]:
+    """Run a function on all workers as :meth:`distributed.Client.run` does, and return the results by address.
+
+    Raises
+    ------
+    TimeoutError
+        If there is no answer within ``dshuffle.timeout``.
+    OSError
+        If a connection is lost.
+    """
+    names = None if workers is None else list(workers)
+    results: dict[str, Any] = answer(client, lambda: client._run(function, *args, workers=names, **kwargs), WORKERS)
+    return results
+
+
+async def _within(seconds: float, call: Callable[[], Awaitable[T]], sender: str) -> T:
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(call())
+    task.add_done_callback(retrieve)
+    began, pause = loop.time(), LOG_AFTER
+    try:
+        while not (await asyncio.wait([task], timeout=min(pause, began + seconds - loop.time())))[0]:
+            waited = loop.time() - began
+            if waited >= seconds:
+                raise TimeoutError(f"{sender} did not answer within {seconds:g} s")
+            logger.warning("dshuffle: %s has not answered for %.0f s", sender, waited)
+            pause *= 2
+        return task.result()
+    finally:
+        task.cancel()  # and not awaited: Dask would flush the connection first, which can take forever

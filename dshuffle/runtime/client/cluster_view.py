@@ -1,0 +1,95 @@
+"""The cluster as its client sees it: a usable client, the workers, and whether lost ones come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+from distributed import Client, LocalCluster, Nanny
+
+from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.runtime.client.bounded_calls import answer
+from dshuffle.runtime.server_resource import only_serves
+
+
+def check_client(client: Any) -> None:
+    """Raise unless the client is synchronous and connected."""
+    if not isinstance(client, Client):
+        raise InvalidParameter.of("client", client, "a dask.distributed Client")
+    if client.asynchronous:
+        raise InvalidParameter.of("client", client, "a synchronous Client", "Call dshuffle from a separate thread.")
+    if client.status != "running":
+        raise ClusterError(f"the Dask client is {client.status}; make a new one")
+
+
+def cluster_info(client: Client, seconds: float | None = None) -> dict[str, Any]:
+    """Ask the scheduler for its information, with all workers by address under ``"workers"``.
+
+    ``Client.scheduler_info`` is not reliable for this: it returns an attribute that the client refreshes every few
+    seconds without the workers, so sometimes there seem to be none.
+
+    Parameters
+    ----------
+    seconds
+        How long to wait for the answer. By default ``dshuffle.timeout``.
+
+    Raises
+    ------
+    ClusterError
+        If the scheduler cannot be reached, or does not answer.
+    """
+    scheduler: Any = client.scheduler
+    name = f"the scheduler at {getattr(scheduler, 'address', 'an unknown address')}"
+    try:
+        return dict(answer(client, lambda: scheduler.identity(n_workers=-1), name, seconds))
+    except OSError as error:
+        raise ClusterError(f"the scheduler cannot be reached: {error}. Make a new Client and a new Shuffler") from error
+
+
+def is_adaptive(client: Client) -> bool:
+    """Whether the cluster of a client scales itself, and so starts new workers in place of lost ones."""
+    return getattr(client.cluster, "_adaptive", None) is not None
+
+
+LOST_WORKER = "distributed.deploy.lost-worker-timeout"
+"""Setting of Dask: time after which a cluster ends the job or the nanny of a worker that is away."""
+
+DEFAULT_LOST = "15s"
+"""Its default."""
+
+RESTARTED_WITHIN = "1d"
+"""Its value for local clusters. Their nannies start lost workers again, however long that takes."""
+
+
+def keep_nannies(client: Client) -> None:
+    """Keep a local cluster from ending the nannies that start lost workers again.
+
+    A worker that imports PyTorch on a busy machine needs more than the default of 15 s to come back. Dask reads the
+    setting in this process, when a worker is lost. A value of the user stays, and so does the default for an adaptive
+    cluster, which starts another worker after this time.
+    """
+    cluster = client.cluster
+    if not isinstance(cluster, LocalCluster) or is_adaptive(client):
+        return
+    nannies = all(isinstance(worker, Nanny) for worker in cluster.workers.values())
+    if nannies and dask.config.get(LOST_WORKER, DEFAULT_LOST) == DEFAULT_LOST:
+        dask.config.set({LOST_WORKER: RESTARTED_WITHIN})
+
+
+def starts_no_more(client: Client) -> str | None:
+    """Say that an adaptive cluster has one worker and will not start more, if that is so.
+
+    Dask starts workers only when tasks wait. A session never has waiting tasks, because it has one for each worker.
+    """
+    adaptive = getattr(client.cluster, "_adaptive", None)
+    if adaptive is None or not adaptive.minimum <= 1 < adaptive.maximum or count_training_workers(client) > 1:
+        return None
+    return (
+        "the session trains on 1 worker, and the adaptive cluster starts no more for it, because a session has one "
+        "task for each worker. For more workers, raise the minimum: cluster.adapt(minimum=...)"
+    )
+
+
+def count_training_workers(client: Client) -> int:
+    """Number of workers of a cluster that would train: all but those that only serve."""
+    return sum(not only_serves(worker.get("resources")) for worker in cluster_info(client)["workers"].values())

@@ -1,0 +1,77 @@
+"""Records of the epochs of a session, from what the scheduler measures."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from dshuffle.planning import Choices, GivenSharding
+from dshuffle.records import EpochRecord
+from dshuffle.runtime.client.open_session import OpenSession
+from dshuffle.runtime.messages import EpochExchange
+from dshuffle.store import Dataset
+
+
+class EpochRecorder:
+    """Collects the record of each epoch: its exchange is measured when it begins, its training when it ends.
+
+    Parameters
+    ----------
+    dataset, choices
+        The session's dataset and way of shuffling.
+    """
+
+    def __init__(self, dataset: Dataset, choices: Choices) -> None:
+        self.records: list[EpochRecord] = []
+        self._dataset = dataset
+        self._choices = choices
+        self._exchange: EpochExchange | None = None
+        self._session: dict[str, Any] = {}
+
+    @property
+    def pending(self) -> bool:
+        """Whether an epoch has begun that is not recorded yet."""
+        return self._exchange is not None
+
+    def begin(self, exchange: EpochExchange, session: OpenSession) -> None:
+        """Note what was measured of the exchange of an epoch that begins, and the session that trains in it."""
+        start = session.request.start
+        self._exchange = exchange
+        self._session = {
+            "trained_before": start.total if start.epoch == exchange.epoch else 0,
+            "n_workers": session.n_workers,
+            "server": session.server,
+            "first_epoch": start.epoch,
+        }
+
+    def end(self, training_seconds: tuple[float, ...] | None) -> None:
+        """Append the record of the current epoch, if it is not recorded yet.
+
+        Parameters
+        ----------
+        training_seconds
+            Seconds of training in the epoch, by rank; None if they are not known, and the epoch is not recorded.
+        """
+        exchange, self._exchange = self._exchange, None
+        if exchange is None or training_seconds is None:
+            return
+        choices = dataclasses.replace(self._choices, delivery=exchange.delivery)
+        sharding = choices.sharding
+        self.records.append(
+            EpochRecord(
+                choices=choices.by_name(),
+                broadcast_samples=sharding.n_broadcast if isinstance(sharding, GivenSharding) else 0,
+                n_samples=self._dataset.n_samples,
+                row_nbytes=self._dataset.row_nbytes,
+                training_seconds=max(training_seconds),
+                epoch=exchange.epoch,
+                run_id=exchange.run_id,
+                needed=exchange.needed,
+                packets=exchange.packets,
+                components=exchange.components,
+                exchange_seconds=exchange.exchange_seconds,
+                waited_seconds=exchange.waited_seconds,
+                **exchange.measures.to_dict(),
+                **self._session,
+            )
+        )

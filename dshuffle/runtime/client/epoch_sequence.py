@@ -1,0 +1,245 @@
+"""The epochs of a shuffler: from each to the next one, until the end."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from distributed import Client
+
+from dshuffle.errors import ClusterError, DShuffleError
+from dshuffle.planning import Choices
+from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.runtime.client.checkpoint_file import CheckpointFile
+from dshuffle.runtime.client.epoch_recorder import EpochRecorder
+from dshuffle.runtime.client.epoch_tasks import EpochTasks
+from dshuffle.runtime.client.membership import Membership
+from dshuffle.runtime.client.session_client import SessionClient
+from dshuffle.runtime.client.session_position import SessionPosition
+from dshuffle.runtime.client.shuffler_summary import ShufflerSummary
+from dshuffle.runtime.collective import CollectiveId
+from dshuffle.runtime.messages import TrainedSamples
+from dshuffle.store import Dataset
+
+logger = logging.getLogger(__name__)
+
+
+class EpochSequence:
+    """Moves the workers from epoch to epoch. It is what a :class:`dshuffle.Shuffler` holds while it is open.
+
+    Parameters
+    ----------
+    client, dataset
+        The Dask client, and the session's dataset.
+    membership
+        The session that is open, and those that follow it.
+    position
+        The current epoch, and the state.
+    checkpoint
+        Where the state is written in every epoch; None if nowhere.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        dataset: Dataset,
+        membership: Membership,
+        position: SessionPosition,
+        checkpoint: CheckpointFile | None,
+    ) -> None:
+        self.client = client
+        self.dataset = dataset
+        self.membership = membership
+        self.position = position
+        self.checkpoint = checkpoint
+        self.recorder = EpochRecorder(dataset, self.choices)
+        self.closed = False
+        self._handed_out = True  # whether the current epoch has been yielded
+        self._collectives = itertools.count(1)
+
+    def __repr__(self) -> str:
+        return self.summary().in_words()
+
+    @property
+    def calls(self) -> SessionClient:
+        """Calls of the session that trains."""
+        return self.membership.current.calls
+
+    @property
+    def choices(self) -> Choices:
+        """The way of shuffling."""
+        return self.membership.current.request.choices
+
+    @property
+    def epoch(self) -> int | None:
+        """Number of the current epoch; None before the first one."""
+        return None if self.position.tasks is None else self.position.tasks.epoch
+
+    def summary(self) -> ShufflerSummary:
+        """What the shuffler shows of itself."""
+        return ShufflerSummary(
+            choices=self.choices,
+            dataset=self.dataset,
+            closed=self.closed,
+            n_workers=self.membership.current.n_workers,
+            epoch=self.epoch,
+            records=self.recorder.records,
+        )
+
+    # -- from epoch to epoch -----------------------------------------------------------------------------------
+
+    def epochs(self, count: int) -> Iterator[EpochTasks]:
+        """Move on ``count`` times, and yield the tasks of each epoch, which are to be filled."""
+        if self.closed:
+            raise ClusterError("this Shuffler is closed. Make a new one", transient=False)
+        self.calls.check_process()
+        return self._epochs(count)
+
+    def _epochs(self, count: int) -> Iterator[EpochTasks]:
+        position = self.position
+        for following in reversed(range(count)):
+            if self._handed_out:
+                self._end_tasks()
+                position.ended = True
+                exchange = self.membership.advance(position.next_epoch)
+                position.next_epoch += 1
+                position.begin(EpochTasks(exchange.epoch))
+                self._handed_out = False  # at once: Ctrl-C must not skip the epoch
+                self.recorder.end(exchange.training_seconds_before)
+                self.recorder.begin(exchange, self.membership.current)
+            assert position.tasks is not None
+            if following:
+                self.membership.prefetch(position.next_epoch)
+            self.write_checkpoint()
+            self._handed_out = True  # not before: Ctrl-C in a call must not lose the epoch
+            yield position.tasks
+        self._finish_epoch()
+        if position.tasks is not None and position.tasks.begun:
+            position.ended = True
+        # else the epoch is still to be trained on: ``epoch = list(shuffler.epochs(1))[0]``
+        self.write_checkpoint()
+
+    def _finish_epoch(self) -> None:
+        try:
+            self._end_tasks()
+        finally:
+            if self.recorder.pending:
+                try:
+                    training_seconds = self.calls.ask(tuple[float, ...], "training")
+                except DShuffleError as error:
+                    # The session has ended, and says so itself.
+                    logger.info("dshuffle: epoch %d could not be recorded: %s", self.epoch, error)
+                    self.recorder.end(None)
+                else:
+                    self.recorder.end(training_seconds)
+
+    def _end_tasks(self) -> None:
+        if self.position.tasks is not None:
+            self.calls.check_process()
+            self.position.tasks.end(self.calls)
+
+    # -- in an epoch -------------------------------------------------------------------------------------------
+
+    def check_current(self, tasks: EpochTasks) -> None:
+        """Refuse new tasks of an epoch that is not the current one.
+
+        Raises
+        ------
+        ClusterError
+            If the epoch has ended, or this is a forked process.
+        """
+        if self.closed or tasks is not self.position.tasks:
+            now = "closed" if self.closed else f"on epoch {self.epoch}"
+            raise ClusterError(f"epoch {tasks.epoch} has ended; its shuffler is {now}", transient=False)
+        self.calls.check_process()
+
+    def new_collective(self) -> CollectiveId:
+        """Number and place of a call of :meth:`dshuffle.Epoch.together`."""
+        current = self.membership.current
+        return CollectiveId(self.calls.session_id, next(self._collectives), current.n_workers, current.ranks[0])
+
+    # -- the state ---------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The state, with how far the tasks of the current epoch say they are.
+
+        Raises
+        ------
+        ClusterError
+            If the session has ended, or a worker does not answer.
+        """
+        if self.closed:
+            raise ClusterError("this Shuffler is closed. Take its state before", transient=False)
+        counts: tuple[int, ...] = ()
+        digest = SampleDigest()
+        if self.epoch is not None and not self.position.ended:
+            trained = self.calls.ask(TrainedSamples, "trained")
+            if trained.epoch == self.epoch:
+                counts, digest = trained.counts, trained.digest
+        return self.position.state(counts, digest)
+
+    def write_checkpoint(self) -> None:
+        """Write the state to the checkpoint, if there is one."""
+        # Nothing was trained on since the last epoch began or ended, so no worker is asked.
+        if self.checkpoint is not None:
+            self.checkpoint.write(self.position.state())
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the current epoch, close the sessions, and leave the checkpoint to others."""
+        if self.closed:
+            return
+        self.calls.check_process()
+        self.calls.silence.leaving = True
+        try:
+            tasks = self.position.tasks
+            if tasks is not None and tasks.error is None:  # else it was raised before
+                self._finish_epoch()
+        finally:
+            self.closed = True
+            try:
+                self.membership.close()
+            finally:
+                if self.checkpoint is not None:
+                    self.checkpoint.release()
+
+    def close_and_log(self) -> None:
+        """Close, and say only in the log if tasks of the current epoch did not finish."""
+        try:
+            self.close()
+        except Exception as error:
+            tasks = self.position.tasks
+            if tasks is None or tasks.error is not error:
+                raise
+            notes = "; ".join(getattr(error, "__notes__", []))
+            logger.warning("dshuffle: %s: %s (%s)", type(error).__name__, error, notes)
+
+    def close_after(self, error: BaseException) -> None:
+        """Close after an error or Ctrl-C, without waiting for the tasks of this epoch, and without another error."""
+        if self.calls.forked:
+            return  # the session belongs to another process, and this error is more important
+        if (tasks := self.position.tasks) is not None:
+            if self.calls.connected:
+                self.client.cancel(tasks.futures)
+            tasks.clear()
+        try:
+            self.close()
+        except DShuffleError as second:
+            logger.warning("dshuffle: after %s, closing failed: %s", type(error).__name__, second)
+
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True) and self.calls.connected:
+            self.closed = True
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+            self.membership.close_soon()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be copied or pickled: it owns an open session, and the connections of a Dask client in "
+            "this process. Pass the object itself to other functions. In another process, make a new one, or use "
+            "Epoch.map to run functions on the workers"
+        )

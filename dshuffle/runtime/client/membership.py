@@ -1,0 +1,134 @@
+"""The workers of a shuffler, which may change between epochs: one session follows another.
+
+At the beginning of an epoch, another session opens on the workers that the cluster has now. While the workers train on
+the epoch, it exchanges the samples of the next one: each worker reads them from the partitions of the session before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+
+from dshuffle.errors import (
+    CacheBudgetError,
+    DShuffleError,
+    ExchangeError,
+    MembershipChanged,
+    WorkerLost,
+)
+from dshuffle.runtime import messages
+from dshuffle.runtime.client.open_session import OpenSession
+from dshuffle.runtime.client.waiting import wait_for_workers
+from dshuffle.runtime.messages import EpochExchange
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""Sessions that are opened for an epoch before the epoch counts as failed."""
+
+
+class Membership:
+    """The sessions of a shuffler.
+
+    Parameters
+    ----------
+    session
+        The first one. If it is elastic, another one follows when workers join or leave the cluster. Otherwise that only
+        happens when a worker trains on the samples of a lost one.
+    """
+
+    def __init__(self, session: OpenSession) -> None:
+        self.current = session
+        self.may_change = session.request.options.on_loss == "shrink"
+        self._min_workers = session.request.options.min_workers
+        self._following: OpenSession | None = None
+        self._exchanging = False  # whether the current session exchanges for the next epoch
+        self._refused: messages.MemberChanges | None = None  # workers with which no session could be opened
+
+    def prefetch(self, epoch: int) -> None:
+        """Start the exchange for the next epoch, on the workers that will train in it."""
+        if self.may_change and self._following is None and not self._exchanging:
+            self._open_following(epoch)
+        (self._following or self.current).calls.tell("prefetch")
+        self._exchanging = self._following is None
+
+    def advance(self, epoch: int) -> EpochExchange:
+        """Wait for the exchange for an epoch, let the workers swap to it, and return its measurements.
+
+        All tasks of the epoch before must have ended.
+        """
+        if self.may_change and self._following is None:
+            self._open_following(epoch)
+        exchange: EpochExchange | None = None
+        if self._following is None:
+            with contextlib.suppress(MembershipChanged):  # it may be raised while this call waits
+                exchange = self.current.calls.ask(EpochExchange, "advance", epoch=epoch)
+        if exchange is None:
+            exchange = self._take_over(epoch)
+        self._exchanging = False
+        self.current.addresses = exchange.addresses
+        return exchange
+
+    def close(self) -> None:
+        """Close all sessions."""
+        following, self._following = self._following, None
+        try:
+            if following is not None:
+                following.close()
+        finally:
+            self.current.close()
+
+    def close_soon(self) -> None:
+        """Close all sessions without waiting."""
+        for session in (self._following, self.current):
+            if session is not None:
+                session.calls.close_soon()
+
+    def _open_following(self, epoch: int) -> None:
+        members = self.current.calls.ask(messages.MemberChanges, "membership")
+        changed = members.leaving or (members.joined and not self._exchanging)  # an exchange is not made twice
+        follows = members.adopted or (changed and self.current.request.options.elastic)
+        if not follows or members.n_available < self._min_workers or members == self._refused:
+            return
+        try:
+            self._following = self.current.successor(epoch)
+        except DShuffleError as error:
+            if not error.transient:  # another attempt would fail as well
+                self._refused = members
+            logger.warning("dshuffle: epoch %d keeps its workers: %s", epoch, error)
+        else:
+            before, now = self.current.n_workers, self._following.n_workers
+            logger.warning("dshuffle: epoch %d is trained on by %d workers in place of %d", epoch, now, before)
+
+    def _take_over(self, epoch: int) -> EpochExchange:
+        try:
+            training_seconds = self.current.calls.ask(tuple[float, ...], "training")
+        except DShuffleError as error:  # a worker has left, so the epoch is not recorded
+            logger.info("dshuffle: epoch %d could not be recorded: %s", epoch - 1, error)
+            training_seconds = None
+        for attempt in range(ATTEMPTS):
+            try:
+                following = self._following = self._following or self._open_successor(epoch)
+                exchange = following.calls.ask(EpochExchange, "advance", epoch=epoch)
+            except (WorkerLost, ExchangeError) as error:
+                if self._following is not None:
+                    self._following.close()
+                    self._following = None
+                if attempt == ATTEMPTS - 1 or not error.transient:
+                    raise
+                logger.warning("dshuffle: another session is opened for epoch %d (%s)", epoch, error)
+            else:
+                break
+        former, self.current, self._following = self.current, following, None
+        former.close()
+        return dataclasses.replace(exchange, training_seconds_before=training_seconds)
+
+    def _open_successor(self, epoch: int) -> OpenSession:
+        patience = self.current.request.settings.replacement_timeout
+        wait_for_workers(self.current.calls.client, self._min_workers, patience, limit="dshuffle.replacement-timeout")
+        try:
+            return self.current.successor(epoch)
+        except CacheBudgetError:  # the partitions of this session take the memory, so the dataset is read again
+            self.current.close()
+            return self.current.successor(epoch)

@@ -1,0 +1,105 @@
+"""Open the session of a shuffler: set the cluster up, wait for workers, and give out ranks."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+from distributed import Client
+
+from dshuffle.errors import MixingWarning
+from dshuffle.planning import Choices, Remainder
+from dshuffle.runtime.client.checkpoint_file import CheckpointFile
+from dshuffle.runtime.client.cluster_view import keep_nannies
+from dshuffle.runtime.client.epoch_sequence import EpochSequence
+from dshuffle.runtime.client.membership import Membership
+from dshuffle.runtime.client.open_session import OpenSession
+from dshuffle.runtime.client.resuming import Resumption
+from dshuffle.runtime.client.session_client import install_plugin
+from dshuffle.runtime.client.session_position import SessionPosition
+from dshuffle.runtime.client.session_request import session_request
+from dshuffle.runtime.client.waiting import log_if_slow, wait_for_workers
+from dshuffle.runtime.dataset_inputs import warn_of_small_classes
+from dshuffle.runtime.session_options import SessionOptions
+from dshuffle.runtime.session_spec import EarlierWorkers, SessionRequest
+from dshuffle.store import Dataset
+
+SHUFFLER_CALL = 3
+"""Stack level of warnings: they point to the call of :class:`dshuffle.Shuffler`."""
+
+
+def open_sequence(
+    client: Client,
+    dataset: Dataset,
+    choices: Choices,
+    options: SessionOptions,
+    *,
+    first_epoch: int,
+    checkpoint: str | os.PathLike[str] | None,
+    resumed: Resumption | None,
+) -> EpochSequence:
+    """Open a session, and write its first checkpoint.
+
+    Parameters
+    ----------
+    first_epoch
+        The first epoch, unless the session continues another one.
+    checkpoint
+        Where the state is to be written, if anywhere.
+    resumed
+        The session that this one continues, if any.
+
+    Raises
+    ------
+    DShuffleError
+        If no session can be opened. Nothing stays open then.
+    """
+    start, carried = Remainder(first_epoch, ()), None
+    if resumed is not None:
+        start, carried = resumed.state.next, EarlierWorkers.of(resumed.state.history, resumed.state.next)
+    request, classes = session_request(client, dataset, choices, options, start=start, carried=carried)
+    file = _checkpoint_file(checkpoint, dataset, resumed)
+    sequence = None
+    try:
+        membership = _opened(client, request)
+        state = None if resumed is None else resumed.state
+        position = SessionPosition(dataset, request.choices, start, lambda: membership.current.history, state)
+        sequence = EpochSequence(client, dataset, membership, position, file)
+        if advice := sequence.choices.assignment.warning(membership.current.n_workers):
+            warnings.warn(advice, MixingWarning, stacklevel=SHUFFLER_CALL)
+        if classes is not None:
+            warn_of_small_classes(classes, membership.current.n_workers, stacklevel=SHUFFLER_CALL)
+        sequence.write_checkpoint()  # one that cannot be written is refused now
+    except BaseException:  # also if warnings are turned into errors
+        if sequence is not None:
+            sequence.close()
+        if file is not None:
+            file.release()
+        raise
+    return sequence
+
+
+def _checkpoint_file(
+    url: str | os.PathLike[str] | None, dataset: Dataset, resumed: Resumption | None
+) -> CheckpointFile | None:
+    if url is None:
+        return None
+    if resumed is not None:
+        return resumed.checkpoint or CheckpointFile(url, dataset)
+    file = CheckpointFile(url, dataset)
+    try:
+        file.check_empty()
+    except BaseException:
+        file.release()
+        raise
+    return file
+
+
+def _opened(client: Client, request: SessionRequest) -> Membership:
+    with log_if_slow("the scheduler and the workers are being set up"):
+        install_plugin(client)
+    keep_nannies(client)
+    if request.options.min_workers > 1:
+        wait_for_workers(client, request.options.min_workers, request.settings.timeout, limit="dshuffle.timeout")
+    with log_if_slow("a session is being opened: workers are set up, and open the dataset"):
+        return Membership(OpenSession(client, request))

@@ -1,0 +1,311 @@
+"""The client's calls to the scheduler plugin: they say what they wait for, and survive a lost connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from distributed import Client
+
+from dshuffle.errors import ClusterError, DShuffleError
+from dshuffle.runtime.collective import CollectiveId
+from dshuffle.runtime.replies import message_in, retrieve, within
+from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
+from dshuffle.runtime.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PATIENCE = 15.0
+"""Seconds after which a call says whom it waits for; then after twice that time, and so on."""
+
+RECONNECT = 15.0
+"""Seconds that a call waits for the client to be connected again."""
+
+LEAVE_WITHIN = 4.0
+"""Seconds that all calls together wait for a scheduler that does not answer, once a shuffler is being closed."""
+
+LOOK = 0.5
+"""Seconds between two looks at the connection while a call waits."""
+
+
+@dataclass
+class Silence:
+    """How long the scheduler has not answered any session of a shuffler.
+
+    Attributes
+    ----------
+    leaving
+        Whether the shuffler is being closed.
+    reason
+        How it was noticed.
+    """
+
+    leaving: bool = False
+    reason: str = ""
+    _since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the scheduler was found not to answer; 0 if it answers."""
+        return 0.0 if self._since is None else time.monotonic() - self._since
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left until the scheduler counts as gone."""
+        return (LEAVE_WITHIN if self.leaving else RECONNECT) - self.seconds
+
+    def begin(self, since: float, reason: object) -> None:
+        """Note that the scheduler does not answer, since some time at the latest."""
+        if self._since is None:
+            self._since, self.reason = since, str(reason) or type(reason).__name__
+
+    def end(self) -> None:
+        """Note an answer."""
+        self._since = None
+
+
+def install_plugin(client: Client) -> None:
+    """Install the scheduler plugin, which installs the worker plugin.
+
+    Raises
+    ------
+    ClusterError
+        If that fails, because the scheduler does not answer, or because dshuffle is not installed there. After a lost
+        connection it is tried twice.
+    """
+    timeout = Settings.from_config().timeout
+    for attempt in (1, 2):
+        try:
+            client.sync(_answer, client)
+        except OSError as error:
+            raise ClusterError(_is_gone(client, error)) from error
+        try:
+            client.sync(_register, client, timeout)
+        except TimeoutError as error:
+            raise ClusterError(
+                f"the scheduler at {_address(client)} did not set up all workers within {timeout:g} s. End workers "
+                "that hang, or wait longer (dshuffle.timeout)"
+            ) from error
+        except OSError as error:  # a worker or a connection was lost
+            if attempt == 2:
+                raise ClusterError(_is_gone(client, error)) from error
+        except Exception as error:  # errors of the scheduler arrive as they were raised there
+            raise ClusterError(
+                f"dshuffle could not be set up on the scheduler {_address(client)} ({type(error).__name__}: {error}). "
+                "Make sure that the same version of dshuffle is installed there and on all workers",
+                transient=False,
+            ) from error
+        else:
+            return
+
+
+async def _answer(client: Client) -> None:
+    scheduler: Any = client.scheduler
+    await within(RECONNECT, scheduler.identity(n_workers=0))
+
+
+async def _register(client: Client, seconds: float) -> None:
+    plugin = DShuffleScheduler()
+    await within(seconds, client._register_scheduler_plugin(plugin, plugin.name, plugin.idempotent))
+
+
+def _address(client: Client) -> str:
+    return str(getattr(client.scheduler, "address", ""))
+
+
+def _is_gone(client: Client, reason: object) -> str:
+    return (
+        f"the scheduler at {_address(client)} does not answer ({reason}): it has died, or cannot be reached from here. "
+        "Make a new Client and a new Shuffler"
+    )
+
+
+class SessionClient:
+    """Calls of one session.
+
+    Parameters
+    ----------
+    client
+        The Dask client.
+    session_id
+        Id of the session.
+    silence
+        What earlier sessions of the same shuffler know of the scheduler.
+    """
+
+    def __init__(self, client: Client, session_id: str, silence: Silence | None = None) -> None:
+        self.client = client
+        self.session_id = session_id
+        self.silence = Silence() if silence is None else silence
+        self._process = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that opened the session. It has no connection of its own."""
+        return os.getpid() != self._process
+
+    @property
+    def connected(self) -> bool:
+        """Whether the client is connected to the scheduler, or about to be connected again."""
+        return not self.forked and self.client.status in ("running", "connecting")
+
+    def check_process(self) -> None:
+        """Refuse to go on in a forked process, where no call would ever be answered.
+
+        Raises
+        ------
+        ClusterError
+            If this is another process than the one that opened the session.
+        """
+        if self.forked:
+            raise ClusterError(
+                f"this Shuffler works only in process {self._process}, which made it, because the connections of its "
+                f"Dask client belong to that process. This is process {os.getpid()}, which was forked later. Make a "
+                "Client and a Shuffler here, or pass arrays to this process instead",
+                transient=False,
+            )
+
+    def tell(self, operation: str, **message: Any) -> None:
+        """Call an operation of the scheduler that returns nothing, or raise its error."""
+        self.ask(type(None), operation, **message)
+
+    def ask(self, kind: type[T], operation: str, **message: Any) -> T:
+        """Call an operation of the scheduler, and return the message in its reply, or raise its error.
+
+        Parameters
+        ----------
+        kind
+            Type of the message.
+        operation
+            Name of the operation.
+        **message
+            Its arguments. The id of the session is added.
+
+        Raises
+        ------
+        ClusterError
+            If the client is closed, or the scheduler does not answer.
+        """
+        self.check_process()
+        started = time.monotonic()
+        while True:
+            if not self.connected:
+                raise ClusterError(f"the Dask client is {self.client.status}. Make a new Client and a new Shuffler")
+            if self.silence.leaving and self.silence.left <= 0:  # another call has waited for it
+                raise ClusterError(_is_gone(self.client, self.silence.reason))
+            try:
+                reply = self.client.sync(self._call, operation, message)
+            except OSError as error:
+                self.silence.begin(time.monotonic(), error)
+                if operation == "open" or self.silence.left <= 0:
+                    raise ClusterError(_is_gone(self.client, self.silence.reason)) from error
+                time.sleep(0.2)  # the client may be connecting again
+            else:
+                self.silence.end()
+                logger.debug("dshuffle: %s took %.3f s", operation, time.monotonic() - started)
+                return message_in(reply, kind, "the scheduler")
+
+    def waiting_for(self) -> str:
+        """What the session waits for, in words; empty if that is not known.
+
+        Raises
+        ------
+        ClusterError
+            If the shuffler is being closed, and the scheduler does not answer.
+        """
+        try:
+            return str(self.client.sync(self._waiting))
+        except DShuffleError:
+            return ""
+        except OSError as error:
+            if self.silence.leaving:
+                self.silence.begin(time.monotonic() - LEAVE_WITHIN, error)
+                raise ClusterError(_is_gone(self.client, error)) from error
+            return ""
+
+    def close_soon(self) -> None:
+        """Close the session without waiting; for a shuffler that was dropped."""
+        if not self.connected:
+            return
+
+        async def close() -> None:
+            scheduler: Any = self.client.scheduler
+            try:
+                await scheduler.dshuffle_close(session_id=self.session_id)
+            except OSError:
+                logger.debug("dshuffle: session %s could not be closed", self.session_id, exc_info=True)
+
+        loop: Any = self.client.loop
+        loop.add_callback(close)
+
+    def end_collective(self, collective: CollectiveId, reason: str, *, transient: bool = True) -> None:
+        """Fail all ranks that still wait for a mean of a call of :meth:`dshuffle.Epoch.together`.
+
+        ``transient`` says whether another attempt can succeed.
+        """
+        try:
+            call = {"number": collective.number, "reason": reason, "transient": transient}
+            self.tell("end_collective", address=collective.address, **call)
+        except ClusterError as error:  # the session is closed, or the client is, so nobody waits
+            logger.debug("dshuffle: the ranks could not be told that %s: %s", reason, error)
+
+    async def _call(self, operation: str, message: dict[str, Any]) -> Any:
+        # A scheduler that is connected and does not answer is busy, or waits for a worker: the log says for which. It
+        # counts as gone only while the shuffler is being closed. OSError: it is gone, or away for too long.
+        handler = getattr(self.client.scheduler, f"dshuffle_{operation}")
+        call = asyncio.ensure_future(handler(session_id=self.session_id, **message))
+        call.add_done_callback(retrieve)
+        began = heard = time.monotonic()
+        patience, lost = PATIENCE, False
+        try:
+            while not (await asyncio.wait([call], timeout=LOOK))[0]:
+                if self.client.status != "running":  # a call by itself takes half a minute to notice
+                    lost = True
+                    self.silence.begin(time.monotonic(), "its connection was lost")
+                    if self.silence.left <= 0:
+                        raise TimeoutError(self.silence.reason)
+                elif lost:  # it is connected again
+                    lost = False
+                    self.silence.end()
+                elif self.silence.leaving:
+                    await self._check_alive(heard)
+                    heard = time.monotonic()
+                elif time.monotonic() - began >= patience:
+                    patience *= 2
+                    await self._say_what_for()
+            return call.result()
+        finally:
+            call.cancel()
+
+    async def _check_alive(self, since: float) -> None:
+        # Raises OSError without a sign of life.
+        try:
+            await self._waiting(round(max(LOOK, LEAVE_WITHIN - (time.monotonic() - since)), 1))
+        except DShuffleError:
+            self.silence.end()
+        except OSError as error:
+            self.silence.begin(since, error)
+            raise
+        else:
+            self.silence.end()
+
+    async def _say_what_for(self) -> None:
+        try:
+            reason = await self._waiting()
+        except (OSError, DShuffleError):
+            reason = "waiting for the scheduler, which does not answer"
+        if reason:
+            logger.warning("dshuffle: %s", reason)
+
+    async def _waiting(self, seconds: float | None = None) -> str:
+        if seconds is None:
+            seconds = LEAVE_WITHIN if self.silence.leaving else PATIENCE
+        scheduler: Any = self.client.scheduler
+        call = scheduler.dshuffle_waiting(session_id=self.session_id)
+        return message_in(await within(seconds, call), str, "the scheduler")

@@ -1,0 +1,276 @@
+"""The state of a session, from which another session continues: in memory, and as JSON."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from distributed.protocol.pickle import dumps, loads
+
+from dshuffle.errors import CheckpointError, InvalidParameter
+from dshuffle.planning import Choices, GivenSharding, Remainder, WorkerHistory
+from dshuffle.planning.bijection import DRAW_VERSION
+from dshuffle.planning.holders import largest_share
+from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.runtime.dataset_inputs import checked_sharding
+from dshuffle.store import Dataset
+
+FORMAT = 2
+"""Version of the format of states and checkpoints."""
+
+CARRYING = {"delivery", "relay"}
+"""Choices that say how samples travel, and not who trains on which."""
+
+CHOOSING = {field.name for field in dataclasses.fields(Choices)} - CARRYING - {"sharding"} | {"first_epoch"}
+"""Parameters of a shuffler that choose the samples. They come from the state. (So does ``sharding``, with a check.)"""
+
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "format": int,
+    "draw_version": int,
+    "dataset": str,
+    "n_samples": int,
+    "choices": dict,
+    "sharding_checksum": (int, type(None)),
+    "n_broadcast": int,
+    "n_workers": int,
+    "changes": list,
+    "epoch": int,
+    "trained": list,
+    "attached": (str, type(None)),
+}
+
+
+def shuffle_digest(dataset: Dataset, choices: Choices) -> str:
+    """Digest of the layout of rows, and of what decides who trains on what, except the workers."""
+    state = SessionState.of(dataset, choices, WorkerHistory(1), Remainder(0, ())).to_dict()
+    choosing = {name: value for name, value in state["choices"].items() if name not in CARRYING}
+    text = json.dumps([{**state, "choices": choosing}, repr(dataset.layout)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """Where a session is.
+
+    Parameters
+    ----------
+    dataset, n_samples
+        Identity and number of samples of its dataset.
+    choices
+        Its way of shuffling. A sharding that was given is known by name alone.
+    sharding_checksum, n_broadcast
+        Checksum of the ranks of such a sharding, and the number of samples that all workers train on.
+    history
+        Its workers, and those before them.
+    remainder
+        The epoch, and how far the ranks have come in it.
+    attached
+        A value of the user, such as a model, as :func:`pickled` writes it.
+    """
+
+    dataset: str
+    n_samples: int
+    choices: Choices
+    sharding_checksum: int | None
+    n_broadcast: int
+    history: WorkerHistory
+    remainder: Remainder
+    attached: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        dataset: Dataset,
+        choices: Choices,
+        history: WorkerHistory,
+        remainder: Remainder,
+        attached: str | None = None,
+    ) -> Self:
+        """The state of a session on a dataset."""
+        checksum, n_broadcast = None, 0
+        if isinstance(choices.sharding, GivenSharding):
+            checksum, n_broadcast = choices.sharding.checksum, choices.sharding.n_broadcast
+        names = choices.by_name()
+        return cls(dataset.identity, dataset.n_samples, names, checksum, n_broadcast, history, remainder, attached)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as JSON can hold it."""
+        digest = self.remainder.digest
+        return {
+            "format": FORMAT,
+            "draw_version": DRAW_VERSION,
+            "dataset": self.dataset,
+            "n_samples": self.n_samples,
+            "choices": self.choices.to_dict(),
+            "sharding_checksum": self.sharding_checksum,
+            "n_broadcast": self.n_broadcast,
+            **self.history.to_dict(),
+            "epoch": self.remainder.epoch,
+            "trained": [list(counts) for counts in self.remainder.trained],
+            **({} if digest is None else {"trained_digest": digest.fields}),
+            "attached": self.attached,
+        }
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any], dataset: Dataset) -> Self:
+        """Check a state, and that it is one of this dataset.
+
+        Raises
+        ------
+        CheckpointError
+            If it is damaged, belongs to another dataset, or was written by a release that draws other samples.
+        """
+        state = state.get("state", state) if isinstance(state, Mapping) else state  # as a checkpoint has it
+        if not isinstance(state, Mapping):
+            raise CheckpointError(
+                f"a state must be a mapping, as Shuffler.state_dict returns it; this is {state!r:.80}"
+            )
+        if state.get("format", FORMAT) != FORMAT:
+            raise CheckpointError(
+                f"the state has format {state['format']!r}; this release of dshuffle reads format {FORMAT}. Use the "
+                "release that wrote it"
+            )
+        for name, kind in FIELDS.items():
+            if not isinstance(state.get(name), kind) or isinstance(state[name], bool):
+                raise CheckpointError(f"the state is damaged: {name}={state.get(name)!r:.80} is not allowed")
+        if state["draw_version"] != DRAW_VERSION:
+            raise CheckpointError(
+                f"the state has draw version {state['draw_version']}, and this release of dshuffle draws with version "
+                f"{DRAW_VERSION}: other samples would be trained on. Use the release that wrote it"
+            )
+        if (state["dataset"], state["n_samples"]) != (dataset.identity, dataset.n_samples):
+            raise CheckpointError(
+                f"the state belongs to another dataset ({state['dataset']}, {state['n_samples']} samples) than "
+                f"{dataset.url} ({dataset.identity}, {dataset.n_samples} samples). Open the dataset that it belongs to"
+            )
+        try:
+            trained = tuple(tuple(map(operator.index, each)) for each in state["trained"])
+            digest = None
+            if state.get("trained_digest") is not None:
+                count, total, first, second = map(operator.index, state["trained_digest"])
+                digest = SampleDigest(count, total, first, second)
+            remainder = Remainder(state["epoch"], trained, digest)
+            choices = Choices.from_dict(state["choices"])
+            history = WorkerHistory.from_dict(state)
+            if remainder.trained:
+                ranks = len(remainder.trained[-1])
+                history = history.trained_in(remainder.epoch, ranks) if history.changes else WorkerHistory(ranks)
+        except (InvalidParameter, TypeError, ValueError, KeyError) as error:
+            raise CheckpointError(f"the state is damaged: {error}") from error
+        loaded = cls(
+            dataset.identity,
+            dataset.n_samples,
+            choices,
+            state["sharding_checksum"],
+            state["n_broadcast"],
+            history,
+            remainder,
+            state["attached"],
+        )
+        if not 0 <= loaded.n_broadcast <= dataset.n_samples:
+            raise CheckpointError(f"the state is damaged: n_broadcast={loaded.n_broadcast} is not allowed")
+        if remainder.epoch < 0 or remainder.total > loaded.n_trained_in_an_epoch:
+            raise CheckpointError(
+                f"the state is damaged: {remainder.total} samples were trained on in epoch {remainder.epoch}"
+            )
+        loaded._check_shares()
+        if remainder.digest is not None and remainder.digest.count != remainder.total:
+            raise CheckpointError(
+                f"trained={state['trained']} of the state are {remainder.total} samples, and its trained_digest is "
+                f"that of {remainder.digest.count} samples. If you have changed trained, remove trained_digest"
+            )
+        if history.epoch > remainder.epoch:
+            raise CheckpointError(f"the state is damaged: workers changed in epoch {history.epoch}, which comes later")
+        if remainder.trained and len(remainder.trained[-1]) != history.n_workers:
+            raise CheckpointError(
+                f"the state is damaged: n_workers={history.n_workers}, but {len(remainder.trained[-1])} ranks trained"
+            )
+        return loaded
+
+    def _check_shares(self) -> None:
+        """Refuse counts of more samples than a rank can have."""
+        sessions = self.remainder.trained
+        if len({len(counts) for counts in sessions}) == 1:  # every rank went on with its own samples
+            sessions = (tuple(map(sum, zip(*sessions, strict=True))),)
+        for counts in sessions:
+            unit = self.choices.assignment.unit_for(self.n_samples, len(counts))
+            share = largest_share(self.n_samples - self.n_broadcast, len(counts), unit) + self.n_broadcast
+            if max(counts) > share:
+                raise CheckpointError(
+                    f"the state is damaged: a rank trained on {max(counts)} samples of epoch {self.remainder.epoch}, "
+                    f"and each of {len(counts)} ranks has at most {share}"
+                )
+
+    @property
+    def n_trained_in_an_epoch(self) -> int:
+        """Number of samples of an epoch. A sample that all workers train on counts once for each worker."""
+        return self.n_samples + (self.history.n_workers - 1) * self.n_broadcast
+
+    @property
+    def next(self) -> Remainder:
+        """Where to go on: in the middle of the epoch, or with the next one if nothing is left of it."""
+        done = self.remainder.total == self.n_trained_in_an_epoch
+        return Remainder(self.remainder.epoch + 1, ()) if done else self.remainder
+
+    def keywords(self, dataset: Dataset, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters of a :class:`dshuffle.Shuffler` that goes on, with options of the user.
+
+        Raises
+        ------
+        CheckpointError
+            If an array of ranks was given to the earlier session, and is not given again.
+        InvalidParameter
+            If an option would choose other samples.
+        """
+        keywords = {**self.choices.keywords(), "first_epoch": self.next.epoch}
+        for name in sorted(CHOOSING):
+            if name in options and str(options[name]) != str(keywords[name]):
+                hint = "Make a new Shuffler to train on other samples."
+                raise InvalidParameter.of(name, options[name], f"left out, or {keywords[name]!s} as before", hint)
+        keywords |= options
+        if self.sharding_checksum is not None or "sharding" in options:
+            try:
+                sharding = checked_sharding(dataset, keywords["sharding"])
+            except InvalidParameter as error:
+                raise CheckpointError(f"the sharding of the earlier session must be given again: {error}") from error
+            checksum = sharding.checksum if isinstance(sharding, GivenSharding) else None
+            if checksum != self.sharding_checksum or str(sharding) != str(self.choices.sharding):
+                raise CheckpointError(
+                    f"sharding={str(sharding)!r} is not the one of the earlier session, {str(self.choices.sharding)!r}"
+                )
+            keywords["sharding"] = sharding
+        return keywords
+
+
+def pickled(value: Any) -> str:
+    """Return a value as text for a state.
+
+    Raises
+    ------
+    CheckpointError
+        If the value cannot be pickled.
+    """
+    try:
+        return base64.b64encode(dumps(value)).decode()
+    except Exception as error:  # whatever the value's own code raises
+        raise CheckpointError(f"the value that was attached to the session cannot be pickled: {error}") from error
+
+
+def unpickled(text: str) -> Any:
+    """Return the value that :func:`pickled` wrote.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read, for instance because a module is missing here.
+    """
+    try:
+        return loads(base64.b64decode(text, validate=True))
+    except Exception as error:  # whatever the value's own code raises
+        raise CheckpointError(f"the value that is attached to the state cannot be read: {error}") from error

@@ -1,0 +1,36 @@
+"""Signs of life of workers whose own event loop does not answer.
+
+A task may hold the interpreter's global lock for minutes, in C code for example. Then its worker says nothing, although
+nothing is lost. Its nanny is a process of its own, and knows whether the worker's process runs.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from distributed import Scheduler
+from distributed.protocol.pickle import dumps
+from distributed.protocol.serialize import Serialized, deserialize
+from distributed.scheduler import WorkerState
+
+from dshuffle.process_state import worker_process_runs
+from dshuffle.runtime.replies import within
+
+ANSWER_WITHIN = 3.0
+"""Seconds in which a nanny must answer."""
+
+logger = logging.getLogger(__name__)
+
+
+async def nanny_says_it_runs(scheduler: Scheduler, worker: WorkerState) -> bool:
+    """Return whether the worker has a nanny that answers, and says that the worker's process runs."""
+    if not worker.nanny:
+        return False
+    try:
+        call = scheduler.rpc(worker.nanny).run(function=dumps(worker_process_runs))
+        reply = await within(ANSWER_WITHIN, call)
+    except OSError as error:
+        logger.debug("dshuffle: the nanny of %s does not answer: %r", worker.address, error)
+        return False
+    result = reply.get("result") if isinstance(reply, dict) else None
+    return (deserialize(result.header, result.frames) if isinstance(result, Serialized) else result) is True

@@ -1,0 +1,230 @@
+"""The sessions of a worker: those that are open, those that are being opened, and those that have been closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from distributed.protocol.serialize import ToPickle, to_serialize
+from numpy.typing import NDArray
+
+from dshuffle.emulated_links import check_emulated_rates
+from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, WorkerLost
+from dshuffle.exchange.comms import sent
+from dshuffle.exchange.kept_partition import PREFIX, Listed
+from dshuffle.exchange.replies import RowsReply
+from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.runtime.messages import CommitReply, MemberState
+from dshuffle.runtime.replies import Arrays
+from dshuffle.runtime.session_spec import SessionSpec, adopted_id, is_adopted_by
+from dshuffle.runtime.worker.collectives import Collectives
+from dshuffle.runtime.worker.opening import SharedParts, open_session, rank_on
+from dshuffle.runtime.worker.session import WorkerSession
+from dshuffle.runtime.worker.signs_of_life import SignsOfLife
+
+MOST_CLOSED = 1000
+"""Closed sessions that a worker remembers. An order to open one may arrive late."""
+
+
+class WorkerSessions(Mapping[str, WorkerSession]):
+    """The open sessions of a worker, by id, and what other processes may ask of each.
+
+    Parameters
+    ----------
+    shared
+        What they share.
+    """
+
+    def __init__(self, shared: SharedParts) -> None:
+        self.shared = shared
+        self.collectives = Collectives()
+        self._open: dict[str, WorkerSession] = {}
+        self._opening: dict[str, asyncio.Task[None]] = {}
+        self._signs: dict[str, SignsOfLife] = {}
+        self._closed: dict[str, int] = {}  # session -> number of the order to close it
+        self._causes: dict[str, DShuffleError] = {}  # with which sessions have ended that their clients did not close
+
+    def __getitem__(self, session_id: str) -> WorkerSession:
+        return self._open[session_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._open)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def ids(self) -> list[str]:
+        """Ids of the sessions that are open or being opened."""
+        return [*self._open, *self._opening]
+
+    def session(self, session_id: str) -> WorkerSession:
+        """An open session.
+
+        Raises
+        ------
+        WorkerLost
+            If it is not open here.
+        """
+        try:
+            return self._open[session_id]
+        except KeyError:
+            raise WorkerLost(f"session {session_id} is not open on this worker") from None
+
+    def cause(self, session_id: str) -> DShuffleError | None:
+        """The error with which a session has ended, unless its client has closed it."""
+        return self._causes.get(session_id)
+
+    def of_rank(self, session_id: str, rank: int) -> WorkerSession | None:
+        """The session whose partition is that of a rank, if this worker has it or has adopted it."""
+        for name in (session_id, adopted_id(session_id, rank)):
+            if name in self._open and self._open[name].rank == rank:
+                return self._open[name]
+        return None
+
+    async def open(
+        self,
+        spec: SessionSpec,
+        number: int,
+        last_run: int = 0,
+        *,
+        restore: bool = False,
+        epoch: int | None = None,
+        digest: SampleDigest | None = None,
+    ) -> None:
+        """Allocate this worker's part of a session. Another call waits for the first one.
+
+        Parameters
+        ----------
+        spec
+            The session.
+        number, last_run, restore, epoch, digest
+            As in :class:`~dshuffle.runtime.orders.OpenOrder`.
+
+        Raises
+        ------
+        ClusterError
+            If the session was closed.
+        InvalidParameter
+            If a rate in the configuration of this process is wrong.
+        CacheBudgetError
+            If the partition does not fit.
+        DatasetError, ExchangeError
+            If the dataset differs from the client's, or cannot be read.
+        """
+        check_emulated_rates()
+        session_id, rank = spec.session_id, rank_on(self.shared.worker.address, spec)
+        if number <= self._closed.get(session_id, -1):
+            raise ClusterError(f"session {session_id} was closed on this worker")
+        session = self._open.get(session_id)
+        if session is not None and (not restore or number <= session.number):  # an order that comes twice, or late
+            return
+        if session is not None:  # this worker was stopped for so long that it was given up, and gets a rank again
+            if session.rank == rank and (session.is_loading if epoch is None else session.epoch == epoch):
+                await session.go_on(spec.addresses, number, last_run)
+                return
+            await self.close(session_id, number - 1)
+        opening = self._opening.get(session_id)
+        if opening is None:
+            # Memory is reserved before anything is awaited, so that two sessions do not count on the same bytes.
+            loaded = {name for name, session in self._open.items() if not session.is_loading}
+            limit = self.shared.memory.reserve(spec, trains=rank is not None, loaded=loaded)
+            spec = spec if limit is None else spec.with_memory_limit(limit)
+            opening = asyncio.create_task(self._open_now(spec, number, last_run, epoch, digest))
+            self._opening[session_id] = opening
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if not opening.cancelled():
+                raise
+            raise ClusterError(f"session {session_id} was closed while it was being opened") from None
+
+    async def _open_now(
+        self, spec: SessionSpec, number: int, last_run: int, epoch: int | None, digest: SampleDigest | None
+    ) -> None:
+        session_id = spec.session_id
+
+        def look() -> dict[int, float] | None:
+            session = self._open.get(session_id)
+            return {} if session is None else session.heard()
+
+        try:
+            session, signs = await open_session(self.shared, spec, self.rows, look, epoch, digest)
+            session.number = number
+            await session.abort(last_run)
+            self._open[session_id], self._signs[session_id] = session, signs
+        finally:
+            self._opening.pop(session_id, None)
+
+    async def close(self, session_id: str, number: int, cause: Any = None) -> None:
+        """Free this worker's part of a session, and refuse to open it with an order up to this number.
+
+        Tasks that come later raise the ``cause``, if the session has ended with an error.
+        """
+        cause = cause.data if isinstance(cause, ToPickle) else cause  # it is not sent if this is one process
+        if session_id in self._open and self._open[session_id].number > number:  # an order that comes late
+            return
+        while len(self._closed) >= MOST_CLOSED:
+            oldest = next(iter(self._closed))
+            del self._closed[oldest]
+            self._causes.pop(oldest, None)
+        self._closed[session_id] = number
+        if cause is not None:
+            self._causes[session_id] = cause
+        self.collectives.end(session_id)
+        for name in self.ids:
+            if is_adopted_by(session_id, name):
+                await self.close(name, number, cause)
+        opening = self._opening.pop(session_id, None)
+        if opening is not None:
+            opening.cancel()
+            await asyncio.wait([opening])
+        session = self._open.pop(session_id, None)
+        if (signs := self._signs.pop(session_id, None)) is not None:
+            signs.close()
+        try:
+            if session is not None:
+                await session.close(cause)
+        finally:
+            self.shared.memory.release(session_id)
+            self.shared.kept.close(session_id)
+
+    def status(self, session_id: str) -> MemberState:
+        """The state of a session here."""
+        session = self._open.get(session_id)
+        return MemberState(open=False) if session is None else session.status()
+
+    async def commit(self, session_id: str, run_id: int) -> CommitReply:
+        """Let a session swap to the next epoch."""
+        reply = await self.session(session_id).commit(run_id)
+        self.shared.kept.close(session_id)  # all members have their first partitions
+        return reply
+
+    async def list_kept(self, directory: str, dataset: str) -> list[dict[str, Any]]:
+        """The partitions of a dataset that earlier sessions have kept in a folder."""
+        return [folder.to_dict() for folder in await self.shared.in_thread(Listed.all_in, directory, dataset)]
+
+    async def rows(self, session_id: str, epoch: int, sample_ids: NDArray[np.int64]) -> RowsReply:
+        """Rows of a partition on this worker; ``session_id`` may name a kept one."""
+        if session_id in self.shared.kept:
+            return await self.shared.kept.rows(session_id, sample_ids, self.shared.executor)
+        if session_id.startswith(PREFIX):
+            raise ExchangeError(f"the kept partition {session_id} is gone or damaged")
+        return await self.session(session_id).rows_of(epoch, sample_ids)
+
+    async def send_rows(self, session_id: str, epoch: int, sample_ids: NDArray[np.int64]) -> Arrays:
+        """Rows of a partition, for another worker."""
+        return Arrays(await sent(self.shared.worker, await self.rows(session_id, epoch, sample_ids)))
+
+    async def mean(self, session_id: str, number: int, *, values: NDArray[Any], **part: Any) -> Arrays:
+        """Wait for the mean of the values of all ranks in a call of :meth:`dshuffle.Epoch.together`."""
+        self.session(session_id)
+        mean = await self.collectives.call(session_id, number).mean(values=values, **part)
+        return Arrays(mean=to_serialize(mean))
+
+    def fail_collective(self, session_id: str, number: int, reason: str, transient: bool = True) -> None:
+        """Fail the ranks that wait for a mean."""
+        self.session(session_id)
+        self.collectives.call(session_id, number).fail(reason, transient=transient)

@@ -1,0 +1,169 @@
+"""Folders of images as sources: one folder for each class, decoded block by block."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from dshuffle.checks import as_integer
+from dshuffle.errors import DatasetNotFound, InvalidParameter
+from dshuffle.store.sources.source import RowSource, unreadable
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+CHANNELS = {"L": (), "RGB": (3,)}
+"""Axes of a pixel in each mode: grey, and red, green and blue."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFolder:
+    """Images and their classes, for :func:`~dshuffle.store.create_dataset`.
+
+    Parameters
+    ----------
+    arrays
+        ``x``: ``(n, height, width, 3)`` uint8, or ``(n, height, width)`` if the images are grey. ``y``: ``(n,)`` int64,
+        the number of the class.
+    classes
+        Names of the folders in ascending order. Class k is ``classes[k]``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from dshuffle.store import create_dataset
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("cats", "dogs"):
+    ...         Path(folder, name).mkdir()
+    ...         Image.new("RGB", (60, 40)).save(f"{folder}/{name}/0.png")
+    ...     images = ImageFolder.of(folder, size=(32, 32))
+    ...     dataset = create_dataset("memory://doc-images", images.arrays, overwrite=True)
+    >>> images.classes, dataset
+    (('cats', 'dogs'), <Dataset 'memory://doc-images', 2 samples of 3080 bytes (x: uint8 (32, 32, 3), y: int64 ())>)
+    """
+
+    arrays: dict[str, RowSource]
+    classes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike[str], *, size: Sequence[int] | None = None, mode: str = "RGB") -> Self:
+        """Find the images. They are read when the dataset is written.
+
+        Parameters
+        ----------
+        folder
+            Folder with one folder for each class, in which images may be at any depth. Hidden files and files of other
+            kinds are left out.
+        size
+            Height and width in pixels. Images of another size are scaled to cover it, and cut around their centre. By
+            default all images must have the same size, and their headers are read to check that.
+        mode
+            ``"RGB"`` or ``"L"`` (grey).
+
+        Raises
+        ------
+        DatasetNotFound
+            If the folder does not exist.
+        DatasetError
+            If a file cannot be read.
+        InvalidParameter
+            If ``size`` or ``mode`` is not allowed, there are no folders with images, or sizes differ.
+        """
+        if mode not in CHANNELS:
+            raise InvalidParameter.of("mode", mode, f"one of {', '.join(CHANNELS)}")
+        root = Path(folder)
+        if not root.is_dir():
+            raise DatasetNotFound(f"{root} is not a folder")
+        classes = [path.name for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+        images = [(path, label) for label, name in enumerate(classes) for path in _images(root / name)]
+        if not images:
+            allowed = f"a folder with a folder of images ({', '.join(SUFFIXES)}) for each class"
+            raise InvalidParameter.of("folder", str(root), allowed)
+        paths = [path for path, _ in images]
+        height, width = _common_size(paths) if size is None else _checked_size(size)
+        labels = np.array([label for _, label in images], np.int64)
+        arrays = {"x": _Images(str(root), paths, (height, width), mode), "y": _Labels(str(root), labels)}
+        return cls(arrays, tuple(classes))
+
+
+class _Images(RowSource):
+    def __init__(self, origin: str, paths: Sequence[Path], size: tuple[int, int], mode: str) -> None:
+        super().__init__(origin, (len(paths), *size, *CHANNELS[mode]), np.dtype(np.uint8))
+        self._paths, self._size, self._mode = paths, size, mode
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        paths = self._paths[rows]
+        block = np.empty((len(paths), *self.shape[1:]), self.dtype)
+
+        def decode(place: int) -> None:
+            block[place] = _pixels(paths[place], self._size, self._mode)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders release the GIL
+            for _ in pool.map(decode, range(len(paths))):
+                pass
+        return block
+
+
+class _Labels(RowSource):
+    def __init__(self, origin: str, labels: NDArray[np.int64]) -> None:
+        super().__init__(origin, labels.shape, labels.dtype)
+        self._labels = labels
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        return self._labels[rows]
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    )
+
+
+def _checked_size(size: Sequence[int]) -> tuple[int, int]:
+    if len(size) != 2:
+        raise InvalidParameter.of("size", size, "height and width")
+    return as_integer("size[0]", size[0], 1), as_integer("size[1]", size[1], 1)
+
+
+def _common_size(paths: Sequence[Path]) -> tuple[int, int]:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        sizes = list(pool.map(_size, paths))
+    for path, size in zip(paths, sizes, strict=True):
+        if size != sizes[0]:
+            (first_height, first_width), (height, width) = sizes[0], size
+            raise InvalidParameter.because(
+                "size",
+                f"{paths[0]} has {first_height} x {first_width} pixels (height x width), and {path} {height} x {width}",
+                "Give the size that all images should have.",
+            )
+    return sizes[0]
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """Height and width of an image, as its orientation in the EXIF data shows it."""
+    try:
+        with Image.open(path) as image:
+            turned = image.getexif().get(0x0112, 1) >= 5
+            return (image.width, image.height) if turned else (image.height, image.width)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise unreadable(str(path), error) from error
+
+
+def _pixels(path: Path, size: tuple[int, int], mode: str) -> NDArray[np.uint8]:
+    height, width = size
+    try:
+        with Image.open(path) as image:
+            upright = ImageOps.exif_transpose(image).convert(mode)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise unreadable(str(path), error) from error
+    if upright.size != (width, height):
+        upright = ImageOps.fit(upright, (width, height), Image.Resampling.BILINEAR)
+    return np.asarray(upright)

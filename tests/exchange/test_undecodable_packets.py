@@ -1,0 +1,78 @@
+"""Plans that a rank cannot decode are refused, and a store of packets keeps what is passed on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dshuffle.errors import ExchangeError
+from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
+from dshuffle.planning import Packets
+from dshuffle.planning.delivery.relay import route
+from dshuffle.rows import RowLayout
+
+from .coded_world import packets_of
+
+
+def decoder_of(plan: Packets, *held: int) -> PacketDecoder:
+    """The decoder of rank 0, which holds these samples and wants all that comes in."""
+    cache = CachePartition(RowLayout.of({"x": (np.dtype("f8"), ())}), capacity=9, incoming=99)
+    cache.reserve(np.array(held, np.int64))
+    cache.commit(cache.prepare(np.array(held, np.int64)))
+    hops = route("unicast", plan, 2, 9)
+    arriving = CodedPart.of(plan, hops, 0, at_most=9).arriving
+    slots = cache.reserve(plan.samples[arriving])
+    wanted = np.ones(len(arriving), np.bool_)
+    return PacketDecoder(cache, plan, hops.packets, arriving, wanted, slots, PacketStore(cache.layout, arriving[:0]))
+
+
+@pytest.mark.parametrize(
+    ("plan", "held", "lost"),
+    [
+        (packets_of([(0, 0), (1, 1)]), (), 1),
+        (packets_of([(0, 0), (1, 1)]), (0, 2), 1),
+        (packets_of([(5, 0)], [(0, 0), (5, 1), (4, 1), (6, 1)]), (6,), 4),
+        (packets_of([(0, 0), (1, 1)], [(1, 0), (7, 1)]), (), 7),
+    ],
+)
+def test_a_sample_that_decoding_lacks_is_named(plan: Packets, held: tuple[int, ...], lost: int) -> None:
+    with pytest.raises(ExchangeError, match=f"sample {lost} is needed for decoding, but is neither held nor incoming"):
+        decoder_of(plan, *held)
+    decoder_of(plan, *sorted([*held, lost]))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        packets_of([(0, 0), (1, 0)]),
+        packets_of([(0, 0), (0, 1)]),
+        packets_of([(0, 0), (1, 1)], [(1, 0), (0, 1)]),
+        packets_of([(0, 0), (1, 1)], [(1, 0), (2, 1)], [(2, 0), (0, 1)]),
+        packets_of([(4, 0), (0, 1)], [(0, 0), (1, 1)], [(1, 0), (0, 1)], [(5, 0)]),
+        packets_of([(0, 0), (1, 1), (2, 1)], [(1, 0), (0, 1), (2, 1)], [(2, 0), (0, 1), (1, 1)]),
+        packets_of(*[[(i, 0), *((k, 1) for k in range(40) if k != i)] for i in range(40)]),
+    ],
+    ids=str,
+)
+def test_packets_that_need_each_other_are_refused(plan: Packets) -> None:
+    with pytest.raises(ExchangeError, match="each of which can be decoded only after another"):
+        decoder_of(plan)
+
+
+def test_a_store_keeps_what_is_handed_on_and_nothing_else() -> None:
+    layout = RowLayout.of({"x": (np.dtype("u1"), (3,))})
+    store = PacketStore(layout, np.array([7, 2, 7, 9]))
+    assert store.find(np.array([9, 2, 3, 7, 10, 0])).tolist() == [2, 0, -1, 1, -1, -1]
+    rows, checksums = np.arange(18, dtype=np.uint8).reshape(6, 3), np.arange(6, dtype=np.uint32)
+    store.keep(store.find(np.array([9, 2, 3])), rows[:3], checksums[:3])
+    store.keep(store.find(np.array([7])), rows[3:4], checksums[3:4])
+    store.keep(store.find(np.array([0, 1])), rows[4:], checksums[4:])
+    packed, sums = layout.empty(3), np.empty(3, np.uint32)
+    store.pack(1, 4, packed, sums)
+    np.testing.assert_array_equal(packed, rows[[1, 3, 0]])
+    assert sums.tolist() == [1, 3, 0]
+    empty = PacketStore(layout, np.zeros(0, np.int64))
+    assert empty.find(np.array([0, 5])).tolist() == [-1, -1]
+    empty.keep(empty.find(np.array([0, 5])), rows[:2], checksums[:2])

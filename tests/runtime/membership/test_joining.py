@@ -1,0 +1,191 @@
+"""Workers join, retire and are lost, and every sample is trained on exactly once in every epoch."""
+
+from __future__ import annotations
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from dshuffle import Shuffler, create_dataset
+from dshuffle.errors import ClusterError, InvalidParameter
+
+from ..conftest import OPTIONS, task_that_checks
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+
+WAYS = [
+    {},
+    {"assignment": "partial:0.3"},
+    {"assignment": "local"},
+    {"assignment": "chunks"},
+    {"delivery": "storage"},
+    {"delivery": "server"},
+    {"cache_fraction": 0.7},
+    {"assignment": "aligned", "delivery": "clique", "cache_fraction": 0.7},
+    {"balance": "label"},
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())) or "default")
+def test_workers_join_and_retire(labelled, checked, way):
+    with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+        with Shuffler(client, labelled, elastic=True, seed=4, **way) as shuffler:
+            counts, seen = [], []
+            for epoch in shuffler.epochs(9):
+                seen.append(client.gather(epoch.map(checked)))
+                assert np.array_equal(np.sort(np.concatenate(seen[-1])), np.arange(1000))
+                counts.append(shuffler.n_workers)
+                if epoch.number == 1:
+                    cluster.scale(4)
+                    client.wait_for_workers(4)
+                elif epoch.number == 5:
+                    cluster.scale(3)
+        assert counts[:2] == [2, 2]
+        assert counts[3:6] == [4, 4, 4]
+        assert counts[7:] == [3, 3]
+        assert [record.n_workers for record in shuffler.records] == counts
+        if way.get("assignment") in ("local", "partial:0.3"):  # see the next test
+            return
+        # The samples are those of a session that always had three workers.
+        with Shuffler(client, labelled, seed=4, first_epoch=7, **way) as shuffler:
+            for epoch in shuffler.epochs(2):
+                for one, other in zip(client.gather(epoch.map(checked)), seen[epoch.number], strict=True):
+                    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("assignment", ["local", "partial:0.1"])
+@pytest.mark.parametrize("way", [{}, {"delivery": "server"}, {"sharding": "contiguous"}], ids=str)
+def test_workers_that_stay_keep_their_samples(tmp_path, assignment, way):
+    """From 6 to 8 workers and back, no more rows move than a rebalance needs."""
+    q, row_nbytes = 1200, 8192
+    rows = np.random.default_rng(0).integers(0, 256, (q, row_nbytes), dtype=np.uint8)
+    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": rows}, chunk_rows=50)
+    checked = task_that_checks(dataset)
+    with LocalCluster(n_workers=6, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+        where, counts = [], []
+        with Shuffler(client, dataset, elastic=True, assignment=assignment, **way) as shuffler:
+            for epoch in shuffler.epochs(8):
+                samples = client.gather(epoch.map(checked))
+                assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(q))
+                where.append(np.empty(q, object))
+                for address, ids in zip(shuffler.addresses, samples, strict=True):
+                    where[-1][ids] = address
+                counts.append(shuffler.n_workers)
+                if epoch.number == 1:
+                    cluster.scale(8)
+                    client.wait_for_workers(8)
+                elif epoch.number == 4:
+                    client.retire_workers([shuffler.addresses[0], shuffler.addresses[3]])
+    changes = [epoch for epoch in range(1, 8) if counts[epoch] != counts[epoch - 1]]
+    assert [counts[epoch] for epoch in changes] == [8, 6]
+    records = {record.epoch: record for record in shuffler.records}
+    for epoch in range(1, 8):
+        moved = int((where[epoch] != where[epoch - 1]).sum())
+        if epoch not in changes:
+            exchanged = 0 if assignment == "local" else q // 10
+            assert moved == exchanged
+            continue
+        assert moved == q // 4  # two of eight workers' shares
+        if epoch in records:  # not if a worker left before the epoch was measured
+            received = sum(records[epoch].wire_received_bytes)
+            assert moved * row_nbytes <= received <= 1.01 * moved * row_nbytes
+            assert records[epoch].store_bytes == 0
+
+
+def test_rows_come_from_the_workers_that_have_them(labelled, checked):
+    """The dataset is read once, in the first epoch."""
+    with LocalCluster(n_workers=4, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+        with Shuffler(client, labelled, elastic=True) as shuffler:
+            for epoch in shuffler.epochs(5):
+                client.gather(epoch.map(checked))
+                if epoch.number == 1:
+                    cluster.scale(5)
+                    client.wait_for_workers(5)
+                elif epoch.number == 3:
+                    client.retire_workers([shuffler.addresses[0]])
+        assert shuffler.n_workers == 4
+        assert [record.store_bytes > 0 for record in shuffler.records] == [True, False, False, False, False]
+
+
+def test_too_few_workers(labelled):
+    with (
+        dask.config.set({"dshuffle.timeout": "1s"}),
+        LocalCluster(n_workers=1, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        pytest.raises(ClusterError, match=r"only 1 of min_workers=2 workers .* 1 s\. .*\(dshuffle.timeout\)"),
+    ):
+        Shuffler(client, labelled, min_workers=2)
+
+
+def test_values_that_are_not_allowed(labelled):
+    with (
+        LocalCluster(n_workers=1, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+    ):
+        with pytest.raises(InvalidParameter, match="elastic is not allowed: the sharding 'given' was given"):
+            Shuffler(client, labelled, elastic=True, sharding=np.zeros(1000, int))
+        with pytest.raises(InvalidParameter, match="on_loss='shrink' is not allowed: the sharding 'given' was given"):
+            Shuffler(client, labelled, on_loss="shrink", sharding=np.zeros(1000, int))
+        with pytest.raises(InvalidParameter, match=r"on_loss='raise' .* must be 'shrink', or left out, in an elastic"):
+            Shuffler(client, labelled, elastic=True, on_loss="raise")
+        with pytest.raises(InvalidParameter, match="elastic='yes' is not allowed; it must be True or False"):
+            Shuffler(client, labelled, elastic="yes")
+        with pytest.raises(InvalidParameter, match="min_workers=0"):
+            Shuffler(client, labelled, min_workers=0)
+        with pytest.raises(
+            InvalidParameter, match="on_loss='never' is not allowed; it must be one of 'replace', 'shrin"
+        ):
+            Shuffler(client, labelled, on_loss="never")
+
+
+@pytest.mark.parametrize("assignment", ["global", "local", "partial:0.3"])
+def test_an_elastic_session_is_resumed(labelled, checked, assignment):
+    with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+        with Shuffler(client, labelled, elastic=True, assignment=assignment) as shuffler:
+            for epoch in shuffler.epochs(3):
+                futures = epoch.map(checked)
+                client.gather(futures)
+                if epoch.number == 0:
+                    cluster.scale(3)
+                    client.wait_for_workers(3)
+            assert shuffler.n_workers == 3
+            [epoch] = shuffler.epochs(1)
+            done = client.gather(epoch.map(lambda partition: (partition.mark_trained(7), partition.sample_ids[:7])[1]))
+            state = shuffler.state_dict()
+        assert state["trained"] == [[7, 7, 7]]
+        assert len(state["changes"]) == (assignment != "global")
+        cluster.scale(2)
+        with Shuffler.resume(client, labelled, state, elastic=True) as shuffler:
+            [epoch] = shuffler.epochs(1)
+            left = client.gather(epoch.map(checked))
+            assert np.array_equal(np.sort(np.concatenate([*done, *left])), np.arange(1000))
+            [epoch] = shuffler.epochs(1)
+            assert np.array_equal(np.sort(np.concatenate(client.gather(epoch.map(checked)))), np.arange(1000))
+
+
+@pytest.mark.parametrize("assignment", ["global", "partial:0.3"])
+@pytest.mark.parametrize("when", ["before the first epoch", "in the first epoch"])
+def test_workers_join_a_session_that_was_resumed_in_the_middle_of_an_epoch(labelled, checked, when, assignment):
+    with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+
+        def grow(n_workers):
+            cluster.scale(n_workers)
+            client.wait_for_workers(n_workers)
+
+        with Shuffler(client, labelled, assignment=assignment) as shuffler:
+            [epoch] = shuffler.epochs(1)
+            done = client.gather(
+                epoch.map(lambda partition: (partition.mark_trained(90), partition.sample_ids[:90])[1])
+            )
+            state = shuffler.state_dict()
+        with Shuffler.resume(client, labelled, state, elastic=True) as shuffler:
+            if when == "before the first epoch":
+                grow(3)
+            for epoch in shuffler.epochs(3):
+                samples = client.gather(epoch.map(checked))
+                if epoch.number == 0:
+                    samples += done
+                    grow(4)
+                assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+            assert shuffler.n_workers == 4

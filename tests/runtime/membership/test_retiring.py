@@ -1,0 +1,127 @@
+"""Workers that retire in the middle of an epoch hand over what they hold."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from dshuffle import Dataset, PerRank, Shuffler
+from dshuffle.runtime.scheduler import participants
+from dshuffle.runtime.session_spec import SAMPLED_ROWS
+from dshuffle.runtime.worker.former_partitions import FormerPartitions
+
+from ..conftest import OPTIONS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+
+
+@pytest.mark.parametrize("how", ["retire", "SIGTERM"])
+def test_a_worker_that_closes_hands_over_in_the_middle_of_an_epoch(labelled, checked, how, within, monkeypatch):
+    """Its task runs again on a spare worker, which reads the partition from it, and not from the dataset."""
+    read = []
+    read_into = Dataset.read_into
+
+    def counted(dataset, rows, slots, ids, **options):
+        read.append(len(ids))
+        return read_into(dataset, rows, slots, ids, **options)
+
+    monkeypatch.setattr(Dataset, "read_into", counted)
+    with (
+        LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, labelled) as shuffler,
+    ):
+        cluster.scale(3)
+        client.wait_for_workers(3)
+        for epoch in shuffler.epochs(2):
+            futures = epoch.map(checked, 1.0)
+            if epoch.number == 1:
+                time.sleep(0.3)
+                read.clear()
+                address = shuffler.addresses[1]
+                if how == "retire":
+                    client.retire_workers([address])
+                else:
+                    client.run(lambda dask_worker: dask_worker.loop.add_callback(dask_worker.close), workers=[address])
+            samples = within(30, lambda futures=futures: client.gather(futures))
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+        assert shuffler.look_up_members()
+        assert max(read) == SAMPLED_ROWS  # of the worker that opens the dataset
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["then-advances", "then-maps-again"])
+def test_a_worker_that_retires_sends_its_rows_once(labelled, checked, again, within, monkeypatch, caplog):
+    """No other worker adopts its rank if the tasks of the epoch have ended, unless there are others."""
+    asked, ask = [], FormerPartitions._ask
+
+    async def counted(self, rank, sample_ids, stop):
+        if rank == 2:
+            asked.append(sample_ids)
+        return await ask(self, rank, sample_ids, stop)
+
+    monkeypatch.setattr(FormerPartitions, "_ask", counted)
+    monkeypatch.setattr(participants, "FOLLOWED_WITHIN", 30.0)
+    monkeypatch.setattr(participants, "CHOSEN_WITHIN", 60.0)
+    with (
+        LocalCluster(n_workers=3, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, labelled, elastic=True, assignment="local") as shuffler,
+    ):
+        cached = set()
+        for epoch in shuffler.epochs(3):
+            samples = client.gather(epoch.map(checked))
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+            if epoch.number == 1:
+                cached = set(samples[2].tolist())
+                client.retire_workers([shuffler.addresses[2]])
+                if again:
+                    samples = within(30, lambda epoch=epoch: client.gather(epoch.map(checked)))
+                    assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+        assert shuffler.n_workers == 2
+    assert ("is taken by" in caplog.text) == again
+    if not again:
+        assert sorted(np.concatenate(asked)) == sorted(cached)
+
+
+def test_a_rank_that_nobody_needs_does_not_keep_another_one_waiting(labelled, checked, within, monkeypatch):
+    """Two workers retire: the task of one has ended, and that of the other one has to run again."""
+    monkeypatch.setattr(participants, "FOLLOWED_WITHIN", 120.0)
+    monkeypatch.setattr(participants, "CHOSEN_WITHIN", 120.0)
+    with (
+        LocalCluster(n_workers=4, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, labelled, elastic=True) as shuffler,
+    ):
+        for epoch in shuffler.epochs(3):
+            futures = epoch.map(checked, PerRank(tuple(1.5 * (rank == 1) for rank in range(shuffler.n_workers))))
+            if epoch.number == 1:
+                client.gather([futures[rank] for rank in (0, 2, 3)])
+                client.retire_workers(list(shuffler.addresses[1:3]))
+            samples = within(40, lambda futures=futures: client.gather(futures))
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+        assert shuffler.n_workers == 2
+
+
+def test_a_rank_is_taken_after_all_if_the_session_that_follows_is_gone(labelled, checked, within, eventually, caplog):
+    with (
+        LocalCluster(n_workers=3, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, labelled, elastic=True) as shuffler,
+    ):
+        epochs = shuffler.epochs(9)
+        client.gather(next(epochs).map(checked))
+        cluster.scale(4)
+        client.wait_for_workers(4)
+        membership = shuffler._sequence.membership
+        while membership._following is None:  # an exchange may have begun without the worker that joined
+            epoch = next(epochs)
+            client.gather(epoch.map(checked))
+        assert shuffler.n_workers == 3
+        client.retire_workers([shuffler.addresses[2]])
+        membership._following.close()
+        eventually(lambda: "is replaced by" in caplog.text)
+        samples = within(30, lambda: client.gather(epoch.map(checked)))
+        assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))

@@ -1,0 +1,98 @@
+"""A session that follows another one needs memory for two partitions, and reads the first from the second."""
+
+from __future__ import annotations
+
+import contextlib
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from dshuffle import Shuffler
+from dshuffle.planning import Choices, ShuffleSpec
+from dshuffle.runtime.memory import member_nbytes
+from dshuffle.runtime.worker.former_partitions import FormerPartitions
+
+from ..conftest import OPTIONS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+
+
+@pytest.fixture
+def small_memory():
+    """Make a cluster whose workers have a number of bytes for partitions."""
+
+    @contextlib.contextmanager
+    def small_memory(n_workers, nbytes):
+        with (
+            dask.config.set({"dshuffle.memory-fraction": nbytes / 2**32}),
+            LocalCluster(n_workers=n_workers, processes=False, memory_limit=2**32, **OPTIONS) as cluster,
+            Client(cluster) as client,
+        ):
+            yield cluster, client
+
+    return small_memory
+
+
+def partition_nbytes(dataset, n_workers):
+    shuffle = ShuffleSpec(dataset.n_samples, n_workers, Choices("local"))
+    return member_nbytes(shuffle, dataset.layout)
+
+
+def test_workers_that_join_stay_out_if_there_is_no_memory_for_two_partitions(labelled, checked, small_memory, caplog):
+    one, other = partition_nbytes(labelled, 2), partition_nbytes(labelled, 3)
+    with (
+        small_memory(2, one + other - 1) as (cluster, client),
+        Shuffler(client, labelled, elastic=True, assignment="local") as shuffler,
+    ):
+        for epoch in shuffler.epochs(4):
+            samples = client.gather(epoch.map(checked))
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+            if epoch.number == 0:
+                cluster.scale(3)
+                client.wait_for_workers(3)
+        assert shuffler.n_workers == 2
+    assert caplog.text.count("keeps its workers: ") == 1
+
+
+def test_a_session_that_shrinks_reads_the_dataset_if_there_is_no_memory_for_two_partitions(
+    labelled, checked, small_memory
+):
+    before, after = partition_nbytes(labelled, 3), partition_nbytes(labelled, 2)
+    with (
+        small_memory(3, 2 * before + after - 1) as (_, client),  # enough to adopt a rank
+        Shuffler(client, labelled, on_loss="shrink", assignment="local") as shuffler,
+    ):
+        for epoch in shuffler.epochs(4):
+            samples = client.gather(epoch.map(checked))
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+            if epoch.number == 1:
+                client.retire_workers([shuffler.addresses[2]])
+        assert shuffler.n_workers == 2
+    [record] = [record for record in shuffler.records if record.epoch == record.first_epoch > 0]
+    assert record.store_bytes > 0
+
+
+def test_later_epochs_do_not_ask_for_former_partitions(labelled, checked, monkeypatch):
+    """With "storage", every epoch reads the dataset like the first one."""
+    asked = []
+    read_into = FormerPartitions.read_into
+
+    def counted(*args):
+        asked.append(args)
+        return read_into(*args)
+
+    monkeypatch.setattr(FormerPartitions, "read_into", counted)
+    with (
+        LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, labelled, elastic=True, delivery="storage") as shuffler,
+    ):
+        for epoch in shuffler.epochs(6):
+            client.gather(epoch.map(checked))
+            if epoch.number == 0:
+                cluster.scale(3)
+                client.wait_for_workers(3)
+        assert shuffler.n_workers == 3
+    assert len(asked) == 3, "more than the first partition of each worker"

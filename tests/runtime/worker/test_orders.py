@@ -1,0 +1,158 @@
+"""Messages to a worker are checked where they arrive, and fit the methods that they go to."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dshuffle.errors import ClusterError, WorkerLost
+from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.replies import Later
+from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.runtime.message_fields import from_fields, to_fields
+from dshuffle.runtime.orders import OpenOrder
+from dshuffle.runtime.worker import worker_plugin
+from dshuffle.runtime.worker.row_handlers import row_handlers
+from dshuffle.runtime.worker.worker_plugin import OF_SESSION, OPERATIONS
+
+DIGEST = {"count": 1, "total": 2, "first": 3, "second": 4}
+COLLECTIVE: dict[str, Any] = {"session_id": "a", "number": 3}
+
+MESSAGES: list[tuple[str, dict[str, Any]]] = [
+    ("open", {"spec": "S", "number": 1, "last_run": 2, "epoch": None, "restore": False}),
+    ("open", {"spec": "S", "number": 1, "last_run": 2, "epoch": 3, "restore": True, "drawn": DIGEST}),
+    ("open", {"spec": "S", "number": 1, "last_run": 2, "epoch": 3, "restore": True, "drawn": None}),
+    ("status", {"session_id": "a"}),
+    ("commit", {"session_id": "a", "run_id": 4}),
+    ("close", {"session_id": "a", "number": 7, "cause": None}),
+    ("close", {"session_id": "a", "number": 7}),
+    ("mean", {**COLLECTIVE, "size": 4, "step": 0, "rank": 2, "weight": 1.0, "values": np.zeros(3)}),
+    ("end_collective", {**COLLECTIVE, "reason": "rank 2 has failed"}),
+    ("end_collective", {**COLLECTIVE, "reason": "rank 2 has failed", "transient": False}),
+    ("kept", {"directory": "/scratch", "dataset": "d"}),
+    ("rows", {"session_id": "a", "epoch": 2, "sample_ids": np.arange(3)}),
+    ("members", {"session_id": "a", "addresses": {0: "tcp://x", -1: "tcp://y"}, "number": 8}),
+    ("begin", {"session_id": "a", "run_id": 4, "epoch": 2, "delivery": "peer", "rate": None}),
+    ("begin", {"session_id": "a", "run_id": 4, "epoch": 2, "delivery": "peer", "rate": 1e9}),
+    ("plan_ahead", {"session_id": "a", "run_id": 4, "delivery": "peer"}),
+    ("abort", {"session_id": "a", "run_id": 4}),
+    ("training", {"session_id": "a"}),
+    ("trained", {"session_id": "a", "epoch": 2}),
+]
+"""Messages of protocol 25, as the scheduler and other workers send them."""
+
+
+def carried_out(monkeypatch: pytest.MonkeyPatch, operation: str, message: dict[str, Any]) -> dict[str, Any]:
+    """What the method of an operation is called with."""
+    table = OPERATIONS if operation in OPERATIONS else OF_SESSION
+    kind, method = table[operation]
+    called: dict[str, Any] = {}
+
+    def note(owner: object, **arguments: Any) -> None:
+        inspect.signature(method).bind(owner, **arguments)  # a TypeError if they do not fit
+        called.update(arguments)
+
+    monkeypatch.setitem(table, operation, (kind, note))
+    sessions: Any = types.SimpleNamespace(session=lambda session_id: None)
+    worker_plugin._carry_out(lambda: sessions, operation, **message)
+    return called
+
+
+@pytest.mark.parametrize(("operation", "message"), MESSAGES, ids=str)
+def test_the_fields_of_a_message_reach_its_method(
+    monkeypatch: pytest.MonkeyPatch, operation: str, message: dict[str, Any]
+) -> None:
+    called = carried_out(monkeypatch, operation, message)
+    expected = dict(message)
+    if operation in OF_SESSION:
+        del expected["session_id"]
+    if "drawn" in expected:
+        fields = expected.pop("drawn")
+        expected["digest"] = None if fields is None else SampleDigest(1, 2, 3, 4)
+    assert {name: called[name] for name in expected} == expected
+
+
+def test_every_operation_has_a_message() -> None:
+    assert {operation for operation, _ in MESSAGES} == OPERATIONS.keys() | OF_SESSION.keys()
+
+
+@pytest.mark.parametrize(
+    ("operation", "changes", "words"),
+    [
+        ("begin", {"epoch": "2"}, "Expected `int`, got `str` - at `$.epoch`"),
+        ("begin", {"rate": "fast"}, "Expected `float | null`, got `str`"),
+        ("members", {"addresses": {"rank 0": "tcp://x"}}, "Expected `int`, got `str`"),
+        ("open", {"drawn": {"count": "1"}}, "Expected `int`, got `str` - at `$.drawn.count`"),
+        ("close", {"number": None}, "Expected `int`, got `null`"),
+        ("end_collective", {"transient": "no"}, "Expected `bool`, got `str`"),
+        ("commit", {"session_id": 3}, "Expected `str`, got `int`"),
+    ],
+)
+def test_fields_of_another_type_are_refused(
+    monkeypatch: pytest.MonkeyPatch, operation: str, changes: dict[str, Any], words: str
+) -> None:
+    message = next(message for name, message in MESSAGES if name == operation)
+    with pytest.raises(ClusterError) as caught:
+        carried_out(monkeypatch, operation, {**message, **changes})
+    assert words in str(caught.value)
+    assert f"the process that asked for {operation!r} sent" in str(caught.value)
+    assert not caught.value.transient
+
+
+def test_an_order_to_open_travels_with_the_names_of_protocol_25() -> None:
+    order = OpenOrder(number=1, last_run=2, restore=True, epoch=3, digest=SampleDigest(1, 2, 3, 4))
+    fields = to_fields(order)
+    assert fields == {"number": 1, "last_run": 2, "restore": True, "epoch": 3, "drawn": DIGEST}
+    assert from_fields(OpenOrder, fields, "the scheduler") == order
+
+
+class Session:
+    """A session that has no message ready."""
+
+    def __init__(self) -> None:
+        self.acknowledged: list[MessageId] = []
+        self.acknowledge = self.acknowledged.append
+
+    async def serve(self, message: MessageId, *, shared: bool) -> Later:
+        assert message == MessageId(5, 1, 0, 2)
+        return Later()
+
+
+class Sessions(dict[str, Session]):
+    """The sessions of a worker."""
+
+    shared = types.SimpleNamespace(worker=types.SimpleNamespace(address="tcp://here"))
+
+
+def test_requests_and_acknowledgements_of_rows() -> None:
+    sessions: Any = Sessions(a=Session())
+    handlers = row_handlers(lambda: sessions)
+    request = {"session_id": "a", "message": (5, 1, 0, 2), "acknowledged": [(4, 1, 0, 0), (4, 1, 0, 1)], "host": ""}
+    assert asyncio.run(handlers["dshuffle_fetch"](**request)) == {"status": "later"}
+    asyncio.run(handlers["dshuffle_acknowledge"](session_id="a", acknowledged=[(5, 1, 0, 0)]))
+    assert sessions["a"].acknowledged == [MessageId(4, 1, 0, 0), MessageId(4, 1, 0, 1), MessageId(5, 1, 0, 0)]
+    refused = asyncio.run(handlers["dshuffle_fetch"](**{**request, "session_id": "b"}))
+    assert refused == {"status": "refused", "reason": "the session is not open on this worker", "again": False}
+    asyncio.run(handlers["dshuffle_acknowledge"](session_id="b", acknowledged=[(5, 1, 0, 0)]))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"message": (5, 1, 0)}, {"message": (5, 1, 0, "2")}, {"acknowledged": [3]}, {"host": None}]
+)
+def test_requests_for_rows_of_another_form_are_refused(changes: dict[str, Any]) -> None:
+    sessions: Any = Sessions(a=Session())
+    fetch = row_handlers(lambda: sessions)["dshuffle_fetch"]
+    request = {"session_id": "a", "message": (5, 1, 0, 2), "acknowledged": [], "host": ""}
+    with pytest.raises(ClusterError, match="another worker sent what is not a message of the type Request"):
+        asyncio.run(fetch(**{**request, **changes}))
+
+
+def test_a_worker_without_the_plugin_says_so() -> None:
+    worker: Any = types.SimpleNamespace(plugins={}, address="tcp://here")
+    with pytest.raises(WorkerLost, match="no longer has the dshuffle plugin"):
+        worker_plugin._sessions_of(worker, lambda: None)  # type: ignore[arg-type]

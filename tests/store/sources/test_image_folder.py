@@ -1,0 +1,107 @@
+"""Folders of images become arrays of pixels and labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import dshuffle
+from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
+from dshuffle.store import ImageFolder
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (5, 12, 16, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two images of cats, two of dogs, one of which is in a folder below, and one of ants."""
+    root = tmp_path / "images"
+    names = ("cats/b.png", "cats/a.bmp", "dogs/young/c.PNG", "dogs/d.tiff", "ants/e.png")
+    for name, pixels in zip(names, PIXELS, strict=True):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(root / name)
+    (root / "cats" / "notes.txt").write_text("no image")
+    (root / "cats" / "._b.png").write_bytes(b"of another system")
+    (root / ".thumbnails").mkdir()
+    Image.fromarray(PIXELS[0]).save(root / ".thumbnails" / "b.png")
+    return root
+
+
+def rows_of(arrays):
+    dataset = dshuffle.create_dataset("memory://test-images", arrays, chunk_rows=2, overwrite=True)
+    return dataset.read_rows(np.arange(dataset.n_samples))
+
+
+def test_pixels_and_labels_are_those_of_the_files(folder):
+    images = ImageFolder.of(folder)
+    assert images.classes == ("ants", "cats", "dogs")
+    rows = rows_of(images.arrays)
+    assert rows["y"].tolist() == [0, 1, 1, 2, 2]
+    np.testing.assert_array_equal(rows["x"], PIXELS[[4, 1, 0, 3, 2]])
+
+
+def test_grey_images_have_one_value_for_each_pixel(folder):
+    grey = rows_of(ImageFolder.of(folder, mode="L").arrays)["x"]
+    assert grey.shape == (5, 12, 16)
+    weights = [0.299, 0.587, 0.114]  # ITU-R BT.601
+    np.testing.assert_allclose(grey[0], PIXELS[4] @ weights, atol=1)
+
+
+def test_images_are_scaled_to_cover_a_size_and_cut_around_their_centre(tmp_path):
+    (tmp_path / "a").mkdir()
+    pixels = np.zeros((30, 60, 3), np.uint8)
+    pixels[:, 20:40] = 200
+    Image.fromarray(pixels).save(tmp_path / "a" / "wide.png")
+    Image.fromarray(pixels.swapaxes(0, 1)).save(tmp_path / "a" / "high.png")
+    high, wide = rows_of(ImageFolder.of(tmp_path, size=(10, 10)).arrays)["x"][..., 0].astype(int)
+    np.testing.assert_array_equal(high, wide.T)
+    assert (wide[:, 3:7] == 200).all()  # of 20 columns, the 5 at each side are cut, and 7 to 13 are bright
+    assert (wide[:, :1] == 0).all()
+    assert (wide[:, -1:] == 0).all()
+
+
+def test_photographs_are_turned_as_their_camera_says(tmp_path):
+    (tmp_path / "a").mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise
+    Image.fromarray(PIXELS[0]).save(tmp_path / "a" / "0.png", exif=exif)
+    np.testing.assert_array_equal(rows_of(ImageFolder.of(tmp_path).arrays)["x"][0], np.rot90(PIXELS[0], -1))
+
+
+def test_images_of_different_sizes_need_a_size(folder):
+    Image.fromarray(PIXELS[0][:5]).save(folder / "dogs" / "z.png")
+    with pytest.raises(InvalidParameter, match=r"e.png has 12 x 16 pixels .*z.png 5 x 16. Give the size"):
+        ImageFolder.of(folder)
+    assert rows_of(ImageFolder.of(folder, size=(8, 8)).arrays)["x"].shape == (6, 8, 8, 3)
+
+
+def test_a_damaged_image_is_named(folder):
+    path = folder / "ants" / "e.png"
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(DatasetError, match=r"cannot read .*e.png: OSError: .*truncated"):
+        rows_of(ImageFolder.of(folder, size=(12, 16)).arrays)
+    path.write_bytes(b"not an image")
+    with pytest.raises(DatasetError, match=r"cannot read .*e.png"):
+        ImageFolder.of(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": (8,)}, "size=.* must be height and width"),
+        ({"size": (8, 0)}, r"size\[1\]=0"),
+        ({"mode": "CMYK"}, "mode='CMYK' .* one of L, RGB"),
+    ],
+)
+def test_sizes_and_modes_that_are_not_allowed(folder, options, message):
+    with pytest.raises(InvalidParameter, match=message):
+        ImageFolder.of(folder, **options)
+
+
+def test_folders_without_images(tmp_path):
+    with pytest.raises(DatasetNotFound, match="missing is not a folder"):
+        ImageFolder.of(tmp_path / "missing")
+    Image.fromarray(PIXELS[0]).save(tmp_path / "0.png")  # in no class
+    with pytest.raises(InvalidParameter, match="a folder with a folder of images"):
+        ImageFolder.of(tmp_path)
