@@ -54,10 +54,10 @@ def test_the_error_rate_is_spent_in_parts(pairs, looks):
     [
         ([], None, "not clear yet (0 pairs)"),
         ([0.1, -0.1, 0.0, 0.1], None, "not clear yet (4 pairs)"),
-        ([0.1, -0.1, 0.0, 0.1, -0.1], Outcome.NOT_WORSE, "not worse than 1 at 95 % (5 pairs; worst case +0.16)"),
+        ([0.1, -0.1, 0.0, 0.1, -0.1], Outcome.NOT_WORSE, "not worse than 1 at 95 % (5 pairs; worst case +0.156)"),
         ([0.1, -0.1, 0.0, 0.1, -0.1, 0.0], None, "not clear yet (6 pairs)"),
-        ([3.0, 3.1, 2.9, 3.1, 2.9], Outcome.WORSE, "worse by 3 [2.8, 3.2] (5 pairs)"),
-        ([1.0, 1.1, 0.9, 1.1, 0.9] * 4, Outcome.WORSE, "worse by 1 [0.95, 1] (20 pairs)"),
+        ([3.0, 3.1, 2.9, 3.1, 2.9], Outcome.WORSE, "worse by 3 [2.81, 3.19] (5 pairs)"),
+        ([1.0, 1.1, 0.9, 1.1, 0.9] * 4, Outcome.WORSE, "worse by 1 [0.95, 1.05] (20 pairs)"),
         (
             [2.5, -1.5] * 10,
             Outcome.CANNOT_TELL,
@@ -81,7 +81,7 @@ def test_higher_may_be_better():
 def test_a_relative_margin_is_a_fraction_of_the_reference():
     runs = runs_of([0.01, 0.0, 0.02, 0.01, 0.0], reference=-2.0, margin="5%")
     assert runs.limit == pytest.approx(0.1)
-    assert str(runs) == "not worse than 5 % at 95 % (5 pairs; worst case +1.1 %)"
+    assert str(runs) == "not worse than 5 % at 95 % (5 pairs; worst case +1.05 %)"
     assert runs_of([0.2, 0.21, 0.2, 0.19, 0.2], reference=2.0, margin="5%").outcome is Outcome.WORSE
 
 
