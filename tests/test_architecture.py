@@ -184,6 +184,15 @@ def test_planning_is_pure():
     assert impure == []
 
 
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("dshuffle.runtime.scheduler.machine.")])
+def test_the_session_machine_is_pure(module):
+    """It knows no Dask, no clock and no driver."""
+    names = {name for name, _ in imports(MODULES[module])}
+    assert {name.split(".")[0] for name in names} <= PURE - {"asyncio", "time"}
+    runtime = {name for name in names if name.startswith("dshuffle.runtime.")}
+    assert all(name.startswith(("dshuffle.runtime.messages", "dshuffle.runtime.scheduler.machine")) for name in runtime)
+
+
 @pytest.mark.parametrize(
     ("library", "places"),
     [

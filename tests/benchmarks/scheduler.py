@@ -92,12 +92,14 @@ async def run(count: int, epochs: int) -> list[float]:
     scheduler = SimpleNamespace(rpc=members.rpc, workers={})
     there = SimpleNamespace(spec=spec, server_role="")
     coordinator = members.coordinator = Coordinator(scheduler, there, "client", AutoDelivery({"peer": 0.0}))
+    for order in coordinator.machine.open(now=0.0):
+        coordinator.machine.answered(order, None, now=0.0)
     seconds = []
     for epoch in range(epochs):
         members.messages = 0
         started = time.process_time()
         await coordinator.advance(epoch)
-        await asyncio.gather(*coordinator._tasks)
+        await asyncio.gather(*coordinator.driver.tasks)
         seconds.append(time.process_time() - started)
     print(f"{count:,} members: {members.messages / count:.1f} messages for each member and epoch")
     return seconds

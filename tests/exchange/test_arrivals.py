@@ -16,6 +16,7 @@ from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, MessageId
 from dshuffle.exchange.receiver import Receiver
+from dshuffle.exchange.replies import Refusal
 
 
 def worker_with(*comms: Any) -> Any:
@@ -55,9 +56,9 @@ def test_a_request_has_its_time_since_bytes_came_last(arrives: bool) -> None:
     class Slow:
         """A network on which a message takes long."""
 
-        async def fetch(self, message: MessageId) -> dict[str, Any]:
+        async def fetch(self, message: MessageId) -> Refusal:
             await asyncio.sleep(1)
-            return {"status": "refused", "reason": "it came after all", "again": False}
+            return Refusal("it came after all")
 
         async def acknowledge(self, message: MessageId) -> None:
             raise AssertionError

@@ -13,7 +13,7 @@ from distributed import Client, LocalCluster
 import dshuffle
 from dshuffle import Shuffler
 from dshuffle.errors import CacheBudgetError
-from dshuffle.runtime.scheduler import replacements
+from dshuffle.runtime.scheduler import candidates
 
 from .conftest import OPTIONS
 
@@ -98,7 +98,7 @@ def test_a_worker_takes_a_rank_once_its_disk_has_room(small, check_ids, tmp_path
         coordinator._candidates._refused[address] = math.inf  # its successor must be the new worker
         coordinator.lose(address)
 
-    monkeypatch.setattr(replacements, "UNFIT_FOR", 0.3)
+    monkeypatch.setattr(candidates, "UNFIT_FOR", 0.3)
     with (
         LocalCluster(n_workers=3, processes=False, **OPTIONS) as cluster,
         Client(cluster) as client,
@@ -113,6 +113,8 @@ def test_a_worker_takes_a_rank_once_its_disk_has_room(small, check_ids, tmp_path
             samples = within(30, lambda epoch=epoch: client.gather(epoch.map(check_ids)))
             assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
     assert len(attempts) == 3
+    assert caplog.text.count("could not take the rank before, and tries again") == 2
+    assert "answers again" not in caplog.text
     assert caplog.text.count("cannot take a lost rank: rank 1") == 2
     assert "are free there" in caplog.text
 

@@ -46,9 +46,11 @@ class Closing:
 
     async def close(self, addresses: Iterable[str]) -> set[str]:
         """Close the session on workers, and return those that are in the cluster and did not answer."""
-        there = sorted(self._scheduler.workers.keys() & set(addresses))
-        closed = await asyncio.gather(*map(self._is_closed, there))
-        return {where for where, done in zip(there, closed, strict=True) if not done} & self._scheduler.workers.keys()
+        present = sorted(self._scheduler.workers.keys() & set(addresses))
+        closed = await asyncio.gather(*map(self._is_closed, present))
+        return {
+            address for address, done in zip(present, closed, strict=True) if not done
+        } & self._scheduler.workers.keys()
 
     async def close_later(self, late: set[str]) -> None:
         """Close the session on workers that do not answer, until they do or Dask gives them up as well."""

@@ -32,14 +32,14 @@ class SessionsAsJson(RequestHandler):
     def get(self) -> None:
         """Answer a request."""
         self.set_header("Content-Type", "application/json")
-        self.write(json.dumps([asdict(one) for one in self.snapshots()]))
+        self.write(json.dumps([asdict(session) for session in self.snapshots()]))
 
 
 def add_page(scheduler: Scheduler, snapshots: Snapshots) -> None:
     """Add the page to a scheduler's dashboard if it has one, and the JSON to its HTTP server in any case."""
     try:
         served = scheduler.http_application
-        prefix = next((one.prefix for one in served.applications if hasattr(one, "prefix")), None)
+        prefix = next((page.prefix for page in served.applications if hasattr(page, "prefix")), None)
         if prefix is not None:  # only the dashboard's application has one: no need to import Bokeh to find out
             page = _page(scheduler, snapshots, prefix)
             served.add_application(page)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dshuffle.planning import AutoDelivery, get_delivery
-from dshuffle.runtime.scheduler.instructions import ATTEMPTS, Run
+from dshuffle.runtime.scheduler.machine.epochs import ATTEMPTS
+from dshuffle.runtime.scheduler.machine.instructions import Run
 
 
 class EpochDeliveries:
@@ -30,7 +31,7 @@ class EpochDeliveries:
     def of(self, epoch: int) -> str:
         """Delivery of an epoch."""
         if epoch not in self._chosen:
-            self._chosen = {one: name for one, name in self._chosen.items() if one >= epoch - 2}
+            self._chosen = {planned: name for planned, name in self._chosen.items() if planned >= epoch - 2}
             self._chosen[epoch] = self._auto.choose()
         name = self._chosen[epoch]
         return name if self._has_server else get_delivery(name).without_server

@@ -9,11 +9,11 @@ from typing import Any
 from dshuffle.runtime.scheduler.snapshot import EpochFigures
 
 COUNTED: dict[str, tuple[str, Callable[[EpochFigures], float]]] = {
-    "dshuffle_epochs": ("Epochs of all sessions", lambda one: 1),
-    "dshuffle_exchange_seconds": ("Time of exchanges", lambda one: one.exchange_seconds),
-    "dshuffle_waited_seconds": ("Time that clients waited for exchanges", lambda one: one.waited_seconds),
-    "dshuffle_sent_bytes": ("Bytes of messages between workers", lambda one: sum(one.received_bytes)),
-    "dshuffle_store_bytes": ("Bytes read from stores", lambda one: one.store_bytes),
+    "dshuffle_epochs": ("Epochs of all sessions", lambda epoch: 1),
+    "dshuffle_exchange_seconds": ("Time of exchanges", lambda epoch: epoch.exchange_seconds),
+    "dshuffle_waited_seconds": ("Time that clients waited for exchanges", lambda epoch: epoch.waited_seconds),
+    "dshuffle_sent_bytes": ("Bytes of messages between workers", lambda epoch: sum(epoch.received_bytes)),
+    "dshuffle_store_bytes": ("Bytes read from stores", lambda epoch: epoch.store_bytes),
 }
 """Name of each counter, its description, and what an epoch adds to it."""
 

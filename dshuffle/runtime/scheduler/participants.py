@@ -1,4 +1,4 @@
-"""Where the participants of a session are, what they hold, and how they are told."""
+"""Where the participants of a session are, what they hold, and how orders reach them."""
 
 from __future__ import annotations
 
@@ -43,17 +43,18 @@ class Participants:
         self._spec = spec
         self._adopted = adopted
 
-    def name_of(self, who: int) -> str:
+    def name_of(self, participant: int) -> str:
         """Name and address of a participant."""
-        return f"{name_of(who)} ({self.addresses.get(who, 'gone')})"
+        return f"{name_of(participant)} ({self.addresses.get(participant, 'gone')})"
 
     def ranks_on(self, address: str) -> list[int]:
         """Ranks that a worker has."""
-        return [who for who, where in self.addresses.items() if where == address and who != SERVER]
+        return [rank for rank, holder in self.addresses.items() if holder == address and rank != SERVER]
 
-    def session_id(self, who: int) -> str:
+    def session_id(self, participant: int) -> str:
         """Id of the session on the worker of a participant."""
-        return adopted_id(self._spec.session_id, who) if who in self._adopted() else self._spec.session_id
+        session_id = self._spec.session_id
+        return adopted_id(session_id, participant) if participant in self._adopted() else session_id
 
     def retires(self, address: str, settled: Iterable[int], now: float) -> None:
         """Note that a worker closes, and that its partitions can be read for a while."""
@@ -62,15 +63,19 @@ class Participants:
         self.handed_over |= {rank: (address, self.session_id(rank)) for rank in held}
 
     def is_read(self, address: str, missing: Collection[int], now: float) -> bool:
-        """Whether another worker reads the partitions of a worker that closes; at first, whether one may do so."""
-        held = [rank for rank, (where, _) in self.handed_over.items() if where == address]
-        chosen = any(rank not in missing for rank in held)
-        return bool(held) and (chosen or now < self.retired[address] + CHOSEN_WITHIN)
+        """Whether a worker that closes must stay, because another worker reads its partitions or may soon do so.
 
-    def has_retired(self, who: int, now: float, *, moments: bool) -> bool:
-        """Whether the worker of a rank has begun to close; with ``moments``, only a moment ago."""
-        since = self.retired.get(self.addresses[who])
-        return since is not None and (not moments or now < since + FOLLOWED_WITHIN)
+        ``missing`` are the ranks for which no other worker has been chosen yet.
+        """
+        ranks = [rank for rank, (holder, _) in self.handed_over.items() if holder == address]
+        if any(rank not in missing for rank in ranks):  # the worker that was chosen reads the partition
+            return True
+        return bool(ranks) and now < self.retired[address] + CHOSEN_WITHIN
+
+    def has_retired(self, rank: int, now: float, *, recently: bool) -> bool:
+        """Whether the worker of a rank has begun to close; with ``recently``, whether that was a moment ago."""
+        since = self.retired.get(self.addresses[rank])
+        return since is not None and (not recently or now < since + FOLLOWED_WITHIN)
 
     def forget(self, address: str) -> None:
         """Note that the partitions of a worker that closes cannot be read any longer."""
@@ -81,25 +86,30 @@ class Participants:
         holders = {rank: (self.addresses[rank], self.session_id(rank)) for rank in settled if rank != SERVER}
         return PartitionSources(epoch, {**self.handed_over, **holders}, self._spec.shuffle)
 
-    def spec_of(self, who: int, epoch: int | None) -> SessionSpec:
-        """The session, as a participant opens it; one that takes a rank in the middle of the session has an epoch."""
+    def spec_of(self, participant: int, epoch: int | None) -> SessionSpec:
+        """The session, as a participant opens it.
+
+        ``epoch`` is that of the partition which it reads; None if it opens the session together with all others.
+        """
         spec = dataclasses.replace(self._spec, addresses=dict(self.addresses))
         if epoch is not None:
-            holder = self.handed_over.get(who)
-            spec = dataclasses.replace(spec, former=None if holder is None else PartitionSources(epoch, {who: holder}))
-        if who in self._adopted():
-            alone = {who: self.addresses[who]}  # the participant takes part in no exchange
-            spec = dataclasses.replace(spec, session_id=self.session_id(who), addresses=alone)
+            holder = self.handed_over.get(participant)
+            spec = dataclasses.replace(
+                spec, former=None if holder is None else PartitionSources(epoch, {participant: holder})
+            )
+        if participant in self._adopted():
+            alone = {participant: self.addresses[participant]}  # it takes part in no exchange
+            spec = dataclasses.replace(spec, session_id=self.session_id(participant), addresses=alone)
         return spec
 
-    async def request(self, order: str, who: int, message: dict[str, Any]) -> Any:
+    async def request(self, order: str, participant: int, message: dict[str, Any]) -> Any:
         """Send an order, and return the answer."""
         if order not in ("open", "restore"):
-            message["session_id"] = self.session_id(who)
+            message["session_id"] = self.session_id(participant)
         order = "open" if order == "restore" else order
-        return await getattr(self._scheduler.rpc(self.addresses[who]), f"dshuffle_{order}")(**message)
+        return await getattr(self._scheduler.rpc(self.addresses[participant]), f"dshuffle_{order}")(**message)
 
-    async def ask(self, kind: type[T], order: str, who: int, **message: Any) -> T:
+    async def ask(self, kind: type[T], order: str, participant: int, **message: Any) -> T:
         """Send an order that is not part of an epoch, and return the message in the reply.
 
         It must be answered within a heartbeat.
@@ -110,7 +120,8 @@ class Participants:
             If the participant cannot be reached.
         """
         try:
-            reply = await within(self._spec.settings.heartbeat, self.request(order, who, message))
+            reply = await within(self._spec.settings.heartbeat, self.request(order, participant, message))
         except OSError as error:
-            raise WorkerLost(f"{self.name_of(who)} cannot be reached ({type(error).__name__}: {error})") from error
-        return message_in(reply, kind, self.name_of(who))
+            words = f"{self.name_of(participant)} cannot be reached ({type(error).__name__}: {error})"
+            raise WorkerLost(words) from error
+        return message_in(reply, kind, self.name_of(participant))

@@ -1,137 +1,192 @@
-"""Find other workers for the ranks of lost ones."""
+"""Other workers take the ranks of lost ones."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable
 
-from distributed import Scheduler, Status
-from distributed.comm.addressing import get_address_host_port
+from distributed import Scheduler
 from distributed.scheduler import WorkerState
 
-from dshuffle.runtime.replies import within
-from dshuffle.runtime.scheduler.member_choice import by_name
-from dshuffle.runtime.server_resource import only_serves
-from dshuffle.runtime.session_spec import PROTOCOL
-
-ANSWER_WITHIN = 3.0
-"""Seconds in which a candidate, or the nanny of a lost worker, must answer."""
-
-UNFIT_FOR = 5.0
-"""Seconds for which a worker that could not take a lost rank is not asked again."""
-
-
-MOST_REFUSALS = 3
-"""Refused connections in a row after which a nanny is gone."""
+from dshuffle.planning import SERVER, name_of
+from dshuffle.runtime.scheduler.candidates import Candidates
+from dshuffle.runtime.scheduler.closing import Closing
+from dshuffle.runtime.scheduler.driver import TICK, MachineDriver
+from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
+from dshuffle.runtime.scheduler.participants import Participants
+from dshuffle.runtime.scheduler.unrunnable import have_unfinished_tasks
+from dshuffle.runtime.session_spec import SessionSpec, adopted_id
 
 logger = logging.getLogger(__name__)
 
 
-class Candidates:
-    """Workers that may take lost ranks of one session.
+class Replacements:
+    """The search for workers that take the lost ranks of one session.
 
     Parameters
     ----------
     scheduler
         The Dask scheduler.
-    members
-        Addresses of the session's workers. Their names and nannies are remembered, because Dask forgets lost workers.
-    new_workers
-        Whether the cluster starts new workers in place of lost ones.
+    spec
+        The session.
+    participants
+        Where its participants are.
+    candidates
+        Workers that may take lost ranks.
+    machine, driver
+        Its state machine, and what drives that.
+    closing
+        Closes the session on workers that are given up.
+    is_followed
+        Function that returns whether another session that takes over is open.
+    move_tasks
+        Function that moves the tasks of ranks to their new workers.
     """
 
-    def __init__(self, scheduler: Scheduler, members: Iterable[str], *, new_workers: bool) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        spec: SessionSpec,
+        participants: Participants,
+        candidates: Candidates,
+        machine: SessionMachine,
+        driver: MachineDriver,
+        closing: Closing,
+        is_followed: Callable[[], bool],
+        move_tasks: Callable[[], None],
+    ) -> None:
         self._scheduler = scheduler
-        self._new_workers = new_workers
-        self._known = {where: scheduler.workers[where] for where in members if where in scheduler.workers}
-        self._refused: dict[str, float] = {}  # when workers could not take a rank
-        self._retiring: dict[str, WorkerState | None] = {}  # another worker may come at the same address
-        self._refusals: Counter[str] = Counter()  # of connections to nannies, in a row
-        self.why_unfit = ""  # why the last worker that was looked at cannot take a rank
+        self._spec = spec
+        self._participants = participants
+        self._candidates = candidates
+        self._machine = machine
+        self._driver = driver
+        self._closing = closing
+        self._is_followed = is_followed
+        self._move_tasks = move_tasks
+        self._refusals: dict[int, str] = {}  # address of the last worker that could not take a lost rank
+        self._search: asyncio.Task[None] | None = None
 
-    def remember(self, worker: WorkerState) -> None:
-        """Note that a worker has become a member."""
-        self._known[worker.address] = worker
+    def search(self) -> None:
+        """Find workers for all lost ranks, unless the search is under way."""
+        if self._search is None or self._search.done():
+            self._search = asyncio.get_running_loop().create_task(self._find_all())
 
-    def is_refused(self, address: str) -> bool:
-        """Whether a worker retires, or could not take a rank a moment ago."""
-        if address in self._retiring and self._scheduler.workers.get(address) in (None, self._retiring[address]):
-            return True
-        return self._refused.get(address, -math.inf) > asyncio.get_running_loop().time() - UNFIT_FOR
-
-    def retire(self, address: str) -> None:
-        """Note that a worker closes."""
-        self._retiring[address] = self._known.get(address)
-
-    def refuse(self, address: str) -> None:
+    def refuse(self, rank: int, address: str) -> None:
         """Note that a worker could not take a rank."""
-        self._refused[address] = asyncio.get_running_loop().time()
+        self._refusals[rank] = address
+        self._candidates.refuse(address)
 
-    async def find(self, lost: str, members: Collection[str], *, serves: bool) -> WorkerState | None:
-        """A worker that runs tasks, is set up and is not a member; preferably one with the name of the lost worker.
+    def drop(self, participant: int) -> None:
+        """Go on without a participant that no other worker can replace."""
+        words = "dshuffle: no other worker can replace %s; peers send the rows from now on"
+        logger.warning(words, self._participants.name_of(participant))
+        self._give_up(self._participants.addresses.pop(participant))
 
-        Only a server can be replaced by a worker that does not train, and preferably is.
-        """
-        candidates = [
-            worker
-            for worker in self._scheduler.workers.values()
-            if worker.address not in members
-            and not self.is_refused(worker.address)
-            and worker.status == Status.running
-            and (serves or not only_serves(worker.resources))
-        ]
-        name = self._known[lost].name if lost in self._known else None
+    def adopt(self, rank: int) -> None:
+        """Let the worker of another rank take a lost one, preferably a worker that has not adopted any."""
+        machine, addresses = self._machine, self._participants.addresses
+        ranks = range(self._spec.shuffle.n_workers)
+        n_ranks = Counter(addresses[other] for other in ranks if other not in machine.missing)
+        hosts = [addresses[other] for other in ranks if other not in machine.unsettled | machine.adopted]
+        hosts = [host for host in hosts if not self._candidates.is_refused(host) and host in self._scheduler.workers]
+        if hosts:
+            host = min(hosts, key=lambda address: n_ranks[address])
+            self._join(rank, self._scheduler.workers[host], adopted=True)
+        else:
+            self._driver.run(machine.not_adopted)
 
-        def preference(worker: WorkerState) -> tuple[bool, bool, tuple[bool, int, str, str]]:
-            return worker.name != name, serves and not only_serves(worker.resources), by_name(worker)
+    async def _find_all(self) -> None:
+        while missing := self._machine.missing:
+            # Ranks first: without them nothing goes on.
+            for participant in sorted(missing, key=lambda participant: participant == SERVER):
+                try:
+                    await self._find(participant)
+                except Exception:  # the end of the search would look like a lack of workers
+                    words = "dshuffle: the search for another worker for rank %d failed, and goes on"
+                    logger.exception(words, participant)
+            await asyncio.sleep(TICK)
 
-        self.why_unfit = ""
-        for worker in sorted(candidates, key=preference):
-            reason = await self._why_unfit(worker.address)
-            if not reason:
-                return worker
-            self.why_unfit = f"{worker.address} {reason}"
-        return None
+    async def _find(self, participant: int) -> None:
+        if self._stays_vacant(participant):
+            return
+        machine, addresses = self._machine, self._participants.addresses
+        # Not the server beside a lost rank: its worker may answer again.
+        members = {addresses[rank] for rank in machine.participants if rank not in machine.missing}
+        worker = await self._candidates.find(addresses[participant], members, serves=participant == SERVER)
+        if participant not in machine.missing:
+            return
+        if self._candidates.why_unfit:
+            machine.note_unfit(participant, self._candidates.why_unfit)
+        if worker is not None:
+            self._join(participant, worker)
+        elif self._stops_waiting(participant) or not await self._candidates.may_come(addresses[participant]):
+            retired = participant in self._participants.handed_over
+            words = "has retired" if retired else "is lost, and no other worker can come"
+            logger.warning("dshuffle: %s %s", self._participants.name_of(participant), words)
+            self._driver.run(machine.not_replaced, [participant])
 
-    async def may_come(self, lost: str) -> bool:
-        """Whether a worker may still come.
-
-        The cluster starts new ones, or one is starting or was refused, or a nanny may start the lost one again.
-        """
-        if self._new_workers or any(
-            worker.status in (Status.init, Status.starting) for worker in self._scheduler.workers.values()
-        ):
-            return True
-        if self._refused.keys() & self._scheduler.workers.keys():
-            return True
-        nanny = self._known[lost].nanny if lost in self._known else None
-        if not nanny:
+    def _stops_waiting(self, participant: int) -> bool:
+        if self._spec.options.on_loss != "shrink":
             return False
-        # Not through Dask, which tries again for half a minute if a connection is refused.
-        try:
-            host, port = get_address_host_port(nanny)
-            _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), ANSWER_WITHIN)
-        except ConnectionRefusedError:
-            self._refusals[nanny] += 1
-            return self._refusals[nanny] < MOST_REFUSALS
-        except (OSError, ValueError, NotImplementedError) as error:  # the nanny may be busy, or its address has no port
-            logger.debug("dshuffle: the nanny at %s could not be reached: %r", nanny, error)
+        # A worker that retires hands its partition over, so that a participant can adopt the rank at once.
+        if participant in self._participants.handed_over:
             return True
-        writer.close()
-        del self._refusals[nanny]
-        return True
+        # Before its first epoch, a session that follows another one is opened again with the workers that are left.
+        former = self._spec.former
+        return former is not None and not former.kept and self._machine.epoch < self._machine.first_epoch
 
-    async def _why_unfit(self, address: str) -> str:
-        """Why a worker cannot take a rank; empty if it can."""
-        try:
-            reply = await within(ANSWER_WITHIN, self._scheduler.rpc(address).dshuffle_protocol())
-        except OSError as error:
-            return f"does not answer ({type(error).__name__}: {error})"
-        if not isinstance(reply, dict):
-            return "is not set up for dshuffle"
-        if reply.get("protocol") != PROTOCOL:
-            return f"has another version of dshuffle (protocol {reply.get('protocol')}, and not {PROTOCOL})"
-        return "" if reply.get("is_set_up") else "is still being set up"
+    def _stays_vacant(self, participant: int) -> bool:
+        """Whether the rank of a retired worker needs no other worker, because another session follows.
+
+        That session reads the rows from the retired worker. They would be sent twice if another worker took the rank.
+        """
+        machine = self._machine
+        if not self._spec.options.elastic or participant == SERVER:
+            return False
+        if machine.epoch < machine.first_epoch or machine.client_waits:
+            return False
+        now = asyncio.get_running_loop().time()
+        # A session that does not follow yet is expected for a moment only.
+        if not self._participants.has_retired(participant, now, recently=not self._is_followed()):
+            return False
+        # Tasks that are left need the partition. Those of other lost ranks count: all ranks are restored together.
+        return not have_unfinished_tasks(machine.unsettled, self._spec.session_id, self._scheduler)
+
+    def _join(self, participant: int, worker: WorkerState, *, adopted: bool = False) -> None:
+        """Let a worker take a lost rank; ``adopted`` if it has another one."""
+        machine, addresses = self._machine, self._participants.addresses
+        before = addresses[participant]
+        words = self._joining_words(participant, worker.address, adopted=adopted)
+        logger.warning("dshuffle: %s %s", self._participants.name_of(participant), words)
+        if before in {addresses[rank] for rank in machine.participants if rank not in machine.missing}:
+            # The worker that had adopted this rank is not lost: it keeps its own rank.
+            self._driver.spawn(self._closing.close_adopted(before, adopted_id(self._spec.session_id, participant)))
+        elif before != worker.address and before not in self._participants.retired:
+            self._give_up(before)
+        self._closing.given_up.discard(worker.address)
+        for member, address in addresses.items():
+            beside = address == before and member not in machine.participants  # a server beside the rank
+            if member == participant or beside:
+                addresses[member] = worker.address
+        self._candidates.remember(worker)
+        self._driver.run(machine.replaced, participant, adopted=adopted)
+        self._move_tasks()
+
+    def _joining_words(self, participant: int, address: str, *, adopted: bool) -> str:
+        """How a worker takes a lost rank, for the log."""
+        refused = self._refusals.pop(participant, None) == address
+        if adopted:
+            beside = name_of(min(self._participants.ranks_on(address)))
+            return f"is taken by {address}, which has {beside} as well, until the epoch ends"
+        if address != self._participants.addresses[participant]:
+            return f"is replaced by {address}"
+        return "could not take the rank before, and tries again" if refused else "answers again"
+
+    def _give_up(self, address: str) -> None:
+        """Free a worker that was replaced. It may be stopped, and answer later."""
+        if address in self._scheduler.workers:
+            self._closing.given_up.add(address)
+            self._driver.spawn(self._closing.close_given_up(address))

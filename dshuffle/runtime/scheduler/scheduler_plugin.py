@@ -1,4 +1,4 @@
-"""The scheduler plugin: handlers and hooks of the Dask scheduler, and the opening and closing of sessions.
+"""The scheduler plugin: handlers and hooks of the Dask scheduler, which open and close sessions.
 
 The state machine of each session decides which run is valid and when all workers swap. The scheduler never touches
 sample bytes, and its traffic per epoch is O(workers). Each participant computes the plan from the seed, the epoch and
@@ -8,7 +8,6 @@ the session's ranks, so a message only has to name the epoch.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -25,6 +24,7 @@ from dshuffle.exchange.kept_partition import Listed
 from dshuffle.planning import AutoDelivery
 from dshuffle.runtime.messages import OpenedSession
 from dshuffle.runtime.replies import message_in, replying, within
+from dshuffle.runtime.scheduler import session_queries
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.dashboard_page import add_page
 from dshuffle.runtime.scheduler.kept_choice import KeptPartitions
@@ -32,10 +32,9 @@ from dshuffle.runtime.scheduler.lost_results import LostResults
 from dshuffle.runtime.scheduler.member_choice import choose_members
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 from dshuffle.runtime.scheduler.take_snapshot import snapshot_of
-from dshuffle.runtime.scheduler.training_workers import LEAVING
 from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
-from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, PartitionSources, SessionRequest
-from dshuffle.runtime.settings import Settings
+from dshuffle.runtime.scheduler.worker_setup import SETUP_TIMEOUT, ask_all, workers_set_up
+from dshuffle.runtime.session_spec import PLUGIN, PartitionSources, SessionRequest
 from dshuffle.runtime.task_keys import session_of_key
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
@@ -43,9 +42,6 @@ logger = logging.getLogger(__name__)
 
 RETIREMENTS = ("retire-workers", "worker-close-gracefully")
 """How Dask names the reasons for which it removes workers that can still send rows."""
-
-SETUP_TIMEOUT = 60.0
-"""Seconds in which all workers must be set up."""
 
 
 class DShuffleScheduler(SchedulerPlugin):
@@ -139,34 +135,35 @@ class DShuffleScheduler(SchedulerPlugin):
     async def open(self, session_id: str, order: SessionRequest) -> OpenedSession:
         """Assign ranks and open the session on all participants, or on none if that fails."""
         assert self._scheduler is not None
+        assert self._hello is not None
         self._opening.add(session_id)
         try:
-            ready = await self._wait_for_workers(order.settings)
+            ready = await workers_set_up(self._scheduler, self._hello, order.settings)
             # Sessions that have ended may still take memory.
             ended = [*self.coordinators.values(), *self._freeing]
             await asyncio.gather(*(coordinator.freed() for coordinator in ended))
-            self._check_wanted(order)
-            kept = await self._kept(order, ready)
-            members = choose_members(self._scheduler, self._placed(order), ready, self._former(order), kept)
+            self._check_client_waits(order)
+            kept = await self._kept_partitions(order, ready)
+            request, former = self._with_present_ranks(order), self._former_partitions(order)
+            members = choose_members(self._scheduler, request, ready, former, kept)
             deliveries = AutoDelivery(order.deliveries)
             coordinator = Coordinator(self._scheduler, members, order.client_id, deliveries, self._move_tasks)
-            self.coordinators[order.session_id] = coordinator  # from here on it is told about lost workers and clients
+            self.coordinators[order.session_id] = coordinator  # from here on it hears of lost workers and clients
             if order.former in self.coordinators:
                 self.coordinators[order.former].follower = coordinator
             try:
                 await coordinator.open()
-                self._check_wanted(order)
+                self._check_client_waits(order)
             except BaseException:
                 await self._close(order.session_id)
                 raise
         finally:
             self._opening.discard(order.session_id)
-        there = self._scheduler.workers
-        left_out = sorted(where for where in there if where not in ready and there[where].status == Status.paused)
+        paused = [address for address, worker in self._scheduler.workers.items() if worker.status == Status.paused]
         return OpenedSession(
             addresses=members.spec.addresses,
             server=members.server_role,
-            left_out=tuple(left_out),
+            left_out=tuple(sorted(set(paused) - ready)),
             history=members.spec.shuffle.history,
         )
 
@@ -184,7 +181,8 @@ class DShuffleScheduler(SchedulerPlugin):
 
         Members of elastic sessions may be removed while no rows are exchanged, but for the fewest that they need.
         """
-        members = {address for one in self.coordinators.values() if not one.ended for address in one.kept_workers()}
+        sessions = [session for session in self.coordinators.values() if not session.ended]
+        members = {address for session in sessions for address in session.kept_workers()}
         return [worker for worker in workers if worker.address not in members]
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
@@ -223,7 +221,7 @@ class DShuffleScheduler(SchedulerPlugin):
         for session_id, coordinator in self.coordinators.items():
             if coordinator.client_id == client:
                 may_come_back = lost or coordinator.client_reconnected
-                seconds = coordinator.members.spec.settings.heartbeat if may_come_back else 0.0
+                seconds = coordinator.heartbeat if may_come_back else 0.0
                 scheduler._ongoing_background_tasks.call_soon(self._close_unless_back, session_id, seconds)
 
     def restart(self, scheduler: Scheduler) -> None:
@@ -261,43 +259,44 @@ class DShuffleScheduler(SchedulerPlugin):
         if coordinator is not None and coordinator.client_id not in self._scheduler.clients:
             await self._close(session_id)
 
-    def _former(self, order: SessionRequest) -> PartitionSources | None:
-        """Partitions of the session that the ordered one takes over from, unless it has ended."""
-        coordinator = None if order.former is None else self.coordinators.get(order.former)
+    def _former_partitions(self, request: SessionRequest) -> PartitionSources | None:
+        """Partitions of the session that the requested one takes over from, unless it has ended."""
+        coordinator = None if request.former is None else self.coordinators.get(request.former)
         return None if coordinator is None or coordinator.ended else coordinator.partitions()
 
-    def _placed(self, order: SessionRequest) -> SessionRequest:
-        """The order, with the ranks that workers have now in the session that it takes over from."""
-        coordinator = None if order.former is None else self.coordinators.get(order.former)
-        if coordinator is None or order.carried is None or order.carried.places is None:
-            return order
-        carried = dataclasses.replace(order.carried, places=coordinator.places())
-        return dataclasses.replace(order, carried=carried)
+    def _with_present_ranks(self, request: SessionRequest) -> SessionRequest:
+        """The request, with the ranks that workers have now in the session that it takes over from."""
+        coordinator = None if request.former is None else self.coordinators.get(request.former)
+        if coordinator is None or request.carried is None or request.carried.places is None:
+            return request
+        carried = dataclasses.replace(request.carried, places=coordinator.places())
+        return dataclasses.replace(request, carried=carried)
 
-    async def _kept(self, order: SessionRequest, ready: set[str]) -> KeptPartitions:
+    async def _kept_partitions(self, request: SessionRequest, ready: set[str]) -> KeptPartitions:
         """The partitions that earlier sessions have kept on the disks of the workers."""
-        if order.kept_as is None or order.former is not None or not order.reads_kept:
+        assert self._scheduler is not None
+        if request.kept_as is None or request.former is not None or not request.reads_kept:
             return {}
-        message = {"op": "dshuffle_kept", "directory": order.options.cache_directory, "dataset": order.dataset.identity}
-        replies = await self._ask_all(message, sorted(ready), order.settings)
-        found = {}
+        directory, dataset = request.options.cache_directory, request.dataset.identity
+        message = {"op": "dshuffle_kept", "directory": directory, "dataset": dataset}
+        replies = await ask_all(self._scheduler, message, sorted(ready), request.settings.heartbeat)
+        kept = {}
         for address, reply in replies.items():
             try:
-                kept = message_in(reply, list[dict[str, Any]], address)
+                partitions = message_in(reply, list[dict[str, Any]], address)
             except DShuffleError as error:  # its rows come from the dataset
                 logger.warning("dshuffle: kept partitions on %s are not used: %s", address, error)
             else:
-                found[address] = [Listed.from_dict(one) for one in kept]
-        return found
+                kept[address] = [Listed.from_dict(partition) for partition in partitions]
+        return kept
 
-    def _check_wanted(self, order: SessionRequest) -> None:
+    def _check_client_waits(self, request: SessionRequest) -> None:
         """Refuse to open a session whose client has left, or has closed it in the meantime."""
         assert self._scheduler is not None
-        if order.session_id not in self._opening or order.client_id not in self._scheduler.clients:
-            raise ClusterError(f"session {order.session_id} was closed before all workers had opened it")
+        if request.session_id not in self._opening or request.client_id not in self._scheduler.clients:
+            raise ClusterError(f"session {request.session_id} was closed before all workers had opened it")
 
     def _session_of(self, key: Any) -> Coordinator | None:
-        """Session of a partition task."""
         session_id = session_of_key(key)
         return None if session_id is None else self.coordinators.get(session_id)
 
@@ -308,82 +307,6 @@ class DShuffleScheduler(SchedulerPlugin):
         for key in list(self._scheduler.tasks):
             if self._session_of(key) is coordinator:
                 move_to_rank(key, self._scheduler, coordinator)
-
-    async def _wait_for_workers(self, settings: Settings) -> set[str]:
-        """Wait until every worker of the cluster has set up the worker plugin.
-
-        The scheduler asks the workers, so that it does not have to remember which worker sent a hello to which plugin.
-        A hello only makes it ask immediately.
-
-        Returns
-        -------
-        set of str
-            Addresses of the workers that are set up and not paused.
-        """
-        assert self._scheduler is not None
-        assert self._hello is not None
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(settings.timeout, SETUP_TIMEOUT)
-        installed_again: set[str] = set()
-        ask = {"op": "dshuffle_protocol"}
-        while True:
-            self._hello.clear()
-            if not self._scheduler.workers:
-                raise ClusterError(
-                    "the cluster does not have any workers; start some and wait for them with client.wait_for_workers"
-                )
-            asked = [where for where, worker in self._scheduler.workers.items() if worker.status not in LEAVING]
-            replies = await self._ask_all(ask, asked, settings)
-            missing = {address: reply for address, reply in replies.items() if not _is_set_up(reply)}
-            if not missing:
-                break
-            if loop.time() > deadline:
-                raise _not_set_up(missing, len(replies))
-            # Only workers that surely lack the plugin: Dask would tear down one that is there, with its sessions.
-            bare = [address for address, reply in missing.items() if reply is None and address not in installed_again]
-            bare = [address for address, reply in (await self._ask_all(ask, bare, settings)).items() if reply is None]
-            if bare:
-                installed_again.update(bare)
-                plugin = self._scheduler.worker_plugins[PLUGIN]
-                message = {"op": "plugin-add", "plugin": plugin, "name": PLUGIN}
-                answers = await self._ask_all(message, bare, settings)
-                refused = {address: reply for address, reply in answers.items() if _is_error(reply)}
-                if refused:
-                    raise _not_set_up(refused, len(replies))
-                continue
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hello.wait(), 0.5)
-        for address, reply in replies.items():
-            if reply.get("protocol") != PROTOCOL:
-                raise ClusterError(
-                    f"worker {address} uses protocol {reply.get('protocol')} and the scheduler uses protocol "
-                    f"{PROTOCOL}. Install the same version of dshuffle on both",
-                    transient=False,
-                )
-        there = self._scheduler.workers
-        running = {address for address in replies if address in there and there[address].status == Status.running}
-        if not running:
-            states = ", ".join(
-                f"{address} ({there[address].status.name})" for address in sorted(replies.keys() & there)
-            )
-            raise ClusterError(
-                f"none of the workers can run tasks: {states}. Dask pauses a worker that uses more than 80 % of its "
-                "memory limit. Free memory on these workers, or start workers with a larger limit"
-            )
-        return running
-
-    async def _ask_all(self, message: dict[str, Any], workers: list[str], settings: Settings) -> dict[str, Any]:
-        """Send a message to workers, and return the replies; a worker that does not answer in time has an error."""
-
-        async def ask(address: str) -> Any:
-            assert self._scheduler is not None
-            reply: Any = self._scheduler.broadcast(msg=message, workers=[address], on_error="return")
-            try:
-                return (await within(settings.heartbeat, reply))[address]
-            except TimeoutError as error:
-                return error
-
-        return dict(zip(workers, await asyncio.gather(*map(ask, workers)), strict=True))
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -401,12 +324,12 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 OF_SESSION: dict[str, Callable[..., Any]] = {
     "advance": Coordinator.advance,
     "prefetch": Coordinator.begin,
-    "training": Coordinator.training_seconds,
-    "trained": Coordinator.trained,
-    "unfinished": Coordinator.unfinished,
-    "members": Coordinator.member_addresses,
-    "membership": Coordinator.membership,
-    "end_collective": Coordinator.end_collective,
+    "training": session_queries.training_seconds,
+    "trained": session_queries.trained_samples,
+    "unfinished": session_queries.unfinished_tasks,
+    "members": session_queries.member_addresses,
+    "membership": session_queries.membership,
+    "end_collective": session_queries.end_collective,
 }
 """What clients and workers may ask of an open session, by name."""
 
@@ -417,29 +340,3 @@ def _carry_out(scheduler: Scheduler, operation: str, **message: Any) -> Any:
     if operation in OPERATIONS:
         return OPERATIONS[operation](plugin, **message)
     return OF_SESSION[operation](plugin.coordinator(message.pop("session_id")), **message)
-
-
-def _is_set_up(reply: Any) -> bool:
-    # Releases with another protocol may lack this field. They are refused by name later.
-    return isinstance(reply, dict) and "protocol" in reply and bool(reply.get("is_set_up", True))
-
-
-def _is_error(reply: Any) -> bool:
-    return isinstance(reply, dict) and reply.get("status") == "error"
-
-
-def _not_set_up(missing: dict[str, Any], n_workers: int) -> ClusterError:
-    address, reply = min(missing.items())
-    reason = "the worker's log has the reason"
-    if isinstance(reply, BaseException):
-        reason = f"{type(reply).__name__}: {reply}"
-    elif isinstance(reply, dict) and reply.get("is_set_up") is False:
-        reason = "it still loads or compiles kernels; open the session again later, or run dshuffle warmup there"
-    elif _is_error(reply):
-        reason = f"{reply.get('exception_text', 'the plugin was refused')}"
-    # Another attempt would install the same plugin on the same worker.
-    return ClusterError(
-        f"dshuffle could not be set up on {len(missing)} of {n_workers} workers, among them {address} ({reason}). Make "
-        "sure that the worker runs and that the same version of dshuffle is installed there",
-        transient=not _is_error(reply),
-    )

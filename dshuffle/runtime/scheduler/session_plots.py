@@ -32,14 +32,14 @@ def fill(document: Document, snapshots: Callable[[], Sequence[SessionSnapshot]],
     sections: dict[str, Section] = {}
 
     def update() -> None:
-        found = {one.session_id: one for one in snapshots()}
-        if found.keys() != sections.keys():
-            for session_id in sections.keys() - found.keys():
+        sessions = {session.session_id: session for session in snapshots()}
+        if sessions.keys() != sections.keys():
+            for session_id in sections.keys() - sessions.keys():
                 del sections[session_id]
-            for session_id in found.keys() - sections.keys():
+            for session_id in sessions.keys() - sections.keys():
                 sections[session_id] = Section()
-            page.children = [sections[one].layout for one in found] or [nothing]
-        for session_id, session in found.items():
+            page.children = [sections[session_id].layout for session_id in sessions] or [nothing]
+        for session_id, session in sessions.items():
             sections[session_id].show(session)
 
     update()
@@ -107,7 +107,7 @@ class Section:
         if columns != self._epochs.data:
             self._epochs.data = columns
             self._bytes.data = _byte_columns(shown)
-            names = [_short(one.name) for one in session.participants]
+            names = [_short(participant.name) for participant in session.participants]
             self._names[0].factors, self._names[1].factors = names, names[::-1]
             self._links.data = _link_columns(session.links)
             self._pairs.visible = bool(session.links)
@@ -149,45 +149,53 @@ def _table(session: SessionSnapshot) -> str:
     names = ("participant", "address", "state", "samples held", "received", "sent", "rate in")
     head = "".join(f"<th>{name}</th>" for name in names)
     rows = []
-    for rank, one in enumerate(session.participants):
+    for rank, participant in enumerate(session.participants):
         received = sent = rate = None
         if last is not None and rank < len(last.received_bytes):
             received, sent = last.received_bytes[rank], last.sent_bytes[rank]
             rate = received / last.exchange_seconds if last.exchange_seconds else None
         elif last is not None:
             sent = last.server_sent_bytes
-        held = "" if one.held is None else f"{one.held:,}"
-        cells = (one.name, one.address, one.state, held, human_bytes(received), human_bytes(sent), human_rate(rate))
+        held = "" if participant.held is None else f"{participant.held:,}"
+        cells = (
+            participant.name,
+            participant.address,
+            participant.state,
+            held,
+            human_bytes(received),
+            human_bytes(sent),
+            human_rate(rate),
+        )
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     style = "<style>td, th { padding: 2px 14px 2px 0; text-align: left; }</style>"
     return f"{style}<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _epoch_columns(epochs: Sequence[EpochFigures]) -> dict[str, list[Any]]:
+    def words(epoch: EpochFigures) -> str:
+        training, waiting = human_seconds(epoch.training_seconds), human_seconds(epoch.waited_seconds)
+        return f"training {training}, waiting {waiting}, exchange {human_seconds(epoch.exchange_seconds)}"
+
     return {
-        "epoch": [one.epoch for one in epochs],
-        "training": [one.training_seconds or 0.0 for one in epochs],
-        "waiting": [one.waited_seconds for one in epochs],
-        "exchange": [one.exchange_seconds for one in epochs],
-        "delivery": [one.delivery for one in epochs],
-        "words": [
-            f"training {human_seconds(one.training_seconds)}, waiting {human_seconds(one.waited_seconds)}, exchange "
-            f"{human_seconds(one.exchange_seconds)}"
-            for one in epochs
-        ],
+        "epoch": [epoch.epoch for epoch in epochs],
+        "training": [epoch.training_seconds or 0.0 for epoch in epochs],
+        "waiting": [epoch.waited_seconds for epoch in epochs],
+        "exchange": [epoch.exchange_seconds for epoch in epochs],
+        "delivery": [epoch.delivery for epoch in epochs],
+        "words": [words(epoch) for epoch in epochs],
     }
 
 
 def _link_columns(links: Sequence[LinkFigures]) -> dict[str, list[Any]]:
     return {
-        "sender": [_short(one.sender) for one in links],
-        "receiver": [_short(one.receiver) for one in links],
-        "mb": [one.nbytes / 1e6 for one in links],
-        "rate": [one.rate / 1e6 for one in links],
+        "sender": [_short(link.sender) for link in links],
+        "receiver": [_short(link.receiver) for link in links],
+        "mb": [link.nbytes / 1e6 for link in links],
+        "rate": [link.rate / 1e6 for link in links],
         "words": [
-            f"{one.receiver} from {one.sender}: {human_bytes(one.nbytes)} in {human_seconds(one.seconds)}, "
-            f"{human_rate(one.rate)}"
-            for one in links
+            f"{link.receiver} from {link.sender}: {human_bytes(link.nbytes)} in {human_seconds(link.seconds)}, "
+            f"{human_rate(link.rate)}"
+            for link in links
         ],
     }
 

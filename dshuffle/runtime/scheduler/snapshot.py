@@ -92,8 +92,8 @@ class LinkFigures:
 def links_of(reports: Mapping[int, Report]) -> tuple[LinkFigures, ...]:
     """The links of an exchange, from what participants reported with the commit."""
     return tuple(
-        LinkFigures(receiver=name_of(who), sender=name_of(sender), nbytes=nbytes, seconds=seconds)
-        for who, report in sorted(reports.items())
+        LinkFigures(receiver=name_of(receiver), sender=name_of(sender), nbytes=nbytes, seconds=seconds)
+        for receiver, report in sorted(reports.items())
         for sender, (nbytes, seconds) in sorted(report.links.items())
     )
 

@@ -31,10 +31,10 @@ def snapshot_of(session_id: str, coordinator: Coordinator) -> SessionSnapshot:
                 name=name_of(participant),
                 address=address,
                 state=state(participant),
-                held=coordinator.held.get(participant),
+                held=coordinator.log.n_held.get(participant),
             )
             for participant, address in addresses
         ),
-        epochs=figures_of(tuple(coordinator.log)),
-        links=coordinator.links,
+        epochs=figures_of(tuple(coordinator.log.exchanges)),
+        links=coordinator.log.links,
     )

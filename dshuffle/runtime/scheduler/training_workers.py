@@ -14,7 +14,7 @@ LEAVING = (Status.closing, Status.closing_gracefully, Status.closed)
 """States of workers that Dask retires or closes."""
 
 
-def membership(scheduler: Scheduler, addresses: Mapping[int, str], adopted: Iterable[int]) -> MemberChanges:
+def member_changes(scheduler: Scheduler, addresses: Mapping[int, str], adopted: Iterable[int]) -> MemberChanges:
     """Compare the workers that could train with the members of a session.
 
     Parameters
@@ -30,7 +30,7 @@ def membership(scheduler: Scheduler, addresses: Mapping[int, str], adopted: Iter
         for address, worker in workers.items()
         if worker.status == Status.running and not only_serves(worker.resources)
     }
-    ranks = {address for who, address in addresses.items() if who != SERVER}
+    ranks = {address for participant, address in addresses.items() if participant != SERVER}
     left = {address for address in ranks if address not in workers or workers[address].status in LEAVING}
     return MemberChanges(
         joined=tuple(sorted(training - set(addresses.values()))),

@@ -64,25 +64,25 @@ class Session(Protocol):
 
 
 @dataclass(slots=True)
-class Waiting:
+class WaitingTask:
     """Since when a task waits, and for which session."""
 
     since: float
     session: Session | None
-    told: bool = False
+    warned: bool = False
 
 
 class UnrunnableTasks:
     """The partition tasks in the state ``no-worker``. They are looked at every second until none is left."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Any, Waiting] = {}
+        self._waiting: dict[Any, WaitingTask] = {}
         self._watching = False
 
     def add(self, key: Any, scheduler: Scheduler, session: Session | None) -> None:
         """Watch a task of a session."""
         loop = asyncio.get_running_loop()
-        self._waiting.setdefault(key, Waiting(loop.time(), session))
+        self._waiting.setdefault(key, WaitingTask(loop.time(), session))
         loop.call_soon(self.check, scheduler)  # not now: the transition to no-worker is still being made
         if not self._watching:
             self._watching = True
@@ -101,34 +101,35 @@ class UnrunnableTasks:
                 waiting.since = now
                 continue
             pinned_to = task.worker_restrictions or set()
-            where = ", ".join(pinned_to) if session is None else session.addresses[rank_of_key(key)]
-            worker = scheduler.workers.get(where)
+            address = ", ".join(pinned_to) if session is None else session.addresses[rank_of_key(key)]
+            worker = scheduler.workers.get(address)
             if session is None or session.ended or worker is None:
-                lost = f"the worker that owned rank {rank_of_key(key)} ({where}) has left the cluster"
+                lost = f"the worker that owned rank {rank_of_key(key)} ({address}) has left the cluster"
                 error = WorkerLost(f"{lost} and its partition is lost. Make a new Shuffler")
                 fail_task(task, scheduler, error if session is None else session.cause or error)
                 if session is not None:
                     session.outcomes.record(key, Outcome.LOST)
-            elif pinned_to != {where}:
+            elif pinned_to != {address}:
                 move_to_rank(key, scheduler, session)
             elif now - waiting.since >= session.paused_timeout:
                 waited = f"a task waited {session.paused_timeout:g} s because {_paused(key, worker)}"
                 hint = "Give the worker more memory, lower memory_limit or cache_fraction, or use more workers"
                 fail_task(task, scheduler, ClusterError(f"{waited}. {hint}"))
-            elif now - waiting.since >= WARN_AFTER and not waiting.told:
-                waiting.told = True
+            elif now - waiting.since >= WARN_AFTER and not waiting.warned:
+                waiting.warned = True
                 message = f"dshuffle: a task is waiting because {_paused(key, worker)}"
                 logger.warning(message)
                 scheduler.log_event("warn", {"message": dumps(message), "category": dumps(RuntimeWarning)})
 
     def waiting_for(self, scheduler: Scheduler) -> list[str]:
         """Which paused workers tasks are waiting for, in words."""
-        found = []
+        reasons = []
         for key in self._waiting:
             task = scheduler.tasks.get(key)
             pinned_to = set() if task is None else task.worker_restrictions or set()
-            found += [_paused(key, scheduler.workers[where]) for where in pinned_to if where in scheduler.workers]
-        return found
+            workers = [scheduler.workers[address] for address in pinned_to if address in scheduler.workers]
+            reasons += [_paused(key, worker) for worker in workers]
+        return reasons
 
     def _watch(self, scheduler: Scheduler) -> None:
         self.check(scheduler)
@@ -144,10 +145,10 @@ def move_to_rank(key: Any, scheduler: Scheduler, session: Session) -> None:
     """
     task, rank = scheduler.tasks.get(key), rank_of_key(key)
     is_new = rank in session.new_ranks and not session.ended
-    where = NOBODY if is_new else session.addresses.get(rank, "")
-    if task is None or not (is_new or where in scheduler.workers) or task.worker_restrictions in (None, {where}):
+    address = NOBODY if is_new else session.addresses.get(rank, "")
+    if task is None or not (is_new or address in scheduler.workers) or task.worker_restrictions in (None, {address}):
         return
-    scheduler.set_restrictions({key: {where}})
+    scheduler.set_restrictions({key: {address}})
     if task.state in ("no-worker", "processing"):
         # A task that runs on the worker before is given back, and then sent to the new one.
         finish: Any = "processing" if task.state == "no-worker" else "released"

@@ -22,21 +22,21 @@ from dataclasses import dataclass, field
 from dshuffle.errors import DShuffleError, ExchangeError, MembershipChanged
 from dshuffle.records import Measures
 from dshuffle.runtime.messages import Answer, CommitReply, Counts, MemberState, Report, Vote
-from dshuffle.runtime.scheduler.instructions import (
-    ATTEMPTS,
-    Adopt,
-    AllReady,
-    Committed,
-    Ended,
+from dshuffle.runtime.scheduler.machine.epochs import ATTEMPTS
+from dshuffle.runtime.scheduler.machine.instructions import (
+    EpochCommitted,
     EpochFailed,
-    GoesOnWithout,
-    Opened,
-    Phase,
-    Replace,
-    Replaced,
-    Tell,
+    ParticipantDropped,
+    PhaseOrder,
+    RankAdoption,
+    RanksRestored,
+    ReplacementSearch,
+    RunReady,
+    SessionEnded,
+    SessionOpened,
 )
-from dshuffle.runtime.scheduler.session_machine import SessionMachine
+from dshuffle.runtime.scheduler.machine.phases import Phase
+from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
 
 COMMITTED = CommitReply(report=Report(measures=Measures()))
 
@@ -48,7 +48,7 @@ FAULTS = {"lose": 0.1, "fail": 0.05, "crash": 0.01, "stop": 0.02, "hang": 0.02}
 class Member:
     """A worker, as far as the scheduler can see it."""
 
-    who: int
+    rank: int
     opened: bool = False
     number: int = -1
     epoch: int = -1
@@ -70,14 +70,14 @@ class World:
         self.rng, self.seen = random.Random(seed), seen
         # Each world has some of the faults.
         self.faults = {name: rate * self.rng.choice([0, 1, 1]) for name, rate in faults.items()}
-        self.members = {who: Member(who) for who in range(self.rng.randint(1, 5))}
+        self.members = {rank: Member(rank) for rank in range(self.rng.randint(1, 5))}
         self.replaces = self.rng.random() < 0.7
         self.machine = SessionMachine(
             self.members,
             first_epoch=0,
             heartbeat=HEARTBEAT,
             timeout=TIMEOUT,
-            who_is="rank {}".format,
+            name_of="rank {}".format,
             replaceable=self.members if self.replaces else (),
             replacement_timeout=60.0,
             optional=[0] if self.rng.random() < 0.5 else (),
@@ -113,38 +113,38 @@ class World:
     def perform(self, instructions: list[object]) -> None:
         for instruction in instructions:
             match instruction:
-                case Tell():
+                case PhaseOrder():
                     # Orders go to an address: not to the member that takes the rank later.
                     arrives = self.rng.expovariate(100)
-                    order = instruction, self.members[instruction.who], self.machine.epoch
+                    order = instruction, self.members[instruction.participant], self.machine.epoch
                     self.later(arrives, lambda order=order: self.deliver(*order))
-                case Opened():
+                case SessionOpened():
                     self.answer = "opened"
-                case AllReady(run):
+                case RunReady(run):
                     ready = [m for m in self.members.values() if m.run_id == run.run_id and is_ready(m)]
                     assert len(ready) == len(self.members)
-                case Committed(run, reports):
-                    there = {who for who in self.members if who not in self.unsettled()}
-                    assert {self.members[who].epoch for who in there} == {run.epoch}
+                case EpochCommitted(run, reports):
+                    there = {rank for rank in self.members if rank not in self.machine.unsettled}
+                    assert {self.members[rank].epoch for rank in there} == {run.epoch}
                     assert there <= reports.keys()
                     self.answer = "committed"
-                case Replace(ranks):
-                    for who in ranks:
-                        self.find_replacement(who)
-                case Replaced(ranks):
+                case ReplacementSearch(ranks):
+                    for rank in ranks:
+                        self.find_replacement(rank)
+                case RanksRestored(ranks):
                     self.seen["replaced"] += len(ranks)
-                    assert all(self.members[who].epoch == self.machine.epoch for who in ranks)
-                case Adopt(ranks):
-                    for who in ranks:
+                    assert all(self.members[rank].epoch == self.machine.epoch for rank in ranks)
+                case RankAdoption(ranks):
+                    for rank in ranks:
                         self.seen["adopted"] += 1
-                        self.members[who] = Member(who)
-                        self.perform(self.machine.replaced(who, self.now, adopted=True))
-                case GoesOnWithout(who):
+                        self.members[rank] = Member(rank)
+                        self.perform(self.machine.replaced(rank, self.now, adopted=True))
+                case ParticipantDropped(rank):
                     self.seen["went on without"] += 1
-                    del self.members[who]
+                    del self.members[rank]
                 case EpochFailed(error):
                     self.answer = error
-                case Ended(error):
+                case SessionEnded(error):
                     self.ended = self.answer = error
         if self.machine.busy and not self.clock_runs:
             self.clock_runs = True
@@ -154,29 +154,25 @@ class World:
         self.clock_runs = False
         self.perform(self.machine.tick(self.now))
 
-    def unsettled(self) -> set[int]:
-        """Ranks that are lost, or whose new workers do not hold their partition yet."""
-        return {*self.machine._missing, *self.machine._new}
-
-    def find_replacement(self, who: int) -> None:
+    def find_replacement(self, rank: int) -> None:
         """Another worker comes, or the old one goes on, or nobody comes."""
-        lost = self.members[who]
+        lost = self.members[rank]
         if self.rng.random() < 0.2:
             return
 
         def join() -> None:
-            if who not in self.machine.missing or self.members[who] is not lost:
+            if rank not in self.machine.missing or self.members[rank] is not lost:
                 return
             if lost.crashed or self.rng.random() < 0.5:
-                self.members[who] = Member(who)
+                self.members[rank] = Member(rank)
             elif lost.stopped_until > self.now:
                 self.later(lost.stopped_until - self.now, join)
                 return
-            self.perform(self.machine.replaced(who, self.now))
+            self.perform(self.machine.replaced(rank, self.now))
 
         self.later(self.rng.uniform(0, 20), join)
 
-    def deliver(self, tell: Tell, member: Member, epoch: int) -> None:
+    def deliver(self, order: PhaseOrder, member: Member, epoch: int) -> None:
         """An order arrives at a member, or not; its answer travels back, or is lost."""
         if self.happens("crash"):
             member.crashed = True
@@ -189,67 +185,69 @@ class World:
         if member.crashed:
             return
         if member.stopped_until > self.now:
-            self.later(member.stopped_until - self.now, lambda: self.deliver(tell, member, epoch))
+            self.later(member.stopped_until - self.now, lambda: self.deliver(order, member, epoch))
             return
         if self.happens("lose"):
-            self.later(0.01, lambda: self.machine.unreachable(tell, "OSError: lost"))
+            self.later(0.01, lambda: self.machine.unreachable(order, "OSError: lost"))
             if self.rng.random() < 0.5:  # the order, or its answer
                 return
-            self.carry_out(member, tell, epoch)
+            self.carry_out(member, order, epoch)
             return
-        reply = self.carry_out(member, tell, epoch)
+        reply = self.carry_out(member, order, epoch)
         if isinstance(reply, DShuffleError):
-            self.later(self.rng.expovariate(100), lambda: self.perform(self.machine.refused(tell, reply, self.now)))
+            self.later(self.rng.expovariate(100), lambda: self.perform(self.machine.refused(order, reply, self.now)))
         else:
-            self.later(self.rng.expovariate(100), lambda: self.perform(self.machine.answered(tell, reply, self.now)))
+            self.later(self.rng.expovariate(100), lambda: self.perform(self.machine.answered(order, reply, self.now)))
 
     # -- a worker ------------------------------------------------------------------------------------------------
 
     def leave(self, member: Member) -> None:
-        if self.members.get(member.who) is member:
-            self.perform(self.machine.lost([member.who], "has left", self.now))
+        if self.members.get(member.rank) is member:
+            self.perform(self.machine.lost([member.rank], "has left", self.now))
 
-    def carry_out(self, member: Member, tell: Tell, epoch: int) -> Answer | DShuffleError:
-        match tell.order:
+    def carry_out(self, member: Member, order: PhaseOrder, epoch: int) -> Answer | DShuffleError:
+        match order.name:
             case "open":
                 member.opened = True
-            case "restore" | "members" if tell.turn <= member.number:
+            case "restore" | "members" if order.turn <= member.number:
                 pass  # the order was given before the last one that arrived
             case "restore":
-                member.number = tell.turn
+                member.number = order.turn
                 if member.epoch != epoch or not member.opened:
-                    member.__init__(tell.who, opened=True, epoch=epoch, number=tell.turn)
-                member.run_id, member.vote, member.last_run = 0, None, tell.run_id
+                    member.__init__(order.participant, opened=True, epoch=epoch, number=order.turn)
+                member.run_id, member.vote, member.last_run = 0, None, order.run_id
             case "members":
-                member.number = tell.turn
+                member.number = order.turn
                 assert member.run_id == 0, "a run is under way"
             case "status":
                 return MemberState(open=member.opened, run_id=member.last_run, vote=member.vote)
             case "begin":
-                if tell.run_id > member.last_run:
-                    assert not self.machine.adopted or tell.turn < self.machine.turn, "an exchange without a worker"
+                if order.run_id > member.last_run:
+                    assert not self.machine.adopted or order.turn < self.machine.turn, "an exchange without a worker"
                     assert member.run_id == 0, "two runs at a time"
-                    member.last_run = member.run_id = tell.run_id
+                    member.last_run = member.run_id = order.run_id
                     member.run_epoch, member.vote = member.epoch + 1, None
-                    self.later(self.rng.choice([0.1, 1, 20]), lambda: self.finish(member, tell.run_id))
+                    self.later(self.rng.choice([0.1, 1, 20]), lambda: self.finish(member, order.run_id))
             case "abort":
-                member.last_run = max(member.last_run, tell.run_id)
-                if 0 < member.run_id <= tell.run_id:
+                member.last_run = max(member.last_run, order.run_id)
+                if 0 < member.run_id <= order.run_id:
                     member.run_id, member.vote = 0, None
-                member.aborted.add(tell.run_id)
+                member.aborted.add(order.run_id)
             case "commit":
-                if member.committed == tell.run_id:
+                if member.committed == order.run_id:
                     return COMMITTED
-                if member.run_id != tell.run_id or not is_ready(member):
-                    return ExchangeError(f"run {tell.run_id} is not ready here")
+                if member.run_id != order.run_id or not is_ready(member):
+                    return ExchangeError(f"run {order.run_id} is not ready here")
                 if member.hangs_until > self.now:
                     return CommitReply(busy="1 task still running")
-                others = [self.members[who] for who in self.members.keys() - self.unsettled() - {tell.who}]
-                if self.members.get(tell.who) is member and tell.who not in self.unsettled():  # else it was given up
-                    ready = all(m.committed == tell.run_id or is_ready(m) for m in others)
+                ranks = self.members.keys() - self.machine.unsettled - {order.participant}
+                others = [self.members[rank] for rank in ranks]
+                given_up = self.members.get(order.participant) is not member
+                if not given_up and order.participant not in self.machine.unsettled:
+                    ready = all(m.committed == order.run_id or is_ready(m) for m in others)
                     assert ready, "swapped before all were ready"
-                assert tell.run_id not in member.aborted
-                member.epoch, member.committed, member.run_id, member.vote = member.run_epoch, tell.run_id, 0, None
+                assert order.run_id not in member.aborted
+                member.epoch, member.committed, member.run_id, member.vote = member.run_epoch, order.run_id, 0, None
                 return COMMITTED
         return None
 
@@ -263,7 +261,7 @@ class World:
         if self.happens("lose"):
             return
         arrives = self.rng.expovariate(100)
-        self.later(arrives, lambda: self.perform(self.machine.voted(run_id, member.who, vote, self.now)))
+        self.later(arrives, lambda: self.perform(self.machine.voted(run_id, member.rank, vote, self.now)))
 
     # -- the client ----------------------------------------------------------------------------------------------
 
@@ -279,7 +277,7 @@ class World:
         return self.answer
 
     def check(self) -> None:
-        epochs = {m.epoch for who, m in self.members.items() if who not in self.unsettled()}
+        epochs = {m.epoch for rank, m in self.members.items() if rank not in self.machine.unsettled}
         assert max(epochs, default=0) - min(epochs, default=0) <= 1
         if self.machine.phase in (Phase.IDLE, Phase.EXCHANGING, Phase.READY, Phase.ABORTING):
             assert epochs <= {self.machine.epoch}

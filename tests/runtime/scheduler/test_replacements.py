@@ -1,4 +1,4 @@
-"""Workers that may take a lost rank, and why others may not."""
+"""What the log says of workers that take lost ranks."""
 
 from __future__ import annotations
 
@@ -7,41 +7,73 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from distributed import Status
 
-from dshuffle.runtime.scheduler.replacements import Candidates
-from dshuffle.runtime.session_spec import PROTOCOL
+from dshuffle.errors import CacheBudgetError
+from dshuffle.runtime.scheduler import replacements
+from dshuffle.runtime.scheduler.machine.phases import Phase
+from dshuffle.runtime.scheduler.replacements import Replacements
 
-WORKER = "tcp://10.0.0.7:1"
+from .machines import given_order, replacing_machine
 
-
-def scheduler_with(reply: Any) -> Any:
-    """A scheduler with one worker, and its answer."""
-
-    async def dshuffle_protocol() -> Any:
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    worker = SimpleNamespace(address=WORKER, name="7", status=Status.running, resources={})
-    return SimpleNamespace(workers={WORKER: worker}, rpc=lambda _: SimpleNamespace(dshuffle_protocol=dshuffle_protocol))
+LOST, SPARE = "tcp://10.0.0.1:1", "tcp://10.0.0.2:1"
 
 
 @pytest.mark.parametrize(
-    ("reply", "reason"),
+    ("addresses", "refuses", "logged"),
     [
-        ({"protocol": PROTOCOL, "is_set_up": True}, ""),
-        ({"protocol": PROTOCOL, "is_set_up": False}, "is still being set up"),
-        ({"protocol": 3, "is_set_up": True}, f"has another version of dshuffle (protocol 3, and not {PROTOCOL})"),
-        (None, "is not set up for dshuffle"),
-        (OSError("refused"), "does not answer (OSError: refused)"),
+        ([LOST], False, ["answers again"]),
+        ([SPARE], False, [f"is replaced by {SPARE}"]),
+        ([SPARE, SPARE], True, [f"is replaced by {SPARE}", "could not take the rank before, and tries again"]),
+        ([LOST, LOST], True, ["answers again", "could not take the rank before, and tries again"]),
+        ([SPARE, LOST], True, [f"is replaced by {SPARE}", f"is replaced by {LOST}"]),
+        ([SPARE, SPARE], False, [f"is replaced by {SPARE}", "answers again"]),
     ],
 )
-def test_why_a_worker_cannot_take_a_rank(reply: Any, reason: str) -> None:
-    async def find() -> None:
-        candidates = Candidates(scheduler_with(reply), [], new_workers=False)
-        worker = await candidates.find("tcp://10.0.0.1:1", [], serves=False)
-        assert (worker is None) is bool(reason)
-        assert candidates.why_unfit == (f"{WORKER} {reason}" if reason else "")
+def test_the_log_says_how_a_worker_takes_a_rank(
+    addresses: list[str],
+    refuses: bool,
+    logged: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The workers at these addresses take rank 1 one after the other. It is lost again, or refused for lack of room."""
+    monkeypatch.setattr(replacements, "TICK", 0.0)
+    machine = replacing_machine(2)
+    participants = SimpleNamespace(
+        addresses={0: "tcp://10.0.0.0:1", 1: LOST}, name_of="rank {}".format, retired={}, handed_over={}
+    )
+    next_address = iter(addresses)
 
-    asyncio.run(find())
+    async def find(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(address=next(next_address))
+
+    candidates = SimpleNamespace(find=find, why_unfit="", remember=lambda worker: None, refuse=lambda address: None)
+    driver = SimpleNamespace(run=lambda method, *arguments, **options: method(*arguments, now=0.0, **options))
+    options = SimpleNamespace(elastic=False, on_loss="replace")
+    search = Replacements(
+        SimpleNamespace(workers={}),
+        SimpleNamespace(session_id="session-7", options=options, former=None),
+        participants,
+        candidates,
+        machine,
+        driver,
+        SimpleNamespace(given_up=set()),
+        is_followed=lambda: False,
+        move_tasks=lambda: None,
+    )
+
+    async def run() -> None:
+        machine.lost([1], "has left", 0.0)
+        for number, address in enumerate(addresses):
+            search.search()
+            async with asyncio.timeout(10):
+                while machine.phase is Phase.WAITING:
+                    await asyncio.sleep(0)
+            if number + 1 < len(addresses) and refuses:
+                search.refuse(1, address)
+                machine.refused(given_order(machine, "restore", 1, 0), CacheBudgetError("no room here"), 0.0)
+            elif number + 1 < len(addresses):
+                machine.lost([1], "has left", 0.0)
+
+    asyncio.run(run())
+    assert [record.getMessage() for record in caplog.records] == [f"dshuffle: rank 1 {words}" for words in logged]

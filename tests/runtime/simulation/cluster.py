@@ -34,7 +34,7 @@ import dshuffle.runtime.worker.worker_plugin
 from dshuffle.errors import MixingWarning
 from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
 from dshuffle.planning.own_part import OwnPlanner
-from dshuffle.runtime.scheduler.replacements import Candidates
+from dshuffle.runtime.scheduler.candidates import Candidates
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 

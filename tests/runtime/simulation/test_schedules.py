@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dshuffle.runtime.scheduler.session_machine
+import dshuffle.runtime.scheduler.machine.epochs
 from dshuffle.runtime.client.epoch_tasks import EpochTasks
 from dshuffle.runtime.orders import CloseOrder
 from dshuffle.runtime.worker.sessions import WorkerSessions
@@ -103,7 +103,7 @@ def test_workers_that_draw_differently_train_on_nothing(way: int, store: Store) 
 
 def test_samples_that_are_lost_are_noticed(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
     """A scheduler that does not compare what the workers have drawn."""
-    monkeypatch.setattr(dshuffle.runtime.scheduler.session_machine, "check_votes", lambda *_: None)
+    monkeypatch.setattr(dshuffle.runtime.scheduler.machine.epochs, "check_votes", lambda *_: None)
     with pytest.raises(AssertionError, match="samples were lost or doubled"):
         Simulation(store).run(Schedule(1, 0, 3, EPOCHS, frozenset({BUILD})))
 

@@ -22,18 +22,18 @@ class Silence:
         self._heard: dict[int, float] = {}
         self._asked: dict[int, float] = {}
 
-    def begin(self, now: float, told: Iterable[int] = ()) -> None:
-        """Begin a phase, in which these participants were told something."""
+    def begin(self, now: float, participants: Iterable[int] = ()) -> None:
+        """Begin a phase, in which these participants get an order."""
         self._since = self._ticked = now
-        self._asked = dict.fromkeys(told, now)
+        self._asked = dict.fromkeys(participants, now)
 
     def extend(self, now: float) -> None:
         """Let the phase begin again."""
         self._since = now
 
-    def hear(self, who: int, now: float) -> None:
+    def hear(self, participant: int, now: float) -> None:
         """Note that a participant has said something, or was alive at an earlier time."""
-        self._heard[who] = max(now, self._heard.get(who, now))
+        self._heard[participant] = max(now, self._heard.get(participant, now))
 
     def tick(self, now: float) -> float:
         """Let time pass, and return the seconds that do not count.
@@ -44,21 +44,21 @@ class Silence:
         if gap < self._heartbeat / 3:
             return 0.0
         self._since += gap
-        self._heard = {who: heard + gap for who, heard in self._heard.items()}
-        self._asked = {who: asked + gap for who, asked in self._asked.items()}
+        self._heard = {participant: heard + gap for participant, heard in self._heard.items()}
+        self._asked = {participant: asked + gap for participant, asked in self._asked.items()}
         return gap
 
     def lasts(self, now: float) -> float:
         """Seconds since the phase began."""
         return now - self._since
 
-    def is_lost(self, who: int, now: float) -> bool:
+    def is_lost(self, participant: int, now: float) -> bool:
         """Whether a participant has said nothing for a heartbeat."""
-        return now - max(self._heard.get(who, self._since), self._since) >= self._heartbeat
+        return now - max(self._heard.get(participant, self._since), self._since) >= self._heartbeat
 
-    def is_due(self, who: int, now: float) -> bool:
+    def is_due(self, participant: int, now: float) -> bool:
         """Whether to ask a participant now. If so, the next time is a third of a heartbeat later."""
-        due = now - self._asked[who] >= self._heartbeat / 3
+        due = now - self._asked[participant] >= self._heartbeat / 3
         if due:
-            self._asked[who] = now
+            self._asked[participant] = now
         return due

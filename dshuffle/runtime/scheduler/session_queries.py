@@ -1,0 +1,86 @@
+"""What clients and workers ask of an open session, beside its epochs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from dshuffle.errors import ClusterError, WorkerLost
+from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.runtime.messages import MemberChanges, TrainedSamples, UnfinishedTask
+from dshuffle.runtime.scheduler.coordinator import Coordinator
+from dshuffle.runtime.scheduler.driver import TICK
+from dshuffle.runtime.scheduler.training_workers import member_changes
+
+logger = logging.getLogger(__name__)
+
+
+async def training_seconds(session: Coordinator) -> list[float]:
+    """Seconds of training since the last commit, by rank. A rank whose worker is lost counts 0."""
+    session.check()
+
+    async def of(rank: int) -> float:
+        if rank in session.machine.unsettled:
+            return 0.0
+        return await session.participants.ask(float, "training", rank)
+
+    return await asyncio.gather(*map(of, session.ranks))
+
+
+async def trained_samples(session: Coordinator) -> TrainedSamples:
+    """The current epoch, how many of its samples each rank has trained on, and the digest of all of these.
+
+    Raises
+    ------
+    ClusterError
+        If a worker does not answer.
+    """
+    session.check()
+    epoch = session.epoch
+    digests = await asyncio.gather(*(_trained_by(session, rank, epoch) for rank in session.ranks))
+    counts = tuple(digest.count for digest in digests)
+    return TrainedSamples(epoch=epoch, counts=counts, digest=SampleDigest.summed(digest.fields for digest in digests))
+
+
+async def _trained_by(session: Coordinator, rank: int, epoch: int) -> SampleDigest:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + session.heartbeat
+    while rank not in session.machine.unsettled:
+        try:
+            return await session.participants.ask(SampleDigest, "trained", rank, epoch=epoch)
+        except WorkerLost:  # perhaps nobody has noticed that it is lost
+            if loop.time() >= deadline:
+                raise
+        await asyncio.sleep(TICK)
+        session.check()
+    return SampleDigest()  # the task of a lost worker runs again
+
+
+def unfinished_tasks(session: Coordinator, epoch: int, calls: list[int]) -> list[UnfinishedTask]:
+    """The tasks of some calls in an epoch that did not finish, each with its outcome."""
+    return session.outcomes.unfinished(epoch, calls, len(session.ranks))
+
+
+def member_addresses(session: Coordinator) -> dict[int, str]:
+    """Address of every rank, and of the server."""
+    return dict(session.addresses)
+
+
+def membership(session: Coordinator) -> MemberChanges:
+    """How the workers of the cluster differ from the members."""
+    session.check()
+    return member_changes(session.scheduler, session.addresses, session.machine.adopted)
+
+
+def end_collective(session: Coordinator, address: str, **call: Any) -> None:
+    """Fail the ranks that wait for a mean at rank 0. If rank 0 has left this address, nobody waits there."""
+    if session.addresses[0] == address:
+        session.driver.spawn(_end_collective(session, **call))
+
+
+async def _end_collective(session: Coordinator, reason: str, **call: Any) -> None:
+    try:
+        await session.participants.ask(type(None), "end_collective", 0, reason=reason, **call)
+    except ClusterError as error:  # its worker or the call has ended
+        logger.debug("dshuffle: rank 0 could not be told that %s: %s", reason, error)

@@ -1,0 +1,136 @@
+"""Waits until dshuffle is set up on all workers of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+from distributed import Scheduler, Status
+
+from dshuffle.errors import ClusterError
+from dshuffle.runtime.replies import within
+from dshuffle.runtime.scheduler.training_workers import LEAVING
+from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL
+from dshuffle.runtime.settings import Settings
+
+SETUP_TIMEOUT = 60.0
+"""Seconds in which all workers must be set up."""
+
+ASK_AGAIN = 0.5
+"""Seconds after which workers are asked again, unless one says hello earlier."""
+
+
+async def workers_set_up(scheduler: Scheduler, hello: asyncio.Event, settings: Settings) -> set[str]:
+    """Wait until every worker of the cluster has set up the worker plugin.
+
+    The scheduler asks the workers, so that it does not have to remember which worker sent a hello to which plugin. A
+    hello only makes it ask immediately.
+
+    Parameters
+    ----------
+    scheduler
+        The Dask scheduler.
+    hello
+        Is set when a worker says hello.
+    settings
+        Settings of the session for which the workers are needed.
+
+    Returns
+    -------
+    set of str
+        Addresses of the workers that are set up and not paused.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + min(settings.timeout, SETUP_TIMEOUT)
+    installed_again: set[str] = set()
+    question = {"op": "dshuffle_protocol"}
+    while True:
+        hello.clear()
+        if not scheduler.workers:
+            raise ClusterError(
+                "the cluster does not have any workers; start some and wait for them with client.wait_for_workers"
+            )
+        present = [address for address, worker in scheduler.workers.items() if worker.status not in LEAVING]
+        replies = await ask_all(scheduler, question, present, settings.heartbeat)
+        late = {address: reply for address, reply in replies.items() if not _is_set_up(reply)}
+        if not late:
+            break
+        if loop.time() > deadline:
+            raise _not_set_up(late, len(replies))
+        # Only workers that surely lack the plugin: Dask would tear down one that is there, with its sessions.
+        bare = [address for address, reply in late.items() if reply is None and address not in installed_again]
+        second_replies = await ask_all(scheduler, question, bare, settings.heartbeat)
+        bare = [address for address, reply in second_replies.items() if reply is None]
+        if bare:
+            installed_again.update(bare)
+            message = {"op": "plugin-add", "plugin": scheduler.worker_plugins[PLUGIN], "name": PLUGIN}
+            answers = await ask_all(scheduler, message, bare, settings.heartbeat)
+            refusals = {address: reply for address, reply in answers.items() if _is_error(reply)}
+            if refusals:
+                raise _not_set_up(refusals, len(replies))
+            continue
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(hello.wait(), ASK_AGAIN)
+    for address, reply in replies.items():
+        if reply.get("protocol") != PROTOCOL:
+            raise ClusterError(
+                f"worker {address} uses protocol {reply.get('protocol')} and the scheduler uses protocol "
+                f"{PROTOCOL}. Install the same version of dshuffle on both",
+                transient=False,
+            )
+    return _running(scheduler, replies)
+
+
+def _running(scheduler: Scheduler, addresses: Iterable[str]) -> set[str]:
+    states = {address: scheduler.workers[address].status for address in addresses if address in scheduler.workers}
+    running = {address for address, status in states.items() if status == Status.running}
+    if not running:
+        words = ", ".join(f"{address} ({states[address].name})" for address in sorted(states))
+        raise ClusterError(
+            f"none of the workers can run tasks: {words}. Dask pauses a worker that uses more than 80 % of its "
+            "memory limit. Free memory on these workers, or start workers with a larger limit"
+        )
+    return running
+
+
+async def ask_all(
+    scheduler: Scheduler, message: dict[str, Any], addresses: Iterable[str], heartbeat: float
+) -> dict[str, Any]:
+    """Send a message to workers, and return the replies; a worker that does not answer in time has an error."""
+
+    async def ask(address: str) -> tuple[str, Any]:
+        reply: Any = scheduler.broadcast(msg=message, workers=[address], on_error="return")
+        try:
+            return address, (await within(heartbeat, reply))[address]
+        except TimeoutError as error:
+            return address, error
+
+    return dict(await asyncio.gather(*map(ask, addresses)))
+
+
+def _is_set_up(reply: Any) -> bool:
+    # Releases with another protocol may lack this field. They are refused by name later.
+    return isinstance(reply, dict) and "protocol" in reply and bool(reply.get("is_set_up", True))
+
+
+def _is_error(reply: Any) -> bool:
+    return isinstance(reply, dict) and reply.get("status") == "error"
+
+
+def _not_set_up(replies: dict[str, Any], n_workers: int) -> ClusterError:
+    address, reply = min(replies.items())
+    reason = "the worker's log has the reason"
+    if isinstance(reply, BaseException):
+        reason = f"{type(reply).__name__}: {reply}"
+    elif isinstance(reply, dict) and reply.get("is_set_up") is False:
+        reason = "it still loads or compiles kernels; open the session again later, or run dshuffle warmup there"
+    elif _is_error(reply):
+        reason = f"{reply.get('exception_text', 'the plugin was refused')}"
+    # Another attempt would install the same plugin on the same worker.
+    return ClusterError(
+        f"dshuffle could not be set up on {len(replies)} of {n_workers} workers, among them {address} ({reason}). Make "
+        "sure that the worker runs and that the same version of dshuffle is installed there",
+        transient=not _is_error(reply),
+    )

@@ -1,0 +1,65 @@
+"""State machines of sessions, brought into a state, and what tests tell them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.runtime.messages import Counts, Vote
+from dshuffle.runtime.scheduler.machine.instructions import PhaseOrder
+from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
+
+from .simulator import COMMITTED, HEARTBEAT, TIMEOUT
+
+
+def given_order(machine: SessionMachine, name: str, rank: int, run_id: int) -> PhaseOrder:
+    """An order as the machine has given it in its present phase."""
+    return PhaseOrder(name, rank, run_id, machine.turn)
+
+
+def new_machine(n_members: int, **options: Any) -> SessionMachine:
+    return SessionMachine(
+        range(n_members), first_epoch=0, heartbeat=HEARTBEAT, timeout=TIMEOUT, name_of="rank {}".format, **options
+    )
+
+
+def machine_of(n_members: int, **options: Any) -> SessionMachine:
+    """A machine whose session is open."""
+    machine = new_machine(n_members, **options)
+    machine.open(0.0)
+    for rank in range(n_members):
+        machine.answered(given_order(machine, "open", rank, 0), None, 0.0)
+    return machine
+
+
+def replacing_machine(n_members: int, optional: tuple[int, ...] = (), *, shrinks: bool = False) -> SessionMachine:
+    """A machine whose session is open, and whose participants can all be replaced."""
+    replaceable = range(n_members)
+    return machine_of(n_members, replaceable=replaceable, optional=optional, shrinks=shrinks)
+
+
+def committed_machine(n_members: int) -> SessionMachine:
+    """A machine in epoch 0, whose participants can adopt ranks."""
+    machine = replacing_machine(n_members, shrinks=True)
+    machine.advance(0.0)
+    for rank in range(n_members):
+        machine.voted(1, rank, vote(), 0.1)
+    for rank in range(n_members):
+        machine.answered(given_order(machine, "commit", rank, 1), COMMITTED, 0.2)
+    assert machine.epoch == 0
+    return machine
+
+
+def pass_time(machine: SessionMachine, start: float, end: float) -> list[object]:
+    """What the machine says while time passes as it does for its driver."""
+    instructions, now = [], start
+    while now < end:
+        now = min(now + 0.5, end)
+        instructions += machine.tick(now)
+    return instructions
+
+
+def vote(
+    reason: str | None = None, again: bool = True, digest: int = 1, rows: int = 0, **digests: SampleDigest
+) -> Vote:
+    return Vote(reason=reason, again=again, counts=Counts(digest=digest, expected=0, rows=rows, **digests))

@@ -1,0 +1,202 @@
+"""Lost participants: other workers take their ranks, or the session goes on without them, or it ends."""
+
+from __future__ import annotations
+
+from dshuffle.errors import CacheBudgetError, DatasetChanged, MembershipChanged, WorkerLost
+from dshuffle.runtime.scheduler.machine.epochs import ATTEMPTS
+from dshuffle.runtime.scheduler.machine.instructions import (
+    EpochCommitted,
+    ParticipantDropped,
+    PhaseOrder,
+    RankAdoption,
+    RanksRestored,
+    ReplacementSearch,
+)
+
+from .machines import committed_machine, given_order, pass_time, replacing_machine, vote
+from .simulator import COMMITTED
+
+
+def test_a_rank_is_restored_before_the_others_go_on() -> None:
+    machine = replacing_machine(2)
+    machine.advance(0.0)
+    assert machine.lost([1], "has left", 1.0) == [PhaseOrder("abort", 0, 1)]
+    assert machine.answered(given_order(machine, "abort", 0, 1), None, 1.1) == [ReplacementSearch((1,))]
+    assert machine.waiting_for() == "waiting for other workers to replace rank 1"
+    assert machine.replaced(1, 2.0) == [PhaseOrder("restore", 1, 1)]
+    assert machine.answered(given_order(machine, "restore", 1, 0), None, 3.0) == [PhaseOrder("members", 0, 0)]
+    assert machine.answered(given_order(machine, "members", 0, 0), None, 3.1) == [
+        RanksRestored((1,)),
+        PhaseOrder("begin", 0, 2),
+        PhaseOrder("begin", 1, 2),
+    ]
+
+
+def test_after_two_close_losses_the_others_hear_of_both_workers_together() -> None:
+    machine = replacing_machine(3)
+    machine.lost([1], "has left", 0.0)
+    machine.replaced(1, 1.0)
+    assert machine.lost([2], "has left", 1.5) == [ReplacementSearch((2,))]
+    assert machine.replaced(2, 2.0) == [PhaseOrder("restore", 1, 0), PhaseOrder("restore", 2, 0)]
+    assert machine.answered(given_order(machine, "restore", 1, 0), None, 3.0) == []
+    assert machine.newcomers == {1, 2}  # so tasks of both ranks wait
+    assert machine.answered(given_order(machine, "restore", 2, 0), None, 3.0) == [PhaseOrder("members", 0, 0)]
+    assert machine.newcomers == {1, 2}
+    assert machine.answered(given_order(machine, "members", 0, 0), None, 3.1) == [RanksRestored((1, 2))]
+
+
+def test_a_worker_that_is_lost_in_a_commit_does_not_stop_it() -> None:
+    machine = replacing_machine(2)
+    machine.advance(0.0)
+    for rank in (0, 1):
+        machine.voted(1, rank, vote(), 0.1)
+    machine.lost([1], "has left", 0.2)
+    committed, replace = machine.answered(given_order(machine, "commit", 0, 1), COMMITTED, 0.3)
+    assert isinstance(committed, EpochCommitted)
+    assert replace == ReplacementSearch((1,))
+    assert machine.epoch == 0
+
+
+def test_nobody_comes() -> None:
+    machine = replacing_machine(2)
+    assert machine.lost([1], "has left", 0.0) == [ReplacementSearch((1,))]
+    assert pass_time(machine, 0.0, 59.0) == []
+    [ended] = pass_time(machine, 59.0, 60.0)
+    assert isinstance(ended.error, WorkerLost)
+
+
+def test_why_nobody_could_take_a_rank_is_said() -> None:
+    machine = replacing_machine(2)
+    machine.lost([1], "has left", 0.0)
+    machine.note_unfit(1, "worker 7 has another version of dshuffle")
+    [ended] = machine.not_replaced([1], 1.0)
+    assert str(ended.error).startswith("rank 1 has left; worker 7 has another version of dshuffle. No other worker")
+
+
+def test_why_a_rank_could_not_be_restored_is_said_although_the_worker_left_later() -> None:
+    machine = replacing_machine(2)
+    machine.lost([1], "has left", 0.0)
+    for moment in (1.0, 2.0):
+        [restore] = machine.replaced(1, moment)
+        assert machine.refused(restore, DatasetChanged("the dataset is another one"), moment) == [
+            ReplacementSearch((1,))
+        ]
+    machine.replaced(1, 3.0)
+    assert machine.lost([1], "has left again", 3.0) == [ReplacementSearch((1,))]
+    [ended] = machine.not_replaced([1], 4.0)
+    reason = "rank 1 has left again; rank 1 cannot take a lost rank (the dataset is another one). No other worker"
+    assert str(ended.error).startswith(reason)
+
+
+def test_why_another_worker_could_not_take_a_rank_is_forgotten_once_one_has() -> None:
+    machine = replacing_machine(2)
+    machine.lost([1], "has left", 0.0)
+    machine.note_unfit(1, "worker 7 is still being set up")
+    machine.replaced(1, 2.0)
+    machine.answered(given_order(machine, "restore", 1, 0), None, 3.0)
+    machine.answered(given_order(machine, "members", 0, 0), None, 3.1)
+    machine.lost([1], "has left again", 4.0)
+    [ended] = machine.not_replaced([1], 5.0)
+    assert str(ended.error).startswith("rank 1 has left again. No other worker")
+
+
+def test_nobody_comes_for_a_participant_that_is_optional() -> None:
+    machine = replacing_machine(2, optional=(1,))
+    machine.advance(0.0)
+    assert machine.lost([1], "has left", 1.0) == [PhaseOrder("abort", 0, 1)]
+    assert machine.answered(given_order(machine, "abort", 0, 1), None, 1.1) == [ReplacementSearch((1,))]
+    assert machine.not_replaced([1], 2.0) == [ParticipantDropped(1), PhaseOrder("begin", 0, 2)]
+    assert machine.participants == (0,)
+
+
+def test_a_participant_that_is_optional_does_not_end_the_wait_for_others() -> None:
+    machine = replacing_machine(3, optional=(2,))
+    machine.lost([1, 2], "has left", 0.0)
+    assert machine.not_replaced([2], 1.0) == [ParticipantDropped(2)]
+    assert machine.missing == (1,)
+    assert machine.replaced(1, 2.0) == [PhaseOrder("restore", 1, 0)]
+    other = replacing_machine(3, optional=(2,))
+    other.lost([1, 2], "has left", 0.0)
+    [ended] = other.not_replaced([1], 1.0)
+    assert "rank 1 has left; rank 2 has left" in str(ended.error)
+
+
+def test_a_participant_adopts_a_rank_and_the_session_stays_on_its_epoch() -> None:
+    machine = committed_machine(3)
+    machine.begin(1.0)
+    machine.lost([2], "has left", 1.1)
+    for rank in (0, 1):
+        instructions = machine.answered(given_order(machine, "abort", rank, 2), None, 1.2)
+    assert instructions == [ReplacementSearch((2,))]
+    assert machine.not_replaced([2], 2.0) == [RankAdoption((2,))]
+    assert machine.replaced(2, 2.0, adopted=True) == [PhaseOrder("restore", 2, 2)]
+    machine.answered(given_order(machine, "restore", 2, 2), None, 3.0)
+    machine.answered(given_order(machine, "members", 0, 0), None, 3.1)
+    # The exchange that was stopped does not begin again.
+    assert machine.answered(given_order(machine, "members", 1, 0), None, 3.1) == [RanksRestored((2,))]
+    assert machine.begin(4.0) == []
+    [failed] = machine.advance(5.0)
+    assert isinstance(failed.error, MembershipChanged)
+    # The worker that has adopted a rank may be lost as well.
+    assert machine.lost([1, 2], "has left", 6.0) == [ReplacementSearch((1, 2))]
+    assert machine.replaced(1, 7.0) == []
+    assert machine.replaced(2, 7.0) == [PhaseOrder("restore", 1, 2), PhaseOrder("restore", 2, 2)]
+    assert not machine.adopted
+
+
+def test_a_client_that_waits_for_an_epoch_is_told_that_a_rank_was_adopted() -> None:
+    machine = committed_machine(2)
+    machine.advance(1.0)
+    machine.lost([1], "has left", 1.1)
+    machine.answered(given_order(machine, "abort", 0, 2), None, 1.2)
+    machine.not_replaced([1], 2.0)
+    machine.replaced(1, 2.0, adopted=True)
+    machine.answered(given_order(machine, "restore", 1, 2), None, 3.0)
+    restored, failed = machine.answered(given_order(machine, "members", 0, 0), None, 3.1)
+    assert restored == RanksRestored((1,))
+    assert isinstance(failed.error, MembershipChanged)
+
+
+def test_a_rank_that_nobody_can_adopt_ends_the_session() -> None:
+    machine = committed_machine(2)
+    machine.lost([1], "has left", 1.0)
+    for attempt in range(ATTEMPTS):
+        assert machine.not_replaced([1], 2.0 + attempt) == [RankAdoption((1,))]
+    [ended] = machine.not_replaced([1], 9.0)
+    assert isinstance(ended.error, WorkerLost)
+    early = replacing_machine(2, shrinks=True)  # before the first epoch there is nothing to adopt
+    early.lost([1], "has left", 1.0)
+    [ended] = early.not_replaced([1], 2.0)
+    assert isinstance(ended.error, WorkerLost)
+
+
+def test_if_all_are_lost_the_session_ends() -> None:
+    machine = replacing_machine(2)
+    machine.lost([1], "has left", 0.0)
+    [ended] = machine.lost([0], "has left", 0.1)
+    assert isinstance(ended.error, WorkerLost)
+
+
+def test_if_all_ranks_are_replaced_one_after_the_other_the_session_goes_on() -> None:
+    machine = replacing_machine(2)
+    machine.advance(0.0)
+    machine.lost([1], "has left", 0.1)
+    machine.answered(given_order(machine, "abort", 0, 1), None, 0.2)
+    machine.replaced(1, 0.3)
+    machine.lost([0], "has left", 0.4)
+    assert machine.replaced(0, 0.5) == [PhaseOrder("restore", 0, 1), PhaseOrder("restore", 1, 1)]
+    machine.answered(given_order(machine, "restore", 0, 0), None, 0.6)
+    instructions = machine.answered(given_order(machine, "restore", 1, 0), None, 0.7)
+    assert instructions == [RanksRestored((0, 1)), PhaseOrder("begin", 0, 2), PhaseOrder("begin", 1, 2)]
+
+
+def test_a_worker_that_cannot_take_a_rank_does_not_end_the_session() -> None:
+    machine = replacing_machine(2)
+    machine.lost([1], "has left", 0.0)
+    machine.replaced(1, 10.0)
+    no_room = CacheBudgetError("no room here")
+    assert machine.refused(given_order(machine, "restore", 1, 0), no_room, 11.0) == [ReplacementSearch((1,))]
+    instructions = pass_time(machine, 11.0, 59.5)
+    assert instructions == []
+    [ended] = pass_time(machine, 59.5, 60.5)  # since the loss, not since the refusal
+    assert "no room here" in str(ended.error)

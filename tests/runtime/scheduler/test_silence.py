@@ -1,0 +1,112 @@
+"""Messages that were lost, and participants that are silent."""
+
+from __future__ import annotations
+
+from dshuffle.errors import WorkerLost
+from dshuffle.runtime.messages import MemberState
+from dshuffle.runtime.scheduler.machine.instructions import PhaseOrder, ReplacementSearch, SessionEnded, SessionOpened
+from dshuffle.runtime.scheduler.machine.phases import Phase
+from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
+
+from .machines import given_order, machine_of, pass_time, replacing_machine, vote
+from .simulator import HEARTBEAT, TIMEOUT
+
+
+def test_a_vote_that_was_lost_is_asked_for() -> None:
+    machine = machine_of(2)
+    machine.advance(0.0)
+    machine.voted(1, 0, vote(), 0.1)
+    assert pass_time(machine, 0.1, 4.5) == []
+    assert pass_time(machine, 4.5, 6.0) == [PhaseOrder("status", 1, 1)]
+    ready = machine.answered(given_order(machine, "status", 1, 1), MemberState(open=True, run_id=1, vote=vote()), 6.1)
+    assert ready[1:] == [PhaseOrder("commit", 0, 1), PhaseOrder("commit", 1, 1)]
+
+
+def test_an_order_that_was_lost_is_repeated() -> None:
+    machine = machine_of(1)
+    machine.advance(0.0)
+    assert machine.answered(given_order(machine, "status", 0, 1), MemberState(open=True), 6.0) == [
+        PhaseOrder("begin", 0, 1)
+    ]
+
+
+def test_whom_a_session_waits_for_and_how_far_they_are() -> None:
+    machine = machine_of(5)
+    machine.advance(0.0)
+    for rank, arrived in ((1, 0.5), (2, 0.25), (4, 1.0)):
+        status = MemberState(open=True, run_id=1, arrived=arrived)
+        assert machine.answered(given_order(machine, "status", rank, 1), status, 6.0) == []
+    machine.voted(1, 3, vote(), 6.0)
+    words = "waiting for the samples of epoch 0: rank 2 has 25%, rank 1 has 50%, rank 0 and 1 more"
+    assert machine.waiting_for() == words
+
+
+def test_silence_ends_a_session_after_a_heartbeat_and_names_who_is_silent() -> None:
+    machine = machine_of(2)
+    machine.advance(0.0)
+    machine.voted(1, 0, vote(), 0.1)
+    assert not any(isinstance(instruction, SessionEnded) for instruction in pass_time(machine, 0.1, HEARTBEAT - 0.5))
+    [ended] = pass_time(machine, HEARTBEAT - 0.5, HEARTBEAT)
+    assert isinstance(ended.error, WorkerLost)
+    assert str(ended.error).startswith("rank 1 has not answered for 15 s. The session has ended")
+
+
+def test_a_worker_that_has_forgotten_the_session_is_lost() -> None:
+    machine = machine_of(1)
+    machine.advance(0.0)
+    [ended] = machine.answered(given_order(machine, "status", 0, 1), MemberState(open=False), 6.0)
+    assert isinstance(ended.error, WorkerLost)
+    assert "rank 0 no longer has the session open" in str(ended.error)
+    machine = replacing_machine(2)
+    machine.advance(0.0)
+    assert machine.answered(given_order(machine, "status", 1, 1), MemberState(open=False), 6.0) == [
+        PhaseOrder("abort", 0, 1)
+    ]
+    assert machine.answered(given_order(machine, "abort", 0, 1), None, 6.1) == [ReplacementSearch((1,))]
+
+
+def test_what_a_worker_said_before_it_had_opened_the_session_is_out_of_date() -> None:
+    machine = SessionMachine([0], first_epoch=0, heartbeat=HEARTBEAT, timeout=TIMEOUT, name_of="rank {}".format)
+    machine.open(0.0)
+    asked = given_order(machine, "status", 0, 0)
+    assert machine.answered(given_order(machine, "open", 0, 0), None, 7.0) == [SessionOpened()]
+    assert machine.answered(asked, MemberState(open=False), 8.0) == []
+    assert machine.phase is Phase.IDLE
+
+
+def ends(machine: SessionMachine, start: float, end: float) -> list[SessionEnded]:
+    """How the session ends while time passes, if it does."""
+    return [instruction for instruction in pass_time(machine, start, end) if isinstance(instruction, SessionEnded)]
+
+
+def test_time_in_which_the_scheduler_was_blocked_does_not_count_as_silence() -> None:
+    machine = machine_of(2)
+    machine.advance(0.0)
+    assert not any(isinstance(instruction, SessionEnded) for instruction in machine.tick(40.0))
+    assert not ends(machine, 40.0, 40.0 + HEARTBEAT - 1)
+    assert ends(machine, 40.0 + HEARTBEAT - 1, 41.0 + HEARTBEAT)
+
+
+def test_a_worker_whose_answers_are_late_is_not_lost_while_it_gives_signs_of_life() -> None:
+    machine = machine_of(2)
+    machine.advance(0.0)
+    machine.voted(1, 0, vote(), 0.1)
+    now = 0.1
+    while now < 10 * HEARTBEAT:
+        assert not ends(machine, now, now + HEARTBEAT - 1)
+        now += HEARTBEAT - 1
+        machine.alive(1, now)
+    assert not ends(machine, now, now + HEARTBEAT - 0.5)
+    [ended] = ends(machine, now + HEARTBEAT - 0.5, now + HEARTBEAT + 0.5)
+    assert "rank 1 has not answered for 15 s" in str(ended.error)
+
+
+def test_bytes_that_arrive_at_another_worker_count_from_when_they_arrived() -> None:
+    machine = machine_of(2)
+    machine.advance(0.0)
+    machine.voted(1, 0, vote(), 0.1)
+    assert not ends(machine, 0.1, 10.0)
+    machine.alive(1, 8.0)  # what another worker has received two seconds ago
+    machine.alive(1, 6.0)  # an older sign that comes later changes nothing
+    assert not ends(machine, 10.0, 8.0 + HEARTBEAT - 0.5)
+    assert ends(machine, 8.0 + HEARTBEAT - 0.5, 8.0 + HEARTBEAT)
