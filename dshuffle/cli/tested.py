@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -15,7 +15,7 @@ import psutil
 from dshuffle.cli.option_names import first_option
 from dshuffle.compare import Way
 from dshuffle.compare.pairs import HELD_OUT, REGRESSION_METRIC, check_pairs, regression_in_pairs, ways_of_a_part
-from dshuffle.noninferiority import Margin, PairedTest
+from dshuffle.noninferiority import Margin, PairedRuns, PairedTest
 from dshuffle.pipeline import Training
 from dshuffle.pipeline.training import FITS, named
 from dshuffle.report import Comparison
@@ -122,17 +122,16 @@ def _has_both_kinds(data: Dataset, ways: Sequence[Way], n_workers: int) -> bool:
     return {way.choices.assignment.redraws_all for way in ways_of_a_part(part, ways, n_workers)} == {True, False}
 
 
-def with_pairs(
-    comparison: Comparison,
+def pairs_here(
     test: PairedTest,
     training: Training,
     data: Dataset,
     ways: Sequence[Way],
     n_workers: int,
     say: Callable[[str], None],
-) -> Comparison:
-    """Run the linear regression in pairs, and add them to its comparison."""
-    pairs = regression_in_pairs(
+) -> dict[str, PairedRuns]:
+    """Run the linear regression in pairs, in this process, and return the pairs of each tested way by its label."""
+    return regression_in_pairs(
         data,
         ways,
         n_workers=n_workers,
@@ -142,9 +141,12 @@ def with_pairs(
         say=say,
         **training.options,
     )
-    labels = [way.label for way in ways]  # a result of "auto" has another label
+
+
+def with_pairs(comparison: Comparison, ways: Sequence[Way], pairs: Mapping[str, PairedRuns]) -> Comparison:
+    """Add pairs of runs to a comparison. Its results are in the order of the ways; "auto" has another label there."""
     results = [
-        dataclasses.replace(result, pairs=pairs.get(label))
-        for label, result in zip(labels, comparison.ways, strict=True)
+        dataclasses.replace(result, pairs=pairs.get(way.label))
+        for way, result in zip(ways, comparison.ways, strict=True)
     ]
     return dataclasses.replace(comparison, ways=tuple(results))

@@ -201,7 +201,8 @@ def test_large_datasets_are_not_read_into_this_process_unasked(elsewhere, url, m
     monkeypatch.setattr("dshuffle.cli.compare._show", lambda *_: None)
     monkeypatch.setattr("dshuffle.cli.compare.write_report", lambda *_: "page")
     tested = []
-    monkeypatch.setattr("dshuffle.cli.compare.with_pairs", lambda *arguments: tested.append(arguments))
+    monkeypatch.setattr("dshuffle.cli.compare.pairs_here", lambda *arguments: tested.append(arguments))
+    monkeypatch.setattr("dshuffle.cli.compare.with_pairs", lambda comparison, *_: comparison)
     assert run(url).exit_code == 0
     assert len(tested) == 1
     monkeypatch.setattr("dshuffle.cli.tested.MOST_NBYTES", 1000)
