@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 
 from dshuffle.cli.output import COLUMNS, warnings_as_lines
-from dshuffle.cli.tested import pairs_here, runs_in_pairs, test_of, training_of, with_pairs
+from dshuffle.cli.paired_test import regression_pairs, runs_in_pairs, test_of, training_of, with_pairs
 from dshuffle.compare import AS_THEY_ARE, Way, connect, default_ways, modest_step, product_of_ways
 from dshuffle.compare.comparison import check_copy, check_dataset
 from dshuffle.errors import InvalidParameter
@@ -131,19 +131,23 @@ def compare(
         # Check everything possible before the long run.
         n_workers = workers if scheduler is None else _count_workers(scheduler)
         ways = _possible(ways, chosen, data, n_workers)
-        asked = pairs is not None
-        here = test if train is None and test and runs_in_pairs(data, ways, n_workers, epochs, asked=asked) else None
+        explicit = pairs is not None
+        local_test = test if train is None else None
+        if local_test and not runs_in_pairs(data, ways, n_workers, epochs, explicit=explicit):
+            local_test = None
         pipeline = Pipeline(data, training, ways, cluster, report=str(output), test=None if train is None else test)
         if isinstance(cluster, LocalWorkers) and cluster.rates != AS_THEY_ARE:
             emulated = f"Emulated: {cluster.rates}. --links none --store none measures this machine as it is."
             click.echo(click.wrap_text(emulated, COLUMNS), err=True)
         with warnings_as_lines(), progress_bar() as advance:
             say = functools.partial(advance, 0, len(ways) * epochs)
-            tested = {} if here is None else pairs_here(here, training, data, ways, n_workers, say)
+            pairs_of_ways = (
+                {} if local_test is None else regression_pairs(local_test, training, data, ways, n_workers, say)
+            )
             comparison = run(pipeline, advance, lambda: None).comparison
     assert comparison is not None
-    if here is not None:
-        comparison = with_pairs(comparison, ways, tested)
+    if local_test is not None:
+        comparison = with_pairs(comparison, ways, pairs_of_ways)
     _show(comparison, as_json)
     try:
         page = write_report(comparison, output)

@@ -201,18 +201,18 @@ def test_large_datasets_are_not_read_into_this_process_unasked(elsewhere, url, m
     monkeypatch.setattr("dshuffle.cli.compare._show", lambda *_: None)
     monkeypatch.setattr("dshuffle.cli.compare.write_report", lambda *_: "page")
     tested = []
-    monkeypatch.setattr("dshuffle.cli.compare.pairs_here", lambda *arguments: tested.append(arguments))
+    monkeypatch.setattr("dshuffle.cli.compare.regression_pairs", lambda *arguments: tested.append(arguments))
     monkeypatch.setattr("dshuffle.cli.compare.with_pairs", lambda comparison, *_: comparison)
     assert run(url).exit_code == 0
     assert len(tested) == 1
-    monkeypatch.setattr("dshuffle.cli.tested.MOST_NBYTES", 1000)
+    monkeypatch.setattr("dshuffle.cli.paired_test.MOST_NBYTES", 1000)
     result = run(url)
     assert result.exit_code == 0
     assert "No pairs of runs: the dataset has more than 1.00 kB. --pairs 20 reads it into the memory" in result.stderr
     assert len(tested) == 1
     assert run(url, "--pairs", 5).exit_code == 0
     assert len(tested) == 2
-    monkeypatch.setattr("dshuffle.cli.tested.MEMORY_FRACTION", 1e-9)
+    monkeypatch.setattr("dshuffle.cli.paired_test.MEMORY_FRACTION", 1e-9)
     assert "are more than half of what is available" in " ".join(run(url, "--pairs", 5).stderr.split())
 
 

@@ -59,8 +59,8 @@ def training_of(
         raise click.UsageError(f"{option} is not a parameter of --train {train}: omit it.")
     if "test" in parameters:
         data, options["test"] = data.split(1 - HELD_OUT)
-    own = {name: value for name, value in options.items() if name in parameters}
-    return Training(function, epochs, **own), data
+    options = {name: value for name, value in options.items() if name in parameters}
+    return Training(function, epochs, **options), data
 
 
 def test_of(train: str | None, metric: str | None, margin: str, pairs: int | None, higher: bool) -> PairedTest | None:
@@ -84,19 +84,19 @@ def test_of(train: str | None, metric: str | None, margin: str, pairs: int | Non
     return PairedTest(metric or REGRESSION_METRIC, margin, PAIRS if pairs is None else pairs, higher)
 
 
-def runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, epochs: int, *, asked: bool) -> bool:
-    """Whether the linear regression runs in pairs, in this process.
+def runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, epochs: int, *, explicit: bool) -> bool:
+    """Whether the linear regression runs in pairs, in this process. ``explicit``: the command line has ``--pairs``.
 
     Raises
     ------
     click.UsageError
-        If it was asked for, and no way reshuffles everything, or the dataset does not fit into memory.
+        With ``explicit``, if no way reshuffles everything, or the dataset does not fit into memory.
     InvalidParameter
-        If it was asked for, and there is one worker.
+        With ``explicit``, if there is one worker.
     """
     comparable = _has_both_kinds(data, ways, n_workers)
     nbytes = data.n_samples * data.row_nbytes
-    if not asked:
+    if not explicit:
         if not comparable or n_workers < 2:
             return False
         if nbytes > MOST_NBYTES:
@@ -122,7 +122,7 @@ def _has_both_kinds(data: Dataset, ways: Sequence[Way], n_workers: int) -> bool:
     return {way.choices.assignment.redraws_all for way in ways_of_a_part(part, ways, n_workers)} == {True, False}
 
 
-def pairs_here(
+def regression_pairs(
     test: PairedTest,
     training: Training,
     data: Dataset,
