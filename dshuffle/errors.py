@@ -70,6 +70,17 @@ class InvalidParameter(DShuffleError, ValueError):
         return cls(f"{message}. {hint}" if hint else message)
 
 
+def what_happened(error: BaseException) -> str:
+    """Return the first sentence of an error. The next ones say what to do about it, where the error is raised.
+
+    Examples
+    --------
+    >>> what_happened(WorkerLost("rank 1 has left. The session has ended. Make a new Shuffler"))
+    'rank 1 has left'
+    """
+    return str(error).partition(". ")[0]
+
+
 class DatasetError(DShuffleError):
     """A dataset cannot be created, opened or read."""
 

@@ -222,6 +222,8 @@ class EpochRecord(Measures):
         Time from the start of the exchange to all workers being ready.
     training_seconds
         Total time of this epoch's tasks on the worker where it is longest.
+    rank_training_seconds
+        Total time of this epoch's tasks on each rank.
     waited_seconds
         Time that training waited for the data of this epoch.
     draw_version
@@ -250,6 +252,7 @@ class EpochRecord(Measures):
     draw_version: int = DRAW_VERSION
     first_epoch: int = 0
     trained_before: int = 0
+    rank_training_seconds: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name} {value}" for name, value in self._figures().items())

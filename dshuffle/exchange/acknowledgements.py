@@ -14,7 +14,7 @@ from distributed import Status, Worker
 logger = logging.getLogger(__name__)
 
 
-SendAlone = Callable[[int, list[tuple[int, ...]]], Awaitable[None]]
+AcknowledgementSender = Callable[[int, list[tuple[int, ...]]], Awaitable[None]]
 
 
 class Acknowledgements:
@@ -28,7 +28,7 @@ class Acknowledgements:
         Sends acknowledgements to a sender in a message of their own.
     """
 
-    def __init__(self, worker: Worker, send: SendAlone) -> None:
+    def __init__(self, worker: Worker, send: AcknowledgementSender) -> None:
         self._worker = worker
         self._send_alone = send
         self._unsent: dict[int, list[tuple[int, ...]]] = {}
@@ -55,7 +55,7 @@ class Acknowledgements:
         if sender in self._unsent and self._worker.status not in (Status.closing, Status.closed, Status.failed):
             self._worker._ongoing_background_tasks.call_soon(self._send, sender, self._send_alone)
 
-    async def _send(self, sender: int, send_alone: SendAlone) -> None:
+    async def _send(self, sender: int, send_alone: AcknowledgementSender) -> None:
         acknowledged = self.take(sender)
         if not acknowledged:
             return

@@ -10,11 +10,10 @@ import logging
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.shared_memory import LEAST_NBYTES, Place, SharedMemory, buffer_nbytes
-from dshuffle.rows import ByteMatrix, RowLayout
+from dshuffle.rows import ByteMatrix, Checksums, RowLayout
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ class Buffer:
     """
 
     rows: ByteMatrix
-    checksums: NDArray[np.uint32]
+    checksums: Checksums
     place: Place | None = None
 
     @classmethod

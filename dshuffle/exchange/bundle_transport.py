@@ -10,8 +10,9 @@ from typing import ClassVar
 from dshuffle.exchange.bundles import BundledRows, Bundles, ForwardedRows, Routes, forwarded
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.endpoints import RowSource
+from dshuffle.exchange.messages import Items
 from dshuffle.exchange.row_transport import RowTransport
-from dshuffle.exchange.transport import Items, ItemsInFlows, Transport
+from dshuffle.exchange.transport import ItemsInFlows, Transport
 from dshuffle.planning import WorkerPart
 from dshuffle.planning.delivery.grid import WorkerGrid
 

@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dshuffle.errors import ChecksumMismatch, ExchangeError
-from dshuffle.exchange.messages import Flow
+from dshuffle.exchange.messages import Flow, Items
 from dshuffle.exchange.row_flows import RowHolder
 from dshuffle.planning.packets import forwarder_of
 from dshuffle.rows import ByteMatrix, Checksums, RowLayout
-
-Numbers = NDArray[np.int64]
 
 HEADER = -1
 """In place of a sample: a row of a header."""
@@ -34,7 +31,7 @@ class Routes(Protocol):
     def n_columns(self) -> int:
         """Number of bundles that a worker sends."""
 
-    def column_of(self, rank: int) -> Numbers:
+    def column_of(self, rank: int) -> Items:
         """The destinations that a worker forwards to, ascending."""
 
     def forwarders_of(self, sender: int) -> list[int]:
@@ -43,7 +40,7 @@ class Routes(Protocol):
     def forwarders_to(self, destination: int) -> list[int]:
         """The workers that a destination receives from, ascending."""
 
-    def senders_through(self, forwarder: int) -> Numbers:
+    def senders_through(self, forwarder: int) -> Items:
         """The senders whose rows a worker forwards, ascending."""
 
 
@@ -61,12 +58,12 @@ class Bundles:
         First item of a bundle -> ``(k,)`` number of rows for each destination.
     """
 
-    items: Numbers
+    items: Items
     flows: dict[int, Flow]
-    counts: dict[int, Numbers]
+    counts: dict[int, Items]
 
     @classmethod
-    def of(cls, sends: Mapping[int, Numbers], routes: Routes, rank: int, row_nbytes: int) -> Bundles:
+    def of(cls, sends: Mapping[int, Items], routes: Routes, rank: int, row_nbytes: int) -> Bundles:
         """Bundle the samples that a rank sends to each destination."""
         nothing = np.empty(0, np.int64)
         items, flows, counts, first = [nothing], {}, {}, 0
@@ -129,7 +126,7 @@ class ForwardedRows:
         self._rows = [layout.empty(0)] * len(self._senders)
         self._checksums: list[Checksums] = [np.empty(0, np.uint32)] * len(self._senders)
         self._counts = np.zeros((len(self._senders), len(self._column)), np.int64)
-        self._sorted: tuple[Numbers, Numbers] | None = None
+        self._sorted: tuple[Items, Items] | None = None
 
     @property
     def incoming(self) -> dict[int, Flow]:
@@ -200,7 +197,7 @@ def header_rows(n_destinations: int, row_nbytes: int) -> int:
     return -(-8 * n_destinations // row_nbytes)
 
 
-def forwarded(receives: Mapping[int, Numbers], routes: Routes, rank: int) -> dict[int, Numbers]:
+def forwarded(receives: Mapping[int, Items], routes: Routes, rank: int) -> dict[int, Items]:
     """Sort the samples that a rank receives by forwarder: ``forwarder -> samples``, by sender."""
     samples_through = {}
     for forwarder in routes.forwarders_to(rank):

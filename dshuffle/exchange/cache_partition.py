@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dshuffle.errors import CacheBudgetError, ChecksumMismatch, ExchangeError
 from dshuffle.exchange.row_file import RowFile
 from dshuffle.planning.sorted_ids import sorted_positions
-from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows, gather_rows, scatter_verified
+from dshuffle.rows import ByteMatrix, Checksums, RowLayout, checksum_rows, gather_rows, scatter_verified
 
 # Bytes per slot besides the row: a checksum (4), two index entries (8 + 8) and a free-list entry (8).
 SLOT_OVERHEAD = 28
@@ -121,7 +121,7 @@ class CachePartition:
         self.layout = layout
         self._file = file
         self.rows: ByteMatrix = layout.empty(n_slots) if file is None else file.rows
-        self.checksums: NDArray[np.uint32] = np.zeros(n_slots, dtype=np.uint32)
+        self.checksums: Checksums = np.zeros(n_slots, dtype=np.uint32)
         self.index = EMPTY
         self._incoming = EMPTY
         self._free: NDArray[np.int64] = np.arange(n_slots, dtype=np.int64)
@@ -203,7 +203,7 @@ class CachePartition:
         wrong = checksum_rows(self.rows, index.sample_ids, index.slots) != self.checksums[index.slots]
         return index.sample_ids[wrong], index.slots[wrong]
 
-    def pack(self, sample_ids: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
+    def pack(self, sample_ids: NDArray[np.int64], rows: ByteMatrix, checksums: Checksums) -> None:
         """Gather rows and checksums of held samples into contiguous buffers."""
         slots = self.index.find(sample_ids)
         if self._file is None:
@@ -218,7 +218,7 @@ class CachePartition:
         sample_ids: NDArray[np.int64],
         slots: NDArray[np.int64],
         rows: ByteMatrix,
-        checksums: NDArray[np.uint32],
+        checksums: Checksums,
     ) -> None:
         """Verify arrived rows and copy them into their reserved slots.
 
@@ -247,8 +247,8 @@ class CachePartition:
         """Build the state after a commit that keeps ``held`` (sorted), a subset of the held and incoming samples."""
         slots = np.empty(len(held), dtype=np.int64)
         free = np.ones(self.n_slots, dtype=np.bool_)
-        coming, here = self._incoming, self.index  # rows on a disk may move to other slots
-        missing = _merge(coming.sample_ids, coming.slots, here.sample_ids, here.slots, held, slots, free)
+        incoming, index = self._incoming, self.index  # rows on a disk may move to other slots
+        missing = _merge(incoming.sample_ids, incoming.slots, index.sample_ids, index.slots, held, slots, free)
         if missing >= 0:
             raise ExchangeError(f"sample {int(held[missing])} must be kept, but is neither held nor incoming")
         return Swap(Index(held, slots), np.flatnonzero(free))

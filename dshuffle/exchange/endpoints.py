@@ -92,7 +92,7 @@ class Meter:
     links: dict[int, LinkMeter] = field(default_factory=dict)
 
 
-async def given(future: asyncio.Future[T]) -> T:
+async def shared_result(future: asyncio.Future[T]) -> T:
     """Await a future that several tasks share, without cancelling it when one of them is cancelled."""
     return future.result() if future.done() else await asyncio.shield(future)
 

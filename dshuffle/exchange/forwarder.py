@@ -48,10 +48,10 @@ class Forwarder:
             open_gate=lambda run_id, gate: None,
         )
         self._rows: ForwardedRows | None = None
-        self._at_most = self._answered = 1
+        self._at_most = self._answers = 1
 
     def begin(
-        self, run_id: int, rows: ForwardedRows, *, asked: int, answered: int, at_most: int, resumed: bool
+        self, run_id: int, rows: ForwardedRows, *, requests: int, answers: int, at_most: int, resumed: bool
     ) -> None:
         """Start a run.
 
@@ -61,18 +61,18 @@ class Forwarder:
             Id of the run.
         rows
             Where the bundles go.
-        asked, answered
+        requests, answers
             Maximum number of bundles requested at once, and of messages with their rows that are answered at once.
         at_most
             Maximum number of rows in a message to a destination.
         resumed
             Whether ``rows`` has bundles of the last run, which was aborted.
         """
-        self._rows, self._at_most, self._answered = rows, at_most, answered
+        self._rows, self._at_most, self._answers = rows, at_most, answers
         self.sender.meter = Meter()
         sink: asyncio.Future[RowSink] = asyncio.get_running_loop().create_future()
         sink.set_result(rows)
-        self.receiver.begin(run_id, rows.incoming, sink, window=asked, resumed=resumed)
+        self.receiver.begin(run_id, rows.incoming, sink, window=requests, resumed=resumed)
 
     async def end(self) -> None:
         """End the run, finished or not. The caller of :meth:`begin` has the bundles."""
@@ -99,7 +99,7 @@ class Forwarder:
             return
         source: asyncio.Future[RowSource] = asyncio.get_running_loop().create_future()
         source.set_result(rows)
-        self.sender.begin(run_id, rows.outgoing(at_most=self._at_most), source, window=self._answered)
+        self.sender.begin(run_id, rows.outgoing(at_most=self._at_most), source, window=self._answers)
 
 
 def with_forwarders(addresses: Mapping[int, str]) -> dict[int, str]:

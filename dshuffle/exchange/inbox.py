@@ -165,8 +165,8 @@ class Inbox:
         }
         # Receivers start with different senders, so that they do not all ask the same sender first.
         self._free, self._open = [], Counter()
-        here = _place(self.rank)
-        for sender in sorted(self._waiting, key=lambda sender: (_place(sender) <= here, _place(sender))):
+        own_place = _place(self.rank)
+        for sender in sorted(self._waiting, key=lambda sender: (_place(sender) <= own_place, _place(sender))):
             self._release(sender)
         self.state = InboxState.RECEIVING
         return self._next()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dshuffle.exchange.cache_partition import Index
 from dshuffle.planning import WorkerHistory
 from dshuffle.private_files import KEY_NBYTES, open_private_file, private_folder, user_key
+from dshuffle.rows import Checksums
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class KeptLabel:
         return cls(**{**fields, "history": WorkerHistory.from_dict(fields["history"])})
 
 
-def write_index(path: str, label: KeptLabel, key: bytes, index: Index, checksums: NDArray[np.uint32]) -> None:
+def write_index(path: str, label: KeptLabel, key: bytes, index: Index, checksums: Checksums) -> None:
     """Replace the index in the folder of a partition.
 
     Parameters
@@ -111,7 +112,7 @@ def read_label(path: str, key: bytes) -> KeptLabel:
         return _header(file, key)[0]
 
 
-def read_index(path: str) -> tuple[KeptLabel, Index, NDArray[np.uint32]]:
+def read_index(path: str) -> tuple[KeptLabel, Index, Checksums]:
     """Read the index of a folder: the label, the samples and their slots, and the checksums of their rows."""
     key = user_key()
     with open_own(path, INDEX) as file:
@@ -121,7 +122,7 @@ def read_index(path: str) -> tuple[KeptLabel, Index, NDArray[np.uint32]]:
         raise ValueError("its index has changed on the disk")
     ids: NDArray[np.int64] = np.frombuffer(data, _INT64, n_rows)
     slots: NDArray[np.int64] = np.frombuffer(data, _INT64, n_rows, ids.nbytes)
-    checksums: NDArray[np.uint32] = np.frombuffer(data, _UINT32, n_rows, ids.nbytes + slots.nbytes)
+    checksums: Checksums = np.frombuffer(data, _UINT32, n_rows, ids.nbytes + slots.nbytes)
     return label, Index(ids, slots), checksums
 
 

@@ -23,9 +23,9 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Self
+from typing import BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ from dshuffle.exchange.kept_index import KeptLabel, open_own, own_key, read_inde
 from dshuffle.exchange.row_file import RowFile
 from dshuffle.planning.sorted_ids import sorted_positions
 from dshuffle.private_files import user_key
-from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows
+from dshuffle.rows import ByteMatrix, Checksums, RowLayout, checksum_rows
 from dshuffle.unnamed_file import reserve
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class PartitionFolder:
         reserve(file, max(1, self._label.n_slots * self._label.row_nbytes), self._directory)
         return file
 
-    def write(self, epoch: int, index: Index, checksums: NDArray[np.uint32]) -> None:
+    def write(self, epoch: int, index: Index, checksums: Checksums) -> None:
         """Replace the index by that of another epoch, then remove the folders of earlier sessions that nobody uses.
 
         Parameters
@@ -120,7 +120,7 @@ class PartitionFolder:
         self._remove.detach()
         remove_unused(self._directory, self._label)
 
-    def _write(self, epoch: int, index: Index, checksums: NDArray[np.uint32]) -> None:
+    def _write(self, epoch: int, index: Index, checksums: Checksums) -> None:
         write_index(self.path, dataclasses.replace(self._label, epoch=epoch), self._key, index, checksums)
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class KeptPartition:
             on_error.pop_all()
         self._layout = layout
 
-    def read(self, sample_ids: NDArray[np.int64]) -> tuple[ByteMatrix, NDArray[np.uint32], NDArray[np.bool_]]:
+    def read(self, sample_ids: NDArray[np.int64]) -> tuple[ByteMatrix, Checksums, NDArray[np.bool_]]:
         """Read rows of samples.
 
         Returns
@@ -207,8 +207,8 @@ class KeptPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """A partition that was kept in a directory: the name of its folder, and what it is of."""
+class KeptFolder:
+    """The folder of a partition that was kept in a directory: its name, and what the partition is of."""
 
     name: str
     label: KeptLabel
@@ -218,15 +218,6 @@ class Listed:
         """The partitions of a dataset that have rows and that nobody fills. Whatever else is there is ignored."""
         labels = [(name, label) for name, label in _labels(directory) if label is not None]
         return [cls(name, label) for name, label in labels if label.dataset == dataset and label.epoch >= 0]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields, as a message can hold them."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """What :meth:`to_dict` returned."""
-        return cls(fields["name"], KeptLabel.from_dict(fields["label"]))
 
 
 def remove_unused(directory: str, label: KeptLabel, *, of_session: bool = False) -> int:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import name_of
-from dshuffle.rows import Places
 
 KIB, MIB = 2**10, 2**20
 
@@ -34,6 +33,10 @@ class MessageId(NamedTuple):
 
     def __str__(self) -> str:
         return f"run {self.run_id}, {name_of(self.sender)} to {name_of(self.destination)}, message {self.sequence}"
+
+
+Items = NDArray[np.int64]
+"""Numbers of items: samples, packets or components of packets, or positions in a list of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,8 +58,8 @@ class Flow:
     (array([100, 108, 116, 125]), 3)
     """
 
-    bounds: Places
-    gates: Places | None = None
+    bounds: Items
+    gates: Items | None = None
 
     @classmethod
     def evenly(cls, first: int, n_items: int, *, at_most: int) -> Flow:
@@ -91,8 +94,8 @@ def rows_per_message(row_nbytes: int, message_bytes: int) -> int:
 
 
 def flows_of_samples(
-    samples: Mapping[int, Places], *, at_most: int, at_most_from: Mapping[int, int] = MappingProxyType({})
-) -> tuple[Places, dict[int, Flow]]:
+    samples: Mapping[int, Items], *, at_most: int, at_most_from: Mapping[int, int] = MappingProxyType({})
+) -> tuple[Items, dict[int, Flow]]:
     """Concatenate the samples exchanged with several participants, and cut them into flows.
 
     Parameters
@@ -113,20 +116,20 @@ def flows_of_samples(
     """
     flows = {}
     first = 0
-    for other, ids in samples.items():
-        flows[other] = Flow.evenly(first, len(ids), at_most=at_most_from.get(other, at_most))
+    for participant, ids in samples.items():
+        flows[participant] = Flow.evenly(first, len(ids), at_most=at_most_from.get(participant, at_most))
         first += len(ids)
     return np.concatenate([np.empty(0, np.int64), *samples.values()]), flows
 
 
 def flows_of_hops(
-    others: NDArray[np.int32], groups: NDArray[np.int32], gates: NDArray[np.int32], *, at_most: int
-) -> tuple[Places, dict[int, Flow]]:
+    participants: NDArray[np.int32], groups: NDArray[np.int32], gates: NDArray[np.int32], *, at_most: int
+) -> tuple[Items, dict[int, Flow]]:
     """Sort hops by the other participant, then by group, and cut them into flows.
 
     Parameters
     ----------
-    others
+    participants
         ``(m,)`` destination of each hop, or its sender.
     groups
         ``(m,)`` group of each hop, numbered alike on both sides. Only hops of the same group share a message.
@@ -142,23 +145,26 @@ def flows_of_hops(
     flows : dict
         Participant -> flow; its items are positions in ``order``.
     """
-    order = np.lexsort((groups, others))
-    others, groups, gates = others[order], groups[order], gates[order]
+    order = np.lexsort((groups, participants))
+    participants, groups, gates = participants[order], groups[order], gates[order]
     new = np.ones(len(order), dtype=np.bool_)
-    new[1:] = (others[1:] != others[:-1]) | (groups[1:] != groups[:-1])
+    new[1:] = (participants[1:] != participants[:-1]) | (groups[1:] != groups[:-1])
     ends = np.flatnonzero(np.append(new[1:], True))[: len(order)]
-    bounds: dict[int, list[Places]] = {}
-    gates_of: dict[int, list[Places]] = {}
+    bounds: dict[int, list[Items]] = {}
+    gates_of: dict[int, list[Items]] = {}
     for start, end in zip(np.flatnonzero(new).tolist(), (ends + 1).tolist(), strict=True):
-        other = int(others[start])
+        participant = int(participants[start])
         cuts = start + _evenly(end - start, at_most)
-        bounds.setdefault(other, [cuts[:1]]).append(cuts[1:])
-        gates_of.setdefault(other, []).append(np.full(len(cuts) - 1, gates[start], dtype=np.int64))
-    flows = {other: Flow(np.concatenate(bounds[other]), np.concatenate(gates_of[other])) for other in bounds}
+        bounds.setdefault(participant, [cuts[:1]]).append(cuts[1:])
+        gates_of.setdefault(participant, []).append(np.full(len(cuts) - 1, gates[start], dtype=np.int64))
+    flows = {
+        participant: Flow(np.concatenate(bounds[participant]), np.concatenate(gates_of[participant]))
+        for participant in bounds
+    }
     return order, flows
 
 
-def _evenly(n_items: int, at_most: int) -> Places:
+def _evenly(n_items: int, at_most: int) -> Items:
     if at_most < 1:
         raise InvalidParameter.of("at_most", at_most, "an integer >= 1")
     count = -(-n_items // at_most)

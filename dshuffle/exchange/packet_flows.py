@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from dshuffle.coding import add_packets, decode, encode
 from dshuffle.errors import ChecksumMismatch, ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.exchange.messages import Flow, flows_of_hops
+from dshuffle.exchange.messages import Flow, Items, flows_of_hops
 from dshuffle.planning import Packets
 from dshuffle.planning.delivery.relay import Hops
 from dshuffle.planning.sorted_ids import sorted_positions
-from dshuffle.rows import ByteMatrix, Checksums, Places, RowLayout, checksum_rows
+from dshuffle.rows import ByteMatrix, Checksums, RowLayout, checksum_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,9 +47,9 @@ class CodedPart:
         Destination -> flow of items to send.
     """
 
-    arriving: Places
+    arriving: Items
     incoming: dict[int, Flow]
-    leaving: Places
+    leaving: Items
     outgoing: dict[int, Flow]
 
     @classmethod
@@ -74,17 +74,17 @@ class PacketStore:
         ``(k,)`` packet of each item to send.
     """
 
-    def __init__(self, layout: RowLayout, leaving: Places) -> None:
+    def __init__(self, layout: RowLayout, leaving: Items) -> None:
         self.packets, places = np.unique(leaving, return_inverse=True)
         self._leaving = places.astype(np.int64)
         self._rows = layout.empty(len(self.packets))
         self._checksums: Checksums = np.empty(len(self.packets), dtype=np.uint32)
 
-    def find(self, packets: Places) -> Places:
+    def find(self, packets: Items) -> Items:
         """Return the position of each packet in this store, or -1 if it is not forwarded."""
         return sorted_positions(self.packets, packets)
 
-    def keep(self, places: Places, rows: ByteMatrix, checksums: Checksums) -> None:
+    def keep(self, places: Items, rows: ByteMatrix, checksums: Checksums) -> None:
         """Store the packets with a nonnegative position; ignore the others."""
         is_kept = places >= 0
         if is_kept.any():
@@ -111,10 +111,10 @@ class PacketDecoder:
         Packet of each plan component.
     arriving
         ``(m,)`` plan component that each received item delivers.
-    wanted
+    is_kept
         ``(m,)`` whether the sample of each item is kept. Other items only help to decode further rows.
     slots
-        Reserved slots of the wanted items, in the order of the items.
+        Reserved slots of the kept items, in the order of the items.
     relay
         Store of the packets to forward.
 
@@ -128,22 +128,22 @@ class PacketDecoder:
         self,
         cache: CachePartition,
         plan: Packets,
-        packets: Places,
-        arriving: Places,
-        wanted: NDArray[np.bool_],
-        slots: Places,
+        packets: Items,
+        arriving: Items,
+        is_kept: NDArray[np.bool_],
+        slots: Items,
         relay: PacketStore,
     ) -> None:
         self._cache = cache
         self._relay = relay
         self._to_relay = relay.find(packets[arriving])
         self._samples = plan.samples[arriving]
-        self._offsets, others = _other_components(plan.offsets, plan.samples, packets, arriving)
+        self._offsets, side_samples = _side_samples(plan.offsets, plan.samples, packets, arriving)
         # A negative slot marks a row that is decoded from other items.
-        self._slots = cache.index.search(others)
-        self._targets: Places = np.full(len(arriving), -1, dtype=np.int64)
-        self._targets[wanted] = slots
-        self._join(others)
+        self._slots = cache.index.search(side_samples)
+        self._targets: Items = np.full(len(arriving), -1, dtype=np.int64)
+        self._targets[is_kept] = slots
+        self._join(side_samples)
         self._lock = threading.Lock()
         self._joined: set[int] = set()
         self._spoilt: int | None = None
@@ -210,14 +210,14 @@ class PacketDecoder:
             self._spoilt = int(samples[wrong[0]])
             raise _mismatch(self._spoilt)
 
-    def _join(self, others: Places) -> None:
+    def _join(self, side_samples: Items) -> None:
         """Find the packets of each row that needs several, and initialize it with the XOR of its held rows."""
         unknown = self._slots < 0
         sorted_items = np.argsort(self._samples, kind="stable")
-        items = np.full(len(others), -1, dtype=np.int64)
-        positions = sorted_positions(self._samples[sorted_items], others[unknown])
+        items = np.full(len(side_samples), -1, dtype=np.int64)
+        positions = sorted_positions(self._samples[sorted_items], side_samples[unknown])
         if (lost := positions < 0).any():
-            sample = int(others[unknown][int(np.argmax(lost))])
+            sample = int(side_samples[unknown][int(np.argmax(lost))])
             raise ExchangeError(f"sample {sample} is needed for decoding, but is neither held nor incoming")
         items[unknown] = sorted_items[positions]
         several = _have_unknown(self._offsets, unknown)
@@ -252,30 +252,30 @@ def _mismatch(sample: int) -> ChecksumMismatch:
 
 
 @numba.njit(nogil=True, cache=True)
-def _other_components(offsets, samples, packets, arriving):  # type: ignore[no-untyped-def]
+def _side_samples(offsets, samples, packets, arriving):  # type: ignore[no-untyped-def]
     """Return the other samples in the packet of each arriving component, in CSR form."""
     out_offsets = np.zeros(arriving.size + 1, dtype=np.int64)
     for i in range(arriving.size):
         packet = packets[arriving[i]]
         out_offsets[i + 1] = out_offsets[i] + offsets[packet + 1] - offsets[packet] - 1
-    others = np.empty(out_offsets[-1], dtype=np.int64)
+    side_samples = np.empty(out_offsets[-1], dtype=np.int64)
     for i in range(arriving.size):
         at, packet = out_offsets[i], packets[arriving[i]]
         for e in range(offsets[packet], offsets[packet + 1]):
             if e != arriving[i]:
-                others[at] = samples[e]
+                side_samples[at] = samples[e]
                 at += 1
-    return out_offsets, others
+    return out_offsets, side_samples
 
 
 @numba.njit(nogil=True, cache=True)
 def _have_unknown(offsets, unknown):  # type: ignore[no-untyped-def]
     """Whether each item contains a component that is not held."""
-    found = np.zeros(offsets.size - 1, dtype=np.bool_)
-    for i in range(found.size):
+    has_unknown = np.zeros(offsets.size - 1, dtype=np.bool_)
+    for i in range(has_unknown.size):
         for e in range(offsets[i], offsets[i + 1]):
-            found[i] |= unknown[e]
-    return found
+            has_unknown[i] |= unknown[e]
+    return has_unknown
 
 
 @numba.njit(nogil=True, cache=True)

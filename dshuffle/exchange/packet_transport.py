@@ -10,7 +10,7 @@ from dshuffle.exchange.endpoints import RowSink, RowSource
 from dshuffle.exchange.messages import rows_per_message
 from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
 from dshuffle.exchange.row_transport import RowTransport
-from dshuffle.exchange.transport import Flows, ProcessPlan, ReadFormer, ReadStore, ServerHolder, Transport
+from dshuffle.exchange.transport import Flows, FormerReader, ProcessPlan, ServerHolder, StoreReader, Transport
 from dshuffle.planning import SERVER, EpochPlan
 from dshuffle.planning.delivery.relay import Hops, packets_per_batch, route
 
@@ -54,13 +54,13 @@ class PacketTransport(Transport):
         )
         # At any time at least one message is requested from every other participant (see Inbox), or a few if they fit
         # the window.
-        asked = max(n_workers, min(fitting // at_most, 3 * n_workers))
-        answered = max(limits.window, min(asked, 2 * n_workers))  # a relay answers two per worker
+        requests = max(n_workers, min(fitting // at_most, 3 * n_workers))
+        answers = max(limits.window, min(requests, 2 * n_workers))  # a relay answers two per worker
         hops = route(plan.spec.choices.relay, packets, n_workers, at_most)
         coded = {participant: CodedPart.of(packets, hops, participant, at_most=at_most) for participant in plan.parts}
         sends = {participant: (part.leaving, part.outgoing) for participant, part in coded.items()}
         receives = {participant: (part.arriving, part.incoming) for participant, part in coded.items()}
-        flows = Flows(sends, receives, at_most, asked, answered)
+        flows = Flows(sends, receives, at_most, requests, answers)
         return cls(plan, flows, epoch_plan=plan.epoch_plan, hops=hops)
 
     def with_messages(self, rate: float | None) -> Transport:
@@ -73,7 +73,7 @@ class PacketTransport(Transport):
         A server answers only a few requests at a time, in the order of arrival. If it answered all at once, workers
         with fast connections would be done early, and the packets that the others relay would be late.
         """
-        return self.plan.limits.window if participant == SERVER else self.messages.answered
+        return self.plan.limits.window if participant == SERVER else self.messages.answers
 
     def source(self, rank: int, cache: CachePartition) -> RowSource:
         """Packets that the rank passes on."""
@@ -88,8 +88,8 @@ class PacketTransport(Transport):
         rank: int,
         cache: CachePartition,
         source: RowSource,
-        read_store: ReadStore,
-        read_former: ReadFormer | None = None,
+        read_store: StoreReader,
+        read_former: FormerReader | None = None,
     ) -> RowSink:
         """Packets that are decoded into free slots of the cache, and passed on."""
         assert isinstance(source, PacketStore)

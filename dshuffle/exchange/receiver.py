@@ -18,8 +18,8 @@ from dshuffle.exchange.endpoints import (
     Network,
     RowSink,
     T,
-    given,
     nothing_to_mend,
+    shared_result,
     timed,
 )
 from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, InboxState, ReadInstead, ReportFailed, ReportReady
@@ -82,17 +82,17 @@ class Receiver:
         self._open_gate = open_gate
         self._flows: Mapping[int, Flow] = {}
         self._sink: asyncio.Future[RowSink] | None = None
-        self._towards: Counter[int] = Counter()
+        self._due_at_gates: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._asking: dict[MessageId, asyncio.Task[None]] = {}
-        self._limits: dict[MessageId, asyncio.Timeout] = {}
-        self._touching: set[asyncio.Future[Any]] = set()
+        self._requests: dict[MessageId, asyncio.Task[None]] = {}
+        self._deadlines: dict[MessageId, asyncio.Timeout] = {}
+        self._cache_jobs: set[asyncio.Future[Any]] = set()
         self._arrived: set[tuple[int, int]] = set()  # senders and sequence numbers
         self._stop: Callable[[], bool] = lambda: False
         self._mend: Callable[[], int] = nothing_to_mend
         self._owed: Counter[int] = Counter()  # rows by sender, in this run
         self._rows_from: Counter[int] = Counter()
-        self._look: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._started = 0.0
 
     def begin(
@@ -139,11 +139,11 @@ class Receiver:
         if read_rate:
             loop = asyncio.get_running_loop()
             now = loop.time()
-            self._look = loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, now, read_rate)
-        self._towards = Counter()
+            self._timer = loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, now, read_rate)
+        self._due_at_gates = Counter()
         for flow in flows.values():
             if flow.gates is not None:
-                self._towards.update(flow.gates.tolist())
+                self._due_at_gates.update(flow.gates.tolist())
         from_others = {sender: flow for sender, flow in flows.items() if sender not in (self._store, self._inbox.rank)}
         self._owed = Counter({sender: flow.n_items for sender, flow in from_others.items()})
         for sender, sequence in self._arrived:
@@ -164,7 +164,7 @@ class Receiver:
     def hear(self, ages: Mapping[int, float]) -> None:
         """Give senders more time from which bytes came some seconds ago: long messages take long on a slow link."""
         now = asyncio.get_running_loop().time()
-        for message, limit in self._limits.items():
+        for message, limit in self._deadlines.items():
             deadline, until = limit.when(), now + self._timeout - ages.get(message.sender, math.inf)
             if deadline is not None and until > deadline and not limit.expired():  # the last bytes may be older
                 limit.reschedule(until)
@@ -180,7 +180,7 @@ class Receiver:
         """Abort the run; returns when none of its tasks can access the cache partition any more."""
         self._inbox.abort()
         self._stop_looking()
-        while touching := [future for future in self._touching if not future.done()]:
+        while touching := [future for future in self._cache_jobs if not future.done()]:
             await asyncio.wait(touching)
         for task in self._tasks:  # a task may wait long for the network, for instance for a worker that has left
             task.cancel()
@@ -189,7 +189,7 @@ class Receiver:
     async def close(self) -> None:
         """Abort the run, and forget who is told of it; no run will follow."""
         await self.abort()
-        self._report, self._open_gate = _nobody_told, _no_gate
+        self._report, self._open_gate = _ignore_end, _no_gate
 
     def _perform(self, instructions: list[InboxInstruction]) -> None:
         for instruction in instructions:
@@ -204,11 +204,11 @@ class Receiver:
                     self._report(run_id, reason, again)
 
     def _spawn(self, message: MessageId, *, read: bool) -> None:
-        if (asking := self._asking.pop(message, None)) is not None:  # what its sender sends must not arrive as well
+        if (asking := self._requests.pop(message, None)) is not None:  # what its sender sends must not arrive as well
             asking.cancel()
         task = asyncio.get_running_loop().create_task(self._fetch(message, read=read))
         if not read:
-            self._asking[message] = task
+            self._requests[message] = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -223,7 +223,7 @@ class Receiver:
             if isinstance(reply, Refusal):
                 self._failed(message, reply.reason, again=reply.again)
                 return
-            sink = await given(future)
+            sink = await shared_result(future)
             if message not in self._inbox.outstanding:  # the run was aborted meanwhile
                 return
             if reply is None:
@@ -278,9 +278,9 @@ class Receiver:
 
     def _stop_looking(self) -> None:
         """Cancel the timer, which would keep the receiver alive."""
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _look_for_slow_senders(self, run_id: int, started: float, read_rate: float) -> None:
         """Give up senders whose rows are read faster from the store."""
@@ -291,20 +291,20 @@ class Receiver:
         for sender in slow_senders(self._owed, self._rows_from, seconds=seconds, read_rate=read_rate):
             left = self._owed[sender] - self._rows_from[sender]
             logger.warning("dshuffle: %s is slow; reading %d of its rows from the store", name_of(sender), left)
-            self._perform(self._inbox.give_up(sender, list(self._asking)))
-        self._look = loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, started, read_rate)
+            self._perform(self._inbox.give_up(sender, list(self._requests)))
+        self._timer = loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, started, read_rate)
 
     def _count_towards_gate(self, message: MessageId) -> None:
         gates = self._flows[message.sender].gates
         gate = -1 if gates is None else int(gates[message.sequence])
         if gate >= 0:
-            self._towards[gate] -= 1
-            if not self._towards[gate]:
+            self._due_at_gates[gate] -= 1
+            if not self._due_at_gates[gate]:
                 self._open_gate(message.run_id, gate)
 
     async def _touch_cache(self, future: asyncio.Future[T]) -> T:
-        self._touching.add(future)
-        future.add_done_callback(self._touching.discard)
+        self._cache_jobs.add(future)
+        future.add_done_callback(self._cache_jobs.discard)
         return await future
 
     async def _ask(self, message: MessageId) -> RowsReply | Refusal:
@@ -313,7 +313,7 @@ class Receiver:
         try:
             reply = await self._answered(message)
         finally:
-            self._asking.pop(message, None)
+            self._requests.pop(message, None)
         answered = time.perf_counter()
         if message.sender != self._inbox.rank:
             self.meter.transfer_seconds = answered - self._started
@@ -326,17 +326,17 @@ class Receiver:
     async def _answered(self, message: MessageId) -> RowsReply | Refusal:
         while True:
             try:
-                async with asyncio.timeout(self._timeout) as self._limits[message]:
+                async with asyncio.timeout(self._timeout) as self._deadlines[message]:
                     reply = await self._network.fetch(message)
             except TimeoutError as error:
                 raise TimeoutError(str(error) or f"no reply within {self._timeout:g} s") from error
             finally:
-                self._limits.pop(message, None)
+                self._deadlines.pop(message, None)
             if not isinstance(reply, Later):
                 return reply
 
 
-def _nobody_told(run_id: int, reason: str | None, again: bool) -> None:
+def _ignore_end(run_id: int, reason: str | None, again: bool) -> None:
     """Take the place of the function that is told of a run's end."""
 
 

@@ -76,7 +76,7 @@ class Later(msgspec.Struct, frozen=True):
 Reply = RowsReply | Refusal | Later
 
 
-class _RowFields(msgspec.Struct, frozen=True):
+class _RowFields(msgspec.Struct, frozen=True, rename={"present": "found"}):
     """The fields of a :class:`RowsReply` between processes. Those of the other forms are missing."""
 
     rows: np.ndarray | None = None
@@ -84,7 +84,7 @@ class _RowFields(msgspec.Struct, frozen=True):
     packed: bytes | None = None
     shape: tuple[int, int] = (0, 0)
     place: Place | None = None
-    found: np.ndarray | None = None
+    present: np.ndarray | None = None
     acknowledge: bool | None = None
     link_seconds: float = 0.0
 
@@ -168,7 +168,7 @@ def rows_from_fields(fields: object, sender: str) -> RowsReply:
         rows, checksums = _unpacked(read.packed, *read.shape)
     else:
         rows, checksums = _checked("rows", read.rows, np.uint8, 2), _checked("checksums", read.checksums, np.uint32, 1)
-    present = None if read.found is None else _checked("found", read.found, np.bool_, 1)
+    present = None if read.present is None else _checked("found", read.present, np.bool_, 1)
     return RowsReply(rows, checksums, read.acknowledge, None, present, read.link_seconds)
 
 

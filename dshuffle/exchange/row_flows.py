@@ -6,12 +6,11 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.planning.types import Samples
 from dshuffle.rows import ByteMatrix, Checksums
 
-Samples = NDArray[np.int64]
 Stop = Callable[[], bool]
 
 

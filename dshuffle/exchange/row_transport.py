@@ -9,15 +9,14 @@ from typing import ClassVar, Self
 
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.endpoints import RowSink, RowSource
-from dshuffle.exchange.messages import MIB, flows_of_samples, rows_per_message
+from dshuffle.exchange.messages import MIB, Items, flows_of_samples, rows_per_message
 from dshuffle.exchange.row_flows import ArrivingRows, LeavingRows
 from dshuffle.exchange.transport import (
     Flows,
-    Items,
+    FormerReader,
     ItemsInFlows,
-    ReadFormer,
-    ReadStore,
     ServerHolder,
+    StoreReader,
     Transport,
 )
 from dshuffle.planning import SERVER, STORE, WorkerPart
@@ -73,16 +72,16 @@ class RowTransport(Transport):
             for participant, part in parts.items()
         }
         leaving = _longest(sends) * nbytes
-        answered = max(1, limits.window_bytes // max(1, leaving))
-        asked = pacing.asked(_longest(receives) * nbytes)
+        answers = max(1, limits.window_bytes // max(1, leaving))
+        requests = pacing.asked(_longest(receives) * nbytes)
         if any(STORE in part.receives for part in parts.values()):
-            asked = max(asked, 2)  # one is read while another waits for the thread that reads
+            requests = max(requests, 2)  # one is read while another waits for the thread that reads
         # Nothing but the requests limits what unacknowledged messages take, so all of them together must fit the
         # window.
         total = sum(len(items) for items, _ in sends.values()) * nbytes
         acknowledged = served or leaving > UNACKNOWLEDGED_BYTES or total > limits.window_bytes
         fitting = max(1, limits.window_bytes // (at_most * max(1, nbytes)))
-        return self._cut(Flows(sends, receives, at_most, asked, answered, acknowledged, answered, fitting))
+        return self._cut(Flows(sends, receives, at_most, requests, answers, acknowledged, answers, fitting))
 
     def sent_by(self, participant: int, part: WorkerPart, at_most: int) -> ItemsInFlows:
         """The samples that a participant sends, in messages of at most ``at_most`` rows."""
@@ -105,8 +104,8 @@ class RowTransport(Transport):
         rank: int,
         cache: CachePartition,
         source: RowSource,
-        read_store: ReadStore,
-        read_former: ReadFormer | None = None,
+        read_store: StoreReader,
+        read_former: FormerReader | None = None,
     ) -> RowSink:
         """Rows that go to free slots of the cache."""
         arriving, part = self.messages.receives[rank][0], self.plan.parts[rank]

@@ -45,7 +45,7 @@ class Sender:
         self._acknowledged = True
         self._mend: Callable[[], int] = nothing_to_mend
         self._reuses = True
-        self._cannot: tuple[int, str] | None = None
+        self._refused: tuple[int, str] | None = None
         self._flows: Mapping[int, Flow] = {}
         self._source: asyncio.Future[RowSource] | None = None
         self._answers: dict[MessageId, asyncio.Future[OutboxInstruction]] = {}
@@ -72,7 +72,7 @@ class Sender:
         been acknowledged, so receivers must not keep what they are given.
         """
         self.meter = Meter()
-        self._reuses, self._cannot = reuses, None
+        self._reuses, self._refused = reuses, None
         self._acknowledged, self._mend = acknowledged, mend
         self._sent.clear()
         self._packed.clear()
@@ -84,7 +84,7 @@ class Sender:
 
     def refuse(self, run_id: int, reason: str) -> None:
         """Start a run in which this sender cannot send anything. Receivers read the rows from the store instead."""
-        self._cannot = run_id, reason
+        self._refused = run_id, reason
         self._perform(self._outbox.begin(run_id, {}))
 
     def open_gate(self, run_id: int, gate: int) -> None:
@@ -133,8 +133,8 @@ class Sender:
         finally:
             if self._answers.get(message) is answer:
                 del self._answers[message]
-        if self._cannot is not None and self._cannot[0] == message.run_id:
-            return Refusal(self._cannot[1], again=True)
+        if self._refused is not None and self._refused[0] == message.run_id:
+            return Refusal(self._refused[1], again=True)
         if not isinstance(instruction, Send):
             return Refusal(instruction.reason)
         flow, future = self._flows.get(message.destination), self._source

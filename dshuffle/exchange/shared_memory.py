@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dshuffle.rows import ByteMatrix
+from dshuffle.rows import ByteMatrix, Checksums
 
 LEAST_NBYTES = 2**18
 """Messages up to this length are not worth mapping."""
@@ -100,7 +99,7 @@ class SharedMemory:
             raise
         self._close_fd = weakref.finalize(self._memory, os.close, self._fd)
 
-    def cut(self, n_rows: int, row_nbytes: int) -> list[tuple[ByteMatrix, NDArray[np.uint32], Place]]:
+    def cut(self, n_rows: int, row_nbytes: int) -> list[tuple[ByteMatrix, Checksums, Place]]:
         """As many buffers as there is room for: rows, their checksums, and their place.
 
         All earlier buffers must be out of use.
@@ -125,7 +124,7 @@ def buffer_nbytes(n_rows: int, row_nbytes: int) -> int:
     return -(-(_rows_after(n_rows) + n_rows * row_nbytes) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 
-def mapped(place: Place) -> tuple[ByteMatrix, NDArray[np.uint32]]:
+def mapped(place: Place) -> tuple[ByteMatrix, Checksums]:
     """Map the rows and checksums of a message of another process.
 
     The arrays can be written, because kernels are compiled for such arrays only. What is written stays here.
@@ -168,7 +167,7 @@ def _rows_after(n_rows: int) -> int:
     return -(-n_rows * _CHECKSUM_NBYTES // _ALIGNMENT) * _ALIGNMENT
 
 
-def _arrays(memory: mmap.mmap, first: int, place: Place) -> tuple[ByteMatrix, NDArray[np.uint32]]:
+def _arrays(memory: mmap.mmap, first: int, place: Place) -> tuple[ByteMatrix, Checksums]:
     checksums = np.frombuffer(memory, np.uint32, place.n_rows, first)
     rows = np.frombuffer(memory, np.uint8, place.n_rows * place.row_nbytes, first + place.rows_after)
     return rows.reshape(place.n_rows, place.row_nbytes), checksums

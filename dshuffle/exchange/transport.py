@@ -7,22 +7,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dshuffle.exchange.bundles import ForwardedRows
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.endpoints import RowSink, RowSource
-from dshuffle.exchange.messages import Flow
+from dshuffle.exchange.messages import Flow, Items
 from dshuffle.exchange.row_flows import RowHolder
 from dshuffle.planning import EpochPlan, Packets, ShuffleSpec, WorkerPart
 from dshuffle.rows import RowLayout
 
-Items = NDArray[np.int64]
 ItemsInFlows = tuple[Items, dict[int, Flow]]
 Stop = Callable[[], bool]
-ReadFormer = Callable[[Items, Items, Stop], Awaitable[Items]]
-ReadStore = Callable[[Items, Items, Stop], None]
+FormerReader = Callable[[Items, Items, Stop], Awaitable[Items]]
+StoreReader = Callable[[Items, Items, Stop], None]
 
 
 class MessageLimits(Protocol):
@@ -57,23 +53,23 @@ class Flows:
     sends, receives
         Participant -> the items that it sends or receives, and their flows. The items are samples. In a coded plan, the
         items sent are packets and the items received are components.
-    at_most, asked, answered
+    at_most, requests, answers
         Maximum number of items in a message, of messages that a participant requests at once, and of messages that it
         answers at once. (A server that sends packets answers fewer.)
     acknowledged
         Whether receivers acknowledge the messages of this process.
-    asked_bundles, answered_rows
+    bundle_requests, row_answers
         Maximum number of bundles that a forwarder requests, and of messages with their rows that it answers at once.
     """
 
     sends: dict[int, ItemsInFlows]
     receives: dict[int, ItemsInFlows]
     at_most: int
-    asked: int
-    answered: int
+    requests: int
+    answers: int
     acknowledged: bool = True
-    asked_bundles: int = 1
-    answered_rows: int = 1
+    bundle_requests: int = 1
+    row_answers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +159,7 @@ class Transport(ABC):
 
     def answered_by(self, participant: int) -> int:
         """Number of messages that a participant sends at once."""
-        return self.messages.answered
+        return self.messages.answers
 
     def reuses_buffers(self, participant: int) -> bool:
         """Whether a participant may use the buffers of a message again, once it has been received."""
@@ -183,8 +179,8 @@ class Transport(ABC):
         rank: int,
         cache: CachePartition,
         source: RowSource,
-        read_store: ReadStore,
-        read_former: ReadFormer | None = None,
+        read_store: StoreReader,
+        read_former: FormerReader | None = None,
     ) -> RowSink:
         """Make the sink of the items that the rank receives; ``source`` is the source that it sends from."""
 

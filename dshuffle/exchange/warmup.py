@@ -66,9 +66,9 @@ def warm_up(row_nbytes: int, *, coded: bool = False) -> None:
     route("ring", plan, 2, 1)
     hops = route("pipelined", plan, 2, 1)
     part = CodedPart.of(plan, hops, 0, at_most=1)
-    wanted = np.ones(2, dtype=np.bool_)
+    is_kept = np.ones(2, dtype=np.bool_)
     relay = PacketStore(cache.layout, part.leaving)
-    decoder = PacketDecoder(cache, plan, hops.packets, part.arriving, wanted, cache.reserve(np.array([2, 3])), relay)
+    decoder = PacketDecoder(cache, plan, hops.packets, part.arriving, is_kept, cache.reserve(np.array([2, 3])), relay)
     packet = np.zeros((2, row_nbytes), dtype=np.uint8)  # all rows are zero
     of_2, of_3 = checksum_rows(packet, np.array([2, 3]))
     encode(packet, checksums, np.array([0, 2]), samples, np.zeros(1, dtype=np.int64), rows[:1], checksums[:1])

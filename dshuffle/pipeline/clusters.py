@@ -1,31 +1,23 @@
-"""The cluster of a pipeline: started for it on this machine or in a batch system, or running already."""
+"""The cluster of a pipeline: started for it on this machine (or in :mod:`.batch_jobs`), or running already."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib
-import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import dask
-from dask.utils import parse_bytes
 from distributed import Client
 from distributed.system import MEMORY_LIMIT
 
 from dshuffle.checks import as_integer
 from dshuffle.compare import AS_THEY_ARE, EmulatedRates, connect, local_cluster
 from dshuffle.errors import InvalidParameter
-from dshuffle.runtime.client.cluster_view import DEFAULT_LOST, LOST_WORKER
-from dshuffle.runtime.client.waiting import wait_for_workers
+from dshuffle.pipeline.batch_jobs import BatchJobs
+from dshuffle.runtime.client.waiting import Waiting, wait_for_workers
 from dshuffle.runtime.quantities import as_seconds
 from dshuffle.units import parse_rate
-
-Waiting = Callable[[int], None]
-"""Called with the number of connected workers during the wait for them; see :func:`.wait_for_workers`."""
 
 
 @runtime_checkable
@@ -54,7 +46,7 @@ class ClusterSource(Protocol):
     def open(self, waiting: Waiting | None = None) -> AbstractContextManager[Client]:
         """Start the cluster or connect to it, and wait for its workers. On leaving, stop what was started.
 
-        ``waiting`` is for :func:`.wait_for_workers`: it shows the progress, and ends the wait of a cancelled run.
+        ``waiting`` is for :func:`.wait_for_workers`: it shows a text, and ends the wait of a cancelled run.
         """
         ...
 
@@ -187,137 +179,6 @@ class RunningScheduler:
     def to_dict(self) -> dict[str, Any]:
         """The source as JSON can hold it."""
         return {"kind": "scheduler", **dataclasses.asdict(self)}
-
-
-SOON = "5s"
-"""Value of ``LOST_WORKER`` for batch jobs, unless the user has set another one. A nanny starts a worker again within
-it. After it, a job whose worker was lost is submitted again."""
-
-SYSTEMS = ("HTCondor", "LSF", "Moab", "OAR", "PBS", "SGE", "SLURM")
-"""Batch systems of dask-jobqueue, as its classes begin."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchJobs:
-    """Workers in the jobs of a batch system, through dask-jobqueue.
-
-    Parameters
-    ----------
-    system
-        ``"SLURM"``, ``"PBS"``, ``"SGE"``, ``"LSF"``, ``"OAR"``, ``"Moab"`` or ``"HTCondor"``.
-    jobs
-        Number of jobs to submit. A job that ends, at its walltime or because its node fails, is submitted again.
-    min_workers
-        Number of workers to start with, while other jobs wait in the queue; by default all of them. A session uses the
-        workers that are there when it opens. Later ones replace lost workers.
-    patience
-        Time to wait for them: seconds, or text such as ``"1h"``.
-    options
-        Arguments of the class of dask-jobqueue, such as ``{"cores": 1, "memory": "16 GiB", "walltime": "02:00:00",
-        "interface": "ib0", "local_directory": "/local/scratch"}``. Without ``processes``, here or in the configuration
-        of dask-jobqueue, a job is a single worker.
-
-    Raises
-    ------
-    InvalidParameter
-        If a value is not allowed.
-    """
-
-    system: str
-    jobs: int
-    min_workers: int | None = None
-    patience: str | float = "1h"
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        if self.system.lower() not in map(str.lower, SYSTEMS):
-            raise InvalidParameter.of("system", self.system, f"one of {', '.join(SYSTEMS)}")
-        as_integer("jobs", self.jobs, 1)
-        workers = as_integer("options['processes']", self._processes, 1) * self.jobs
-        if (memory := self.options.get("memory")) is not None:
-            try:
-                parse_bytes(memory)
-            except (ValueError, TypeError):
-                raise InvalidParameter.of("options['memory']", memory, 'bytes, such as "16 GiB"') from None
-        if self.min_workers is not None and as_integer("min_workers", self.min_workers, 1) > workers:
-            raise InvalidParameter.of("min_workers", self.min_workers, f"at most {workers}, the workers of all jobs")
-        as_seconds("patience", self.patience)
-
-    def __str__(self) -> str:
-        return f"{self.n_workers} workers in {self.jobs} {self.system} jobs"
-
-    @property
-    def n_workers(self) -> int:
-        """Number of workers to start with."""
-        return self.min_workers or self.jobs * self._processes
-
-    @property
-    def _processes(self) -> Any:
-        """Workers of a job. Dask-jobqueue's own default is several for a job of several cores."""
-        name = self.options.get("config_name", self.system.lower())
-        for processes in (self.options.get("processes"), dask.config.get(f"jobqueue.{name}.processes", None)):
-            if processes is not None:
-                return processes
-        return 1
-
-    @property
-    def awaited(self) -> tuple[int, str | float]:
-        """Number of workers to wait for, and for how long."""
-        return self.n_workers, self.patience
-
-    @property
-    def worker_memory(self) -> int | None:
-        """Memory limit of a worker in bytes; None if the configuration of dask-jobqueue has it."""
-        memory = self.options.get("memory")
-        return None if memory is None else int(parse_bytes(memory)) // int(self._processes)
-
-    def check(self) -> None:
-        """Check that dask-jobqueue is installed."""
-        jobqueue()
-
-    @contextmanager
-    def open(self, waiting: Waiting | None = None) -> Iterator[Client]:
-        """Submit the jobs, and wait for the workers. Jobs that end are submitted again."""
-        [name] = [name for name in SYSTEMS if name.lower() == self.system.lower()]
-        with contextlib.ExitStack() as stack:
-            if dask.config.get(LOST_WORKER, DEFAULT_LOST) == DEFAULT_LOST:
-                stack.enter_context(dask.config.set({LOST_WORKER: SOON}))
-            try:
-                options = {**self.options, "processes": self._processes}
-                cluster = stack.enter_context(getattr(jobqueue(), f"{name}Cluster")(**options))
-            except (TypeError, ValueError) as error:
-                raise InvalidParameter.because("options", f"dask-jobqueue refuses them for {name}: {error}") from error
-            cluster.adapt(minimum_jobs=self.jobs, maximum_jobs=self.jobs)
-            client = stack.enter_context(Client(cluster))
-            wait_for_workers(client, *self.awaited, waiting)
-            yield client
-
-    def to_dict(self) -> dict[str, Any]:
-        """The source as JSON can hold it."""
-        return {"kind": "jobs", **{**dataclasses.asdict(self), "options": dict(self.options)}}
-
-
-def jobqueue() -> Any:
-    """Import dask-jobqueue.
-
-    Its import sets a handler for SIGINT. So the first one must be in the main thread, and the handler is set back, to
-    keep Ctrl-C a KeyboardInterrupt.
-
-    Raises
-    ------
-    InvalidParameter
-        If it is not installed.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        return importlib.import_module("dask_jobqueue")
-    except ImportError as error:
-        raise InvalidParameter.because(
-            "cluster", f"BatchJobs needs dask-jobqueue ({error})", "Install it: pip install dask-jobqueue"
-        ) from error
-    finally:
-        if signal.getsignal(signal.SIGINT) is not handler:
-            signal.signal(signal.SIGINT, handler)
 
 
 KINDS: dict[str, type[Any]] = {"local": LocalWorkers, "scheduler": RunningScheduler, "jobs": BatchJobs}

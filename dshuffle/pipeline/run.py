@@ -191,8 +191,8 @@ def train(
     compile_kernels((way.choices for way in pipeline.ways), dataset.layout)
     say(f"waiting for {pipeline.cluster}")
 
-    def waiting(there: int) -> None:
-        say(f"waiting for {pipeline.cluster} ({there} are there)")
+    def waiting(text: str) -> None:
+        say(f"waiting for {pipeline.cluster}: {text}")
 
     with pipeline.cluster.open(waiting) as client:
         measured, results = None, []

@@ -83,7 +83,7 @@ class WorkerMemory:
         allowed = int(self.limit * self.pause_fraction)
         return max(0, allowed - self.process_nbytes - messages_nbytes)
 
-    def reserve(self, spec: SessionSpec, *, trains: bool) -> tuple[int | None, int]:
+    def check(self, spec: SessionSpec, *, trains: bool) -> tuple[int | None, int]:
         """Check that a session fits, and return its byte limit, if it has one, and the bytes of its partition.
 
         Raises

@@ -35,7 +35,11 @@ class Settings:
     memory_fraction
         Fraction of a worker's memory limit that its cache partition may take if ``memory_limit`` is not given.
     heartbeat
-        Seconds without a word after which a worker that owes an answer counts as lost.
+        Seconds without a word after which a worker that owes an answer counts as lost, unless its process is known to
+        run.
+    stopped_timeout
+        Seconds without a word after which a worker counts as lost that has a task and no nanny, which could tell
+        whether its process runs.
     paused_timeout
         Seconds after which a task fails whose worker is paused by Dask.
     replacement_timeout
@@ -53,6 +57,7 @@ class Settings:
     timeout: float = 300.0
     memory_fraction: float = 0.6
     heartbeat: float = 15.0
+    stopped_timeout: float = 60.0
     paused_timeout: float = 60.0
     replacement_timeout: float = 60.0
     shared_memory: bool = True
@@ -103,6 +108,7 @@ _READ: dict[str, Callable[[str, object], Any]] = {
     "timeout": _seconds,
     "memory_fraction": as_fraction,
     "heartbeat": _seconds,
+    "stopped_timeout": _seconds,
     "paused_timeout": _seconds,
     "replacement_timeout": _seconds,
     "shared_memory": as_switch,

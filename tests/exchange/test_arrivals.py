@@ -82,7 +82,7 @@ def test_a_request_has_its_time_since_bytes_came_last(arrives: bool) -> None:
         while not reason.done():
             await asyncio.sleep(0.05)
             receiver.hear({1: 0.05} if arrives else {2: 0.05})
-            if not arrives and receiver._inbox.outstanding and receiver._asking == {}:
+            if receiver._inbox.outstanding and receiver._requests == {}:
                 break  # it has given up asking, and reads the rows instead
         await receiver.close()
         await jobs.close()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import ChecksumMismatch, ExchangeError
 from dshuffle.planning import RELAYS
 
+from ..conftest import at_most
 from .coded_world import DELIVERIES, Message, World, pair, random_world
 
 
@@ -43,7 +44,7 @@ def verified_alone(world: World) -> list[int]:
     return [component for component in kept.tolist() if world.made_of(component).total() == 1]
 
 
-@settings(max_examples=60)
+@at_most(60)
 @given(
     seed=st.integers(0, 2**32),
     delivery=st.sampled_from(DELIVERIES),
@@ -65,7 +66,7 @@ def test_a_damaged_packet_is_named_at_once_and_the_right_one_taken_afterwards(
         world.check()
 
 
-@settings(max_examples=60)
+@at_most(60)
 @given(
     seed=st.integers(0, 2**32),
     delivery=st.sampled_from(["clique", "leftover"]),

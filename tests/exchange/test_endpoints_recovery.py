@@ -58,7 +58,7 @@ def test_the_rows_of_a_slow_sender_are_read_from_the_store(new_cluster: Any, mon
         from_slow = sum(len(rows) for to, rows in cluster.sends[0].items() if to != 0)
         recovered = sum(peer.receiver.meter.recovered_rows for peer in cluster.ranks.values())
         assert from_slow > recovered > from_slow / 2
-        assert all(not peer.receiver._asking for peer in cluster.ranks.values())
+        assert all(not peer.receiver._requests for peer in cluster.ranks.values())
         cluster.commit()
 
     cluster.play(scenario)

@@ -22,8 +22,8 @@ from dshuffle.errors import ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.kept_index import KeptLabel
 from dshuffle.exchange.kept_partition import (
+    KeptFolder,
     KeptPartition,
-    Listed,
     PartitionFolder,
     kept_nbytes,
     remove_unused,
@@ -83,22 +83,22 @@ def test_the_rows_are_those_of_the_session(tmp_path):
 
 def test_what_is_there_is_listed_for_its_dataset_alone(tmp_path, caplog):
     path = kept(tmp_path)
-    [one] = Listed.all_in(str(tmp_path), "data")
+    [one] = KeptFolder.all_in(str(tmp_path), "data")
     assert (one.name, one.label.epoch, one.label.rank) == (os.path.basename(path), 5, 1)
-    assert Listed.from_dict(json.loads(json.dumps(one.to_dict()))) == one
-    assert Listed.all_in(str(tmp_path), "other") == []
-    assert Listed.all_in(str(tmp_path / "none"), "data") == []
+    assert KeptLabel.from_dict(json.loads(json.dumps(dataclasses.asdict(one.label)))) == one.label
+    assert KeptFolder.all_in(str(tmp_path), "other") == []
+    assert KeptFolder.all_in(str(tmp_path / "none"), "data") == []
     assert not caplog.text
 
 
 def test_a_partition_that_a_session_fills_is_not_touched(tmp_path):
     folder, _ = filled(tmp_path)
-    assert Listed.all_in(str(tmp_path), "data") == []
+    assert KeptFolder.all_in(str(tmp_path), "data") == []
     assert remove_unused(str(tmp_path), NEXT) == 0
     with pytest.raises(ExchangeError, match="another session uses it"):
         KeptPartition(folder.path, LAYOUT)
     folder.close()
-    assert len(Listed.all_in(str(tmp_path), "data")) == 1
+    assert len(KeptFolder.all_in(str(tmp_path), "data")) == 1
 
 
 def test_a_partition_is_not_removed_while_it_is_read(tmp_path):
@@ -235,7 +235,7 @@ def signed(data):
 def test_an_index_that_describes_no_rows_is_ignored(tmp_path, changes, listed):
     path = kept(tmp_path)
     index_of(path, **changes)
-    assert len(Listed.all_in(str(tmp_path), "data")) == listed
+    assert len(KeptFolder.all_in(str(tmp_path), "data")) == listed
     with pytest.raises(ExchangeError, match="is damaged"):
         KeptPartition(path, LAYOUT)
     assert remove_unused(str(tmp_path), NEXT) == 1  # whoever tried to read it has let go of it
@@ -262,7 +262,7 @@ def test_a_damaged_index_is_ignored_and_removed(tmp_path, damage):
     with pytest.raises(ExchangeError, match="is damaged"):
         KeptPartition(str(path), LAYOUT)
     if damage != "flipped":  # of which only the header is read
-        assert Listed.all_in(str(tmp_path), "data") == []
+        assert KeptFolder.all_in(str(tmp_path), "data") == []
     assert remove_unused(str(tmp_path), NEXT) == 1
 
 
@@ -272,7 +272,7 @@ def test_a_pipe_in_place_of_an_index_is_not_waited_for(tmp_path):
     os.mkfifo(path / "index")
     with pytest.raises(ExchangeError, match="index is not a regular file"):
         KeptPartition(str(path), LAYOUT)
-    assert Listed.all_in(str(tmp_path), "data") == []
+    assert KeptFolder.all_in(str(tmp_path), "data") == []
     assert remove_unused(str(tmp_path), NEXT) == 1
 
 
@@ -313,7 +313,7 @@ def a_pipe(path: Path) -> None:
 def test_what_another_user_may_have_made_is_neither_used_nor_removed(tmp_path, change):
     path = Path(kept(tmp_path))
     change(path)
-    assert Listed.all_in(str(tmp_path), "data") == []
+    assert KeptFolder.all_in(str(tmp_path), "data") == []
     assert kept_nbytes(str(tmp_path)) == 0
     with pytest.raises(ExchangeError, match="cannot be used"):
         KeptPartition(str(path), LAYOUT)
@@ -326,11 +326,11 @@ def test_what_was_written_with_another_key_is_ignored_and_removed(tmp_path, cach
     path = kept(tmp_path)
     key = caches / "dshuffle" / "key"
     key.rename(caches / "other")
-    assert Listed.all_in(str(tmp_path), "data") == []
+    assert KeptFolder.all_in(str(tmp_path), "data") == []
     with pytest.raises(ExchangeError, match="it was not written with the key of this user"):
         KeptPartition(path, LAYOUT)
     (caches / "other").rename(key)
-    assert len(Listed.all_in(str(tmp_path), "data")) == 1
+    assert len(KeptFolder.all_in(str(tmp_path), "data")) == 1
     key.unlink()
     assert remove_unused(str(tmp_path), NEXT) == 1
 
@@ -339,13 +339,13 @@ def test_without_a_key_partitions_are_neither_used_nor_removed(tmp_path, caches,
     path = kept(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     monkeypatch.setattr("tempfile.tempdir", "/dev/null")
-    assert Listed.all_in(str(tmp_path), "data") == []
+    assert KeptFolder.all_in(str(tmp_path), "data") == []
     assert remove_unused(str(tmp_path), NEXT) == 0
     assert "no kept partition in" in caplog.text
     other = kept(tmp_path)
     assert "no later session can read the partitions that this one keeps" in caplog.text
     monkeypatch.setenv("XDG_CACHE_HOME", str(caches))
-    assert [one.name for one in Listed.all_in(str(tmp_path), "data")] == [os.path.basename(path)]
+    assert [one.name for one in KeptFolder.all_in(str(tmp_path), "data")] == [os.path.basename(path)]
     with pytest.raises(ExchangeError, match="is damaged"):
         KeptPartition(other, LAYOUT)
 
@@ -383,11 +383,11 @@ time.sleep(100)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"filled\n"
-        assert Listed.all_in(str(tmp_path), "data") == []
+        assert KeptFolder.all_in(str(tmp_path), "data") == []
         process.send_signal(signal.SIGKILL)
         process.wait(10)
     deadline = time.monotonic() + 10
-    while not (found := Listed.all_in(str(tmp_path), "data")) and time.monotonic() < deadline:
+    while not (found := KeptFolder.all_in(str(tmp_path), "data")) and time.monotonic() < deadline:
         time.sleep(0.01)
     partition = KeptPartition(str(tmp_path / found[0].name), LAYOUT)
     assert partition.read(HELD)[2].all()

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.coding import add_packets
 from dshuffle.exchange import packet_flows
 from dshuffle.planning import RELAYS
 
+from ..conftest import at_most
 from .coded_world import DELIVERIES, ROW_SIZES, World, packets_of, random_world
 
 
@@ -46,7 +47,7 @@ def test_some_rows_took_several_packets(seen: Counter[str]) -> None:
             assert seen[f"{delivery}, {relay}"] >= 10, seen
 
 
-@settings(max_examples=60)
+@at_most(60)
 @given(
     seed=st.integers(0, 2**32),
     delivery=st.sampled_from(DELIVERIES),

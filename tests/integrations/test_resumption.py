@@ -327,7 +327,15 @@ def batches_of(partition: Partition, count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "counts", [(0, 0), (2, 3), (4, 4), (N_BATCHES, N_BATCHES), (N_BATCHES, 1)], ids=lambda counts: f"{counts} batches"
+    "counts",
+    [
+        pytest.param((0, 0), marks=pytest.mark.slow),
+        (2, 3),
+        pytest.param((4, 4), marks=pytest.mark.slow),
+        (N_BATCHES, N_BATCHES),
+        (N_BATCHES, 1),
+    ],
+    ids=lambda counts: f"{counts} batches",
 )
 def test_a_session_gives_what_is_left_and_then_whole_epochs(client, counts):
     dataset = dshuffle.create_dataset(None, {"y": np.arange(2 * 4 * N_BATCHES)})

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import signal
 import sys
-import types
 
 import dask
 import pytest
-from distributed import LocalCluster
 
 import dshuffle
 from dshuffle import InvalidParameter, Pipeline, Training
+from dshuffle.errors import RunCancelled
 from dshuffle.pipeline import BatchJobs
-from dshuffle.pipeline.clusters import SYSTEMS, jobqueue
+from dshuffle.pipeline.batch_jobs import SYSTEMS
+from dshuffle.pipeline.jobqueue import check_options, jobqueue
 from dshuffle.synthetic import keyed_regression
+
+from .fake_slurm import FakeSlurm
 
 pytestmark = pytest.mark.timeout(120)
 URL = "memory://test-batch-jobs"
@@ -26,59 +28,60 @@ def dataset():
     return dshuffle.create_dataset(URL, keyed_regression(300, n_keys=5, n_dense=4), chunk_rows=20, overwrite=True)
 
 
-class FakeCluster:
-    """A class of dask-jobqueue, on threads; notes what was asked for."""
-
-    asked: dict
-
-    def __init__(self, **options):
-        if "cores" not in options:
-            raise ValueError("You must specify how many cores")
-        type(self).asked = {"options": options, "lost": dask.config.get("distributed.deploy.lost-worker-timeout")}
-        self._cluster = LocalCluster(n_workers=2, processes=False, dashboard_address=":0")
-
-    def __enter__(self):
-        return self._cluster.__enter__() and self
-
-    def __exit__(self, *error):
-        return self._cluster.__exit__(*error)
-
-    def adapt(self, **jobs):
-        self.asked["adapt"] = jobs
-
-    def __getattr__(self, name):
-        return getattr(self._cluster, name)
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """A Slurm that is full."""
+    pytest.importorskip("dask_jobqueue")
+    fake = FakeSlurm(tmp_path)
+    fake.be_full()
+    monkeypatch.setenv("PATH", fake.path)
+    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.1)
+    return fake
 
 
-def test_jobs_are_submitted_and_kept(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dask_jobqueue", types.SimpleNamespace(SLURMCluster=FakeCluster))
-    source = BatchJobs("slurm", 3, min_workers=2, options={"cores": 1, "memory": "1 GiB", "interface": "lo"})
-    result = Pipeline(URL, LINEAR, cluster=source).run(progress=False)
-    assert len(result.records) == 3
-    assert FakeCluster.asked["options"] == {**source.options, "processes": 1}
-    assert FakeCluster.asked["adapt"] == {"minimum_jobs": 3, "maximum_jobs": 3}
+def submitted(slurm, source):
+    """The scripts of all jobs, and the value of a setting of Dask while they are waited for."""
+    values = []
+
+    def waiting(text):
+        values.append(dask.config.get("distributed.deploy.lost-worker-timeout"))
+        if len(slurm.jobs) == source.jobs:
+            raise RunCancelled("all jobs were submitted")
+
+    with pytest.raises(RunCancelled), source.open(waiting):
+        pass
+    return [(job / "script").read_text() for job in slurm.jobs], values[-1]
+
+
+def test_jobs_are_submitted(slurm):
+    options = {"cores": 1, "memory": "1 GiB", "interface": "lo", "scheduler_options": {"dashboard_address": ":0"}}
+    source = BatchJobs("slurm", 3, min_workers=2, options=options)
     assert str(source) == "2 workers in 3 slurm jobs"
-    assert FakeCluster.asked["lost"] == "1h"  # of conftest.py: what the user has set
     with dask.config.set({"distributed.deploy.lost-worker-timeout": "15s"}):
-        Pipeline(URL, LINEAR, cluster=source).run(progress=False)
-        assert FakeCluster.asked["lost"] == "5s"
+        scripts, lost = submitted(slurm, source)
+        assert lost == "5s"
         assert dask.config.get("distributed.deploy.lost-worker-timeout") == "15s"
-    with pytest.raises(InvalidParameter, match="dask-jobqueue refuses them for SLURM: You must specify how many cores"):
-        Pipeline(URL, LINEAR, cluster=BatchJobs("slurm", 3)).run(progress=False)
+    assert len(scripts) == 3
+    assert all("--memory-limit 1.00GiB" in script and "--interface lo" in script for script in scripts)
 
 
 @pytest.mark.parametrize(("options", "configured", "n_workers"), [({}, 2, 6), ({"processes": 4}, 2, 12), ({}, None, 3)])
-def test_a_job_is_a_single_worker_unless_the_user_has_set_another_number(monkeypatch, options, configured, n_workers):
+def test_a_job_is_a_single_worker_unless_the_user_has_set_another_number(slurm, options, configured, n_workers):
     """Dask-jobqueue itself starts several for a job of many cores."""
-    monkeypatch.setitem(sys.modules, "dask_jobqueue", types.SimpleNamespace(PBSCluster=FakeCluster))
-    with dask.config.set({"jobqueue.pbs.processes": configured}):
-        source = BatchJobs("PBS", 3, options={"cores": 16, "memory": "48 GiB", **options})
+    options = {"cores": 16, "memory": "48 GiB", "scheduler_options": {"dashboard_address": ":0"}, **options}
+    with dask.config.set({"jobqueue.slurm.processes": configured}):
+        source = BatchJobs("SLURM", 3, options=options)
         assert source.n_workers == n_workers
         assert source.worker_memory == 48 * 2**30 * 3 // n_workers
         assert source.awaited == (n_workers, "1h")
-        monkeypatch.setattr("dshuffle.pipeline.clusters.wait_for_workers", lambda *_: None)
-        with source.open():
-            assert FakeCluster.asked["options"]["processes"] == n_workers // 3
+        scripts, lost = submitted(slurm, source)
+    assert lost == "1h"  # of conftest.py: what the user has set
+    processes = n_workers // 3
+    assert all((f"--nworkers {processes} " in script) == (processes > 1) for script in scripts)
+    assert all(f"--nthreads {16 // processes} " in script for script in scripts)
+
+
+def test_numbers_that_are_not_allowed():
     with dask.config.set({"jobqueue.big.processes": 5}):
         assert BatchJobs("PBS", 3, options={"config_name": "big"}).n_workers == 15
     with pytest.raises(InvalidParameter, match=r"options\['processes'\]=0 is not allowed"):
@@ -115,6 +118,7 @@ def test_dask_jobqueue_knows_the_systems_and_options(system):
         "scheduler_options": {"dashboard_address": ":0"},
     }
     options |= {"HTCondor": {"disk": "1 GiB"}, "OAR": {"memory_per_core_property_name": "mem_core"}}.get(system, {})
+    check_options(cluster_of, options)
     with cluster_of(**options) as cluster:
         script = cluster.job_script()
     assert "--interface lo" in script or "'--interface', 'lo'" in script or '"--interface" "lo"' in script

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 import types
@@ -160,9 +159,11 @@ def test_a_run_that_waits_for_workers_says_so_and_is_cancelled(monkeypatch):
         source = RunningScheduler(cluster.scheduler_address, min_workers=2, patience="5m")
         run = Pipeline(URL, LINEAR, cluster=source).submit()
         deadline = time.monotonic() + 60
-        while "(1 are there)" not in run.progress[2] and time.monotonic() < deadline:
+        while "1 of 2 workers" not in run.progress[2] and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert run.progress[2] == f"waiting for the cluster at {cluster.scheduler_address} (1 are there)"
+        assert (
+            run.progress[2] == f"waiting for the cluster at {cluster.scheduler_address}: 1 of 2 workers have connected"
+        )
         run.cancel()
         with pytest.raises(RunCancelled):
             run.result(timeout=60)
@@ -178,12 +179,38 @@ def test_waiting_is_said(monkeypatch, caplog):
     assert 1 <= len([one for one in caplog.messages if "3 of 9 workers have connected after" in one]) <= 5
 
 
+def test_a_wait_does_not_change_what_a_cluster_knows_of_its_workers(monkeypatch):
+    """A cluster whose information is replaced while a worker leaves fails, and never replaces a worker again."""
+    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.05)
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster, Client(cluster) as client:
+        before = cluster.scheduler_info
+        wait_for_workers(client, 1, 10)
+        with pytest.raises(ClusterError, match="min_workers=2"):
+            wait_for_workers(client, 2, 0.3)
+        assert cluster.scheduler_info is before
+
+
+def test_a_worker_that_retires_is_not_counted(monkeypatch):
+    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.05)
+
+    def status(dask_scheduler, value):
+        for worker in dask_scheduler.workers.values():
+            dask_scheduler.handle_worker_status_change(value, worker, "test")
+
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster, Client(cluster) as client:
+        client.run_on_scheduler(status, value="closing_gracefully")
+        with pytest.raises(ClusterError, match="only 0 of min_workers=1 workers are there"):
+            wait_for_workers(client, 1, 0.2)
+        client.run_on_scheduler(status, value="running")
+        wait_for_workers(client, 1, 0.2)
+
+
 def test_waiting_ends_although_nobody_looks_in_time(monkeypatch):
     monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.05)
     with HERE.open() as client:
         for patience in (0, 0.2):
             with pytest.raises(ClusterError, match="min_workers=9"):
-                wait_for_workers(client, 9, patience, waiting=lambda there: time.sleep(0.3))
+                wait_for_workers(client, 9, patience, waiting=lambda text: time.sleep(0.3))
 
 
 def test_an_explanation_says_what_moves():
@@ -294,8 +321,8 @@ def test_all_reasons_why_a_pipeline_cannot_run_are_given_at_once(tmp_path):
         pipeline.submit()
 
 
-def test_a_partition_that_does_not_fit_a_job_is_refused_before_the_job_waits_in_a_queue(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dask_jobqueue", types.SimpleNamespace())
+def test_a_partition_that_does_not_fit_a_job_is_refused_before_the_job_waits_in_a_queue():
+    pytest.importorskip("dask_jobqueue")
 
     def pipeline(memory, **session):
         cluster = BatchJobs("SLURM", 2, options={"memory": memory, "cores": 1})

@@ -119,7 +119,7 @@ def sessions_left():
 
     def on_worker(dask_worker):
         plugin = dask_worker.plugins.get("dshuffle")
-        return len(plugin.sessions) if plugin is not None else 0
+        return 0 if plugin is None or plugin.sessions is None else len(plugin.sessions)  # None if it was not set up
 
     def on_scheduler(dask_scheduler):
         plugin = dask_scheduler.plugins.get("dshuffle")

@@ -56,6 +56,7 @@ SETTINGS: dict[str, list[Any]] = {
     "dshuffle.shared-memory": NO_SWITCH,
     "dshuffle.timeout": NO_TIME,
     "dshuffle.heartbeat": NO_TIME,
+    "dshuffle.stopped-timeout": NO_TIME,
     "dshuffle.replacement-timeout": NO_TIME,
     "dshuffle.new-workers": NO_SWITCH,
     "dshuffle.paused-timeout": NO_TIME,

@@ -147,11 +147,14 @@ def test_a_session_does_not_open(processes: tuple[Client, int], dataset: Dataset
     assert not re.search("version", str(caught.value))
 
 
-def test_a_stopped_scheduler_does_not_say_which_workers_there_are(processes: tuple[Client, int]) -> None:
+def test_a_stopped_scheduler_does_not_say_which_workers_there_are(
+    processes: tuple[Client, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     client, scheduler = processes
     assert len(cluster_info(client)["workers"]) == 2
     os.kill(scheduler, signal.SIGSTOP)
     silent = rf"the scheduler at {re.escape(client.scheduler.address)} did not answer within 1 s"
+    monkeypatch.setattr("dshuffle.runtime.client.bounded_calls.ANSWER_WITHIN", 1.0)
     with dask.config.set({"dshuffle.timeout": "1s"}):
         for call in (
             lambda: cluster_info(client),

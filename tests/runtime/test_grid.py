@@ -170,7 +170,7 @@ def test_rows_without_bytes(threads, tmp_path, delivery):
             assert np.array_equal(np.sort(ids), np.arange(100))
 
 
-@pytest.mark.parametrize("n_workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("n_workers", [1, 2, 3, pytest.param(7, marks=pytest.mark.slow)])
 def test_few_workers(cluster_of, small, check_orders, n_workers):
     with cluster_of({str(rank): {} for rank in range(n_workers)}) as cluster, Client(cluster) as client:
         client.wait_for_workers(n_workers)

@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster
 import dshuffle
 from dshuffle import Shuffler
 from dshuffle.errors import CacheBudgetError, InvalidParameter
-from dshuffle.exchange.kept_partition import Listed
+from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.runtime.worker import opening
 from dshuffle.store import Dataset
 
@@ -111,7 +111,9 @@ def test_another_number_of_workers_reads_from_those_that_have_a_row(
     assert len(os.listdir(tmp_path / "rows")) == n_workers
 
 
-@pytest.mark.parametrize("change", ["seed", "dataset", "part", "arrays"])
+@pytest.mark.parametrize(
+    "change", ["seed", "dataset", *(pytest.param(change, marks=pytest.mark.slow) for change in ("part", "arrays"))]
+)
 def test_what_is_of_something_else_is_not_used(threads, small, check_ids, tmp_path, change):
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
     with Shuffler(threads, small, **kept) as shuffler:
@@ -128,7 +130,7 @@ def test_what_is_of_something_else_is_not_used(threads, small, check_ids, tmp_pa
         small = dshuffle.open_dataset(small.url, arrays=["y"])
     with Shuffler(threads, small, **kept, **options) as shuffler:
         assert check_first_record(shuffler, check_ids, threads).store_bytes > 0
-    same = {label.dataset for label in (one.label for one in Listed.all_in(str(tmp_path / "rows"), before.identity))}
+    same = {folder.label.dataset for folder in KeptFolder.all_in(str(tmp_path / "rows"), before.identity)}
     assert same == ({before.identity} if small.identity != before.identity or change in ("seed", "arrays") else set())
 
 
@@ -178,14 +180,14 @@ def test_what_is_damaged_or_not_the_users_is_read_from_the_store(
         check_first_record(shuffler, check_ids, threads)
     folder = tmp_path / "rows" / min(os.listdir(tmp_path / "rows"))
     if harm == "gone":  # after it was listed
-        all_in = Listed.all_in.__func__
+        all_in = KeptFolder.all_in.__func__
 
         def and_then_removed(cls, directory, dataset):
             found = all_in(cls, directory, dataset)
             (folder / "rows").unlink(missing_ok=True)
             return found
 
-        monkeypatch.setattr(Listed, "all_in", classmethod(and_then_removed))
+        monkeypatch.setattr(KeptFolder, "all_in", classmethod(and_then_removed))
     elif harm == "pipe":
         (folder / "index").unlink()
         os.mkfifo(folder / "index")
@@ -250,7 +252,7 @@ def test_a_worker_that_takes_a_rank_reads_what_the_lost_one_left(
 
     def later(*args):  # when the session is closed on the worker that was given up
         deadline = time.monotonic() + 10
-        while keeps and not Listed.all_in(str(directory), small.identity) and time.monotonic() < deadline:
+        while keeps and not KeptFolder.all_in(str(directory), small.identity) and time.monotonic() < deadline:
             time.sleep(0.01)
         return kept_here(*args)
 
@@ -291,7 +293,7 @@ def test_an_elastic_session_keeps_the_partitions_of_its_last_workers(workers, sm
         for epoch in epochs:
             client.gather(epoch.map(check_ids))
         assert shuffler.n_workers == 3
-    assert sorted(one.label.rank for one in Listed.all_in(str(directory), small.identity)) == [0, 1, 2]
+    assert sorted(one.label.rank for one in KeptFolder.all_in(str(directory), small.identity)) == [0, 1, 2]
     assert len(os.listdir(directory)) == 3
 
 
@@ -382,7 +384,7 @@ def test_an_index_that_cannot_be_written_does_not_end_the_session(
         check_orders(shuffler, 2)
     assert "cannot be kept" in caplog.text
     monkeypatch.undo()
-    assert {one.label.epoch for one in Listed.all_in(str(directory), small.identity)} == {0}
+    assert {one.label.epoch for one in KeptFolder.all_in(str(directory), small.identity)} == {0}
 
 
 def test_indexes_that_take_longer_than_epochs_are_left_out(threads, small, check_orders, tmp_path, monkeypatch):
@@ -397,7 +399,7 @@ def test_indexes_that_take_longer_than_epochs_are_left_out(threads, small, check
     directory = tmp_path / "rows"
     with Shuffler(threads, small, cache_directory=directory, keep_cache=True) as shuffler:
         check_orders(shuffler, 6)
-    assert {one.label.epoch for one in Listed.all_in(str(directory), small.identity)} == {5}
+    assert {one.label.epoch for one in KeptFolder.all_in(str(directory), small.identity)} == {5}
 
 
 @pytest.mark.parametrize("directory", [None, "local"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dshuffle.exchange.kept_index import KeptLabel
-from dshuffle.exchange.kept_partition import Listed
+from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.planning import Choices, GivenSharding, ShuffleSpec, WorkerHistory
 from dshuffle.runtime.scheduler.kept_choice import choose_kept
 from dshuffle.runtime.session_spec import EarlierWorkers
@@ -19,7 +19,7 @@ WORKERS = ["a", "b", "c", "d"]
 
 def kept(rank, *, n_workers=4, epoch=7, shuffle="global", name=""):
     label = KeptLabel("data", shuffle, "1", 8, 5, WorkerHistory(n_workers), rank, epoch)
-    return Listed(f"{name}{n_workers}-{epoch}-{rank}", label)
+    return KeptFolder(f"{name}{n_workers}-{epoch}-{rank}", label)
 
 
 def test_workers_get_the_ranks_whose_partitions_they_have():

@@ -50,7 +50,7 @@ def test_a_worker_that_only_serves_may_have_no_room(tmp_path):
         start=Remainder(0, ()),
     )
     memory = WorkerMemory(limit=2**30, pause_fraction=0.8, process_nbytes=2**30, reserved={})
-    assert memory.reserve(spec, trains=False) == (0, 0)
+    assert memory.check(spec, trains=False) == (0, 0)
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_after_a_lost_worker_a_new_shuffler_gets_the_memory(new_processes, small
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerLost):
             check_orders(shuffler, 1)
-        held = client.run(lambda dask_worker: sum(dask_worker.plugins["dshuffle"].sessions.shared.memory.values()))
+        held = client.run(lambda dask_worker: sum(dask_worker.plugins["dshuffle"].sessions.shared.reserved.values()))
         with Shuffler(client, small, memory_limit=2 * needed) as again:
             assert again.n_workers == 2
             check_orders(again, 2)

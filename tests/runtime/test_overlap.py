@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dshuffle.runtime.scheduler.instructions import Phase
 
 from dshuffle import Shuffler, create_dataset
+from dshuffle.runtime.scheduler.machine.phases import Phase
 
 pytestmark = pytest.mark.slow
 

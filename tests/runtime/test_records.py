@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 
 import dask
@@ -12,6 +13,7 @@ import pytest
 from dshuffle import Shuffler, create_dataset
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, ShuffleSpec, parse_assignment
 from dshuffle.records import EpochRecord
+from dshuffle.report.slow_rank import slow_rank_in_words
 
 pytestmark = pytest.mark.slow  # real clusters
 
@@ -135,6 +137,13 @@ def test_training_seconds_are_those_of_the_slowest_worker(threads, small):
             threads.gather(epoch.map(work))
             threads.gather(epoch.map(work))
     assert all(0.6 <= record.training_seconds < 1.2 for record in shuffler.records)
+    for record in shuffler.records:
+        assert max(record.rank_training_seconds) == record.training_seconds == record.rank_training_seconds[2]
+        assert len(record.rank_training_seconds) == shuffler.n_workers
+    words = slow_rank_in_words(shuffler.records)
+    assert re.fullmatch(
+        r"rank 2 trained \d+\.\d times as long as the median rank, and the others waited .* an epoch", words
+    )
 
 
 def test_waiting_is_recorded(threads, tmp_path):

@@ -144,7 +144,7 @@ def test_samples_that_were_trained_on_are_progress(threads, small, tmp_path):
 
 def test_attempts_are_limited_in_all(threads, small, tmp_path, monkeypatch):
     """Each of them trains on an epoch, and then fails."""
-    monkeypatch.setattr("dshuffle.runtime.retries.IN_ALL", 3)
+    monkeypatch.setattr("dshuffle.runtime.client.retries.TOTAL_ATTEMPTS", 3)
     seen = []
 
     def train(shuffler):

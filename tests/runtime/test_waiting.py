@@ -15,6 +15,7 @@ import pytest
 from distributed.comm.core import CommClosedError
 
 from dshuffle.errors import ClusterError
+from dshuffle.runtime.client.bounded_calls import limit_of
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.client.session_client import install_plugin
 from dshuffle.runtime.client.waiting import log_if_slow, wait_for_workers
@@ -65,7 +66,8 @@ class SilentClient:
 
 
 @pytest.fixture
-def short_timeout() -> Iterator[None]:
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("dshuffle.runtime.client.bounded_calls.ANSWER_WITHIN", 0.1)
     with dask.config.set({"dshuffle.timeout": "300ms"}):
         yield
 
@@ -78,13 +80,19 @@ def test_a_scheduler_that_does_not_say_which_workers_there_are(short_timeout, ca
     assert 1 <= len(caplog.records) <= 3  # after 0.05 and 0.15 s
 
 
+def test_a_busy_machine_has_time_to_answer():
+    with dask.config.set({"dshuffle.timeout": "1ms"}):
+        assert limit_of() == limit_of(0.5) == 15
+    assert (limit_of(), limit_of(20)) == (300, 20)
+
+
 def test_an_answer_in_time_is_not_logged(caplog):
     assert cluster_info(SilentClient(identity={"workers": {}})) == {"workers": {}}
     assert not caplog.records
 
 
 def test_workers_are_not_waited_for_if_the_scheduler_does_not_answer(monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.waiting.ANSWER_WITHIN", 0.2)
+    monkeypatch.setattr("dshuffle.runtime.client.bounded_calls.ANSWER_WITHIN", 0.2)
     with pytest.raises(ClusterError, match="the scheduler at tcp://silent:1 did not answer within"):
         wait_for_workers(SilentClient(), 2, 0.1)
 

@@ -50,7 +50,7 @@ def test_arrays_with_the_dimension_of_the_largest_are_taken(group, tmp_path):
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-@pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize("by_name", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", ["chunks", "shards", "whole", "v2"])
 def test_any_axis_can_be_the_samples(tmp_path, axis, by_name, how):
     data = RNG.integers(0, 1000, (7, 9, 8))

@@ -264,7 +264,7 @@ def test_an_unreachable_store_is_not_taken_for_corruption(dataset: Dataset, monk
 COLUMNS = ["?", "i1", "u2", "f2", "f4", "i8", "c16", "S3", "M8[s]"]
 
 
-@pytest.mark.parametrize("n_rows", [1, 37])
+@pytest.mark.parametrize("n_rows", [pytest.param(1, marks=pytest.mark.slow), 37])
 def test_columns_of_a_table_are_read_together(tmp_path, n_rows):
     """Also if one of them lacks a chunk, which has the fill value, or has other chunks."""
     rng = np.random.default_rng(n_rows)

@@ -19,6 +19,9 @@ T = TypeVar("T")
 WORKERS = "a worker, or the scheduler,"
 """Who has not answered if not all of the workers have."""
 
+ANSWER_WITHIN = 15.0
+"""Seconds that every call may take, also with a shorter ``dshuffle.timeout``: the machine may be busy."""
+
 LOG_AFTER = 3.0
 """Seconds after which a call that still waits says so for the first time; then after twice that time, and so on."""
 
@@ -33,7 +36,7 @@ def answer(client: Client, call: Callable[[], Awaitable[T]], sender: str, second
     sender
         Who is to answer, for the log and the error.
     seconds
-        How long to wait. By default ``dshuffle.timeout``.
+        How long to wait, but at least 15 s. By default ``dshuffle.timeout``.
 
     Raises
     ------
@@ -42,8 +45,13 @@ def answer(client: Client, call: Callable[[], Awaitable[T]], sender: str, second
     OSError
         If the connection is lost.
     """
-    result: T = client.sync(_within, Settings.from_config().timeout if seconds is None else seconds, call, sender)
+    result: T = client.sync(_within, limit_of(seconds), call, sender)
     return result
+
+
+def limit_of(seconds: float | None = None) -> float:
+    """Seconds that a call may take, if ``seconds`` are given for it; by default ``dshuffle.timeout``."""
+    return max(ANSWER_WITHIN, Settings.from_config().timeout if seconds is None else seconds)
 
 
 def run_on_workers(

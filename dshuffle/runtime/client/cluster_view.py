@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import dask
 from distributed import Client, LocalCluster, Nanny
+from distributed.core import Status
 
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.runtime.client.bounded_calls import answer
@@ -31,7 +33,7 @@ def cluster_info(client: Client, seconds: float | None = None) -> dict[str, Any]
     Parameters
     ----------
     seconds
-        How long to wait for the answer. By default ``dshuffle.timeout``.
+        How long to wait for the answer, but at least 15 s. By default ``dshuffle.timeout``.
 
     Raises
     ------
@@ -44,6 +46,11 @@ def cluster_info(client: Client, seconds: float | None = None) -> dict[str, Any]
         return dict(answer(client, lambda: scheduler.identity(n_workers=-1), name, seconds))
     except OSError as error:
         raise ClusterError(f"the scheduler cannot be reached: {error}. Make a new Client and a new Shuffler") from error
+
+
+def running_workers(information: Mapping[str, Any]) -> int:
+    """Number of workers that :func:`cluster_info` has, without those that leave or are paused."""
+    return sum(worker["status"] == Status.running.name for worker in information["workers"].values())
 
 
 def is_adaptive(client: Client) -> bool:
@@ -77,16 +84,20 @@ def keep_nannies(client: Client) -> None:
 
 
 def starts_no_more(client: Client) -> str | None:
-    """Say that an adaptive cluster has one worker and will not start more, if that is so.
+    """Say that an adaptive cluster will start no more workers although it may have more, if that is so.
 
     Dask starts workers only when tasks wait. A session never has waiting tasks, because it has one for each worker.
     """
     adaptive = getattr(client.cluster, "_adaptive", None)
-    if adaptive is None or not adaptive.minimum <= 1 < adaptive.maximum or count_training_workers(client) > 1:
+    if adaptive is None or adaptive.minimum >= adaptive.maximum:
+        return None
+    n_workers = count_training_workers(client)
+    if n_workers > max(adaptive.minimum, 1):
         return None
     return (
-        "the session trains on 1 worker, and the adaptive cluster starts no more for it, because a session has one "
-        "task for each worker. For more workers, raise the minimum: cluster.adapt(minimum=...)"
+        f"the session trains on {n_workers} worker{'s' * (n_workers > 1)}, and the adaptive cluster starts no more for "
+        "it, because a session has one task for each worker. For more workers, raise the minimum: "
+        "cluster.adapt(minimum=...)"
     )
 
 

@@ -12,6 +12,18 @@ from dshuffle.runtime.messages import EpochExchange
 from dshuffle.store import Dataset
 
 
+class EpochRecords(list[EpochRecord]):
+    """Records of the epochs that have ended."""
+
+    __slots__ = ()
+
+    def __getitem__(self, place: Any) -> Any:
+        """A record, or a list of some."""
+        if not self and not isinstance(place, slice):
+            raise IndexError("no epoch has ended yet. An epoch is recorded when the next one begins, or the loop ends")
+        return super().__getitem__(place)
+
+
 class EpochRecorder:
     """Collects the record of each epoch: its exchange is measured when it begins, its training when it ends.
 
@@ -22,7 +34,7 @@ class EpochRecorder:
     """
 
     def __init__(self, dataset: Dataset, choices: Choices) -> None:
-        self.records: list[EpochRecord] = []
+        self.records = EpochRecords()
         self._dataset = dataset
         self._choices = choices
         self._exchange: EpochExchange | None = None
@@ -64,6 +76,7 @@ class EpochRecorder:
                 n_samples=self._dataset.n_samples,
                 row_nbytes=self._dataset.row_nbytes,
                 training_seconds=max(training_seconds),
+                rank_training_seconds=training_seconds,
                 epoch=exchange.epoch,
                 run_id=exchange.run_id,
                 needed=exchange.needed,

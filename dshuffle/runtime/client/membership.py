@@ -16,6 +16,7 @@ from dshuffle.errors import (
     ExchangeError,
     MembershipChanged,
     WorkerLost,
+    what_happened,
 )
 from dshuffle.runtime import messages
 from dshuffle.runtime.client.open_session import OpenSession
@@ -96,7 +97,7 @@ class Membership:
         except DShuffleError as error:
             if not error.transient:  # another attempt would fail as well
                 self._refused = members
-            logger.warning("dshuffle: epoch %d keeps its workers: %s", epoch, error)
+            logger.warning("dshuffle: epoch %d keeps its workers: %s", epoch, what_happened(error))
         else:
             before, now = self.current.n_workers, self._following.n_workers
             logger.warning("dshuffle: epoch %d is trained on by %d workers in place of %d", epoch, now, before)
@@ -117,7 +118,7 @@ class Membership:
                     self._following = None
                 if attempt == ATTEMPTS - 1 or not error.transient:
                     raise
-                logger.warning("dshuffle: another session is opened for epoch %d (%s)", epoch, error)
+                logger.warning("dshuffle: another session is opened for epoch %d (%s)", epoch, what_happened(error))
             else:
                 break
         former, self.current, self._following = self.current, following, None

@@ -10,9 +10,9 @@ from typing import Any
 from distributed import Client
 from distributed.protocol.serialize import ToPickle
 
-from dshuffle.errors import CacheBudgetError, ClusterError, WorkerLost
+from dshuffle.errors import CacheBudgetError, ClusterError, WorkerLost, what_happened
 from dshuffle.planning import SERVER, Remainder
-from dshuffle.runtime.client.cluster_view import cluster_info
+from dshuffle.runtime.client.cluster_view import cluster_info, running_workers
 from dshuffle.runtime.client.session_client import SessionClient, Silence
 from dshuffle.runtime.client.waiting import wait_for_workers
 from dshuffle.runtime.messages import OpenedSession
@@ -61,24 +61,24 @@ class OpenSession:
         self.n_workers = self.history.n_workers
 
     def _open_repeatedly(self) -> OpenedSession:
-        client = self.calls.client
-        n_workers = len(cluster_info(client)["workers"])
+        client, options = self.calls.client, self.request.options
+        n_workers = options.min_workers if options.elastic else running_workers(cluster_info(client))
         for _ in range(ATTEMPTS - 1):
             try:
                 return self._open()
             except WorkerLost as error:
                 # A session that follows another one is opened again by its Membership.
-                if self.request.former is not None or self.request.options.on_loss == "raise":
+                if self.request.former is not None or options.on_loss == "raise":
                     raise
-                logger.warning("dshuffle: the session is opened again, because a worker was lost: %s", error)
+                logger.warning("dshuffle: the session is opened again: %s", what_happened(error))
             self._renew_id()
             patience = self.request.settings.replacement_timeout
             try:
                 wait_for_workers(client, n_workers, patience, limit="dshuffle.replacement-timeout")
             except ClusterError as error:
-                if len(cluster_info(client)["workers"]) < self.request.options.min_workers:
+                if running_workers(cluster_info(client)) < options.min_workers:
                     raise
-                logger.warning("dshuffle: the session opens with fewer workers: %s", error)
+                logger.warning("dshuffle: the session opens with fewer workers: %s", what_happened(error))
         return self._open()
 
     def _renew_id(self, **changes: Any) -> None:

@@ -15,7 +15,7 @@ from distributed import Client, KilledWorker
 from distributed.comm.core import CommClosedError
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import CheckpointError, DShuffleError
+from dshuffle.errors import CheckpointError, DShuffleError, what_happened
 from dshuffle.planning import Choices
 from dshuffle.runtime.client.checkpoints import find_checkpoint
 from dshuffle.runtime.client.session_state import CHOOSING, SessionState
@@ -126,7 +126,7 @@ def retrying(
             in_a_row = 0 if reached > before else in_a_row + 1
             if in_a_row >= attempts or failed >= TOTAL_ATTEMPTS * attempts:
                 raise
-            reason = str(error).partition(". ")[0]  # what to do about it comes after this
+            reason = what_happened(error)
             logger.warning(
                 "dshuffle: training continues in epoch %d (%s: %s)", reached[0], type(error).__name__, reason
             )

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from distributed import Client
 
 from dshuffle.errors import ClusterError, DShuffleError
+from dshuffle.runtime.client.bounded_calls import limit_of
 from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.replies import message_in, retrieve, within
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
-from dshuffle.runtime.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def install_plugin(client: Client) -> None:
         If that fails, because the scheduler does not answer, or because dshuffle is not installed there. After a lost
         connection it is tried twice.
     """
-    timeout = Settings.from_config().timeout
+    timeout = limit_of()
     for attempt in (1, 2):
         try:
             client.sync(_answer, client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.client.epoch_tasks import EpochTasks
 from dshuffle.runtime.client.session_state import SessionState, pickled, unpickled
 from dshuffle.store import Dataset
+
+logger = logging.getLogger(__name__)
 
 NOTHING = SampleDigest()
 
@@ -46,6 +49,8 @@ class SessionPosition:
         self.next_epoch = start.epoch
         self._pickled = None if resumed is None else resumed.attached
         self._attached: Any = None
+        self._was_attached = False  # in this session
+        self._has_warned = False
 
     def begin(self, tasks: EpochTasks) -> None:
         """Make an epoch the current one."""
@@ -60,7 +65,7 @@ class SessionPosition:
 
     @attached.setter
     def attached(self, value: Any) -> None:
-        self._attached, self._pickled = value, None
+        self._attached, self._pickled, self._was_attached = value, None, True
 
     def state(self, counts: tuple[int, ...] = (), digest: SampleDigest = NOTHING) -> dict[str, Any]:
         """The state, as :meth:`dshuffle.Shuffler.state_dict` returns it.
@@ -72,6 +77,15 @@ class SessionPosition:
         digest
             Digest of these samples.
         """
+        if any(counts) and not (self._was_attached or self._has_warned):
+            self._has_warned = True
+            logger.warning(
+                "dshuffle: the state says that %d samples of epoch %d were trained on, and nothing is attached to it. "
+                "A session that resumes does not train on them again. Attach the model of this moment "
+                "(shuffler.attach), or save it yourself",
+                sum(counts),
+                self.next_epoch if self.tasks is None else self.tasks.epoch,
+            )
         text = self._pickled
         if text is None and self._attached is not None:
             text = pickled(self._attached)  # every time, since it may have been changed in place

@@ -345,7 +345,7 @@ class Shuffler:
 
     @property
     def records(self) -> list[EpochRecord]:
-        """Measurements of the epochs that have ended."""
+        """Measurements of the epochs that have ended. The current epoch is recorded when the next one begins."""
         return self._sequence.recorder.records
 
     @property

@@ -13,7 +13,7 @@ from distributed import Client
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError
 from dshuffle.runtime.client.bounded_calls import LOG_AFTER
-from dshuffle.runtime.client.cluster_view import cluster_info
+from dshuffle.runtime.client.cluster_view import cluster_info, running_workers
 from dshuffle.runtime.quantities import as_seconds
 
 logger = logging.getLogger(__name__)
@@ -24,8 +24,8 @@ STEP = 2.0
 PAUSE = 0.1
 """Seconds between two looks at the cluster."""
 
-ANSWER_WITHIN = 15.0
-"""Seconds in which the scheduler must say which workers there are, even if there is less time to wait for them."""
+Waiting = Callable[[str], None]
+"""Called during a wait for workers with a text such as ``"1 of 4 workers have connected"``."""
 
 
 @contextlib.contextmanager
@@ -52,47 +52,61 @@ def wait_for_workers(
     client: Client,
     min_workers: int,
     patience: str | float,
-    waiting: Callable[[int], None] | None = None,
+    waiting: Waiting | None = None,
     *,
     limit: str = "patience",
 ) -> None:
     """Wait until a cluster has a number of workers.
 
+    ``Client.wait_for_workers`` is not reliable for this: it replaces what the cluster object knows of its workers. If a
+    worker leaves at this moment, the cluster object fails with a KeyError, and never again starts another worker in
+    place of a lost one.
+
     Parameters
     ----------
     waiting
-        Called every two seconds with the number of connected workers. It may raise an error to end the wait. By default
-        a line is logged, less and less often.
+        Called every two seconds. It may raise an error to end the wait. By default a line is logged, less and less
+        often.
     limit
         Name of the parameter or setting that says how long to wait.
 
     Raises
     ------
     ClusterError
-        If there are not enough in time, or the scheduler does not answer.
+        If there are not enough in time, or the cluster knows that there will not be, or the scheduler does not answer.
     """
     as_integer("min_workers", min_workers, 1)
     seconds = as_seconds("patience", patience)
     began, report_after, log_after = time.monotonic(), STEP, STEP
     while True:
         left = began + seconds - time.monotonic()
-        information = cluster_info(client, max(ANSWER_WITHIN, left))
-        # Those that Dask has paused may not take part.
-        n_running = sum(worker["status"] == "running" for worker in information["workers"].values())
+        information = cluster_info(client, left)
+        n_running = running_workers(information)
         if n_running >= min_workers:
             return
+        jobs = _jobs_of(client, min_workers)
         waited = time.monotonic() - began
         if waited >= seconds:
             raise ClusterError(
-                f"only {n_running} of min_workers={min_workers} workers are there after {seconds:g} s. Start more, or "
-                f"wait longer ({limit}). If workers or their jobs run, look at their logs: they must reach the "
-                f"scheduler at {information['address']}"
+                f"only {n_running} of min_workers={min_workers} workers are there after {seconds:g} s{jobs}. Start "
+                f"more, or wait longer ({limit}). If workers or their jobs run, look at their logs: they must reach "
+                f"the scheduler at {information['address']}"
             )
         if waited >= report_after:
             report_after = waited + STEP
+            text = f"{n_running} of {min_workers} workers have connected"
             if waiting is not None:
-                waiting(n_running)
+                waiting(f"{text}{jobs}")
             elif waited >= log_after:
                 log_after = 2 * waited
-                logger.warning("dshuffle: %d of %d workers have connected after %.0f s", n_running, min_workers, waited)
+                logger.warning("dshuffle: %s after %.0f s%s", text, waited, jobs)
         time.sleep(min(PAUSE, STEP, seconds - waited))
+
+
+def _jobs_of(client: Client, n_workers: int) -> str:
+    """What a cluster that watches its jobs, such as that of ``BatchJobs``, says about those without a worker.
+
+    It raises an error if so many workers cannot come any more.
+    """
+    describe = getattr(client.cluster, "describe_jobs", None)
+    return "" if describe is None or not (text := describe(n_workers)) else f"; {text}"

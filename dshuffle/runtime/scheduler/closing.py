@@ -10,6 +10,8 @@ from distributed import Scheduler
 from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import DShuffleError
+from dshuffle.runtime.message_fields import to_fields
+from dshuffle.runtime.orders import CloseOrder
 from dshuffle.runtime.replies import within
 from dshuffle.runtime.session_spec import SessionSpec
 
@@ -68,10 +70,10 @@ class Closing:
 
     async def _is_closed(self, address: str, session_id: str | None = None) -> bool:
         rpc: Any = self._scheduler.rpc(address)
-        message = {"session_id": session_id or self._session_id, "number": self._turn()}
-        order = rpc.dshuffle_close(**message, cause=ToPickle(self._cause()))
+        order = CloseOrder(session_id=session_id or self._session_id, number=self._turn())
+        call = rpc.dshuffle_close(**to_fields(order), cause=ToPickle(self._cause()))
         try:
-            await within(self._heartbeat, order)
+            await within(self._heartbeat, call)
         except OSError:
             return False
         return True

@@ -10,8 +10,9 @@ from distributed import Scheduler
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery
-from dshuffle.runtime.message_fields import from_fields
+from dshuffle.runtime.message_fields import from_fields, to_fields
 from dshuffle.runtime.messages import Answer, EpochExchange, Vote
+from dshuffle.runtime.orders import PlanOrder
 from dshuffle.runtime.replies import message_in
 from dshuffle.runtime.scheduler.candidates import Candidates
 from dshuffle.runtime.scheduler.closing import Closing
@@ -24,6 +25,7 @@ from dshuffle.runtime.scheduler.machine.phases import Phase
 from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
 from dshuffle.runtime.scheduler.member_choice import Members
 from dshuffle.runtime.scheduler.metrics import count
+from dshuffle.runtime.scheduler.nannies import process_runs
 from dshuffle.runtime.scheduler.order_messages import answer_type, message_of
 from dshuffle.runtime.scheduler.outcomes import TaskOutcomes
 from dshuffle.runtime.scheduler.participants import Participants
@@ -31,6 +33,7 @@ from dshuffle.runtime.scheduler.replacements import Replacements
 from dshuffle.runtime.scheduler.snapshot import EpochFigures
 from dshuffle.runtime.scheduler.waiters import Waiters
 from dshuffle.runtime.session_spec import PartitionSources
+from dshuffle.runtime.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -135,9 +138,9 @@ class Coordinator:
         return self._spec.settings.paused_timeout
 
     @property
-    def heartbeat(self) -> float:
-        """Seconds in which a worker must answer."""
-        return self._spec.settings.heartbeat
+    def settings(self) -> Settings:
+        """Time limits of the session."""
+        return self._spec.settings
 
     @property
     def epoch(self) -> int:
@@ -252,6 +255,11 @@ class Coordinator:
         if self._freed is not None:
             await asyncio.shield(self._freed)
 
+    async def process_runs(self, participant: int, silent_seconds: float) -> bool:
+        """Whether a participant that has said nothing for some seconds may be busy, and is not lost."""
+        worker = self.scheduler.workers.get(self.addresses[participant])
+        return worker is not None and await process_runs(self.scheduler, worker, silent_seconds, self.settings)
+
     def check(self) -> None:
         """Raise the error with which the session has ended."""
         if self.machine.error is not None:
@@ -279,6 +287,8 @@ class Coordinator:
                 count(EpochFigures.of(exchange))
             case instructions.EpochFailed(error):
                 self._waiters.release(error)
+            case instructions.ProcessQuestion(participant, silent_seconds):
+                self.driver.spawn(self._look_at_process(participant, silent_seconds))
             case instructions.ReplacementSearch():
                 self._replacements.search()
             case instructions.RanksRestored(ranks):
@@ -319,6 +329,10 @@ class Coordinator:
         else:
             self.driver.run(machine.answered, order, answer)
 
+    async def _look_at_process(self, participant: int, silent_seconds: float) -> None:
+        if await self.process_runs(participant, silent_seconds):
+            self.driver.run(self.machine.process_runs, participant)
+
     def _refused(self, order: PhaseOrder, address: str, error: DShuffleError) -> None:
         if order.name == Phase.RESTORING.value:
             logger.warning("dshuffle: a worker cannot take a lost rank: %s", error)
@@ -332,7 +346,7 @@ class Coordinator:
         delivery = self._deliveries.of(run.epoch + 1)
 
         async def plan_ahead(participant: int) -> None:
-            fields = {"run_id": run.run_id, "delivery": delivery}
+            fields = to_fields(PlanOrder(run_id=run.run_id, delivery=delivery))
             try:
                 await self.participants.ask(type(None), "plan_ahead", participant, **fields)
             except DShuffleError as error:  # harmless: the next run plans its epoch if no plan exists

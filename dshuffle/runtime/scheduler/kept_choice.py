@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.exchange.kept_partition import Listed
+from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.planning import ShuffleSpec, WorkerHistory
 from dshuffle.runtime.session_spec import PartitionSources
 
-KeptPartitions = Mapping[str, Sequence[Listed]]
+KeptPartitions = Mapping[str, Sequence[KeptFolder]]
 """Address of a worker -> the partitions in its directory. Workers on one machine may list the same ones."""
 
 
@@ -51,7 +51,7 @@ def choose_kept(
     >>> from dshuffle.exchange.kept_index import KeptLabel
     >>> from dshuffle.planning import Choices
     >>> def partition(rank):
-    ...     return Listed(f"folder-{rank}", KeptLabel("data", "global", "1", 8, 5, WorkerHistory(2), rank, epoch=7))
+    ...     return KeptFolder(f"folder-{rank}", KeptLabel("data", "global", "1", 8, 5, WorkerHistory(2), rank, epoch=7))
     >>> kept = {"tcp://a": [partition(1)], "tcp://b": [partition(0)]}
     >>> former, workers = choose_kept(kept, "global", ShuffleSpec(10, 2, Choices()), ["tcp://a", "tcp://b"])
     >>> former.epoch, workers

@@ -1,7 +1,8 @@
 """Signs of life of workers whose own event loop does not answer.
 
 A task may hold the interpreter's global lock for minutes, in C code for example. Then its worker says nothing, although
-nothing is lost. Its nanny is a process of its own, and knows whether the worker's process runs.
+nothing is lost. Its nanny is a process of its own, and knows whether the worker's process runs. Of a worker without a
+nanny, the scheduler knows only whether it has a task, which may also be stopped.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from distributed.scheduler import WorkerState
 
 from dshuffle.process_state import worker_process_runs
 from dshuffle.runtime.replies import within
+from dshuffle.runtime.settings import Settings
 
 ANSWER_WITHIN = 3.0
 """Seconds in which a nanny must answer."""
@@ -22,10 +24,15 @@ ANSWER_WITHIN = 3.0
 logger = logging.getLogger(__name__)
 
 
+async def process_runs(scheduler: Scheduler, worker: WorkerState, silent_seconds: float, settings: Settings) -> bool:
+    """Return whether a silent worker may be busy, by what others know of it."""
+    if worker.nanny:
+        return await nanny_says_it_runs(scheduler, worker)
+    return bool(worker.processing) and silent_seconds < settings.stopped_timeout
+
+
 async def nanny_says_it_runs(scheduler: Scheduler, worker: WorkerState) -> bool:
-    """Return whether the worker has a nanny that answers, and says that the worker's process runs."""
-    if not worker.nanny:
-        return False
+    """Return whether the nanny of a worker answers, and says that the worker's process runs."""
     try:
         call = scheduler.rpc(worker.nanny).run(function=dumps(worker_process_runs))
         reply = await within(ANSWER_WITHIN, call)

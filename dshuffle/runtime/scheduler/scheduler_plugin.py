@@ -20,9 +20,11 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
-from dshuffle.exchange.kept_partition import Listed
+from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.planning import AutoDelivery
+from dshuffle.runtime.message_fields import to_fields
 from dshuffle.runtime.messages import OpenedSession
+from dshuffle.runtime.orders import KeptQuery
 from dshuffle.runtime.replies import message_in, replying, within
 from dshuffle.runtime.scheduler import session_queries
 from dshuffle.runtime.scheduler.coordinator import Coordinator
@@ -138,7 +140,8 @@ class DShuffleScheduler(SchedulerPlugin):
         assert self._hello is not None
         self._opening.add(session_id)
         try:
-            ready = await workers_set_up(self._scheduler, self._hello, order.settings)
+            fewest = order.options.min_workers if order.options.elastic else None
+            ready = await workers_set_up(self._scheduler, self._hello, order.settings, fewest)
             # Sessions that have ended may still take memory.
             ended = [*self.coordinators.values(), *self._freeing]
             await asyncio.gather(*(coordinator.freed() for coordinator in ended))
@@ -221,7 +224,7 @@ class DShuffleScheduler(SchedulerPlugin):
         for session_id, coordinator in self.coordinators.items():
             if coordinator.client_id == client:
                 may_come_back = lost or coordinator.client_reconnected
-                seconds = coordinator.heartbeat if may_come_back else 0.0
+                seconds = coordinator.settings.heartbeat if may_come_back else 0.0
                 scheduler._ongoing_background_tasks.call_soon(self._close_unless_back, session_id, seconds)
 
     def restart(self, scheduler: Scheduler) -> None:
@@ -275,20 +278,19 @@ class DShuffleScheduler(SchedulerPlugin):
     async def _kept_partitions(self, request: SessionRequest, ready: set[str]) -> KeptPartitions:
         """The partitions that earlier sessions have kept on the disks of the workers."""
         assert self._scheduler is not None
-        if request.kept_as is None or request.former is not None or not request.reads_kept:
+        directory = request.options.cache_directory
+        if directory is None or request.kept_as is None or request.former is not None or not request.reads_kept:
             return {}
-        directory, dataset = request.options.cache_directory, request.dataset.identity
-        message = {"op": "dshuffle_kept", "directory": directory, "dataset": dataset}
+        query = KeptQuery(directory=directory, dataset=request.dataset.identity)
+        message = {"op": "dshuffle_kept", **to_fields(query)}
         replies = await ask_all(self._scheduler, message, sorted(ready), request.settings.heartbeat)
-        kept = {}
+        folders = {}
         for address, reply in replies.items():
             try:
-                partitions = message_in(reply, list[dict[str, Any]], address)
+                folders[address] = message_in(reply, list[KeptFolder], address)
             except DShuffleError as error:  # its rows come from the dataset
                 logger.warning("dshuffle: kept partitions on %s are not used: %s", address, error)
-            else:
-                kept[address] = [Listed.from_dict(partition) for partition in partitions]
-        return kept
+        return folders
 
     def _check_client_waits(self, request: SessionRequest) -> None:
         """Refuse to open a session whose client has left, or has closed it in the meantime."""

@@ -44,13 +44,16 @@ async def trained_samples(session: Coordinator) -> TrainedSamples:
 
 
 async def _trained_by(session: Coordinator, rank: int, epoch: int) -> SampleDigest:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + session.heartbeat
+    loop, settings = asyncio.get_running_loop(), session.settings
+    asked = loop.time()
     while rank not in session.machine.unsettled:
         try:
             return await session.participants.ask(SampleDigest, "trained", rank, epoch=epoch)
-        except WorkerLost:  # perhaps nobody has noticed that it is lost
-            if loop.time() >= deadline:
+        except WorkerLost:  # perhaps nobody has noticed that it is lost, or a task blocks it
+            seconds = loop.time() - asked
+            if seconds >= settings.timeout:
+                raise
+            if seconds >= settings.heartbeat and not await session.process_runs(rank, seconds):
                 raise
         await asyncio.sleep(TICK)
         session.check()

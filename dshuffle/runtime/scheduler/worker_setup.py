@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,9 +12,12 @@ from distributed import Scheduler, Status
 
 from dshuffle.errors import ClusterError
 from dshuffle.runtime.replies import within
+from dshuffle.runtime.scheduler.nannies import process_runs
 from dshuffle.runtime.scheduler.training_workers import LEAVING
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL
 from dshuffle.runtime.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 SETUP_TIMEOUT = 60.0
 """Seconds in which all workers must be set up."""
@@ -22,7 +26,9 @@ ASK_AGAIN = 0.5
 """Seconds after which workers are asked again, unless one says hello earlier."""
 
 
-async def workers_set_up(scheduler: Scheduler, hello: asyncio.Event, settings: Settings) -> set[str]:
+async def workers_set_up(
+    scheduler: Scheduler, hello: asyncio.Event, settings: Settings, fewest: int | None = None
+) -> set[str]:
     """Wait until every worker of the cluster has set up the worker plugin.
 
     The scheduler asks the workers, so that it does not have to remember which worker sent a hello to which plugin. A
@@ -36,6 +42,9 @@ async def workers_set_up(scheduler: Scheduler, hello: asyncio.Event, settings: S
         Is set when a worker says hello.
     settings
         Settings of the session for which the workers are needed.
+    fewest
+        Number of workers that suffice. Others that do not answer within a heartbeat, and are not busy, are then left
+        out. By default all workers must answer.
 
     Returns
     -------
@@ -56,6 +65,10 @@ async def workers_set_up(scheduler: Scheduler, hello: asyncio.Event, settings: S
         replies = await ask_all(scheduler, question, present, settings.heartbeat)
         late = {address: reply for address, reply in replies.items() if not _is_set_up(reply)}
         if not late:
+            break
+        if fewest is not None and len(replies) - len(late) >= fewest and await _are_silent(scheduler, late, settings):
+            logger.warning("dshuffle: left out, because they do not answer: %s", ", ".join(sorted(late)))
+            replies = {address: reply for address, reply in replies.items() if address not in late}
             break
         if loop.time() > deadline:
             raise _not_set_up(late, len(replies))
@@ -81,6 +94,15 @@ async def workers_set_up(scheduler: Scheduler, hello: asyncio.Event, settings: S
                 transient=False,
             )
     return _running(scheduler, replies)
+
+
+async def _are_silent(scheduler: Scheduler, replies: dict[str, Any], settings: Settings) -> bool:
+    """Whether all of these workers have not answered, and none of them is known to be busy."""
+    if not all(isinstance(reply, OSError) for reply in replies.values()):
+        return False
+    workers = [scheduler.workers[address] for address in replies if address in scheduler.workers]
+    busy = [await process_runs(scheduler, worker, settings.heartbeat, settings) for worker in workers]
+    return not any(busy)
 
 
 def _running(scheduler: Scheduler, addresses: Iterable[str]) -> set[str]:

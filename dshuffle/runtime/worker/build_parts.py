@@ -25,13 +25,14 @@ from dshuffle.planning.packets import FORWARDER, forwarder_of
 from dshuffle.runtime.memory import for_partition, partition_nbytes
 from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker.epoch_lock import EpochLock
-from dshuffle.runtime.worker.former_partitions import FormerPartitions, RowsHere
+from dshuffle.runtime.worker.former_partitions import FormerPartitions, LocalRows
 from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
 from dshuffle.runtime.worker.plans import Plans, planner_of
 from dshuffle.runtime.worker.server_rows import ServerRows
 from dshuffle.store import Dataset
 
-Report = Callable[[int, str | None, bool], None]
+EndOfRun = Callable[[int, str | None, bool], None]
+"""Called with the number of a run, why it has failed (None if it has not), and whether another one may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,9 @@ def build_parts(
     dataset: Dataset,
     rank: int | None,
     carriers: Carriers,
-    report: Report,
+    report: EndOfRun,
     file: RowFile | None,
-    rows_here: RowsHere | None,
+    rows_here: LocalRows | None,
 ) -> MemberParts:
     """Build the parts of a session on one worker.
 
@@ -119,7 +120,7 @@ def _training_state(
     dataset: Dataset,
     rank: int,
     carriers: Carriers,
-    report: Report,
+    report: EndOfRun,
     sender: Sender,
     forwarder: Forwarder | None,
     file: RowFile | None,

@@ -19,15 +19,15 @@ from dshuffle.exchange.cache_partition import CachePartition, Index
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.kept_index import KeptLabel
 from dshuffle.exchange.kept_partition import (
+    KeptFolder,
     KeptPartition,
-    Listed,
     PartitionFolder,
     kept_nbytes,
     remove_unused,
 )
 from dshuffle.exchange.replies import RowsReply
 from dshuffle.exchange.row_file import RowFile, does_not_fit
-from dshuffle.rows import RowLayout
+from dshuffle.rows import Checksums, RowLayout
 from dshuffle.runtime.session_spec import PartitionSources
 from dshuffle.runtime.worker.made_in_thread import made_in_thread
 
@@ -64,7 +64,7 @@ class PartitionOnDisk:
         self, directory: str, layout: RowLayout, n_slots: int, memory_limit: int | None, label: KeptLabel | None
     ) -> None:
         self._folder: PartitionFolder | None = None
-        self._latest: tuple[int, Index, NDArray[np.uint32]] | None = None
+        self._latest: tuple[int, Index, Checksums] | None = None
         self._writing: asyncio.Task[None] | None = None
         if label is None:
             self.file = RowFile(layout, n_slots, directory, memory_limit)
@@ -209,7 +209,7 @@ def _close_all(partitions: dict[str, KeptPartition]) -> None:
 def kept_here(directory: str, label: KeptLabel, address: str) -> PartitionSources | None:
     """The partition of a rank and an epoch that a lost worker has left in a folder on this worker's disk."""
     partition = label.shuffle, label.history, label.rank, label.epoch
-    for folder in Listed.all_in(directory, label.dataset):
+    for folder in KeptFolder.all_in(directory, label.dataset):
         if (folder.label.shuffle, folder.label.history, folder.label.rank, folder.label.epoch) == partition:
             return PartitionSources(label.epoch, {label.rank: (address, folder.name)}, kept=True)
     return None

@@ -58,7 +58,7 @@ class Metered(Protocol):
         """The bytes of this run."""
 
 
-RowsHere = Callable[[str, int, NDArray[np.int64]], Awaitable[RowsReply]]
+LocalRows = Callable[[str, int, NDArray[np.int64]], Awaitable[RowsReply]]
 """Returns rows of a session on this worker: its id, the epoch, and the samples."""
 
 
@@ -86,7 +86,7 @@ class FormerPartitions:
         dataset: Dataset,
         settings: Settings,
         jobs: JobQueue,
-        rows_here: RowsHere,
+        rows_here: LocalRows,
     ) -> None:
         self._worker = worker
         self._former = former
@@ -114,7 +114,7 @@ class FormerPartitions:
         ndarray of int64
             Places of the samples that no former partition could send.
         """
-        wanted = await self._jobs.run(self._messages, sample_ids)
+        requests = await self._jobs.run(self._messages, sample_ids)
         left = np.ones(len(sample_ids), np.bool_)
 
         async def read(rank: int, places: NDArray[np.int64]) -> None:
@@ -142,7 +142,7 @@ class FormerPartitions:
                             logger.warning("dshuffle: rows of %s are read from the dataset (%s)", name_of(rank), reason)
 
         # No holder that hangs takes the whole window, and none packs many messages at a time.
-        reading = [read_all(rank, messages) for _ in range(IN_FLIGHT) for rank, messages in wanted.items()]
+        reading = [read_all(rank, messages) for _ in range(IN_FLIGHT) for rank, messages in requests.items()]
         for error in await asyncio.gather(*reading, return_exceptions=True):
             if error is not None:  # raised when nobody writes to the slots any more
                 raise error

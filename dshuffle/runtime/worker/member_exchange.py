@@ -128,9 +128,9 @@ class MemberExchange:
         """The same exchange with its rows cut into messages, for links of a rate (bytes per second into a worker)."""
         return dataclasses.replace(self, transport=self.transport.with_messages(rate))
 
-    def outgoing(self, who: int) -> dict[int, Flow]:
+    def outgoing(self, participant: int) -> dict[int, Flow]:
         """Flows that a participant of this process sends, by destination."""
-        return self.transport.messages.sends[who][1]
+        return self.transport.messages.sends[participant][1]
 
     def incoming(self, rank: int) -> dict[int, Flow]:
         """Flows that the rank of this process receives, by sender."""

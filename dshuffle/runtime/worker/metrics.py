@@ -17,17 +17,17 @@ logger = logging.getLogger("distributed.worker.dshuffle")
 """Dask shows what it logs on the dashboard and in ``Client.get_worker_logs``."""
 
 COUNTED: dict[str, tuple[str, Callable[[Measures], float]]] = {
-    "dshuffle_worker_exchanges": ("Exchanges in which this worker took part", lambda one: 1),
-    "dshuffle_worker_exchange_seconds": ("Time of exchanges on this worker", lambda one: one.watched_seconds),
+    "dshuffle_worker_exchanges": ("Exchanges in which this worker took part", lambda measures: 1),
+    "dshuffle_worker_exchange_seconds": ("Time of exchanges on this worker", lambda measures: measures.watched_seconds),
     "dshuffle_worker_sent_bytes": (
         "Bytes of messages that this worker sent",
-        lambda one: sum(one.wire_sent_bytes) + one.server_sent_bytes,
+        lambda measures: sum(measures.wire_sent_bytes) + measures.server_sent_bytes,
     ),
     "dshuffle_worker_received_bytes": (
         "Bytes of messages that this worker received",
-        lambda one: sum(one.wire_received_bytes),
+        lambda measures: sum(measures.wire_received_bytes),
     ),
-    "dshuffle_worker_store_bytes": ("Bytes that this worker read from stores", lambda one: one.store_bytes),
+    "dshuffle_worker_store_bytes": ("Bytes that this worker read from stores", lambda measures: measures.store_bytes),
 }
 """Name of each counter, its description, and what an exchange adds to it."""
 

@@ -21,9 +21,9 @@ from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.session_options import LOCAL
 from dshuffle.runtime.session_spec import PartitionSources, SessionSpec
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
-from dshuffle.runtime.worker.former_partitions import RowsHere
+from dshuffle.runtime.worker.former_partitions import LocalRows
 from dshuffle.runtime.worker.made_in_thread import made_in_thread
-from dshuffle.runtime.worker.reports import Reports
+from dshuffle.runtime.worker.reports import ReportSender
 from dshuffle.runtime.worker.reserved_memory import ReservedMemory
 from dshuffle.runtime.worker.session import WorkerSession
 from dshuffle.runtime.worker.signs_of_life import SignsOfLife
@@ -38,7 +38,7 @@ class SharedParts:
 
     worker: Worker
     executor: ThreadPoolExecutor
-    memory: ReservedMemory
+    reserved: ReservedMemory
     kept: KeptPartitions
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
@@ -55,7 +55,7 @@ def rank_on(address: str, spec: SessionSpec) -> int | None:
 async def open_session(
     shared: SharedParts,
     spec: SessionSpec,
-    rows_here: RowsHere,
+    rows_here: LocalRows,
     look: Callable[[], dict[int, float] | None],
     epoch: int | None,
     digest: SampleDigest | None,
@@ -86,9 +86,9 @@ async def open_session(
     memory_limit = worker.memory_manager.memory_limit
     disk: PartitionOnDisk | None = None
     async with contextlib.AsyncExitStack() as on_error:
-        on_error.callback(shared.memory.release, session_id)
+        on_error.callback(shared.reserved.release, session_id)
         on_error.callback(shared.kept.close, session_id)
-        reports = Reports(worker, session_id, SERVER if rank is None else rank, spec.secret)
+        reports = ReportSender(worker, session_id, SERVER if rank is None else rank, spec.secret)
         signs = SignsOfLife(reports, spec.settings.heartbeat, look)
         on_error.callback(signs.close)
         dataset = await made_in_thread(threads, spec.dataset.open, close=Dataset.close)

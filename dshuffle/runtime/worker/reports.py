@@ -14,8 +14,8 @@ from dshuffle.runtime.replies import message_in
 logger = logging.getLogger(__name__)
 
 
-class Reports:
-    """The reports of one participant of a session.
+class ReportSender:
+    """Sends the reports of one participant of a session.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Reports:
         self._worker = worker
         self._sender = {"session_id": session_id, "participant": participant, "secret": secret}
 
-    async def vote(self, run_id: int, vote: Vote) -> None:
+    async def send_vote(self, run_id: int, vote: Vote) -> None:
         """Report whether this worker is ready. If that fails, the scheduler asks for the vote."""
         try:
             reply = await self._worker.scheduler.dshuffle_report(**self._sender, run_id=run_id, vote=to_fields(vote))
@@ -39,7 +39,7 @@ class Reports:
         except (OSError, DShuffleError) as error:
             logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run_id, error)
 
-    async def sign_of_life(self, ages: dict[int, float]) -> None:
+    async def send_sign_of_life(self, ages: dict[int, float]) -> None:
         """Report that this worker is alive, and how long ago bytes came from others."""
         try:
             await self._worker.scheduler.dshuffle_alive(**self._sender, heard=ages, reply=False)

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping
 from distributed import Worker
 
 from dshuffle.runtime.memory import WorkerMemory
-from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker import metrics
 
 
@@ -33,41 +32,28 @@ class ReservedMemory(Mapping[str, int]):
     def __len__(self) -> int:
         return len(self._nbytes)
 
-    def reserve(self, spec: SessionSpec, *, trains: bool, loaded: Collection[str]) -> int | None:
-        """Reserve the memory of a partition.
+    def memory(self, loaded: Collection[str]) -> WorkerMemory:
+        """The memory of the process, for a check that another partition fits.
 
         Parameters
         ----------
-        spec
-            The session.
-        trains
-            Whether this worker trains in it.
         loaded
             Sessions whose partitions are full. The memory of the others is not yet part of the process's.
-
-        Returns
-        -------
-        int or None
-            Bytes that this worker has for its partition or the rows of its server; None for any number.
-
-        Raises
-        ------
-        CacheBudgetError
-            If the partition does not fit beside the other sessions, or Dask would pause this worker.
         """
         manager = self._worker.memory_manager
         loading = sum(nbytes for session_id, nbytes in self._nbytes.items() if session_id not in loaded)
-        room = WorkerMemory(
+        return WorkerMemory(
             limit=manager.memory_limit,
             pause_fraction=manager.memory_pause_fraction or None,
             process_nbytes=self._worker.monitor.get_process_memory() + loading,
             reserved=dict(self._nbytes),
         )
-        limit, nbytes = room.reserve(spec, trains=trains)
-        self.release(spec.session_id)  # of an opening that was cancelled
-        self._nbytes[spec.session_id] = nbytes
-        metrics.reserved(spec.session_id, nbytes)
-        return limit
+
+    def reserve(self, session_id: str, nbytes: int) -> None:
+        """Reserve the memory of a session."""
+        self.release(session_id)  # of an opening that was cancelled
+        self._nbytes[session_id] = nbytes
+        metrics.reserved(session_id, nbytes)
 
     def release(self, session_id: str) -> None:
         """Free the memory of a session."""

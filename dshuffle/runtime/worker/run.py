@@ -181,7 +181,7 @@ class ExchangeRun:
                 self.run_id,
                 exchange.incoming(training.rank),
                 self._sink,
-                window=exchange.transport.messages.asked,
+                window=exchange.transport.messages.requests,
                 resumed=before is not None,
                 stop=self._mending.stop.is_set,
                 mend=self._mending.mend,
@@ -240,8 +240,8 @@ class ExchangeRun:
             training.forwarder.begin(
                 self.run_id,
                 self._forwarded,
-                asked=messages.asked_bundles,
-                answered=messages.answered_rows,
+                requests=messages.bundle_requests,
+                answers=messages.row_answers,
                 at_most=messages.at_most,
                 resumed=resumed,
             )

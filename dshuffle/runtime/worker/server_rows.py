@@ -22,7 +22,7 @@ from dshuffle.errors import CacheBudgetError
 from dshuffle.exchange.cache_partition import SLOT_OVERHEAD
 from dshuffle.exchange.messages import MIB
 from dshuffle.planning import Packets
-from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows
+from dshuffle.rows import ByteMatrix, Checksums, RowLayout, checksum_rows
 from dshuffle.store import Dataset
 
 BLOCK_BYTES = 8 * MIB
@@ -33,7 +33,7 @@ class Block:
     """Rows of consecutive samples, with their checksums."""
 
     rows: ByteMatrix
-    checksums: NDArray[np.uint32]
+    checksums: Checksums
 
 
 class ServerRows:
@@ -94,7 +94,7 @@ class ServerRows:
         if whole:
             self._request_all()
 
-    def pack(self, sample_ids: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
+    def pack(self, sample_ids: NDArray[np.int64], rows: ByteMatrix, checksums: Checksums) -> None:
         """Copy rows and checksums of samples into buffers, in the given order. Each block is looked up once."""
         blocks = sample_ids // self._block_rows
         order = np.argsort(blocks, kind="stable")
@@ -105,9 +105,7 @@ class ServerRows:
             rows[places] = block.rows[within]
             checksums[places] = block.checksums[within]
 
-    def encode(
-        self, plan: Packets, packets: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]
-    ) -> None:
+    def encode(self, plan: Packets, packets: NDArray[np.int64], rows: ByteMatrix, checksums: Checksums) -> None:
         """Encode packets of a plan into buffers. All rows must be in memory."""
         encode(self._rows, self._checksums, plan.offsets, plan.samples, packets, rows, checksums)
 
@@ -183,6 +181,6 @@ class EncodedPackets:
         self._plan = plan
         self._leaving = leaving
 
-    def pack(self, first: int, last: int, rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
+    def pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
         """Encode packets into buffers."""
         self._server_rows.encode(self._plan, self._leaving[first:last], rows, checksums)

@@ -28,10 +28,10 @@ from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker import metrics
 from dshuffle.runtime.worker.build_parts import Carriers, build_parts
 from dshuffle.runtime.worker.disk import PartitionOnDisk
-from dshuffle.runtime.worker.former_partitions import RowsHere
+from dshuffle.runtime.worker.former_partitions import LocalRows
 from dshuffle.runtime.worker.member_addresses import MemberAddresses
 from dshuffle.runtime.worker.member_parts import MemberParts
-from dshuffle.runtime.worker.reports import Reports
+from dshuffle.runtime.worker.reports import ReportSender
 from dshuffle.runtime.worker.run import RESTORE, ExchangeRun
 from dshuffle.store import Dataset
 
@@ -68,9 +68,9 @@ class WorkerSession:
         spec: SessionSpec,
         dataset: Dataset,
         rank: int | None,
-        reports: Reports,
+        reports: ReportSender,
         disk: PartitionOnDisk | None = None,
-        rows_here: RowsHere | None = None,
+        rows_here: LocalRows | None = None,
     ) -> None:
         self.spec = spec
         self.rank = rank
@@ -346,7 +346,7 @@ class WorkerSession:
             if not self._restored.done():
                 self._restored.set_result(run.vote.reason)
         else:
-            self._spawn(self._reports.vote(run.run_id, run.vote))
+            self._spawn(self._reports.send_vote(run.run_id, run.vote))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

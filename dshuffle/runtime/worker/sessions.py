@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dshuffle.emulated_links import check_emulated_rates
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, WorkerLost
 from dshuffle.exchange.comms import sent
-from dshuffle.exchange.kept_partition import PREFIX, Listed
+from dshuffle.exchange.kept_partition import PREFIX, KeptFolder
 from dshuffle.exchange.replies import RowsReply
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.messages import CommitReply, MemberState
@@ -130,7 +130,8 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         if opening is None:
             # Memory is reserved before anything is awaited, so that two sessions do not count on the same bytes.
             loaded = {name for name, session in self._open.items() if not session.is_loading}
-            limit = self.shared.memory.reserve(spec, trains=rank is not None, loaded=loaded)
+            limit, nbytes = self.shared.reserved.memory(loaded).check(spec, trains=rank is not None)
+            self.shared.reserved.reserve(session_id, nbytes)
             spec = spec if limit is None else spec.with_memory_limit(limit)
             opening = asyncio.create_task(self._open_now(spec, number, last_run, epoch, digest))
             self._opening[session_id] = opening
@@ -188,7 +189,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
             if session is not None:
                 await session.close(cause)
         finally:
-            self.shared.memory.release(session_id)
+            self.shared.reserved.release(session_id)
             self.shared.kept.close(session_id)
 
     def status(self, session_id: str) -> MemberState:
@@ -202,9 +203,9 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         self.shared.kept.close(session_id)  # all members have their first partitions
         return reply
 
-    async def list_kept(self, directory: str, dataset: str) -> list[dict[str, Any]]:
+    async def list_kept(self, directory: str, dataset: str) -> list[KeptFolder]:
         """The partitions of a dataset that earlier sessions have kept in a folder."""
-        return [folder.to_dict() for folder in await self.shared.in_thread(Listed.all_in, directory, dataset)]
+        return await self.shared.in_thread(KeptFolder.all_in, directory, dataset)
 
     async def rows(self, session_id: str, epoch: int, sample_ids: NDArray[np.int64]) -> RowsReply:
         """Rows of a partition on this worker; ``session_id`` may name a kept one."""

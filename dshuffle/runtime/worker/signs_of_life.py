@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from dshuffle.runtime.worker.reports import Reports
+from dshuffle.runtime.worker.reports import ReportSender
 
 
 class SignsOfLife:
@@ -19,14 +19,14 @@ class SignsOfLife:
     Parameters
     ----------
     reports
-        Reports of this worker.
+        Sends what this worker reports.
     heartbeat
         Seconds.
     look
         Returns participant -> seconds since bytes came from it, or None if the scheduler does not wait for this worker.
     """
 
-    def __init__(self, reports: Reports, heartbeat: float, look: Callable[[], dict[int, float] | None]) -> None:
+    def __init__(self, reports: ReportSender, heartbeat: float, look: Callable[[], dict[int, float] | None]) -> None:
         self._reports = reports
         self._every = heartbeat / 3
         self._look = look
@@ -47,5 +47,5 @@ class SignsOfLife:
     def _give(self) -> None:
         ages = self._look()
         if ages is not None and (self._sending is None or self._sending.done()):
-            self._sending = asyncio.get_running_loop().create_task(self._reports.sign_of_life(ages))
+            self._sending = asyncio.get_running_loop().create_task(self._reports.send_sign_of_life(ages))
         self._wait()

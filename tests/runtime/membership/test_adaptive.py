@@ -30,14 +30,16 @@ def test_an_adaptive_cluster_keeps_the_fewest_workers(labelled, checked, eventua
                 eventually(lambda count=count: client.run_on_scheduler(removable) == count)  # not during the exchange
 
 
-def test_an_adaptive_cluster_that_stays_at_one_worker(labelled, caplog):
-    with LocalCluster(n_workers=1, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+@pytest.mark.parametrize(("least", "words"), [(1, "1 worker,"), (2, "2 workers,")])
+def test_an_adaptive_cluster_that_stays_at_its_minimum(labelled, caplog, least, words):
+    options = {"n_workers": least, "processes": False, "memory_limit": 0, **OPTIONS}
+    with LocalCluster(**options) as cluster, Client(cluster) as client:
         assert starts_no_more(client) is None
-        cluster.adapt(minimum=1, maximum=1)
+        cluster.adapt(minimum=least, maximum=least)
         assert starts_no_more(client) is None
-        cluster.adapt(minimum=1)
+        cluster.adapt(minimum=least, maximum=5)
         with Shuffler(client, labelled, elastic=True):
-            assert "trains on 1 worker, and the adaptive cluster starts no more for it" in caplog.text
+            assert f"trains on {words} and the adaptive cluster starts no more for it" in caplog.text
 
 
 def test_an_adaptive_cluster(labelled, checked):

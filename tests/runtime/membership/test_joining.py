@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import dask
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from distributed import Client, LocalCluster
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import ClusterError, InvalidParameter
 
-from ..conftest import OPTIONS, task_that_checks
+from ..conftest import OPTIONS, address_of, task_that_checks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
@@ -189,3 +192,19 @@ def test_workers_join_a_session_that_was_resumed_in_the_middle_of_an_epoch(label
                     grow(4)
                 assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
             assert shuffler.n_workers == 4
+
+
+def test_a_worker_that_does_not_answer_is_left_out(new_processes, labelled, check_ids, within):
+    """It is stopped, and Dask has not noticed. A session that needs all workers would fail."""
+    with dask.config.set({"dshuffle.heartbeat": "3s"}), new_processes(3) as cluster, Client(cluster) as client:
+        with Shuffler(client, labelled) as shuffler:
+            assert shuffler.n_workers == 3
+        [pid] = client.run(os.getpid, workers=[address_of(client, "1")]).values()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with within(40, lambda: Shuffler(client, labelled, elastic=True, min_workers=2)) as shuffler:
+                assert shuffler.n_workers == 2
+                for epoch in shuffler.epochs(1):
+                    assert len(client.gather(epoch.map(check_ids))) == 2
+        finally:
+            os.kill(pid, signal.SIGCONT)

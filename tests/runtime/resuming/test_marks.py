@@ -68,3 +68,22 @@ def test_the_stored_order_is_marked_as_a_whole(clusters, labelled):
         epoch.accept()
         clusters[3].gather(epoch.map(in_order, False))
         assert sum(shuffler.state_dict()["trained"][0]) == 700
+
+
+@pytest.mark.parametrize("attaches", [True, False])
+def test_marks_without_a_model_are_warned_of_once(clusters, labelled, caplog, attaches):
+    client = clusters[3]
+    with Shuffler(client, labelled) as shuffler:
+        for epoch in shuffler.epochs(2):
+            client.gather(epoch.map(lambda partition: None))
+            shuffler.state_dict()
+            assert "attached" not in caplog.text  # nothing is marked
+            if attaches:
+                shuffler.attach("a model")
+            client.gather(epoch.map(lambda partition: partition.mark_trained(5)))
+            if epoch.number == 1:
+                shuffler.state_dict()
+                shuffler.state_dict()
+    warnings = [record.getMessage() for record in caplog.records if "attached" in record.getMessage()]
+    assert len(warnings) == (0 if attaches else 1)
+    assert attaches or "15 samples of epoch 1 were trained on, and nothing is attached to it" in warnings[0]

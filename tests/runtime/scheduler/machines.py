@@ -6,7 +6,7 @@ from typing import Any
 
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.messages import Counts, Vote
-from dshuffle.runtime.scheduler.machine.instructions import PhaseOrder
+from dshuffle.runtime.scheduler.machine.instructions import PhaseOrder, ProcessQuestion
 from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
 
 from .simulator import COMMITTED, HEARTBEAT, TIMEOUT
@@ -51,11 +51,13 @@ def committed_machine(n_members: int) -> SessionMachine:
 
 
 def pass_time(machine: SessionMachine, start: float, end: float) -> list[object]:
-    """What the machine says while time passes as it does for its driver."""
-    instructions, now = [], start
+    """What the machine says while time passes as it does for its driver, except questions about processes."""
+    instructions: list[object] = []
+    now = start
     while now < end:
         now = min(now + 0.5, end)
-        instructions += machine.tick(now)
+        said = machine.tick(now)
+        instructions += [instruction for instruction in said if not isinstance(instruction, ProcessQuestion)]
     return instructions
 
 

@@ -4,10 +4,10 @@
 
 runs that many schedules, and prints what has happened in them.
 
-Messages are lost and late, workers crash and stop, tasks hang. The participants are simple models of a worker: they
-begin, vote, swap and abort as the orders say, and ignore orders that are out of date. What must hold is checked after
-every event: no participant swaps unless all are ready, all are on the same epoch whenever the client hears of one, and
-every call of the client ends.
+Messages are lost and late, workers crash and stop, tasks hang, or keep their worker from answering. The participants
+are simple models of a worker: they begin, vote, swap and abort as the orders say, and ignore orders that are out of
+date. What must hold is checked after every event: no participant swaps unless all are ready, all are on the same epoch
+whenever the client hears of one, and every call of the client ends.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dshuffle.runtime.scheduler.machine.instructions import (
     EpochFailed,
     ParticipantDropped,
     PhaseOrder,
+    ProcessQuestion,
     RankAdoption,
     RanksRestored,
     ReplacementSearch,
@@ -41,7 +42,7 @@ from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
 COMMITTED = CommitReply(report=Report(measures=Measures()))
 
 HEARTBEAT, TIMEOUT = 15.0, 300.0
-FAULTS = {"lose": 0.1, "fail": 0.05, "crash": 0.01, "stop": 0.02, "hang": 0.02}
+FAULTS = {"lose": 0.1, "fail": 0.05, "crash": 0.01, "stop": 0.02, "hang": 0.02, "busy": 0.01}
 
 
 @dataclass
@@ -59,6 +60,7 @@ class Member:
     committed: int = -1
     crashed: bool = False
     stopped_until: float = 0.0
+    busy_until: float = 0.0
     hangs_until: float = 0.0
     aborted: set[int] = field(default_factory=set)
 
@@ -128,7 +130,12 @@ class World:
                     assert {self.members[rank].epoch for rank in there} == {run.epoch}
                     assert there <= reports.keys()
                     self.answer = "committed"
+                case ProcessQuestion(rank):
+                    member = self.members[rank]
+                    if not member.crashed and member.stopped_until <= self.now:
+                        self.later(0.05, lambda rank=rank: self.perform(self.machine.process_runs(rank, self.now)))
                 case ReplacementSearch(ranks):
+                    self.seen["searched"] += 1
                     for rank in ranks:
                         self.find_replacement(rank)
                 case RanksRestored(ranks):
@@ -165,8 +172,8 @@ class World:
                 return
             if lost.crashed or self.rng.random() < 0.5:
                 self.members[rank] = Member(rank)
-            elif lost.stopped_until > self.now:
-                self.later(lost.stopped_until - self.now, join)
+            elif max(lost.stopped_until, lost.busy_until) > self.now:
+                self.later(max(lost.stopped_until, lost.busy_until) - self.now, join)
                 return
             self.perform(self.machine.replaced(rank, self.now))
 
@@ -180,12 +187,15 @@ class World:
                 self.later(self.rng.uniform(0, 5), lambda: self.leave(member))
         if self.happens("stop"):
             member.stopped_until = self.now + self.rng.choice([2, 5, 40])
+        if self.happens("busy"):
+            member.busy_until = self.now + self.rng.choice([2, 20, 100])
         if self.happens("hang"):
             member.hangs_until = self.now + self.rng.choice([1, 10, 400])
         if member.crashed:
             return
-        if member.stopped_until > self.now:
-            self.later(member.stopped_until - self.now, lambda: self.deliver(order, member, epoch))
+        silent_until = max(member.stopped_until, member.busy_until)
+        if silent_until > self.now:
+            self.later(silent_until - self.now, lambda: self.deliver(order, member, epoch))
             return
         if self.happens("lose"):
             self.later(0.01, lambda: self.machine.unreachable(order, "OSError: lost"))
@@ -272,7 +282,11 @@ class World:
         while self.answer is None:
             assert self.step(), f"nothing will ever happen: {self.machine.phase}, {self.machine.waiting_for()}"
             # Every loss costs at most a heartbeat, a replacement and another run.
-            limit = TIMEOUT + (ATTEMPTS + 2 * self.seen["crash"] + 2 * self.seen["stop"]) * (120 + 4 * HEARTBEAT)
+            limit = (
+                TIMEOUT
+                + 100 * self.seen["busy"]
+                + (ATTEMPTS + 2 * self.seen["crash"] + 2 * self.seen["stop"]) * (120 + 4 * HEARTBEAT)
+            )
             assert self.now - started < limit, self.machine.waiting_for()
         return self.answer
 
@@ -312,11 +326,11 @@ def is_ready(member: Member) -> bool:
     return member.vote is not None and member.vote.reason is None
 
 
-def simulate(seeds: range) -> Counter[str]:
+def simulate(seeds: range, faults: dict[str, float] = FAULTS) -> Counter[str]:
     seen: Counter[str] = Counter()
     for seed in seeds:
         try:
-            World(seed, seen).run(epochs=6)
+            World(seed, seen, faults).run(epochs=6)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
     return seen

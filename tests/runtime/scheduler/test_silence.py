@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dshuffle.errors import WorkerLost
 from dshuffle.runtime.messages import MemberState
-from dshuffle.runtime.scheduler.machine.instructions import PhaseOrder, ReplacementSearch, SessionEnded, SessionOpened
+from dshuffle.runtime.scheduler.machine.instructions import (
+    PhaseOrder,
+    ProcessQuestion,
+    ReplacementSearch,
+    SessionEnded,
+    SessionOpened,
+)
 from dshuffle.runtime.scheduler.machine.phases import Phase
-from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
+from dshuffle.runtime.scheduler.machine.session_machine import MOST_LOSSES, SessionMachine
 
 from .machines import given_order, machine_of, pass_time, replacing_machine, vote
 from .simulator import HEARTBEAT, TIMEOUT
@@ -110,3 +116,65 @@ def test_bytes_that_arrive_at_another_worker_count_from_when_they_arrived() -> N
     machine.alive(1, 6.0)  # an older sign that comes later changes nothing
     assert not ends(machine, 10.0, 8.0 + HEARTBEAT - 0.5)
     assert ends(machine, 8.0 + HEARTBEAT - 0.5, 8.0 + HEARTBEAT)
+
+
+def test_a_worker_whose_process_runs_is_waited_for_and_named() -> None:
+    machine = machine_of(2)
+    machine.advance(0.0)
+    machine.voted(1, 0, vote(), 0.1)
+    now = 0.1
+    while now < 5 * HEARTBEAT:
+        questions = [told for told in machine.tick(now) if isinstance(told, ProcessQuestion)]
+        for question in questions:
+            assert question == ProcessQuestion(1, question.silent_seconds)
+            assert machine.process_runs(1, now + 0.1) == []
+        now += 0.5
+    assert machine.waiting_for() == (
+        "waiting for the samples of epoch 0: rank 1 does not answer, but its process runs: a task may hold Python's "
+        "global lock"
+    )
+    state = MemberState(open=True, run_id=1, arrived=0.5)
+    assert machine.answered(given_order(machine, "status", 1, 1), state, now) == []
+    assert machine.waiting_for() == "waiting for the samples of epoch 0: rank 1 has 50%"
+    assert machine.phase is Phase.EXCHANGING
+
+
+def test_a_worker_is_lost_a_heartbeat_after_its_process_was_last_seen_to_run() -> None:
+    machine = machine_of(2)
+    machine.advance(0.0)
+    machine.voted(1, 0, vote(), 0.1)
+    assert not ends(machine, 0.1, 10.0)
+    machine.process_runs(1, 10.0)
+    assert not ends(machine, 10.0, 10.0 + HEARTBEAT - 0.5)
+    [ended] = ends(machine, 10.0 + HEARTBEAT - 0.5, 10.0 + HEARTBEAT)
+    assert "rank 1 has not answered for 15 s" in str(ended.error)
+
+
+def test_nobody_waits_for_ever_for_a_worker_whose_process_runs() -> None:
+    machine = machine_of(2)
+    machine.advance(0.0)
+    machine.voted(1, 0, vote(), 0.1)
+    now = 0.1
+    while now < TIMEOUT - 1:
+        machine.process_runs(1, now)
+        assert not ends(machine, now, now + 1)
+        now += 1
+    machine.process_runs(1, now)
+    [ended] = ends(machine, now, TIMEOUT + 1)
+    assert "rank 1 has not answered for 300 s, although its process runs" in str(ended.error)
+
+
+def test_a_rank_whose_workers_are_lost_again_and_again_ends_the_session() -> None:
+    machine = replacing_machine(2)
+    machine.advance(0.0)
+    now = 0.0
+    for _ in range(MOST_LOSSES):
+        machine.lost([1], "was killed", now := now + 1)
+        machine.answered(given_order(machine, "abort", 0, machine.run.run_id), None, now)
+        machine.replaced(1, now)
+        machine.answered(given_order(machine, "restore", 1, machine.n_runs), None, now)
+        machine.answered(given_order(machine, "members", 0, 0), None, now)
+        assert machine.phase is Phase.EXCHANGING
+    [ended] = machine.lost([1], "was killed", now + 1)
+    words = "rank 1 was killed, for the 11th time in one epoch. Perhaps a task blocks or ends its worker"
+    assert str(ended.error).startswith(words)

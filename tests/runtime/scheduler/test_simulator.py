@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .simulator import FAULTS, simulate
 
 
-def test_random_schedules() -> None:
-    seen = simulate(range(2000))
+def test_nobody_is_lost_because_a_task_keeps_its_worker_from_answering() -> None:
+    seen = simulate(range(300), dict.fromkeys(FAULTS, 0.0) | {"busy": 0.02})
+    assert seen["busy"] > 100, seen
+    assert seen["committed"] + seen["ExchangeError"] == 300 * 6, seen
+    assert seen["ExchangeError"] < 10, seen  # calls that have waited for the timeout; they are made again
+    assert seen["searched"] == seen["ended"] == 0, seen
+
+
+@pytest.mark.parametrize(("count", "least"), [(500, 10), pytest.param(2000, 50, marks=pytest.mark.slow)])
+def test_random_schedules(count: int, least: int) -> None:
+    seen = simulate(range(count))
     expected = [*FAULTS, "committed", "ExchangeError", "WorkerLost", "replaced"]
-    assert min(seen[what] for what in expected) > 50, seen
-    assert min(seen[what] for what in ["adopted", "MembershipChanged"]) > 20, seen
+    assert min(seen[what] for what in expected) > least, seen
+    assert min(seen[what] for what in ["adopted", "MembershipChanged"]) > least * 0.4, seen

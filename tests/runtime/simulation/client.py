@@ -86,18 +86,6 @@ class SimulatedClient(Client):
         self._send_to_scheduler({"op": "submit", "tasks": tasks, "workers": workers})
         return futures
 
-    def wait_for_workers(self, n_workers: int, timeout: float | None = None) -> None:
-        """Wait in virtual time."""
-
-        async def wait() -> None:
-            scheduler, end = self.simulation.scheduler, self.simulation.loop.now + (timeout or LIMIT)
-            while len(scheduler.running) < n_workers:
-                if self.simulation.loop.now > end:
-                    raise TimeoutError(f"only {len(scheduler.running)} workers")
-                await asyncio.sleep(0.1)
-
-        self.sync(wait)
-
     def lose_connection(self, seconds: float) -> None:
         """Lose the connection to the scheduler, and connect again later. Dask then cancels all futures."""
         self.status = "connecting"

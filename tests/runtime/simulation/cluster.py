@@ -46,7 +46,7 @@ from .virtual_time import ImmediateThreads, SimulatedThreads, VirtualLoop
 from .worker import SimulatedWorker
 
 HEARTBEAT = 15.0
-SETTINGS = {"message-bytes": 200, "window-bytes": 1000, "heartbeat": HEARTBEAT}
+SETTINGS = {"message-bytes": 200, "window-bytes": 1000, "heartbeat": HEARTBEAT, "stopped-timeout": 2 * HEARTBEAT}
 
 
 LOADED_FOR_EXCHANGES = functools.cache(load_exchange_kernels)

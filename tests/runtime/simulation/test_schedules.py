@@ -28,7 +28,7 @@ from .virtual_time import NothingHappensAnyMore, VirtualLoop
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*never awaited:RuntimeWarning")  # of processes that are killed
 
-QUICK = range(60)
+QUICK = range(50)
 
 
 @pytest.fixture

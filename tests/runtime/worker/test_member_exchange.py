@@ -46,7 +46,7 @@ def test_rows_under_way_fit_the_window(n_workers, per_worker, row_nbytes, messag
     pacing = Pacing.of(rate, message_bytes=message_bytes, window_bytes=message_bytes * times)
     nbytes = longest(made.incoming(0)) * row_nbytes
     assert nbytes <= max(pacing.message_nbytes, row_nbytes)
-    assert made.transport.messages.asked == pacing.asked(nbytes)
+    assert made.transport.messages.requests == pacing.asked(nbytes)
     nbytes, answered = longest(made.outgoing(0)) * row_nbytes, made.transport.answered_by(0)
     assert answered == 1 or answered * nbytes <= settings.window_bytes
     assert (answered + 1) * nbytes > settings.window_bytes, "there is room for one more"
@@ -58,7 +58,7 @@ def test_rows_under_way_fit_the_window(n_workers, per_worker, row_nbytes, messag
 def test_all_senders_are_asked_if_their_messages_fit(n_samples, asked):
     """Shorter flows leave room in the window for more of them."""
     made = planned(n_samples, 8, 8192, Settings(message_bytes=8 * MIB, window_bytes=32 * MIB))
-    assert made.transport.messages.asked in asked
+    assert made.transport.messages.requests in asked
 
 
 def test_both_ends_cut_rows_into_the_same_messages():

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from dshuffle.errors import ClusterError, WorkerLost
+from dshuffle.exchange.kept_index import KeptLabel
+from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.replies import Later
+from dshuffle.planning import WorkerHistory
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.message_fields import from_fields, to_fields
 from dshuffle.runtime.orders import OpenOrder
@@ -109,6 +112,28 @@ def test_an_order_to_open_travels_with_the_names_of_protocol_25() -> None:
     fields = to_fields(order)
     assert fields == {"number": 1, "last_run": 2, "restore": True, "epoch": 3, "drawn": DIGEST}
     assert from_fields(OpenOrder, fields, "the scheduler") == order
+
+
+def test_kept_folders_travel_as_fields() -> None:
+    label = KeptLabel("data", "global", "a", 8, 5, WorkerHistory(3).changed([0, 2], epoch=5, carried=4), 1, epoch=7)
+    fields = to_fields([KeptFolder("folder", label)])
+    change = {"epoch": 5, "carried": 4, "n_before": 3, "former": (0, 2)}
+    assert fields == [  # those of protocol 25
+        {
+            "name": "folder",
+            "label": {
+                "dataset": "data",
+                "shuffle": "global",
+                "session": "a",
+                "row_nbytes": 8,
+                "n_slots": 5,
+                "history": {"n_workers": 2, "changes": (change,)},
+                "rank": 1,
+                "epoch": 7,
+            },
+        }
+    ]
+    assert from_fields(list[KeptFolder], fields, "a worker") == [KeptFolder("folder", label)]
 
 
 class Session:

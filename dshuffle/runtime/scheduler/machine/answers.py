@@ -19,6 +19,7 @@ class Answers:
         self.arrived: dict[int, float | None] = {}  # fraction of its rows that a participant has, as far as it is known
         self._unreachable: dict[int, str] = {}  # why the order did not reach a participant
         self._busy: dict[int, str] = {}  # why a participant cannot carry out the order yet
+        self._running: set[int] = set()  # participants that do not answer although their processes run
         self._repeats: set[int] = set()  # participants that were busy and must get the order again
 
     def carried_out(self, participant: int, report: Report | None) -> None:
@@ -37,8 +38,13 @@ class Answers:
         if participant in self.owing:
             self._unreachable[participant] = reason
 
+    def runs(self, participant: int) -> None:
+        """Note that the process of a participant runs, although the participant does not answer."""
+        self._running.add(participant)
+
     def reached(self, participant: int) -> None:
-        """Note that messages reach a participant."""
+        """Note that messages reach a participant, and that it answers."""
+        self._running.discard(participant)
         self._unreachable.pop(participant, None)
 
     def pop_repeat(self, participant: int) -> bool:
@@ -57,12 +63,15 @@ class Answers:
 
         def urgency(participant: int) -> tuple[bool, float, int]:
             arrived = self.arrived.get(participant)
-            return participant not in self._busy, 1.0 if arrived is None else arrived, participant
+            has_reason = participant in self._busy or participant in self._running
+            return not has_reason, 1.0 if arrived is None else arrived, participant
 
         def in_words(participant: int) -> str:
             words = name_of(participant)
             if participant in self._busy:
                 return f"{words}: {self._busy[participant]}"
+            if participant in self._running:
+                return f"{words} does not answer, but its process runs: a task may hold Python's global lock"
             arrived = self.arrived.get(participant)
             return words if arrived is None else f"{words} has {arrived:.0%}"
 

@@ -101,6 +101,7 @@ def complete_commit(state: SessionState, event: events.AllAnswers, now: float) -
     assert run is not None
     state.phase, state.epoch, state.run, state.client_waits = Phase.IDLE, run.epoch, None, False
     state.digests = {rank: counts.drawn for rank, counts in run.votes.items() if counts.drawn is not None}
+    state.loss_counts.clear()
     committed: list[Instruction] = [EpochCommitted(run, state.answers.reports)]
     return committed + (state.search(now) if state.losses else [])
 

@@ -63,6 +63,14 @@ class EpochFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessQuestion:
+    """Find out whether the process of a silent participant runs, and report that with `SessionMachine.process_runs`."""
+
+    participant: int
+    silent_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ReplacementSearch:
     """Find workers for these ranks, and report them with :meth:`SessionMachine.replaced`."""
 
@@ -103,6 +111,7 @@ Instruction = (
     | RunReady
     | EpochCommitted
     | EpochFailed
+    | ProcessQuestion
     | ReplacementSearch
     | RanksRestored
     | RankAdoption

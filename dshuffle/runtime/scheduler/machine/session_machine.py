@@ -9,7 +9,8 @@ The methods of :class:`SessionMachine` ignore messages that are out of date. Of 
 :mod:`.transitions` has the table of what an event does in each phase.
 
 Every wait for an answer has a limit. A participant that owes an answer is asked for its state every third of a
-heartbeat, in case a vote or an order was lost on the way. A participant that says nothing for a heartbeat is lost.
+heartbeat, in case a vote or an order was lost on the way. A participant that says nothing for a heartbeat is lost,
+unless its process is known to run.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from collections.abc import Iterable
 from dshuffle.errors import DShuffleError, ExchangeError
 from dshuffle.runtime.messages import Answer, MemberState, Vote
 from dshuffle.runtime.scheduler.machine import events
-from dshuffle.runtime.scheduler.machine.instructions import EpochFailed, Instruction, PhaseOrder
+from dshuffle.runtime.scheduler.machine.instructions import EpochFailed, Instruction, PhaseOrder, ProcessQuestion
 from dshuffle.runtime.scheduler.machine.losses import loss_clauses, worker_lost
 from dshuffle.runtime.scheduler.machine.phases import OWING, PURPOSE, Phase
 from dshuffle.runtime.scheduler.machine.state import SessionState
 from dshuffle.runtime.scheduler.machine.transitions import follow, take
+
+MOST_LOSSES = 10
+"""How often the worker of a rank may be lost in one epoch. Each time, the rank's task runs again."""
 
 STATUS = "status"
 """Name of the order that asks a participant for its state."""
@@ -86,6 +90,12 @@ class SessionMachine(SessionState):
         """Note that a participant was alive at a time: it has said so, or bytes of it have arrived at another one."""
         self.silence.hear(participant, when)
 
+    def process_runs(self, participant: int, now: float) -> list[Instruction]:
+        """Note that the process of a silent participant runs. So the participant may be busy, and is not lost."""
+        self.silence.excuse(participant, now)
+        self.answers.runs(participant)
+        return []
+
     def answered(self, order: PhaseOrder, answer: Answer, now: float) -> list[Instruction]:
         """Record that a participant has carried out an order, or what it says of its state."""
         participant = order.participant
@@ -141,8 +151,13 @@ class SessionMachine(SessionState):
         if not new:
             return []
         clauses = {participant: f"{self.name_of(participant)} {reason}" for participant in new}
+        self.loss_counts.update(new)
+        often = [participant for participant in new if self.loss_counts[participant] > MOST_LOSSES]
+        for participant in often:
+            times = f"for the {self.loss_counts[participant]}th time in one epoch"
+            clauses[participant] += f", {times}. Perhaps a task blocks or ends its worker"
         somebody_is_left = {*self.losses, *new} < set(self.participants)
-        replaceable = self.replaceable.issuperset(new) and somebody_is_left
+        replaceable = self.replaceable.issuperset(new) and somebody_is_left and not often
         return take(self, events.Loss(clauses) if replaceable else events.FinalLoss(clauses), now)
 
     def replaced(self, participant: int, now: float, *, adopted: bool = False) -> list[Instruction]:
@@ -176,17 +191,24 @@ class SessionMachine(SessionState):
         instructions: list[Instruction] = []
         for participant in sorted(self.answers.owing):
             if self.silence.is_lost(participant, now):
-                silence = f"has not answered for {self.heartbeat:g} s{self.answers.why_unreachable(participant)}"
-                return instructions + self.lost([participant], silence, now)
+                return instructions + self.lost([participant], self._silence_in_words(participant, now), now)
             if self.silence.is_due(participant, now):
                 repeats = self.answers.pop_repeat(participant)
                 instructions.append(self.order(self.phase.value if repeats else STATUS, participant))
                 if repeats and self.phase is Phase.EXCHANGING:  # a vote may have been lost as well
                     instructions.append(self.order(STATUS, participant))
+                silent_seconds = self.silence.seconds(participant, now)
+                if silent_seconds >= self.heartbeat / 3:
+                    instructions.append(ProcessQuestion(participant, silent_seconds))
         if self.phase is Phase.COMMITTING and self.client_waits and self.silence.lasts(now) >= self.timeout:
             self.client_waits = False
             instructions.append(EpochFailed(ExchangeError(f"the epoch cannot end: {self.waiting_for()}")))
         return instructions
+
+    def _silence_in_words(self, participant: int, now: float) -> str:
+        if self.silence.is_excused(participant, now):
+            return f"has not answered for {self.timeout:g} s, although its process runs"
+        return f"has not answered for {self.heartbeat:g} s{self.answers.why_unreachable(participant)}"
 
     def waiting_for(self) -> str:
         """Whom the session waits for, in words; empty if it does not wait."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 
@@ -13,13 +14,17 @@ class Silence:
     heartbeat
         Seconds of silence after which a participant that owes an answer is lost. Until then it is asked every third of
         a heartbeat.
+    longest
+        Seconds of silence after which a participant is lost although its process runs.
     """
 
-    def __init__(self, heartbeat: float) -> None:
+    def __init__(self, heartbeat: float, longest: float = math.inf) -> None:
         self._heartbeat = heartbeat
+        self._longest = longest
         self._since = 0.0
         self._ticked = 0.0
         self._heard: dict[int, float] = {}
+        self._excused: dict[int, float] = {}  # when the processes of silent participants were seen to run
         self._asked: dict[int, float] = {}
 
     def begin(self, now: float, participants: Iterable[int] = ()) -> None:
@@ -35,6 +40,10 @@ class Silence:
         """Note that a participant has said something, or was alive at an earlier time."""
         self._heard[participant] = max(now, self._heard.get(participant, now))
 
+    def excuse(self, participant: int, now: float) -> None:
+        """Note that the process of a participant runs, although the participant says nothing."""
+        self._excused[participant] = now
+
     def tick(self, now: float) -> float:
         """Let time pass, and return the seconds that do not count.
 
@@ -45,6 +54,7 @@ class Silence:
             return 0.0
         self._since += gap
         self._heard = {participant: heard + gap for participant, heard in self._heard.items()}
+        self._excused = {participant: excused + gap for participant, excused in self._excused.items()}
         self._asked = {participant: asked + gap for participant, asked in self._asked.items()}
         return gap
 
@@ -52,9 +62,18 @@ class Silence:
         """Seconds since the phase began."""
         return now - self._since
 
+    def seconds(self, participant: int, now: float) -> float:
+        """Seconds for which a participant has said nothing in this phase."""
+        return now - max(self._heard.get(participant, self._since), self._since)
+
+    def is_excused(self, participant: int, now: float) -> bool:
+        """Whether the process of a participant was seen to run less than a heartbeat ago."""
+        return now - self._excused.get(participant, -math.inf) < self._heartbeat
+
     def is_lost(self, participant: int, now: float) -> bool:
-        """Whether a participant has said nothing for a heartbeat."""
-        return now - max(self._heard.get(participant, self._since), self._since) >= self._heartbeat
+        """Whether a participant has said nothing for a heartbeat, or for the longest time if its process runs."""
+        silence = self.seconds(participant, now)
+        return silence >= self._longest or (silence >= self._heartbeat and not self.is_excused(participant, now))
 
     def is_due(self, participant: int, now: float) -> bool:
         """Whether to ask a participant now. If so, the next time is a third of a heartbeat later."""

@@ -32,10 +32,10 @@ class SessionState:
     first_epoch
         Number of the first epoch.
     heartbeat
-        Seconds of silence after which a participant that owes an answer is lost.
+        Seconds of silence after which a participant that owes an answer is lost, unless its process is known to run.
     timeout
         Seconds after which a call of the client fails if the commit still waits for tasks of the previous epoch. The
-        commit goes on.
+        commit goes on. A participant that says nothing for so long is lost although its process runs.
     name_of
         Name and address of a participant, for errors.
     replaceable
@@ -75,7 +75,7 @@ class SessionState:
         self.phase = Phase.NEW
         self.turn = 0  # number of the phases in which participants owe answers
         self.answers = Answers()
-        self.silence = Silence(heartbeat)
+        self.silence = Silence(heartbeat, longest=max(heartbeat, timeout))
         self.error: DShuffleError | None = None  # with which the session has ended
 
         self.client_waits = False  # for the next epoch
@@ -87,6 +87,7 @@ class SessionState:
         self.digests: dict[int, SampleDigest] = {}  # of the samples that each rank trains on in the epoch
 
         self.losses: dict[int, str] = {}  # lost participants, and how they were lost
+        self.loss_counts: Counter[int] = Counter()  # how often each rank was lost in the epoch
         self.newcomers: set[int] = set()  # replacements that do not hold their partitions yet, or are not known to all
         self.unfit_reasons: dict[int, str] = {}  # why other workers could not take a lost rank
         self.adopted: set[int] = set()  # ranks whose workers have another rank as well

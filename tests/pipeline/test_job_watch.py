@@ -1,0 +1,194 @@
+"""Jobs are watched until their workers connect: refused, pending, running and failed ones."""
+
+from __future__ import annotations
+
+import time
+
+import dask
+import pytest
+
+import dshuffle
+from dshuffle import ClusterError, InvalidParameter, Pipeline, Training
+from dshuffle.errors import RunCancelled
+from dshuffle.pipeline import BatchJobs
+from dshuffle.pipeline.job_records import PAUSE, JobRecords, State
+from dshuffle.synthetic import keyed_regression
+
+from .fake_slurm import FakeSlurm
+
+pytest.importorskip("dask_jobqueue")
+pytestmark = pytest.mark.timeout(120)
+URL = "memory://test-job-watch"
+LINEAR = Training("linear_regression", epochs=3, step=0.1)
+OPTIONS = {"cores": 1, "memory": "1 GiB", "interface": "lo", "scheduler_options": {"dashboard_address": ":0"}}
+OPTIONS |= {"silence_logs": False}  # by default Dask changes the handlers of distributed, to which pytest adds its own
+REFUSAL = (
+    "sbatch: error: invalid partition specified: gpuu\nsbatch: error: Batch job submission failed: Invalid partition"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def dataset():
+    return dshuffle.create_dataset(URL, keyed_regression(300, n_keys=5, n_dense=4), chunk_rows=20, overwrite=True)
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    fake = FakeSlurm(tmp_path)
+    monkeypatch.setenv("PATH", fake.path)
+    monkeypatch.setattr("dshuffle.pipeline.job_watch.LOOK", 0.2)
+    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.2)
+    with dask.config.set({"distributed.adaptive.interval": "200ms"}):
+        yield fake
+
+
+def opened(n_jobs, **options):
+    """Open a cluster of jobs. Its patience is an hour, far more than the time limit of these tests."""
+    with BatchJobs("SLURM", n_jobs, options=OPTIONS | options).open():
+        pass
+
+
+def test_a_refusal_is_said_at_once(slurm):
+    slurm.refuse(REFUSAL)
+    with pytest.raises(
+        ClusterError, match=r"SLURM has refused . of 2 jobs, so at most . of 2 workers can come"
+    ) as raised:
+        opened(2, queue="gpuu")
+    assert "invalid partition specified: gpuu / sbatch: error: Batch job submission failed" in str(raised.value)
+    assert not raised.value.transient
+
+
+def test_a_command_that_is_not_there_is_a_refusal(slurm):
+    for command in ("sbatch", "scancel"):
+        (slurm.commands / command).unlink()
+    with pytest.raises(ClusterError, match=r"SLURM has refused 1 of 1 jobs.*sbatch"):
+        opened(1)
+
+
+def test_jobs_that_end_before_their_workers_connect_are_submitted_three_times(slurm, caplog):
+    with pytest.raises(ClusterError, match=r"[12] of 2 jobs have ended 3 times") as raised:
+        opened(2, python="/nowhere/python")
+    assert 5 <= len(slurm.jobs) <= 6
+    assert "FAILED, exit code 127:0, on w7" in str(raised.value)
+    assert "/nowhere/python: not found" in str(raised.value)
+    for text in ("attempt 2 of 3", "attempt 3 of 3", "not submitted again after 3 attempts"):
+        assert text in caplog.text
+    assert "/nowhere/python: not found" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # it loads or compiles kernels
+def test_a_job_that_fails_once_is_submitted_again_and_trains(slurm, caplog, tmp_path):
+    fails_once = '[ "$JOB" -gt 1 ] || { echo "no module is loaded" >&2; exit 3; }'
+    source = BatchJobs("SLURM", 1, options=OPTIONS | {"job_script_prologue": [fails_once]})
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", keyed_regression(300, n_keys=5, n_dense=4))
+    assert len(Pipeline(dataset, LINEAR, cluster=source).run(progress=False).records) == 3
+    assert len(slurm.jobs) == 2
+    assert "exit code 3:0" in caplog.text
+    assert "no module is loaded" in caplog.text
+
+
+def test_the_line_of_a_wait_tells_pending_running_and_failed_jobs_apart(slurm):
+    slurm.be_full()
+    submitted = Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 2, options=OPTIONS)).submit()
+    expected = "waiting for 2 workers in 2 SLURM jobs: 0 of 2 workers have connected; 2 jobs pending (Resources)"
+    deadline = time.monotonic() + 60
+    while submitted.progress[2] != expected and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert submitted.progress[2] == expected
+    submitted.cancel()
+    with pytest.raises(RunCancelled):
+        submitted.result(timeout=60)
+    assert {(job / "state").read_text().strip() for job in slurm.jobs} == {"CANCELLED"}
+
+
+def test_the_error_of_a_wait_that_is_too_long_has_the_states(slurm):
+    slurm.be_full()
+    cluster = BatchJobs("SLURM", 2, options=OPTIONS, patience=3)
+    with pytest.raises(
+        ClusterError, match=r"only 0 of min_workers=2 .* after 3 s; 2 jobs pending \(Resources\)\. Start"
+    ):
+        Pipeline(URL, LINEAR, cluster=cluster).run(progress=False)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_records_of_jobs():
+    records = JobRecords("SLURM", 3, 2, lost_after=5, clock=(clock := Clock()))
+    for name, number in ("a", "1"), ("b", "2"), ("c", "3"):
+        records.submitted(name, number)
+    records.seen("1", State.PENDING, "Priority")
+    records.seen("2", State.RUNNING)
+    records.connected("c")
+    records.connected("a worker that somebody has started")
+    records.left("a worker that somebody has started")
+    assert str(records) == "1 job pending (Priority), 1 running"
+    records.check(6)
+    for _ in range(2):
+        records.ended("2", "exit code 1")
+        assert [record.name for record in records.due()] == ["b"]
+        records.submitted("b", "2")
+    records.check(6)
+    records.ended("2", "exit code 1")
+    assert records.due() == []  # the limit
+    assert str(records) == "1 job failed, 1 pending (Priority), 3 failures so far"
+    records.check(4)
+    with pytest.raises(ClusterError, match=r"1 of 3 jobs have ended 3 times .* at most 4 of 5 workers .*: exit code 1"):
+        records.check(5)
+    records.ended("3", "ignored, because its worker had connected")
+    records.left("c")
+    clock.now = 4.9
+    assert records.due() == []
+    clock.now = 5.0
+    assert [record.name for record in records.due()] == ["c"]
+
+
+def test_a_refusal_after_workers_have_connected_may_pass():
+    records = JobRecords("PBS", 2, 1, clock=(clock := Clock()))
+    records.submitted("a", "1")
+    records.refused("b", "cannot contact the server")
+    with pytest.raises(ClusterError, match="PBS has refused 1 of 2 jobs, so at most 1 of 2 workers"):
+        records.check(2)
+    records.connected("a")
+    records.check(2)
+    assert records.due() == []
+    for _ in range(2):
+        clock.now += PAUSE
+        assert [record.name for record in records.due()] == ["b"]
+        records.refused("b", "cannot contact the server")
+    clock.now += PAUSE
+    assert records.due() == []
+    with pytest.raises(ClusterError, match="cannot contact the server"):
+        records.check(2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"wall_time": "01:00"},
+            r"options='wall_time' is not allowed.*option of SLURMCluster\. Did you mean 'walltime'",
+        ),
+        ({"xyz": 1}, r"options='xyz' is not allowed.*These exist: account, "),
+        ({"config_name": "slrum"}, r"options\['config_name'\]='slrum' is not allowed; it must be a section of .*slurm"),
+        ({"interface": "ib77"}, r"options\['interface'\] is not allowed: .*ib77.*scheduler_options"),
+        (
+            {"scheduler_options": {"hosts": "h"}},
+            r"options\['scheduler_options'\]='hosts' is not .* Did you mean 'host'",
+        ),
+        ({"cores": None}, "SLURMCluster refuses them: You must specify how much cores and memory"),
+    ],
+)
+def test_options_that_the_class_does_not_have_are_refused_before_anything_starts(options, message):
+    with pytest.raises(InvalidParameter, match=message):
+        Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 2, options=OPTIONS | options)).check()
+
+
+def test_an_interface_that_only_the_nodes_have():
+    options = OPTIONS | {"interface": "ib77", "scheduler_options": {"host": "127.0.0.1"}}
+    Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 2, options=options)).check()
