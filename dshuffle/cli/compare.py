@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 
 from dshuffle.cli.output import COLUMNS, warnings_as_lines
-from dshuffle.cli.paired_test import regression_pairs, runs_in_pairs, test_of, training_of, with_pairs
+from dshuffle.cli.paired_test import paired_test_of, regression_pairs, runs_in_pairs, training_of, with_pairs
 from dshuffle.compare import AS_THEY_ARE, Way, connect, default_ways, modest_step, product_of_ways
 from dshuffle.compare.comparison import check_copy, check_dataset
 from dshuffle.errors import InvalidParameter
@@ -93,7 +93,7 @@ def compare(
         raise click.UsageError("--shuffled needs DATASET: a copy of the generated samples is generated, too.")
     if train and not dataset:
         raise click.UsageError("--train needs DATASET.")
-    test = test_of(train, metric, margin, pairs, higher_is_better)
+    test = paired_test_of(train, metric, margin, pairs, higher_is_better)
     cluster = _cluster(scheduler, workers, dataset is None, links=links, store=store)
     base = Choices(cache_fraction=cache_fraction, seed=seed)
     if chosen:

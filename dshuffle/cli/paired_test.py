@@ -63,7 +63,9 @@ def training_of(
     return Training(function, epochs, **options), data
 
 
-def test_of(train: str | None, metric: str | None, margin: str, pairs: int | None, higher: bool) -> PairedTest | None:
+def paired_test_of(
+    train: str | None, metric: str | None, margin: str, pairs: int | None, higher: bool
+) -> PairedTest | None:
     """The test of the options; None for ``--pairs 0``.
 
     Raises
