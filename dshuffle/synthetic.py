@@ -25,9 +25,9 @@ BLOCK_ENTRIES = 1 << 20
 
 
 def keyed_regression(
-    n_samples: int, n_keys: int = 60, n_dense: int = 40, seed: int = 0, sort: bool = True
+    n_samples: int, n_keys: int = 60, n_dense: int = 40, seed: int = 0, sort: bool = True, noise: float = 0.0
 ) -> dict[str, Any]:
-    """Noise-free linear regression on a one-hot key and dense features.
+    """Linear regression on a one-hot key and dense features.
 
     With contiguous shards of sorted rows, each worker sees only some of the keys, and averaging the models dilutes what
     it learned about them. Shuffling therefore matters. It does not for rows in random order (``sort=False``).
@@ -43,17 +43,19 @@ def keyed_regression(
         Random seed. The same arguments give the same data in every process.
     sort
         Whether rows are sorted by key, with every key equally frequent. Otherwise the key of each row is random.
+    noise
+        Standard deviation of the Gaussian noise added to ``y``, whose own standard deviation is about 1.
 
     Returns
     -------
     dict
-        Dask arrays ``x``, float32, ``(n_samples, n_keys + n_dense)``, and ``y = x @ weights``, float32,
+        Dask arrays ``x``, float32, ``(n_samples, n_keys + n_dense)``, and ``y = x @ weights + noise``, float32,
         ``(n_samples,)``, with the weights of :func:`keyed_weights`. Each block is computed in bounded memory.
 
     Raises
     ------
     InvalidParameter
-        If ``n_samples`` or ``n_keys`` is not positive, or ``n_dense`` is negative.
+        If ``n_samples`` or ``n_keys`` is not positive, or ``n_dense`` or ``noise`` is negative.
 
     Examples
     --------
@@ -65,11 +67,12 @@ def keyed_regression(
     """
     _at_least(1, n_samples=n_samples, n_keys=n_keys)
     _at_least(0, n_dense=n_dense)
+    _check_noise(noise)
     xs, ys = [], []
     block = delayed(_block, nout=2, pure=True)
     for start in range(0, n_samples, BLOCK_ROWS):
         rows = min(BLOCK_ROWS, n_samples - start)
-        x, y = block(start, rows, n_samples, n_keys, n_dense, seed, sort)
+        x, y = block(start, rows, n_samples, n_keys, n_dense, seed, sort, noise)
         xs.append(da.from_delayed(x, (rows, n_keys + n_dense), np.float32))
         ys.append(da.from_delayed(y, (rows,), np.float32))
     return {"x": da.concatenate(xs), "y": da.concatenate(ys)}
@@ -177,8 +180,7 @@ def low_rank_entries(
     True
     """
     _check_matrix(n_rows, n_columns, per_row, rank)
-    if not 0 <= noise < np.inf:
-        raise InvalidParameter.of("noise", noise, "a number >= 0")
+    _check_noise(noise)
     right = delayed(_right_factor, pure=True)(n_columns, rank, seed)
     block = delayed(_entry_block, nout=3, pure=True)
     rows_a_block = max(1, BLOCK_ENTRIES // per_row)
@@ -217,6 +219,11 @@ def _at_least(least: int, **counts: int) -> None:
             raise InvalidParameter.of(name, value, f"an integer >= {least}")
 
 
+def _check_noise(noise: float) -> None:
+    if not 0 <= noise < np.inf:
+        raise InvalidParameter.of("noise", noise, "a number >= 0")
+
+
 def _check_matrix(n_rows: int, n_columns: int, per_row: int, rank: int) -> None:
     _at_least(1, n_rows=n_rows, n_columns=n_columns, per_row=per_row, rank=rank)
     if per_row > n_columns:
@@ -228,7 +235,7 @@ def _check_matrix(n_rows: int, n_columns: int, per_row: int, rank: int) -> None:
 
 
 def _block(
-    start: int, rows: int, n_samples: int, n_keys: int, n_dense: int, seed: int, sort: bool
+    start: int, rows: int, n_samples: int, n_keys: int, n_dense: int, seed: int, sort: bool, noise: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     rng = np.random.default_rng([seed, 1, start])
     keys = np.arange(start, start + rows) * n_keys // n_samples if sort else rng.integers(n_keys, size=rows)
@@ -236,7 +243,10 @@ def _block(
     x[np.arange(rows), keys] = np.sqrt(0.5)
     if n_dense:
         x[:, n_keys:] = rng.standard_normal((rows, n_dense), dtype=np.float32) * np.float32(np.sqrt(0.5 / n_dense))
-    return x, (x @ keyed_weights(n_keys, n_dense, seed)).astype(np.float32)
+    y = x @ keyed_weights(n_keys, n_dense, seed)
+    if noise:
+        y += noise * rng.standard_normal(rows)
+    return x, y.astype(np.float32)
 
 
 def _blob_block(

@@ -47,7 +47,18 @@ def test_unsorted_rows_have_their_keys_in_no_order():
     assert set(keys) == set(range(6))
 
 
-@pytest.mark.parametrize(("name", "value"), [("n_samples", 0), ("n_keys", 0), ("n_dense", -1)])
+def test_noise_is_added_to_the_targets_alone():
+    (x, y), (same_x, clean) = computed(BLOCK_ROWS + 1000, noise=0.3), computed(BLOCK_ROWS + 1000)
+    np.testing.assert_array_equal(x, same_x)
+    noise = y - clean
+    assert (noise.mean(), noise.std()) == pytest.approx((0, 0.3), abs=0.01)
+    assert abs(np.corrcoef(noise, clean)[0, 1]) < 0.03
+    assert not np.array_equal(noise[:1000], noise[BLOCK_ROWS:]), "blocks must not repeat each other"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("n_samples", 0), ("n_keys", 0), ("n_dense", -1), ("noise", -0.1), ("noise", float("nan"))]
+)
 def test_counts_that_make_no_sense_are_refused(name, value):
     with pytest.raises(InvalidParameter, match=f"^{name}={value}"):
         keyed_regression(**{"n_samples": 10, name: value})

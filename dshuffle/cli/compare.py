@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,11 +14,12 @@ import click
 from rich.console import Console
 
 from dshuffle.cli.output import COLUMNS, warnings_as_lines
+from dshuffle.cli.paired_test import paired_test_of, regression_pairs, runs_in_pairs, training_of, with_pairs
 from dshuffle.compare import AS_THEY_ARE, Way, connect, default_ways, modest_step, product_of_ways
 from dshuffle.compare.comparison import check_copy, check_dataset
 from dshuffle.errors import InvalidParameter
 from dshuffle.pipeline import LocalWorkers, Pipeline, RunningScheduler, Training
-from dshuffle.pipeline.run import train
+from dshuffle.pipeline.run import train as run
 from dshuffle.planning import Choices, Classes, Global, ShuffleSpec
 from dshuffle.report import (
     Comparison,
@@ -37,6 +39,8 @@ from dshuffle.training.linear_regression import fit_linear_regression
 
 DEFAULT_SAMPLES = 100_000
 DEFAULT_CHUNK_ROWS = 1_000
+DEFAULT_NOISE = 0.1
+"""Without noise, a linear regression has no error left after a few epochs, and nothing could be compared."""
 CODED_FRACTION = 0.5
 """Cache fraction of coded deliveries of the generated samples. Without excess, there is nothing to code."""
 
@@ -67,6 +71,11 @@ def compare(
     store: str | None,
     output: Path,
     shuffled: str | None,
+    train: str | None,
+    metric: str | None,
+    higher_is_better: bool,
+    margin: str,
+    pairs: int | None,
     as_json: bool,
 ) -> None:
     """Run the ways, print the comparison and write the report."""
@@ -82,6 +91,9 @@ def compare(
         raise click.UsageError("--shuffled is a way beside the default ones: omit --assignment and --delivery.")
     if shuffled and not dataset:
         raise click.UsageError("--shuffled needs DATASET: a copy of the generated samples is generated, too.")
+    if train and not dataset:
+        raise click.UsageError("--train needs DATASET.")
+    test = paired_test_of(train, metric, margin, pairs, higher_is_better)
     cluster = _cluster(scheduler, workers, dataset is None, links=links, store=store)
     base = Choices(cache_fraction=cache_fraction, seed=seed)
     if chosen:
@@ -104,18 +116,38 @@ def compare(
             for way in ways:
                 check_copy(way, data)
         _make_folder(output)
-        check_dataset(data, features, target)
-        chosen_step = modest_step(data, features=features, target=target) if step is None else check_step(step)
+        if train is None:
+            check_dataset(data, features, target)
+            chosen_step = modest_step(data, features=features, target=target) if step is None else check_step(step)
+            training = Training(
+                fit_linear_regression, epochs=epochs, step=chosen_step, features=features, target=target
+            )
+        else:
+            training, data = training_of(
+                train, data, epochs=epochs, step=step, seed=seed, features=features, target=target
+            )
+            if copy is not None and data.is_view:
+                raise click.UsageError("--shuffled has the samples that --train holds out: omit one of them.")
         # Check everything possible before the long run.
-        ways = _possible(ways, chosen, data, workers if scheduler is None else _count_workers(scheduler))
-        training = Training(fit_linear_regression, epochs=epochs, step=chosen_step, features=features, target=target)
-        pipeline = Pipeline(data, training, ways, cluster, report=str(output))
+        n_workers = workers if scheduler is None else _count_workers(scheduler)
+        ways = _possible(ways, chosen, data, n_workers)
+        explicit = pairs is not None
+        local_test = test if train is None else None
+        if local_test and not runs_in_pairs(data, ways, n_workers, epochs, explicit=explicit):
+            local_test = None
+        pipeline = Pipeline(data, training, ways, cluster, report=str(output), test=None if train is None else test)
         if isinstance(cluster, LocalWorkers) and cluster.rates != AS_THEY_ARE:
             emulated = f"Emulated: {cluster.rates}. --links none --store none measures this machine as it is."
             click.echo(click.wrap_text(emulated, COLUMNS), err=True)
         with warnings_as_lines(), progress_bar() as advance:
-            comparison = train(pipeline, advance, lambda: None).comparison
+            say = functools.partial(advance, 0, len(ways) * epochs)
+            pairs_of_ways = (
+                {} if local_test is None else regression_pairs(local_test, training, data, ways, n_workers, say)
+            )
+            comparison = run(pipeline, advance, lambda: None).comparison
     assert comparison is not None
+    if local_test is not None:
+        comparison = with_pairs(comparison, ways, pairs_of_ways)
     _show(comparison, as_json)
     try:
         page = write_report(comparison, output)
@@ -197,7 +229,7 @@ def _datasets(
         yield open_dataset(url), None if shuffled is None else open_dataset(shuffled)
         return
     with TemporaryDirectory(prefix="dshuffle-") as folder:
-        arrays = keyed_regression(DEFAULT_SAMPLES, seed=seed)
+        arrays = keyed_regression(DEFAULT_SAMPLES, seed=seed, noise=DEFAULT_NOISE)
         data = create_dataset(f"{folder}/keyed-regression.zarr", arrays, chunk_rows=DEFAULT_CHUNK_ROWS)
         copy = f"{folder}/shuffled.zarr"
         yield data, shuffle_dataset(data, copy, seed=seed, chunk_rows=DEFAULT_CHUNK_ROWS) if copied else None

@@ -16,6 +16,7 @@ COMMAND = "dshuffle.command"
 
 OPTIONS = {
     "files": "from",
+    "fit": "train",
     "memory_budget": "memory",
     "n_samples": "samples",
     "n_workers": "workers",

@@ -140,6 +140,8 @@ def lines_of(result: PipelineResult) -> list[str]:
         if way.history is not None and way.history.points and way.history.points[-1].validation:
             metrics = way.history.points[-1].validation
             lines.append("  " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+        if way.pairs is not None:
+            lines.append(f"  {way.pairs.test.metric}: {way.pairs}")
     if result.report is not None:
         lines.append(f"Report: {result.report}")
     return lines

@@ -5,15 +5,21 @@ from dshuffle.compare.exchanges import measure_exchanges
 from dshuffle.compare.kernel_cache import compile_kernels
 from dshuffle.compare.local_cluster import AS_THEY_ARE, EmulatedRates, connect, local_cluster
 from dshuffle.compare.logical_workers import fit_logical_workers
+from dshuffle.compare.pairs import regression_in_pairs
 from dshuffle.compare.stored_order import StoredOrder
 from dshuffle.compare.variance import VarianceRatio, variance_ratio
 from dshuffle.compare.ways import Way, default_ways, product_of_ways
+from dshuffle.noninferiority import Margin, Outcome, PairedRuns, PairedTest
 from dshuffle.runtime.client.cluster_view import count_training_workers
 
 __all__ = [
     "AS_THEY_ARE",
     "StoredOrder",
     "EmulatedRates",
+    "Margin",
+    "Outcome",
+    "PairedRuns",
+    "PairedTest",
     "VarianceRatio",
     "Way",
     "compile_kernels",
@@ -25,5 +31,6 @@ __all__ = [
     "measure_exchanges",
     "modest_step",
     "product_of_ways",
+    "regression_in_pairs",
     "variance_ratio",
 ]

@@ -17,6 +17,7 @@ from dshuffle.compare.provenance import describe_cluster, describe_dataset, desc
 from dshuffle.compare.ways import Way
 from dshuffle.emulated_links import HEADERS
 from dshuffle.errors import InvalidParameter
+from dshuffle.noninferiority import PairedRuns
 from dshuffle.planning.cost import ClusterRates, Prediction, predict
 from dshuffle.records import EpochRecord
 from dshuffle.report import Comparison, TrainingPoint, WayResult
@@ -65,8 +66,9 @@ def result_of(
     *,
     measured: ClusterRates | None,
     quality: QualityOfWays,
+    pairs: PairedRuns | None = None,
 ) -> WayResult:
-    """Return the result of a way, from its shuffler after the training and the points of the fit."""
+    """Return the result of a way, from its shuffler after the training, the points of the fit, and its pairs."""
     prediction, elsewhere = None, {}
     if measured is not None and not way.choices.is_auto:  # which is any of several deliveries
         prediction = predicted(measured, shuffler.dataset, way)
@@ -83,6 +85,7 @@ def result_of(
         predicted_wire_seconds=None if prediction is None else prediction.wire_seconds,
         on_other_links=elsewhere,
         quality=quality.of(way.choices, shuffler.n_workers),
+        pairs=pairs,
     )
 
 

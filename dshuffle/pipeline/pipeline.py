@@ -13,8 +13,10 @@ from typing import Any, Self
 from dshuffle.compare import Way, count_training_workers
 from dshuffle.compare.comparison import check_copy
 from dshuffle.errors import CacheBudgetError, InvalidParameter
+from dshuffle.noninferiority import Margin, PairedTest
 from dshuffle.pipeline.clusters import ClusterSource, LocalWorkers, source_from_dict
 from dshuffle.pipeline.explanation import Explanation, explain
+from dshuffle.pipeline.pairs import check_test
 from dshuffle.pipeline.run import PipelineResult, PipelineRun, execute
 from dshuffle.pipeline.training import Training
 from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
@@ -57,6 +59,9 @@ class Pipeline:
         lost, and another run of the pipeline continues where this one ended. Only with a single way.
     report
         Folder for a report of times, traffic and errors of every way, like that of ``dshuffle compare``.
+    test
+        A :class:`PairedTest`: each way is then compared with one that reshuffles everything, in pairs of runs that
+        share the ``seed`` of the training, if its function has such a parameter.
 
     Raises
     ------
@@ -86,12 +91,15 @@ class Pipeline:
     session: SessionOptions | Mapping[str, Any] = field(default_factory=SessionOptions)
     checkpoint: str | None = None
     report: str | None = None
+    test: PairedTest | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.training, Training):
             raise InvalidParameter.of(
                 "training", self.training, "a Training", 'For example Training("linear_regression", step=0.1).'
             )
+        if not isinstance(self.test, PairedTest | None):
+            raise InvalidParameter.of("test", self.test, "None or a PairedTest")
         if not isinstance(self.cluster, ClusterSource):
             raise InvalidParameter.of("cluster", self.cluster, "LocalWorkers, RunningScheduler or BatchJobs")
         object.__setattr__(self, "session", _options_of(self.session))
@@ -122,7 +130,7 @@ class Pipeline:
         values: dict[str, object] = {"dataset": dataset, "training": self.training, "cluster": self.cluster}
         values["shuffle"] = [way.label for way in self.ways]
         values |= {name: value for name, value in (("checkpoint", self.checkpoint), ("report", self.report)) if value}
-        values |= self.options.keywords()
+        values |= self.options.keywords() | ({} if self.test is None else {"test": self.test})
         return f"Pipeline({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
     @property
@@ -163,6 +171,9 @@ class Pipeline:
                 self._check_way(way.dataset(dataset), way)
         with _collected(problems, "cluster"):
             self.cluster.check()
+        if self.test is not None:
+            with _collected(problems, "test"):
+                check_test(self.test, self.training, self.ways, self.cluster.n_workers)
         if self.report is not None:
             try:
                 Path(self.report).mkdir(parents=True, exist_ok=True)
@@ -253,6 +264,7 @@ class Pipeline:
             "session": self.options.keywords(),
             "checkpoint": self.checkpoint,
             "report": self.report,
+            "test": None if self.test is None else dataclasses.asdict(self.test),
         }
 
     @classmethod
@@ -276,6 +288,7 @@ class Pipeline:
             "training": Training.from_dict,
             "shuffle": lambda ways: tuple(map(_way_of, ways)),
             "cluster": source_from_dict,
+            "test": lambda test: test and PairedTest(**{**test, "margin": Margin(**test["margin"])}),
         }
         values = dict(fields)
         for name in readers.keys() & values.keys():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 import threading
@@ -17,8 +18,10 @@ from dshuffle.compare import Way, compile_kernels
 from dshuffle.compare.comparison import comparison_of, result_of
 from dshuffle.compare.mixing_of_ways import QualityOfWays
 from dshuffle.errors import ClusterError, InvalidParameter, RunCancelled
+from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.notebook import html_summary
 from dshuffle.pipeline.clusters import ClusterSource
+from dshuffle.pipeline.pairs import metric_of, pairs_of
 from dshuffle.pipeline.training import Training
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets
@@ -56,6 +59,10 @@ class Runnable(Protocol):
         """The options of the sessions."""
 
     @property
+    def test(self) -> PairedTest | None:
+        """What to compare in pairs of runs, if anything."""
+
+    @property
     def checkpoint(self) -> str | None:
         """Where the state is written, if anywhere."""
 
@@ -81,12 +88,15 @@ class TrainedWay:
         Measurements of the epochs of the last session. There is one session unless training was interrupted.
     n_workers
         Number of workers that trained.
+    pairs
+        Pairs of runs with the way and with one that reshuffles everything, if the pipeline has a test.
     """
 
     label: str
     value: Any
     records: tuple[EpochRecord, ...]
     n_workers: int
+    pairs: PairedRuns | None = None
 
     def __repr__(self) -> str:
         return f"<{self.label} on {self.n_workers} workers: {self.value!r:.200}>"
@@ -203,6 +213,12 @@ def train(
             value, shuffler = _train(pipeline, client, way.dataset(dataset), way, on_epoch)
             results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers))
             shufflers.append(shuffler)
+            if pipeline.test is not None:
+                metric_of(value, pipeline.test.metric)  # now, and not after all ways
+        if pipeline.test is not None:
+            timed = [(way, result.records) for way, result in zip(pipeline.ways, results, strict=True)]
+            pairs = pairs_of(client, dataset, pipeline.test, pipeline.training, pipeline.options, timed, say)
+            results = [dataclasses.replace(result, pairs=pairs.get(result.label)) for result in results]
         comparison, page = None, None
         if pipeline.report is not None:
             target = pipeline.training.arrays.get("target")
@@ -211,7 +227,7 @@ def train(
             for way, result, shuffler in zip(pipeline.ways, results, shufflers, strict=True):
                 points = () if result.history is None else result.history.points
                 of_way = quality if way.copy is None else QualityOfWays(way.copy, target, in_random_order=True)
-                compared.append(result_of(way, shuffler, points, measured=measured, quality=of_way))
+                compared.append(result_of(way, shuffler, points, measured=measured, quality=of_way, pairs=result.pairs))
             comparison = comparison_of(
                 client, dataset, compared, quality=quality, settings=pipeline.training.facts, command=_command()
             )

@@ -98,6 +98,13 @@ class Training:
         options = {name: value for name, value in self.options.items() if name != "on_epoch"}
         return Training(self.fit, epochs, **options)
 
+    def with_seed(self, seed: int) -> Training:
+        """The same training with another ``seed``, if its function has such a parameter. Nobody is told of epochs."""
+        options = {name: value for name, value in self.options.items() if name != "on_epoch"}
+        if "seed" in inspect.signature(self.fit).parameters:
+            options["seed"] = seed
+        return Training(self.fit, self.epochs, **options)
+
     @property
     def reports_epochs(self) -> bool:
         """Whether the function says when an epoch has ended."""

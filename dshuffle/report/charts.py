@@ -22,7 +22,7 @@ WAY_DASHES = ("solid", "dashed", "dotted", "dotdash")
 WAY_MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "hex", "star")
 WAITING = "#D55E00"
 """Time that training waits: the only part of a bar to worry about."""
-DARK, LIGHT = "#5B6470", "#BCC2C9"
+DARK, MIDDLE, LIGHT = "#5B6470", "#8A929C", "#BCC2C9"
 """Greys for amounts, told apart by the key above each chart."""
 PHASE_COLOURS = dict(zip(PHASES, ("#7A6300", "#937900", "#A98E1A", "#BFA645", "#D2BF74", "#E9DFB9"), strict=True))
 
@@ -122,7 +122,7 @@ def _bytes(measured: Mapping[str, Figures]) -> Chart:
     }
     rows = [(label, kind) for label in measured for kind in kinds]
     values = [kinds[kind][1](measured[label]) or 0 for label, kind in rows]
-    chart = _figure(y_range=FactorRange(factors=rows[::-1], group_padding=0.6), height=_height(measured, 50))
+    chart = way_figure(y_range=FactorRange(factors=rows[::-1], group_padding=0.6), height=_height(measured, 50))
     source = ColumnDataSource(
         {
             "row": rows,
@@ -167,7 +167,7 @@ def _errors(ways: tuple[WayResult, ...]) -> list[Chart]:
 
 
 def _lines(ways: tuple[WayResult, ...], x: Callable[[TrainingPoint], float], label: str) -> Any:
-    chart = _figure(y_axis_type="log", height=340)
+    chart = way_figure(y_axis_type="log", height=340)
     chart.xaxis.axis_label = label
     for place, way in enumerate(ways):
         source = ColumnDataSource(
@@ -187,7 +187,7 @@ def _lines(ways: tuple[WayResult, ...], x: Callable[[TrainingPoint], float], lab
 
 
 def _horizontal(measured: Mapping[str, Figures]) -> Any:
-    chart = _figure(y_range=FactorRange(factors=list(measured)[::-1]), height=_height(measured, 34))
+    chart = way_figure(y_range=FactorRange(factors=list(measured)[::-1]), height=_height(measured, 34))
     chart.x_range.start = 0
     chart.xaxis.axis_label = "seconds"
     return chart
@@ -211,7 +211,8 @@ def _height(measured: Mapping[str, Figures], a_way: int) -> int:
     return 60 + a_way * len(measured)
 
 
-def _figure(**options: Any) -> Any:
+def way_figure(**options: Any) -> Any:
+    """Return an empty figure in the style of the report."""
     chart = figure(
         sizing_mode="stretch_width",
         tools="",

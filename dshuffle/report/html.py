@@ -10,8 +10,10 @@ from bokeh.embed import components
 
 from dshuffle.report.charts import Chart, Key, charts, way_colour
 from dshuffle.report.page import page
+from dshuffle.report.pair_chart import pair_chart
 from dshuffle.report.summary import Comparison, WayResult
 from dshuffle.report.tables import (
+    PAIR_HEADINGS,
     SHORT_HEADINGS,
     STORE_CAPTION,
     STORE_HEADINGS,
@@ -21,11 +23,16 @@ from dshuffle.report.tables import (
     TRAFFIC_HEADINGS,
     epochs_of,
     error_cells,
+    metric_cells,
+    metrics_of,
+    pair_caption,
+    pair_cells,
     quality_caption,
     quality_cells,
     quality_headings,
     short_cells,
     store_cells,
+    tested_ways,
     time_cells,
     traffic_cells,
 )
@@ -35,7 +42,7 @@ from dshuffle.units import human_bytes, human_count, human_seconds
 
 def render_html(comparison: Comparison) -> str:
     """Render the report as one HTML document that loads nothing from elsewhere."""
-    plots = charts(comparison)
+    plots = [*charts(comparison), *filter(None, [pair_chart(comparison)])]
     script, divisions = components([chart.figure for chart in plots])
     epochs, mixing = epochs_of(comparison), quality_headings(comparison)
 
@@ -43,9 +50,13 @@ def render_html(comparison: Comparison) -> str:
         rows = [(way.label, way_colour(place), cells(way)) for place, way in enumerate(comparison.ways)]
         return _table(("way", *headings), rows)
 
+    def metric_table(metric: str) -> str:
+        cells = table(tuple(map(str, epochs)), lambda way: metric_cells(way, metric, epochs))
+        return f"<h3>{escape(metric)}</h3>\n{cells}"
+
     answer, *details = verdict_sentences(comparison)
     sentences = "\n".join(f'<p class="verdict">{_unbroken(escape(sentence))}</p>' for sentence in details)
-    time, phases, traffic, *errors = (_figure(*pair) for pair in zip(plots, divisions, strict=True))
+    time, phases, traffic, by_epoch, by_time, *pairs = (_figure(*pair) for pair in zip(plots, divisions, strict=True))
     body = f"""<header>
 <p class="name">dshuffle compare</p>
 <h1>{_unbroken(escape(answer))}</h1>
@@ -60,8 +71,11 @@ training runs. predicted: the same by the cost model. waited: time that training
 </section>
 {_elsewhere(comparison)}
 <section class="charts">
-{"".join(errors)}
+{by_epoch}
+{by_time}
 </section>
+{"".join(pairs)}
+{_pairs(comparison)}
 <details open>
 <summary>Times in detail</summary>
 {phases}
@@ -82,6 +96,7 @@ training runs. predicted: the same by the cost model. waited: time that training
 <details open>
 <summary>Error after each epoch, in numbers</summary>
 {table(tuple(map(str, epochs)), lambda way: error_cells(way, epochs))}
+{"".join(metric_table(metric) for metric in metrics_of(comparison))}
 </details>
 <section>
 <h2>How to repeat this run</h2>
@@ -115,6 +130,20 @@ def _elsewhere(comparison: Comparison) -> str:
 <p class="caption">Predicted by the cost model for links of these rates, with the data, workers, processors and store of
 this run. An epoch takes as long as the exchange or the training, whichever is longer. dshuffle advise predicts other
 data, workers and stores.</p>
+</section>"""
+
+
+def _pairs(comparison: Comparison) -> str:
+    """The pairs of runs in numbers."""
+    tested = tested_ways(comparison)
+    if not tested:
+        return ""
+    runs = tested[-1][2]
+    rows = [(way.label, way_colour(place), pair_cells(pairs)) for place, way, pairs in tested]
+    return f"""<section>
+<h2>{escape(runs.test.metric)} in pairs of runs</h2>
+{_table(("way", *PAIR_HEADINGS), rows)}
+<p class="caption">{escape(pair_caption(runs))}</p>
 </section>"""
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.noninferiority import PairedRuns
 from dshuffle.notebook import html_summary
 from dshuffle.planning import Choices
 from dshuffle.planning.mixing import ShuffleQuality
@@ -50,7 +51,7 @@ class WayResult:
     """One way of shuffling: its choices, and for every epoch a record and a training point.
 
     Also the predicted time of an exchange, how much of it links and the store take, what it would be on other links by
-    their names, and the mixing quality, if known.
+    their names, and the mixing quality, if known; and the pairs of runs that compare it with reshuffling, if there are.
     """
 
     label: str
@@ -61,6 +62,7 @@ class WayResult:
     predicted_wire_seconds: float | None = None
     on_other_links: Mapping[str, float] = field(default_factory=dict)
     quality: ShuffleQuality | None = None
+    pairs: PairedRuns | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -236,6 +238,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
                 "on_other_links": dict(way.on_other_links),
                 "quality": None if way.quality is None else _finite(asdict(way.quality)),
                 "history": [asdict(point) for point in way.history],
+                "pairs": None if way.pairs is None else way.pairs.to_dict(),
             }
             for way in comparison.ways
         ],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from dshuffle.noninferiority import PairedRuns
 from dshuffle.report.summary import Comparison, Figures, Spread, WayResult, figures, limited_by_processors
 from dshuffle.units import UNKNOWN, human_bytes, human_count, human_error, human_ratio, human_seconds
 
@@ -43,6 +45,7 @@ QUALITY_MEANINGS = {
     "no sample moves, and - if samples move only in whole chunks",
 }
 QUALITY_HEADINGS = tuple(QUALITY_MEANINGS)
+PAIR_HEADINGS = ("mean", "difference", "interval", "pairs", "answer")
 MOST_ERROR_COLUMNS = 7
 """Number of epochs that fit beside the label."""
 
@@ -146,6 +149,51 @@ def error_cells(way: WayResult, epochs: Iterable[int]) -> tuple[str, ...]:
     return tuple(human_error(errors.get(epoch)) for epoch in epochs)
 
 
+def metrics_of(comparison: Comparison) -> tuple[str, ...]:
+    """Names of the validation metrics, in the order of their first occurrence."""
+    points = (point for way in comparison.ways for point in way.history)
+    return tuple(dict.fromkeys(name for point in points for name in point.validation))
+
+
+def metric_cells(way: WayResult, metric: str, epochs: Iterable[int]) -> tuple[str, ...]:
+    """A validation metric after each of these epochs."""
+    values = {point.epoch: point.validation.get(metric) for point in way.history}
+    return tuple(_metric(values.get(epoch)) for epoch in epochs)
+
+
+def pair_cells(runs: PairedRuns) -> tuple[str, ...]:
+    """One cell for each of :data:`PAIR_HEADINGS`."""
+    answer = str(runs.outcome)
+    if not runs.n_pairs:
+        return (UNKNOWN, UNKNOWN, UNKNOWN, "0", answer)
+    return (
+        _metric(statistics.mean(runs.way)),
+        runs.shown(runs.mean, sign=True),
+        runs.shown_interval,
+        str(runs.n_pairs),
+        answer,
+    )
+
+
+def pair_caption(runs: PairedRuns) -> str:
+    """What the columns of :data:`PAIR_HEADINGS` mean, the margin, and the null pair."""
+    noise = runs.not_deterministic_by
+    return " ".join(
+        [
+            f"mean: of {runs.test.metric} over the runs with the way. The other runs of the pairs reshuffle everything "
+            f"and have the same seeds; their mean is {_metric(statistics.mean(runs.reference))}. "
+            "difference: positive if the way is worse. interval: of the mean difference, at 95 %.",
+            f"The margin is {runs.shown(runs.limit)}.",
+            f"Two runs that reshuffle everything with different seeds differ by {runs.shown(runs.null_difference)}.",
+            *([f"Training is not deterministic by {runs.shown(noise)}."] if noise else []),
+        ]
+    )
+
+
+def _metric(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.4g}"
+
+
 def epochs_of(comparison: Comparison, most: int | None = None) -> tuple[int, ...]:
     """The epochs after which an error is known: at most ``most`` of them, evenly spaced, with the first and the last.
 
@@ -165,7 +213,10 @@ def epochs_of(comparison: Comparison, most: int | None = None) -> tuple[int, ...
 
 
 def comparison_tables(comparison: Comparison) -> list[tuple[Table, str]]:
-    """Five tables with a row for each way, and the note below each: seconds, traffic, storage, mixing, and errors."""
+    """Tables with a row for each way, and the note below each.
+
+    Seconds, traffic, storage, mixing, errors, each validation metric, and pairs of runs.
+    """
     epochs, mixing = epochs_of(comparison, MOST_ERROR_COLUMNS), quality_headings(comparison)
     emulated = f"Emulated: {comparison.emulated}. " if comparison.emulated else ""
     cells: tuple[tuple[str, Sequence[str], Callable[[WayResult], tuple[str, ...]], str], ...] = (
@@ -175,10 +226,25 @@ def comparison_tables(comparison: Comparison) -> list[tuple[Table, str]]:
         ("Mixing", mixing, lambda way: quality_cells(way, mixing), quality_caption(comparison)),
         ("Error after each epoch", tuple(map(str, epochs)), lambda way: error_cells(way, epochs), ""),
     )
-    return [
+    tables = [
         (_table(title, headings, [(way, row(way)) for way in comparison.ways]), note)
         for title, headings, row, note in cells
+        if headings  # a function that returns no history has no errors
     ]
+    for metric in metrics_of(comparison):
+        rows = [(way, metric_cells(way, metric, epochs)) for way in comparison.ways]
+        tables.append((_table(f"{metric} after each epoch", tuple(map(str, epochs)), rows), ""))
+    if tested := tested_ways(comparison):
+        rows = [(way, pair_cells(runs)) for _, way, runs in tested]
+        tables.append(
+            (_table(f"{tested[0][2].test.metric} in pairs of runs", PAIR_HEADINGS, rows), pair_caption(tested[0][2]))
+        )
+    return tables
+
+
+def tested_ways(comparison: Comparison) -> list[tuple[int, WayResult, PairedRuns]]:
+    """The ways that were compared in pairs of runs, with their places and their pairs."""
+    return [(place, way, way.pairs) for place, way in enumerate(comparison.ways) if way.pairs is not None]
 
 
 def _but_range(cells: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,13 +12,9 @@ from dataclasses import dataclass
 from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, Spread, WayResult, figures, limited_by_processors
 from dshuffle.units import human_error, human_ratio, human_seconds
 
-SAME_ERROR = 1.1
-"""Errors that differ by less than this factor count as the same."""
 CLOSE = 1.5
 """If the medians of two ways differ by more than this factor, one is called faster even if their ranges overlap. A
 single slow epoch can make ranges overlap."""
-ROUNDING = 1e-6
-"""Relative residuals below this are the rounding of float32 data; differences between them mean nothing."""
 
 
 def verdict(comparison: Comparison) -> str:
@@ -27,15 +23,19 @@ def verdict(comparison: Comparison) -> str:
 
 
 def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
-    """Return the answer, which is short, and then the times, the errors and a doubt, where there are any."""
+    """Return the answers, which are short, and then other pairs, the times, the errors and a doubt, if there are any.
+
+    The first answer is whether one shuffle before training will do, if that was tested in pairs.
+    """
     measured = [_MeasuredWay(way, figures(way)) for way in comparison.ways]
     ranking = _Ranking.of(measured)
     if ranking is None:
         answer = "No way that reshuffles everything ran for two epochs or more, so none can be called the fastest."
         return tuple(filter(None, (answer, _errors(measured))))
-    return tuple(
-        filter(None, (_answer(measured, ranking), _times(measured, ranking), _errors(measured), _doubt(ranking)))
-    )
+    first, *others = _pairs(comparison.ways) or [""]
+    answer = f"To reshuffle everything every epoch, {ranking.use}."
+    times, errors = _times(measured, ranking), _errors(measured)
+    return tuple(filter(None, (first, answer, " ".join(others), times, errors, _doubt(ranking))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,26 +126,23 @@ class _Worth:
             return None
         return cls(min(reshuffled), once, stored, epochs)
 
-    @property
-    def reason(self) -> str:
-        """What the errors say about reshuffling, as the beginning of the answer."""
-        if self.stored is not None and (self.stored <= self.reshuffled or _same(self.stored, self.reshuffled)):
-            return "These data need no shuffling"
-        if self.once is None:
-            return ""
-        if self.once <= self.reshuffled or _same(self.once, self.reshuffled):
-            return "One shuffle before training is enough here"
-        return "Reshuffling every epoch pays here"
+
+def _pairs(ways: Iterable[WayResult]) -> list[str]:
+    """What pairs of runs say of each way: first of one shuffle before training, if that ran."""
+    tested = [way for way in ways if way.pairs is not None]
+    labels: dict[int, list[WayResult]] = {}
+    for way in tested:  # ways that learn the same share their pairs
+        labels.setdefault(id(way.pairs), []).append(way)
+    groups = sorted(labels.values(), key=lambda group: not _is_shuffled_once(group[0]))
+    return [
+        f"{_listed([f'“{way.label}”' for way in group])} against reshuffling, in {pairs.test.metric}: {pairs}."
+        for group in groups
+        if (pairs := group[0].pairs) is not None
+    ]
 
 
-def _answer(measured: list[_MeasuredWay], ranking: _Ranking) -> str:
-    worth = _Worth.of(measured)
-    reason = "" if worth is None else worth.reason
-    if not reason:
-        return f"To reshuffle everything every epoch, {ranking.use}."
-    if reason.startswith("Reshuffling"):
-        return f"{reason}: {ranking.use}."
-    return f"{reason}; if you reshuffle every epoch, {ranking.use}."
+def _is_shuffled_once(way: WayResult) -> bool:
+    return not way.choices.assignment.moves and str(way.choices.sharding) == "random"
 
 
 def _times(measured: list[_MeasuredWay], ranking: _Ranking) -> str:
@@ -192,7 +189,9 @@ def _errors(measured: list[_MeasuredWay]) -> str:
         parts.append(f"{human_error(worth.once)} after one shuffle")
     if worth.stored is not None:
         parts.append(f"{human_error(worth.stored)} in stored order")
-    return f"After {worth.epochs} epochs the error is {_listed(parts)}."
+    tested = any(result.way.pairs is not None for result in measured)
+    doubt = "" if tested else " Single runs do not tell whether they differ by chance."
+    return f"After {worth.epochs} epochs the error is {_listed(parts)}.{doubt}"
 
 
 def _doubt(ranking: _Ranking) -> str:
@@ -207,10 +206,6 @@ def _doubt(ranking: _Ranking) -> str:
         f"Processors were idle for less than {CPU_BOUND:.0%} of the time with {which}: they limit these times, not the "
         "network or the store."
     ).replace("%", " %")
-
-
-def _same(error: float, other: float) -> bool:
-    return max(error, other) <= max(ROUNDING, SAME_ERROR * min(error, other))
 
 
 def _listed(parts: list[str]) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from types import SimpleNamespace
 
@@ -45,6 +46,9 @@ def url(tmp_path):
         (("--delivery", "pear"), "'peer', 'server', 'storage'"),
         (("--assignment", "partial:2"), "partial:2"),
         (("nothing.zarr",), "nothing.zarr"),
+        (("--margin", "0"), "--margin='0' is not allowed; it must be a number > 0 in the unit of the metric, or a per"),
+        (("--margin", "-1%"), "--margin='-1%' is not allowed"),
+        (("--pairs", 4), "--pairs=4 is not allowed; it must be an integer >= 5"),
         (("--links", "fast"), "--links='fast' is not allowed; it must be a rate > 0 such as '100mbit'"),
     ],
 )
@@ -68,6 +72,11 @@ def test_bad_choices_are_one_line_and_exit_code_1(elsewhere, options, message):
         (("--epochs", "x"), "--epochs"),
         (("--output", "file"), "--output"),
         (("d.zarr", "--scheduler", "tcp://127.0.0.1:1", "--store", "1gbit"), "--store cannot be used with --scheduler"),
+        (("--train", "linear_regression"), "--train needs DATASET"),
+        (("d.zarr", "--train", "linear_regression"), "--train needs --metric NAME"),
+        (("--metric", "loss"), "--metric needs --train: the linear regression is tested by its rmse"),
+        (("--higher-is-better",), "--higher-is-better needs --train"),
+        (("--pairs", -1), "--pairs"),
     ],
 )
 def test_bad_usage_is_exit_code_2(elsewhere, options, message):
@@ -91,7 +100,7 @@ def test_a_dataset_that_is_no_regression_names_the_options(elsewhere, tmp_path):
 
 def test_a_default_way_without_a_chunk_for_every_worker_is_left_out(elsewhere, url, monkeypatch):
     ran = []
-    monkeypatch.setattr("dshuffle.cli.compare.train", lambda pipeline, *rest: ran.extend(pipeline.ways) or 1 / 0)
+    monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *rest: ran.extend(pipeline.ways) or 1 / 0)
     result = run(url)
     assert isinstance(result.exception, ZeroDivisionError), "all but that way would have been run"
     assert "“chunks + storage” is left out: chunk_rows=400 is not allowed; it must be at most 133" in result.stderr
@@ -113,10 +122,10 @@ def test_results_are_printed_before_the_report_is_written(elsewhere, url, monkey
         raise OSError(28, "No space left on device")
 
     shown = []
-    monkeypatch.setattr("dshuffle.cli.compare.train", lambda *arguments: SimpleNamespace(comparison="figures"))
+    monkeypatch.setattr("dshuffle.cli.compare.run", lambda *arguments: SimpleNamespace(comparison="figures"))
     monkeypatch.setattr("dshuffle.cli.compare._show", lambda comparison, as_json: shown.append(comparison))
     monkeypatch.setattr("dshuffle.cli.compare.write_report", full)
-    result = run(url)
+    result = run(url, "--pairs", 0)
     assert shown == ["figures"]
     assert result.exit_code == 1
     assert "The report could not be written to dshuffle-report: [Errno 28] No space left" in result.stderr
@@ -140,6 +149,103 @@ def test_rates_of_the_local_cluster(elsewhere, url, monkeypatch, options, rates)
     assert started == [rates]
     assert ("Emulated: " in result.stderr) == (rates != EmulatedRates())
     assert str(rates) in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--train", "nowhere:fit"),
+            "--train is not allowed: nowhere:fit cannot be imported: No module named",
+        ),
+        (("--train", "own:missing"), "--train is not allowed: own:missing cannot be imported: module 'own' has no"),
+        (("--train", "linear"), "--train='linear' is not allowed; it must be a function, one of linear_regression"),
+        (("--train", "linear_regression"), "missing a required argument: 'step'. Its parameters are epochs, step"),
+        (("--train", "own:fit", "--step", 1), "--step is not a parameter of --train own:fit: omit it"),
+        (("--train", "own:fit", "--workers", 1), "test: workers=1 is not allowed; it must be an integer >= 2"),
+        (
+            ("--train", "own:fit", "--delivery", "peer"),
+            "test: shuffle=['global + peer'] is not allowed; it must",
+        ),
+    ],
+)
+def test_trainings_that_cannot_be_compared(elsewhere, url, monkeypatch, options, message):
+    (elsewhere / "own.py").write_text("def fit(shuffler, *, epochs, seed):\n    return {}\n")
+    monkeypatch.syspath_prepend(elsewhere)
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    monkeypatch.setattr("dshuffle.pipeline.clusters.local_cluster", lambda *_, **__: pytest.fail("started"))
+    result = run(url, "--metric", "loss", *options)
+    assert result.exit_code in (1, 2)
+    assert message in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--workers", 1), "--workers=1 is not allowed; it must be an integer >= 2. One worker trains on all samples"),
+        (("--delivery", "peer"), "--pairs needs a way that reshuffles everything, such as global, and another one"),
+        (("--assignment", "local", "--assignment", "partial:0.5"), "--pairs needs a way that reshuffles everything"),
+    ],
+)
+def test_pairs_that_show_nothing_are_refused(elsewhere, url, monkeypatch, options, message):
+    monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *_: 1 / 0)
+    result = run(url, "--pairs", 5, *options)
+    assert result.exit_code in (1, 2)
+    assert message in " ".join(result.stderr.split())
+    # Nobody asked for pairs: the ways are timed.
+    assert isinstance(run(url, *options).exception, ZeroDivisionError)
+
+
+def test_large_datasets_are_not_read_into_this_process_unasked(elsewhere, url, monkeypatch):
+    monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *_: SimpleNamespace(comparison="figures"))
+    monkeypatch.setattr("dshuffle.cli.compare._show", lambda *_: None)
+    monkeypatch.setattr("dshuffle.cli.compare.write_report", lambda *_: "page")
+    tested = []
+    monkeypatch.setattr("dshuffle.cli.compare.regression_pairs", lambda *arguments: tested.append(arguments))
+    monkeypatch.setattr("dshuffle.cli.compare.with_pairs", lambda comparison, *_: comparison)
+    assert run(url).exit_code == 0
+    assert len(tested) == 1
+    monkeypatch.setattr("dshuffle.cli.paired_test.MOST_NBYTES", 1000)
+    result = run(url)
+    assert result.exit_code == 0
+    assert "No pairs of runs: the dataset has more than 1.00 kB. --pairs 20 reads it into the memory" in result.stderr
+    assert len(tested) == 1
+    assert run(url, "--pairs", 5).exit_code == 0
+    assert len(tested) == 2
+    monkeypatch.setattr("dshuffle.cli.paired_test.MEMORY_FRACTION", 1e-9)
+    assert "are more than half of what is available" in " ".join(run(url, "--pairs", 5).stderr.split())
+
+
+@pytest.mark.slow
+def test_a_training_of_the_user_is_compared_by_its_metric(elsewhere, url, monkeypatch):
+    (elsewhere / "own.py").write_text(OWN)
+    monkeypatch.syspath_prepend(elsewhere)
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    options = ("--assignment", "local", "--assignment", "global", "--sharding", "contiguous", "--workers", 2)
+    result = run(url, "--train", "own:fit", "--metric", "val_loss", "--margin", 0.2, "--pairs", 5, *options, "--json")
+    assert result.exit_code == 0, result.output
+    local, reshuffled = json.loads(result.stdout)["ways"]
+    assert reshuffled["pairs"] is None
+    assert [local["pairs"][name] for name in ("metric", "margin", "outcome")] == ["val_loss", "0.2", "worse"]
+    assert local["pairs"]["text"] in json.loads(result.stdout)["verdict"]
+    # Contiguous shards of 180 rows have half of the keys each.
+    assert local["pairs"]["way"] == [0.5] * 5
+    assert local["pairs"]["reference"][0] < 0.1
+    assert "rmse" not in result.stdout
+
+
+OWN = """
+import numpy as np
+
+def share_of_first_half(partition):
+    return np.mean(partition.sample_ids < 180)
+
+def fit(shuffler, *, epochs, seed, test):
+    assert test.n_samples == 40
+    for epoch in shuffler.epochs(epochs):
+        shares = shuffler.client.gather(epoch.map(share_of_first_half))
+    return {"val_loss": abs(shares[0] - 0.5)}
+"""
 
 
 @pytest.mark.slow
@@ -261,7 +367,12 @@ def test_the_default_run(elsewhere, tmp_path, monkeypatch):
     assert {"local, as stored", "local, shuffled once", "partial:0.1 + peer"} <= {
         line.split("  ")[0] for line in result.stdout.splitlines()
     }
-    assert "One shuffle before training is enough here" in " ".join(result.stdout.split())
+    text = " ".join(result.stdout.split())
+    assert (
+        "“local, shuffled once” against reshuffling, in rmse: not worse than 1 % at 95 % (5 pairs; worst case" in text
+    )
+    assert "“local, as stored” against reshuffling, in rmse: worse by" in text
+    assert "rmse in pairs of runs" in text
     left = [path.name for path in (tmp_path / "temporary").iterdir()]
     assert not [name for name in left if name.startswith("dshuffle-")], "the generated dataset is removed"
     shutil.rmtree(elsewhere / "dshuffle-report")

@@ -3,11 +3,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 
-from dshuffle.report import TrainingPoint, render_html, verdict_sentences
+from dshuffle.noninferiority import PairedRuns, PairedTest
+from dshuffle.report import TrainingPoint, comparison_tables, render_html, verdict_sentences
 from dshuffle.report.charts import WAY_COLOURS, charts
+from dshuffle.report.pair_chart import pair_chart
 
 
 class Page(HTMLParser):
@@ -107,3 +110,42 @@ def test_a_comparison_with_hardly_any_epochs_is_still_a_page(comparison, epochs)
         dataclasses.replace(way, records=way.records[:epochs], history=way.history[:epochs]) for way in comparison.ways
     ]
     assert "</html>" in render_html(dataclasses.replace(comparison, ways=tuple(ways)))
+
+
+def test_pairs_are_drawn_and_listed(comparison):
+    test = PairedTest("val_<loss>", margin=0.1)
+    runs = PairedRuns(test=test, reference=(1.0,) * 5, way=(1.01, 1.02, 0.99, 1.0, 9.0), null=1.01, repeated=1.005)
+    assert pair_chart(comparison) is None
+    assert "in pairs of runs" not in render_html(comparison)
+    ways = (comparison.ways[0], dataclasses.replace(comparison.ways[1], pairs=runs), *comparison.ways[2:])
+    tested = dataclasses.replace(comparison, ways=ways)
+    page = render_html(tested)
+    section = page.split("val_&lt;loss&gt; in pairs of runs</h2>")[1].split("</section>")[0]
+    for words in (comparison.ways[1].label, "2.604", "+1.6", "The margin is 0.1.", "not deterministic by 0.005"):
+        assert words in section
+    assert comparison.ways[0].label not in section
+    chart = pair_chart(tested)
+    assert chart.figure.y_range.factors == [comparison.ways[1].label]
+    [marks] = [plot for plot in chart.figure.renderers if "text" in getattr(plot, "data_source", EMPTY).data]
+    assert marks.data_source.data["text"] == ["+0.01", "+0.02", "-0.01", "+0", "+8"]
+    # The last one is beyond the end of the axis, at four margins.
+    assert marks.data_source.data["marker"] == [*["circle"] * 4, "triangle"]
+    assert marks.data_source.data["x"] == pytest.approx([0.01, 0.02, -0.01, 0, 0.98 * 0.4])
+    null = dataclasses.replace(runs, way=(), null=3.0)
+    ways = (comparison.ways[0], dataclasses.replace(comparison.ways[1], pairs=null), *comparison.ways[2:])
+    untold = dataclasses.replace(comparison, ways=ways)
+    assert pair_chart(untold) is None
+    assert "cannot tell" in render_html(untold).split("in pairs of runs</h2>")[1].split("</section>")[0]
+
+
+EMPTY = SimpleNamespace(data={})
+
+
+def test_validation_metrics_stand_beside_the_errors(comparison):
+    first, *others = comparison.ways
+    points = [dataclasses.replace(point, validation={"<rmse>": 2.5 + point.epoch}) for point in first.history]
+    comparison = dataclasses.replace(comparison, ways=(dataclasses.replace(first, history=tuple(points)), *others))
+    section = render_html(comparison).split("<h3>&lt;rmse&gt;</h3>")[1].split("</details>")[0]
+    assert all(f"<td>{2.5 + epoch:g}</td>" in section for epoch in range(5))
+    [table] = [table for table, _ in comparison_tables(comparison) if str(table.title) == "<rmse> after each epoch"]
+    assert [cell.plain for cell in table.columns[5].cells] == ["6.5", "-", "-", "-", "-", "-"]

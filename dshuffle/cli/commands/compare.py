@@ -90,14 +90,35 @@ from dshuffle.cli.options import RegistryOption
     help="Copy of DATASET that 'dshuffle dataset shuffle' wrote. Adds a way that reads it by chunks.  "
     "[default: generated, if DATASET is omitted]",
 )
+@click.option(
+    "--train",
+    metavar="MODULE:FUNCTION",
+    help="Function train(shuffler, *, epochs, ...) that returns a History, or metrics by name; or the name of a "
+    "trainer.  [default: a linear regression]",
+)
+@click.option("--metric", metavar="NAME", help="Metric of --train that the ways are compared by.")
+@click.option("--higher-is-better", is_flag=True, help="Higher values of the metric are better.")
+@click.option(
+    "--margin",
+    default="1%",
+    show_default=True,
+    help="Largest loss of the metric that counts as none: a number in its unit, or a percentage of it.",
+)
+@click.option(
+    "--pairs",
+    type=click.IntRange(0),
+    help="Largest number of pairs of runs, a way and one that reshuffles everything; at least 5, or 0 for none.  "
+    "[default: 20; 0 for a linear regression on more than 64 MiB]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of tables.")
 def compare(**options: Any) -> None:
-    """Train a linear regression on DATASET with several ways of shuffling, and compare them.
+    """Train on DATASET with several ways of shuffling, and compare their speed and what they learn.
 
     If DATASET is omitted, 100,000 samples of 100 features, sorted by a key, are generated, and slow links and a slow
     store are emulated; otherwise the processors of one machine limit all ways. If --assignment and --delivery are
     omitted, the baselines of the papers are compared; --cache-fraction adds coded deliveries to them. With generated
-    samples, a server and a coded delivery with half of the samples on each worker are compared, too. The report is
-    written to --output.
+    samples, a server and a coded delivery with half of the samples on each worker are compared, too. Each way is then
+    tested in pairs of runs: is it worse than reshuffling everything by more than --margin? The report is written to
+    --output.
     """
     importlib.import_module("dshuffle.cli.compare").compare(**options)

@@ -1,0 +1,154 @@
+"""The training and the paired test of ``dshuffle compare``."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+import psutil
+
+from dshuffle.cli.option_names import first_option
+from dshuffle.compare import Way
+from dshuffle.compare.pairs import HELD_OUT, REGRESSION_METRIC, check_pairs, regression_in_pairs, ways_of_a_part
+from dshuffle.noninferiority import Margin, PairedRuns, PairedTest
+from dshuffle.pipeline import Training
+from dshuffle.pipeline.training import FITS, named
+from dshuffle.report import Comparison
+from dshuffle.store import Dataset
+from dshuffle.units import human_bytes
+
+PAIRS = 20
+"""Largest number of pairs, unless another one is asked for."""
+
+MOST_NBYTES = 64 << 20
+"""Largest dataset of which the linear regression runs in pairs without being asked: it takes some ten seconds."""
+
+MEMORY_FRACTION = 0.5
+"""Fraction of the available memory that a dataset may take in this process."""
+
+
+def training_of(
+    train: str, data: Dataset, *, epochs: int, step: float | None, seed: int, features: str, target: str
+) -> tuple[Training, Dataset]:
+    """Find the function of ``--train``, and give it those options that it has parameters for.
+
+    Returns
+    -------
+    tuple
+        The training, and what to train on: all of the dataset, or without the tenth that a parameter ``test`` gets.
+
+    Raises
+    ------
+    click.UsageError
+        If an option on the command line is not one of its parameters.
+    InvalidParameter
+        If there is no such function, or it needs other options.
+    """
+    sys.path.insert(0, os.getcwd())  # as Python does for a module
+    function = named(FITS.get(train, train))
+    parameters = inspect.signature(function).parameters if callable(function) else {}
+    options: dict[str, Any] = {"features": features, "target": target, "seed": seed}
+    options |= {} if step is None else {"step": step}
+    ignored = [name for name in ("step", "features", "target") if name not in parameters]
+    if option := first_option(click.get_current_context(), ignored):
+        raise click.UsageError(f"{option} is not a parameter of --train {train}: omit it.")
+    if "test" in parameters:
+        data, options["test"] = data.split(1 - HELD_OUT)
+    options = {name: value for name, value in options.items() if name in parameters}
+    return Training(function, epochs, **options), data
+
+
+def paired_test_of(
+    train: str | None, metric: str | None, margin: str, pairs: int | None, higher: bool
+) -> PairedTest | None:
+    """The test of the options; None for ``--pairs 0``.
+
+    Raises
+    ------
+    click.UsageError
+        If the metric does not belong to the training.
+    InvalidParameter
+        If the margin or the number of pairs is not allowed.
+    """
+    if train is None and (metric or higher):
+        option = "--metric" if metric else "--higher-is-better"
+        raise click.UsageError(f"{option} needs --train: the linear regression is tested by its {REGRESSION_METRIC}.")
+    if train is not None and metric is None and pairs != 0:
+        raise click.UsageError("--train needs --metric NAME, one of the metrics that it returns, or --pairs 0.")
+    Margin.of(margin)
+    if pairs == 0:
+        return None
+    return PairedTest(metric or REGRESSION_METRIC, margin, PAIRS if pairs is None else pairs, higher)
+
+
+def runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, epochs: int, *, explicit: bool) -> bool:
+    """Whether the linear regression runs in pairs, in this process. ``explicit``: the command line has ``--pairs``.
+
+    Raises
+    ------
+    click.UsageError
+        With ``explicit``, if no way reshuffles everything, or the dataset does not fit into memory.
+    InvalidParameter
+        With ``explicit``, if there is one worker.
+    """
+    comparable = _has_both_kinds(data, ways, n_workers)
+    nbytes = data.n_samples * data.row_nbytes
+    if not explicit:
+        if not comparable or n_workers < 2:
+            return False
+        if nbytes > MOST_NBYTES:
+            hint = f"--pairs {PAIRS} reads it into the memory of this process"
+            click.echo(f"No pairs of runs: the dataset has more than {human_bytes(MOST_NBYTES)}. {hint}.", err=True)
+        return nbytes <= MOST_NBYTES
+    check_pairs(n_workers, epochs)
+    if not comparable:
+        raise click.UsageError("--pairs needs a way that reshuffles everything, such as global, and another one.")
+    if nbytes > (most := int(MEMORY_FRACTION * psutil.virtual_memory().available)):
+        raise click.UsageError(
+            f"--pairs reads the dataset into the memory of this process: {human_bytes(nbytes)} are more than half of "
+            f"what is available ({human_bytes(most)}). Choose a part of the dataset, or --train."
+        )
+    return True
+
+
+def _has_both_kinds(data: Dataset, ways: Sequence[Way], n_workers: int) -> bool:
+    """Whether a part of the dataset can be shuffled by a way that reshuffles everything, and by one that does not."""
+    if data.n_samples * HELD_OUT < 1:
+        return False
+    part, _ = data.split(1 - HELD_OUT)
+    return {way.choices.assignment.redraws_all for way in ways_of_a_part(part, ways, n_workers)} == {True, False}
+
+
+def regression_pairs(
+    test: PairedTest,
+    training: Training,
+    data: Dataset,
+    ways: Sequence[Way],
+    n_workers: int,
+    say: Callable[[str], None],
+) -> dict[str, PairedRuns]:
+    """Run the linear regression in pairs, in this process, and return the pairs of each tested way by its label."""
+    return regression_in_pairs(
+        data,
+        ways,
+        n_workers=n_workers,
+        epochs=training.epochs,
+        margin=test.margin,
+        pairs=test.pairs,
+        say=say,
+        **training.options,
+    )
+
+
+def with_pairs(comparison: Comparison, ways: Sequence[Way], pairs: Mapping[str, PairedRuns]) -> Comparison:
+    """Add pairs of runs to a comparison. Its results are in the order of the ways; "auto" has another label there."""
+    results = [
+        dataclasses.replace(result, pairs=pairs.get(way.label))
+        for way, result in zip(ways, comparison.ways, strict=True)
+    ]
+    return dataclasses.replace(comparison, ways=tuple(results))

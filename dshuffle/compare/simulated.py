@@ -1,0 +1,148 @@
+"""Sessions without a cluster: the partitions of all ranks in this process, as a real session has them.
+
+Who trains on what in which order is a function of the choices, the epoch and the rank, so nothing has to move.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dshuffle.planning import Choices, ShuffleSpec
+from dshuffle.planning.mixing import Orders, orders_of_first_epochs
+from dshuffle.rows import ByteMatrix, RowLayout
+from dshuffle.runtime import Partition, PerRank
+from dshuffle.runtime.dataset_inputs import resolved, with_data
+from dshuffle.store import Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedCluster:
+    """A dataset in the memory of this process, on which sessions of any way of shuffling can be simulated.
+
+    Parameters
+    ----------
+    dataset
+        The dataset.
+    rows
+        All of its rows, packed.
+    n_workers
+        Number of workers of a session.
+
+    Examples
+    --------
+    >>> from dshuffle import create_dataset
+    >>> from dshuffle.synthetic import keyed_regression
+    >>> from dshuffle.training import fit_linear_regression
+    >>> dataset = create_dataset("memory://doc-simulated", keyed_regression(200, n_dense=4), overwrite=True)
+    >>> session = SimulatedCluster.of(dataset, n_workers=2).session(Choices("partial:0.5"))
+    >>> len(fit_linear_regression(session, epochs=3, step=0.1).points)
+    3
+    """
+
+    dataset: Dataset
+    rows: ByteMatrix
+    n_workers: int
+
+    @classmethod
+    def of(cls, dataset: Dataset, n_workers: int) -> SimulatedCluster:
+        """Read all rows of a dataset."""
+        rows, ids = dataset.layout.empty(dataset.n_samples), np.arange(dataset.n_samples)
+        dataset.read_into(rows, ids, ids)
+        rows.flags.writeable = False
+        return cls(dataset, rows, n_workers)
+
+    def session(self, choices: Choices) -> SimulatedShuffler:
+        """Return a session of a way of shuffling. Its delivery and its caching make no difference.
+
+        Raises
+        ------
+        InvalidParameter
+            If the dataset cannot be shuffled in this way.
+        """
+        simple = dataclasses.replace(choices, delivery="storage", cache_fraction=None)
+        spec = ShuffleSpec(self.dataset.n_samples, self.n_workers, resolved(self.dataset, simple))
+        return SimulatedShuffler(self.dataset.layout, self.rows, with_data(spec, self.dataset))
+
+
+class SimulatedShuffler:
+    """What trainers need of a :class:`~dshuffle.Shuffler` if all they use of an epoch is ``map``.
+
+    These are the trainers that average once an epoch: :func:`fit_linear_regression` and :func:`fit_parallel_sgd`.
+
+    Parameters
+    ----------
+    layout, rows
+        The rows of the dataset, in its order.
+    spec
+        The job and the way of shuffling.
+    """
+
+    def __init__(self, layout: RowLayout, rows: ByteMatrix, spec: ShuffleSpec) -> None:
+        self._layout = layout
+        self._rows = rows
+        self._spec = spec
+
+    def epochs(self, count: int) -> Iterator[SimulatedEpoch]:
+        """Yield the first epochs of the session."""
+        for number, orders in enumerate(orders_of_first_epochs(self._spec, count)):
+            yield SimulatedEpoch(number, self._layout, self._rows, orders)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedEpoch:
+    """An epoch whose tasks run in this process, one after the other.
+
+    Parameters
+    ----------
+    number
+        Number of the epoch, from 0.
+    layout, rows
+        The rows of the dataset, in its order.
+    orders
+        The samples of every rank, in training order.
+    """
+
+    number: int
+    layout: RowLayout
+    rows: ByteMatrix
+    orders: Orders
+
+    def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Done]:
+        """Run ``fn`` for each rank with its partition; see :meth:`dshuffle.Epoch.map`."""
+        sizes = [len(order) for order in self.orders]
+        results = []
+        for rank, order in enumerate(self.orders):
+            partition = Partition(
+                self.layout, self.rows, order, order, rank=rank, epoch=self.number, shares=(min(sizes), max(sizes))
+            )
+            own_args = [PerRank.of(value, rank) for value in args]
+            own_kwargs = {name: PerRank.of(value, rank) for name, value in kwargs.items()}
+            results.append(Done(fn(partition, *own_args, **own_kwargs)))
+            partition.close()
+        return results
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The result of a task that has ended, in place of a future."""
+
+    value: Any
+
+    def result(self) -> Any:
+        """Return the result."""
+        return self.value
+
+    @property
+    def client(self) -> type[Done]:
+        """What gathers results."""
+        return Done
+
+    @staticmethod
+    def gather(results: Sequence[Done]) -> list[Any]:
+        """Return the results of several tasks."""
+        return [done.value for done in results]

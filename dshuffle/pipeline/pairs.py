@@ -1,0 +1,123 @@
+"""Pairs of runs of a pipeline: each of its ways against one that reshuffles everything, on its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from distributed import Client
+
+from dshuffle.compare import Way, count_training_workers
+from dshuffle.compare.pairs import check_pairs, reference_of, run_in_pairs, seeded
+from dshuffle.errors import InvalidParameter
+from dshuffle.noninferiority import PairedRuns, PairedTest
+from dshuffle.pipeline.training import Training
+from dshuffle.records import EpochRecord
+from dshuffle.redaction import short_repr
+from dshuffle.runtime import Shuffler
+from dshuffle.runtime.session_options import SessionOptions
+from dshuffle.store import Dataset
+from dshuffle.training import History
+
+
+def check_test(test: PairedTest, training: Training, ways: Sequence[Way], n_workers: int | None) -> None:
+    """Check what can be checked before anything runs.
+
+    Raises
+    ------
+    InvalidParameter
+        If there is no reference, nothing to compare it with, one worker, or one epoch.
+    """
+    check_pairs(2 if n_workers is None else n_workers, training.epochs)
+    reference_of(ways)
+    if all(way.choices.assignment.redraws_all for way in ways):
+        labels = [way.label for way in ways]
+        raise InvalidParameter.of("shuffle", labels, f"ways to compare {test.metric} of, such as 'local', beside one")
+
+
+def metric_of(value: object, name: str) -> float:
+    """Return a metric of what a training has returned.
+
+    Parameters
+    ----------
+    value
+        A :class:`~dshuffle.training.History`, whose last point counts, or a mapping from names to numbers.
+    name
+        ``"error"`` or a validation metric of the history, or a name in the mapping.
+
+    Raises
+    ------
+    InvalidParameter
+        If there is no such metric, or it is not a finite number.
+
+    Examples
+    --------
+    >>> metric_of({"val_loss": np.float32(0.5)}, "val_loss")
+    0.5
+    >>> metric_of({"val_loss": 0.5}, "accuracy")
+    Traceback (most recent call last):
+    dshuffle.errors.InvalidParameter: metric='accuracy' is not allowed; it must be one of val_loss, which the training \
+returned
+    """
+    if isinstance(value, History) and value.points:
+        last = value.points[-1]
+        metrics: Mapping[str, Any] = {"error": last.error, **last.validation}
+    elif isinstance(value, Mapping):
+        metrics = value
+    else:
+        hint = "It must return a History, or a mapping from the name of each metric to one number."
+        raise InvalidParameter.because("metric", f"the training returned {short_repr(value)}", hint)
+    if name not in metrics:
+        names = ", ".join(sorted(map(str, metrics))) or "none"
+        raise InvalidParameter.of("metric", name, f"one of {names}, which the training returned")
+    try:
+        number = float(metrics[name])
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidParameter.because("metric", f"{name} is {short_repr(metrics[name])}, and not a number") from None
+    if not np.isfinite(number):
+        hint = "Training diverged: take a smaller step."
+        raise InvalidParameter.because("metric", f"{name} is {number} after the last epoch", hint)
+    return number
+
+
+def pairs_of(
+    client: Client,
+    dataset: Dataset,
+    test: PairedTest,
+    training: Training,
+    options: SessionOptions,
+    timed: Sequence[tuple[Way, Sequence[EpochRecord]]],
+    say: Callable[[str], None],
+) -> dict[str, PairedRuns]:
+    """Train in pairs, and return the pairs of each tested way by its label.
+
+    Parameters
+    ----------
+    client, dataset
+        Where to train, and on what.
+    test, training, options
+        The test, the training and the options of a session.
+    timed
+        The ways and their records. The reference is the fastest way that reshuffles everything.
+    say
+        Called with what runs.
+
+    Raises
+    ------
+    InvalidParameter
+        If there is only one worker, or a run has no finite metric.
+    """
+    check_pairs(count_training_workers(client), training.epochs)
+
+    def run(way: Way, seed: int, shuffle_seed: int) -> float:
+        keywords = {**seeded(way, shuffle_seed).keywords(), **options.keywords()}
+        with Shuffler(client, way.dataset(dataset), **keywords) as shuffler:
+            value = training.with_seed(seed).run(shuffler, lambda _: say(f"“{way.label}” in pairs"))
+        return metric_of(value, test.metric)
+
+    def seconds(entry: tuple[Way, Sequence[EpochRecord]]) -> float:
+        return float(np.median([record.exchange_seconds for record in entry[1][1:]]))
+
+    reference = reference_of([way for way, _ in sorted(timed, key=seconds)])
+    return run_in_pairs(test, reference, [way for way, _ in timed], run, say)

@@ -1,0 +1,71 @@
+"""A simulated session gives what a session on a cluster gives, to the last bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.linear_model import SGDClassifier
+
+import dshuffle
+from dshuffle.compare import local_cluster
+from dshuffle.compare.simulated import SimulatedCluster
+from dshuffle.planning import Choices
+from dshuffle.runtime import PerRank
+from dshuffle.store import write_sharding
+from dshuffle.synthetic import gaussian_blobs, keyed_regression
+from dshuffle.training import fit_linear_regression, fit_parallel_sgd
+
+WAYS = [
+    Choices("local", sharding="contiguous", seed=3),
+    Choices("local", seed=3),
+    Choices("partial:0.3", sharding="contiguous", seed=3),
+    Choices("chunks", "storage", seed=3),
+    Choices("global", seed=3),
+    Choices("global", "clique", cache_fraction=0.75, seed=3),
+    Choices("local", sharding="stratified:label", seed=3),
+    Choices("partial:0.3", sharding="mine", seed=3),
+]
+
+
+@pytest.fixture(scope="module")
+def client():
+    with local_cluster(3, processes=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory):
+    arrays = {name: array.compute() for name, array in keyed_regression(600, n_dense=4, noise=0.1).items()}
+    arrays["label"] = np.arange(600) % 7
+    url = tmp_path_factory.mktemp("simulated") / "d.zarr"
+    dataset = dshuffle.create_dataset(url, arrays, chunk_rows=50)
+    write_sharding(dataset, "mine", np.arange(600) // 200)
+    return dataset
+
+
+@pytest.mark.parametrize("choices", WAYS, ids=lambda choices: f"{choices.label}, {choices.sharding}")
+def test_linear_regression(client, regression, choices):
+    simulated = fit_linear_regression(SimulatedCluster.of(regression, 3).session(choices), epochs=4, step=0.1)
+    with dshuffle.Shuffler(client, regression, **choices.keywords()) as shuffler:
+        real = fit_linear_regression(shuffler, epochs=4, step=0.1)
+    np.testing.assert_array_equal(simulated.model, real.model)
+    # Residuals are summed in another order of the slots.
+    errors, expected = ([point.error for point in fit.points] for fit in (simulated, real))
+    assert errors == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_part_of_a_dataset_and_an_estimator(client, tmp_path):
+    arrays = gaussian_blobs(400, n_features=5, n_classes=3)
+    train, _ = dshuffle.create_dataset(tmp_path / "d.zarr", arrays, chunk_rows=40).split(0.9)
+    estimator, choices = SGDClassifier(random_state=0), Choices("partial:0.5", seed=1)
+    simulated = fit_parallel_sgd(SimulatedCluster.of(train, 3).session(choices), estimator, epochs=3)
+    with dshuffle.Shuffler(client, train, **choices.keywords()) as shuffler:
+        real = fit_parallel_sgd(shuffler, estimator, epochs=3)
+    np.testing.assert_array_equal(simulated.model.coef_, real.model.coef_)
+
+
+def test_each_rank_gets_its_own_argument(regression):
+    session = SimulatedCluster.of(regression, 3).session(Choices())
+    [epoch] = session.epochs(1)
+    futures = epoch.map(lambda partition, letter: (partition.rank, letter, len(partition)), PerRank(["a", "b", "c"]))
+    assert [future.result() for future in futures] == [(0, "a", 200), (1, "b", 200), (2, "c", 200)]

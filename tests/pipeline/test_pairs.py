@@ -1,0 +1,172 @@
+"""Pairs of runs with functions of the user: NumPy, scikit-learn and PyTorch, and those that cannot be compared."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import dshuffle
+from dshuffle import Choices, InvalidParameter, Pipeline, Training
+from dshuffle.compare import Margin, Outcome, PairedTest
+from dshuffle.pipeline import LocalWorkers, each_epoch
+
+pytestmark = pytest.mark.timeout(300)
+HERE = LocalWorkers(2, processes=False)
+WAYS = ("global", Choices("local", sharding="contiguous"))
+SCRIPT = Path(__file__).parents[2] / "pipelines" / "own_training.py"
+
+
+@pytest.fixture(scope="module")
+def examples():
+    spec = importlib.util.spec_from_file_location("own_training", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["own_training"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["own_training"]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Digits sorted by class, so that a worker with a contiguous shard has half of the classes."""
+    pixels, digit = load_digits(return_X_y=True)
+    order = np.argsort(digit, kind="stable")
+    arrays = {"x": (pixels[order] / 16).astype(np.float32), "y": digit[order].astype(np.int64)}
+    dataset = dshuffle.create_dataset(tmp_path_factory.mktemp("pairs") / "digits.zarr", arrays, chunk_rows=100)
+    return dataset.split(0.8)
+
+
+def compared(digits, fit, test, *, cluster=HERE, epochs=2, ways=WAYS, **options):
+    train, held_out = digits
+    training = Training(fit, epochs=epochs, test=held_out, **options)
+    return Pipeline(train, training, ways, cluster, test=test).run(progress=False)
+
+
+def test_a_function_in_numpy(digits, examples):
+    result = compared(digits, examples.with_numpy, PairedTest("error_rate", margin=0.1, pairs=5))
+    reference, local = result.ways
+    assert reference.pairs is None
+    runs = local.pairs
+    assert runs.outcome is Outcome.NOT_WORSE
+    assert runs.mean > 0, "the average of models that each learned half of the classes"
+    assert runs.n_pairs == 5
+    assert runs.not_deterministic_by == 0
+    assert len({*runs.reference}) > 1, "each pair has seeds of its own"
+    # A pair is what two runs with its seeds give.
+    with HERE.open() as client:
+        for way, values in zip(WAYS, (runs.reference, runs.way), strict=True):
+            choices = Choices(way) if isinstance(way, str) else way
+            with dshuffle.Shuffler(client, digits[0], **(choices.keywords() | {"seed": 3})) as shuffler:
+                metrics = examples.with_numpy(shuffler, epochs=2, seed=3, test=digits[1])
+            assert metrics["error_rate"] == values[3]
+
+
+def test_a_trainer_with_an_estimator_and_a_report(digits, examples, tmp_path):
+    train, held_out = digits
+    test = PairedTest("accuracy", margin=0.5, pairs=5, higher_is_better=True)
+    training = Training(examples.with_sklearn, epochs=2, test=held_out, seed=0)
+    pipeline = Pipeline(train, training, WAYS, HERE, report=tmp_path, test=test)
+    result = pipeline.run(progress=False)
+    assert result.ways[1].pairs.test == test
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    pairs = summary["ways"][1]["pairs"]
+    assert (pairs["metric"], pairs["higher_is_better"], len(pairs["way"])) == ("accuracy", True, 5)
+    assert summary["ways"][0]["pairs"] is None
+    assert pairs["text"] in summary["verdict"]
+    assert summary["ways"][0]["history"][-1]["validation"]["accuracy"] == pairs["reference"][0]
+    page = (tmp_path / "report.html").read_text()
+    assert "accuracy in pairs of runs" in page
+    assert "accuracy_of_majority" in page
+
+
+@pytest.mark.slow
+def test_a_module_in_pytorch(digits, examples, torch):
+    test = PairedTest("accuracy", margin=0.1, pairs=5, higher_is_better=True)
+    result = compared(digits, examples.with_torch, test, cluster=LocalWorkers(2), seed=0)
+    runs = result.ways[1].pairs
+    assert runs.outcome is Outcome.NOT_WORSE, "gradients are averaged in every step"
+    assert min(runs.way + runs.reference) > 0.8
+    # The first pair has the seeds of the runs that were timed.
+    assert runs.reference[0] == result.ways[0].history.points[-1].validation["accuracy"]
+
+
+def scores(shuffler, *, epochs, test=None, seed=0, value=0.5, noise=0.0, bad_seed=-1, calls=[]):  # noqa: B006
+    """Metrics that do not depend on the samples, and some that are not."""
+    for epoch in shuffler.epochs(epochs):
+        shuffler.client.gather(epoch.map(len))
+    calls.append(seed)
+    loss = math.nan if seed == bad_seed else value + noise * len(calls)
+    return {"loss": loss, "text": "good", "losses": [1.0, 2.0]}
+
+
+def nothing(shuffler, *, epochs):
+    for epoch in shuffler.epochs(epochs):
+        shuffler.client.gather(epoch.map(len))
+
+
+@pytest.mark.parametrize(
+    ("fit", "options", "metric", "message"),
+    [
+        (scores, {}, "val_loss", "metric='val_loss' is not allowed; it must be one of loss, losses, text, which the"),
+        (scores, {}, "text", "metric is not allowed: text is 'good', and not a number"),
+        (scores, {}, "losses", r"metric is not allowed: losses is \[1.0, 2.0\], and not a number"),
+        (scores, {"bad_seed": 0}, "loss", "metric is not allowed: loss is nan after the last epoch. Training diverged"),
+        (nothing, {}, "loss", "metric is not allowed: the training returned None. It must return a History, or a map"),
+        (each_epoch, {"fn": len}, "loss", r"metric is not allowed: the training returned \[\["),
+    ],
+)
+def test_metrics_that_are_none_are_refused_after_the_first_way(digits, fit, options, metric, message):
+    pipeline = Pipeline(digits[0], Training(fit, epochs=2, **options), WAYS, HERE, test=PairedTest(metric))
+    with pytest.raises(InvalidParameter, match=message):
+        pipeline.run(progress=False)
+
+
+def test_a_run_of_a_pair_that_diverges(digits):
+    pipeline = Pipeline(digits[0], Training(scores, epochs=2, bad_seed=2), WAYS, HERE, test=PairedTest("loss"))
+    with pytest.raises(InvalidParameter, match="loss is nan after the last epoch"):
+        pipeline.run(progress=False)
+
+
+def test_training_that_is_not_deterministic(digits):
+    """Each run of the function gives another value: two equal runs differ by more than the margin."""
+    training = Training(scores, epochs=2, noise=0.1, calls=[])
+    result = Pipeline(digits[0], training, WAYS, HERE, test=PairedTest("loss", margin=0.15)).run(progress=False)
+    runs = result.ways[1].pairs
+    assert runs.not_deterministic_by == pytest.approx(0.2), "the null pair ran in between"
+    assert runs.null_difference == pytest.approx(0.1 + 0.2)
+    assert runs.outcome is Outcome.CANNOT_TELL
+    assert runs.n_pairs == 0
+
+
+@pytest.mark.parametrize(
+    ("ways", "epochs", "workers", "message"),
+    [
+        (WAYS, 1, 2, "test: epochs=1 is not allowed; it must be an integer >= 2. The first epoch is only loaded"),
+        (WAYS, 2, 1, "test: workers=1 is not allowed; it must be an integer >= 2. One worker trains on all samples"),
+        (("local", "partial:0.5"), 2, 2, "test: ways=.* of which one reshuffles everything, such as 'global'"),
+        (("global", Choices("global", "storage")), 2, 2, "test: shuffle=.* such as 'local', beside one"),
+    ],
+)
+def test_what_cannot_be_tested_is_said_before_anything_runs(digits, ways, epochs, workers, message):
+    cluster = LocalWorkers(workers, processes=False)
+    pipeline = Pipeline(digits[0], Training(scores, epochs=epochs), ways, cluster, test=PairedTest("loss"))
+    with pytest.raises(InvalidParameter, match=message):
+        pipeline.check()
+
+
+def test_a_test_is_a_part_of_the_description():
+    with pytest.raises(InvalidParameter, match="test='loss' is not allowed; it must be None or a PairedTest"):
+        Pipeline("memory://a", Training("linear_regression", step=0.1), test="loss")
+    test = PairedTest("accuracy", margin="0.7%", pairs=7, higher_is_better=True)
+    pipeline = Pipeline("memory://a", Training("linear_regression", step=0.1), WAYS, test=test)
+    assert "test=PairedTest(metric='accuracy'" in repr(pipeline)
+    again = Pipeline.from_dict(json.loads(json.dumps(pipeline.to_dict())))
+    assert again == pipeline
+    assert again.test.margin == Margin.of("0.7%")
