@@ -88,8 +88,8 @@ def _epoch_time(measured: Mapping[str, Figures], recommended: Collection[str]) -
     chart.x_range.end = 1.25 * max(seconds, default=0.0) or 1.0  # room for the numbers
     return Chart(
         "Time per epoch",
-        "Median wall time of an epoch, the fastest first. training: tasks of the busiest worker. waiting for data: time "
-        "until the next samples arrived. other: round trips, task starts, and processor time spent on the exchange. "
+        "Median wall time of an epoch, the fastest first. training: tasks of the busiest worker. waiting for data: "
+        "time until the next samples arrived. other: round trips, task starts, and processor time spent on the exchange. "
         "The difference from the bars of local ways is the cost of the exchange.",
         key,
         chart,
