@@ -13,7 +13,9 @@ distribution of the looks is not known if the variance is not.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from enum import Enum
 from typing import Any
 
@@ -29,6 +31,13 @@ ERROR_RATE = 0.05
 
 FEWEST_PAIRS = 5
 """Least number of pairs. The variance of fewer differences is hardly known."""
+
+
+HIGHER_METRICS = ("accuracy", "auc", "f1", "r2", "score", "precision", "recall")
+"""Parts of the names of metrics of which higher values are usually better."""
+
+SAME = 1e-6
+"""Differences between two values, as a fraction of the largest value, that are rounding and not a step of the metric."""
 
 
 class PairedOutcome(Enum):
@@ -112,14 +121,16 @@ class PairedTest:
     pairs
         Largest number of pairs.
     higher_is_better
-        Whether higher values of the metric are better, as for an accuracy.
+        Whether higher values of the metric are better, as for an accuracy. None stands for False, but is refused for a
+        name that contains one of :data:`HIGHER_METRICS`.
     rounding
-        Differences of the metric up to this one are rounding. The margin is at least as large.
+        Differences of the metric up to this one are rounding. The margin is at least as large. A metric with a rounding
+        is continuous: it has no steps.
 
     Raises
     ------
     InvalidParameter
-        If the margin is not above 0, or there are too few pairs.
+        If the margin is not above 0, there are too few pairs, or the direction of the metric is in doubt.
 
     Examples
     --------
@@ -131,12 +142,22 @@ class PairedTest:
     metric: str
     margin: Margin | float | str = "1%"
     pairs: int = 20
-    higher_is_better: bool = False
+    higher_is_better: bool | None = None
     rounding: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "margin", Margin.of(self.margin))
         as_integer("pairs", self.pairs, FEWEST_PAIRS, "The variance of fewer differences is hardly known.")
+        if self.higher_is_better is None:
+            if any(part in self.metric.lower() for part in HIGHER_METRICS):
+                hint = "Add --higher-is-better or --lower-is-better; in Python, higher_is_better=True or False."
+                raise InvalidParameter.of("metric", self.metric, "given with the direction that is better", hint)
+            object.__setattr__(self, "higher_is_better", False)
+
+    @property
+    def direction(self) -> str:
+        """Which values of the metric are better, in words."""
+        return "higher is better" if self.higher_is_better else "lower is better"
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -152,6 +173,8 @@ class PairedTest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedRuns:
     """Pairs of runs so far, and what they show.
+
+    Metrics that are not finite are those of runs that diverged.
 
     Parameters
     ----------
@@ -176,7 +199,7 @@ class PairedRuns:
     ...     repeated=1.0,
     ... )
     >>> print(runs)
-    not worse than 0.1 at 95 % (5 pairs; worst case +0.018)
+    not worse than 0.1: on average at most 0.0197 worse (95 % confidence, 5 pairs; lower is better)
     """
 
     test: PairedTest
@@ -186,15 +209,8 @@ class PairedRuns:
     repeated: float
 
     def __post_init__(self) -> None:
-        values = [*self.reference, *self.way, self.null, self.repeated]
-        if not np.isfinite(values).all():
-            hint = "Take a smaller step if training diverged."
-            raise InvalidParameter.of("metric", self.test.metric, f"finite in every run (it was {values})", hint)
         if len(self.way) > len(self.reference) or not self.reference:
             raise InvalidParameter.of("len(reference)", len(self.reference), f"at least {max(1, len(self.way))}")
-        if self.limit == 0:
-            hint = "Give a margin in the unit of the metric."
-            raise InvalidParameter.of("margin", str(self._margin), f"a number: {self.test.metric} is 0", hint)
 
     @property
     def n_pairs(self) -> int:
@@ -202,25 +218,59 @@ class PairedRuns:
         return len(self.way)
 
     @property
+    def n_diverged(self) -> int:
+        """Number of runs with the way that diverged."""
+        return int(np.sum(~np.isfinite(self.way)))
+
+    @property
+    def reference_diverged(self) -> bool:
+        """Whether a run with the reference diverged."""
+        return not np.isfinite([*self.reference[: max(1, self.n_pairs)], self.null, self.repeated]).all()
+
+    @property
     def differences(self) -> NDArray[np.float64]:
-        """``(n_pairs,)`` differences between the way and the reference. Positive ones mean that the way is worse."""
+        """``(n,)`` differences between the way and the reference, of the pairs in which neither run diverged.
+
+        Positive ones mean that the way is worse.
+        """
         sign = -1.0 if self.test.higher_is_better else 1.0
-        return np.asarray(sign * np.subtract(self.way, self.reference[: self.n_pairs]), dtype=np.float64)
+        pairs = np.array([self.way, self.reference[: self.n_pairs]], dtype=np.float64)
+        way, reference = pairs[:, np.isfinite(pairs).all(axis=0)]
+        return np.asarray(sign * (way - reference), dtype=np.float64)
 
     @property
     def unit(self) -> float:
-        """What a difference is a fraction of: the mean of the reference for a relative margin, else 1."""
-        return abs(float(np.mean(self.reference))) if self._margin.relative else 1.0
+        """What a difference is a fraction of: for a relative margin the mean of the reference, unless it is 0; else 1."""
+        return (self._mean_of_reference or 1.0) if self._margin.relative else 1.0
 
     @property
     def limit(self) -> float:
         """The margin in the unit of the metric."""
-        return max(self._margin.size * self.unit, self.test.rounding)
+        return max(self._margin.size * (self._mean_of_reference if self._margin.relative else 1.0), self.test.rounding)
 
     @property
     def _margin(self) -> Margin:
         assert isinstance(self.test.margin, Margin)  # PairedTest has made it one
         return self.test.margin
+
+    @property
+    def _mean_of_reference(self) -> float:
+        """Absolute mean of the runs with the reference; 0 if all of them diverged."""
+        values = _finite(self.reference)
+        return abs(float(values.mean())) if len(values) else 0.0
+
+    @property
+    def has_no_scale(self) -> bool:
+        """Whether a relative margin means nothing: the mean of the reference is not above the scatter of its runs.
+
+        Fewer runs than those of the first look do not show their scatter. They only count if all of them are 0.
+        """
+        if not self._margin.relative or self.limit == self.test.rounding > 0:
+            return False
+        if self.n_pairs < FEWEST_PAIRS:
+            return not np.any([*self.reference, self.null, self.repeated])
+        values = _finite(self.reference)
+        return len(values) < 2 or self._mean_of_reference <= float(values.std(ddof=1))
 
     @property
     def not_deterministic_by(self) -> float:
@@ -229,16 +279,31 @@ class PairedRuns:
 
     @property
     def null_difference(self) -> float:
-        """Difference between two runs of the reference that differ in the seed of the shuffle, widened by noise.
+        """Difference between two runs of the reference that differ in the seed of the shuffle alone."""
+        return abs(self.null - self.reference[0])
 
-        The noise is :attr:`not_deterministic_by`.
+    @property
+    def is_too_noisy(self) -> bool:
+        """Whether runs of the reference alone differ by more than the margin."""
+        return max(self.null_difference, self.not_deterministic_by) > self.limit
+
+    @property
+    def step(self) -> float | None:
+        """Smallest difference between two values of the metric in all runs; None if there is none.
+
+        An accuracy on 100 samples has steps of 0.01. A metric with a rounding has no steps: 0.
         """
-        return abs(self.null - self.reference[0]) + self.not_deterministic_by
+        if self.test.rounding > 0:
+            return 0.0
+        values = np.unique(_finite([*self.reference, *self.way, self.null, self.repeated]))
+        gaps = np.diff(values)
+        gaps = gaps[gaps > SAME * np.abs(values).max(initial=0.0)]
+        return float(gaps.min()) if len(gaps) else None
 
     @property
     def mean(self) -> float:
-        """Mean difference of the pairs."""
-        return float(self.differences.mean())
+        """Mean difference of the pairs; NaN if there is none."""
+        return float(self.differences.mean()) if len(self.differences) else math.nan
 
     @property
     def worst(self) -> float:
@@ -252,46 +317,78 @@ class PairedRuns:
         return self.mean - half, self.mean + half
 
     def _half_width(self, rate: float) -> float:
-        """Half of the width of an interval whose bounds each fail with this rate, over all looks."""
+        """Half of the width of an interval whose bounds each fail with this rate, over all looks; NaN for one pair.
+
+        The differences of a metric with large steps may be equal by chance, so that their standard deviation is too
+        small. It counts as one step at least: simulations with half a step exceed the error rate.
+        """
+        differences = self.differences
+        if len(differences) < 2:
+            return math.nan
         look = max((look for look in self.test.looks if look <= self.n_pairs), default=self.n_pairs)
-        quantile = float(scipy.special.stdtrit(self.n_pairs - 1, 1 - rate * self.test.spent_at(look)))
-        return quantile * float(self.differences.std(ddof=1)) / math.sqrt(self.n_pairs)
+        quantile = float(scipy.special.stdtrit(len(differences) - 1, 1 - rate * self.test.spent_at(look)))
+        deviation = max(float(differences.std(ddof=1)), self.step or 0.0)
+        return quantile * deviation / math.sqrt(len(differences))
 
     @property
     def outcome(self) -> PairedOutcome | None:
         """The answer; None if there are too few pairs for one."""
-        if self.null_difference > self.limit:
+        if self.reference_diverged or self.has_no_scale:
             return PairedOutcome.CANNOT_TELL
         if self.n_pairs not in self.test.looks:
             return None
-        if self.worst < self.limit:
+        if self.n_diverged:
+            return PairedOutcome.WORSE
+        is_last = self.n_pairs == self.test.pairs
+        has_steps = self.step is not None  # equal values do not show how small a difference the metric can have
+        if self.worst < self.limit and not self.is_too_noisy and (has_steps or is_last):
             return PairedOutcome.NOT_WORSE
         least, _ = self.interval
         if least > self.limit:
             return PairedOutcome.WORSE
-        if self.n_pairs < self.test.pairs:
+        if not is_last and not self.is_too_noisy:
             return None
         return PairedOutcome.WORSE if least > 0 else PairedOutcome.CANNOT_TELL
 
     def __str__(self) -> str:
         """The answer, with the number of pairs and the margin."""
-        outcome = self.outcome
+        outcome, margin = self.outcome, self.shown(self.limit)
+        runs = f"{self.n_pairs} pairs; {self.test.direction}"
         if outcome is None:
             return f"not clear yet ({self.n_pairs} pairs)"
         if outcome is PairedOutcome.NOT_WORSE:
-            worst = self.shown(self.worst, sign=True)
-            return f"not worse than {self.shown(self.limit)} at 95 % ({self.n_pairs} pairs; worst case {worst})"
-        if outcome is PairedOutcome.WORSE:
-            return f"worse by {self.shown(self.mean)} {self.shown_interval} ({self.n_pairs} pairs)"
-        if self.null_difference > self.limit:
-            noise = self.not_deterministic_by
-            widened = f", of which two equal runs differ by {self.shown(noise)}" if noise else ""
+            bound = self._bound(self.worst, up=True, most="at most ", least="at least ")
+            return f"not worse than {margin}: on average {bound} (95 % confidence, {runs})"
+        least, most = self.interval
+        if outcome is PairedOutcome.CANNOT_TELL:
+            if reason := self._reason:
+                return f"cannot tell: {reason}"
+            bounds = f"{self._bound(least, up=False)} and {self._bound(most, up=True)}"
+            return f"cannot tell: between {bounds} (95 %, {runs}); the margin is {margin}"
+        if self.n_diverged:
+            return f"worse: it diverged in {self.n_diverged} of {self.n_pairs} runs, and reshuffling in none"
+        doubt = f", but perhaps by less than the margin of {margin}" if least <= self.limit else ""
+        return f"worse by {self.shown(self.mean)} {self.shown_interval}{doubt} (95 %, {runs})"
+
+    @property
+    def _reason(self) -> str:
+        """Why the runs of the reference alone do not allow an answer, and what to do; empty if they do."""
+        metric = self.test.metric
+        if self.reference_diverged:
+            return f"{metric} is not finite in a run that reshuffles everything: take a smaller step"
+        if self.has_no_scale:
             return (
-                f"cannot tell: two runs of the reference that differ in the seed of the shuffle alone differ by "
-                f"{self.shown(self.null_difference)}{widened}, more than the margin of {self.shown(self.limit)}"
+                f"{metric} is 0 with reshuffling, or scatters around it, and the margin is {self._margin} of it: "
+                "give a margin in the unit of the metric"
             )
-        seen = self.shown(self.worst - self.mean)
-        return f"cannot tell: differences below {seen} cannot be seen with {self.n_pairs} pairs"
+        if self.is_too_noisy:
+            noise = self.not_deterministic_by
+            equal_runs = f", and two equal runs by {self.shown(noise)}" if noise else ""
+            return (
+                f"two runs of the reference that differ in the seed of the shuffle alone differ by "
+                f"{self.shown(self.null_difference)}{equal_runs}; the margin is {self.shown(self.limit)}"
+            )
+        return ""
 
     def scaled(self, difference: float) -> float:
         """A difference like the margin: in percent of the reference, or in the unit of the metric."""
@@ -305,17 +402,24 @@ class PairedRuns:
     def shown(self, difference: float, *, sign: bool = False) -> str:
         """Format a difference like the margin."""
         plus = "+" if sign and difference >= 0 else ""
-        return f"{plus}{self.scaled(difference):.3g}{self.percent}"
+        return f"{plus}{self.scaled(difference) + 0.0:.3g}{self.percent}"  # 0.0 takes the sign from -0.0
 
     @property
     def shown_interval(self) -> str:
-        """Both bounds of the interval."""
+        """Both bounds of the interval, rounded outward."""
         least, most = map(self.scaled, self.interval)
-        return f"[{least:.3g}, {most:.3g}]{self.percent}"
+        return f"[{_rounded(least, up=False)}, {_rounded(most, up=True)}]{self.percent}"
+
+    def _bound(self, difference: float, *, up: bool, most: str = "", least: str = "") -> str:
+        """A bound in words, such as "0.5 % better", rounded up or down."""
+        scaled = self.scaled(difference)
+        if difference > 0:
+            return f"{most}{_rounded(scaled, up=up)}{self.percent} worse"
+        return f"{least}{_rounded(-scaled, up=not up)}{self.percent} better"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it."""
-        has_bounds = self.n_pairs > 1
+        has_bounds = len(self.differences) > 1
         return {
             "metric": self.test.metric,
             "margin": str(self.test.margin),
@@ -323,12 +427,32 @@ class PairedRuns:
             "most_pairs": self.test.pairs,
             "outcome": None if self.outcome is None else self.outcome.value,
             "text": str(self),
+            "diverged": self.n_diverged,
             "limit": self.limit,
-            "mean": self.mean if self.n_pairs else None,
+            "mean": _or_none(self.mean),
             "worst": self.worst if has_bounds else None,
             "interval": list(self.interval) if has_bounds else None,
-            "null_difference": self.null_difference,
-            "not_deterministic_by": self.not_deterministic_by,
-            "reference": list(self.reference[: max(1, self.n_pairs)]),
-            "way": list(self.way),
+            "null_difference": _or_none(self.null_difference),
+            "not_deterministic_by": _or_none(self.not_deterministic_by),
+            "reference": list(map(_or_none, self.reference[: max(1, self.n_pairs)])),
+            "way": list(map(_or_none, self.way)),
         }
+
+
+def _finite(values: Sequence[float]) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    return array[np.isfinite(array)]
+
+
+def _or_none(value: float) -> float | None:
+    """A number as JSON can hold it."""
+    return value if math.isfinite(value) else None
+
+
+def _rounded(value: float, *, up: bool) -> str:
+    """A bound with three digits, rounded up or down."""
+    if not math.isfinite(value):
+        return str(value)
+    exact = Decimal(f"{value:.9g}")  # without the rounding of binary numbers
+    unit = Decimal(1).scaleb(exact.adjusted() - 2)
+    return f"{float(exact.quantize(unit, ROUND_CEILING if up else ROUND_FLOOR)) + 0.0:.3g}"
