@@ -73,7 +73,7 @@ def compare(
     shuffled: str | None,
     train: str | None,
     metric: str | None,
-    higher_is_better: bool,
+    higher_is_better: bool | None,
     margin: str,
     pairs: int | None,
     as_json: bool,

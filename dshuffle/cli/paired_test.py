@@ -64,7 +64,7 @@ def training_of(
 
 
 def paired_test_of(
-    train: str | None, metric: str | None, margin: str, pairs: int | None, higher: bool
+    train: str | None, metric: str | None, margin: str, pairs: int | None, higher: bool | None
 ) -> PairedTest | None:
     """The test of the options; None for ``--pairs 0``.
 
@@ -73,10 +73,10 @@ def paired_test_of(
     click.UsageError
         If the metric does not belong to the training.
     InvalidParameter
-        If the margin or the number of pairs is not allowed.
+        If the margin or the number of pairs is not allowed, or the direction of the metric is in doubt.
     """
-    if train is None and (metric or higher):
-        option = "--metric" if metric else "--higher-is-better"
+    if train is None and (metric or higher is not None):
+        option = "--metric" if metric else "--higher-is-better" if higher else "--lower-is-better"
         raise click.UsageError(f"{option} needs --train: the linear regression is tested by its {REGRESSION_METRIC}.")
     if train is not None and metric is None and pairs != 0:
         raise click.UsageError("--train needs --metric NAME, one of the metrics that it returns, or --pairs 0.")

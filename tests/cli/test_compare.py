@@ -76,6 +76,7 @@ def test_bad_choices_are_one_line_and_exit_code_1(elsewhere, options, message):
         (("d.zarr", "--train", "linear_regression"), "--train needs --metric NAME"),
         (("--metric", "loss"), "--metric needs --train: the linear regression is tested by its rmse"),
         (("--higher-is-better",), "--higher-is-better needs --train"),
+        (("--lower-is-better",), "--lower-is-better needs --train"),
         (("--pairs", -1), "--pairs"),
     ],
 )
@@ -214,6 +215,19 @@ def test_large_datasets_are_not_read_into_this_process_unasked(elsewhere, url, m
     assert len(tested) == 2
     monkeypatch.setattr("dshuffle.cli.paired_test.MEMORY_FRACTION", 1e-9)
     assert "are more than half of what is available" in " ".join(run(url, "--pairs", 5).stderr.split())
+
+
+def test_the_direction_of_an_accuracy_is_not_guessed(elsewhere, url, monkeypatch):
+    tests = []
+    monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *_: tests.append(pipeline.test) or 1 / 0)
+    options = (url, "--train", "linear_regression", "--metric", "val_accuracy", "--step", 0.1)
+    result = run(*options)
+    assert result.exit_code == 1
+    assert "--metric='val_accuracy' is not allowed; it must be given with the direction" in result.stderr
+    assert "Add --higher-is-better or --lower-is-better" in result.stderr
+    run(*options, "--higher-is-better")
+    run(*options, "--lower-is-better")
+    assert [test.higher_is_better for test in tests] == [True, False]
 
 
 @pytest.mark.slow

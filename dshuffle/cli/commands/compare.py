@@ -97,7 +97,11 @@ from dshuffle.cli.options import RegistryOption
     "trainer.  [default: a linear regression]",
 )
 @click.option("--metric", metavar="NAME", help="Metric of --train that the ways are compared by.")
-@click.option("--higher-is-better", is_flag=True, help="Higher values of the metric are better.")
+@click.option(
+    "--higher-is-better/--lower-is-better",
+    default=None,
+    help="Which values of the metric are better.  [default: lower; needed for an accuracy and the like]",
+)
 @click.option(
     "--margin",
     default="1%",
