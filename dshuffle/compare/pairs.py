@@ -49,7 +49,8 @@ def check_pairs(n_workers: int, epochs: int) -> None:
 def trained_on(way: Way) -> tuple[object, ...]:
     """What decides who trains on which sample. Ways that differ in nothing else learn the same."""
     choices = way.choices
-    return str(choices.assignment), str(choices.sharding), choices.balance, way.copy is None
+    caches = (choices.caching, choices.cache_fraction) if choices.assignment.needs_holders else ()
+    return str(choices.assignment), str(choices.sharding), choices.balance, way.copy is None, *caches
 
 
 def run_in_pairs(

@@ -57,14 +57,18 @@ class SimulatedCluster:
         return cls(dataset, rows, n_workers)
 
     def session(self, choices: Choices) -> SimulatedShuffler:
-        """Return a session of a way of shuffling. Its delivery and its caching make no difference.
+        """Return a session of a way of shuffling.
+
+        Its delivery makes no difference. Its caching only makes one if the assignment depends on who holds what.
 
         Raises
         ------
         InvalidParameter
             If the dataset cannot be shuffled in this way.
         """
-        simple = dataclasses.replace(choices, delivery="storage", cache_fraction=None)
+        simple = dataclasses.replace(choices, delivery="storage")
+        if not choices.assignment.needs_holders:
+            simple = dataclasses.replace(simple, cache_fraction=None)
         spec = ShuffleSpec(self.dataset.n_samples, self.n_workers, resolved(self.dataset, simple))
         return SimulatedShuffler(self.dataset.layout, self.rows, with_data(spec, self.dataset))
 

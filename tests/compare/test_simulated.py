@@ -7,7 +7,8 @@ import pytest
 from sklearn.linear_model import SGDClassifier
 
 import dshuffle
-from dshuffle.compare import local_cluster
+from dshuffle.compare import Way, local_cluster
+from dshuffle.compare.pairs import trained_on
 from dshuffle.compare.simulated import SimulatedCluster
 from dshuffle.planning import Choices
 from dshuffle.runtime import PerRank
@@ -24,6 +25,9 @@ WAYS = [
     Choices("global", "clique", cache_fraction=0.75, seed=3),
     Choices("local", sharding="stratified:label", seed=3),
     Choices("partial:0.3", sharding="mine", seed=3),
+    Choices("aligned", caching="even", cache_fraction=0.5, seed=3),
+    Choices("aligned", caching="even", cache_fraction=0.75, seed=3),
+    Choices("aligned", caching="uniform", cache_fraction=0.5, seed=3),
 ]
 
 
@@ -43,7 +47,7 @@ def regression(tmp_path_factory):
     return dataset
 
 
-@pytest.mark.parametrize("choices", WAYS, ids=lambda choices: f"{choices.label}, {choices.sharding}")
+@pytest.mark.parametrize("choices", WAYS, ids=repr)
 def test_linear_regression(client, regression, choices):
     simulated = fit_linear_regression(SimulatedCluster.of(regression, 3).session(choices), epochs=4, step=0.1)
     with dshuffle.Shuffler(client, regression, **choices.keywords()) as shuffler:
@@ -52,6 +56,18 @@ def test_linear_regression(client, regression, choices):
     # Residuals are summed in another order of the slots.
     errors, expected = ([point.error for point in fit.points] for fit in (simulated, real))
     assert errors == pytest.approx(expected, rel=1e-12)
+
+
+def test_what_aligned_ways_learn_depends_on_what_is_cached(regression):
+    aligned = [Way(str(choices), choices) for choices in WAYS if choices.assignment.needs_holders]
+    assert len({trained_on(way) for way in aligned}) == len(aligned) == 3
+    cluster = SimulatedCluster.of(regression, 3)
+    models = {
+        fit_linear_regression(cluster.session(way.choices), epochs=4, step=0.1).model.tobytes() for way in aligned
+    }
+    assert len(models) == 3
+    shared = [Way("few", Choices("global")), Way("many", Choices("global", "clique", cache_fraction=0.75))]
+    assert trained_on(shared[0]) == trained_on(shared[1])
 
 
 def test_a_part_of_a_dataset_and_an_estimator(client, tmp_path):
