@@ -70,6 +70,10 @@ class InvalidParameter(DShuffleError, ValueError):
         return cls(f"{message}. {hint}" if hint else message)
 
 
+class TrainingDiverged(InvalidParameter):
+    """The parameters of a model are no longer finite. The error names what to change."""
+
+
 def what_happened(error: BaseException) -> str:
     """Return the first sentence of an error. The next ones say what to do about it, where the error is raised.
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 
 from dshuffle.compare.simulated import SimulatedCluster
 from dshuffle.compare.ways import Way
-from dshuffle.errors import InvalidParameter
+from dshuffle.errors import DShuffleError, InvalidParameter, TrainingDiverged, what_happened
 from dshuffle.noninferiority import Margin, PairedRuns, PairedTest
 from dshuffle.planning import Choices, ShuffleSpec
+from dshuffle.runtime.client.retries import LOSSES
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.store import Dataset
 from dshuffle.training import fit_linear_regression, rmse_on
@@ -58,6 +61,8 @@ def run_in_pairs(
 ) -> dict[str, PairedRuns]:
     """Test each way that does not reshuffle everything against the reference.
 
+    If the cluster fails, the pairs end with a warning. What was tested until then is returned.
+
     Parameters
     ----------
     test
@@ -67,7 +72,8 @@ def run_in_pairs(
     ways
         The ways. Ways that learn the same share their runs.
     run
-        Trains once. Its two seeds are those of the way, plus the number of the pair.
+        Trains once. Its two seeds are those of the way, plus the number of the pair. A run that raises
+        :class:`~dshuffle.errors.TrainingDiverged` has the metric NaN.
     say
         Called with what runs.
 
@@ -76,25 +82,40 @@ def run_in_pairs(
     dict
         The pairs of each tested way, by its label.
 
-    Raises
-    ------
-    InvalidParameter
-        If a run has no finite metric.
-
     Examples
     --------
     >>> ways = [Way("global", Choices("global")), Way("local", Choices("local"))]
     >>> def run(way, seed, shuffle_seed):
     ...     return 1.0 + 0.001 * (shuffle_seed % 3) + (0.5 if way.label == "local" else 0.0)
     >>> print(run_in_pairs(PairedTest("loss", margin=0.1), ways[0], ways, run)["local"])
-    worse by 0.5 [0.5, 0.5] (5 pairs)
+    worse by 0.5 [0.498, 0.502] (95 %, 5 pairs; lower is better)
     """
+    tested: dict[str, PairedRuns] = {}
+    try:
+        tested.update(_growing_pairs(test, reference, ways, run, say))  # keeps what came before an error
+    except (DShuffleError, *LOSSES) as error:
+        if isinstance(error, DShuffleError) and not error.transient:
+            raise
+        warnings.warn(f"The pairs of runs have ended early: {what_happened(error)}", stacklevel=2)
+    return tested
+
+
+def _growing_pairs(
+    test: PairedTest, reference: Way, ways: Sequence[Way], run: Run, say: Say
+) -> Iterator[tuple[str, PairedRuns]]:
+    """Yield the label of a way and its pairs so far, after each of its pairs."""
+
+    def metric(way: Way, seed: int, shuffle_seed: int) -> float:
+        try:
+            return run(way, seed, shuffle_seed)
+        except TrainingDiverged:
+            return math.nan
+
     first = reference.choices.seed
     say(f"“{reference.label}” in pairs: two runs that differ in the seed of the shuffle, and one again")
-    references = [run(reference, first, first)]
-    null, repeated = run(reference, first, first + test.pairs), run(reference, first, first)
+    references = [metric(reference, first, first)]
+    null, repeated = metric(reference, first, first + test.pairs), metric(reference, first, first)
     by_key: dict[tuple[object, ...], PairedRuns] = {}
-    tested: dict[str, PairedRuns] = {}
     for way in ways:
         if way.choices.assignment.redraws_all:
             continue
@@ -105,12 +126,12 @@ def run_in_pairs(
                 pair = runs.n_pairs
                 say(f"“{way.label}” in pairs: {pair + 1} of at most {test.pairs}")
                 if pair == len(references):
-                    references.append(run(reference, first + pair, first + pair))
-                value = run(way, first + pair, first + pair)
+                    references.append(metric(reference, first + pair, first + pair))
+                value = metric(way, first + pair, first + pair)
                 runs = dataclasses.replace(runs, reference=tuple(references), way=(*runs.way, value))
+                yield way.label, runs
             by_key[key] = runs
-        tested[way.label] = by_key[key]
-    return tested
+        yield way.label, by_key[key]
 
 
 def seeded(way: Way, seed: int) -> Choices:

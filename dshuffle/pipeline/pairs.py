@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ from distributed import Client
 
 from dshuffle.compare import Way, count_training_workers
 from dshuffle.compare.pairs import check_pairs, reference_of, run_in_pairs, seeded
-from dshuffle.errors import InvalidParameter
+from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.pipeline.training import Training
 from dshuffle.records import EpochRecord
@@ -49,7 +51,7 @@ def metric_of(value: object, name: str) -> float:
     Raises
     ------
     InvalidParameter
-        If there is no such metric, or it is not a finite number.
+        If there is no such metric, or it is not a number. A training that diverged may return NaN.
 
     Examples
     --------
@@ -72,13 +74,9 @@ returned
         names = ", ".join(sorted(map(str, metrics))) or "none"
         raise InvalidParameter.of("metric", name, f"one of {names}, which the training returned")
     try:
-        number = float(metrics[name])
+        return float(metrics[name])
     except (TypeError, ValueError, RuntimeError):
         raise InvalidParameter.because("metric", f"{name} is {short_repr(metrics[name])}, and not a number") from None
-    if not np.isfinite(number):
-        hint = "Training diverged: take a smaller step."
-        raise InvalidParameter.because("metric", f"{name} is {number} after the last epoch", hint)
-    return number
 
 
 def pairs_of(
@@ -92,6 +90,8 @@ def pairs_of(
 ) -> dict[str, PairedRuns]:
     """Train in pairs, and return the pairs of each tested way by its label.
 
+    If the cluster fails, or has only one worker or other workers than before, the pairs end with a warning.
+
     Parameters
     ----------
     client, dataset
@@ -102,22 +102,25 @@ def pairs_of(
         The ways and their records. The reference is the fastest way that reshuffles everything.
     say
         Called with what runs.
-
-    Raises
-    ------
-    InvalidParameter
-        If there is only one worker, or a run has no finite metric.
     """
-    check_pairs(count_training_workers(client), training.epochs)
+    n_workers = count_training_workers(client)
+    try:
+        check_pairs(n_workers, training.epochs)
+    except InvalidParameter as error:  # the ways were timed already
+        warnings.warn(f"There are no pairs of runs: {error}", stacklevel=2)
+        return {}
 
     def run(way: Way, seed: int, shuffle_seed: int) -> float:
         keywords = {**seeded(way, shuffle_seed).keywords(), **options.keywords()}
         with Shuffler(client, way.dataset(dataset), **keywords) as shuffler:
             value = training.with_seed(seed).run(shuffler, lambda _: say(f"“{way.label}” in pairs"))
+            if shuffler.n_workers != n_workers:
+                raise ClusterError(f"there are {shuffler.n_workers} workers in place of {n_workers}")
         return metric_of(value, test.metric)
 
     def seconds(entry: tuple[Way, Sequence[EpochRecord]]) -> float:
-        return float(np.median([record.exchange_seconds for record in entry[1][1:]]))
+        exchanges = [record.exchange_seconds for record in entry[1][1:]]
+        return float(np.median(exchanges)) if exchanges else math.inf
 
     reference = reference_of([way for way, _ in sorted(timed, key=seconds)])
     return run_in_pairs(test, reference, [way for way, _ in timed], run, say)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.errors import InvalidParameter
+from dshuffle.errors import InvalidParameter, TrainingDiverged
 from dshuffle.runtime import Shuffler
 
 
@@ -48,17 +48,17 @@ def diverged(
     *,
     what: str = "parameters",
     remedy: str = "take a smaller step, or scale the features",
-) -> InvalidParameter:
+) -> TrainingDiverged:
     """Return the error to raise when the parameters of a fit are no longer finite.
 
     Examples
     --------
     >>> raise diverged(9.0, 2, what="weights", remedy="take a smaller step")
     Traceback (most recent call last):
-    dshuffle.errors.InvalidParameter: step=9.0 is not allowed; it must be small enough for the weights to stay finite. \
+    dshuffle.errors.TrainingDiverged: step=9.0 is not allowed; it must be small enough for the weights to stay finite. \
 They diverged in epoch 2: take a smaller step.
     """
-    return InvalidParameter.of(
+    return TrainingDiverged.of(
         "step", step, f"small enough for the {what} to stay finite", f"They diverged in epoch {epoch}: {remedy}."
     )
 

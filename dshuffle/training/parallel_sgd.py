@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import InvalidParameter
+from dshuffle.errors import InvalidParameter, TrainingDiverged
 from dshuffle.runtime import Partition, Shuffler, gathered
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate, raises_once
 from dshuffle.training.inputs import EVALUATION_ROWS, check_finite, check_names
@@ -329,8 +329,8 @@ def checked_rows(
     return batch[features], batch[target]
 
 
-def _diverged(epoch: int) -> InvalidParameter:
-    return InvalidParameter.because(
+def _diverged(epoch: int) -> TrainingDiverged:
+    return TrainingDiverged.because(
         "estimator",
         f"its coefficients diverged in epoch {epoch}",
         "Take a smaller step, or scale the features.",

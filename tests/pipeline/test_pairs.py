@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from distributed.comm.core import CommClosedError
 from sklearn.datasets import load_digits
 
 import dshuffle
 from dshuffle import Choices, InvalidParameter, Pipeline, Training
-from dshuffle.compare import Margin, PairedOutcome, PairedTest
-from dshuffle.pipeline import LocalWorkers, each_epoch
+from dshuffle.compare import Margin, PairedOutcome, PairedTest, local_cluster
+from dshuffle.errors import TrainingDiverged, WorkerLost
+from dshuffle.pipeline import LocalWorkers, RunningScheduler, each_epoch
 
 pytestmark = pytest.mark.timeout(300)
 HERE = LocalWorkers(2, processes=False)
@@ -117,7 +119,6 @@ def nothing(shuffler, *, epochs):
         (scores, {}, "val_loss", "metric='val_loss' is not allowed; it must be one of loss, losses, text, which the"),
         (scores, {}, "text", "metric is not allowed: text is 'good', and not a number"),
         (scores, {}, "losses", r"metric is not allowed: losses is \[1.0, 2.0\], and not a number"),
-        (scores, {"bad_seed": 0}, "loss", "metric is not allowed: loss is nan after the last epoch. Training diverged"),
         (nothing, {}, "loss", "metric is not allowed: the training returned None. It must return a History, or a map"),
         (each_epoch, {"fn": len}, "loss", r"metric is not allowed: the training returned \[\["),
     ],
@@ -128,10 +129,65 @@ def test_metrics_that_are_none_are_refused_after_the_first_way(digits, fit, opti
         pipeline.run(progress=False)
 
 
-def test_a_run_of_a_pair_that_diverges(digits):
-    pipeline = Pipeline(digits[0], Training(scores, epochs=2, bad_seed=2), WAYS, HERE, test=PairedTest("loss"))
-    with pytest.raises(InvalidParameter, match="loss is nan after the last epoch"):
-        pipeline.run(progress=False)
+def test_a_run_of_the_reference_that_diverges(digits, tmp_path):
+    """The comparison and its report stay. It does not matter whether the run was one of those that were timed."""
+    for bad_seed, n_pairs in ((2, 3), (0, 0)):
+        training = Training(scores, epochs=2, bad_seed=bad_seed)
+        pipeline = Pipeline(digits[0], training, WAYS, HERE, report=tmp_path, test=PairedTest("loss"))
+        runs = pipeline.run(progress=False).ways[1].pairs
+        assert runs.outcome is PairedOutcome.CANNOT_TELL
+        assert runs.n_pairs == n_pairs
+        assert "take a smaller step" in json.loads((tmp_path / "summary.json").read_text())["verdict"]
+
+
+def unstable(shuffler, *, epochs, seed=0, error=None):
+    """Diverge without reshuffling: with one seed by NaN, and with another one by an error."""
+    for epoch in shuffler.epochs(epochs):
+        shuffler.client.gather(epoch.map(len))
+    local = not shuffler.choices.assignment.moves
+    if local and seed == 3 and error is not None:
+        raise error
+    return {"loss": math.nan if local and seed == 1 else 1.0 + 0.001 * seed}
+
+
+def test_a_way_that_diverges_is_worse(digits, tmp_path):
+    training = Training(unstable, epochs=2, error=TrainingDiverged("weights"))
+    pipeline = Pipeline(digits[0], training, WAYS, HERE, report=tmp_path, test=PairedTest("loss"))
+    runs = pipeline.run(progress=False).ways[1].pairs
+    assert str(runs) == "worse: it diverged in 2 of 5 runs, and reshuffling in none"
+    assert str(runs) in json.loads((tmp_path / "summary.json").read_text())["verdict"]
+    assert (tmp_path / "report.html").exists()
+
+
+def test_a_reference_without_error_and_a_relative_margin(digits):
+    training = Training(scores, epochs=2, value=0.0)
+    result = Pipeline(digits[0], training, WAYS, HERE, test=PairedTest("loss", "1%")).run(progress=False)
+    runs = result.ways[1].pairs
+    assert runs.outcome is PairedOutcome.CANNOT_TELL
+    assert "give a margin in the unit of the metric" in str(runs)
+
+
+@pytest.mark.parametrize(
+    "error", [WorkerLost("rank 1 has left. Make a new session"), CommClosedError("in <TCP>: closed")]
+)
+def test_a_cluster_that_fails_ends_the_pairs_and_not_the_report(digits, tmp_path, error):
+    training = Training(unstable, epochs=2, error=error)
+    pipeline = Pipeline(digits[0], training, WAYS, HERE, report=tmp_path, test=PairedTest("loss"))
+    with pytest.warns(UserWarning, match="The pairs of runs have ended early: (rank 1 has left$|in <TCP>: closed$)"):
+        result = pipeline.run(progress=False)
+    runs = result.ways[1].pairs
+    assert (runs.n_pairs, runs.outcome) == (3, None)
+    assert "not clear yet (3 pairs)" in json.loads((tmp_path / "summary.json").read_text())["verdict"]
+    assert result.comparison.ways[1].records
+
+
+def test_one_worker_of_a_running_cluster_is_timed_without_pairs(digits):
+    with local_cluster(1, processes=False) as client:
+        cluster = RunningScheduler(client.scheduler.address)
+        pipeline = Pipeline(digits[0], Training(scores, epochs=2), WAYS, cluster, test=PairedTest("loss"))
+        with pytest.warns(UserWarning, match="There are no pairs of runs: workers=1 is not allowed"):
+            result = pipeline.run(progress=False)
+    assert [way.pairs for way in result.ways] == [None, None]
 
 
 def test_training_that_is_not_deterministic(digits):
@@ -140,9 +196,9 @@ def test_training_that_is_not_deterministic(digits):
     result = Pipeline(digits[0], training, WAYS, HERE, test=PairedTest("loss", margin=0.15)).run(progress=False)
     runs = result.ways[1].pairs
     assert runs.not_deterministic_by == pytest.approx(0.2), "the null pair ran in between"
-    assert runs.null_difference == pytest.approx(0.1 + 0.2)
-    assert runs.outcome is PairedOutcome.CANNOT_TELL
-    assert runs.n_pairs == 0
+    assert runs.null_difference == pytest.approx(0.1)
+    assert runs.outcome is not PairedOutcome.NOT_WORSE
+    assert runs.n_pairs == 5
 
 
 @pytest.mark.parametrize(
