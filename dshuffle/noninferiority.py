@@ -37,7 +37,7 @@ HIGHER_METRICS = ("accuracy", "auc", "f1", "r2", "score", "precision", "recall")
 """Parts of the names of metrics of which higher values are usually better."""
 
 SAME = 1e-6
-"""Differences between two values, as a fraction of the largest value, that are rounding and not a step of the metric."""
+"""Differences between values of a metric, as a fraction of the largest one, that are rounding and not its step."""
 
 
 class PairedOutcome(Enum):
@@ -240,7 +240,7 @@ class PairedRuns:
 
     @property
     def unit(self) -> float:
-        """What a difference is a fraction of: for a relative margin the mean of the reference, unless it is 0; else 1."""
+        """What a difference is a fraction of: the mean of the reference for a relative margin, if it is not 0; or 1."""
         return (self._mean_of_reference or 1.0) if self._margin.relative else 1.0
 
     @property

@@ -29,10 +29,10 @@ def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
     """
     measured = [_MeasuredWay(way, figures(way)) for way in comparison.ways]
     ranking = _Ranking.of(measured)
+    first, *others = _pairs(comparison.ways) or [""]
     if ranking is None:
         answer = "No way that reshuffles everything ran for two epochs or more, so none can be called the fastest."
-        return tuple(filter(None, (answer, _errors(measured))))
-    first, *others = _pairs(comparison.ways) or [""]
+        return tuple(filter(None, (first, answer, " ".join(others), _errors(measured))))
     answer = f"To reshuffle everything every epoch, {ranking.use}."
     times, errors = _times(measured, ranking), _errors(measured)
     return tuple(filter(None, (first, answer, " ".join(others), times, errors, _doubt(ranking))))

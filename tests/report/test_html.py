@@ -131,7 +131,7 @@ def test_pairs_are_drawn_and_listed(comparison):
     # The last one is beyond the end of the axis, at four margins.
     assert marks.data_source.data["marker"] == [*["circle"] * 4, "triangle"]
     assert marks.data_source.data["x"] == pytest.approx([0.01, 0.02, -0.01, 0, 0.98 * 0.4])
-    null = dataclasses.replace(runs, way=(), null=3.0)
+    null = dataclasses.replace(runs, way=(), null=float("nan"))
     ways = (comparison.ways[0], dataclasses.replace(comparison.ways[1], pairs=null), *comparison.ways[2:])
     untold = dataclasses.replace(comparison, ways=ways)
     assert pair_chart(untold) is None
