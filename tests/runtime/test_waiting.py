@@ -97,10 +97,34 @@ def test_workers_are_not_waited_for_if_the_scheduler_does_not_answer(monkeypatch
         wait_for_workers(SilentClient(), 2, 0.1)
 
 
-def test_a_cluster_that_is_not_set_up_in_time(short_timeout):
+def test_a_cluster_that_is_not_set_up_in_time(short_timeout, monkeypatch):
+    monkeypatch.setattr("dshuffle.runtime.client.session_client.SETUP_TIMEOUT", 0.2)
+    monkeypatch.setattr("dshuffle.runtime.client.session_client.SETUP_MARGIN", 0.0)
     with pytest.raises(ClusterError, match=r"tcp://silent:1 did not set up all workers within 0\.3 s") as caught:
         install_plugin(SilentClient(identity={}))
     assert caught.value.transient
+
+
+def test_a_scheduler_that_waits_for_slow_workers_may_answer_after_the_timeout(short_timeout):
+    """Kernels that compile on one worker take longer than this timeout."""
+    client = SilentClient(identity={})
+
+    async def register(*_):
+        await asyncio.sleep(1)
+
+    client._register_scheduler_plugin = register
+    install_plugin(client)
+
+
+def test_a_timeout_on_the_scheduler_is_not_a_missing_answer():
+    client = SilentClient(identity={})
+
+    async def register(*_):
+        raise TimeoutError("too slow")
+
+    client._register_scheduler_plugin = register
+    with pytest.raises(ClusterError, match=r"not be set up on the scheduler tcp://silent:1 \(TimeoutError: too slow\)"):
+        install_plugin(client)
 
 
 def test_a_worker_that_does_not_say_how_it_is(short_timeout):
