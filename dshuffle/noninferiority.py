@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ FEWEST_PAIRS = 5
 """Least number of pairs. The variance of fewer differences is hardly known."""
 
 
-class Outcome(StrEnum):
+class PairedOutcome(Enum):
     """The answer of a paired test."""
 
     NOT_WORSE = "not worse"
@@ -258,30 +258,30 @@ class PairedRuns:
         return quantile * float(self.differences.std(ddof=1)) / math.sqrt(self.n_pairs)
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> PairedOutcome | None:
         """The answer; None if there are too few pairs for one."""
         if self.null_difference > self.limit:
-            return Outcome.CANNOT_TELL
+            return PairedOutcome.CANNOT_TELL
         if self.n_pairs not in self.test.looks:
             return None
         if self.worst < self.limit:
-            return Outcome.NOT_WORSE
+            return PairedOutcome.NOT_WORSE
         least, _ = self.interval
         if least > self.limit:
-            return Outcome.WORSE
+            return PairedOutcome.WORSE
         if self.n_pairs < self.test.pairs:
             return None
-        return Outcome.WORSE if least > 0 else Outcome.CANNOT_TELL
+        return PairedOutcome.WORSE if least > 0 else PairedOutcome.CANNOT_TELL
 
     def __str__(self) -> str:
         """The answer, with the number of pairs and the margin."""
         outcome = self.outcome
         if outcome is None:
             return f"not clear yet ({self.n_pairs} pairs)"
-        if outcome is Outcome.NOT_WORSE:
+        if outcome is PairedOutcome.NOT_WORSE:
             worst = self.shown(self.worst, sign=True)
             return f"not worse than {self.shown(self.limit)} at 95 % ({self.n_pairs} pairs; worst case {worst})"
-        if outcome is Outcome.WORSE:
+        if outcome is PairedOutcome.WORSE:
             return f"worse by {self.shown(self.mean)} {self.shown_interval} ({self.n_pairs} pairs)"
         if self.null_difference > self.limit:
             noise = self.not_deterministic_by
@@ -321,7 +321,7 @@ class PairedRuns:
             "margin": str(self.test.margin),
             "higher_is_better": self.test.higher_is_better,
             "most_pairs": self.test.pairs,
-            "outcome": self.outcome,
+            "outcome": None if self.outcome is None else self.outcome.value,
             "text": str(self),
             "limit": self.limit,
             "mean": self.mean if self.n_pairs else None,

@@ -14,7 +14,7 @@ import pytest
 import scipy
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.noninferiority import Margin, Outcome, PairedRuns, PairedTest
+from dshuffle.noninferiority import Margin, PairedOutcome, PairedRuns, PairedTest
 
 
 def runs_of(differences, *, reference=10.0, null=0.0, repeated=0.0, **options):
@@ -54,13 +54,13 @@ def test_the_error_rate_is_spent_in_parts(pairs, looks):
     [
         ([], None, "not clear yet (0 pairs)"),
         ([0.1, -0.1, 0.0, 0.1], None, "not clear yet (4 pairs)"),
-        ([0.1, -0.1, 0.0, 0.1, -0.1], Outcome.NOT_WORSE, "not worse than 1 at 95 % (5 pairs; worst case +0.156)"),
+        ([0.1, -0.1, 0.0, 0.1, -0.1], PairedOutcome.NOT_WORSE, "not worse than 1 at 95 % (5 pairs; worst case +0.156)"),
         ([0.1, -0.1, 0.0, 0.1, -0.1, 0.0], None, "not clear yet (6 pairs)"),
-        ([3.0, 3.1, 2.9, 3.1, 2.9], Outcome.WORSE, "worse by 3 [2.81, 3.19] (5 pairs)"),
-        ([1.0, 1.1, 0.9, 1.1, 0.9] * 4, Outcome.WORSE, "worse by 1 [0.95, 1.05] (20 pairs)"),
+        ([3.0, 3.1, 2.9, 3.1, 2.9], PairedOutcome.WORSE, "worse by 3 [2.81, 3.19] (5 pairs)"),
+        ([1.0, 1.1, 0.9, 1.1, 0.9] * 4, PairedOutcome.WORSE, "worse by 1 [0.95, 1.05] (20 pairs)"),
         (
             [2.5, -1.5] * 10,
-            Outcome.CANNOT_TELL,
+            PairedOutcome.CANNOT_TELL,
             "cannot tell: differences below 0.96 cannot be seen with 20 pairs",
         ),
     ],
@@ -74,38 +74,38 @@ def test_answers(differences, outcome, text):
 def test_higher_may_be_better():
     worse = runs_of([3.0, 3.1, 2.9, 3.1, 2.9], higher_is_better=True)
     assert worse.way[0] < worse.reference[0]
-    assert worse.outcome is Outcome.WORSE
-    assert runs_of([-3.0, -3.1, -2.9, -3.1, -2.9], higher_is_better=True).outcome is Outcome.NOT_WORSE
+    assert worse.outcome is PairedOutcome.WORSE
+    assert runs_of([-3.0, -3.1, -2.9, -3.1, -2.9], higher_is_better=True).outcome is PairedOutcome.NOT_WORSE
 
 
 def test_a_relative_margin_is_a_fraction_of_the_reference():
     runs = runs_of([0.01, 0.0, 0.02, 0.01, 0.0], reference=-2.0, margin="5%")
     assert runs.limit == pytest.approx(0.1)
     assert str(runs) == "not worse than 5 % at 95 % (5 pairs; worst case +1.05 %)"
-    assert runs_of([0.2, 0.21, 0.2, 0.19, 0.2], reference=2.0, margin="5%").outcome is Outcome.WORSE
+    assert runs_of([0.2, 0.21, 0.2, 0.19, 0.2], reference=2.0, margin="5%").outcome is PairedOutcome.WORSE
 
 
 def test_a_margin_is_not_below_rounding():
     tiny = [3e-9, 2e-9, 3e-9, 2e-9, 3e-9]
-    assert runs_of(tiny, reference=1e-8, margin="1%").outcome is Outcome.WORSE
-    assert runs_of(tiny, reference=1e-8, margin="1%", rounding=1e-6).outcome is Outcome.NOT_WORSE
+    assert runs_of(tiny, reference=1e-8, margin="1%").outcome is PairedOutcome.WORSE
+    assert runs_of(tiny, reference=1e-8, margin="1%", rounding=1e-6).outcome is PairedOutcome.NOT_WORSE
 
 
 def test_a_null_pair_beyond_the_margin_ends_the_test():
     runs = runs_of([], null=1.5)
-    assert runs.outcome is Outcome.CANNOT_TELL
+    assert runs.outcome is PairedOutcome.CANNOT_TELL
     assert str(runs) == (
         "cannot tell: two runs of the reference that differ in the seed of the shuffle alone differ by 1.5, more "
         "than the margin of 1"
     )
-    assert runs_of([0.0] * 5, null=0.9).outcome is Outcome.NOT_WORSE
+    assert runs_of([0.0] * 5, null=0.9).outcome is PairedOutcome.NOT_WORSE
 
 
 def test_equal_runs_that_differ_widen_the_null():
     runs = runs_of([], null=0.75, repeated=-0.5)
     assert runs.not_deterministic_by == 0.5
     assert runs.null_difference == 1.25
-    assert runs.outcome is Outcome.CANNOT_TELL
+    assert runs.outcome is PairedOutcome.CANNOT_TELL
     assert "of which two equal runs differ by 0.5" in str(runs)
 
 
@@ -156,11 +156,11 @@ def test_the_error_rate_in_simulated_comparisons(verdicts, noise):
     count = 500
     draw, spread = verdicts.DISTRIBUTIONS[noise]
     fractions, _ = verdicts.answers(1, 1.0, 0.25, draw, spread, count)
-    assert fractions[Outcome.NOT_WORSE] <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / count)
+    assert fractions[PairedOutcome.NOT_WORSE] <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / count)
     fractions, n_pairs = verdicts.answers(2, 0.0, 0.5, draw, spread, count)
-    assert fractions[Outcome.NOT_WORSE] > 0.9
-    assert fractions[Outcome.WORSE] < 0.01
+    assert fractions[PairedOutcome.NOT_WORSE] > 0.9
+    assert fractions[PairedOutcome.WORSE] < 0.01
     assert n_pairs < 7
     fractions, _ = verdicts.answers(3, 2.0, 0.5, draw, spread, count)
-    assert fractions[Outcome.NOT_WORSE] == 0
-    assert fractions[Outcome.WORSE] > 0.9
+    assert fractions[PairedOutcome.NOT_WORSE] == 0
+    assert fractions[PairedOutcome.WORSE] > 0.9

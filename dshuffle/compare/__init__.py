@@ -9,7 +9,7 @@ from dshuffle.compare.pairs import regression_in_pairs
 from dshuffle.compare.stored_order import StoredOrder
 from dshuffle.compare.variance import VarianceRatio, variance_ratio
 from dshuffle.compare.ways import Way, default_ways, product_of_ways
-from dshuffle.noninferiority import Margin, Outcome, PairedRuns, PairedTest
+from dshuffle.noninferiority import Margin, PairedOutcome, PairedRuns, PairedTest
 from dshuffle.runtime.client.cluster_view import count_training_workers
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "StoredOrder",
     "EmulatedRates",
     "Margin",
-    "Outcome",
+    "PairedOutcome",
     "PairedRuns",
     "PairedTest",
     "VarianceRatio",

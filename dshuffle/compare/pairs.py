@@ -166,7 +166,7 @@ def regression_in_pairs(
     >>> arrays = keyed_regression(2000, noise=0.1)
     >>> dataset = create_dataset("memory://doc-pairs", arrays, chunk_rows=50, overwrite=True)
     >>> tested = regression_in_pairs(dataset, default_ways(), n_workers=4, epochs=3, step=0.2, margin="5%")
-    >>> {label: str(runs.outcome) for label, runs in tested.items() if label.startswith("local")}
+    >>> {label: runs.outcome.value for label, runs in tested.items() if label.startswith("local")}
     {'local, as stored': 'worse', 'local, shuffled once': 'not worse'}
     """
     check_pairs(n_workers, epochs)

@@ -66,7 +66,7 @@ def default_ways(
 
     def holding(fraction: float, delivery: str) -> Way:
         choices = Choices(Global(), delivery, None, fraction, seed=base.seed)
-        return Way(f"global + {delivery}, {fraction:.0%} cached", choices)
+        return Way(f"global + {delivery}, {100 * fraction:.0f} % cached", choices)
 
     chunks = way("chunks + storage", Chunks(), "storage")
     ways = (

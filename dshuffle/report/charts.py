@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bokeh.models import ColumnDataSource, FactorRange, HoverTool, NumeralTickFormatter
+from bokeh.models.annotations import LabelSet
 from bokeh.plotting import figure
 
 from dshuffle.records import PHASES
 from dshuffle.report.summary import Comparison, Figures, TrainingPoint, WayResult, figures
+from dshuffle.report.verdict import recommended_labels
 from dshuffle.units import human_bytes, human_error, human_seconds
 
 # Each hue means one way: Okabe and Ito's palette for colour-blind readers without the hue that marks waiting, and five
@@ -46,7 +48,12 @@ class Chart:
 def charts(comparison: Comparison) -> list[Chart]:
     """Draw all charts of a comparison."""
     measured = {way.label: figures(way) for way in comparison.ways}
-    return [_epoch_time(measured), _phases(measured), _bytes(measured), *_errors(comparison.ways)]
+    return [
+        _epoch_time(measured, recommended_labels(comparison)),
+        _phases(measured),
+        _bytes(measured),
+        *_errors(comparison.ways),
+    ]
 
 
 def way_colour(place: int) -> str:
@@ -54,8 +61,9 @@ def way_colour(place: int) -> str:
     return WAY_COLOURS[place % len(WAY_COLOURS)]
 
 
-def _epoch_time(measured: Mapping[str, Figures]) -> Chart:
+def _epoch_time(measured: Mapping[str, Figures], recommended: Collection[str]) -> Chart:
     key = ((DARK, "training"), (WAITING, "waiting for data"), (LIGHT, "other"))
+    measured = dict(sorted(measured.items(), key=lambda item: item[1].epoch_seconds or 0.0))
     chart = _horizontal(measured)
     _stack(
         chart,
@@ -67,11 +75,22 @@ def _epoch_time(measured: Mapping[str, Figures]) -> Chart:
         },
         [colour for colour, _ in key],
     )
+    seconds = [medians.epoch_seconds or 0.0 for medians in measured.values()]
+    texts = [
+        human_seconds(medians.epoch_seconds) + (" ◀ recommended" if label in recommended else "")
+        for label, medians in measured.items()
+    ]
+    source = ColumnDataSource({"way": list(measured), "seconds": seconds, "text": texts})
+    labels = LabelSet(
+        x="seconds", y="way", text="text", source=source, x_offset=6, text_baseline="middle", text_font_size="12px"
+    )
+    chart.add_layout(labels)
+    chart.x_range.end = 1.25 * max(seconds, default=0.0) or 1.0  # room for the numbers
     return Chart(
         "Time per epoch",
-        "Median wall time of an epoch. training: tasks of the busiest worker. waiting for data: time until the next "
-        "samples arrived. other: round trips, task starts, and processor time spent on the exchange. "
-        "The difference from the bars of local ways is the cost of the exchange.",
+        "Median wall time of an epoch, the fastest first. training: tasks of the busiest worker. waiting for data: "
+        "time until the next samples arrived. other: round trips, task starts, and processor time of the exchange. The "
+        "difference from the bars of local ways is the cost of the exchange.",
         key,
         chart,
     )

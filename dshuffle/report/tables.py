@@ -163,7 +163,7 @@ def metric_cells(way: WayResult, metric: str, epochs: Iterable[int]) -> tuple[st
 
 def pair_cells(runs: PairedRuns) -> tuple[str, ...]:
     """One cell for each of :data:`PAIR_HEADINGS`."""
-    answer = str(runs.outcome)
+    answer = "" if runs.outcome is None else runs.outcome.value
     if not runs.n_pairs:
         return (UNKNOWN, UNKNOWN, UNKNOWN, "0", answer)
     return (

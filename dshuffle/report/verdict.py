@@ -38,6 +38,12 @@ def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
     return tuple(filter(None, (first, answer, " ".join(others), times, errors, _doubt(ranking))))
 
 
+def recommended_labels(comparison: Comparison) -> frozenset[str]:
+    """Labels of the ways that the verdict recommends for reshuffling everything."""
+    ranking = _Ranking.of(_MeasuredWay(way, figures(way)) for way in comparison.ways)
+    return frozenset(() if ranking is None else (way.way.label for way in (ranking.fastest, *ranking.alike[:1])))
+
+
 @dataclass(frozen=True, slots=True)
 class _MeasuredWay:
     way: WayResult
@@ -100,7 +106,7 @@ class _Ranking:
         ratio = human_ratio(other.spread.median / self.fastest.spread.median)
         limited = limited_by_processors(self.fastest.way, self.fastest.figures)
         where = " here" if limited else ""
-        return f"use {self.fastest.label} ({ratio} times as fast{where} as {other.label})"
+        return f"use {self.fastest.label} (exchanges take {ratio} times as long{where} with {other.label})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +152,17 @@ def _is_shuffled_once(way: WayResult) -> bool:
 
 
 def _times(measured: list[_MeasuredWay], ranking: _Ranking) -> str:
-    """Seconds of every way that was ranked, what the exchange costs the training, and the fastest way by chunks."""
-    fastest = ranking.fastest
-    times = [
-        f"{human_seconds(result.spread.median)} with {result.label}"
-        for result in (fastest, *ranking.alike, *ranking.slower)
-    ]
-    sentences = [f"An exchange takes {_listed(times)}.", _cost(measured, fastest)]
+    """Seconds of an epoch with every way that was ranked, without an exchange, and with the fastest way by chunks."""
+    ranked = (ranking.fastest, *ranking.alike, *ranking.slower)
+    if any(result.figures.epoch_seconds is None for result in ranked):  # nothing was trained
+        return (
+            f"An exchange takes {_listed([f'{human_seconds(way.spread.median)} with {way.label}' for way in ranked])}."
+        )
+    times = [f"{human_seconds(result.figures.epoch_seconds)} with {result.label}" for result in ranked]
+    local = [result.figures.epoch_seconds for result in measured if result.is_local]
+    if alone := [seconds for seconds in local if seconds is not None]:
+        times.append(f"{human_seconds(min(alone))} without an exchange")
+    sentences = [f"An epoch takes {_listed(times)}. The next exchange runs beside training."]
     chunks = [
         result
         for result in measured
@@ -160,24 +170,9 @@ def _times(measured: list[_MeasuredWay], ranking: _Ranking) -> str:
     ]
     if chunks:
         best = min(chunks, key=lambda result: result.spread.median)
-        seconds = human_seconds(best.spread.median)
-        sentences.append(f"{best.label} keeps the rows of a chunk together, and takes {seconds}.")
+        seconds = human_seconds(best.figures.epoch_seconds)
+        sentences.append(f"{best.label} keeps the rows of a chunk together: an epoch takes {seconds}.")
     return " ".join(sentences)
-
-
-def _cost(measured: list[_MeasuredWay], fastest: _MeasuredWay) -> str:
-    """What the exchange costs the training that runs at the same time."""
-    medians = fastest.figures
-    without = [
-        result.figures.epoch_seconds
-        for result in measured
-        if result.is_local and result.figures.epoch_seconds is not None
-    ]
-    if without and medians.epoch_seconds is not None:
-        # The waiting time alone would hide that exchange and training share processors.
-        took, alone = human_seconds(medians.epoch_seconds), human_seconds(min(without))
-        return f"An epoch takes {took} with {fastest.label}, and {alone} without an exchange."
-    return f"Training waits for {human_seconds(medians.waited_seconds)} of it."
 
 
 def _errors(measured: list[_MeasuredWay]) -> str:
@@ -203,9 +198,9 @@ def _doubt(ranking: _Ranking) -> str:
         return ""
     which = "all of these ways" if len(busy) == len(observed) > 1 else _listed(busy)
     return (
-        f"Processors were idle for less than {CPU_BOUND:.0%} of the time with {which}: they limit these times, not the "
-        "network or the store."
-    ).replace("%", " %")
+        f"Processors were idle for less than {100 * CPU_BOUND:.0f} % of the time with {which}: they limit these times, "
+        "not the network or the store."
+    )
 
 
 def _listed(parts: list[str]) -> str:

@@ -37,9 +37,6 @@ class Settings:
     heartbeat
         Seconds without a word after which a worker that owes an answer counts as lost, unless its process is known to
         run.
-    stopped_timeout
-        Seconds without a word after which a worker counts as lost that has a task and no nanny, which could tell
-        whether its process runs.
     paused_timeout
         Seconds after which a task fails whose worker is paused by Dask.
     replacement_timeout
@@ -50,6 +47,9 @@ class Settings:
     new_workers
         Whether the cluster starts new workers in place of lost ones, so that it is worth waiting for them although none
         is starting yet. By default it is so if the client's cluster is adaptive.
+    stopped_timeout
+        Seconds without a word after which a worker counts as lost if a task runs on it and it has no nanny. A nanny
+        could tell whether its process runs.
     """
 
     message_bytes: int = MESSAGE_BYTES
@@ -57,11 +57,11 @@ class Settings:
     timeout: float = 300.0
     memory_fraction: float = 0.6
     heartbeat: float = 15.0
-    stopped_timeout: float = 60.0
     paused_timeout: float = 60.0
     replacement_timeout: float = 60.0
     shared_memory: bool = True
     new_workers: bool = False
+    stopped_timeout: float = 60.0
 
     def __post_init__(self) -> None:
         if self.window_bytes < self.message_bytes:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.noninferiority import Outcome, PairedRuns, PairedTest
+from dshuffle.noninferiority import PairedOutcome, PairedRuns, PairedTest
 
 METRIC, MARGIN = 100.0, 1.0
 TEST = PairedTest("loss", margin="1%")
@@ -77,15 +77,15 @@ def comparisons(
 
 def answers(
     seed: int, difference: float, noise: float, draw: Noise, spread: float, count: int
-) -> tuple[dict[Outcome, float], float]:
+) -> tuple[dict[PairedOutcome, float], float]:
     """Fraction of comparisons with each answer, and their mean number of pairs."""
-    outcomes: Counter[Outcome] = Counter()
+    outcomes: Counter[PairedOutcome] = Counter()
     n_pairs = 0
     for runs in comparisons(np.random.default_rng(seed), difference, noise, draw, spread, count):
         assert runs.outcome is not None
         outcomes[runs.outcome] += 1
         n_pairs += runs.n_pairs
-    return {outcome: outcomes[outcome] / count for outcome in Outcome}, n_pairs / count
+    return {outcome: outcomes[outcome] / count for outcome in PairedOutcome}, n_pairs / count
 
 
 def main() -> None:
@@ -101,7 +101,7 @@ def main() -> None:
             cells = []
             for number, difference in enumerate(DIFFERENCES):
                 fractions, n_pairs = answers(number, difference, noise, draw, spread, count)
-                not_worse, worse = (f"{fractions[kind]:.1%}" for kind in (Outcome.NOT_WORSE, Outcome.WORSE))
+                not_worse, worse = (f"{fractions[kind]:.1%}" for kind in (PairedOutcome.NOT_WORSE, PairedOutcome.WORSE))
                 cells.append(f"{not_worse} / {worse} ({n_pairs:.1f})")
             print(f"| {name} | {noise:g} | {' | '.join(cells)} |".replace("%", " %"), flush=True)
 

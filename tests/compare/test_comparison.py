@@ -34,8 +34,8 @@ def test_coded_ways_can_be_added_with_a_cache_fraction_of_their_own():
     *others, server, clique = default_ways(Choices(seed=3), coded_fraction=0.5)
     assert [way.label for way in others] == [way.label for way in default_ways()]
     assert [way.label for way in (server, clique)] == [
-        "global + server, 50% cached",
-        "global + clique, 50% cached",
+        "global + server, 50 % cached",
+        "global + clique, 50 % cached",
     ]
     assert {(way.choices.cache_fraction, way.choices.seed) for way in (server, clique)} == {(0.5, 3)}
     assert len(default_ways(Choices(cache_fraction=0.75), coded_fraction=0.5)) == len(default_ways()) + 3

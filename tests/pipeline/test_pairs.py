@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 
 import dshuffle
 from dshuffle import Choices, InvalidParameter, Pipeline, Training
-from dshuffle.compare import Margin, Outcome, PairedTest
+from dshuffle.compare import Margin, PairedOutcome, PairedTest
 from dshuffle.pipeline import LocalWorkers, each_epoch
 
 pytestmark = pytest.mark.timeout(300)
@@ -54,7 +54,7 @@ def test_a_function_in_numpy(digits, examples):
     reference, local = result.ways
     assert reference.pairs is None
     runs = local.pairs
-    assert runs.outcome is Outcome.NOT_WORSE
+    assert runs.outcome is PairedOutcome.NOT_WORSE
     assert runs.mean > 0, "the average of models that each learned half of the classes"
     assert runs.n_pairs == 5
     assert runs.not_deterministic_by == 0
@@ -91,7 +91,7 @@ def test_a_module_in_pytorch(digits, examples, torch):
     test = PairedTest("accuracy", margin=0.1, pairs=5, higher_is_better=True)
     result = compared(digits, examples.with_torch, test, cluster=LocalWorkers(2), seed=0)
     runs = result.ways[1].pairs
-    assert runs.outcome is Outcome.NOT_WORSE, "gradients are averaged in every step"
+    assert runs.outcome is PairedOutcome.NOT_WORSE, "gradients are averaged in every step"
     assert min(runs.way + runs.reference) > 0.8
     # The first pair has the seeds of the runs that were timed.
     assert runs.reference[0] == result.ways[0].history.points[-1].validation["accuracy"]
@@ -141,7 +141,7 @@ def test_training_that_is_not_deterministic(digits):
     runs = result.ways[1].pairs
     assert runs.not_deterministic_by == pytest.approx(0.2), "the null pair ran in between"
     assert runs.null_difference == pytest.approx(0.1 + 0.2)
-    assert runs.outcome is Outcome.CANNOT_TELL
+    assert runs.outcome is PairedOutcome.CANNOT_TELL
     assert runs.n_pairs == 0
 
 

@@ -45,15 +45,17 @@ def test_the_first_sentence_answers(comparison):
         comparison = with_seconds(comparison, label, [seconds] * 5)
     answer, times, *_ = verdict_sentences(comparison)
     assert answer == (
-        "To reshuffle everything every epoch, use “global + peer” (4.5 times as fast here as “global + storage”)."
+        "To reshuffle everything every epoch, use “global + peer” (exchanges take 4.5 times as long here with "
+        "“global + storage”)."
     )
     assert times == (
-        "An exchange takes 200 ms with “global + peer”, 600 ms with “global + server” and 900 ms with “global + "
-        "storage”. An epoch takes 500 ms with “global + peer”, and 310 ms without an exchange."
+        "An epoch takes 500 ms with “global + peer”, 900 ms with “global + server”, 1.20 s with “global + "
+        "storage” and 310 ms without an exchange. The next exchange runs beside training."
     )
     without = verdict_sentences(only(comparison, "global + peer", "global + server"))[0]
     assert without == (
-        "To reshuffle everything every epoch, use “global + peer” (3.0 times as fast here as “global + server”)."
+        "To reshuffle everything every epoch, use “global + peer” (exchanges take 3.0 times as long here with "
+        "“global + server”)."
     )
 
 
@@ -73,7 +75,7 @@ def test_errors_that_are_not_numbers_say_nothing(comparison):
 def test_auto_is_not_re_reading(comparison):
     auto = dataclasses.replace(comparison.ways[3], label="auto", choices=Choices("global", "auto"))
     comparison = dataclasses.replace(comparison, ways=(comparison.ways[5], auto))
-    assert verdict_sentences(comparison)[0].endswith("times as fast here as “auto”).")
+    assert verdict_sentences(comparison)[0].endswith("times as long here with “auto”).")
 
 
 def test_a_verdict_is_short(comparison):
@@ -94,7 +96,7 @@ def test_what_loaders_do_that_re_read_stands_beside(comparison):
     chunks = dataclasses.replace(comparison.ways[3], label="chunks + storage", choices=Choices("chunks", "storage"))
     comparison = dataclasses.replace(comparison, ways=(*comparison.ways, chunks))
     comparison = with_error(with_seconds(comparison, "chunks + storage", [0.1] * 5), "chunks + storage", 0.03)
-    told = "“chunks + storage” keeps the rows of a chunk together, and takes 100 ms."
+    told = "“chunks + storage” keeps the rows of a chunk together: an epoch takes 1.20 s."
     assert "“chunks" not in verdict_sentences(comparison)[0]
     assert verdict_sentences(comparison)[1].endswith(f". {told}")
 
@@ -143,15 +145,20 @@ def test_overlapping_ranges_are_not_called_faster(comparison):
     alike = with_seconds(comparison, "global + server", [9, 0.25, 0.25, 0.25, 0.25])
     text = verdict(alike)
     assert "use “global + peer” or “global + server”, whose times overlap." in text
-    assert "times as fast" not in text
+    assert "times as long" not in text
     # One slow epoch of the fastest does not make a way that is usually three times as slow an equal one.
     assert "times overlap" not in verdict(with_seconds(comparison, "global + server", [9, 0.6, 0.6, 0.6, 0.6]))
 
 
-def test_without_a_local_way_the_wait_is_told(comparison):
-    assert ". Training waits for 0 s of it." in verdict(
-        with_seconds(only(comparison, "global + peer"), "global + peer", [0.2] * 5)
-    )
+def test_without_a_local_way_only_epochs_with_an_exchange_are_told(comparison):
+    text = verdict(with_seconds(only(comparison, "global + peer"), "global + peer", [0.2] * 5))
+    assert ". An epoch takes 500 ms with “global + peer”. The next exchange runs beside training." in text
+
+
+def test_without_training_exchanges_are_told(comparison):
+    way = dataclasses.replace(only(comparison, "global + peer").ways[0], history=())
+    text = verdict(with_seconds(dataclasses.replace(comparison, ways=(way,)), "global + peer", [0.2] * 5))
+    assert "An exchange takes 200 ms with “global + peer”." in text
 
 
 GOOD = [0.001, -0.002, 0.0, 0.002, 0.001]

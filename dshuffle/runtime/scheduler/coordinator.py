@@ -22,7 +22,7 @@ from dshuffle.runtime.scheduler.exchange_log import ExchangeLog
 from dshuffle.runtime.scheduler.machine import instructions
 from dshuffle.runtime.scheduler.machine.instructions import Instruction, PhaseOrder, Run
 from dshuffle.runtime.scheduler.machine.phases import Phase
-from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
+from dshuffle.runtime.scheduler.machine.session_machine import STATUS, SessionMachine
 from dshuffle.runtime.scheduler.member_choice import Members
 from dshuffle.runtime.scheduler.metrics import count
 from dshuffle.runtime.scheduler.nannies import process_runs
@@ -91,6 +91,7 @@ class Coordinator:
         self._deliveries = EpochDeliveries(deliveries, spec.shuffle.first_epoch)
         self._waiters = Waiters()
         self._move_tasks = move_tasks
+        self._asked: set[str] = set()  # addresses of workers that are being asked for their state
         self._closed_by_client = False
         self._closing = Closing(scheduler, spec, lambda: self.machine.turn, lambda: self.cause)
         self._freed: asyncio.Task[None] | None = None
@@ -211,7 +212,7 @@ class Coordinator:
             self._candidates.retire(address)
             if self.epoch >= self.machine.first_epoch and not self.ended:
                 self.participants.retires(address, self.machine.settled, self._loop.time())
-        self.driver.run(self.machine.lost, lost, reason)
+        self.driver.run(self.machine.lost, lost, reason, retires=retires)
 
     def needs(self, address: str) -> bool:
         """Whether another worker still reads the partition of a worker that retires, or may do so in a moment."""
@@ -287,8 +288,8 @@ class Coordinator:
                 count(EpochFigures.of(exchange))
             case instructions.EpochFailed(error):
                 self._waiters.release(error)
-            case instructions.ProcessQuestion(participant, silent_seconds):
-                self.driver.spawn(self._look_at_process(participant, silent_seconds))
+            case instructions.ProcessQuestion():
+                self.driver.spawn(self._look_at_process(instruction))
             case instructions.ReplacementSearch():
                 self._replacements.search()
             case instructions.RanksRestored(ranks):
@@ -310,9 +311,11 @@ class Coordinator:
         """Send an order, and give the machine the answer."""
         machine, participant = self.machine, order.participant
         message = message_of(order, machine, self.participants, self._deliveries, self.log.rate)
-        if message is None:
-            return
         address = self.addresses[participant]
+        if message is None or (order.name == STATUS and address in self._asked):
+            return
+        if order.name == STATUS:  # questions to a worker that does not answer must not pile up
+            self._asked.add(address)
         try:
             reply = await self.participants.request(order.name, participant, message)
             answer: Answer = message_in(reply, answer_type(order), self.participants.name_of(participant))
@@ -328,10 +331,13 @@ class Coordinator:
             self._refused(order, address, ClusterError(words))
         else:
             self.driver.run(machine.answered, order, answer)
+        finally:
+            if order.name == STATUS:
+                self._asked.discard(address)
 
-    async def _look_at_process(self, participant: int, silent_seconds: float) -> None:
-        if await self.process_runs(participant, silent_seconds):
-            self.driver.run(self.machine.process_runs, participant)
+    async def _look_at_process(self, question: instructions.ProcessQuestion) -> None:
+        if await self.process_runs(question.participant, question.silent_seconds):
+            self.driver.run(self.machine.note_running, question)
 
     def _refused(self, order: PhaseOrder, address: str, error: DShuffleError) -> None:
         if order.name == Phase.RESTORING.value:

@@ -36,8 +36,8 @@ async def nanny_says_it_runs(scheduler: Scheduler, worker: WorkerState) -> bool:
     try:
         call = scheduler.rpc(worker.nanny).run(function=dumps(worker_process_runs))
         reply = await within(ANSWER_WITHIN, call)
-    except OSError as error:
-        logger.debug("dshuffle: the nanny of %s does not answer: %r", worker.address, error)
+    except Exception as error:  # it may have another release of dshuffle, or none, and Dask raises what it raised
+        logger.debug("dshuffle: the nanny of %s cannot say whether it runs: %r", worker.address, error)
         return False
     result = reply.get("result") if isinstance(reply, dict) else None
     return (deserialize(result.header, result.frames) if isinstance(result, Serialized) else result) is True

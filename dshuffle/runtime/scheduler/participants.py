@@ -22,6 +22,10 @@ FOLLOWED_WITHIN = 1.5
 """Seconds in which a client is expected to open another session after a worker has retired; below CHOSEN_WITHIN."""
 
 
+class ParticipantUnreachable(WorkerLost):
+    """A participant does not answer. It may be lost without anybody having noticed, or busy."""
+
+
 class Participants:
     """The workers of one session.
 
@@ -116,12 +120,12 @@ class Participants:
 
         Raises
         ------
-        WorkerLost
-            If the participant cannot be reached.
+        ParticipantUnreachable
+            If the participant does not answer.
         """
         try:
             reply = await within(self._spec.settings.heartbeat, self.request(order, participant, message))
         except OSError as error:
             words = f"{self.name_of(participant)} cannot be reached ({type(error).__name__}: {error})"
-            raise WorkerLost(words) from error
+            raise ParticipantUnreachable(words) from error
         return message_in(reply, kind, self.name_of(participant))

@@ -11,6 +11,7 @@ from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.messages import MemberChanges, TrainedSamples, UnfinishedTask
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.driver import TICK
+from dshuffle.runtime.scheduler.participants import ParticipantUnreachable
 from dshuffle.runtime.scheduler.training_workers import member_changes
 
 logger = logging.getLogger(__name__)
@@ -49,11 +50,10 @@ async def _trained_by(session: Coordinator, rank: int, epoch: int) -> SampleDige
     while rank not in session.machine.unsettled:
         try:
             return await session.participants.ask(SampleDigest, "trained", rank, epoch=epoch)
-        except WorkerLost:  # perhaps nobody has noticed that it is lost, or a task blocks it
+        except WorkerLost as error:  # perhaps nobody has noticed that it is lost, or a task blocks it
             seconds = loop.time() - asked
-            if seconds >= settings.timeout:
-                raise
-            if seconds >= settings.heartbeat and not await session.process_runs(rank, seconds):
+            may_be_busy = isinstance(error, ParticipantUnreachable) and seconds < settings.timeout
+            if seconds >= settings.heartbeat and not (may_be_busy and await session.process_runs(rank, seconds)):
                 raise
         await asyncio.sleep(TICK)
         session.check()

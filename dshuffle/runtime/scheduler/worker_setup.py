@@ -101,8 +101,8 @@ async def _are_silent(scheduler: Scheduler, replies: dict[str, Any], settings: S
     if not all(isinstance(reply, OSError) for reply in replies.values()):
         return False
     workers = [scheduler.workers[address] for address in replies if address in scheduler.workers]
-    busy = [await process_runs(scheduler, worker, settings.heartbeat, settings) for worker in workers]
-    return not any(busy)
+    looks = (process_runs(scheduler, worker, settings.heartbeat, settings) for worker in workers)
+    return not any(await asyncio.gather(*looks))
 
 
 def _running(scheduler: Scheduler, addresses: Iterable[str]) -> set[str]:

@@ -12,6 +12,7 @@ whenever the client hears of one, and every call of the client ends.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import random
@@ -133,7 +134,8 @@ class World:
                 case ProcessQuestion(rank):
                     member = self.members[rank]
                     if not member.crashed and member.stopped_until <= self.now:
-                        self.later(0.05, lambda rank=rank: self.perform(self.machine.process_runs(rank, self.now)))
+                        answer = functools.partial(self.machine.note_running, instruction)
+                        self.later(0.05, lambda answer=answer: self.perform(answer(self.now)))
                 case ReplacementSearch(ranks):
                     self.seen["searched"] += 1
                     for rank in ranks:

@@ -127,7 +127,7 @@ def test_a_worker_whose_process_runs_is_waited_for_and_named() -> None:
         questions = [told for told in machine.tick(now) if isinstance(told, ProcessQuestion)]
         for question in questions:
             assert question == ProcessQuestion(1, question.silent_seconds)
-            assert machine.process_runs(1, now + 0.1) == []
+            assert machine.note_running(question, now + 0.1) == []
         now += 0.5
     assert machine.waiting_for() == (
         "waiting for the samples of epoch 0: rank 1 does not answer, but its process runs: a task may hold Python's "
@@ -144,7 +144,7 @@ def test_a_worker_is_lost_a_heartbeat_after_its_process_was_last_seen_to_run() -
     machine.advance(0.0)
     machine.voted(1, 0, vote(), 0.1)
     assert not ends(machine, 0.1, 10.0)
-    machine.process_runs(1, 10.0)
+    machine.note_running(ProcessQuestion(1, 0.0, machine.turn), 10.0)
     assert not ends(machine, 10.0, 10.0 + HEARTBEAT - 0.5)
     [ended] = ends(machine, 10.0 + HEARTBEAT - 0.5, 10.0 + HEARTBEAT)
     assert "rank 1 has not answered for 15 s" in str(ended.error)
@@ -156,10 +156,10 @@ def test_nobody_waits_for_ever_for_a_worker_whose_process_runs() -> None:
     machine.voted(1, 0, vote(), 0.1)
     now = 0.1
     while now < TIMEOUT - 1:
-        machine.process_runs(1, now)
+        machine.note_running(ProcessQuestion(1, 0.0, machine.turn), now)
         assert not ends(machine, now, now + 1)
         now += 1
-    machine.process_runs(1, now)
+    machine.note_running(ProcessQuestion(1, 0.0, machine.turn), now)
     [ended] = ends(machine, now, TIMEOUT + 1)
     assert "rank 1 has not answered for 300 s, although its process runs" in str(ended.error)
 
@@ -178,3 +178,27 @@ def test_a_rank_whose_workers_are_lost_again_and_again_ends_the_session() -> Non
     [ended] = machine.lost([1], "was killed", now + 1)
     words = "rank 1 was killed, for the 11th time in one epoch. Perhaps a task blocks or ends its worker"
     assert str(ended.error).startswith(words)
+
+
+def test_an_answer_about_a_process_does_not_speak_for_the_next_worker_of_the_rank() -> None:
+    machine = replacing_machine(2)
+    machine.advance(0.0)
+    question = ProcessQuestion(1, 5.0, machine.turn)
+    machine.lost([1], "has left", 6.0)
+    machine.answered(given_order(machine, "abort", 0, 1), None, 6.1)
+    machine.replaced(1, 6.2)
+    machine.note_running(question, 6.3)
+    assert "its process runs" not in machine.waiting_for()
+    assert ReplacementSearch((1,)) not in pass_time(machine, 6.3, 6.2 + HEARTBEAT - 0.5)
+    assert ReplacementSearch((1,)) in pass_time(machine, 6.2 + HEARTBEAT - 0.5, 6.2 + HEARTBEAT + 0.5)
+
+
+def test_workers_that_retire_and_servers_may_be_lost_often() -> None:
+    machine = replacing_machine(2, optional=[1])
+    now = 0.0
+    for rank, options in [(0, {"retires": True})] * (MOST_LOSSES + 2) + [(1, {})] * (MOST_LOSSES + 2):
+        lost = machine.lost([rank], "has left", now := now + 1, **options)
+        assert lost == [ReplacementSearch((rank,))]
+        machine.replaced(rank, now)
+        machine.answered(given_order(machine, "restore", rank, machine.n_runs), None, now)
+        machine.answered(given_order(machine, "members", 1 - rank, 0), None, now)

@@ -164,6 +164,8 @@ CASES: list[tuple[Phase, Callable[[SessionMachine], None], Phase]] = [
     (Phase.NEW, close, Phase.ENDED),
     *((phase, close, Phase.ENDED) for phase in ANY),
     *((phase, lose_all, Phase.ENDED) for phase in ANY),
+    (Phase.OPENING, begin, Phase.OPENING),
+    (Phase.OPENING, advance, Phase.OPENING),
     (Phase.OPENING, answer_all, Phase.IDLE),
     (Phase.OPENING, lose_first, Phase.ENDED),
     (Phase.OPENING, refuse, Phase.ENDED),

@@ -38,7 +38,7 @@ class Answers:
         if participant in self.owing:
             self._unreachable[participant] = reason
 
-    def runs(self, participant: int) -> None:
+    def note_running(self, participant: int) -> None:
         """Note that the process of a participant runs, although the participant does not answer."""
         self._running.add(participant)
 

@@ -64,10 +64,11 @@ class EpochFailed:
 
 @dataclass(frozen=True, slots=True)
 class ProcessQuestion:
-    """Find out whether the process of a silent participant runs, and report that with `SessionMachine.process_runs`."""
+    """Find out whether the process of a silent participant runs, and report it: `SessionMachine.note_running`."""
 
     participant: int
     silent_seconds: float
+    turn: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from dshuffle.runtime.scheduler.machine.state import SessionState
 from dshuffle.runtime.scheduler.machine.transitions import follow, take
 
 MOST_LOSSES = 10
-"""How often the worker of a rank may be lost in one epoch. Each time, the rank's task runs again."""
+"""How often the worker of a rank may be lost in one epoch, unless it retires. Each time, the rank's task runs again."""
 
 STATUS = "status"
 """Name of the order that asks a participant for its state."""
@@ -90,10 +90,11 @@ class SessionMachine(SessionState):
         """Note that a participant was alive at a time: it has said so, or bytes of it have arrived at another one."""
         self.silence.hear(participant, when)
 
-    def process_runs(self, participant: int, now: float) -> list[Instruction]:
+    def note_running(self, question: ProcessQuestion, now: float) -> list[Instruction]:
         """Note that the process of a silent participant runs. So the participant may be busy, and is not lost."""
-        self.silence.excuse(participant, now)
-        self.answers.runs(participant)
+        if question.turn == self.turn and question.participant in self.answers.owing:
+            self.silence.excuse(question.participant, now)
+            self.answers.note_running(question.participant)
         return []
 
     def answered(self, order: PhaseOrder, answer: Answer, now: float) -> list[Instruction]:
@@ -145,14 +146,15 @@ class SessionMachine(SessionState):
         current = self.phase in OWING and order.turn == self.turn and order.name == self.phase.value
         return current and order.participant in self.answers.owing
 
-    def lost(self, participants: Iterable[int], reason: str, now: float) -> list[Instruction]:
+    def lost(self, participants: Iterable[int], reason: str, now: float, *, retires: bool = False) -> list[Instruction]:
         """Replace participants that have left the cluster or do not answer, or end the session."""
         new = [participant for participant in participants if participant not in self.losses]
         if not new:
             return []
         clauses = {participant: f"{self.name_of(participant)} {reason}" for participant in new}
-        self.loss_counts.update(new)
-        often = [participant for participant in new if self.loss_counts[participant] > MOST_LOSSES]
+        self.loss_counts.update(() if retires else new)
+        needed = [participant for participant in new if participant not in self.optional]
+        often = [participant for participant in needed if self.loss_counts[participant] > MOST_LOSSES]
         for participant in often:
             times = f"for the {self.loss_counts[participant]}th time in one epoch"
             clauses[participant] += f", {times}. Perhaps a task blocks or ends its worker"
@@ -199,7 +201,7 @@ class SessionMachine(SessionState):
                     instructions.append(self.order(STATUS, participant))
                 silent_seconds = self.silence.seconds(participant, now)
                 if silent_seconds >= self.heartbeat / 3:
-                    instructions.append(ProcessQuestion(participant, silent_seconds))
+                    instructions.append(ProcessQuestion(participant, silent_seconds, self.turn))
         if self.phase is Phase.COMMITTING and self.client_waits and self.silence.lasts(now) >= self.timeout:
             self.client_waits = False
             instructions.append(EpochFailed(ExchangeError(f"the epoch cannot end: {self.waiting_for()}")))

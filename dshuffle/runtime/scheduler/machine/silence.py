@@ -31,6 +31,7 @@ class Silence:
         """Begin a phase, in which these participants get an order."""
         self._since = self._ticked = now
         self._asked = dict.fromkeys(participants, now)
+        self._excused = {}
 
     def extend(self, now: float) -> None:
         """Let the phase begin again."""

@@ -87,8 +87,9 @@ ROWS: tuple[tuple[tuple[Phase, ...], type[events.Event], Handler, dict[Phase, st
     # The driver ends the session.
     ((NEW, *OPEN), events.Closure, epochs.end_session, {ENDED: ""}),
     # The event is late or superfluous.
-    ((EXCHANGING, READY, COMMITTING, ABORTING, WAITING, RESTORING, INFORMING, ENDED), events.BeginCall, ignore, {}),
-    ((EXCHANGING, ABORTING, WAITING, RESTORING, INFORMING), events.AdvanceCall, ignore, {}),
+    ((OPENING, EXCHANGING, READY, COMMITTING, ABORTING, WAITING, RESTORING, INFORMING, ENDED), events.BeginCall,
+        ignore, {}),
+    ((OPENING, EXCHANGING, ABORTING, WAITING, RESTORING, INFORMING), events.AdvanceCall, ignore, {}),
     ((COMMITTING, ABORTING, INFORMING, ENDED), events.Replacement, ignore, {}),
     ((COMMITTING, ABORTING, INFORMING, ENDED), events.NoReplacement, ignore, {}),
     ((ENDED,), events.Loss, ignore, {}),
