@@ -2,7 +2,7 @@
 
     python tests/benchmarks/verdicts.py
 
-A comparison has a null pair, and up to 20 pairs of runs; see dshuffle/noninferiority.py. The metric of a run is 100,
+A comparison has a null pair, and up to 20 pairs of runs; see dshuffle/noninferiority/. The metric of a run is 100,
 plus what its pair shares (initial weights, batch seeds), plus noise. The margin is 1 %.
 
 A second table has accuracies on few samples. A run with the way differs from that with the reference in the samples
