@@ -202,11 +202,13 @@ def train(
             say("loading code on the workers")
             _warm_up(pipeline, client, pipeline.ways[-1].dataset(dataset))
         shufflers: list[Shuffler] = []
+        reported: dict[str, dict[int, TrainingPoint]] = {way.label: {} for way in pipeline.ways}
         for place, way in enumerate(pipeline.ways):
             say(way.label)
 
             def on_epoch(point: TrainingPoint, way: Way = way, before: int = place * pipeline.training.epochs) -> None:
                 nonlocal done
+                reported[way.label][point.epoch] = point  # after an interruption, an epoch may run again
                 done = before + point.epoch + 1  # a run that continues does not begin with the first epoch
                 say(way.label)
 
@@ -225,11 +227,18 @@ def train(
             quality = QualityOfWays(dataset, target)
             compared: list[WayResult] = []
             for way, result, shuffler in zip(pipeline.ways, results, shufflers, strict=True):
-                points = () if result.history is None else result.history.points
+                history = result.history
+                points = tuple(reported[way.label].values()) if history is None else history.points
                 of_way = quality if way.copy is None else QualityOfWays(way.copy, target, in_random_order=True)
                 compared.append(result_of(way, shuffler, points, measured=measured, quality=of_way, pairs=result.pairs))
             comparison = comparison_of(
-                client, dataset, compared, quality=quality, settings=pipeline.training.facts, command=_command()
+                client,
+                dataset,
+                compared,
+                quality=quality,
+                settings=pipeline.training.facts,
+                command=_command(),
+                error_meaning=pipeline.training.error_meaning,
             )
             page = None if write is None else write(comparison)
     return PipelineResult(tuple(results), page, comparison)

@@ -15,7 +15,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.report import TrainingPoint
 from dshuffle.runtime import Shuffler, gathered
-from dshuffle.training import OnEpoch
+from dshuffle.training import OnEpoch, fit_linear_regression
 
 FITS = {
     name: f"dshuffle.training:fit_{name}"
@@ -87,6 +87,13 @@ class Training:
     def name(self) -> str:
         """Name of the function."""
         return str(getattr(self.fit, "__name__", self.fit))
+
+    @property
+    def error_meaning(self) -> str:
+        """What the error after an epoch is, in words."""
+        if self.fit is fit_linear_regression:
+            return "the relative residual ‖Xw - y‖ / ‖y‖ on the whole dataset"
+        return "the error that the training function reports"
 
     @property
     def is_trainer(self) -> bool:

@@ -154,10 +154,6 @@ def _is_shuffled_once(way: WayResult) -> bool:
 def _times(measured: list[_MeasuredWay], ranking: _Ranking) -> str:
     """Seconds of an epoch with every way that was ranked, without an exchange, and with the fastest way by chunks."""
     ranked = (ranking.fastest, *ranking.alike, *ranking.slower)
-    if any(result.figures.epoch_seconds is None for result in ranked):  # nothing was trained
-        return (
-            f"An exchange takes {_listed([f'{human_seconds(way.spread.median)} with {way.label}' for way in ranked])}."
-        )
     times = [f"{human_seconds(result.figures.epoch_seconds)} with {result.label}" for result in ranked]
     local = [result.figures.epoch_seconds for result in measured if result.is_local]
     if alone := [seconds for seconds in local if seconds is not None]:

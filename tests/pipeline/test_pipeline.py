@@ -17,6 +17,7 @@ from dshuffle.compare import Way
 from dshuffle.errors import ClusterError, DatasetNotFound, RunCancelled
 from dshuffle.pipeline import BatchJobs, LocalWorkers, RunningScheduler, each_epoch
 from dshuffle.planning.cost import ClusterRates
+from dshuffle.report import TrainingPoint
 from dshuffle.runtime.client.waiting import wait_for_workers
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import fit_linear_regression
@@ -80,7 +81,27 @@ def test_a_report_of_a_function_that_has_no_error(tmp_path):
     training = Training(each_epoch, epochs=3, fn=len)
     result = Pipeline(URL, training, cluster=HERE, report=tmp_path).run(progress=False)
     assert "global + peer" in result.report.read_text()
-    assert json.loads((tmp_path / "summary.json").read_text())["ways"][0]["history"] == []
+    [way] = json.loads((tmp_path / "summary.json").read_text())["ways"]
+    assert [point["error"] for point in way["history"]] == [None] * 3, "it calls on_epoch, without an error"
+    assert way["figures"]["epoch_seconds"] > way["figures"]["training_seconds"]
+    assert "Error after each epoch" not in result.report.read_text()
+
+
+def test_a_function_that_calls_on_epoch_has_a_history(tmp_path):
+    def fit(shuffler, *, epochs, on_epoch=None):
+        for epoch in shuffler.epochs(epochs):
+            shuffler.client.gather(epoch.map(len))
+            time.sleep(0.05)  # what the client does after an epoch belongs to its time
+            on_epoch(TrainingPoint(epoch=epoch.number, seconds=1.0, error=0.5 / (1 + epoch.number)))
+        return {"loss": 0.25}
+
+    result = Pipeline(URL, Training(fit, epochs=3), cluster=HERE, report=tmp_path).run(progress=False)
+    assert result.history is None
+    assert [point.error for point in result.comparison.ways[0].history] == [0.5, 0.25, 0.5 / 3]
+    assert all(record.epoch_seconds >= 0.05 for record in result.records)
+    page = result.report.read_text()
+    assert "The error that the training function reports, on a logarithmic scale" in page
+    assert "‖" not in page
 
 
 def test_a_pipeline_continues_from_its_checkpoint(tmp_path):

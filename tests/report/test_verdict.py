@@ -155,10 +155,11 @@ def test_without_a_local_way_only_epochs_with_an_exchange_are_told(comparison):
     assert ". An epoch takes 500 ms with “global + peer”. The next exchange runs beside training." in text
 
 
-def test_without_training_exchanges_are_told(comparison):
+def test_times_of_epochs_need_no_history(comparison):
     way = dataclasses.replace(only(comparison, "global + peer").ways[0], history=())
     text = verdict(with_seconds(dataclasses.replace(comparison, ways=(way,)), "global + peer", [0.2] * 5))
-    assert "An exchange takes 200 ms with “global + peer”." in text
+    assert "An epoch takes 500 ms with “global + peer”." in text
+    assert "error" not in text
 
 
 GOOD = [0.001, -0.002, 0.0, 0.002, 0.001]
