@@ -236,6 +236,16 @@ class PairedRuns:
         return abs(self.null - self.reference[0]) + self.not_deterministic_by
 
     @property
+    def scatters_too_much(self) -> bool:
+        """Whether two runs that reshuffle everything differ by more than the margin. No number of pairs helps then."""
+        return self.null_difference > self.limit
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the metric is the same number in every run, such as an accuracy of 1."""
+        return len({*self.reference, *self.way, self.null, self.repeated}) == 1
+
+    @property
     def mean(self) -> float:
         """Mean difference of the pairs."""
         return float(self.differences.mean())
@@ -260,10 +270,12 @@ class PairedRuns:
     @property
     def outcome(self) -> PairedOutcome | None:
         """The answer; None if there are too few pairs for one."""
-        if self.null_difference > self.limit:
+        if self.scatters_too_much:
             return PairedOutcome.CANNOT_TELL
         if self.n_pairs not in self.test.looks:
             return None
+        if self.is_constant:
+            return PairedOutcome.CANNOT_TELL
         if self.worst < self.limit:
             return PairedOutcome.NOT_WORSE
         least, _ = self.interval
@@ -283,13 +295,16 @@ class PairedRuns:
             return f"not worse than {self.shown(self.limit)} at 95 % ({self.n_pairs} pairs; worst case {worst})"
         if outcome is PairedOutcome.WORSE:
             return f"worse by {self.shown(self.mean)} {self.shown_interval} ({self.n_pairs} pairs)"
-        if self.null_difference > self.limit:
+        if self.scatters_too_much:
             noise = self.not_deterministic_by
             widened = f", of which two equal runs differ by {self.shown(noise)}" if noise else ""
             return (
                 f"cannot tell: two runs of the reference that differ in the seed of the shuffle alone differ by "
-                f"{self.shown(self.null_difference)}{widened}, more than the margin of {self.shown(self.limit)}"
+                f"{self.shown(self.null_difference)}{widened}, more than the margin of {self.shown(self.limit)}. "
+                "Take a larger margin, or hold out more samples: more pairs do not help"
             )
+        if self.is_constant:
+            return "cannot tell: the metric is the same in every run, so it tests nothing"
         seen = self.shown(self.worst - self.mean)
         return f"cannot tell: differences below {seen} cannot be seen with {self.n_pairs} pairs"
 
@@ -310,8 +325,8 @@ class PairedRuns:
     @property
     def shown_interval(self) -> str:
         """Both bounds of the interval."""
-        least, most = map(self.scaled, self.interval)
-        return f"[{least:.3g}, {most:.3g}]{self.percent}"
+        least, most = same_decimals(*map(self.scaled, self.interval))
+        return f"[{least}, {most}]{self.percent}"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it."""
@@ -332,3 +347,20 @@ class PairedRuns:
             "reference": list(self.reference[: max(1, self.n_pairs)]),
             "way": list(self.way),
         }
+
+
+def same_decimals(first: float, second: float) -> tuple[str, str]:
+    """Format two numbers with as many decimals, of which the larger number has three significant digits at most.
+
+    Examples
+    --------
+    >>> same_decimals(-0.0812, 1.2345), same_decimals(0.5, 0.5), same_decimals(80.02, 81.0), same_decimals(0.0, 0.0)
+    (('-0.08', '1.23'), ('0.5', '0.5'), ('80', '81'), ('0', '0'))
+    """
+    largest = max(abs(first), abs(second))
+    decimals = 0 if largest == 0 else max(0, 2 - math.floor(math.log10(largest)))
+    texts = f"{first:.{decimals}f}", f"{second:.{decimals}f}"
+    while decimals and all(text.endswith("0") for text in texts):
+        decimals -= 1
+        texts = texts[0][:-1].rstrip("."), texts[1][:-1].rstrip(".")
+    return texts

@@ -14,7 +14,7 @@ import pytest
 import scipy
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.noninferiority import Margin, PairedOutcome, PairedRuns, PairedTest
+from dshuffle.noninferiority import Margin, PairedOutcome, PairedRuns, PairedTest, same_decimals
 
 
 def runs_of(differences, *, reference=10.0, null=0.0, repeated=0.0, **options):
@@ -96,9 +96,23 @@ def test_a_null_pair_beyond_the_margin_ends_the_test():
     assert runs.outcome is PairedOutcome.CANNOT_TELL
     assert str(runs) == (
         "cannot tell: two runs of the reference that differ in the seed of the shuffle alone differ by 1.5, more "
-        "than the margin of 1"
+        "than the margin of 1. Take a larger margin, or hold out more samples: more pairs do not help"
     )
     assert runs_of([0.0] * 5, null=0.9).outcome is PairedOutcome.NOT_WORSE
+
+
+def test_a_metric_that_never_changes_tests_nothing():
+    runs = runs_of([0.0] * 5, reference=1.0, higher_is_better=True)
+    assert runs.outcome is PairedOutcome.CANNOT_TELL
+    assert str(runs) == "cannot tell: the metric is the same in every run, so it tests nothing"
+    assert runs_of([0.0] * 4).outcome is None
+    assert runs_of([0.0, 0.0, 0.0, 0.0, 0.01]).outcome is PairedOutcome.NOT_WORSE
+
+
+def test_both_bounds_have_as_many_decimals():
+    assert same_decimals(-1.0, 12.3456) == ("-1.0", "12.3")
+    assert same_decimals(0.95, 1.05) == ("0.95", "1.05")
+    assert same_decimals(120.4, 1234.0) == ("120", "1234")
 
 
 def test_equal_runs_that_differ_widen_the_null():

@@ -13,8 +13,10 @@ from typing import Any, Self
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.redaction import hide_secrets, short_repr
 from dshuffle.report import TrainingPoint
 from dshuffle.runtime import Shuffler, gathered
+from dshuffle.store import Dataset
 from dshuffle.training import OnEpoch, fit_linear_regression
 
 FITS = {
@@ -127,9 +129,14 @@ class Training:
     @property
     def facts(self) -> dict[str, Any]:
         """The training by name, for a report."""
-        plain = (bool, int, float, str)
-        shown = {name: value if isinstance(value, plain) else f"{value!r:.60}" for name, value in self.options.items()}
-        return {"training": self.name, "epochs": self.epochs, **shown}
+
+        def fact(value: Any) -> Any:
+            if isinstance(value, Dataset):
+                return f"{value.n_samples} samples of {hide_secrets(value.url)}"
+            return value if isinstance(value, bool | int | float | str) else short_repr(value)
+
+        shown = {name: fact(value) for name, value in self.options.items()}
+        return {"training": f"{getattr(self.fit, '__module__', '')}:{self.name}", "epochs": self.epochs, **shown}
 
     def run(self, shuffler: Shuffler, on_epoch: OnEpoch) -> Any:
         """Train, and call ``on_epoch`` after every epoch, if the function says when one has ended."""

@@ -216,5 +216,9 @@ def _swatch(colour: str) -> str:
 def _facts(title: str, facts: Mapping[str, Any]) -> str:
     if not facts:
         return ""
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items())
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(_fact(value))}</dd>" for name, value in facts.items())
     return f"<div><h3>{escape(title)}</h3><dl>{rows}</dl></div>"
+
+
+def _fact(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

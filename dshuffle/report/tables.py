@@ -186,13 +186,19 @@ def pair_caption(runs: PairedRuns) -> str:
     noise = runs.not_deterministic_by
     return " ".join(
         [
-            f"mean: of {runs.test.metric} over the runs with the way. The other runs of the pairs reshuffle everything "
-            f"and have the same seeds; their mean is {_metric(statistics.mean(runs.reference))}. "
-            "difference: positive if the way is worse. interval: of the mean difference, at 95 %.",
+            *([_pair_meanings(runs)] if runs.n_pairs else []),
             f"The margin is {runs.shown(runs.limit)}.",
             f"Two runs that reshuffle everything with different seeds differ by {runs.shown(runs.null_difference)}.",
             *([f"Training is not deterministic by {runs.shown(noise)}."] if noise else []),
         ]
+    )
+
+
+def _pair_meanings(runs: PairedRuns) -> str:
+    return (
+        f"mean: of {runs.test.metric} over the runs with the way. The other runs of the pairs reshuffle everything "
+        f"and have the same seeds; their mean is {_metric(statistics.mean(runs.reference))}. "
+        "difference: positive if the way is worse. interval: of the mean difference, at 95 %."
     )
 
 

@@ -136,9 +136,11 @@ class _Worth:
 def _pairs(ways: Iterable[WayResult]) -> list[str]:
     """What pairs of runs say of each way: first of one shuffle before training, if that ran."""
     tested = [way for way in ways if way.pairs is not None]
-    labels: dict[int, list[WayResult]] = {}
-    for way in tested:  # ways that learn the same share their pairs
-        labels.setdefault(id(way.pairs), []).append(way)
+    labels: dict[tuple[str, ...], list[WayResult]] = {}
+    for way in tested:  # ways that learn the same share their pairs, and a null pair is that of all ways
+        pairs = way.pairs
+        assert pairs is not None
+        labels.setdefault((pairs.test.metric, str(pairs), *map(str, pairs.way)), []).append(way)
     groups = sorted(labels.values(), key=lambda group: not _is_shuffled_once(group[0]))
     return [
         f"{_listed([f'“{way.label}”' for way in group])} against reshuffling, in {pairs.test.metric}: {pairs}."

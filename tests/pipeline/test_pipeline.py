@@ -70,7 +70,7 @@ def test_several_ways_are_compared_in_the_report(tmp_path):
     summary = json.loads((tmp_path / "report" / "summary.json").read_text())
     assert [way["label"] for way in summary["ways"]] == [way.label for way in result.ways]
     assert [len(way["history"]) for way in summary["ways"]] == [3, 3, 3]
-    assert summary["settings"]["training"] == "fit_linear_regression"
+    assert summary["settings"]["training"] == "dshuffle.training.linear_regression:fit_linear_regression"
     page = result.report.read_text()
     assert "from shared storage" in page
     records = (tmp_path / "report" / "records.jsonl").read_text().splitlines()

@@ -6,7 +6,7 @@ import pytest
 
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.planning import Choices
-from dshuffle.report import verdict, verdict_sentences
+from dshuffle.report import comparison_tables, verdict, verdict_sentences
 from dshuffle.report.summary import figures
 
 
@@ -192,6 +192,20 @@ def test_ways_that_learn_the_same_share_an_answer(comparison):
     assert text.startswith(
         "“local, as stored” and “partial:0.1 + peer” against reshuffling, in rmse: worse by 0.2 [0.18"
     )
+
+
+def test_a_null_pair_is_told_once_for_all_ways(comparison):
+    labels = ("local, as stored", "local, shuffled once")
+    for label in labels:
+        comparison = with_pairs(comparison, [label], [], margin=0.0001)
+    text = verdict(comparison)
+    assert text.startswith(
+        "“local, as stored” and “local, shuffled once” against reshuffling, in rmse: cannot tell: two"
+    )
+    assert text.count("more pairs do not help.") == text.count("cannot tell") == 1
+    note = comparison_tables(comparison)[-1][1]
+    assert note.startswith("The margin is 0.0001.")
+    assert "mean" not in note
 
 
 def test_a_test_without_an_answer(comparison):
