@@ -183,9 +183,12 @@ def train(
     dataset = pipeline.checked()
     total, done = len(pipeline.ways) * pipeline.training.epochs, 0
 
-    def say(text: str) -> None:
+    def count(done: int, most: int, text: str) -> None:
         check()
-        advance(done, total, text)
+        advance(done, most, text)
+
+    def say(text: str) -> None:
+        count(done, total, text)
 
     say("loading compiled code; the first run compiles it")
     compile_kernels((way.choices for way in pipeline.ways), dataset.layout)
@@ -215,11 +218,13 @@ def train(
             value, shuffler = _train(pipeline, client, way.dataset(dataset), way, on_epoch)
             results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers))
             shufflers.append(shuffler)
+            done = (place + 1) * pipeline.training.epochs  # also if the function does not say when an epoch ends
+            say(way.label)
             if pipeline.test is not None:
                 metric_of(value, pipeline.test.metric)  # now, and not after all ways
         if pipeline.test is not None:
             timed = [(way, result.records) for way, result in zip(pipeline.ways, results, strict=True)]
-            pairs = pairs_of(client, dataset, pipeline.test, pipeline.training, pipeline.options, timed, say)
+            pairs = pairs_of(client, dataset, pipeline.test, pipeline.training, pipeline.options, timed, check, count)
             results = [dataclasses.replace(result, pairs=pairs.get(result.label)) for result in results]
         comparison, page = None, None
         if pipeline.report is not None:
@@ -314,7 +319,7 @@ class PipelineRun:
 
     def __repr__(self) -> str:
         done, total, text = self._progress
-        state = f"{done} of {total} epochs, {text}"
+        state = f"{done} of {total}, {text}"
         if self.done:
             state = "done" if self._error is None else f"failed: {type(self._error).__name__}"
         return f"<PipelineRun {state}>"
@@ -326,7 +331,7 @@ class PipelineRun:
 
     @property
     def progress(self) -> tuple[int, int, str]:
-        """Number of epochs that are done, number of all epochs, and what is going on."""
+        """Number of epochs that are done, number of all epochs, and what is going on. In pairs of runs: of pairs."""
         return self._progress
 
     def cancel(self) -> None:

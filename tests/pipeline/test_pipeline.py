@@ -133,7 +133,7 @@ def test_a_run_in_the_background_says_how_far_it_is():
         assert gate.wait(60)
 
     run = Pipeline(URL, Training("linear_regression", epochs=2, step=0.1, on_epoch=wait), cluster=HERE).submit()
-    with pytest.raises(TimeoutError, match=r"not ended after 0\.1 s: <PipelineRun 0 of 2 epochs, "):
+    with pytest.raises(TimeoutError, match=r"not ended after 0\.1 s: <PipelineRun 0 of 2, "):
         run.result(timeout=0.1)
     assert not run.done
     gate.set()

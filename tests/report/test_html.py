@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
+from bokeh.models.annotations import LabelSet
 
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.report import TrainingPoint, comparison_tables, render_html, verdict_sentences
@@ -168,7 +169,14 @@ def test_pairs_are_drawn_and_listed(comparison):
     assert marks.data_source.data["text"] == ["+0.01", "+0.02", "-0.01", "+0", "+8"]
     # The last one is beyond the end of the axis, at four margins.
     assert marks.data_source.data["marker"] == [*["circle"] * 4, "triangle"]
-    assert marks.data_source.data["x"] == pytest.approx([0.01, 0.02, -0.01, 0, 0.98 * 0.4])
+    assert marks.data_source.data["x"] == pytest.approx([0.01, 0.02, -0.01, 0, 0.4], abs=0.02)
+    [label] = [layout for layout in chart.figure.center if isinstance(layout, LabelSet)]
+    assert label.source.data["text"] == ["+1.6"], "the mean is beyond the axis, too"
+    close = dataclasses.replace(runs, way=(1.01, 1.02, 0.99, 1.0, 1.01))
+    ways = (comparison.ways[0], dataclasses.replace(comparison.ways[1], pairs=close), *comparison.ways[2:])
+    axis = pair_chart(dataclasses.replace(comparison, ways=ways)).figure.x_range
+    assert -0.06 < axis.start < -0.01, "no empty half"
+    assert 0.1 < axis.end < 0.15
     null = dataclasses.replace(runs, way=(), null=3.0)
     ways = (comparison.ways[0], dataclasses.replace(comparison.ways[1], pairs=null), *comparison.ways[2:])
     untold = dataclasses.replace(comparison, ways=ways)
