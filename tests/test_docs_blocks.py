@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import anndata
+import dask.array
 import numpy as np
 import pandas as pd
 import pytest
@@ -115,12 +116,13 @@ def test_the_blocks_on_files(two_workers, tmp_path, monkeypatch):
     packed = {"dtype": "int16", "scale_factor": np.float32(1e-4), "_FillValue": -1}
     ds.to_zarr("era5.zarr", consolidated=False, encoding={"t2m": packed})
 
-    created, split, sums, normalized, opened, windows = blocks("from-your-files.md")
+    created, split, rows, sums, normalized, opened, windows = blocks("from-your-files.md")
     with two_workers() as client:
-        names = {"dshuffle": dshuffle, "np": np, "client": client}
-        for block in (created, split, sums, normalized):
+        names = {"dshuffle": dshuffle, "np": np, "client": client, "dask": dask}
+        for block in (created, split, rows, sums, normalized):
             exec(block, names)
     assert names["images"].classes == ("cats", "dogs")
+    assert names["flat"].arrays["x"].shape == (64 * 64 * 3,)
     train, test = (part.read_rows(np.arange(part.n_samples)) for part in (names["train"], names["test"]))
     assert np.bincount(test["y"]).tolist() == [2, 2]
     batch = names["normalized"](train)

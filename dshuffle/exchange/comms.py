@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dshuffle.emulated_links import emulated
 from dshuffle.exchange.acknowledgements import Acknowledgements
-from dshuffle.exchange.arrivals import seconds_since_data
+from dshuffle.exchange.last_data import seconds_since_data
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.replies import Refusal, Reply, RowsReply, from_fields, rows_from_fields, to_fields
 from dshuffle.exchange.shared_memory import host

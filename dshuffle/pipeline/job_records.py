@@ -23,7 +23,7 @@ PAUSE = 60.0
 class State(StrEnum):
     """State of a job."""
 
-    SUBMITTED = "submitted"  # the batch system has it, and has not been asked about it
+    SUBMITTED = "submitted"  # the batch system has accepted it, and has said no more
     PENDING = "pending"
     RUNNING = "running"
     CONNECTED = "connected"
@@ -149,6 +149,10 @@ class JobRecords:
         for record in self.without_worker():
             if record.number == number and (record.state, record.reason) != (state, reason):
                 self._change(record, state, reason, number)
+
+    def was_seen(self, number: str) -> bool:
+        """Whether the batch system has said that a job without a worker is pending or running."""
+        return any(record.number == number and record.state != State.SUBMITTED for record in self.without_worker())
 
     def ended(self, number: str, words: str) -> None:
         """The batch system has said that a job has ended. If its worker had not connected, the job has failed."""

@@ -82,7 +82,8 @@ class JobWatch(SchedulerPlugin):
         self._cluster, self._records, self._processes = cluster, cluster.records, processes
         self._asks_slurm, self._next_question = asks_slurm, 0.0
         self._jobs: dict[str, str] = {}  # names of jobs by the addresses of their connected workers
-        self._callback = PeriodicCallback(self._look, 1000 * min(1.0, LOOK))
+        self._callback = PeriodicCallback(self._begin_to_look, 1000 * min(1.0, LOOK))
+        self._look_task: asyncio.Task[None] | None = None
 
     def __enter__(self) -> JobWatch:
         self._cluster.sync(self._start)
@@ -97,6 +98,9 @@ class JobWatch(SchedulerPlugin):
 
     async def _stop(self) -> None:
         self._callback.stop()
+        if self._look_task is not None:
+            self._look_task.cancel()
+            await asyncio.wait([self._look_task])
         self._scheduler.remove_plugin(PLUGIN)
 
     @property
@@ -117,12 +121,19 @@ class JobWatch(SchedulerPlugin):
         if name not in self._jobs.values():
             self._records.left(name)
 
+    def _begin_to_look(self) -> asyncio.Task[None]:
+        """Begin the next look. The callback awaits it, so there is one look at a time."""
+        self._look_task = asyncio.ensure_future(self._look())
+        return self._look_task
+
     async def _look(self) -> None:
         """Ask about jobs without workers, and take those out of the cluster that are due, so that it submits them."""
+        jobs = self._cluster.workers
         for record in self._records.due():
-            job = self._cluster.workers.pop(record.name, None)
-            if job is not None:
-                await job.close()
+            if (job := jobs.get(record.name)) is not None:
+                await job.close()  # if this is cancelled, the cluster still has the job, and closes it
+                if jobs.get(record.name) is job:
+                    del jobs[record.name]
         loop = asyncio.get_running_loop()
         waiting = {record.number for record in self._records.without_worker()}
         if not waiting or not self._asks_slurm or loop.time() < self._next_question:
@@ -137,8 +148,14 @@ class JobWatch(SchedulerPlugin):
             state, reason = states.get(number, (None, ""))
             if state is not None:
                 self._records.seen(number, state, reason)
-            else:
-                self._records.ended(number, await slurm_jobs.ending(number))
+                continue
+            try:
+                words = await slurm_jobs.ending(number)
+            except OSError as error:
+                if number not in states and not self._records.was_seen(number):
+                    continue  # perhaps it is on another cluster, of which nothing is known here
+                words = f"Slurm does not say how it ended ({error})"
+            self._records.ended(number, words)
 
 
 def watched(cluster_class: type[Any], records: JobRecords) -> type[WatchedCluster]:

@@ -1,10 +1,15 @@
-"""What Slurm says about jobs: their states, and how those ended that it still knows."""
+"""What Slurm says about jobs: their states, and how those ended that it still knows.
+
+It says this of the jobs of its own cluster. Those that ``sbatch --clusters`` sends to another one are not known.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
+import signal
 from collections import deque
 from pathlib import Path
 
@@ -15,6 +20,9 @@ RUNNING = {"COMPLETING", "RUNNING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPEN
 
 PENDING = {"CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "RESV_DEL_HOLD"}
 """States in which it has not begun."""
+
+ANSWER_WITHIN = 30.0
+"""Seconds in which a command of Slurm must end. A busy controller lets it wait."""
 
 LOG_LINES = 20
 """Lines of a log that an error quotes."""
@@ -43,12 +51,17 @@ def _state(name: str) -> State | None:
 
 
 async def ending(number: str) -> str:
-    """Say how a job has ended, with the last lines of its log."""
-    try:
-        shown = await _output("scontrol", "--oneliner", "show", "job", number)
-    except OSError:
-        return "Slurm does not know it any more"
+    """Say how a job has ended, with the last lines of its log.
+
+    Raises
+    ------
+    OSError
+        If ``scontrol`` cannot be run, has no answer, or does not know this job of this user.
+    """
+    shown = await _output("scontrol", "--oneliner", "show", "job", number)
     fields = dict(re.findall(r"(\S+?)=(.*?)(?=\s+[\w/:]+=|\s*$)", shown))
+    if not (user := fields.get("UserId", "")).endswith(f"({os.getuid()})"):
+        raise OSError(f"scontrol: job {number} belongs to {user}")  # a job on another cluster may have the same number
     words = f"{fields.get('JobState', '')}, exit code {fields.get('ExitCode', '')}, on {fields.get('NodeList', '')}"
     return f"{words}. {log_end(log_name(fields.get('StdErr', ''), number))}"
 
@@ -78,9 +91,18 @@ def log_end(name: str) -> str:
 
 async def _output(*command: str) -> str:
     process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
     )
-    output, errors = await process.communicate()
+    try:
+        async with asyncio.timeout(ANSWER_WITHIN):
+            output, errors = await process.communicate()
+    except TimeoutError:
+        raise TimeoutError(f"{command[0]} has not answered within {ANSWER_WITHIN:g} s") from None
+    finally:
+        if process.returncode is None:  # it is late, or nobody waits for it any more
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # a command may be a script that has started others
+            await process.wait()
     if process.returncode:
         raise OSError(f"{command[0]}: {errors.decode(errors='replace').strip()}")
     return output.decode(errors="replace")

@@ -89,9 +89,8 @@ def _epoch_time(measured: Mapping[str, Figures], recommended: Collection[str]) -
     return Chart(
         "Time per epoch",
         "Median wall time of an epoch, the fastest first. training: tasks of the busiest worker. waiting for data: "
-        "time until the next samples arrived. other: round trips, task starts, what the client does between epochs, "
-        "and processor time spent on the exchange. "
-        "The difference from the bars of local ways is the cost of the exchange.",
+        "time until the next samples arrived. other: round trips, task starts, work of the client between epochs, and "
+        "processor time of the exchange. The difference from the bars of local ways is the cost of the exchange.",
         key,
         chart,
     )

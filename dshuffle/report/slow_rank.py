@@ -10,7 +10,7 @@ from dshuffle.records import EpochRecord
 from dshuffle.units import human_seconds
 
 SLOW = 1.5
-"""A rank is slow if its training takes this many times as long as that of the median rank."""
+"""A rank is slow if its training takes this many times as long as the median of the others."""
 
 NOTICEABLE = 0.1
 """Seconds of an epoch below which differences between ranks are noise."""
@@ -35,9 +35,10 @@ def slow_rank_in_words(records: Sequence[EpochRecord]) -> str:
     if not epochs or len(epochs[0]) < 2:
         return ""
     seconds = np.median(epochs, axis=0)
-    rank, middle = int(np.argmax(seconds)), float(np.median(seconds))
-    wait = float(seconds[rank] - np.median(np.delete(seconds, rank)))
+    rank = int(np.argmax(seconds))
+    middle = float(np.median(np.delete(seconds, rank)))
+    wait = float(seconds[rank] - middle)
     if wait < NOTICEABLE or seconds[rank] < SLOW * middle:
         return ""
-    times = f"{seconds[rank] / middle:.1f} times as long as the median rank" if middle > 0 else "longest"
-    return f"rank {rank} trained {times}, and the others waited {human_seconds(wait)} an epoch"
+    times = f"{seconds[rank] / middle:.1f} times as long as the median of the others" if middle > 0 else "longest"
+    return f"rank {rank} trained {times}, which waited {human_seconds(wait)} an epoch"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -295,7 +295,7 @@ class Partition:
         return batches
 
     def take(
-        self, positions: NDArray[np.integer] | slice, names: Sequence[str] | None = None
+        self, positions: NDArray[np.integer] | slice, names: Iterable[str] | None = None
     ) -> dict[str, NDArray[Any]]:
         """Copy the samples at the given positions of the training order.
 

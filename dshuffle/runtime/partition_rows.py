@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -62,12 +62,13 @@ class PartitionRows:
         column, encoding = self._column(name), self.layout.encoding(name)
         return column.dtype if encoding is None else np.dtype(encoding.dtype), column.shape[1:]
 
-    def take(self, slots: NDArray[np.int64], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    def take(self, slots: NDArray[np.int64], names: Iterable[str]) -> dict[str, NDArray[Any]]:
         """Copy rows: name -> array of shape ``(k, *per-sample shape)``."""
         columns = {name: self._column(name) for name in names}
         if self._file is None:
             return {name: self._decoded(name, column[slots]) for name, column in columns.items()}
-        return {name: self._decoded(name, stored) for name, stored in self._read(self._file, slots, names).items()}
+        stored = self._read(self._file, slots, list(columns))  # names may be an iterator, which has ended here
+        return {name: self._decoded(name, values) for name, values in stored.items()}
 
     def matrix(self, name: str, slots: NDArray[np.int64]) -> tuple[NDArray[Any], int]:
         """An array of numbers as columns of a read-only matrix with all rows, and the first of these columns.

@@ -131,7 +131,8 @@ class Views(ABC):
             raise InvalidParameter.of("stratify", stratify, f"None with by={by!r}", "Leave one of them out.")
         if by == "sample" and (overlapping := self._view.overlapping):
             allowed = f"'chunk', 'time' or the name of an array, because {overlapping} overlap"
-            raise InvalidParameter.of("by", by, allowed)
+            without = "" if stratify is None else f"stratify={stratify!r} needs samples that do not overlap."
+            raise InvalidParameter.of("by", by, allowed, without)
         if stratify is not None:
             first, second = split_strata(self._values("stratify", stratify), fraction, seed)
         elif by == "sample":
@@ -171,10 +172,17 @@ class Views(ABC):
         return self._only(name).read_rows(np.arange(self.n_samples))[name]
 
     def _times(self) -> NDArray[Any]:
-        """The time of each sample, or of the anchor of its window."""
-        if "time" in self.scalars:
-            return self._values("by", "time")
-        return self._view.items(np.arange(self.n_samples)) // self._view.n_patches
+        """The time of each sample; its place in the stored order if there is no array of times."""
+        if "time" not in self.arrays:
+            return self._view.items(np.arange(self.n_samples)) // self._view.n_patches
+        if "time" not in self.scalars:
+            hint = "Give the array one time for each sample, as windows with time=0 do."
+            raise InvalidParameter.because("by", f"the samples have times of shape {self.arrays['time'].shape}", hint)
+        times = self._values("by", "time")
+        if missing := np.count_nonzero(times != times):  # NaN and NaT
+            hint = "Select the samples that have one."
+            raise InvalidParameter.because("by", f"{missing} of {self.n_samples} samples have no time", hint)
+        return times
 
     def windows(self, offsets: Offsets | Mapping[str, Offsets]) -> Self:
         """Make samples of several consecutive rows, such as steps of time. Nothing is read or copied.

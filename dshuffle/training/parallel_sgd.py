@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.runtime import Partition, Shuffler, gathered
+from dshuffle.store import Dataset
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate, raises_once
 from dshuffle.training.inputs import EVALUATION_ROWS, check_finite, check_names
 from dshuffle.training.monitoring import timed
@@ -109,6 +110,8 @@ def fit_parallel_sgd(
     batch_rows = _default_batch_rows(model) if batch_rows is None else as_integer("batch_rows", batch_rows, 1)
     step_name = None if schedule is None else _step_name(model)
     first_step = 0.0 if step_name is None else float(model.get_params()[step_name])
+    if isinstance(shuffler, Shuffler):  # not a stand-in without a dataset
+        _check_arrays(shuffler.dataset, features, target)
     all_labels = None if classes is None else _checked_classes(np.unique(np.asarray(classes)), None)
     recorder = Recorder(validate, early_stopping, on_epoch)
     model = recorder.begin(shuffler, "fit_parallel_sgd", model)
@@ -320,13 +323,24 @@ def checked_rows(
     """
     check_names(batch, features=features, target=target)
     for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
-        array = batch[name]
-        if array.ndim != dimensions or array.dtype.kind not in "biuf":
-            raise InvalidParameter.of(
-                parameter, name, f"a {dimensions}-D array of numbers (it is {array.ndim}-D, {array.dtype})"
-            )
-        check_finite(parameter, name, array, sample_ids)
+        _check_shape(parameter, name, dimensions, batch[name].ndim, batch[name].dtype)
+        check_finite(parameter, name, batch[name], sample_ids)
     return batch[features], batch[target]
+
+
+def _check_arrays(dataset: Dataset, features: str, target: str) -> None:
+    """Refuse arrays that an estimator cannot take, before any task runs."""
+    check_names(dataset.arrays, features=features, target=target)
+    for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
+        array = dataset.arrays[name]
+        _check_shape(parameter, name, dimensions, 1 + len(array.shape), array.dtype)
+
+
+def _check_shape(parameter: str, name: str, dimensions: int, n_axes: int, dtype: np.dtype[Any]) -> None:
+    if n_axes != dimensions or dtype.kind not in "biuf":
+        hint = "Write them as rows: x.reshape(len(x), -1) for an array x, or a Dask array." if n_axes > 2 else ""
+        allowed = f"a {dimensions}-D array of numbers (it is {n_axes}-D, {dtype})"
+        raise InvalidParameter.of(parameter, name, allowed, hint)
 
 
 def _diverged(epoch: int) -> InvalidParameter:

@@ -27,14 +27,18 @@ echo "Submitted batch job $number"
 """
 
 SQUEUE = """
+if [ -e "$home/hangs" ]; then sleep 600 & echo $! > "$home/asleep"; wait; fi
+[ -e "$home/elsewhere" ] && exit
 for job in "$home"/[0-9]*; do
     echo "$(basename "$job")|$(cat "$job/state")|$([ -e "$home/full" ] && echo Resources || echo None)"
 done
 """
 
 SCONTROL = """
+[ -e "$home/elsewhere" ] && { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
 job="$home/$4"
-echo "JobId=$4 JobName=dask-worker JobState=$(cat "$job/state") Reason=NonZeroExitCode ExitCode=$(cat "$job/code"):0" \\
+echo "JobId=$4 JobName=dask-worker UserId=somebody($(id -u)) JobState=$(cat "$job/state")" \\
+    "Reason=NonZeroExitCode ExitCode=$(cat "$job/code"):0" \\
     "NodeList=w7 StdErr=$job/errors StdIn=/dev/null StdOut=$job/output Power="
 """
 
@@ -78,3 +82,17 @@ class FakeSlurm:
     def be_full(self) -> None:
         """Leave all jobs pending from now on."""
         (self.home / "full").touch()
+
+    def forget(self) -> None:
+        """Know no job from now on, as if all were on another cluster."""
+        (self.home / "elsewhere").touch()
+
+    def hang(self) -> None:
+        """Let ``squeue`` start another process, and wait for it, from now on."""
+        (self.home / "hangs").touch()
+
+    @property
+    def hanging(self) -> int | None:
+        """Number of this process; None before it has started."""
+        file = self.home / "asleep"
+        return int(file.read_text()) if file.exists() and file.read_text().endswith("\n") else None

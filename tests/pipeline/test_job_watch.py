@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 
 import dask
+import psutil
 import pytest
 
 import dshuffle
 from dshuffle import ClusterError, InvalidParameter, Pipeline, Training
 from dshuffle.errors import RunCancelled
-from dshuffle.pipeline import BatchJobs
+from dshuffle.pipeline import BatchJobs, slurm_jobs
 from dshuffle.pipeline.job_records import PAUSE, JobRecords, State
 from dshuffle.synthetic import keyed_regression
 
@@ -45,6 +48,18 @@ def slurm(tmp_path, monkeypatch):
 def opened(n_jobs, **options):
     """Open a cluster of jobs. Its patience is an hour, far more than the time limit of these tests."""
     with BatchJobs("SLURM", n_jobs, options=OPTIONS | options).open():
+        pass
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def opened_within(patience, n_jobs):
+    with BatchJobs("SLURM", n_jobs, options=OPTIONS, patience=patience).open():
         pass
 
 
@@ -92,10 +107,7 @@ def test_the_line_of_a_wait_tells_pending_running_and_failed_jobs_apart(slurm):
     slurm.be_full()
     submitted = Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 2, options=OPTIONS)).submit()
     expected = "waiting for 2 workers in 2 SLURM jobs: 0 of 2 workers have connected; 2 jobs pending (Resources)"
-    deadline = time.monotonic() + 60
-    while submitted.progress[2] != expected and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert submitted.progress[2] == expected
+    eventually(lambda: submitted.progress[2] == expected)
     submitted.cancel()
     with pytest.raises(RunCancelled):
         submitted.result(timeout=60)
@@ -109,6 +121,59 @@ def test_the_error_of_a_wait_that_is_too_long_has_the_states(slurm):
         ClusterError, match=r"only 0 of min_workers=2 .* after 3 s; 2 jobs pending \(Resources\)\. Start"
     ):
         Pipeline(URL, LINEAR, cluster=cluster).run(progress=False)
+
+
+def test_jobs_that_slurm_has_never_listed_stay_submitted(slurm):
+    """They may be on another cluster (``--clusters``)."""
+    slurm.be_full()
+    slurm.forget()
+    with pytest.raises(ClusterError, match=r"only 0 of min_workers=1 .* after 3 s; 1 job submitted\. Start"):
+        opened_within(3, 1)
+    assert len(slurm.jobs) == 1
+
+
+def test_a_job_that_slurm_has_listed_and_forgotten_has_failed(slurm, caplog):
+    slurm.be_full()
+    submitted = Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 1, options=OPTIONS)).submit()
+    eventually(lambda: submitted.progress[2].endswith("1 job pending (Resources)"))
+    slurm.forget()
+    eventually(lambda: "Slurm does not say how it ended (scontrol: slurm_load_jobs error: Invalid" in caplog.text)
+    submitted.cancel()
+    with pytest.raises(RunCancelled):
+        submitted.result(timeout=60)
+
+
+def test_a_job_of_another_user_with_the_same_number(slurm, monkeypatch):
+    slurm.be_full()
+    with pytest.raises(ClusterError, match="only 0 of min_workers=1"):
+        opened_within(2, 1)
+    assert asyncio.run(slurm_jobs.ending("1")).startswith("CANCELLED")
+    monkeypatch.setattr(os, "getuid", lambda: 123_456)
+    with pytest.raises(OSError, match=r"scontrol: job 1 belongs to somebody\(\d+\)"):
+        asyncio.run(slurm_jobs.ending("1"))
+
+
+def ended(number):
+    return not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_command_of_slurm_that_hangs_is_ended(slurm, monkeypatch):
+    slurm.hang()
+    monkeypatch.setattr(slurm_jobs, "ANSWER_WITHIN", 0.5)
+    with pytest.raises(TimeoutError, match=r"squeue has not answered within 0\.5 s"):
+        asyncio.run(slurm_jobs.states())
+    assert slurm.hanging is not None
+    eventually(lambda: ended(slurm.hanging))
+
+
+def test_no_look_at_the_jobs_outlives_the_cluster(slurm):
+    slurm.be_full()
+    slurm.hang()
+    with pytest.raises(ClusterError, match="only 0 of min_workers=1"):
+        opened_within(3, 1)
+    assert slurm.hanging is not None
+    eventually(lambda: ended(slurm.hanging))
+    assert (slurm.jobs[0] / "state").read_text().strip() == "CANCELLED"
 
 
 class Clock:

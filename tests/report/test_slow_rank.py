@@ -18,13 +18,13 @@ def records_of(*epochs):
 
 def test_the_slowest_rank_is_named_with_medians():
     records = records_of((9.0, 1.0, 1.0), (0.7, 0.7, 2.5), (0.7, 0.8, 2.8), (0.7, 0.6, 2.8))
-    words = "rank 2 trained 4.0 times as long as the median rank, and the others waited 2.10 s an epoch"
+    words = "rank 2 trained 4.0 times as long as the median of the others, which waited 2.10 s an epoch"
     assert slow_rank_in_words(records) == words
 
 
 def test_only_epochs_with_the_last_number_of_ranks_count():
     records = records_of((1.0, 1.0), (5.0, 1.0, 1.0), (1.0, 3.0))
-    assert slow_rank_in_words(records).startswith("rank 1 trained 1.5 times")
+    assert slow_rank_in_words(records).startswith("rank 1 trained 3.0 times")
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,16 @@ from dshuffle.runtime.client.open_session import OpenSession
 from dshuffle.runtime.scheduler.machine.losses import worker_lost
 
 
-@pytest.mark.parametrize(("elastic", "expected"), [(True, 2), (False, 5)])
-def test_an_elastic_session_waits_for_its_fewest_workers_only(monkeypatch, caplog, elastic, expected):
-    """The others may join it later. There are five workers, and one that leaves."""
-    states = ["running"] * 5 + ["closing_gracefully"]
+@pytest.mark.parametrize(
+    ("elastic", "states", "expected"),
+    [
+        (True, ["running"] * 5 + ["closing_gracefully"], 2),
+        (False, ["running"] * 5 + ["closing_gracefully"], 5),
+        (False, ["paused"] * 2, 1),
+    ],
+)
+def test_an_elastic_session_waits_for_its_fewest_workers_only(monkeypatch, caplog, elastic, states, expected):
+    """The others may join it later. A wait needs at least one worker, also if all are paused at the moment."""
     workers = {f"tcp://w{number}": {"status": status} for number, status in enumerate(states)}
     monkeypatch.setattr(open_session, "cluster_info", lambda client: {"workers": workers})
     awaited = []

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dshuffle.errors import StaleEpoch
+from dshuffle.exchange.row_file import RowFile
 from dshuffle.rows import RowLayout
 from dshuffle.runtime import Partition
 
@@ -61,3 +62,15 @@ def test_a_partition_stays_where_it_is(partition: Partition, send) -> None:
 def test_an_array_that_is_not_there(partition: Partition) -> None:
     with pytest.raises(KeyError, match=r"no array 'z' in this dataset; it has \['x', 'y'\]"):
         partition.take(slice(None), ["x", "z"])
+
+
+def test_names_may_be_an_iterator_also_if_the_rows_are_on_a_disk(tmp_path) -> None:
+    layout = RowLayout.of({"x": (np.dtype("f4"), ()), "y": (np.dtype("f4"), ())})
+    file = RowFile(layout, 2, str(tmp_path))
+    layout.column(file.rows, "x")[:] = [1, 2]
+    layout.column(file.rows, "y")[:] = [3, 4]
+    partition = Partition(layout, file.rows, np.array([1, 0]), np.array([7, 5]), rank=0, epoch=0, file=file)
+    taken = partition.take(slice(None), iter(["x", "y"]))
+    assert {name: values.tolist() for name, values in taken.items()} == {"x": [2, 1], "y": [4, 3]}
+    partition.close()
+    file.close()

@@ -142,7 +142,7 @@ def test_training_seconds_are_those_of_the_slowest_worker(threads, small):
         assert len(record.rank_training_seconds) == shuffler.n_workers
     words = slow_rank_in_words(shuffler.records)
     assert re.fullmatch(
-        r"rank 2 trained \d+\.\d times as long as the median rank, and the others waited .* an epoch", words
+        r"rank 2 trained \d+\.\d times as long as the median of the others, which waited .* an epoch", words
     )
 
 

@@ -1,5 +1,6 @@
 """The live view of a session in a notebook, with a stand-in for IPython."""
 
+import dataclasses
 import itertools
 import re
 import sys
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from dshuffle import InvalidParameter, Shuffler, create_dataset, watch
-from dshuffle.runtime.client.session_widget import session_html
+from dshuffle.runtime.client import session_widget
+from dshuffle.runtime.client.session_widget import TextView, session_html
 from dshuffle.runtime.scheduler.snapshot import EpochFigures, LinkFigures, Participant, SessionSnapshot
 
 
@@ -139,3 +141,35 @@ def test_a_script_gets_lines_of_text(threads, small, capsys, eventually):
     lines = "".join(texts).splitlines()
     assert all(line != following for line, following in itertools.pairwise(lines))
     widget.stop()
+
+
+def test_lines_about_one_phase_have_a_distance(capsys, monkeypatch):
+    """The percentages of an exchange change at every look."""
+    session = SessionSnapshot(
+        session_id="id",
+        way="peer",
+        n_samples=10,
+        row_nbytes=8,
+        epoch=3,
+        phase="exchanging",
+        waiting_for="rank 1 has 0%",
+        participants=(),
+        epochs=(),
+    )
+
+    def look(**changes):
+        nonlocal session
+        session = dataclasses.replace(session, **changes)
+        view.update(shuffler)
+        return capsys.readouterr().err
+
+    shuffler = types.SimpleNamespace(closed=False, _calls=types.SimpleNamespace(ask=lambda *_: session))
+    view = TextView(shuffler)
+    assert capsys.readouterr().err == "peer: epoch 3, exchanging, rank 1 has 0%\n"
+    assert [look(waiting_for=f"rank 1 has {part}%") for part in range(10, 50, 10)] == [""] * 4
+    assert look(phase="committing", waiting_for="rank 1") == "peer: epoch 3, committing, rank 1\n"
+    assert look(epoch=4) == "peer: epoch 4, committing, rank 1\n"
+    assert look(waiting_for="rank 2") == ""
+    monkeypatch.setattr(session_widget, "LINE_EVERY", 0.0)
+    assert look() == "peer: epoch 4, committing, rank 2\n"
+    assert look() == ""

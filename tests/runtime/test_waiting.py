@@ -15,11 +15,13 @@ import pytest
 from distributed.comm.core import CommClosedError
 
 from dshuffle.errors import ClusterError
-from dshuffle.runtime.client.bounded_calls import limit_of
+from dshuffle.runtime.client.bounded_calls import limit_of, run_on_workers
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.client.session_client import install_plugin
 from dshuffle.runtime.client.waiting import log_if_slow, wait_for_workers
+from dshuffle.runtime.measure import probe
 from dshuffle.runtime.measure.diagnosis import diagnose
+from dshuffle.runtime.measure.probe import measure_cluster
 
 
 def test_a_long_wait_is_said_less_and_less_often(caplog):
@@ -97,16 +99,73 @@ def test_workers_are_not_waited_for_if_the_scheduler_does_not_answer(monkeypatch
         wait_for_workers(SilentClient(), 2, 0.1)
 
 
-def test_a_cluster_that_is_not_set_up_in_time(short_timeout):
+def test_a_cluster_that_is_not_set_up_in_time(short_timeout, monkeypatch):
+    monkeypatch.setattr("dshuffle.runtime.client.session_client.SETUP_TIMEOUT", 0.2)
+    monkeypatch.setattr("dshuffle.runtime.client.session_client.SETUP_MARGIN", 0.0)
     with pytest.raises(ClusterError, match=r"tcp://silent:1 did not set up all workers within 0\.3 s") as caught:
         install_plugin(SilentClient(identity={}))
     assert caught.value.transient
+
+
+def test_a_scheduler_that_waits_for_slow_workers_may_answer_after_the_timeout(short_timeout):
+    """Kernels that compile on one worker take longer than this timeout."""
+    client = SilentClient(identity={})
+
+    async def register(*_):
+        await asyncio.sleep(1)
+
+    client._register_scheduler_plugin = register
+    install_plugin(client)
+
+
+def test_a_timeout_on_the_scheduler_is_not_a_missing_answer():
+    client = SilentClient(identity={})
+
+    async def register(*_):
+        raise TimeoutError("too slow")
+
+    client._register_scheduler_plugin = register
+    with pytest.raises(ClusterError, match=r"not be set up on the scheduler tcp://silent:1 \(TimeoutError: too slow\)"):
+        install_plugin(client)
 
 
 def test_a_worker_that_does_not_say_how_it_is(short_timeout):
     client = SilentClient(identity={"workers": {}}, run_on_scheduler={})
     with pytest.raises(ClusterError, match="a worker, or the scheduler, did not answer within"):
         diagnose(client)
+
+
+def test_a_worker_that_does_not_answer_a_measurement_is_not_called_lost(short_timeout):
+    client = SilentClient(identity={"workers": {"tcp://w0": {}}})
+    with pytest.raises(
+        ClusterError,
+        match=r"^the cluster could not be measured: a worker, or the scheduler, did not answer within 0\.3 s$",
+    ):
+        measure_cluster(client, None)
+
+
+def test_what_a_measurement_leaves_on_workers_that_do_not_answer_is_said_soon(short_timeout, caplog, monkeypatch):
+    monkeypatch.setattr(probe, "REMOVED_WITHIN", 0.1)
+    with dask.config.set({"dshuffle.timeout": "300s"}):
+        probe._Probe.remove(SimpleNamespace(client=SilentClient(), name="id", everybody=["tcp://w0"]))
+    assert re.search(r"installed stays on the workers: .* did not answer within 0\.1 s", caplog.text)
+
+
+def test_an_answer_is_not_late_while_the_work_takes_as_long_as_planned(short_timeout, caplog, monkeypatch):
+    monkeypatch.setattr("dshuffle.runtime.client.bounded_calls.LOG_AFTER", 0.05)
+    client = SilentClient()
+
+    async def work(*_, **__):
+        await asyncio.sleep(0.6)
+        return {"tcp://w0": 1}
+
+    client._run = work
+    with pytest.raises(TimeoutError, match=r"did not answer within 0\.3 s"):
+        run_on_workers(client, len)
+    assert "has not answered for 0 s" in caplog.text
+    caplog.clear()
+    assert run_on_workers(client, len, work_seconds=5.0) == {"tcp://w0": 1}
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("patience", [0, 0.2])

@@ -147,6 +147,17 @@ def test_times_decide_what_is_earlier():
     ]
 
 
+def test_times_that_cannot_divide_a_dataset():
+    times = np.array(["2026-03-01", "NaT", "2026-02-01", "NaT"], "M8[us]")
+    dataset = dshuffle.create_dataset("memory://test-nat", {"x": np.arange(4), "time": times}, overwrite=True)
+    with pytest.raises(InvalidParameter, match="2 of 4 samples have no time"):
+        dataset.split(0.5, by="time")
+    with pytest.raises(InvalidParameter, match=r"the samples have times of shape \(2,\)"):
+        dataset.windows((0, 1)).split(0.5, by="time")
+    with pytest.raises(InvalidParameter, match="stratify='x' needs samples that do not overlap"):
+        dataset.windows({"time": (0, 1)}).split(0.5, stratify="x")
+
+
 def test_single_windows_cannot_be_divided(dataset):
     with pytest.raises(InvalidParameter, match=r"by='sample'.*windows overlap"):
         dataset.windows((0, 1)).split(0.5)

@@ -179,3 +179,12 @@ def test_a_dataset_has_its_own_target_and_a_fit_needs_a_client(client, rows, tmp
         patch.setattr("dshuffle.training.estimator.default_client", lambda: (_ for _ in ()).throw(ValueError("none")))
         with pytest.raises(InvalidParameter, match=r"there is no Dask client. Make one before: Client"):
             ShuffledSGD(SGDClassifier()).fit(x, y)
+
+
+def test_images_are_refused_before_any_task_runs(client, tmp_path):
+    dataset = dshuffle.create_dataset(
+        tmp_path / "images.zarr", {"x": np.zeros((40, 8, 8, 3), "u1"), "y": np.arange(40) % 2}
+    )
+    with pytest.raises(InvalidParameter, match=r"features='x' .*it is 4-D, uint8.*reshape"):
+        ShuffledSGD(SGDClassifier()).fit(dataset)
+    assert "Compute Failed" not in str(client.get_worker_logs())

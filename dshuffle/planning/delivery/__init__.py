@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -36,9 +36,26 @@ __all__ = [
 ]
 
 
-DELIVERIES: dict[str, Delivery] = {
-    delivery.name: delivery for delivery in (PEER, GRID, SERVER_ROWS, STORAGE, CLIQUE, UBERSHUFFLE, CODED, LEFTOVER)
-}
+def by_name(deliveries: Iterable[Delivery]) -> dict[str, Delivery]:
+    """Deliveries by name, in this order.
+
+    Raises
+    ------
+    ValueError
+        If two have the same name: a subclass has inherited it.
+    """
+    named: dict[str, Delivery] = {}
+    for delivery in deliveries:
+        if delivery.name in named:
+            other = type(named[delivery.name]).__name__
+            raise ValueError(
+                f"the deliveries {other} and {type(delivery).__name__} have the same name: {delivery.name!r}"
+            )
+        named[delivery.name] = delivery
+    return named
+
+
+DELIVERIES = by_name((PEER, GRID, SERVER_ROWS, STORAGE, CLIQUE, UBERSHUFFLE, CODED, LEFTOVER))
 """Every delivery by name. Where several are equally fast, the first one here is taken."""
 
 SIMPLEST = PEER.name

@@ -26,7 +26,13 @@ LOG_AFTER = 3.0
 """Seconds after which a call that still waits says so for the first time; then after twice that time, and so on."""
 
 
-def answer(client: Client, call: Callable[[], Awaitable[T]], sender: str, seconds: float | None = None) -> T:
+def answer(
+    client: Client,
+    call: Callable[[], Awaitable[T]],
+    sender: str,
+    seconds: float | None = None,
+    work_seconds: float = 0.0,
+) -> T:
     """Return the answer to a call.
 
     Parameters
@@ -37,6 +43,8 @@ def answer(client: Client, call: Callable[[], Awaitable[T]], sender: str, second
         Who is to answer, for the log and the error.
     seconds
         How long to wait, but at least 15 s. By default ``dshuffle.timeout``.
+    work_seconds
+        How long the work takes that is called for. The wait is longer by this time, and is logged later.
 
     Raises
     ------
@@ -45,7 +53,7 @@ def answer(client: Client, call: Callable[[], Awaitable[T]], sender: str, second
     OSError
         If the connection is lost.
     """
-    result: T = client.sync(_within, limit_of(seconds), call, sender)
+    result: T = client.sync(_within, limit_of(seconds), call, sender, work_seconds)
     return result
 
 
@@ -55,9 +63,17 @@ def limit_of(seconds: float | None = None) -> float:
 
 
 def run_on_workers(
-    client: Client, function: Callable[..., Any], *args: Any, workers: Sequence[str] | None = None, **kwargs: Any
+    client: Client,
+    function: Callable[..., Any],
+    *args: Any,
+    workers: Sequence[str] | None = None,
+    answer_seconds: float | None = None,
+    work_seconds: float = 0.0,
+    **kwargs: Any,
 ) -> dict[str, Any]:
     """Run a function on all workers as :meth:`distributed.Client.run` does, and return the results by address.
+
+    ``answer_seconds`` and ``work_seconds`` are those of :func:`answer`.
 
     Raises
     ------
@@ -67,22 +83,27 @@ def run_on_workers(
         If a connection is lost.
     """
     names = None if workers is None else list(workers)
-    results: dict[str, Any] = answer(client, lambda: client._run(function, *args, workers=names, **kwargs), WORKERS)
-    return results
+
+    def call() -> Awaitable[dict[str, Any]]:
+        return client._run(function, *args, workers=names, **kwargs)
+
+    return answer(client, call, WORKERS, answer_seconds, work_seconds)
 
 
-async def _within(seconds: float, call: Callable[[], Awaitable[T]], sender: str) -> T:
+async def _within(seconds: float, call: Callable[[], Awaitable[T]], sender: str, work_seconds: float) -> T:
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(call())
     task.add_done_callback(retrieve)
-    began, pause = loop.time(), LOG_AFTER
+    answer_due, pause = loop.time() + work_seconds, LOG_AFTER
+    log_at = answer_due + pause
     try:
-        while not (await asyncio.wait([task], timeout=min(pause, began + seconds - loop.time())))[0]:
-            waited = loop.time() - began
+        while not (await asyncio.wait([task], timeout=min(log_at, answer_due + seconds) - loop.time()))[0]:
+            waited = loop.time() - answer_due
             if waited >= seconds:
                 raise TimeoutError(f"{sender} did not answer within {seconds:g} s")
             logger.warning("dshuffle: %s has not answered for %.0f s", sender, waited)
             pause *= 2
+            log_at += pause
         return task.result()
     finally:
         task.cancel()  # and not awaited: Dask would flush the connection first, which can take forever

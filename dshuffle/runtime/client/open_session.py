@@ -62,7 +62,8 @@ class OpenSession:
 
     def _open_repeatedly(self) -> OpenedSession:
         client, options = self.calls.client, self.request.options
-        n_workers = options.min_workers if options.elastic else running_workers(cluster_info(client))
+        # All workers may be paused at this moment.
+        n_workers = options.min_workers if options.elastic else max(1, running_workers(cluster_info(client)))
         for _ in range(ATTEMPTS - 1):
             try:
                 return self._open()

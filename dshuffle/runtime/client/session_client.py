@@ -14,8 +14,9 @@ from distributed import Client
 from dshuffle.errors import ClusterError, DShuffleError
 from dshuffle.runtime.client.bounded_calls import limit_of
 from dshuffle.runtime.collective import CollectiveId
-from dshuffle.runtime.replies import message_in, retrieve, within
+from dshuffle.runtime.replies import message_in, retrieve, unless, within
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
+from dshuffle.runtime.scheduler.worker_setup import SETUP_TIMEOUT
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,9 @@ PATIENCE = 15.0
 
 RECONNECT = 15.0
 """Seconds that a call waits for the client to be connected again."""
+
+SETUP_MARGIN = 15.0
+"""Seconds for the answer of a scheduler that has waited for slow workers as long as it does."""
 
 LEAVE_WITHIN = 4.0
 """Seconds that all calls together wait for a scheduler that does not answer, once a shuffler is being closed."""
@@ -79,7 +83,7 @@ def install_plugin(client: Client) -> None:
         If that fails, because the scheduler does not answer, or because dshuffle is not installed there. After a lost
         connection it is tried twice.
     """
-    timeout = limit_of()
+    timeout = max(limit_of(), SETUP_TIMEOUT + SETUP_MARGIN)
     for attempt in (1, 2):
         try:
             client.sync(_answer, client)
@@ -87,10 +91,15 @@ def install_plugin(client: Client) -> None:
             raise ClusterError(_is_gone(client, error)) from error
         try:
             client.sync(_register, client, timeout)
-        except TimeoutError as error:
+        except _NoAnswer as error:
             raise ClusterError(
                 f"the scheduler at {_address(client)} did not set up all workers within {timeout:g} s. End workers "
                 "that hang, or wait longer (dshuffle.timeout)"
+            ) from error
+        except TimeoutError as error:  # the scheduler has raised it, so it does answer
+            raise ClusterError(
+                f"dshuffle could not be set up on the scheduler {_address(client)} ({type(error).__name__}: {error}). "
+                "Its log says more. Try again"
             ) from error
         except OSError as error:  # a worker or a connection was lost
             if attempt == 2:
@@ -110,9 +119,14 @@ async def _answer(client: Client) -> None:
     await within(RECONNECT, scheduler.identity(n_workers=0))
 
 
+class _NoAnswer(Exception):
+    """The scheduler has not answered in time."""
+
+
 async def _register(client: Client, seconds: float) -> None:
     plugin = DShuffleScheduler()
-    await within(seconds, client._register_scheduler_plugin(plugin, plugin.name, plugin.idempotent))
+    call = client._register_scheduler_plugin(plugin, plugin.name, plugin.idempotent)
+    await unless(asyncio.sleep(seconds), call, _NoAnswer())
 
 
 def _address(client: Client) -> str:

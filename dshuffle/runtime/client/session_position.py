@@ -49,7 +49,7 @@ class SessionPosition:
         self.next_epoch = start.epoch
         self._pickled = None if resumed is None else resumed.attached
         self._attached: Any = None
-        self._was_attached = False  # in this session
+        self._attached_in: int | None = None  # epoch in which a value was attached
         self._has_warned = False
 
     def begin(self, tasks: EpochTasks) -> None:
@@ -65,7 +65,8 @@ class SessionPosition:
 
     @attached.setter
     def attached(self, value: Any) -> None:
-        self._attached, self._pickled, self._was_attached = value, None, True
+        self._attached, self._pickled = value, None
+        self._attached_in = -1 if self.tasks is None else self.tasks.epoch
 
     def state(self, counts: tuple[int, ...] = (), digest: SampleDigest = NOTHING) -> dict[str, Any]:
         """The state, as :meth:`dshuffle.Shuffler.state_dict` returns it.
@@ -77,14 +78,15 @@ class SessionPosition:
         digest
             Digest of these samples.
         """
-        if any(counts) and not (self._was_attached or self._has_warned):
+        epoch = self.next_epoch if self.tasks is None else self.tasks.epoch
+        if any(counts) and not (self._attached_in == epoch or self._has_warned):
             self._has_warned = True
             logger.warning(
-                "dshuffle: the state says that %d samples of epoch %d were trained on, and nothing is attached to it. "
-                "A session that resumes does not train on them again. Attach the model of this moment "
+                "dshuffle: the state says that %d samples of epoch %d were trained on, and no model was attached in "
+                "this epoch. A session that resumes does not train on them again. Attach the model of this moment "
                 "(shuffler.attach), or save it yourself",
                 sum(counts),
-                self.next_epoch if self.tasks is None else self.tasks.epoch,
+                epoch,
             )
         text = self._pickled
         if text is None and self._attached is not None:

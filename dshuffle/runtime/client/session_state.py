@@ -147,7 +147,8 @@ class SessionState:
         if (state["dataset"], state["n_samples"]) != (dataset.identity, dataset.n_samples):
             raise CheckpointError(
                 f"the state belongs to another dataset ({state['dataset']}, {state['n_samples']} samples) than "
-                f"{dataset.url} ({dataset.identity}, {dataset.n_samples} samples). Open the dataset that it belongs to"
+                f"{dataset.url} ({dataset.identity}, {dataset.n_samples} samples). Open the dataset that "
+                "it belongs to. Data that were written again, with overwrite=True for example, are another dataset"
             )
         try:
             trained = tuple(tuple(map(operator.index, each)) for each in state["trained"])

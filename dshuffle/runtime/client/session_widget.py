@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from html import escape
@@ -22,6 +23,9 @@ SHOWN_EPOCHS = 10
 
 SHORTEST = 0.1
 """Least seconds between two looks."""
+
+LINE_EVERY = 5.0
+"""Least seconds between two lines of text about the same phase. How far each worker is changes at every look."""
 
 STOP_WITHIN = 5.0
 """Seconds that a widget that is stopped waits for its last look."""
@@ -92,32 +96,36 @@ class NotebookView:
 
 
 class TextView:
-    """Lines on standard error. A line is written if it differs from the one before."""
+    """Lines on standard error. A line is written if it differs from the last one: at once if the phase is another."""
 
     def __init__(self, shuffler: Shuffler) -> None:
-        self._last = ""
+        self._last = self._phase = ""
+        self._written = 0.0
         self.update(shuffler)
 
     def update(self, shuffler: Shuffler) -> None:
         """Write what the session does now."""
-        text = _text(shuffler)
-        if text != self._last:
-            print(text, file=sys.stderr, flush=True)
-        self._last = text
+        phase, details = _text(shuffler)
+        text, now = phase + details, time.monotonic()
+        if text == self._last or (phase == self._phase and now < self._written + LINE_EVERY):
+            return
+        print(text, file=sys.stderr, flush=True)
+        self._last, self._phase, self._written = text, phase, now
 
 
-def _text(shuffler: Shuffler) -> str:
+def _text(shuffler: Shuffler) -> tuple[str, str]:
+    """The phase of a session, and details of it that may change at every look."""
     if shuffler.closed:
-        return repr(shuffler)
+        return repr(shuffler), ""
     try:
         snapshot = shuffler._calls.ask(SessionSnapshot, "snapshot")
     except DShuffleError as error:
-        return f"{shuffler!r}: {error}"
-    text = f"{snapshot.way}: epoch {snapshot.epoch}, {snapshot.phase}"
-    if snapshot.waiting_for:
-        text += f", {snapshot.waiting_for}"
+        return f"{shuffler!r}: {error}", ""
+    details = f", {snapshot.waiting_for}" if snapshot.waiting_for else ""
     ended = [epoch for epoch in snapshot.epochs if epoch.training_seconds is not None]
-    return f"{text}; epoch {ended[-1].epoch}: {_times(ended[-1])}" if ended else text
+    if ended:
+        details += f"; epoch {ended[-1].epoch}: {_times(ended[-1])}"
+    return f"{snapshot.way}: epoch {snapshot.epoch}, {snapshot.phase}", details
 
 
 def _times(epoch: EpochFigures) -> str:
@@ -140,8 +148,8 @@ def watch(shuffler: Shuffler, seconds: float = 1.0) -> SessionWidget:
 
     The view has the state of every worker and how many samples it holds, what each pair of workers exchanged and how
     fast, and how long each epoch trained and waited. The page ``/dshuffle`` of the Dask dashboard shows the same as
-    plots. Lines have the epoch, whom the session waits for, and the times of the last epoch that has ended. The call
-    returns at once.
+    plots. Lines have the epoch, whom the session waits for, and the times of the last epoch that has ended. There is a
+    line for each phase, and at most one more every five seconds. The call returns at once.
 
     Parameters
     ----------

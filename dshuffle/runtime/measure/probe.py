@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import statistics
 import time
@@ -17,15 +18,18 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
-from dshuffle.runtime.client.bounded_calls import WORKERS, answer, run_on_workers
+from dshuffle.runtime.client.bounded_calls import run_on_workers
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure import probe_tasks
 from dshuffle.runtime.measure.probe_tasks import Kernels, Machine, Traffic
 from dshuffle.runtime.measure.shared_links import SharedLinks, pairs_between_machines
+from dshuffle.runtime.measure.task_results import task_results
 from dshuffle.runtime.server_resource import SERVER_RESOURCE, only_serves
 from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
+
+logger = logging.getLogger(__name__)
 
 LONGEST = 20.0
 """Maximum duration of a measurement in seconds."""
@@ -33,6 +37,9 @@ PAIRS = 2
 """Number of links that are measured alone."""
 BUSY = 0.85
 """Processor utilization at which the processors, not the network, count as the bottleneck."""
+
+REMOVED_WITHIN = 15.0
+"""Seconds in which workers must remove the probe, also with a longer ``dshuffle.timeout``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +81,9 @@ def measure_cluster(
 ) -> Measurement:
     """Measure the links, storage and processors of a cluster.
 
-    Other work of the cluster is not stopped, so measure an idle cluster. Rows are read from the dataset, each chunk at
-    most once per worker and phase. Caches of the storage or the operating system affect the result.
+    Other work of the cluster is not stopped, so measure an idle cluster. Some parts of the measurement are tasks: they
+    wait for the tasks that their workers have already, however long these take. Rows are read from the dataset, each
+    chunk at most once per worker and phase. Caches of the storage or the operating system affect the result.
 
     Parameters
     ----------
@@ -93,17 +101,21 @@ def measure_cluster(
     InvalidParameter
         If ``seconds`` is not in (0, 20], or ``row_nbytes`` is not a positive integer.
     ClusterError
-        If there is no worker that trains, or a worker is lost during the measurement.
+        If there is no worker that trains, a worker is lost during the measurement, or a worker or the scheduler does
+        not answer within ``dshuffle.timeout``.
     """
     if not 0 < seconds <= LONGEST:
         raise InvalidParameter.of("seconds", seconds, f"within (0, {LONGEST:g}]")
-    probe = _Probe(client, dataset, row_nbytes, *_members(client))
+    members = _members(client)
     try:
+        probe = _Probe(client, dataset, row_nbytes, *members)
         run_on_workers(client, probe_tasks.install, workers=probe.everybody)
         try:
             return probe.measure(seconds)
         finally:
-            run_on_workers(client, probe_tasks.remove, probe.name, workers=probe.everybody, on_error="ignore")
+            probe.remove()
+    except TimeoutError as error:
+        raise ClusterError(f"the cluster could not be measured: {error}") from error
     except (OSError, KilledWorker) as error:
         raise ClusterError(f"a worker was lost while the cluster was measured: {error}") from error
 
@@ -210,6 +222,14 @@ class _Probe:
             busy_storage=reads.together.busy if reads else None,
         )
 
+    def remove(self) -> None:
+        """Undo what the probe has installed. Workers that do not answer keep it, which does no harm."""
+        bounds: dict[str, Any] = {"workers": self.everybody, "answer_seconds": REMOVED_WITHIN}
+        try:
+            run_on_workers(self.client, probe_tasks.remove, self.name, **bounds, on_error="ignore")
+        except OSError as error:
+            logger.warning("dshuffle: what the measurement has installed stays on the workers: %s", error)
+
     def _cluster(
         self,
         link_alone: float,
@@ -268,6 +288,7 @@ class _Probe:
                 self.client,
                 probe_tasks.pull,
                 workers=list(receivers),
+                work_seconds=seconds,
                 senders=senders,
                 receivers=receivers,
                 seconds=seconds,
@@ -291,7 +312,8 @@ class _Probe:
                 [
                     self._submit(probe_tasks.read_chunks, w, self.name, seconds, s)
                     for w, s in zip(workers, seeds, strict=True)
-                ]
+                ],
+                seconds,
             )
 
         return self._phase(work, background)
@@ -342,5 +364,5 @@ class _Probe:
     def _submit(self, function: Callable[..., Any], worker: str, *args: Any) -> Future[Any]:
         return self.client.submit(function, *args, workers=[worker], allow_other_workers=False, pure=False)
 
-    def _gather(self, futures: list[Future[Any]]) -> list[Any]:
-        return list(answer(self.client, lambda: self.client._gather(futures), WORKERS))
+    def _gather(self, futures: list[Future[Any]], work_seconds: float = 0.0) -> list[Any]:
+        return task_results(self.client, futures, self.everybody, work_seconds)

@@ -30,7 +30,7 @@ from dshuffle.runtime.scheduler import session_queries
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.dashboard_page import add_page
 from dshuffle.runtime.scheduler.kept_choice import KeptPartitions
-from dshuffle.runtime.scheduler.lost_results import LostResults
+from dshuffle.runtime.scheduler.late_reruns import LateReruns
 from dshuffle.runtime.scheduler.member_choice import choose_members
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 from dshuffle.runtime.scheduler.take_snapshot import snapshot_of
@@ -59,7 +59,7 @@ class DShuffleScheduler(SchedulerPlugin):
         self._opening: set[str] = set()
         self._freeing: set[Coordinator] = set()
         self._unrunnable = UnrunnableTasks()
-        self._lost_results = LostResults()
+        self._late_reruns = LateReruns()
 
     async def start(self, scheduler: Scheduler) -> None:
         """Register the handlers, then install the worker plugin on all current and future workers."""
@@ -67,7 +67,7 @@ class DShuffleScheduler(SchedulerPlugin):
         # If two clients connect at the same time, both start a plugin. They share the state of the first one.
         first = scheduler.extensions.setdefault(PLUGIN, self)
         self.coordinators, self._opening, self._freeing = first.coordinators, first._opening, first._freeing
-        self._unrunnable, self._lost_results = first._unrunnable, first._lost_results
+        self._unrunnable, self._late_reruns = first._unrunnable, first._late_reruns
         self._hello = first._hello = first._hello or asyncio.Event()
 
         for name in (*OPERATIONS, *OF_SESSION):
@@ -199,9 +199,9 @@ class DShuffleScheduler(SchedulerPlugin):
         session = self._session_of(key)
         if session is not None:
             session.outcomes.enter_state(key, finish)
-        self._lost_results.note(key, start, finish)
+        self._late_reruns.note(key, start, finish)
         if finish in ("no-worker", "processing"):
-            self._lost_results.fail_if_late(key, self._scheduler, None if session is None else session.epoch)
+            self._late_reruns.fail_if_late(key, self._scheduler, None if session is None else session.epoch)
         if finish == "no-worker":
             self._unrunnable.add(key, self._scheduler, session)
         elif finish == "processing" and session is not None:

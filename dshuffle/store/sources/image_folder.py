@@ -14,12 +14,20 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import DatasetNotFound, InvalidParameter
+from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.store.sources.source import RowSource, unreadable
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 CHANNELS = {"L": (), "RGB": (3,)}
 """Axes of a pixel in each mode: grey, and red, green and blue."""
+
+STORED_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
+"""Modes of files with at most eight bits for each channel. Pillow would clip the values of others."""
+
+TRANSPARENT = ("LA", "PA", "RGBA")
+
+FILES_AT_A_TIME = 4096
+"""Files of which the sizes are compared before the next ones are opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +66,11 @@ class ImageFolder:
         Parameters
         ----------
         folder
-            Folder with one folder for each class, in which images may be at any depth. Hidden files and files of other
-            kinds are left out.
+            Folder with one folder for each class, in which images may be at any depth. Hidden files and folders, files
+            of other kinds, and classes without images are left out. Links to folders are not followed.
         size
             Height and width in pixels. Images of another size are scaled to cover it, and cut around their centre. By
-            default all images must have the same size, and their headers are read to check that.
+            default all images must have the same size, and all files are opened to check that.
         mode
             ``"RGB"`` or ``"L"`` (grey).
 
@@ -71,7 +79,7 @@ class ImageFolder:
         DatasetNotFound
             If the folder does not exist.
         DatasetError
-            If a file cannot be read.
+            If a file cannot be read, or has more than eight bits for each channel.
         InvalidParameter
             If ``size`` or ``mode`` is not allowed, there are no folders with images, or sizes differ.
         """
@@ -80,8 +88,9 @@ class ImageFolder:
         root = Path(folder)
         if not root.is_dir():
             raise DatasetNotFound(f"{root} is not a folder")
-        classes = [path.name for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")]
-        images = [(path, label) for label, name in enumerate(classes) for path in _images(root / name)]
+        folders = [path for path in sorted(root.iterdir()) if _is_visible_folder(path)]
+        images_of = {folder.name: paths for folder in folders if (paths := _images(folder))}
+        images = [(path, label) for label, paths in enumerate(images_of.values()) for path in paths]
         if not images:
             allowed = f"a folder with a folder of images ({', '.join(SUFFIXES)}) for each class"
             raise InvalidParameter.of("folder", str(root), allowed)
@@ -89,7 +98,7 @@ class ImageFolder:
         height, width = _common_size(paths) if size is None else _checked_size(size)
         labels = np.array([label for _, label in images], np.int64)
         arrays = {"x": _Images(str(root), paths, (height, width), mode), "y": _Labels(str(root), labels)}
-        return cls(arrays, tuple(classes))
+        return cls(arrays, tuple(images_of))
 
 
 class _Images(RowSource):
@@ -119,12 +128,18 @@ class _Labels(RowSource):
         return self._labels[rows]
 
 
+def _is_visible_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
+
+
 def _images(folder: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
-    )
+    images: list[Path] = []
+    for path in sorted(folder.iterdir()):
+        if _is_visible_folder(path):
+            images += _images(path)
+        elif path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file():
+            images.append(path)
+    return images
 
 
 def _checked_size(size: Sequence[int]) -> tuple[int, int]:
@@ -134,17 +149,16 @@ def _checked_size(size: Sequence[int]) -> tuple[int, int]:
 
 
 def _common_size(paths: Sequence[Path]) -> tuple[int, int]:
+    first_height, first_width = first = _size(paths[0])
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        sizes = list(pool.map(_size, paths))
-    for path, size in zip(paths, sizes, strict=True):
-        if size != sizes[0]:
-            (first_height, first_width), (height, width) = sizes[0], size
-            raise InvalidParameter.because(
-                "size",
-                f"{paths[0]} has {first_height} x {first_width} pixels (height x width), and {path} {height} x {width}",
-                "Give the size that all images should have.",
-            )
-    return sizes[0]
+        for begin in range(0, len(paths), FILES_AT_A_TIME):
+            some = paths[begin : begin + FILES_AT_A_TIME]
+            for path, (height, width) in zip(some, pool.map(_size, some), strict=True):
+                if (height, width) != first:
+                    sizes = f"{first_height} x {first_width} pixels (height x width), and {path} {height} x {width}"
+                    hint = "Give the size that all images should have."
+                    raise InvalidParameter.because("size", f"{paths[0]} has {sizes}", hint)
+    return first
 
 
 def _size(path: Path) -> tuple[int, int]:
@@ -161,7 +175,15 @@ def _pixels(path: Path, size: tuple[int, int], mode: str) -> NDArray[np.uint8]:
     height, width = size
     try:
         with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image).convert(mode)
+            if image.mode not in STORED_MODES:
+                raise DatasetError(
+                    f"{path} has the mode {image.mode}, with more than eight bits for each channel, which would be "
+                    "clipped. Scale it to eight bits, or write the values yourself with create_dataset"
+                )
+            upright = ImageOps.exif_transpose(image)
+            if image.mode in TRANSPARENT or "transparency" in image.info:  # hidden colours must not show
+                upright = Image.alpha_composite(Image.new("RGBA", upright.size, "black"), upright.convert("RGBA"))
+            upright = upright.convert(mode)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise unreadable(str(path), error) from error
     if upright.size != (width, height):

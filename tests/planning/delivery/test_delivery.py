@@ -15,7 +15,7 @@ from dshuffle.planning import DELIVERIES, SERVER, STORE, Global, Partial, next_r
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.caching import first_holders
 from dshuffle.planning.check_plan import check_plan
-from dshuffle.planning.delivery import Circumstances, plan_delivery, suitable_deliveries
+from dshuffle.planning.delivery import Circumstances, by_name, get_delivery, plan_delivery, suitable_deliveries
 from dshuffle.planning.holders import holders_of
 
 from ...conftest import at_most
@@ -227,3 +227,11 @@ def test_bad_input():
 )
 def test_which_deliveries_suit(circumstances, names):
     assert [delivery.name for delivery in suitable_deliveries(circumstances)] == names.split()
+
+
+def test_two_deliveries_of_one_name_are_refused():
+    class Forgetful(type(get_delivery("server"))):
+        """A delivery without a name of its own."""
+
+    with pytest.raises(ValueError, match="RowsFromServer and Forgetful have the same name: 'server'"):
+        by_name([get_delivery("server"), Forgetful()])

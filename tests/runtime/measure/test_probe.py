@@ -1,7 +1,9 @@
 """Measuring a cluster: that figures are there, that nothing is left behind, and who counts as what."""
 
 import math
+import time
 
+import dask
 import pytest
 from distributed import Client
 
@@ -10,6 +12,7 @@ from dshuffle.planning.cost import all_ways, recommend
 from dshuffle.planning.cost.job import Work
 from dshuffle.runtime.measure import probe_tasks
 from dshuffle.runtime.measure.probe import measure_cluster
+from dshuffle.runtime.measure.task_results import task_results
 from dshuffle.runtime.server_resource import SERVER_RESOURCE
 
 
@@ -88,6 +91,34 @@ def test_somebody_must_train(cluster_of, small):
         client.wait_for_workers(1)
         with pytest.raises(ClusterError, match="workers can train"):
             measure_cluster(client, small, seconds=0.3)
+
+
+@pytest.mark.slow
+def test_tasks_of_others_are_waited_for_longer_than_answers(cluster_of, monkeypatch, caplog):
+    monkeypatch.setattr("dshuffle.runtime.client.bounded_calls.ANSWER_WITHIN", 3.0)
+    monkeypatch.setattr("dshuffle.runtime.measure.task_results.LOG_AFTER", 0.1)
+    with cluster_of({0: {}}) as cluster, Client(cluster) as client, dask.config.set({"dshuffle.timeout": "3s"}):
+        client.wait_for_workers(1)
+        task = client.submit(time.sleep, 6, pure=False)
+        assert measure_cluster(client, None, seconds=0.3).seconds > 3
+        task.result()
+        assert handlers_left(client) == []
+    assert "the measurement waits for its tasks on the workers. They begin after the tasks" in caplog.text
+    assert "has not answered" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_worker_that_leaves_ends_the_wait_for_its_tasks(cluster_of, monkeypatch):
+    monkeypatch.setattr("dshuffle.runtime.measure.task_results.LOOK", 0.1)
+    with cluster_of({0: {}, 1: {}}) as cluster, Client(cluster) as client:
+        client.wait_for_workers(2)
+        leaving, _ = workers = list(client.scheduler_info()["workers"])
+        tasks = [client.submit(len, "abc", workers=[worker], pure=False) for worker in workers]
+        assert task_results(client, tasks, workers) == [3, 3]
+        client.retire_workers([leaving])
+        task = client.submit(len, "abc", workers=[leaving], pure=False)
+        with pytest.raises(ClusterError, match=f"^a worker was lost while the cluster was measured: {leaving}$"):
+            task_results(client, [task], workers)
 
 
 def test_chunks_are_read_whole_and_once(small):

@@ -23,8 +23,11 @@ def folder(tmp_path):
         Image.fromarray(pixels).save(root / name)
     (root / "cats" / "notes.txt").write_text("no image")
     (root / "cats" / "._b.png").write_bytes(b"of another system")
-    (root / ".thumbnails").mkdir()
-    Image.fromarray(PIXELS[0]).save(root / ".thumbnails" / "b.png")
+    for hidden in (root / ".thumbnails", root / "dogs" / ".ipynb_checkpoints"):
+        hidden.mkdir()
+        Image.fromarray(PIXELS[0]).save(hidden / "b.png")
+    (root / "birds").mkdir()  # without images
+    (root / "dogs" / "all").symlink_to(root)
     return root
 
 
@@ -105,3 +108,21 @@ def test_folders_without_images(tmp_path):
     Image.fromarray(PIXELS[0]).save(tmp_path / "0.png")  # in no class
     with pytest.raises(InvalidParameter, match="a folder with a folder of images"):
         ImageFolder.of(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_images_that_pillow_would_clip_are_refused(folder, dtype):
+    pixels = np.linspace(0, 30000, 12 * 16).reshape(12, 16).astype(dtype)
+    Image.fromarray(pixels).save(folder / "cats" / "deep.tiff")
+    with pytest.raises(DatasetError, match=r"deep.tiff has the mode .*more than eight bits"):
+        rows_of(ImageFolder.of(folder).arrays)
+
+
+def test_colours_below_transparent_pixels_do_not_show(tmp_path):
+    (tmp_path / "a").mkdir()
+    pixels = np.zeros((4, 4, 4), np.uint8)
+    pixels[..., 0] = 200
+    pixels[:2, :, 3] = 255
+    Image.fromarray(pixels).save(tmp_path / "a" / "0.png")
+    red = rows_of(ImageFolder.of(tmp_path).arrays)["x"][0, ..., 0]
+    assert red.tolist() == [[200] * 4] * 2 + [[0] * 4] * 2

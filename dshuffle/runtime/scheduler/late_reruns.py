@@ -14,7 +14,7 @@ from dshuffle.runtime.scheduler.unrunnable import fail_task
 from dshuffle.runtime.task_keys import TaskPlace, place_of_key
 
 
-class LostResults:
+class LateReruns:
     """Keys of partition tasks whose results Dask no longer has, and which it may run again."""
 
     def __init__(self) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from dshuffle.exchange.arrivals import seconds_since_data
 from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.last_data import seconds_since_data
 from dshuffle.exchange.messages import Flow, MessageId
 from dshuffle.exchange.receiver import Receiver
 from dshuffle.exchange.replies import Refusal
