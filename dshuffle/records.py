@@ -226,6 +226,9 @@ class EpochRecord(Measures):
         Total time of this epoch's tasks on each rank.
     waited_seconds
         Time that training waited for the data of this epoch.
+    epoch_seconds
+        Wall time from when the client asks for this epoch until its tasks have ended and the client has asked for the
+        next one: waiting, training, and what the client does between the tasks, such as averaging.
     draw_version
         Version of the random draws of the release that wrote the record.
     first_epoch
@@ -248,6 +251,7 @@ class EpochRecord(Measures):
     exchange_seconds: float
     training_seconds: float
     waited_seconds: float
+    epoch_seconds: float = 0.0
     broadcast_samples: int = 0
     draw_version: int = DRAW_VERSION
     first_epoch: int = 0

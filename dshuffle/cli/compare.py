@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -140,9 +139,8 @@ def compare(
             emulated = f"Emulated: {cluster.rates}. --links none --store none measures this machine as it is."
             click.echo(click.wrap_text(emulated, COLUMNS), err=True)
         with warnings_as_lines(), progress_bar() as advance:
-            say = functools.partial(advance, 0, len(ways) * epochs)
             pairs_of_ways = (
-                {} if local_test is None else regression_pairs(local_test, training, data, ways, n_workers, say)
+                {} if local_test is None else regression_pairs(local_test, training, data, ways, n_workers, advance)
             )
             comparison = run(pipeline, advance, lambda: None).comparison
     assert comparison is not None

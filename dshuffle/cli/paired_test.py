@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -14,7 +14,7 @@ import psutil
 
 from dshuffle.cli.option_names import first_option
 from dshuffle.compare import Way
-from dshuffle.compare.pairs import HELD_OUT, REGRESSION_METRIC, check_pairs, regression_in_pairs, ways_of_a_part
+from dshuffle.compare.pairs import HELD_OUT, REGRESSION_METRIC, Say, check_pairs, regression_in_pairs, ways_of_a_part
 from dshuffle.noninferiority import Margin, PairedRuns, PairedTest
 from dshuffle.pipeline import Training
 from dshuffle.pipeline.training import FITS, named
@@ -130,7 +130,7 @@ def regression_pairs(
     data: Dataset,
     ways: Sequence[Way],
     n_workers: int,
-    say: Callable[[str], None],
+    say: Say,
 ) -> dict[str, PairedRuns]:
     """Run the linear regression in pairs, in this process, and return the pairs of each tested way by its label."""
     return regression_in_pairs(

@@ -97,6 +97,7 @@ def comparison_of(
     quality: QualityOfWays,
     settings: Mapping[str, Any],
     command: str,
+    error_meaning: str,
 ) -> Comparison:
     """Return the results of ways that ran with the same seed, and what is needed to run them again.
 
@@ -106,6 +107,7 @@ def comparison_of(
         ways=tuple(results),
         seed=results[0].choices.seed,
         settings=settings,
+        error_meaning=error_meaning,
         command=command,
         dataset={**describe_dataset(dataset), "classes": quality.classes},
         cluster=describe_cluster(client),

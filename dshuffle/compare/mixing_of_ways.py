@@ -85,7 +85,9 @@ class QualityOfWays:
         classes matter.
     target
         Name of the array whose values are the classes, if it has integers or booleans and at most 1,000 distinct
-        values. Otherwise the classes are 64 slices of the rows in stored order, as if the data were stored by class.
+        values. None takes the first array of labels: one integer or boolean per sample, at most 1,000 distinct values,
+        and two samples of each on average. Otherwise the classes are 64 slices of the rows in stored order, as if the
+        data were stored by class.
     in_random_order
         Whether the dataset is a copy in random order, so that such slices of the original are random sets of its rows.
 
@@ -100,15 +102,31 @@ class QualityOfWays:
         self._labels = functools.cache(lambda name: read_labels(dataset, name))
         self._subset = RowSubset.of(dataset.n_samples, unit_rows(dataset))
         ids = self._subset.sample_ids
-        values = None if target is None else _values(dataset, target, ids)
+        if target is None:
+            target, values = self._first_labels(ids)
+        else:
+            values = _values(dataset, target, ids)
         if values is None:
             self._classes = np.arange(len(ids)) * SLICES // len(ids)
             if in_random_order:
                 self._classes = np.random.default_rng(0).permutation(self._classes)
-            self.classes = f"{SLICES} slices of the stored order (no labels; if that order is random, they say nothing)"
+            self.classes = (
+                f"{SLICES} slices of the stored order; if that order is random, they say nothing. "
+                + ("No array has labels" if target is None else f"{target} has no labels")
+                + f", which are integers or booleans with at most {MOST_CLASSES:,} values"
+            )
         else:
             self._classes = values
             self.classes = f"{values.max() + 1} values of {target}"
+
+    def _first_labels(self, ids: NDArray[np.int64]) -> tuple[str | None, NDArray[np.int64] | None]:
+        for name in sorted(self._dataset.arrays):
+            info = self._dataset.arrays[name]
+            if info.dtype.kind in "biu" and not info.shape:
+                values, classes = np.unique(self._labels(name)[ids], return_inverse=True)
+                if len(values) <= min(MOST_CLASSES, len(ids) // 2):
+                    return name, classes.astype(np.int64)
+        return None, None
 
     def of(self, choices: Choices, n_workers: int) -> ShuffleQuality | None:
         """The quality of one way; None for a dataset with too few rows to shuffle.

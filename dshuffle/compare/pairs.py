@@ -21,7 +21,8 @@ Run = Callable[[Way, int, int], float]
 """Function ``run(way, seed, shuffle_seed)`` that trains once and returns the metric. ``seed`` is that of the training:
 of initial weights, augmentation and batches."""
 
-Say = Callable[[str], None]
+Say = Callable[[int, int, str], None]
+"""Function ``say(done, most, text)``: how many runs or pairs have ended, of how many at most, and what runs."""
 
 HELD_OUT = 0.1
 """Fraction of the samples that the linear regression of ``dshuffle compare`` is tested on."""
@@ -57,7 +58,7 @@ def trained_on(way: Way) -> tuple[object, ...]:
 
 
 def run_in_pairs(
-    test: PairedTest, reference: Way, ways: Sequence[Way], run: Run, say: Say = lambda _: None
+    test: PairedTest, reference: Way, ways: Sequence[Way], run: Run, say: Say = lambda *_: None
 ) -> dict[str, PairedRuns]:
     """Test each way that does not reshuffle everything against the reference.
 
@@ -75,7 +76,7 @@ def run_in_pairs(
         Trains once. Its two seeds are those of the way, plus the number of the pair. A run that raises
         :class:`~dshuffle.errors.TrainingDiverged` has the metric NaN.
     say
-        Called with what runs.
+        Called with what runs before each run or pair.
 
     Returns
     -------
@@ -112,9 +113,12 @@ def _growing_pairs(
             return math.nan
 
     first = reference.choices.seed
-    say(f"“{reference.label}” in pairs: two runs that differ in the seed of the shuffle, and one again")
-    references = [metric(reference, first, first)]
-    null, repeated = metric(reference, first, first + test.pairs), metric(reference, first, first)
+    null_runs = []
+    for done, shuffle_seed in enumerate((first, first + test.pairs, first)):
+        say(done, 3, f"“{reference.label}” in pairs: two runs that differ in the seed of the shuffle, and one again")
+        null_runs.append(metric(reference, first, shuffle_seed))
+    begun, null, repeated = null_runs
+    references = [begun]
     by_key: dict[tuple[object, ...], PairedRuns] = {}
     for way in ways:
         if way.choices.assignment.redraws_all:
@@ -124,7 +128,7 @@ def _growing_pairs(
             runs = PairedRuns(test=test, reference=tuple(references), way=(), null=null, repeated=repeated)
             while runs.outcome is None:
                 pair = runs.n_pairs
-                say(f"“{way.label}” in pairs: {pair + 1} of at most {test.pairs}")
+                say(pair, test.pairs, f"“{way.label}” in pairs, at most {test.pairs}")
                 if pair == len(references):
                     references.append(metric(reference, first + pair, first + pair))
                 value = metric(way, first + pair, first + pair)
@@ -150,7 +154,7 @@ def regression_in_pairs(
     target: str = "y",
     margin: Margin | float | str = "1%",
     pairs: int = 20,
-    say: Say = lambda _: None,
+    say: Say = lambda *_: None,
 ) -> dict[str, PairedRuns]:
     """Test ways of shuffling with a linear regression that is trained in this process, without a cluster.
 
@@ -168,7 +172,7 @@ def regression_in_pairs(
     margin, pairs
         See :class:`~dshuffle.noninferiority.PairedTest`.
     say
-        Called with what runs.
+        Called with what runs before each run or pair.
 
     Returns
     -------

@@ -72,7 +72,7 @@ def default_ways(
     ways = (
         way("local, as stored", Local(), "peer", "contiguous"),
         way("local, shuffled once", Local(), "peer"),
-        way("partial:0.1 + peer", Partial(0.1), "peer", "contiguous"),
+        way("partial:0.1 + peer, from stored order", Partial(0.1), "peer", "contiguous"),
         chunks,
         *(() if copy is None else (Way(f"{chunks.label}, shuffled on disk", chunks.choices, copy),)),
         way("global + storage", Global(), "storage"),

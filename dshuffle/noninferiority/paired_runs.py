@@ -149,6 +149,11 @@ class PairedRuns:
         return max(self.null_difference, self.not_deterministic_by) > self.limit
 
     @property
+    def is_constant(self) -> bool:
+        """Whether the metric is the same number in every run, such as an accuracy of 1."""
+        return len({*self.reference, *self.way, self.null, self.repeated}) == 1
+
+    @property
     def step(self) -> float | None:
         """Smallest difference between two values of the metric in all runs; None if there is none.
 
@@ -200,6 +205,8 @@ class PairedRuns:
             return None
         if self.n_diverged:
             return PairedOutcome.WORSE
+        if self.is_constant and self.test.rounding == 0:
+            return PairedOutcome.CANNOT_TELL
         is_last = self.n_pairs == self.test.pairs
         has_steps = self.step is not None  # equal values do not show how small a difference the metric can have
         if self.worst < self.limit and not self.is_too_noisy and (has_steps or is_last):
@@ -222,7 +229,7 @@ class PairedRuns:
             return f"not worse than {margin}: on average {bound} (95 % confidence, {runs})"
         least, most = self.interval
         if outcome is PairedOutcome.CANNOT_TELL:
-            if reason := self._reason:
+            if reason := self.reason:
                 return f"cannot tell: {reason}"
             bounds = f"{self._bound(least, up=False)} and {self._bound(most, up=True)}"
             return f"cannot tell: between {bounds} (95 %, {runs}); the margin is {margin}"
@@ -232,7 +239,7 @@ class PairedRuns:
         return f"worse by {self.shown(self.mean)} {self.shown_interval}{doubt} (95 %, {runs})"
 
     @property
-    def _reason(self) -> str:
+    def reason(self) -> str:
         """Why the runs of the reference alone do not allow an answer, and what to do; empty if they do."""
         metric = self.test.metric
         if self.reference_diverged:
@@ -247,8 +254,11 @@ class PairedRuns:
             equal_runs = f", and two equal runs by {self.shown(noise)}" if noise else ""
             return (
                 f"two runs of the reference that differ in the seed of the shuffle alone differ by "
-                f"{self.shown(self.null_difference)}{equal_runs}; the margin is {self.shown(self.limit)}"
+                f"{self.shown(self.null_difference)}{equal_runs}; the margin is {self.shown(self.limit)}. Take a "
+                "larger margin, or hold out more samples: more pairs do not help"
             )
+        if self.is_constant:
+            return "the metric is the same in every run, so it tests nothing"
         return ""
 
     def scaled(self, difference: float) -> float:
@@ -267,9 +277,9 @@ class PairedRuns:
 
     @property
     def shown_interval(self) -> str:
-        """Both bounds of the interval, rounded outward."""
-        least, most = map(self.scaled, self.interval)
-        return f"[{_rounded(least, up=False)}, {_rounded(most, up=True)}]{self.percent}"
+        """Both bounds of the interval, rounded outward, with as many decimals."""
+        least, most = _rounded_outward(*map(self.scaled, self.interval))
+        return f"[{least}, {most}]{self.percent}"
 
     def _bound(self, difference: float, *, up: bool, most: str = "", least: str = "") -> str:
         """A bound in words, such as "0.5 % better", rounded up or down."""
@@ -317,3 +327,21 @@ def _rounded(value: float, *, up: bool) -> str:
     exact = Decimal(f"{value:.9g}")  # without the rounding of binary numbers
     unit = Decimal(1).scaleb(exact.adjusted() - 2)
     return f"{float(exact.quantize(unit, ROUND_CEILING if up else ROUND_FLOOR)) + 0.0:.3g}"
+
+
+def _rounded_outward(least: float, most: float) -> tuple[str, str]:
+    """The bounds of an interval with as many decimals, of which the larger one has three significant digits at most.
+
+    Examples
+    --------
+    >>> _rounded_outward(-0.0812, 1.2345), _rounded_outward(0.5, 0.5), _rounded_outward(80.02, 81.0)
+    (('-0.09', '1.24'), ('0.5', '0.5'), ('80', '81'))
+    """
+    if not (math.isfinite(least) and math.isfinite(most)):
+        return str(least), str(most)
+    low, high = Decimal(f"{least:.9g}"), Decimal(f"{most:.9g}")  # without the rounding of binary numbers
+    unit = Decimal(1).scaleb(min(0, max(low.adjusted(), high.adjusted()) - 2))
+    texts = f"{low.quantize(unit, ROUND_FLOOR) + 0:f}", f"{high.quantize(unit, ROUND_CEILING) + 0:f}"
+    while "." in texts[0] and all(text.endswith(("0", ".")) for text in texts):
+        texts = texts[0][:-1], texts[1][:-1]
+    return texts

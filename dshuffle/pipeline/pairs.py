@@ -11,7 +11,7 @@ import numpy as np
 from distributed import Client
 
 from dshuffle.compare import Way, count_training_workers
-from dshuffle.compare.pairs import check_pairs, reference_of, run_in_pairs, seeded
+from dshuffle.compare.pairs import Say, check_pairs, reference_of, run_in_pairs, seeded
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.pipeline.training import Training
@@ -86,7 +86,8 @@ def pairs_of(
     training: Training,
     options: SessionOptions,
     timed: Sequence[tuple[Way, Sequence[EpochRecord]]],
-    say: Callable[[str], None],
+    check: Callable[[], None],
+    say: Say,
 ) -> dict[str, PairedRuns]:
     """Train in pairs, and return the pairs of each tested way by its label.
 
@@ -100,8 +101,10 @@ def pairs_of(
         The test, the training and the options of a session.
     timed
         The ways and their records. The reference is the fastest way that reshuffles everything.
+    check
+        Called between epochs. It raises an error to end the run.
     say
-        Called with what runs.
+        Called with what runs before each run or pair.
     """
     n_workers = count_training_workers(client)
     try:
@@ -113,7 +116,7 @@ def pairs_of(
     def run(way: Way, seed: int, shuffle_seed: int) -> float:
         keywords = {**seeded(way, shuffle_seed).keywords(), **options.keywords()}
         with Shuffler(client, way.dataset(dataset), **keywords) as shuffler:
-            value = training.with_seed(seed).run(shuffler, lambda _: say(f"“{way.label}” in pairs"))
+            value = training.with_seed(seed).run(shuffler, lambda _: check())
             if shuffler.n_workers != n_workers:
                 raise ClusterError(f"there are {shuffler.n_workers} workers in place of {n_workers}")
         return metric_of(value, test.metric)

@@ -183,9 +183,12 @@ def train(
     dataset = pipeline.checked()
     total, done = len(pipeline.ways) * pipeline.training.epochs, 0
 
-    def say(text: str) -> None:
+    def count(done: int, most: int, text: str) -> None:
         check()
-        advance(done, total, text)
+        advance(done, most, text)
+
+    def say(text: str) -> None:
+        count(done, total, text)
 
     say("loading compiled code; the first run compiles it")
     compile_kernels((way.choices for way in pipeline.ways), dataset.layout)
@@ -202,22 +205,26 @@ def train(
             say("loading code on the workers")
             _warm_up(pipeline, client, pipeline.ways[-1].dataset(dataset))
         shufflers: list[Shuffler] = []
+        reported: dict[str, dict[int, TrainingPoint]] = {way.label: {} for way in pipeline.ways}
         for place, way in enumerate(pipeline.ways):
             say(way.label)
 
             def on_epoch(point: TrainingPoint, way: Way = way, before: int = place * pipeline.training.epochs) -> None:
                 nonlocal done
+                reported[way.label][point.epoch] = point  # after an interruption, an epoch may run again
                 done = before + point.epoch + 1  # a run that continues does not begin with the first epoch
                 say(way.label)
 
             value, shuffler = _train(pipeline, client, way.dataset(dataset), way, on_epoch)
             results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers))
             shufflers.append(shuffler)
+            done = (place + 1) * pipeline.training.epochs  # also if the function does not say when an epoch ends
+            say(way.label)
             if pipeline.test is not None:
                 metric_of(value, pipeline.test.metric)  # now, and not after all ways
         if pipeline.test is not None:
             timed = [(way, result.records) for way, result in zip(pipeline.ways, results, strict=True)]
-            pairs = pairs_of(client, dataset, pipeline.test, pipeline.training, pipeline.options, timed, say)
+            pairs = pairs_of(client, dataset, pipeline.test, pipeline.training, pipeline.options, timed, check, count)
             results = [dataclasses.replace(result, pairs=pairs.get(result.label)) for result in results]
         comparison, page = None, None
         if pipeline.report is not None:
@@ -225,11 +232,18 @@ def train(
             quality = QualityOfWays(dataset, target)
             compared: list[WayResult] = []
             for way, result, shuffler in zip(pipeline.ways, results, shufflers, strict=True):
-                points = () if result.history is None else result.history.points
+                history = result.history
+                points = tuple(reported[way.label].values()) if history is None else history.points
                 of_way = quality if way.copy is None else QualityOfWays(way.copy, target, in_random_order=True)
                 compared.append(result_of(way, shuffler, points, measured=measured, quality=of_way, pairs=result.pairs))
             comparison = comparison_of(
-                client, dataset, compared, quality=quality, settings=pipeline.training.facts, command=_command()
+                client,
+                dataset,
+                compared,
+                quality=quality,
+                settings=pipeline.training.facts,
+                command=_command(),
+                error_meaning=pipeline.training.error_meaning,
             )
             page = None if write is None else write(comparison)
     return PipelineResult(tuple(results), page, comparison)
@@ -305,7 +319,7 @@ class PipelineRun:
 
     def __repr__(self) -> str:
         done, total, text = self._progress
-        state = f"{done} of {total} epochs, {text}"
+        state = f"{done} of {total}, {text}"
         if self.done:
             state = "done" if self._error is None else f"failed: {type(self._error).__name__}"
         return f"<PipelineRun {state}>"
@@ -317,7 +331,7 @@ class PipelineRun:
 
     @property
     def progress(self) -> tuple[int, int, str]:
-        """Number of epochs that are done, number of all epochs, and what is going on."""
+        """Number of epochs that are done, number of all epochs, and what is going on. In pairs of runs: of pairs."""
         return self._progress
 
     def cancel(self) -> None:

@@ -13,9 +13,11 @@ from typing import Any, Self
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.redaction import hide_secrets, short_repr
 from dshuffle.report import TrainingPoint
 from dshuffle.runtime import Shuffler, gathered
-from dshuffle.training import OnEpoch
+from dshuffle.store import Dataset
+from dshuffle.training import OnEpoch, fit_linear_regression
 
 FITS = {
     name: f"dshuffle.training:fit_{name}"
@@ -89,6 +91,13 @@ class Training:
         return str(getattr(self.fit, "__name__", self.fit))
 
     @property
+    def error_meaning(self) -> str:
+        """What the error after an epoch is, in words."""
+        if self.fit is fit_linear_regression:
+            return "the relative residual ‖Xw - y‖ / ‖y‖ on the whole dataset"
+        return "the error that the training function reports"
+
+    @property
     def is_trainer(self) -> bool:
         """Whether the function is a trainer of dshuffle, which does nothing but train."""
         return str(getattr(self.fit, "__module__", "")).startswith("dshuffle.training.")
@@ -120,9 +129,14 @@ class Training:
     @property
     def facts(self) -> dict[str, Any]:
         """The training by name, for a report."""
-        plain = (bool, int, float, str)
-        shown = {name: value if isinstance(value, plain) else f"{value!r:.60}" for name, value in self.options.items()}
-        return {"training": self.name, "epochs": self.epochs, **shown}
+
+        def fact(value: Any) -> Any:
+            if isinstance(value, Dataset):
+                return f"{value.n_samples} samples of {hide_secrets(value.url)}"
+            return value if isinstance(value, bool | int | float | str) else short_repr(value)
+
+        shown = {name: fact(value) for name, value in self.options.items()}
+        return {"training": f"{getattr(self.fit, '__module__', '')}:{self.name}", "epochs": self.epochs, **shown}
 
     def run(self, shuffler: Shuffler, on_epoch: OnEpoch) -> Any:
         """Train, and call ``on_epoch`` after every epoch, if the function says when one has ended."""

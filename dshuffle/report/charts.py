@@ -11,7 +11,7 @@ from bokeh.models.annotations import LabelSet
 from bokeh.plotting import figure
 
 from dshuffle.records import PHASES
-from dshuffle.report.summary import Comparison, Figures, TrainingPoint, WayResult, figures
+from dshuffle.report.summary import Comparison, Figures, TrainingPoint, WayResult, figures, has_errors
 from dshuffle.report.verdict import recommended_labels
 from dshuffle.units import human_bytes, human_error, human_seconds
 
@@ -52,7 +52,7 @@ def charts(comparison: Comparison) -> list[Chart]:
         _epoch_time(measured, recommended_labels(comparison)),
         _phases(measured),
         _bytes(measured),
-        *_errors(comparison.ways),
+        *(_errors(comparison.ways, comparison.error_meaning) if has_errors(comparison) else ()),
     ]
 
 
@@ -89,8 +89,8 @@ def _epoch_time(measured: Mapping[str, Figures], recommended: Collection[str]) -
     return Chart(
         "Time per epoch",
         "Median wall time of an epoch, the fastest first. training: tasks of the busiest worker. waiting for data: "
-        "time until the next samples arrived. other: round trips, task starts, and processor time of the exchange. The "
-        "difference from the bars of local ways is the cost of the exchange.",
+        "time until the next samples arrived. other: round trips, task starts, work of the client between epochs, and "
+        "processor time of the exchange. The difference from the bars of local ways is the cost of the exchange.",
         key,
         chart,
     )
@@ -165,14 +165,14 @@ def _bytes(measured: Mapping[str, Figures]) -> Chart:
     )
 
 
-def _errors(ways: tuple[WayResult, ...]) -> list[Chart]:
+def _errors(ways: tuple[WayResult, ...], meaning: str) -> list[Chart]:
     key = tuple((way_colour(place), way.label) for place, way in enumerate(ways))
     by_epoch = _lines(ways, lambda point: float(point.epoch), "epoch")
     by_epoch.xaxis.ticker.desired_num_ticks = 6
     by_epoch.xaxis.ticker.mantissas = [1, 2, 5]
     by_epoch.xaxis.ticker.min_interval = 1
     by_time = _lines(ways, lambda point: point.seconds, "seconds since the start")
-    caption = "Relative residual ‖Xw - y‖ / ‖y‖ on the whole dataset, on a logarithmic scale. Equal lines overlap."
+    caption = f"{meaning[0].upper()}{meaning[1:]}, on a logarithmic scale. Equal lines overlap."
     return [
         Chart("Error after each epoch", caption, key, by_epoch, lines=True),
         Chart(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -11,10 +12,9 @@ from bokeh.embed import components
 from dshuffle.report.charts import Chart, Key, charts, way_colour
 from dshuffle.report.page import page
 from dshuffle.report.pair_chart import pair_chart
-from dshuffle.report.summary import Comparison, WayResult
+from dshuffle.report.summary import Comparison, WayResult, has_errors
 from dshuffle.report.tables import (
     PAIR_HEADINGS,
-    SHORT_HEADINGS,
     STORE_CAPTION,
     STORE_HEADINGS,
     TIME_CAPTION,
@@ -31,6 +31,7 @@ from dshuffle.report.tables import (
     quality_cells,
     quality_headings,
     short_cells,
+    short_headings,
     store_cells,
     tested_ways,
     time_cells,
@@ -39,24 +40,24 @@ from dshuffle.report.tables import (
 from dshuffle.report.verdict import verdict_sentences
 from dshuffle.units import human_bytes, human_count, human_seconds
 
+Cells = Callable[[WayResult], tuple[str, ...]]
+
 
 def render_html(comparison: Comparison) -> str:
     """Render the report as one HTML document that loads nothing from elsewhere."""
     plots = [*charts(comparison), *filter(None, [pair_chart(comparison)])]
     script, divisions = components([chart.figure for chart in plots])
-    epochs, mixing = epochs_of(comparison), quality_headings(comparison)
+    mixing, short = quality_headings(comparison), short_headings(comparison)
 
-    def table(headings: Sequence[str], cells: Callable[[WayResult], tuple[str, ...]]) -> str:
+    def table(headings: Sequence[str], cells: Cells) -> str:
         rows = [(way.label, way_colour(place), cells(way)) for place, way in enumerate(comparison.ways)]
         return _table(("way", *headings), rows)
 
-    def metric_table(metric: str) -> str:
-        cells = table(tuple(map(str, epochs)), lambda way: metric_cells(way, metric, epochs))
-        return f"<h3>{escape(metric)}</h3>\n{cells}"
-
     answer, *details = verdict_sentences(comparison)
     sentences = "\n".join(f'<p class="verdict">{_unbroken(escape(sentence))}</p>' for sentence in details)
-    time, phases, traffic, by_epoch, by_time, *pairs = (_figure(*pair) for pair in zip(plots, divisions, strict=True))
+    time, phases, traffic, *others = (_figure(*pair) for pair in zip(plots, divisions, strict=True))
+    n_lines = sum(chart.lines for chart in plots)
+    errors, pairs = others[:n_lines], others[n_lines:]
     body = f"""<header>
 <p class="name">dshuffle compare</p>
 <h1>{_unbroken(escape(answer))}</h1>
@@ -65,15 +66,12 @@ def render_html(comparison: Comparison) -> str:
 </header>
 {time}
 <section>
-{table(SHORT_HEADINGS, short_cells)}
+{table(short, lambda way: short_cells(way, short))}
 <p class="caption">Medians of the epochs after the first one. exchange: time until every worker has its samples, while
 training runs. predicted: the same by the cost model. waited: time that training waited for it.</p>
 </section>
 {_elsewhere(comparison)}
-<section class="charts">
-{by_epoch}
-{by_time}
-</section>
+{f'<section class="charts">{"".join(errors)}</section>' if errors else ""}
 {"".join(pairs)}
 {_pairs(comparison)}
 <details open>
@@ -93,11 +91,7 @@ training runs. predicted: the same by the cost model. waited: time that training
 {table(mixing, lambda way: quality_cells(way, mixing))}
 <p class="caption">{escape(quality_caption(comparison))}</p>
 </details>
-<details open>
-<summary>Error after each epoch, in numbers</summary>
-{table(tuple(map(str, epochs)), lambda way: error_cells(way, epochs))}
-{"".join(metric_table(metric) for metric in metrics_of(comparison))}
-</details>
+{_errors_in_numbers(comparison, table)}
 <section>
 <h2>How to repeat this run</h2>
 <pre>{escape(comparison.command)}</pre>
@@ -112,6 +106,19 @@ training runs. predicted: the same by the cost model. waited: time that training
 figures.</p>
 </section>"""
     return page(f"dshuffle compare: {answer}", body, script)
+
+
+def _errors_in_numbers(comparison: Comparison, table: Callable[[Sequence[str], Cells], str]) -> str:
+    """The error and each metric after each epoch; nothing if none was reported."""
+    epochs = epochs_of(comparison)
+    headings = tuple(map(str, epochs))
+    tables = [table(headings, lambda way: error_cells(way, epochs))] if has_errors(comparison) else []
+    for metric in metrics_of(comparison):
+        cells = functools.partial(metric_cells, metric=metric, epochs=epochs)
+        tables.append(f"<h3>{escape(metric)}</h3>\n{table(headings, cells)}")
+    if not tables:
+        return ""
+    return f"<details open>\n<summary>After each epoch, in numbers</summary>\n{''.join(tables)}\n</details>"
 
 
 def _elsewhere(comparison: Comparison) -> str:
@@ -158,7 +165,7 @@ def _headline(comparison: Comparison) -> str:
     first = records[0]
     return (
         f"{human_count(first.n_samples)} samples of {human_bytes(first.row_nbytes)} on {first.n_workers} "
-        f"workers, {len(epochs_of(comparison))} epochs per way, seed {comparison.seed}."
+        f"workers, {max(len(way.records) for way in comparison.ways)} epochs per way, seed {comparison.seed}."
     )
 
 
@@ -209,5 +216,9 @@ def _swatch(colour: str) -> str:
 def _facts(title: str, facts: Mapping[str, Any]) -> str:
     if not facts:
         return ""
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items())
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(_fact(value))}</dd>" for name, value in facts.items())
     return f"<div><h3>{escape(title)}</h3><dl>{rows}</dl></div>"
+
+
+def _fact(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import statistics
@@ -83,6 +82,8 @@ class Comparison:
         Facts by name, as JSON can hold them.
     emulated
         What was emulated (links, stores), in words; empty if nothing was.
+    error_meaning
+        What the error of a training point is, in words.
     """
 
     ways: tuple[WayResult, ...]
@@ -94,6 +95,7 @@ class Comparison:
     versions: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     emulated: str = ""
+    error_meaning: str = "the error that the training function reports"
 
     def __post_init__(self) -> None:
         labels = [way.label for way in self.ways]
@@ -104,14 +106,15 @@ class Comparison:
         return f"<Comparison of {', '.join(f'“{way.label}”' for way in self.ways)}>"
 
     def _repr_html_(self) -> str:
-        rows = []
+        rows, errors = [], has_errors(self)
         for way in self.ways:
             medians = figures(way)
             exchange = None if medians.shuffle_seconds is None else medians.shuffle_seconds.median
-            cells = human_seconds(medians.epoch_seconds), human_seconds(exchange), human_error(medians.last_error)
-            rows.append((way.label, *cells))
+            error = (human_error(medians.last_error),) if errors else ()
+            rows.append((way.label, human_seconds(medians.epoch_seconds), human_seconds(exchange), *error))
         facts = {"command": self.command, "seed": self.seed}
-        return html_summary("Comparison", facts, ("way", "epoch", "exchange", "last error"), rows)
+        headings = ("way", "epoch", "exchange", *(("last error",) if errors else ()))
+        return html_summary("Comparison", facts, headings, rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +141,7 @@ class Spread:
 class Figures:
     """A way in numbers: medians of the epochs after the first, which is loaded and not exchanged.
 
-    ``epoch_seconds`` is wall time, from the end of one epoch to that of the next.
+    ``epoch_seconds`` is wall time; see :class:`~dshuffle.records.EpochRecord`.
     ``None`` stands where a way ran for too few epochs to tell.
     """
 
@@ -180,9 +183,8 @@ def figures(way: WayResult) -> Figures:
         return statistics.median(values) if 2 * len(values) > len(exchanged) else None
 
     errors = [point.error for point in way.history]
-    walls = [after.seconds - before.seconds for before, after in itertools.pairwise(way.history)]
     return Figures(
-        epoch_seconds=statistics.median(walls) if walls else None,
+        epoch_seconds=median(lambda record: record.epoch_seconds),
         shuffle_seconds=Spread.of([record.exchange_seconds for record in exchanged]) if exchanged else None,
         training_seconds=median(lambda record: record.training_seconds),
         waited_seconds=median(lambda record: record.waited_seconds),
@@ -204,6 +206,11 @@ def figures(way: WayResult) -> Figures:
         last_error=errors[-1] if errors else None,
         total_seconds=way.history[-1].seconds if way.history else None,
     )
+
+
+def has_errors(comparison: Comparison) -> bool:
+    """Whether a function that trains has reported an error after some epoch."""
+    return any(math.isfinite(point.error) for way in comparison.ways for point in way.history)
 
 
 def limited_by_processors(way: WayResult, medians: Figures) -> bool:
@@ -232,12 +239,12 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
             {
                 "label": way.label,
                 **way.choices.to_dict(),
-                "figures": asdict(figures(way)),
+                "figures": _finite(asdict(figures(way))),
                 "predicted_seconds": way.predicted_seconds,
                 "predicted_wire_seconds": way.predicted_wire_seconds,
                 "on_other_links": dict(way.on_other_links),
                 "quality": None if way.quality is None else _finite(asdict(way.quality)),
-                "history": [asdict(point) for point in way.history],
+                "history": [_finite(asdict(point)) for point in way.history],
                 "pairs": None if way.pairs is None else way.pairs.to_dict(),
             }
             for way in comparison.ways
@@ -246,8 +253,10 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
 
 
 def _finite(fields: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: what never happens is None."""
-    return {name: None if value is not None and math.isinf(value) else value for name, value in fields.items()}
+    """JSON has no infinity and no NaN: what never happens, and an error that is not a number, is None."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in fields.items()
+    }
 
 
 def write_records(comparison: Comparison, path: Path) -> None:

@@ -11,13 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from dshuffle.noninferiority import PairedRuns
-from dshuffle.report.summary import Comparison, Figures, Spread, WayResult, figures, limited_by_processors
+from dshuffle.report.summary import Comparison, Figures, Spread, WayResult, figures, has_errors, limited_by_processors
 from dshuffle.units import UNKNOWN, human_bytes, human_count, human_error, human_ratio, human_seconds
 
 TIME_HEADINGS = ("epoch", "exchange", "range", "predicted", "idle CPU", "training", "waited")
 TRAFFIC_HEADINGS = ("samples received", "packets", "bytes sent", "by the server")
 STORE_HEADINGS = ("bytes read", "read amplification", "requests", "requests/s")
-SHORT_HEADINGS = ("epoch", "exchange", "predicted", "waited", "last error")
+SHORT_HEADINGS = ("epoch", "exchange", "predicted", "waited")
+ERROR_HEADING = "last error"
 TIME_CAPTION = (
     "Medians of the epochs after the first one, whose samples are read from the store. epoch: wall time. "
     "exchange: time until every worker has its samples, while training runs; local ways only plan and switch. "
@@ -87,8 +88,13 @@ def time_cells(way: WayResult) -> tuple[str, ...]:
     )
 
 
-def short_cells(way: WayResult) -> tuple[str, ...]:
-    """One cell for each of :data:`SHORT_HEADINGS`."""
+def short_headings(comparison: Comparison) -> tuple[str, ...]:
+    """The headings of :data:`SHORT_HEADINGS`, and that of the last error if errors were reported."""
+    return (*SHORT_HEADINGS, ERROR_HEADING) if has_errors(comparison) else SHORT_HEADINGS
+
+
+def short_cells(way: WayResult, headings: Sequence[str]) -> tuple[str, ...]:
+    """One cell for each of :func:`short_headings`."""
     medians = figures(way)
     spread = medians.shuffle_seconds
     return (
@@ -96,7 +102,7 @@ def short_cells(way: WayResult) -> tuple[str, ...]:
         human_seconds(None if spread is None else spread.median),
         human_seconds(way.predicted_seconds),
         human_seconds(medians.waited_seconds),
-        human_error(medians.last_error),
+        *([human_error(medians.last_error)] if ERROR_HEADING in headings else []),
     )
 
 
@@ -180,13 +186,19 @@ def pair_caption(runs: PairedRuns) -> str:
     noise = runs.not_deterministic_by
     return " ".join(
         [
-            f"mean: of {runs.test.metric} over the runs with the way. The other runs of the pairs reshuffle everything "
-            f"and have the same seeds; their mean is {_metric(statistics.mean(runs.reference))}. "
-            "difference: positive if the way is worse. interval: of the mean difference, at 95 %.",
+            *([_pair_meanings(runs)] if runs.n_pairs else []),
             f"The margin is {runs.shown(runs.limit)}.",
             f"Two runs that reshuffle everything with different seeds differ by {runs.shown(runs.null_difference)}.",
             *([f"Training is not deterministic by {runs.shown(noise)}."] if noise else []),
         ]
+    )
+
+
+def _pair_meanings(runs: PairedRuns) -> str:
+    return (
+        f"mean: of {runs.test.metric} over the runs with the way. The other runs of the pairs reshuffle everything "
+        f"and have the same seeds; their mean is {_metric(statistics.mean(runs.reference))}. "
+        "difference: positive if the way is worse. interval: of the mean difference, at 95 %."
     )
 
 
@@ -224,12 +236,17 @@ def comparison_tables(comparison: Comparison) -> list[tuple[Table, str]]:
         ("Traffic", TRAFFIC_HEADINGS, traffic_cells, TRAFFIC_CAPTION),
         ("Storage", STORE_HEADINGS, store_cells, emulated + STORE_CAPTION),
         ("Mixing", mixing, lambda way: quality_cells(way, mixing), quality_caption(comparison)),
-        ("Error after each epoch", tuple(map(str, epochs)), lambda way: error_cells(way, epochs), ""),
+        (
+            "Error after each epoch",
+            tuple(map(str, epochs)) if has_errors(comparison) else (),
+            lambda way: error_cells(way, epochs),
+            f"{comparison.error_meaning[0].upper()}{comparison.error_meaning[1:]}.",
+        ),
     )
     tables = [
         (_table(title, headings, [(way, row(way)) for way in comparison.ways]), note)
         for title, headings, row, note in cells
-        if headings  # a function that returns no history has no errors
+        if headings  # a function may report no errors
     ]
     for metric in metrics_of(comparison):
         rows = [(way, metric_cells(way, metric, epochs)) for way in comparison.ways]

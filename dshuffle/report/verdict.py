@@ -136,9 +136,12 @@ class _Worth:
 def _pairs(ways: Iterable[WayResult]) -> list[str]:
     """What pairs of runs say of each way: first of one shuffle before training, if that ran."""
     tested = [way for way in ways if way.pairs is not None]
-    labels: dict[int, list[WayResult]] = {}
-    for way in tested:  # ways that learn the same share their pairs
-        labels.setdefault(id(way.pairs), []).append(way)
+    labels: dict[tuple[str, ...], list[WayResult]] = {}
+    for way in tested:  # ways that learn the same share their pairs, and a null pair is that of all ways
+        pairs = way.pairs
+        assert pairs is not None
+        metrics = () if pairs.reason else map(str, pairs.way)
+        labels.setdefault((pairs.test.metric, str(pairs), *metrics), []).append(way)
     groups = sorted(labels.values(), key=lambda group: not _is_shuffled_once(group[0]))
     return [
         f"{_listed([f'“{way.label}”' for way in group])} against reshuffling, in {pairs.test.metric}: {pairs}."
@@ -154,10 +157,6 @@ def _is_shuffled_once(way: WayResult) -> bool:
 def _times(measured: list[_MeasuredWay], ranking: _Ranking) -> str:
     """Seconds of an epoch with every way that was ranked, without an exchange, and with the fastest way by chunks."""
     ranked = (ranking.fastest, *ranking.alike, *ranking.slower)
-    if any(result.figures.epoch_seconds is None for result in ranked):  # nothing was trained
-        return (
-            f"An exchange takes {_listed([f'{human_seconds(way.spread.median)} with {way.label}' for way in ranked])}."
-        )
     times = [f"{human_seconds(result.figures.epoch_seconds)} with {result.label}" for result in ranked]
     local = [result.figures.epoch_seconds for result in measured if result.is_local]
     if alone := [seconds for seconds in local if seconds is not None]:

@@ -378,7 +378,7 @@ def test_the_default_run(elsewhere, tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     result = run()
     assert result.exit_code == 0, result.output
-    assert {"local, as stored", "local, shuffled once", "partial:0.1 + peer"} <= {
+    assert {"local, as stored", "local, shuffled once", "partial:0.1 + peer, from stored order"} <= {
         line.split("  ")[0] for line in result.stdout.splitlines()
     }
     text = " ".join(result.stdout.split())

@@ -88,6 +88,23 @@ def test_more_values_than_a_thousand_are_no_classes(tmp_path):
     assert QualityOfWays(dataset, "y").classes.startswith("64 slices of the stored order")
 
 
+def test_without_a_target_an_array_of_labels_is_taken(tmp_path):
+    label = np.repeat([5, 6, 7, 8], 30)
+    arrays = {"a": np.arange(120), "b": np.ones(120), "label": label}
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", arrays, chunk_rows=10)
+    quality = QualityOfWays(dataset, None)
+    assert quality.classes == "4 values of label", "a number of its own for each sample is no label"
+    choices = Choices("local", sharding="contiguous")
+    assert quality.of(choices, 2) == QualityOfWays(dataset, "label").of(choices, 2)
+    part, _ = dataset.split(0.75)
+    assert QualityOfWays(part, None).classes == "4 values of label"
+    plain = dshuffle.create_dataset(tmp_path / "p.zarr", {"b": np.ones(120)})
+    assert QualityOfWays(plain, None).classes.endswith(
+        "No array has labels, which are integers or booleans with at most 1,000 values"
+    )
+    assert ". b has no labels, which are" in QualityOfWays(plain, "b").classes
+
+
 def test_a_single_row_cannot_be_shuffled(tmp_path):
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"y": np.ones(1)})
     assert QualityOfWays(dataset, "y").of(Choices("global"), 1) is None

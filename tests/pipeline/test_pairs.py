@@ -18,6 +18,7 @@ from dshuffle import Choices, InvalidParameter, Pipeline, Training
 from dshuffle.compare import Margin, PairedOutcome, PairedTest, local_cluster
 from dshuffle.errors import TrainingDiverged, WorkerLost
 from dshuffle.pipeline import LocalWorkers, RunningScheduler, each_epoch
+from dshuffle.pipeline.run import execute
 
 pytestmark = pytest.mark.timeout(300)
 HERE = LocalWorkers(2, processes=False)
@@ -85,6 +86,8 @@ def test_a_trainer_with_an_estimator_and_a_report(digits, examples, tmp_path):
     assert summary["ways"][0]["history"][-1]["validation"]["accuracy"] == pairs["reference"][0]
     page = (tmp_path / "report.html").read_text()
     assert "accuracy in pairs of runs" in page
+    assert summary["settings"]["training"] == "own_training:with_sklearn"
+    assert summary["settings"]["test"].startswith(f"{held_out.n_samples} samples of ")
     assert "accuracy_of_majority" in page
 
 
@@ -127,6 +130,18 @@ def test_metrics_that_are_none_are_refused_after_the_first_way(digits, fit, opti
     pipeline = Pipeline(digits[0], Training(fit, epochs=2, **options), WAYS, HERE, test=PairedTest(metric))
     with pytest.raises(InvalidParameter, match=message):
         pipeline.run(progress=False)
+
+
+def test_progress_counts_ways_and_then_pairs(digits):
+    """A function without on_epoch moves the count when a way has ended."""
+    calls = []
+    pipeline = Pipeline(
+        digits[0], Training(scores, epochs=2, noise=1e-4, calls=[]), WAYS, HERE, test=PairedTest("loss")
+    )
+    execute(pipeline, lambda done, most, text: calls.append((done, most, text)), lambda: None)
+    counts = [call[:2] for call in calls]
+    assert [counts.count((done, 4)) > 0 for done in (0, 2, 4)] == [True] * 3
+    assert counts[-8:] == [*((run, 3) for run in range(3)), *((pair, 20) for pair in range(5))]
 
 
 def test_a_run_of_the_reference_that_diverges(digits, tmp_path):

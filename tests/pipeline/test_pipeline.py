@@ -17,6 +17,7 @@ from dshuffle.compare import Way
 from dshuffle.errors import ClusterError, DatasetNotFound, RunCancelled
 from dshuffle.pipeline import BatchJobs, LocalWorkers, RunningScheduler, each_epoch
 from dshuffle.planning.cost import ClusterRates
+from dshuffle.report import TrainingPoint
 from dshuffle.runtime.client.waiting import wait_for_workers
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import fit_linear_regression
@@ -69,7 +70,7 @@ def test_several_ways_are_compared_in_the_report(tmp_path):
     summary = json.loads((tmp_path / "report" / "summary.json").read_text())
     assert [way["label"] for way in summary["ways"]] == [way.label for way in result.ways]
     assert [len(way["history"]) for way in summary["ways"]] == [3, 3, 3]
-    assert summary["settings"]["training"] == "fit_linear_regression"
+    assert summary["settings"]["training"] == "dshuffle.training.linear_regression:fit_linear_regression"
     page = result.report.read_text()
     assert "from shared storage" in page
     records = (tmp_path / "report" / "records.jsonl").read_text().splitlines()
@@ -80,7 +81,27 @@ def test_a_report_of_a_function_that_has_no_error(tmp_path):
     training = Training(each_epoch, epochs=3, fn=len)
     result = Pipeline(URL, training, cluster=HERE, report=tmp_path).run(progress=False)
     assert "global + peer" in result.report.read_text()
-    assert json.loads((tmp_path / "summary.json").read_text())["ways"][0]["history"] == []
+    [way] = json.loads((tmp_path / "summary.json").read_text())["ways"]
+    assert [point["error"] for point in way["history"]] == [None] * 3, "it calls on_epoch, without an error"
+    assert way["figures"]["epoch_seconds"] > way["figures"]["training_seconds"]
+    assert "Error after each epoch" not in result.report.read_text()
+
+
+def test_a_function_that_calls_on_epoch_has_a_history(tmp_path):
+    def fit(shuffler, *, epochs, on_epoch=None):
+        for epoch in shuffler.epochs(epochs):
+            shuffler.client.gather(epoch.map(len))
+            time.sleep(0.05)  # what the client does after an epoch belongs to its time
+            on_epoch(TrainingPoint(epoch=epoch.number, seconds=1.0, error=0.5 / (1 + epoch.number)))
+        return {"loss": 0.25}
+
+    result = Pipeline(URL, Training(fit, epochs=3), cluster=HERE, report=tmp_path).run(progress=False)
+    assert result.history is None
+    assert [point.error for point in result.comparison.ways[0].history] == [0.5, 0.25, 0.5 / 3]
+    assert all(record.epoch_seconds >= 0.05 for record in result.records)
+    page = result.report.read_text()
+    assert "The error that the training function reports, on a logarithmic scale" in page
+    assert "‖" not in page
 
 
 def test_a_pipeline_continues_from_its_checkpoint(tmp_path):
@@ -112,7 +133,7 @@ def test_a_run_in_the_background_says_how_far_it_is():
         assert gate.wait(60)
 
     run = Pipeline(URL, Training("linear_regression", epochs=2, step=0.1, on_epoch=wait), cluster=HERE).submit()
-    with pytest.raises(TimeoutError, match=r"not ended after 0\.1 s: <PipelineRun 0 of 2 epochs, "):
+    with pytest.raises(TimeoutError, match=r"not ended after 0\.1 s: <PipelineRun 0 of 2, "):
         run.result(timeout=0.1)
     assert not run.done
     gate.set()

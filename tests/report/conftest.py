@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -76,7 +78,10 @@ def make_way(
         choices=Choices(assignment=assignment, delivery=delivery, sharding=sharding),
         label=label,
         records=tuple(
-            make_record(epoch, assignment, delivery, sharding, needed, seconds * jitter[epoch])
+            dataclasses.replace(
+                make_record(epoch, assignment, delivery, sharding, needed, seconds * jitter[epoch]),
+                epoch_seconds=0.3 + seconds,
+            )
             for epoch in range(epochs)
         ),
         history=tuple(

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
+from bokeh.models.annotations import LabelSet
 
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.report import TrainingPoint, comparison_tables, render_html, verdict_sentences
@@ -94,6 +95,44 @@ def test_every_way_is_in_every_chart(comparison):
         ]
 
 
+def test_without_a_history_nothing_is_empty(comparison):
+    """A function that returns a dict reports no errors. Epochs and their times are recorded all the same."""
+    ways = tuple(dataclasses.replace(way, history=()) for way in comparison.ways)
+    plain = dataclasses.replace(comparison, ways=ways)
+    assert [chart.title for chart in charts(plain)] == [
+        "Time per epoch",
+        "Where an exchange spends its time",
+        "Bytes per epoch",
+    ]
+    text = " ".join(Page(render_html(plain)).texts)
+    assert "5 epochs per way" in text
+    for absent in ("last error", "Error a", "in numbers"):
+        assert absent not in text
+    assert "last error" in " ".join(Page(render_html(comparison)).texts)
+    assert "Error after each epoch" not in [table.title for table, _ in comparison_tables(plain)]
+    times = charts(plain)[0].figure.center[-1].source.data
+    assert times["text"][times["way"].index("global + peer")].startswith("500 ms")
+    # Points that have no error, but a metric.
+    points = tuple(TrainingPoint(epoch=e, seconds=e, error=float("nan"), validation={"loss": 1.5}) for e in range(5))
+    metrics = dataclasses.replace(comparison, ways=tuple(dataclasses.replace(way, history=points) for way in ways))
+    text = " ".join(Page(render_html(metrics)).texts)
+    assert "last error" not in text
+    assert "nan" not in text.split("in numbers")[1]
+    assert "loss after each epoch" in [table.title for table, _ in comparison_tables(metrics)]
+
+
+def test_the_caption_says_what_the_error_is(comparison):
+    drawn = {chart.title: chart.caption for chart in charts(comparison)}
+    assert drawn["Error after each epoch"].startswith("The error that the training function reports, on a log")
+    regression = dataclasses.replace(comparison, error_meaning="the relative residual")
+    assert {chart.title: chart.caption for chart in charts(regression)}["Error after each epoch"].startswith(
+        "The relative residual, on a logarithmic scale."
+    )
+    assert [note for table, note in comparison_tables(regression) if "Error" in table.title] == [
+        "The relative residual."
+    ]
+
+
 @pytest.mark.slow
 def test_more_ways_than_colours_and_exact_zeros_are_drawn(comparison):
     template = comparison.ways[-1]
@@ -130,7 +169,14 @@ def test_pairs_are_drawn_and_listed(comparison):
     assert marks.data_source.data["text"] == ["+0.01", "+0.02", "-0.01", "+0", "+8"]
     # The last one is beyond the end of the axis, at four margins.
     assert marks.data_source.data["marker"] == [*["circle"] * 4, "triangle"]
-    assert marks.data_source.data["x"] == pytest.approx([0.01, 0.02, -0.01, 0, 0.98 * 0.4])
+    assert marks.data_source.data["x"] == pytest.approx([0.01, 0.02, -0.01, 0, 0.4], abs=0.02)
+    [label] = [layout for layout in chart.figure.center if isinstance(layout, LabelSet)]
+    assert label.source.data["text"] == ["+1.6"], "the mean is beyond the axis, too"
+    close = dataclasses.replace(runs, way=(1.01, 1.02, 0.99, 1.0, 1.01))
+    ways = (comparison.ways[0], dataclasses.replace(comparison.ways[1], pairs=close), *comparison.ways[2:])
+    axis = pair_chart(dataclasses.replace(comparison, ways=ways)).figure.x_range
+    assert -0.06 < axis.start < -0.01, "no empty half"
+    assert 0.1 < axis.end < 0.15
     null = dataclasses.replace(runs, way=(), null=float("nan"))
     ways = (comparison.ways[0], dataclasses.replace(comparison.ways[1], pairs=null), *comparison.ways[2:])
     untold = dataclasses.replace(comparison, ways=ways)

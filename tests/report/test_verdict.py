@@ -6,7 +6,7 @@ import pytest
 
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.planning import Choices
-from dshuffle.report import verdict, verdict_sentences
+from dshuffle.report import comparison_tables, verdict, verdict_sentences
 from dshuffle.report.summary import figures
 
 
@@ -155,10 +155,11 @@ def test_without_a_local_way_only_epochs_with_an_exchange_are_told(comparison):
     assert ". An epoch takes 500 ms with “global + peer”. The next exchange runs beside training." in text
 
 
-def test_without_training_exchanges_are_told(comparison):
+def test_times_of_epochs_need_no_history(comparison):
     way = dataclasses.replace(only(comparison, "global + peer").ways[0], history=())
     text = verdict(with_seconds(dataclasses.replace(comparison, ways=(way,)), "global + peer", [0.2] * 5))
-    assert "An exchange takes 200 ms with “global + peer”." in text
+    assert "An epoch takes 500 ms with “global + peer”." in text
+    assert "error" not in text
 
 
 GOOD = [0.001, -0.002, 0.0, 0.002, 0.001]
@@ -201,6 +202,19 @@ def test_ways_that_learn_the_same_share_an_answer(comparison):
     assert text.startswith(
         "“local, as stored” and “partial:0.1 + peer” against reshuffling, in rmse: worse by 0.2 [0.18"
     )
+
+
+def test_a_null_pair_is_told_once_for_all_ways(comparison):
+    labels = ("local, as stored", "local, shuffled once")
+    for label in labels:
+        comparison = with_pairs(comparison, [label], [0.1, -0.1, 0.0, 0.1, len(label) / 100], margin=0.0001)
+    text = verdict(comparison)
+    assert text.startswith(
+        "“local, as stored” and “local, shuffled once” against reshuffling, in rmse: cannot tell: two"
+    )
+    assert text.count("more pairs do not help.") == text.count("cannot tell") == 1
+    note = comparison_tables(comparison)[-1][1]
+    assert "The margin is 0.0001." in note
 
 
 def test_a_test_without_an_answer(comparison):

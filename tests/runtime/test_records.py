@@ -98,7 +98,7 @@ def test_records_say_what_was_planned_and_moved(threads, small, check_ids, deliv
             assert record.wire_received_bytes[0] == 0
             assert record.server_sent_bytes == record.wire_bytes == moved - to_rank_0 * (64 + CHECKSUM_NBYTES)
         for field in dataclasses.fields(record):
-            if field.name.endswith("_seconds"):
+            if field.name.endswith("_seconds") and field.name != "rank_training_seconds":
                 value = getattr(record, field.name)
                 assert isinstance(value, float), field.name
                 # Packing and unpacking add up over a worker's two threads.

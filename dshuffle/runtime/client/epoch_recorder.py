@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 from dshuffle.planning import Choices, GivenSharding
@@ -39,14 +40,19 @@ class EpochRecorder:
         self._choices = choices
         self._exchange: EpochExchange | None = None
         self._session: dict[str, Any] = {}
+        self._asked = time.perf_counter()
 
     @property
     def pending(self) -> bool:
         """Whether an epoch has begun that is not recorded yet."""
         return self._exchange is not None
 
-    def begin(self, exchange: EpochExchange, session: OpenSession) -> None:
-        """Note what was measured of the exchange of an epoch that begins, and the session that trains in it."""
+    def begin(self, exchange: EpochExchange, session: OpenSession, asked: float) -> None:
+        """Note what was measured of the exchange of an epoch that begins, and the session that trains in it.
+
+        ``asked`` is when the client asked for the epoch, by ``time.perf_counter()``.
+        """
+        self._asked = asked
         start = session.request.start
         self._exchange = exchange
         self._session = {
@@ -56,13 +62,15 @@ class EpochRecorder:
             "first_epoch": start.epoch,
         }
 
-    def end(self, training_seconds: tuple[float, ...] | None) -> None:
+    def end(self, training_seconds: tuple[float, ...] | None, ended: float) -> None:
         """Append the record of the current epoch, if it is not recorded yet.
 
         Parameters
         ----------
         training_seconds
             Seconds of training in the epoch, by rank; None if they are not known, and the epoch is not recorded.
+        ended
+            When its tasks had ended, by ``time.perf_counter()``.
         """
         exchange, self._exchange = self._exchange, None
         if exchange is None or training_seconds is None:
@@ -84,6 +92,7 @@ class EpochRecorder:
                 components=exchange.components,
                 exchange_seconds=exchange.exchange_seconds,
                 waited_seconds=exchange.waited_seconds,
+                epoch_seconds=ended - self._asked,
                 **exchange.measures.to_dict(),
                 **self._session,
             )

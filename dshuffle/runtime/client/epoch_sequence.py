@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -103,13 +104,14 @@ class EpochSequence:
         for following in reversed(range(count)):
             if self._handed_out:
                 self._end_tasks()
+                asked = time.perf_counter()
                 position.ended = True
                 exchange = self.membership.advance(position.next_epoch)
                 position.next_epoch += 1
                 position.begin(EpochTasks(exchange.epoch))
                 self._handed_out = False  # at once: Ctrl-C must not skip the epoch
-                self.recorder.end(exchange.training_seconds_before)
-                self.recorder.begin(exchange, self.membership.current)
+                self.recorder.end(exchange.training_seconds_before, asked)
+                self.recorder.begin(exchange, self.membership.current, asked)
             assert position.tasks is not None
             if following:
                 self.membership.prefetch(position.next_epoch)
@@ -126,15 +128,16 @@ class EpochSequence:
         try:
             self._end_tasks()
         finally:
+            ended = time.perf_counter()
             if self.recorder.pending:
                 try:
                     training_seconds = self.calls.ask(tuple[float, ...], "training")
                 except DShuffleError as error:
                     # The session has ended, and says so itself.
                     logger.info("dshuffle: epoch %d could not be recorded: %s", self.epoch, error)
-                    self.recorder.end(None)
+                    self.recorder.end(None, ended)
                 else:
-                    self.recorder.end(training_seconds)
+                    self.recorder.end(training_seconds, ended)
 
     def _end_tasks(self) -> None:
         if self.position.tasks is not None:

@@ -57,6 +57,7 @@ def client(monkeypatch):
         "open_files": 10**5,
     }
     monkeypatch.setattr(diagnosis.resource, "getrlimit", lambda _: (10**5, 10**5))
+    monkeypatch.setattr(diagnosis, "CLOCKS", 60.0)  # the facts are as old as the test
     workers = {where: {"host": where, "resources": {}, "status": "running"} for where in (A, B)}
     monkeypatch.setattr(diagnosis, "cluster_info", lambda _: {"workers": workers})
     return StubClient({A: facts, B: copy.deepcopy(facts)}, copy.deepcopy(facts))
