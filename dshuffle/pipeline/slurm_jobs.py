@@ -41,8 +41,8 @@ async def states() -> dict[str, tuple[State | None, str]]:
     OSError
         If ``squeue`` cannot be run, or has no answer.
     """
-    asked = "squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%A|%T|%r"
-    rows = [line.split("|", 2) for line in (await _output(*asked)).splitlines()]
+    command = "squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%A|%T|%r"
+    rows = [line.split("|", 2) for line in (await _output(*command)).splitlines()]
     return {number: (_state(name), "" if reason == "None" else reason) for number, name, reason in rows}
 
 

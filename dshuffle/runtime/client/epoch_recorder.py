@@ -40,19 +40,19 @@ class EpochRecorder:
         self._choices = choices
         self._exchange: EpochExchange | None = None
         self._session: dict[str, Any] = {}
-        self._asked = time.perf_counter()
+        self._requested_at = time.perf_counter()
 
     @property
     def pending(self) -> bool:
         """Whether an epoch has begun that is not recorded yet."""
         return self._exchange is not None
 
-    def begin(self, exchange: EpochExchange, session: OpenSession, asked: float) -> None:
+    def begin(self, exchange: EpochExchange, session: OpenSession, requested_at: float) -> None:
         """Note what was measured of the exchange of an epoch that begins, and the session that trains in it.
 
-        ``asked`` is when the client asked for the epoch, by ``time.perf_counter()``.
+        ``requested_at`` is when the client asked for the epoch, by ``time.perf_counter()``.
         """
-        self._asked = asked
+        self._requested_at = requested_at
         start = session.request.start
         self._exchange = exchange
         self._session = {
@@ -92,7 +92,7 @@ class EpochRecorder:
                 components=exchange.components,
                 exchange_seconds=exchange.exchange_seconds,
                 waited_seconds=exchange.waited_seconds,
-                epoch_seconds=ended - self._asked,
+                epoch_seconds=ended - self._requested_at,
                 **exchange.measures.to_dict(),
                 **self._session,
             )

@@ -104,14 +104,14 @@ class EpochSequence:
         for following in reversed(range(count)):
             if self._handed_out:
                 self._end_tasks()
-                asked = time.perf_counter()
+                requested_at = time.perf_counter()
                 position.ended = True
                 exchange = self.membership.advance(position.next_epoch)
                 position.next_epoch += 1
                 position.begin(EpochTasks(exchange.epoch))
                 self._handed_out = False  # at once: Ctrl-C must not skip the epoch
-                self.recorder.end(exchange.training_seconds_before, asked)
-                self.recorder.begin(exchange, self.membership.current, asked)
+                self.recorder.end(exchange.training_seconds_before, requested_at)
+                self.recorder.begin(exchange, self.membership.current, requested_at)
             assert position.tasks is not None
             if following:
                 self.membership.prefetch(position.next_epoch)

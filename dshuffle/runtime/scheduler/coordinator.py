@@ -91,7 +91,7 @@ class Coordinator:
         self._deliveries = EpochDeliveries(deliveries, spec.shuffle.first_epoch)
         self._waiters = Waiters()
         self._move_tasks = move_tasks
-        self._asked: set[str] = set()  # addresses of workers that are being asked for their state
+        self._status_queries: set[str] = set()  # addresses of workers whose answer about their state is due
         self._closed_by_client = False
         self._closing = Closing(scheduler, spec, lambda: self.machine.turn, lambda: self.cause)
         self._freed: asyncio.Task[None] | None = None
@@ -312,10 +312,10 @@ class Coordinator:
         machine, participant = self.machine, order.participant
         message = message_of(order, machine, self.participants, self._deliveries, self.log.rate)
         address = self.addresses[participant]
-        if message is None or (order.name == STATUS and address in self._asked):
+        if message is None or (order.name == STATUS and address in self._status_queries):
             return
         if order.name == STATUS:  # questions to a worker that does not answer must not pile up
-            self._asked.add(address)
+            self._status_queries.add(address)
         try:
             reply = await self.participants.request(order.name, participant, message)
             answer: Answer = message_in(reply, answer_type(order), self.participants.name_of(participant))
@@ -333,7 +333,7 @@ class Coordinator:
             self.driver.run(machine.answered, order, answer)
         finally:
             if order.name == STATUS:
-                self._asked.discard(address)
+                self._status_queries.discard(address)
 
     async def _look_at_process(self, question: instructions.ProcessQuestion) -> None:
         if await self.process_runs(question.participant, question.silent_seconds):

@@ -46,12 +46,12 @@ async def trained_samples(session: Coordinator) -> TrainedSamples:
 
 async def _trained_by(session: Coordinator, rank: int, epoch: int) -> SampleDigest:
     loop, settings = asyncio.get_running_loop(), session.settings
-    asked = loop.time()
+    began = loop.time()
     while rank not in session.machine.unsettled:
         try:
             return await session.participants.ask(SampleDigest, "trained", rank, epoch=epoch)
         except WorkerLost as error:  # perhaps nobody has noticed that it is lost, or a task blocks it
-            seconds = loop.time() - asked
+            seconds = loop.time() - began
             may_be_busy = isinstance(error, ParticipantUnreachable) and seconds < settings.timeout
             if seconds >= settings.heartbeat and not (may_be_busy and await session.process_runs(rank, seconds)):
                 raise

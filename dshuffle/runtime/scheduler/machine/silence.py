@@ -25,12 +25,12 @@ class Silence:
         self._ticked = 0.0
         self._heard: dict[int, float] = {}
         self._excused: dict[int, float] = {}  # when the processes of silent participants were seen to run
-        self._asked: dict[int, float] = {}
+        self._queried_at: dict[int, float] = {}
 
     def begin(self, now: float, participants: Iterable[int] = ()) -> None:
         """Begin a phase, in which these participants get an order."""
         self._since = self._ticked = now
-        self._asked = dict.fromkeys(participants, now)
+        self._queried_at = dict.fromkeys(participants, now)
         self._excused = {}
 
     def extend(self, now: float) -> None:
@@ -56,7 +56,7 @@ class Silence:
         self._since += gap
         self._heard = {participant: heard + gap for participant, heard in self._heard.items()}
         self._excused = {participant: excused + gap for participant, excused in self._excused.items()}
-        self._asked = {participant: asked + gap for participant, asked in self._asked.items()}
+        self._queried_at = {participant: time + gap for participant, time in self._queried_at.items()}
         return gap
 
     def lasts(self, now: float) -> float:
@@ -78,7 +78,7 @@ class Silence:
 
     def is_due(self, participant: int, now: float) -> bool:
         """Whether to ask a participant now. If so, the next time is a third of a heartbeat later."""
-        due = now - self._asked[participant] >= self._heartbeat / 3
+        due = now - self._queried_at[participant] >= self._heartbeat / 3
         if due:
-            self._asked[participant] = now
+            self._queried_at[participant] = now
         return due
