@@ -1,6 +1,7 @@
 """What the tasks of ``permute`` and ``take`` do on a worker: draw, split, merge.
 
-It loads neither dask.array nor Zarr, which a worker does not need for an exchange in memory. Dask sends functions by
+It loads neither dask.array nor Zarr, which a worker does not need for an exchange in memory, and calls no kernels
+unless there are many rows. Dask sends functions by
 the name of their module, so each function of a task has to be here and not beside the code that only a client calls.
 """
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.order import row_permutation
-from dshuffle.rows import ByteMatrix, RowLayout, gather_rows, scatter_rows
+from dshuffle.rows import ByteMatrix, RowLayout, scatter_rows
 
 if TYPE_CHECKING:
     from dshuffle.store import Dataset
@@ -104,7 +105,8 @@ def split_rows(
         for begin, end in itertools.pairwise(own.tolist()):
             within = np.searchsorted(chosen[begin:end], bounds) + begin
             for chunk, start, (low, high) in zip(chunks, bounds, itertools.pairwise(within.tolist()), strict=False):
-                gather_rows(chunk, chosen[low:high] - start, rows[low:high])
+                # In ascending order, NumPy is as fast as a kernel, and numba takes half a second to load.
+                np.take(chunk, chosen[low:high] - start, axis=0, out=rows[low:high], mode="clip")
         pieces.append(Piece(own, places, rows))
     return pieces
 
