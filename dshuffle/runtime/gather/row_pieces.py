@@ -7,15 +7,18 @@ the name of their module, so each function of a task has to be here and not besi
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from distributed import get_worker
 from numpy.typing import NDArray
 
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.order import row_permutation
+from dshuffle.process_exit import end_without_last_collections
 from dshuffle.rows import ByteMatrix, RowLayout, scatter_rows
 
 if TYPE_CHECKING:
@@ -49,8 +52,16 @@ class OutputRows(NamedTuple):
     sources: NDArray[np.uint32] | None = None
 
 
+def _let_worker_end_soon() -> None:
+    """With many rows or a dataset, a task loads numba, which delays the end of its process."""
+    with contextlib.suppress(ValueError):  # this is no task
+        if get_worker().nanny:  # it has a process of its own
+            end_without_last_collections()
+
+
 def destinations(seed: int, parts: list[Ranges]) -> list[OutputRows]:
     """Where the rows of each part go in a random permutation."""
+    _let_worker_end_soon()
     n_rows = max(last for ranges in parts for _, last in ranges)
     destinations = np.empty(n_rows, dtype=np.uint32)
     destinations[row_permutation(n_rows, seed)] = np.arange(n_rows, dtype=np.uint32)
@@ -59,6 +70,7 @@ def destinations(seed: int, parts: list[Ranges]) -> list[OutputRows]:
 
 def requested(parts: list[Ranges], indices: NDArray[np.int64]) -> list[OutputRows]:
     """Which rows of the output come from each part, if row k of the output is row ``indices[k]`` of the input."""
+    _let_worker_end_soon()
     n_rows = max(last for ranges in parts for _, last in ranges)
     positions, offsets = group_by(indices, n_rows)
     outputs = []
@@ -83,6 +95,7 @@ def split_rows(
     cuts: list[int],
 ) -> list[Piece]:
     """Pack the rows of a part, one piece per group of output chunks."""
+    _let_worker_end_soon()
     if isinstance(source, list):
         chunks = [_as_rows(chunk, layout) for chunk in source]
     else:
