@@ -44,14 +44,10 @@ from sklearn.metrics import log_loss
 from threadpoolctl import threadpool_limits
 
 import dshuffle
-from dshuffle.compare import Way, fit_logical_workers
-from dshuffle.compare.pairs import run_in_pairs
-from dshuffle.compare.simulated import SimulatedCluster
-from dshuffle.noninferiority import PairedRuns, PairedTest
+from dshuffle.compare import PairedRuns, PairedTest, SimulatedCluster, Way, fit_logical_workers, run_in_pairs
 from dshuffle.planning import Choices, EpochPlanner, Global, Local, Partial, ShuffleSpec
 from dshuffle.synthetic import keyed_regression
-from dshuffle.training import Linear, Network, Schedule, fit_linear_regression, fit_parallel_sgd
-from dshuffle.training.schedules import CONSTANT
+from dshuffle.training import CONSTANT, Linear, Network, Schedule, fit_linear_regression, fit_parallel_sgd
 
 N_TRAIN = 1200
 LAST = 0.05
