@@ -18,7 +18,7 @@ import click
 from dshuffle.cli.output import warnings_as_lines
 from dshuffle.errors import InvalidParameter
 from dshuffle.pipeline import Pipeline, PipelineResult, RunningScheduler
-from dshuffle.report.slow_rank import slow_rank_in_words
+from dshuffle.report.slow_rank import slow_rank_of
 from dshuffle.units import human_bytes, human_error, human_seconds
 
 NAME = "pipeline"
@@ -135,7 +135,7 @@ def lines_of(result: PipelineResult) -> list[str]:
                 f"({human_bytes(record.wire_bytes)} on the wire), training {human_seconds(record.training_seconds)}, "
                 f"waited {human_seconds(record.waited_seconds)}{error}"
             )
-        if slow := slow_rank_in_words(way.records):
+        if slow := slow_rank_of(way.records):
             lines.append(f"  {slow}")
         if way.history is not None and way.history.points and way.history.points[-1].validation:
             metrics = way.history.points[-1].validation
