@@ -71,6 +71,9 @@ class SharePolicy(ABC):
     for_fixed_workers: ClassVar[bool] = False
     """Whether the policy is for one number of workers."""
 
+    measures: ClassVar[bool] = False
+    """Whether shares follow from the measured times of training."""
+
     @abstractmethod
     def __str__(self) -> str:
         """The text from which :func:`parse_shares` makes the policy."""
@@ -168,6 +171,8 @@ class MeasuredShares(SharePolicy):
     >>> MeasuredShares().following((), [(1.05, 1, 1, 1)] * 3, bounds)  # too little to gain
     ()
     """
+
+    measures: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return "measured"

@@ -217,8 +217,8 @@ class SessionRequest:
     carried
         The workers of the session that this one goes on from.
     weights
-        Weight of the share of each worker, by address. Only these workers train then. None if the choices say how large
-        shares are.
+        Weight of the share of each worker, by address, in rank order. Only these workers train then, with these ranks.
+        None if the choices say how large shares are.
     """
 
     session_id: str

@@ -12,7 +12,7 @@ from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import CacheBudgetError, ClusterError, WorkerLost, what_happened
 from dshuffle.planning import SERVER, Remainder
-from dshuffle.planning.share_sizes import Weights
+from dshuffle.planning.share_sizes import LARGEST_WEIGHT, Weights
 from dshuffle.runtime.client.cluster_view import cluster_info, running_workers
 from dshuffle.runtime.client.session_client import SessionClient, Silence
 from dshuffle.runtime.client.waiting import wait_for_workers
@@ -130,9 +130,12 @@ class OpenSession:
             start=self.request.start if begins else Remainder(epoch, ()),
             former=self.request.session_id,
             carried=self.request.carried if begins else self._carried(epoch - 1),
-            weights=None if weights is None else dict(zip(self.ranks, weights, strict=True)),
+            weights=None if weights is None else self._weights_of(weights),
         )
         return OpenSession(self.calls.client, request, self.calls.silence)
+
+    def _weights_of(self, weights: Weights) -> dict[str, int]:
+        return dict(zip(self.ranks, weights or (LARGEST_WEIGHT,) * self.n_workers, strict=True))
 
     def _carried(self, epoch: int) -> EarlierWorkers:
         return EarlierWorkers(

@@ -55,9 +55,10 @@ def choose_members(
     server = _find_server(workers, order.options.server)
     training = [worker for worker in workers if worker is not server and not only_serves(worker.resources)]
     if order.weights is not None:
-        training = [worker for worker in training if worker.address in order.weights]
-        if len(training) < len(order.weights):
-            raise ClusterError("a worker has left the cluster, so that shares cannot change now")
+        by_address = {worker.address: worker for worker in training}
+        if not order.weights.keys() <= by_address.keys():
+            raise ClusterError("a worker has left the cluster or is paused, so that shares cannot change now")
+        training = [by_address[address] for address in order.weights]  # every worker keeps its rank
     if not training and server is not None and order.options.server is not None:
         training = [server]  # the user named the only worker as the server, so it also trains
     if not training:

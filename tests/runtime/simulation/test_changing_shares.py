@@ -30,6 +30,8 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         if rng.random() < 0.5:
             return None
         seen["proposed"] += 1
+        if rng.random() < 0.3:
+            return ()
         return as_weights([rng.uniform(0.6, 1) for _ in range(session.n_workers)])
 
     open_with_other_shares = Membership._open_with_other_shares
