@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -113,6 +113,17 @@ class ShuffleSpec:
             reason = f"the largest share has {self.largest_share} of {self.n_samples} samples"
             hint = "Use a larger cache_fraction, or more equal shares."
             raise InvalidParameter.because("shares", f"{reason}, and cache_fraction={cache_fraction}", hint)
+
+    @classmethod
+    def at_first(cls, n_samples: int, n_workers: int, choices: Choices) -> Self:
+        """The specification of a session that begins with epoch 0, with the shares that the choices begin with.
+
+        Examples
+        --------
+        >>> ShuffleSpec.at_first(10, 2, Choices(shares=[3, 1])).largest_share
+        8
+        """
+        return cls(n_samples, n_workers, choices, first_weights=choices.shares.first(n_workers, ()))
 
     def check_epoch(self, name: str, epoch: int) -> None:
         """Refuse an epoch that does not exist, or one for which too many earlier epochs would have to be replayed.
