@@ -119,7 +119,10 @@ def test_shares_for_all_ways(file):
         (["{file}", "url"], "argument='url' is not allowed; it must be of the form NAME=VALUE"),
         (["{file}:other", "a=1"], "other in"),
         (["{file}", "url=memory://nowhere"], "memory://nowhere"),
-        (["{file}:other", "--shares", "1,2,3"], "cannot run: global + peer: shares='1,2,3' is not allowed; it must be 2 numbers, one for each rank"),
+        (
+            ["{file}:other", "--shares", "1,2,3"],
+            "cannot run: global + peer: shares='1,2,3' is not allowed; it must be 2 numbers, one for each rank",
+        ),
         (["{file}:other", "--shares", "fast"], "--shares='fast' is not allowed; it must be 'even', 'measured', or"),
         (["{file}:other", "--scheduler", "tcp://127.0.0.1:1"], "no Dask scheduler answers at 'tcp://127.0.0.1:1'"),
     ],
