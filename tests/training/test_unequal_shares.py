@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import time
 
 import numpy as np
 import pytest
+from distributed import get_worker
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.share_sizes import share_sizes
+from dshuffle.planning.shares import MEASURED_EPOCHS
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import Network, fit_linear_regression, fit_synchronous_sgd
 
@@ -57,6 +60,29 @@ def test_averages_between_epochs_are_weighted_by_samples(fake_shuffler):
             passes.append((len(partition), own))
         weights = sum(count * own for count, own in passes) / 120
     np.testing.assert_allclose(history.model, weights, rtol=1e-10)
+
+
+class SlowNetwork(Network):
+    """A network that takes four times as long for each row on one worker."""
+
+    __slots__ = ()
+
+    def gradient(self, parameters, rows, labels, starts=(0,)):
+        time.sleep(len(rows) * (0.004 if get_worker().name == 1 else 0.001))
+        return super().gradient(parameters, rows, labels, starts)
+
+
+@pytest.mark.slow
+def test_measured_shares_in_synchronous_steps(cluster_of):
+    """All tasks take equally long, because each step waits for the slow rank. Its own time is what is measured."""
+    dataset = dshuffle.create_dataset("memory://test-measured-steps", BLOBS, overwrite=True)
+    network = SlowNetwork((5, 8, 4), batch_norm=False)
+    with cluster_of(3, processes=False) as client, dshuffle.Shuffler(client, dataset, shares="measured") as shuffler:
+        fit_synchronous_sgd(shuffler, network, epochs=MEASURED_EPOCHS + 3, batch_size=26, step=0.1)
+    before, after = shuffler.records[MEASURED_EPOCHS], shuffler.records[-1]
+    assert before.weights == ()
+    assert 150 < after.weights[1] < 450
+    assert after.training_seconds < 0.8 * before.training_seconds
 
 
 @pytest.mark.slow
