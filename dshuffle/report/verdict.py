@@ -24,7 +24,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
-    """Return the answers, which are short, and then other pairs, times, errors, a doubt and slow ranks, if there are any.
+    """Return the answers, which are short; then other pairs, times, errors, a doubt and slow ranks, if there are any.
 
     The first answer is whether one shuffle before training will do, if that was tested in pairs.
     """

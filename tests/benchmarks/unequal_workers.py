@@ -1,6 +1,6 @@
 """How long an epoch takes if one worker is slower than the others, with equal and with measured shares.
 
-    python tests/benchmarks/unequal_workers.py [--workers 4] [--times 4] [--rows 100000] [--row-bytes 1024]
+    python tests/benchmarks/unequal_workers.py [--workers 4] [--times 4] [--rows 20000] [--row-bytes 1024]
                                                [--seconds 2.5]
 
 Workers are processes of this machine. Their training is emulated: a task takes a fixed time for each of its samples, so
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--times", type=float, default=4, help="how much slower rank 0 is")
-    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--row-bytes", type=int, default=1024)
     parser.add_argument("--seconds", type=float, default=2.5, help="of an epoch with equal shares")
     options = parser.parse_args(arguments)
