@@ -148,6 +148,10 @@ class Membership:
                 if self._following is not None:
                     self._following.close()
                     self._following = None
+                if not self.workers_may_change:  # only shares were to change, and this session can go on
+                    logger.warning("dshuffle: epoch %d keeps its shares: %s", epoch, what_happened(error))
+                    exchange = self.current.calls.ask(EpochExchange, "advance", epoch=epoch)
+                    return dataclasses.replace(exchange, training_before=training)
                 if attempt == ATTEMPTS - 1 or not error.transient:
                     raise
                 logger.warning("dshuffle: another session is opened for epoch %d (%s)", epoch, what_happened(error))
