@@ -223,7 +223,8 @@ class EpochRecord(Measures):
     training_seconds
         Total time of this epoch's tasks on the worker where it is longest.
     rank_training_seconds
-        Total time of this epoch's tasks on each rank.
+        Total time of this epoch's tasks on each rank, without the time in which they waited for other ranks: what the
+        trainers know of it, and what tasks say (:meth:`dshuffle.Partition.note_waiting`).
     waited_seconds
         Time that training waited for the data of this epoch.
     epoch_seconds
@@ -233,6 +234,8 @@ class EpochRecord(Measures):
         Version of the random draws of the release that wrote the record.
     first_epoch
         First epoch of the session, whose samples are loaded: from the store, from the workers before, or from a disk.
+    weights
+        Relative share of each rank, in thousandths of the largest one; empty if shares are equal.
     trained_before
         Number of samples on which earlier sessions trained in this epoch, according to the state from which this
         session resumed. It trains on all others, also on those that they trained on after the state was taken.
@@ -257,6 +260,7 @@ class EpochRecord(Measures):
     first_epoch: int = 0
     trained_before: int = 0
     rank_training_seconds: tuple[float, ...] = ()
+    weights: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name} {value}" for name, value in self._figures().items())

@@ -21,7 +21,7 @@ ROWS = [
     {"errors"},
     {"checks", "kernels", "lazy_names", "notebook", "private_files", "process_exit", "process_state", "times"}
     | {"units", "unnamed_file"},
-    {"encodings", "noninferiority"},
+    {"encodings", "noninferiority", "slow_rank"},
     {"emulated_links", "rows", "synthetic"},
     {"planning", "coding"},
     {"records"},

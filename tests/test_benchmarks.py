@@ -79,6 +79,12 @@ def test_the_benchmark_of_columns_runs():
 
 
 @pytest.mark.slow
+def test_measured_shares_are_faster_than_equal_ones():
+    results = load("unequal_workers").main(["--workers=3", "--rows=3000", "--seconds=0.8"])
+    assert results["ideal"] <= results["measured"] < 0.8 * results["even"]
+
+
+@pytest.mark.slow
 def test_two_revisions_are_compared(tmp_path):
     """Each by its own package, although this one is installed."""
     revisions = load("revisions")

@@ -226,7 +226,7 @@ def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) ->
                 sharding=read[key].sharding,
                 balance=read[key].balance,
             )
-            ShuffleSpec(data.n_samples, workers, choices)
+            ShuffleSpec.at_first(data.n_samples, workers, choices)
         except InvalidParameter as error:
             if chosen or not possible:  # whatever the first default way (local) lacks, all ways lack
                 raise

@@ -18,7 +18,8 @@ import click
 from dshuffle.cli.output import warnings_as_lines
 from dshuffle.errors import InvalidParameter
 from dshuffle.pipeline import Pipeline, PipelineResult, RunningScheduler
-from dshuffle.report.slow_rank import slow_rank_in_words
+from dshuffle.planning.shares import parse_shares
+from dshuffle.report.slow_rank import slow_rank_of
 from dshuffle.units import human_bytes, human_error, human_seconds
 
 NAME = "pipeline"
@@ -29,6 +30,7 @@ def run(
     target: str,
     arguments: tuple[str, ...],
     scheduler: str | None,
+    shares: str | None,
     report: str | None,
     only_explain: bool,
     as_json: bool,
@@ -37,6 +39,12 @@ def run(
     pipeline = pipeline_of(target, keywords(arguments))
     if scheduler is not None:
         pipeline = dataclasses.replace(pipeline, cluster=RunningScheduler(scheduler))
+    if shares is not None:
+        policy = parse_shares(shares)
+        ways = [
+            dataclasses.replace(way, choices=dataclasses.replace(way.choices, shares=policy)) for way in pipeline.ways
+        ]
+        pipeline = dataclasses.replace(pipeline, shuffle=ways)
     if report is not None:
         pipeline = dataclasses.replace(pipeline, report=report)
     if only_explain:
@@ -135,7 +143,7 @@ def lines_of(result: PipelineResult) -> list[str]:
                 f"({human_bytes(record.wire_bytes)} on the wire), training {human_seconds(record.training_seconds)}, "
                 f"waited {human_seconds(record.waited_seconds)}{error}"
             )
-        if slow := slow_rank_in_words(way.records):
+        if slow := slow_rank_of(way.records):
             lines.append(f"  {slow}")
         if way.history is not None and way.history.points and way.history.points[-1].validation:
             metrics = way.history.points[-1].validation

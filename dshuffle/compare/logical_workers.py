@@ -108,7 +108,7 @@ def fit_logical_workers(
                 parameters = parameters - step * schedule(number) * gradient
             if network.n_statistics:
                 # Running statistics are linear: their mean over workers is the running statistic of the mean.
-                statistics = (1 - MOMENTUM) * statistics + MOMENTUM * seen.mean(axis=0)
+                statistics = (1 - MOMENTUM) * statistics + MOMENTUM * np.average(seen, axis=0, weights=counts)
         model = TrainedNetwork(network, parameters, statistics)
         if not (np.isfinite(parameters).all() and np.isfinite(statistics).all()):
             raise diverged(step, number)

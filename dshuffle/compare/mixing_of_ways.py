@@ -146,7 +146,7 @@ class QualityOfWays:
         choices = dataclasses.replace(
             choices, assignment=assignment, delivery="storage", sharding=sharding, balance=balance
         )
-        spec = ShuffleSpec(n_samples, n_workers, choices)
+        spec = ShuffleSpec.at_first(n_samples, n_workers, choices)
         return planned_quality(
             spec,
             epochs=EPOCHS,

@@ -238,7 +238,7 @@ def ways_of_a_part(part: Dataset, ways: Sequence[Way], n_workers: int) -> list[W
 
     def suits(way: Way) -> bool:
         try:
-            ShuffleSpec(part.n_samples, n_workers, resolved(part, way.choices.with_one_delivery()))
+            ShuffleSpec.at_first(part.n_samples, n_workers, resolved(part, way.choices.with_one_delivery()))
         except InvalidParameter:
             return False
         return True

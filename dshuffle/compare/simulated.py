@@ -69,7 +69,7 @@ class SimulatedCluster:
         simple = dataclasses.replace(choices, delivery="storage")
         if not choices.assignment.needs_holders:
             simple = dataclasses.replace(simple, cache_fraction=None)
-        spec = ShuffleSpec(self.dataset.n_samples, self.n_workers, resolved(self.dataset, simple))
+        spec = ShuffleSpec.at_first(self.dataset.n_samples, self.n_workers, resolved(self.dataset, simple))
         return SimulatedShuffler(self.dataset.layout, self.rows, with_data(spec, self.dataset))
 
 

@@ -64,6 +64,10 @@ class TrainingPartition(Protocol):
         """Smallest and largest number of samples on any worker."""
 
     @property
+    def weights(self) -> Sequence[int]:
+        """Relative share of each rank; empty if shares are equal."""
+
+    @property
     def names(self) -> Sequence[str]:
         """Names of the arrays."""
 
@@ -104,7 +108,8 @@ class PartitionBatches(IterableDataset[Batch]):
         self, partition: TrainingPartition, batch_size: int, *, mode: str = DROP, arrays: Sequence[str] | None = None
     ) -> None:
         super().__init__()
-        self.batching = Batching(len(partition), *partition.shares, as_integer("batch_size", batch_size, 1), mode)
+        size = as_integer("batch_size", batch_size, 1)
+        self.batching = Batching(len(partition), *partition.shares, size, mode, unequal=bool(partition.weights))
         self._partition = partition
         self._names = tuple(partition.names if arrays is None else arrays)
         self._as_tuple = arrays is not None

@@ -173,7 +173,7 @@ def explain(
 
 def _explained(dataset: Dataset, way: Way, n_workers: int, rates: ClusterRates, on_disk: bool) -> WayExplanation:
     auto, choices = way.choices.is_auto, way.choices.with_one_delivery()
-    spec = ShuffleSpec(dataset.n_samples, n_workers, resolved(dataset, choices))
+    spec = ShuffleSpec.at_first(dataset.n_samples, n_workers, resolved(dataset, choices))
     prediction = predicted(rates, dataset, Way(way.label, choices))
     return WayExplanation(
         label=way.label,

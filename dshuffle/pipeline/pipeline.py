@@ -188,7 +188,7 @@ class Pipeline:
         self.options.check_way(dataclasses.replace(choices, delivery=way.choices.delivery))
         if self.cluster.n_workers is None:
             return
-        spec = ShuffleSpec(dataset.n_samples, self.cluster.n_workers, choices)
+        spec = ShuffleSpec.at_first(dataset.n_samples, self.cluster.n_workers, choices)
         memory = self.cluster.worker_memory
         if memory and self.options.memory_limit is None:
             limit = int(Settings.from_config().memory_fraction * memory)

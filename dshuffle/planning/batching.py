@@ -18,8 +18,9 @@ MODES = (DROP, PAD, UNEVEN)
 class Batching:
     """The batches of one worker in an epoch; every worker has the same number.
 
-    Shares differ in size by one sample, or with ``chunks`` by up to one chunk. Synchronous training hangs if one worker
-    has an extra batch.
+    Equal shares differ in size by one sample, or with ``chunks`` by up to one chunk. Synchronous training hangs if one
+    worker has an extra batch. With unequal shares only ``"uneven"`` has batches of all samples, in proportion to the
+    shares.
 
     Parameters
     ----------
@@ -28,18 +29,21 @@ class Batching:
     smallest, largest
         Numbers of samples of the smallest and the largest share; the same on every worker.
     batch_size
-        Number of samples per batch, at most ``smallest``.
+        Number of samples per batch, at most ``smallest``. With unequal shares, the largest number in a batch of the
+        largest share, and at most ``largest``.
     mode
         ``"drop"``: ``smallest // batch_size`` full batches; the remaining samples are skipped. ``"pad"``:
         ``ceil(largest / batch_size)`` full batches; the last ones are filled up with the first samples, which are
         trained on twice. ``"uneven"``: ``ceil(largest / batch_size)`` batches that contain every sample once. Their
         sizes are at most ``batch_size`` and differ by at most one.
+    unequal
+        Whether shares are unequal on purpose (:class:`~dshuffle.planning.Choices`, ``shares``).
 
     Raises
     ------
     InvalidParameter
         If the mode is unknown, the batch size is larger than the smallest share, or with ``"uneven"`` a worker would
-        have fewer samples than batches.
+        have fewer samples than batches. With unequal shares, if the mode is another one than ``"uneven"``.
 
     Examples
     --------
@@ -54,14 +58,19 @@ class Batching:
     largest: int
     batch_size: int
     mode: str
+    unequal: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise InvalidParameter.of("mode", self.mode, f"one of {list(MODES)}")
         size = as_integer("batch_size", self.batch_size, 1)
-        if size > self.smallest:
-            hint = "A batch cannot be larger than the smallest share. Use smaller batches or fewer workers."
-            raise InvalidParameter.of("batch_size", size, f"in [1, {self.smallest}]", hint)
+        if self.unequal and self.mode != UNEVEN:
+            hint = f"Shares have {self.smallest} to {self.largest} samples, and batches are in proportion to them."
+            raise InvalidParameter.of("mode", self.mode, f"{UNEVEN!r} with unequal shares", hint)
+        most, which = (self.largest, "largest") if self.unequal else (self.smallest, "smallest")
+        if size > most:
+            hint = f"A batch cannot be larger than the {which} share. Use smaller batches or fewer workers."
+            raise InvalidParameter.of("batch_size", size, f"in [1, {most}]", hint)
         if self.mode == UNEVEN and len(self) > self.smallest:
             allowed = f"at least {-(-self.largest // self.smallest)} with mode='uneven'"
             hint = f"Workers have {self.smallest} to {self.largest} samples, and no batch may be empty."

@@ -18,6 +18,10 @@ from dshuffle.planning.delivery import DELIVERIES, SIMPLEST
 from dshuffle.planning.delivery.auto import AUTO
 from dshuffle.planning.delivery.relay import RELAYS
 from dshuffle.planning.exchange_epochs import BETWEEN, ExchangeEpochs, Redraw
+from dshuffle.planning.shares import EVEN, SharePolicy, parse_shares
+
+WEIGHABLE = ("random", "contiguous")
+"""Shardings that can have unequal shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,9 @@ class Choices:
         backwards.
     seed
         Any integer.
+    shares
+        How many samples each rank trains on: ``"even"``, positive numbers, one for each rank, or ``"measured"``, in
+        proportion to the measured speed of training.
 
     Raises
     ------
@@ -73,6 +80,7 @@ class Choices:
     every: int = 1
     between: str = Redraw.name
     seed: int = 0
+    shares: SharePolicy = EVEN
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "assignment", parse_assignment(self.assignment))
@@ -105,6 +113,9 @@ class Choices:
             raise InvalidParameter.because("balance", "it must be None, the name of an array of labels, or Classes")
         if self.balance is not None:
             check_balance(self.balance, self.assignment)
+        object.__setattr__(self, "shares", parse_shares(self.shares))
+        if not self.shares.is_even:
+            check_unequal(self)
 
     def _check_epochs(self) -> None:
         """Refuse epochs without an exchange if there are no exchanges, and their order if there are no such epochs."""
@@ -188,9 +199,31 @@ class Choices:
             "every": self.every,
             "between": self.between,
             "seed": self.seed,
+            "shares": str(self.shares),
         }
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Choices:
         """The choices that :meth:`to_dict` wrote; arrays are known by name alone."""
         return cls(**{**fields, "balance": fields["balance"] or None})
+
+
+def check_unequal(choices: Choices) -> None:
+    """Refuse a way of shuffling that cannot have unequal shares.
+
+    Raises
+    ------
+    InvalidParameter
+        If the assignment cannot draw them, or equal shares are given or needed.
+    """
+    shares, rule = str(choices.shares), choices.assignment
+    if not rule.can_weigh:
+        allowed = f"'even' with the assignment {str(rule)!r}, which draws equal shares"
+        raise InvalidParameter.of("shares", shares, allowed, "Use another assignment, such as 'global'.")
+    if choices.balance is not None:
+        hint = "With it, every worker gets as many samples of each class. Leave one of the two out."
+        raise InvalidParameter.of("shares", shares, f"'even' with balance={choices.balance.name!r}", hint)
+    if choices.sharding not in WEIGHABLE:
+        names = " or ".join(map(repr, WEIGHABLE))
+        hint = f"Its shares are equal. Use sharding={names}."
+        raise InvalidParameter.of("shares", shares, f"'even' with sharding={str(choices.sharding)!r}", hint)

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.checks import as_integer, as_ranks, as_ratio
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
+from dshuffle.planning.share_sizes import Weights, share_sizes
 from dshuffle.planning.types import Holders, Ranks
 
 
@@ -104,15 +105,21 @@ def held_by(holders: Holders, worker: int) -> NDArray[np.bool_]:
     return held
 
 
-def largest_share(n_samples: int, n_workers: int, chunk_rows: int = 1) -> int:
+def largest_share(n_samples: int, n_workers: int, chunk_rows: int = 1, weights: Weights = ()) -> int:
     """Number of samples in the largest share, which is the same in every epoch.
+
+    With weights and chunks it may be less, because a short chunk at the end belongs to any rank.
 
     Examples
     --------
     >>> largest_share(10, 4), largest_share(10, 4, chunk_rows=2), largest_share(9, 4, chunk_rows=2)
     (3, 4, 3)
+    >>> largest_share(10, 2, weights=(1000, 250))
+    8
     """
     whole, short = divmod(n_samples, chunk_rows)
+    if weights:
+        return int(share_sizes(whole, weights).max()) * chunk_rows + short
     each, extra = divmod(whole, n_workers)
     return (each + 1) * chunk_rows if extra else each * chunk_rows + short
 

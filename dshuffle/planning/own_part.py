@@ -27,7 +27,8 @@ def plans_own_parts(spec: ShuffleSpec, delivery: str) -> bool:
     """Whether every worker can plan its own part of each epoch."""
     if spec.has_excess or not get_delivery(delivery).plans_own_parts:
         return False
-    return spec.slots() is not None or (spec.blocks(0) is not None and spec.blocks(1) is not None)
+    first_exchange = spec.choices.every
+    return spec.slots() is not None or (spec.blocks(0) is not None and spec.blocks(first_exchange) is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

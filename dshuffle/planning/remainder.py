@@ -14,6 +14,7 @@ from dshuffle.planning.assignment.initial import GivenSharding
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
 from dshuffle.planning.planner import EpochPlanner
 from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.share_sizes import Weights, check_weights
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 from dshuffle.planning.types import Ranks, Samples
 
@@ -29,10 +30,13 @@ class Remainder:
     trained
         One tuple for each session that trained in the epoch, in order: the number of samples that each of its ranks
         trained on. A rank skips the samples that earlier sessions trained on, and takes the others in its training
-        order. So these numbers are enough to tell which samples were trained on.
+        order. So these numbers and the weights are enough to tell which samples were trained on.
     digest
         Digest of the samples that were trained on, as the ranks noted it. None if nobody did, as in states of earlier
         releases.
+    weights
+        For each of these sessions, the relative share of each rank; none for equal shares. Nothing at all if all of
+        them had equal shares.
 
     Raises
     ------
@@ -51,22 +55,37 @@ class Remainder:
     epoch: int
     trained: tuple[tuple[int, ...], ...]
     digest: SampleDigest | None = None
+    weights: tuple[Weights, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.weights and len(self.weights) != len(self.trained):
+            raise InvalidParameter.of("weights", self.weights, "weights for each session, or nothing at all")
+        for counts, weights in self.sessions:
+            check_weights(weights, len(counts))
         for counts in self.trained:
             if not counts or min(counts) < 0:
                 raise InvalidParameter.of("trained", counts, "numbers of samples, at least 0, one for each rank")
+
+    @property
+    def sessions(self) -> list[tuple[tuple[int, ...], Weights]]:
+        """The numbers and the weights of each session that trained in the epoch."""
+        return list(zip(self.trained, self.weights or ((),) * len(self.trained), strict=True))
 
     @property
     def total(self) -> int:
         """Number of samples that were trained on."""
         return sum(map(sum, self.trained))
 
-    def followed_by(self, counts: tuple[int, ...], digest: SampleDigest) -> Remainder:
+    def followed_by(self, counts: tuple[int, ...], digest: SampleDigest, weights: Weights = ()) -> Remainder:
         """The same epoch after another session, whose ranks trained on so many samples with this digest."""
+        sessions = [*self.sessions, (counts, weights)]
+        all_weights = tuple(session_weights for _, session_weights in sessions)
         unknown = self.trained and self.digest is None
         return Remainder(
-            self.epoch, (*self.trained, counts), None if unknown else (self.digest or SampleDigest()) + digest
+            self.epoch,
+            (*self.trained, counts),
+            None if unknown else (self.digest or SampleDigest()) + digest,
+            all_weights if any(all_weights) else (),
         )
 
     def left(
@@ -127,7 +146,7 @@ class Remainder:
 
     def _by_rank(self, spec: ShuffleSpec) -> list[int] | None:
         """How many samples each rank has trained on, if every rank goes on with its own order; else None."""
-        if any(len(counts) != spec.n_workers for counts in self.trained):
+        if any(len(counts) != spec.n_workers or weights != spec.weights for counts, weights in self.sessions):
             return None
         return [sum(counts[rank] for counts in self.trained) for rank in range(spec.n_workers)]
 
@@ -137,10 +156,12 @@ class Remainder:
         """``(q,)``, whether a sample is left. The parameters are those of :meth:`left`."""
         spec_for = spec_for or spec.with_workers
         sessions: list[ShuffleSpec] = []
-        for counts in reversed(self.trained):
-            if len(counts) != spec.n_workers:
-                changed = spec.changes and spec.history.epoch == self.epoch
-                spec = spec.with_history(spec.history.before, self.epoch) if changed else spec_for(len(counts))
+        for counts, weights in reversed(self.sessions):
+            if (len(counts), weights) != (spec.n_workers, spec.weights):
+                if spec.changes and spec.history.epoch == self.epoch:
+                    spec = spec.with_history(spec.history.before, self.epoch)
+                else:
+                    spec = dataclasses.replace(spec_for(len(counts)), first_weights=weights)
             sessions.append(spec)
         left = np.ones(spec.n_samples, dtype=np.bool_)
         for counts, session in zip(self.trained, reversed(sessions), strict=True):

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,9 +20,10 @@ from dshuffle.planning.assignment.slots import Slots
 from dshuffle.planning.assignment.worker_change import WorkerChange, WorkerHistory
 from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.caching import CACHINGS, CachingPolicy, Shares
-from dshuffle.planning.choices import Choices
+from dshuffle.planning.choices import Choices, check_unequal
 from dshuffle.planning.delivery import check_delivery
 from dshuffle.planning.holders import cache_capacity, largest_share
+from dshuffle.planning.share_sizes import Weights, check_weights, share_sizes
 from dshuffle.planning.types import Holders, Ranks, Samples
 
 MOST_REPLAYED = 10**5
@@ -48,6 +49,8 @@ class ShuffleSpec:
         How the workers changed before, for assignments with which workers that stay keep their samples.
     hosts
         Host of each rank, numbered; empty if it does not matter. Peers on the same host are preferred as senders.
+    first_weights
+        Relative share of each rank in epoch 0, until the first change; none for equal shares.
 
     Raises
     ------
@@ -68,6 +71,7 @@ class ShuffleSpec:
     first_epoch: int = 0
     changes: tuple[WorkerChange, ...] = ()
     hosts: tuple[int, ...] = ()
+    first_weights: Weights = ()
 
     def __post_init__(self) -> None:
         if self.draw_version != DRAW_VERSION:
@@ -89,7 +93,37 @@ class ShuffleSpec:
             raise InvalidParameter.of("sharding", sharding, f"one of {sorted(SHARDINGS)}")
         if balance is not None:
             check_balance(balance, self.choices.assignment, self.n_samples)
+        if self.weights:
+            self._check_weights()
         check_delivery(self.choices.delivery, self.n_workers, excess=self.has_excess)
+
+    def _check_weights(self) -> None:
+        choices, rule, weights = self.choices, self.choices.assignment, self.weights
+        check_weights(weights, self.n_workers)
+        check_unequal(choices)
+        least, n_units = rule.least_share(self.n_samples, self.n_workers), self.n_samples // self.chunk_rows
+        as_integer("n_samples", n_units, self.n_workers, "Unequal shares need a whole chunk for each worker.")
+        smallest = int(share_sizes(n_units, weights).min()) * self.chunk_rows
+        if smallest < least:
+            reason = f"the smallest share has {smallest} samples, and {str(rule)!r} exchanges {least} of each rank"
+            hint = "Use more equal shares, a smaller Q, or the assignment 'global'."
+            raise InvalidParameter.because("shares", reason, hint)
+        cache_fraction = choices.cache_fraction
+        if cache_fraction is not None and self.largest_share > cache_fraction * self.n_samples:
+            reason = f"the largest share has {self.largest_share} of {self.n_samples} samples"
+            hint = "Use a larger cache_fraction, or more equal shares."
+            raise InvalidParameter.because("shares", f"{reason}, and cache_fraction={cache_fraction}", hint)
+
+    @classmethod
+    def at_first(cls, n_samples: int, n_workers: int, choices: Choices) -> Self:
+        """The specification of a session that begins with epoch 0, with the shares that the choices begin with.
+
+        Examples
+        --------
+        >>> ShuffleSpec.at_first(10, 2, Choices(shares=[3, 1])).largest_share
+        8
+        """
+        return cls(n_samples, n_workers, choices, first_weights=choices.shares.first(n_workers, ()))
 
     def check_epoch(self, name: str, epoch: int) -> None:
         """Refuse an epoch that does not exist, or one for which too many earlier epochs would have to be replayed.
@@ -112,17 +146,27 @@ class ShuffleSpec:
 
     def with_workers(self, n_workers: int) -> ShuffleSpec:
         """The same job with another number of workers."""
-        return dataclasses.replace(self, n_workers=n_workers, hosts=())
+        return dataclasses.replace(self, n_workers=n_workers, hosts=(), first_weights=())
+
+    @property
+    def weights(self) -> Weights:
+        """Relative share of each rank now; none for equal shares."""
+        return self.history.weights
 
     @property
     def history(self) -> WorkerHistory:
         """How many workers there are, and how they have changed."""
-        return WorkerHistory(self.n_workers, self.changes)
+        return WorkerHistory(self.n_workers, self.changes, self.first_weights)
 
     def with_history(self, history: WorkerHistory, first_epoch: int) -> ShuffleSpec:
         """The same job from an epoch on, with other workers."""
         return dataclasses.replace(
-            self, n_workers=history.n_workers, changes=history.changes, first_epoch=first_epoch, hosts=()
+            self,
+            n_workers=history.n_workers,
+            changes=history.changes,
+            first_weights=history.first_weights,
+            first_epoch=first_epoch,
+            hosts=(),
         )
 
     @property
@@ -172,13 +216,13 @@ class ShuffleSpec:
     @property
     def largest_share(self) -> int:
         """Maximum number of samples that a worker trains on in an epoch."""
-        return largest_share(self.n_dealt, self.n_workers, self.chunk_rows) + self.n_broadcast
+        return largest_share(self.n_dealt, self.n_workers, self.chunk_rows, self.weights) + self.n_broadcast
 
     @property
     def capacity(self) -> int:
         """Rows that a worker holds between epochs, at most."""
         dealt = cache_capacity(self.choices.cache_fraction, self.n_dealt, self.n_workers, chunk_rows=self.chunk_rows)
-        return dealt + self.n_broadcast
+        return max(dealt + self.n_broadcast, self.largest_share)
 
     @property
     def has_excess(self) -> bool:
@@ -201,6 +245,8 @@ class ShuffleSpec:
             If ``balance`` is set and the sharding is not balanced.
         """
         n, seed = self.n_workers, self.choices.seed
+        if self.weights and (blocks := self._first_blocks()) is not None:
+            return blocks.all_ranks()
         sharding, balance = self.choices.sharding, self.choices.balance
         if balance is not None and sharding == "random":
             return draw_classes(balance, n, "sharding", seed)
@@ -222,7 +268,10 @@ class ShuffleSpec:
             return self._first_blocks()
         if self.choices.balance is not None or self.n_broadcast:
             return None
-        return self.choices.assignment.blocks(self.n_samples, self.n_workers, self.choices.seed, epoch)
+        rule, seed = self.choices.assignment, self.choices.seed
+        if not self.weights:  # rules without can_weigh need not know of weights
+            return rule.blocks(self.n_samples, self.n_workers, seed, epoch)
+        return rule.blocks(self.n_samples, self.n_workers, seed, epoch, self.weights)
 
     def slots(self) -> Slots | None:
         """The samples in all slots as a function; None without slots, or if the first ranks are not a function."""
@@ -252,13 +301,16 @@ class ShuffleSpec:
         choices, n_workers = self.choices, self.history.first_n_workers
         if choices.balance is not None or self.n_broadcast:
             return None
-        return choices.assignment.first_blocks(choices.sharding, self.n_samples, n_workers, choices.seed)
+        weights = self.first_weights
+        return choices.assignment.first_blocks(choices.sharding, self.n_samples, n_workers, choices.seed, weights)
 
     def draw(self, before: EpochDraw, epoch: int, holders: Holders | None = None) -> EpochDraw:
         """Draw the ranks of all samples for an epoch with an exchange, given what was drawn for the previous one."""
         choices = self.choices
         return choices.assignment.draw(
-            Draw(before.ranks, self.n_workers, choices.seed, epoch, holders, choices.balance, before.slots)
+            Draw(
+                before.ranks, self.n_workers, choices.seed, epoch, holders, choices.balance, before.slots, self.weights
+            )
         )
 
     @property

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dshuffle.report.slow_rank import slow_ranks_of
 from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, Spread, WayResult, figures, limited_by_processors
 from dshuffle.units import human_error, human_ratio, human_seconds
 
@@ -23,7 +24,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
-    """Return the answers, which are short, and then other pairs, the times, the errors and a doubt, if there are any.
+    """Return the answers, which are short; then other pairs, times, errors, a doubt and slow ranks, if there are any.
 
     The first answer is whether one shuffle before training will do, if that was tested in pairs.
     """
@@ -32,10 +33,11 @@ def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
     first, *others = _pairs(comparison.ways) or [""]
     if ranking is None:
         answer = "No way that reshuffles everything ran for two epochs or more, so none can be called the fastest."
-        return tuple(filter(None, (first, answer, " ".join(others), _errors(measured))))
+        return tuple(filter(None, (first, answer, " ".join(others), _errors(measured), slow_ranks_of(comparison.ways))))
     answer = f"To reshuffle everything every epoch, {ranking.use}."
     times, errors = _times(measured, ranking), _errors(measured)
-    return tuple(filter(None, (first, answer, " ".join(others), times, errors, _doubt(ranking))))
+    doubts = _doubt(ranking), slow_ranks_of(comparison.ways)
+    return tuple(filter(None, (first, answer, " ".join(others), times, errors, *doubts)))
 
 
 def recommended_labels(comparison: Comparison) -> frozenset[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -144,11 +145,14 @@ class Group:
         Dask address of the worker of rank 0.
     """
 
-    def __init__(self, collective: CollectiveId, rank: int) -> None:
+    def __init__(
+        self, collective: CollectiveId, rank: int, note_waiting: Callable[[float], None] = lambda _: None
+    ) -> None:
         self.rank = rank
         self.size = collective.size
         self.address = collective.address
         self._collective = collective
+        self._note_waiting = note_waiting
         self._step = 0
 
     def mean(self, values: ArrayLike, weight: float = 1.0) -> NDArray[Any]:
@@ -182,7 +186,9 @@ class Group:
         worker = get_worker()
         step, self._step = self._step, self._step + 1
         message = {"size": self.size, "step": step, "rank": self.rank, "weight": weight}
+        began = time.perf_counter()
         mean: NDArray[Any] = sync(worker.loop, self._request_mean, worker, values=array, **message)
+        self._note_waiting(time.perf_counter() - began)
         return mean
 
     def fail(self, reason: str) -> None:
@@ -231,7 +237,7 @@ def run_together(
     # Tasks that wait for each other must all run. If two sessions share single-threaded workers, each could hold
     # threads that the other waits for. Seceding keeps these tasks out of the worker's thread pool.
     secede()
-    group = Group(collective, partition.rank)
+    group = Group(collective, partition.rank, partition.note_waiting)
     try:
         return fn(partition, group, *args, **kwargs)
     except PeerFailed:

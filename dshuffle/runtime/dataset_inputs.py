@@ -174,7 +174,9 @@ def for_workers(shuffle: ShuffleSpec, n_workers: int, dataset: Dataset) -> Shuff
     if isinstance(sharding, GivenSharding) and sharding.name.startswith(STRATIFIED):
         sharding = GivenSharding(sharding.name)  # its ranks depend on the number of workers
     choices = dataclasses.replace(shuffle.choices, sharding=sharding)
-    return with_data(dataclasses.replace(shuffle, n_workers=n_workers, choices=choices, hosts=()), dataset)
+    return with_data(
+        dataclasses.replace(shuffle, n_workers=n_workers, choices=choices, hosts=(), first_weights=()), dataset
+    )
 
 
 def read_labels(dataset: Dataset, name: str) -> NDArray[np.generic]:

@@ -82,6 +82,27 @@ class MemberState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingTime:
+    """Time of a rank's tasks in an epoch.
+
+    Parameters
+    ----------
+    seconds
+        Total time of the tasks.
+    waiting
+        The part of it in which tasks waited for other ranks, for example to average gradients.
+    """
+
+    seconds: float = 0.0
+    waiting: float = 0.0
+
+    @property
+    def own(self) -> float:
+        """Seconds that depend on this rank alone."""
+        return max(0.0, self.seconds - self.waiting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a participant measured in the exchange that it has committed.
 
@@ -89,8 +110,8 @@ class Report:
     ----------
     measures
         Traffic and times of the exchange.
-    training_seconds
-        Seconds of training in the epoch that has ended.
+    training
+        Time of training in the epoch that has ended.
     links
         Sender -> bytes that came from it over the network, and seconds in which they came.
     held
@@ -98,7 +119,7 @@ class Report:
     """
 
     measures: Measures
-    training_seconds: float = 0.0
+    training: TrainingTime = TrainingTime()
     links: dict[int, tuple[int, float]] = field(default_factory=dict)
     held: int = 0
 
@@ -153,8 +174,8 @@ class EpochExchange:
         What all participants measured.
     addresses
         Address of every rank, and of the server.
-    training_seconds_before
-        Seconds of training in the epoch before, by rank; None if they are not known.
+    training_before
+        Time of training in the epoch before, by rank; None if it is not known.
     """
 
     epoch: int
@@ -167,7 +188,7 @@ class EpochExchange:
     waited_seconds: float
     measures: Measures
     addresses: dict[int, str]
-    training_seconds_before: tuple[float, ...] | None
+    training_before: tuple[TrainingTime, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

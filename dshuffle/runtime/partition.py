@@ -13,6 +13,8 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.exchange.row_file import RowFile
 from dshuffle.notebook import html_summary
+from dshuffle.planning.cost.cluster import as_number
+from dshuffle.planning.share_sizes import Weights
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.runtime.partition_rows import PartitionRows, read_only
 from dshuffle.units import human_bytes, human_count
@@ -40,8 +42,12 @@ class Partition:
         Smallest and largest number of samples on any worker in this epoch. By default every worker has ``n``.
     broadcast
         Ascending ids of the samples in this partition that every worker has. Empty by default.
+    weights
+        Relative share of each rank; empty if shares are equal.
     note
         Called with the number of samples that were trained on so far.
+    note_waiting
+        Called with seconds in which the task has waited for other ranks.
     file
         The file of the rows, if they are on a disk.
 
@@ -69,7 +75,9 @@ class Partition:
         epoch: int,
         shares: tuple[int, int] | None = None,
         broadcast: NDArray[np.int64] | None = None,
+        weights: Weights = (),
         note: Callable[[int], None] = lambda _: None,
+        note_waiting: Callable[[float], None] = lambda _: None,
         file: RowFile | None = None,
     ) -> None:
         self._rows = PartitionRows(layout, rows, file, f"the partition of rank {rank}, epoch {epoch}")
@@ -79,7 +87,9 @@ class Partition:
         self._epoch = epoch
         self._shares = shares or (len(slots), len(slots))
         self._broadcast = read_only(sample_ids[:0] if broadcast is None else broadcast)
+        self._weights = weights
         self._note = note
+        self._note_waiting = note_waiting
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -124,6 +134,11 @@ class Partition:
     def shares(self) -> tuple[int, int]:
         """Smallest and largest number of samples on any worker in this epoch; the same pair on every worker."""
         return self._shares
+
+    @property
+    def weights(self) -> Weights:
+        """Relative share of each rank, in thousandths of the largest one; empty if shares are equal."""
+        return self._weights
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Copy of one array for all samples, in training order: ``(n, *per-sample shape)``."""
@@ -196,7 +211,9 @@ class Partition:
             epoch=self._epoch,
             shares=self._shares,
             broadcast=self._broadcast,
+            weights=self._weights,
             note=note,
+            note_waiting=self._note_waiting,
         )
         stored._rows = self._rows  # both end with the task
         return stored
@@ -221,6 +238,25 @@ class Partition:
         if n_samples > len(self):
             raise InvalidParameter.of("n_samples", n_samples, f"at most {len(self)}, the size of the partition")
         self._note(n_samples)
+
+    def note_waiting(self, seconds: float) -> None:
+        """Note that this task has waited for other ranks, so that this time does not count as training of this rank.
+
+        The trainers and :meth:`dshuffle.runtime.Group.mean` do this. A task that averages by other means should say how
+        long that took: otherwise all ranks seem to be as slow as the slowest one, and ``shares="measured"`` keeps equal
+        shares.
+
+        Parameters
+        ----------
+        seconds
+            How long, at least 0.
+
+        Raises
+        ------
+        InvalidParameter
+            If it is not a number of at least 0.
+        """
+        self._note_waiting(as_number("seconds", seconds, 0.0))
 
     def batches(
         self, batch_size: int, *, drop_last: bool = False, mark: bool = False

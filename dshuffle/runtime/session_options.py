@@ -98,11 +98,15 @@ class SessionOptions:
         Raises
         ------
         InvalidParameter
-            If rates are given that no choice uses, or a sharding for one number of workers, which may change.
+            If rates are given that no choice uses, or a sharding or shares for one number of workers, which may change.
         """
         if self.cluster is not None and not choices.is_auto:
             allowed = f"None with delivery={choices.delivery!r}"
             raise InvalidParameter.of("cluster", self.cluster, allowed, "Only delivery='auto' uses it.")
+        if choices.shares.for_fixed_workers and self.on_loss == "shrink":
+            name = "elastic" if self.elastic else "on_loss='shrink'"
+            reason = f"shares={str(choices.shares)!r} are for one number of workers"
+            raise InvalidParameter.because(name, reason, "Use shares='measured' or 'even'.")
         sharding = choices.sharding
         fixed = isinstance(sharding, GivenSharding) and not sharding.name.startswith(STRATIFIED)
         if fixed and self.on_loss == "shrink":

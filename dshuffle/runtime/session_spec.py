@@ -14,6 +14,7 @@ from distributed.protocol.pickle import dumps, loads
 
 from dshuffle.errors import ClusterError, DatasetChanged
 from dshuffle.planning import NEW, Choices, GivenSharding, Remainder, ShuffleSpec, WorkerHistory
+from dshuffle.planning.share_sizes import Weights
 from dshuffle.rows import RowLayout, checksum_rows
 from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.settings import Settings
@@ -177,16 +178,26 @@ class EarlierWorkers:
         added = {address: next(left) for address in addresses if address not in places}
         return dataclasses.replace(self, places=places | added)
 
-    def onto(self, shuffle: ShuffleSpec, addresses: Sequence[str]) -> ShuffleSpec:
-        """Return the specification for the workers with these addresses, by rank."""
+    def weights_of(self, addresses: Sequence[str]) -> Weights:
+        """The weights that the workers with these addresses had, by rank; none if these are other workers."""
+        weights = self.history.weights
+        if not weights or self.places is None:
+            return weights
+        if set(addresses) != set(self.places):
+            return ()
+        return tuple(weights[self.places[address]] for address in addresses)
+
+    def onto(self, shuffle: ShuffleSpec, addresses: Sequence[str], weights: Weights = ()) -> ShuffleSpec:
+        """Return the specification for the workers with these addresses and weights, by rank."""
         if isinstance(shuffle.choices.sharding, GivenSharding) or not shuffle.keeps_samples:
-            return shuffle
+            return dataclasses.replace(shuffle, first_weights=weights)
         if self.places is None:
             former = [rank if rank < self.history.n_workers else NEW for rank in range(len(addresses))]
         else:
             former = [self.places.get(address, NEW) for address in addresses]
         first_epoch = shuffle.first_epoch
-        return shuffle.with_history(self.history.changed(former, epoch=first_epoch, carried=self.epoch), first_epoch)
+        history = self.history.changed(former, epoch=first_epoch, carried=self.epoch, weights=weights)
+        return shuffle.with_history(history, first_epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +221,9 @@ class SessionRequest:
         Id of the open session that this one follows. Workers read their first partitions from its workers.
     carried
         The workers of the session that this one goes on from.
+    weights
+        Weight of the share of each worker, by address, in rank order. Only these workers train then, with these ranks.
+        None if the choices say how large shares are.
     """
 
     session_id: str
@@ -224,6 +238,7 @@ class SessionRequest:
     reads_kept: bool = True
     former: str | None = None
     carried: EarlierWorkers | None = None
+    weights: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ def train(
     partition.mark_trained(0)
     network = model.network
     check_names(partition.names, features=features, target=target)
-    batching = checked_batching(network, len(partition), partition.shares, batch_size)
+    batching = checked_batching(network, len(partition), partition.shares, batch_size, unequal=bool(partition.weights))
     parameters, statistics = model.parameters, model.statistics
     batches = forward_backward = gradient_exchange = 0.0
     clock = time.perf_counter()
@@ -175,7 +175,7 @@ def train(
             parameters = parameters - step * group.mean(gradient, len(rows))
         gradient_exchange, clock = _lap(gradient_exchange, clock)
     if network.n_statistics:
-        statistics = group.mean(statistics)
+        statistics = group.mean(statistics, len(partition))
     gradient_exchange, clock = _lap(gradient_exchange, clock)
     partition.mark_trained()
     seconds = PhaseSeconds(batches=batches, forward_backward=forward_backward, gradient_exchange=gradient_exchange)
@@ -193,7 +193,9 @@ def wrong_labels(
     return wrong, len(partition)
 
 
-def checked_batching(network: Network, n_own: int, shares: tuple[int, int], batch_size: int) -> Batching:
+def checked_batching(
+    network: Network, n_own: int, shares: tuple[int, int], batch_size: int, *, unequal: bool = False
+) -> Batching:
     """Return the mini-batches of a rank: the same number on every rank, each sample in exactly one of them.
 
     Raises
@@ -201,7 +203,7 @@ def checked_batching(network: Network, n_own: int, shares: tuple[int, int], batc
     InvalidParameter
         The batch size is larger than the smallest share, or so small that batch norm gets single samples.
     """
-    batching = Batching(n_own, *shares, batch_size, UNEVEN)
+    batching = Batching(n_own, *shares, batch_size, UNEVEN, unequal)
     if network.n_statistics and shares[0] // len(batching) < 2:
         raise InvalidParameter.of(
             "batch_size",

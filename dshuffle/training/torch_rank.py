@@ -149,10 +149,12 @@ def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[
             options["lr"] = first * factor if isinstance(first, torch.Tensor) else float(first * factor)
         torch.manual_seed(fit.seed + 1_000_003 * partition.epoch + group.rank + 1)
         seconds = _steps(partition, group, seat, fit)
+        partition.note_waiting(seconds.gradient_exchange)
+        [total] = _sums(group, np.array([len(partition)]))
         for buffer in seat.model.module.buffers():
             if buffer.is_floating_point():
+                buffer *= len(partition) / total
                 dist.all_reduce(buffer)
-                buffer /= group.size
         if not all(torch.isfinite(parameter).all() for parameter in seat.model.parameters()):
             raise InvalidParameter.because(
                 "make_optimizer",

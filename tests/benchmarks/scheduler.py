@@ -23,7 +23,7 @@ from dshuffle.planning import AutoDelivery, Choices, ShuffleSpec
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import Measures
 from dshuffle.runtime.message_fields import to_fields
-from dshuffle.runtime.messages import CommitReply, Counts, Report, Vote
+from dshuffle.runtime.messages import CommitReply, Counts, Report, TrainingTime, Vote
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.settings import Settings
@@ -61,7 +61,7 @@ class Member:
             reply: dict[str, Any] = {"status": "OK"}
             if op == "dshuffle_commit":
                 measures = Measures(wire_sent_bytes=(ROWS,), wire_received_bytes=(ROWS,), transfer_seconds=1.0)
-                report = Report(measures=measures, training_seconds=1.0, held=ROWS)
+                report = Report(measures=measures, training=TrainingTime(seconds=1.0), held=ROWS)
                 reply["message"] = to_fields(CommitReply(report=report))
             return self._members.carried(reply)
 

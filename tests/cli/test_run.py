@@ -98,6 +98,14 @@ def test_an_explanation(file):
     assert not ran.stderr
 
 
+def test_shares_for_all_ways(file):
+    ran = run(f"{file}:other", "--shares", "3,1", "--json")
+    assert ran.exit_code == 0, ran.output
+    records = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    assert [record["weights"] for record in records] == [[1000, 333]] * 2
+    assert {record["choices"]["shares"] for record in records} == {"3,1"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -111,6 +119,11 @@ def test_an_explanation(file):
         (["{file}", "url"], "argument='url' is not allowed; it must be of the form NAME=VALUE"),
         (["{file}:other", "a=1"], "other in"),
         (["{file}", "url=memory://nowhere"], "memory://nowhere"),
+        (
+            ["{file}:other", "--shares", "1,2,3"],
+            "cannot run: global + peer: shares='1,2,3' is not allowed; it must be 2 numbers, one for each rank",
+        ),
+        (["{file}:other", "--shares", "fast"], "--shares='fast' is not allowed; it must be 'even', 'measured', or"),
         (["{file}:other", "--scheduler", "tcp://127.0.0.1:1"], "no Dask scheduler answers at 'tcp://127.0.0.1:1'"),
     ],
 )

@@ -22,6 +22,7 @@ class Share:
     shares: tuple[int, int]
     rank: int = 0
     epoch: int = 3
+    weights: tuple[int, ...] = ()
 
     def __len__(self):
         return self.size

@@ -44,6 +44,27 @@ def test_every_worker_takes_equally_many(shares, batch_size):
         assert len(counts) == 1
 
 
+@given(shares=st.lists(st.integers(1, 400), min_size=2, max_size=5), data=st.data())
+def test_batches_are_in_proportion_to_unequal_shares(shares, data):
+    smallest, largest = min(shares), max(shares)
+    batch_size = data.draw(st.integers(-(-largest // smallest), largest))
+    counts = set()
+    for n_own in shares:
+        batching = Batching(n_own, smallest, largest, batch_size, "uneven", unequal=True)
+        batches = [batching.positions(batch) for batch in range(len(batching))]
+        np.testing.assert_array_equal(np.concatenate(batches), np.arange(n_own))
+        counts.add(len(batches))
+        for batch in batches:
+            assert abs(len(batch) - n_own / len(batches)) < 1
+            assert 1 <= len(batch) <= batch_size
+    assert counts == {-(-largest // batch_size)}
+    for mode in ("drop", "pad"):
+        with pytest.raises(InvalidParameter, match=rf"mode='{mode}' is not allowed; it must be 'uneven' with unequal"):
+            Batching(smallest, smallest, largest, 1, mode, unequal=True)
+    with pytest.raises(InvalidParameter, match=rf"batch_size={largest + 1} .*\[1, {largest}\].*the largest share"):
+        Batching(smallest, smallest, largest, largest + 1, "uneven", unequal=True)
+
+
 @pytest.mark.parametrize(
     ("batch_size", "mode", "message"),
     [

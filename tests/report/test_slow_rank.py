@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from dshuffle.report.slow_rank import slow_rank_in_words
+from dshuffle.report.slow_rank import slow_rank_of
 
 from .conftest import make_record
 
@@ -19,12 +19,12 @@ def records_of(*epochs):
 def test_the_slowest_rank_is_named_with_medians():
     records = records_of((9.0, 1.0, 1.0), (0.7, 0.7, 2.5), (0.7, 0.8, 2.8), (0.7, 0.6, 2.8))
     words = "rank 2 trained 4.0 times as long as the median of the others, which waited 2.10 s an epoch"
-    assert slow_rank_in_words(records) == words
+    assert slow_rank_of(records) == words
 
 
 def test_only_epochs_with_the_last_number_of_ranks_count():
     records = records_of((1.0, 1.0), (5.0, 1.0, 1.0), (1.0, 3.0))
-    assert slow_rank_in_words(records).startswith("rank 1 trained 3.0 times")
+    assert slow_rank_of(records).startswith("rank 1 trained 3.0 times")
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,11 @@ def test_only_epochs_with_the_last_number_of_ranks_count():
     ],
 )
 def test_nothing_is_said_if_nobody_waits_noticeably(epochs):
-    assert slow_rank_in_words(records_of(*epochs)) == ""
+    assert slow_rank_of(records_of(*epochs)) == ""
+
+
+def test_only_epochs_with_the_last_shares_count():
+    before, after = records_of((0.5, 2.0), (0.5, 2.0)), records_of((9.0, 0.8), (0.8, 0.8))
+    after = [dataclasses.replace(record, weights=(1000, 250)) for record in after]
+    assert slow_rank_of(before).startswith("rank 1 trained 4.0 times")
+    assert slow_rank_of(before + after) == ""

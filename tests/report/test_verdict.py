@@ -40,6 +40,25 @@ def with_seconds(comparison, label, seconds):
     return dataclasses.replace(comparison, ways=tuple(ways))
 
 
+def test_a_slow_rank_is_the_last_sentence(comparison):
+    before = verdict_sentences(comparison)
+    ways = [
+        dataclasses.replace(
+            way,
+            records=tuple(dataclasses.replace(record, rank_training_seconds=(0.5, 2.0, 0.5)) for record in way.records),
+        )
+        if way.label == "global + peer"
+        else way
+        for way in comparison.ways
+    ]
+    *others, slow = verdict_sentences(dataclasses.replace(comparison, ways=tuple(ways)))
+    assert tuple(others) == before
+    assert slow == (
+        "With “global + peer”, rank 1 trained 4.0 times as long as the median of the others, which waited 1.50 s an "
+        "epoch."
+    )
+
+
 def test_the_first_sentence_answers(comparison):
     for label, seconds in (("global + peer", 0.2), ("global + server", 0.6), ("global + storage", 0.9)):
         comparison = with_seconds(comparison, label, [seconds] * 5)

@@ -21,6 +21,7 @@ from dshuffle.runtime.messages import (
     OpenedSession,
     Report,
     TrainedSamples,
+    TrainingTime,
     UnfinishedTask,
     Vote,
 )
@@ -40,7 +41,7 @@ MESSAGES = [
     CommitReply(
         report=Report(
             measures=Measures(wire_sent_bytes=(7,), wire_received_bytes=(9,), cpu_idle=0.25),
-            training_seconds=1.5,
+            training=TrainingTime(seconds=1.5, waiting=0.25),
             links={1: (2**40, 0.5), -1: (0, 0.0)},
             held=10,
         )
@@ -49,7 +50,7 @@ MESSAGES = [
         addresses={0: "tcp://a:1", -1: "tcp://b:1"},
         server="dedicated",
         left_out=("tcp://c:1",),
-        history=WorkerHistory(3).changed([0, 2], epoch=5, carried=4),
+        history=WorkerHistory(3).changed([0, 2], epoch=5, carried=4, weights=(1000, 250)),
     ),
     EpochExchange(
         epoch=3,
@@ -62,7 +63,7 @@ MESSAGES = [
         waited_seconds=0.0,
         measures=Measures(wire_sent_bytes=(1, 2), wire_received_bytes=(2, 1)),
         addresses={0: "tcp://a:1", 1: "tcp://b:1"},
-        training_seconds_before=(1.0, 2.0),
+        training_before=(TrainingTime(seconds=1.0), TrainingTime(seconds=2.0, waiting=0.5)),
     ),
     MemberChanges(joined=("tcp://d:1",), leaving=(), n_available=3, adopted=(2,)),
     TrainedSamples(epoch=3, counts=(5, 0), digest=DIGEST),

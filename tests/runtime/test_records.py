@@ -13,7 +13,7 @@ import pytest
 from dshuffle import Shuffler, create_dataset
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, ShuffleSpec, parse_assignment
 from dshuffle.records import EpochRecord
-from dshuffle.report.slow_rank import slow_rank_in_words
+from dshuffle.report.slow_rank import slow_rank_of
 
 pytestmark = pytest.mark.slow  # real clusters
 
@@ -140,7 +140,7 @@ def test_training_seconds_are_those_of_the_slowest_worker(threads, small):
     for record in shuffler.records:
         assert max(record.rank_training_seconds) == record.training_seconds == record.rank_training_seconds[2]
         assert len(record.rank_training_seconds) == shuffler.n_workers
-    words = slow_rank_in_words(shuffler.records)
+    words = slow_rank_of(shuffler.records)
     assert re.fullmatch(
         r"rank 2 trained \d+\.\d times as long as the median of the others, which waited .* an epoch", words
     )

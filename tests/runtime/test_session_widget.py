@@ -67,10 +67,12 @@ def test_everything_that_is_known_of_a_session_is_shown():
         ),
         epochs=(epoch,),
         links=tuple(links),
+        slow_rank="rank 1 trained <twice> as long",
     )
     html = session_html(session)
     assert "<b>global &lt;&amp;&gt; peer</b>" in html
     assert "rank 1 &lt;lost&gt;" in html
+    assert "rank 1 trained &lt;twice&gt; as long" in html
     assert "<td>tcp://a</td><td>ready</td><td>1,500</td>" in html
     assert "training 750 ms, waiting 250 ms, exchange 500 ms (peer)" in html
     assert [float(width) for width in re.findall(r"width:([\d.]+)em", html)] == [9.0, 3.0]  # three to one

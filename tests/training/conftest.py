@@ -15,8 +15,9 @@ from distributed import Client, LocalCluster
 from numpy.typing import NDArray
 
 from dshuffle.errors import PeerFailed
-from dshuffle.planning import next_ranks, parse_assignment
+from dshuffle.planning import Choices, ShuffleSpec, next_ranks, parse_assignment
 from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning.remainder import workers_of
 from dshuffle.rows import RowLayout
 from dshuffle.runtime import Partition, PerRank
 from dshuffle.runtime.collective import weighted_mean
@@ -95,13 +96,14 @@ class FakeEpoch:
 
 @dataclass
 class FakeShuffler:
-    """Shuffles in this process, by the real assignments."""
+    """Shuffles in this process, by the real assignments; with weights, by ``global``."""
 
     arrays: dict[str, NDArray[Any]]
     n_workers: int = 4
     assignment: str = "global"
     sharding: str | NDArray[np.int32] = "random"
     seed: int = 0
+    weights: tuple[int, ...] = ()
     records: list[Any] = field(default_factory=list)
     client: FakeClient = field(default_factory=FakeClient)
 
@@ -114,8 +116,11 @@ class FakeShuffler:
         ranks = self.sharding
         if isinstance(ranks, str):
             ranks = first_ranks(ranks, n_samples, self.n_workers, seed=self.seed)
+        unequal = ShuffleSpec(n_samples, self.n_workers, Choices(seed=self.seed), first_weights=self.weights)
         for epoch in range(count):
-            if epoch:
+            if self.weights:
+                ranks = workers_of(unequal, epoch, np.arange(n_samples))
+            elif epoch:
                 parsed = parse_assignment(self.assignment)
                 ranks = next_ranks(parsed, ranks, self.n_workers, seed=self.seed, epoch=epoch)
             order = np.random.default_rng([self.seed, epoch]).permutation(n_samples)
@@ -124,7 +129,13 @@ class FakeShuffler:
             yield FakeEpoch(
                 epoch,
                 [
-                    Partition(layout, rows, share, share, rank=rank, epoch=epoch, shares=(min(sizes), max(sizes)))
+                    Partition(
+                        *(layout, rows, share, share),
+                        rank=rank,
+                        epoch=epoch,
+                        shares=(min(sizes), max(sizes)),
+                        weights=self.weights,
+                    )
                     for rank, share in enumerate(shares)
                 ],
             )

@@ -100,10 +100,12 @@ def test_it_is_what_one_process_computes(torch, ddp, processes, blobs, makers, o
                     parameter -= 0.3 * 0.5**number * mean
     for mine, common in zip(history.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine, common, rtol=1e-4, atol=1e-5)
-    # Running statistics are the mean over ranks of their own.
+    # Running statistics are the mean over ranks of their own, weighted by their samples.
+    shares = [len(order) / len(BLOBS["y"]) for order in seen[-1]]
     for mine, *own in zip(history.model.buffers(), *(copy.buffers() for copy in copies), strict=True):
         if mine.is_floating_point():
-            torch.testing.assert_close(mine, sum(own) / len(own), rtol=1e-4, atol=1e-5)
+            mean = sum(share * buffer for share, buffer in zip(shares, own, strict=True))
+            torch.testing.assert_close(mine, mean, rtol=1e-4, atol=1e-5)
     predicted = history.model(torch.from_numpy(BLOBS["x"]).float()).argmax(dim=1).numpy()
     assert history.points[-1].error == pytest.approx(np.mean(predicted != BLOBS["y"]))
     assert [one.record.delivery for one in history.breakdown] == ["load", "peer", "peer"]

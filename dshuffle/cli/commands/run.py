@@ -14,6 +14,11 @@ import click
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Address of a running Dask scheduler, instead of the pipeline's own cluster."
 )
+@click.option(
+    "--shares",
+    metavar="SHARES",
+    help="Samples of each worker, for all ways: even, measured, or numbers with commas between them.",
+)
 @click.option("--report", type=click.Path(file_okay=False), help="Folder for the report.")
 @click.option("--explain", "only_explain", is_flag=True, help="Say what would run where, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the records of all epochs as JSON lines.")

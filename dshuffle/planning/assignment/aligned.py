@@ -17,6 +17,7 @@ from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.packets import SERVER, Packets
 from dshuffle.planning.randomness import choose
+from dshuffle.planning.share_sizes import share_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Aligned(Assignment):
     forms: ClassVar[str] = "'aligned', 'aligned:Q' (Q in [0, 1])"
     needs_holders: ClassVar[bool] = True
     preferred_caching: ClassVar[str] = "even"
+    can_weigh: ClassVar[bool] = True
 
     fraction: float = 1.0
 
@@ -78,8 +80,12 @@ class Aligned(Assignment):
         """Q."""
         return self.fraction
 
+    def least_share(self, n_samples: int, n_workers: int) -> int:
+        """Below Q = 1, every rank puts as many samples into the draw."""
+        return 1 if self.fraction == 1 else max(1, self.most_drawn(n_samples, n_workers))
+
     def most_incoming(self, n_samples: int, n_workers: int, largest_share: int) -> int:
-        return self.most_drawn(n_samples, n_workers)
+        return largest_share if self.fraction == 1 else self.most_drawn(n_samples, n_workers)
 
     def draw(self, draw: Draw) -> EpochDraw:
         if draw.holders is None:
@@ -87,7 +93,10 @@ class Aligned(Assignment):
         n_workers = draw.n_workers
         if self.fraction == 1:
             pool = np.arange(len(draw.previous))
-            room = balanced_sizes(len(draw.previous), n_workers, "aligned", draw.seed, draw.epoch)
+            if draw.weights:
+                room = share_sizes(len(draw.previous), draw.weights)
+            else:
+                room = balanced_sizes(len(draw.previous), n_workers, "aligned", draw.seed, draw.epoch)
         else:
             count = self.most_drawn(len(draw.previous), n_workers)
             order, offsets = group_by(draw.previous, n_workers)

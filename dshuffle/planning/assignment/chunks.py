@@ -1,7 +1,8 @@
 """Assignments of whole chunks to workers.
 
 The numbers of whole chunks per worker differ by at most one. A short chunk at the end of the dataset goes to a worker
-that has the fewest chunks. So share sizes differ by at most one chunk's rows.
+that has the fewest chunks. So share sizes differ by at most one chunk's rows. Unequal shares are whole chunks as well,
+and the short chunk goes to any worker.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
+from dshuffle.planning.share_sizes import Weights
 from dshuffle.planning.types import Ranks
 
 
@@ -40,6 +42,7 @@ class Chunks(Assignment):
     name: ClassVar[str] = "chunks"
     forms: ClassVar[str] = "'chunks' or 'chunks:ROWS' (an integer >= 1)"
     in_chunks: ClassVar[bool] = True
+    can_weigh: ClassVar[bool] = True
 
     rows: int | None = None
 
@@ -60,10 +63,14 @@ class Chunks(Assignment):
         return cls(None if parameter is None else int(parameter))
 
     def draw(self, draw: Draw) -> EpochDraw:
-        return EpochDraw(self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch).all_ranks())
+        return EpochDraw(
+            self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch, draw.weights).all_ranks()
+        )
 
-    def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks:
-        return Blocks.drawn(n_samples, n_workers, self.unit_for(n_samples, n_workers), "chunks", seed, epoch)
+    def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int, weights: Weights = ()) -> Blocks:
+        return Blocks.drawn(
+            n_samples, n_workers, self.unit_for(n_samples, n_workers), "chunks", seed, epoch, weights=weights
+        )
 
     @property
     def unit(self) -> int | None:

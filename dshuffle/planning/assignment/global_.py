@@ -8,6 +8,7 @@ from typing import ClassVar
 from dshuffle.planning.assignment.balance import draw_classes
 from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
+from dshuffle.planning.share_sizes import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +17,14 @@ class Global(Assignment):
 
     name: ClassVar[str] = "global"
     forms: ClassVar[str] = "'global'"
+    can_weigh: ClassVar[bool] = True
 
     def draw(self, draw: Draw) -> EpochDraw:
         if draw.classes is not None:
             return EpochDraw(draw_classes(draw.classes, draw.n_workers, "global", draw.seed, draw.epoch))
-        return EpochDraw(self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch).all_ranks())
+        return EpochDraw(
+            self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch, draw.weights).all_ranks()
+        )
 
-    def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks:
-        return Blocks.drawn(n_samples, n_workers, 1, "global", seed, epoch)
+    def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int, weights: Weights = ()) -> Blocks:
+        return Blocks.drawn(n_samples, n_workers, 1, "global", seed, epoch, weights=weights)

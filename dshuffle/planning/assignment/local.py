@@ -19,6 +19,7 @@ class Local(Assignment):
     name: ClassVar[str] = "local"
     forms: ClassVar[str] = "'local'"
     moves: ClassVar[bool] = False
+    can_weigh: ClassVar[bool] = True
 
     def draw(self, draw: Draw) -> EpochDraw:
         return EpochDraw(draw.previous.copy())

@@ -50,6 +50,7 @@ class Partial(Assignment):
 
     name: ClassVar[str] = "partial"
     forms: ClassVar[str] = "'partial:Q' or 'partial:Q:fixed-points' (Q in [0, 1])"
+    can_weigh: ClassVar[bool] = True
 
     fraction: float
     fixed_points: bool = False
@@ -111,6 +112,10 @@ class Partial(Assignment):
     def redraws_all(self) -> bool:
         """Never: with Q = 1 every sample moves to another worker, which is not a uniform draw."""
         return False
+
+    def least_share(self, n_samples: int, n_workers: int) -> int:
+        """Every rank exchanges as many samples."""
+        return max(1, self.n_exchanged(n_samples, n_workers))
 
     def most_incoming(self, n_samples: int, n_workers: int, largest_share: int) -> int:
         return self.n_exchanged(n_samples, n_workers)

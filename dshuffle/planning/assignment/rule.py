@@ -13,6 +13,7 @@ from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.slots import Slots
 from dshuffle.planning.assignment.worker_change import WorkerChange
 from dshuffle.planning.packets import Packets
+from dshuffle.planning.share_sizes import Weights
 from dshuffle.planning.types import Holders, Ranks, Samples
 
 
@@ -33,6 +34,8 @@ class Draw:
     slots
         ``(q,)`` int64, the samples in the slots of worker 0, then of worker 1, and so on, for rules with slots. None
         means ascending samples.
+    weights
+        Relative share of each rank, for rules with ``can_weigh``; none for equal shares.
     """
 
     previous: Ranks
@@ -42,6 +45,7 @@ class Draw:
     holders: Holders | None = None
     classes: Classes | None = None
     slots: Samples | None = None
+    weights: Weights = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +84,8 @@ class Assignment(ABC):
         Whether it moves whole chunks.
     preferred_caching
         The caching policy to use unless another one is chosen.
+    can_weigh
+        Whether it can draw unequal shares. :class:`dshuffle.planning.ShuffleSpec` refuses them otherwise.
     """
 
     __slots__ = ()
@@ -90,6 +96,7 @@ class Assignment(ABC):
     needs_holders: ClassVar[bool] = False
     in_chunks: ClassVar[bool] = False
     preferred_caching: ClassVar[str] = "uniform"
+    can_weigh: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return self.name
@@ -111,7 +118,7 @@ class Assignment(ABC):
     def draw(self, draw: Draw) -> EpochDraw:
         """Draw the ranks of an epoch."""
 
-    def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks | None:
+    def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int, weights: Weights = ()) -> Blocks | None:
         """The ranks of an epoch from 1 as a function; None if they depend on the epoch before."""
         return None
 
@@ -122,12 +129,14 @@ class Assignment(ABC):
         """
         return None
 
-    def first_blocks(self, sharding: object, n_samples: int, n_workers: int, seed: int) -> Blocks | None:
+    def first_blocks(
+        self, sharding: object, n_samples: int, n_workers: int, seed: int, weights: Weights = ()
+    ) -> Blocks | None:
         """The ranks of epoch 0 as a function; None if the sharding is given, or deals samples out in turn."""
         unit = self.unit_for(n_samples, n_workers)
         if sharding == "random":
-            return Blocks.drawn(n_samples, n_workers, unit, "sharding", seed)
-        return Blocks.contiguous(n_samples, n_workers, unit) if sharding == "contiguous" else None
+            return Blocks.drawn(n_samples, n_workers, unit, "sharding", seed, weights=weights)
+        return Blocks.contiguous(n_samples, n_workers, unit, weights) if sharding == "contiguous" else None
 
     @property
     def can_balance(self) -> bool:
@@ -178,6 +187,10 @@ class Assignment(ABC):
             If it is unknown, or there are fewer chunks than workers.
         """
         return 1
+
+    def least_share(self, n_samples: int, n_workers: int) -> int:
+        """Smallest number of samples that a rank must have."""
+        return self.unit_for(n_samples, n_workers)
 
     def most_incoming(self, n_samples: int, n_workers: int, largest_share: int) -> int:
         """Largest number of samples that a worker can receive in one exchange."""

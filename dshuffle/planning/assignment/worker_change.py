@@ -19,6 +19,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.bijection import Bijection
 from dshuffle.planning.bijection_family import BijectionFamily
 from dshuffle.planning.randomness import random_words
+from dshuffle.planning.share_sizes import Weights, check_weights, share_sizes
 
 NEW = -1
 """Former rank of a worker that has joined."""
@@ -38,6 +39,8 @@ class WorkerChange:
         Number of workers before.
     former
         For each new rank, the rank that its worker had before; :data:`NEW` for a worker that has joined.
+    weights
+        Relative share of each new rank; none for equal shares.
 
     Raises
     ------
@@ -49,6 +52,7 @@ class WorkerChange:
     carried: int
     n_before: int
     former: tuple[int, ...]
+    weights: Weights = ()
 
     def __post_init__(self) -> None:
         as_integer("carried", self.carried, 0)
@@ -63,6 +67,7 @@ class WorkerChange:
         ):
             allowed = f"ranks below n_before={self.n_before}, each at most once, or {NEW}"
             raise InvalidParameter.of("former", self.former, allowed)
+        check_weights(self.weights, len(self.former))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,9 @@ class WorkerHistory:
     n_workers
         Number of workers now.
     changes
-        The changes that led to them, in order; none if there were always as many.
+        The changes that led to them, in order; none if there were always as many, with the same shares.
+    first_weights
+        Relative share of each rank in epoch 0; none for equal shares.
 
     Raises
     ------
@@ -84,16 +91,18 @@ class WorkerHistory:
     Examples
     --------
     >>> history = WorkerHistory(3).changed([0, 2], epoch=5, carried=4)
-    >>> history
-    WorkerHistory(n_workers=2, changes=(WorkerChange(epoch=5, carried=4, n_before=3, former=(0, 2)),))
+    >>> history.n_workers, history.changes
+    (2, (WorkerChange(epoch=5, carried=4, n_before=3, former=(0, 2), weights=()),))
     >>> history.changed([0, 1], epoch=7, carried=6) == history  # the same workers
     True
     """
 
     n_workers: int
     changes: tuple[WorkerChange, ...] = ()
+    first_weights: Weights = ()
 
     def __post_init__(self) -> None:
+        check_weights(self.first_weights, self.first_n_workers)
         epoch, n_workers = 0, self.first_n_workers
         for change in self.changes:
             if change.carried < epoch or change.n_before != n_workers:
@@ -108,6 +117,11 @@ class WorkerHistory:
         return self.changes[0].n_before if self.changes else as_integer("n_workers", self.n_workers, 1)
 
     @property
+    def weights(self) -> Weights:
+        """Relative share of each rank now; none for equal shares."""
+        return self.changes[-1].weights if self.changes else self.first_weights
+
+    @property
     def epoch(self) -> int:
         """First epoch of the present workers."""
         return self.changes[-1].epoch if self.changes else 0
@@ -115,9 +129,9 @@ class WorkerHistory:
     @property
     def before(self) -> WorkerHistory:
         """The history before the last change."""
-        return WorkerHistory(self.changes[-1].n_before, self.changes[:-1])
+        return WorkerHistory(self.changes[-1].n_before, self.changes[:-1], self.first_weights)
 
-    def trained_in(self, epoch: int, n_workers: int) -> WorkerHistory:
+    def trained_in(self, epoch: int, n_workers: int, weights: Weights = ()) -> WorkerHistory:
         """The history without its last changes in the middle of an epoch, back to the workers that trained in it.
 
         Workers that take over in the middle of an epoch, and do not train in it, leave the samples where they were.
@@ -126,39 +140,49 @@ class WorkerHistory:
         ----------
         epoch
             The epoch.
-        n_workers
-            Number of workers that trained in it last.
+        n_workers, weights
+            Number of workers that trained in it last, and the weights of their shares.
 
         Examples
         --------
         >>> history = WorkerHistory(3).changed([0, 1], epoch=5, carried=5)
         >>> history.trained_in(5, 3), history.trained_in(5, 2) == history
-        (WorkerHistory(n_workers=3, changes=()), True)
+        (WorkerHistory(n_workers=3, changes=(), first_weights=()), True)
         """
         history = self
-        while history.n_workers != n_workers and history.changes and history.changes[-1].carried == epoch:
+        trained = n_workers, weights
+        while (
+            (history.n_workers, history.weights) != trained and history.changes and history.changes[-1].carried == epoch
+        ):
             history = history.before
         return history
 
-    def changed(self, former: Sequence[int], *, epoch: int, carried: int) -> WorkerHistory:
-        """The history with one more change; the same history if ranks and workers are the same.
+    def changed(self, former: Sequence[int], *, epoch: int, carried: int, weights: Weights = ()) -> WorkerHistory:
+        """The history with one more change; the same history if ranks, workers and shares are the same.
 
         The parameters are those of :class:`WorkerChange`.
         """
-        if list(former) == list(range(self.n_workers)):
+        if list(former) == list(range(self.n_workers)) and weights == self.weights:
             return self
-        return WorkerHistory(len(former), (*self.changes, WorkerChange(epoch, carried, self.n_workers, tuple(former))))
+        change = WorkerChange(epoch, carried, self.n_workers, tuple(former), weights)
+        return WorkerHistory(len(former), (*self.changes, change), self.first_weights)
 
     def to_dict(self) -> dict[str, Any]:
         """The history as JSON can hold it."""
-        changes = [{**dataclasses.asdict(change), "former": list(change.former)} for change in self.changes]
-        return {"n_workers": self.n_workers, "changes": changes}
+        changes = [
+            {**dataclasses.asdict(change), "former": list(change.former), "weights": list(change.weights)}
+            for change in self.changes
+        ]
+        return {"n_workers": self.n_workers, "changes": changes, "first_weights": list(self.first_weights)}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """What :meth:`to_dict` returned."""
-        changes = [WorkerChange(**{**change, "former": tuple(change["former"])}) for change in fields["changes"]]
-        return cls(fields["n_workers"], tuple(changes))
+        changes = [
+            WorkerChange(**{**change, "former": tuple(change["former"]), "weights": tuple(change.get("weights", ()))})
+            for change in fields["changes"]
+        ]
+        return cls(fields["n_workers"], tuple(changes), tuple(fields.get("first_weights", ())))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,15 +266,17 @@ class Handover:
 
 
 def sizes_after(change: WorkerChange, before: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``(n,)`` int64, the numbers of slots after a change, which differ by at most one.
+    """``(n,)`` int64, the numbers of slots after a change. Without weights they differ by at most one.
 
-    The workers that have most slots get the larger numbers, so that no sample moves needlessly.
+    The workers that have most slots then get the larger numbers, so that no sample moves needlessly.
 
     Examples
     --------
     >>> sizes_after(WorkerChange(1, 0, 3, (2, 0, NEW)), np.array([3, 3, 4]))
     array([4, 3, 3])
     """
+    if change.weights:
+        return share_sizes(int(before.sum()), change.weights)
     former = np.array(change.former)
     had = np.where(former == NEW, 0, before[former])
     each, extra = divmod(int(before.sum()), len(former))

@@ -9,7 +9,7 @@ from typing import Any
 from dshuffle.planning import Choices, GivenSharding
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.client.open_session import OpenSession
-from dshuffle.runtime.messages import EpochExchange
+from dshuffle.runtime.messages import EpochExchange, TrainingTime
 from dshuffle.store import Dataset
 
 
@@ -60,20 +60,21 @@ class EpochRecorder:
             "n_workers": session.n_workers,
             "server": session.server,
             "first_epoch": start.epoch,
+            "weights": session.history.weights,
         }
 
-    def end(self, training_seconds: tuple[float, ...] | None, ended: float) -> None:
+    def end(self, training: tuple[TrainingTime, ...] | None, ended: float) -> None:
         """Append the record of the current epoch, if it is not recorded yet.
 
         Parameters
         ----------
-        training_seconds
-            Seconds of training in the epoch, by rank; None if they are not known, and the epoch is not recorded.
+        training
+            Time of training in the epoch, by rank; None if it is not known, and the epoch is not recorded.
         ended
             When its tasks had ended, by ``time.perf_counter()``.
         """
         exchange, self._exchange = self._exchange, None
-        if exchange is None or training_seconds is None:
+        if exchange is None or training is None:
             return
         choices = dataclasses.replace(self._choices, delivery=exchange.delivery)
         sharding = choices.sharding
@@ -83,8 +84,8 @@ class EpochRecorder:
                 broadcast_samples=sharding.n_broadcast if isinstance(sharding, GivenSharding) else 0,
                 n_samples=self._dataset.n_samples,
                 row_nbytes=self._dataset.row_nbytes,
-                training_seconds=max(training_seconds),
-                rank_training_seconds=training_seconds,
+                training_seconds=max(rank.seconds for rank in training),
+                rank_training_seconds=tuple(rank.own for rank in training),
                 epoch=exchange.epoch,
                 run_id=exchange.run_id,
                 needed=exchange.needed,

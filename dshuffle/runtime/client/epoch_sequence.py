@@ -22,7 +22,7 @@ from dshuffle.runtime.client.session_client import SessionClient
 from dshuffle.runtime.client.session_position import SessionPosition
 from dshuffle.runtime.client.shuffler_summary import ShufflerSummary
 from dshuffle.runtime.collective import CollectiveId
-from dshuffle.runtime.messages import TrainedSamples
+from dshuffle.runtime.messages import TrainedSamples, TrainingTime
 from dshuffle.store import Dataset
 
 logger = logging.getLogger(__name__)
@@ -106,15 +106,15 @@ class EpochSequence:
                 self._end_tasks()
                 requested_at = time.perf_counter()
                 position.ended = True
-                exchange = self.membership.advance(position.next_epoch)
+                exchange = self.membership.advance(position.next_epoch, self.recorder.records)
                 position.next_epoch += 1
                 position.begin(EpochTasks(exchange.epoch))
                 self._handed_out = False  # at once: Ctrl-C must not skip the epoch
-                self.recorder.end(exchange.training_seconds_before, requested_at)
+                self.recorder.end(exchange.training_before, requested_at)
                 self.recorder.begin(exchange, self.membership.current, requested_at)
             assert position.tasks is not None
             if following:
-                self.membership.prefetch(position.next_epoch)
+                self.membership.prefetch(position.next_epoch, self.recorder.records)
             self.write_checkpoint()
             self._handed_out = True  # not before: Ctrl-C in a call must not lose the epoch
             yield position.tasks
@@ -131,13 +131,13 @@ class EpochSequence:
             ended = time.perf_counter()
             if self.recorder.pending:
                 try:
-                    training_seconds = self.calls.ask(tuple[float, ...], "training")
+                    training = self.calls.ask(tuple[TrainingTime, ...], "training")
                 except DShuffleError as error:
                     # The session has ended, and says so itself.
                     logger.info("dshuffle: epoch %d could not be recorded: %s", self.epoch, error)
                     self.recorder.end(None, ended)
                 else:
-                    self.recorder.end(training_seconds, ended)
+                    self.recorder.end(training, ended)
 
     def _end_tasks(self) -> None:
         if self.position.tasks is not None:

@@ -1,7 +1,8 @@
-"""The workers of a shuffler, which may change between epochs: one session follows another.
+"""The workers of a shuffler and their shares, which may change between epochs: one session follows another.
 
-At the beginning of an epoch, another session opens on the workers that the cluster has now. While the workers train on
-the epoch, it exchanges the samples of the next one: each worker reads them from the partitions of the session before.
+At the beginning of an epoch, another session opens on the workers that the cluster has now, or with other shares. While
+the workers train on the epoch, it exchanges the samples of the next one: each worker reads them from the partitions of
+the session before.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+from collections.abc import Sequence
 
 from dshuffle.errors import (
     CacheBudgetError,
@@ -18,10 +20,12 @@ from dshuffle.errors import (
     WorkerLost,
     what_happened,
 )
+from dshuffle.records import EpochRecord
 from dshuffle.runtime import messages
 from dshuffle.runtime.client.open_session import OpenSession
+from dshuffle.runtime.client.share_changes import ShareChanges
 from dshuffle.runtime.client.waiting import wait_for_workers
-from dshuffle.runtime.messages import EpochExchange
+from dshuffle.runtime.messages import EpochExchange, TrainingTime
 
 logger = logging.getLogger(__name__)
 
@@ -36,31 +40,40 @@ class Membership:
     ----------
     session
         The first one. If it is elastic, another one follows when workers join or leave the cluster. Otherwise that only
-        happens when a worker trains on the samples of a lost one.
+        happens when a worker trains on the samples of a lost one. Another one also follows when shares change.
     """
 
     def __init__(self, session: OpenSession) -> None:
         self.current = session
-        self.may_change = session.request.options.on_loss == "shrink"
+        self.workers_may_change = session.request.options.on_loss == "shrink"
+        self._shares = ShareChanges()
         self._min_workers = session.request.options.min_workers
         self._following: OpenSession | None = None
         self._exchanging = False  # whether the current session exchanges for the next epoch
         self._refused: messages.MemberChanges | None = None  # workers with which no session could be opened
 
-    def prefetch(self, epoch: int) -> None:
-        """Start the exchange for the next epoch, on the workers that will train in it."""
-        if self.may_change and self._following is None and not self._exchanging:
-            self._open_following(epoch)
+    def prefetch(self, epoch: int, records: Sequence[EpochRecord]) -> None:
+        """Start the exchange for the next epoch, on the workers that will train in it.
+
+        Parameters
+        ----------
+        epoch
+            The next epoch.
+        records
+            All epochs that were recorded, in order.
+        """
+        if self._following is None and not self._exchanging:
+            self._open_following(epoch, records)
         (self._following or self.current).calls.tell("prefetch")
         self._exchanging = self._following is None
 
-    def advance(self, epoch: int) -> EpochExchange:
+    def advance(self, epoch: int, records: Sequence[EpochRecord]) -> EpochExchange:
         """Wait for the exchange for an epoch, let the workers swap to it, and return its measurements.
 
-        All tasks of the epoch before must have ended.
+        All tasks of the epoch before must have ended. The parameters are those of :meth:`prefetch`.
         """
-        if self.may_change and self._following is None:
-            self._open_following(epoch)
+        if self._following is None:
+            self._open_following(epoch, records)
         exchange: EpochExchange | None = None
         if self._following is None:
             with contextlib.suppress(MembershipChanged):  # it may be raised while this call waits
@@ -86,7 +99,26 @@ class Membership:
             if session is not None:
                 session.calls.close_soon()
 
-    def _open_following(self, epoch: int) -> None:
+    def _open_following(self, epoch: int, records: Sequence[EpochRecord]) -> None:
+        if self.workers_may_change:
+            self._open_with_other_workers(epoch)
+        if self._following is None and not self._exchanging:  # an exchange is not made twice
+            self._open_with_other_shares(epoch, records)
+
+    def _open_with_other_shares(self, epoch: int, records: Sequence[EpochRecord]) -> None:
+        weights = self._shares.proposed(self.current, records)
+        if weights is None:
+            return
+        try:
+            self._following = self.current.successor(epoch, weights)
+        except DShuffleError as error:
+            if not error.transient:  # another attempt would fail as well
+                self._shares.refuse(weights)
+            logger.warning("dshuffle: epoch %d keeps its shares: %s", epoch, what_happened(error))
+        else:
+            logger.info("dshuffle: the shares of epoch %d are in proportion to %s", epoch, weights or "1 for each rank")
+
+    def _open_with_other_workers(self, epoch: int) -> None:
         members = self.current.calls.ask(messages.MemberChanges, "membership")
         changed = members.leaving or (members.joined and not self._exchanging)  # an exchange is not made twice
         follows = members.adopted or (changed and self.current.request.options.elastic)
@@ -104,10 +136,10 @@ class Membership:
 
     def _take_over(self, epoch: int) -> EpochExchange:
         try:
-            training_seconds = self.current.calls.ask(tuple[float, ...], "training")
+            training = self.current.calls.ask(tuple[TrainingTime, ...], "training")
         except DShuffleError as error:  # a worker has left, so the epoch is not recorded
             logger.info("dshuffle: epoch %d could not be recorded: %s", epoch - 1, error)
-            training_seconds = None
+            training = None
         for attempt in range(ATTEMPTS):
             try:
                 following = self._following = self._following or self._open_successor(epoch)
@@ -116,6 +148,10 @@ class Membership:
                 if self._following is not None:
                     self._following.close()
                     self._following = None
+                if not self.workers_may_change:  # only shares were to change, and this session can go on
+                    logger.warning("dshuffle: epoch %d keeps its shares: %s", epoch, what_happened(error))
+                    exchange = self.current.calls.ask(EpochExchange, "advance", epoch=epoch)
+                    return dataclasses.replace(exchange, training_before=training)
                 if attempt == ATTEMPTS - 1 or not error.transient:
                     raise
                 logger.warning("dshuffle: another session is opened for epoch %d (%s)", epoch, what_happened(error))
@@ -123,7 +159,7 @@ class Membership:
                 break
         former, self.current, self._following = self.current, following, None
         former.close()
-        return dataclasses.replace(exchange, training_seconds_before=training_seconds)
+        return dataclasses.replace(exchange, training_before=training)
 
     def _open_successor(self, epoch: int) -> OpenSession:
         patience = self.current.request.settings.replacement_timeout

@@ -12,6 +12,7 @@ from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import CacheBudgetError, ClusterError, WorkerLost, what_happened
 from dshuffle.planning import SERVER, Remainder
+from dshuffle.planning.share_sizes import LARGEST_WEIGHT, Weights
 from dshuffle.runtime.client.cluster_view import cluster_info, running_workers
 from dshuffle.runtime.client.session_client import SessionClient, Silence
 from dshuffle.runtime.client.waiting import wait_for_workers
@@ -109,10 +110,16 @@ class OpenSession:
         before, self.addresses = self.addresses, self.calls.ask(dict[int, str], "members")
         return before != self.addresses
 
-    def successor(self, epoch: int) -> OpenSession:
+    def successor(self, epoch: int, weights: Weights | None = None) -> OpenSession:
         """Open a session that goes on with an epoch, on the workers that the cluster has now.
 
         Its workers read their first partitions from the workers of this session.
+
+        Parameters
+        ----------
+        weights
+            Other weights of the shares of this session's ranks, whose workers go on alone. None if the choices say how
+            large shares are.
         """
         begins = epoch == self.request.start.epoch  # nobody has trained in this session
         server = self.request.options.server if SERVER in self.addresses else None
@@ -123,8 +130,12 @@ class OpenSession:
             start=self.request.start if begins else Remainder(epoch, ()),
             former=self.request.session_id,
             carried=self.request.carried if begins else self._carried(epoch - 1),
+            weights=None if weights is None else self._weights_of(weights),
         )
         return OpenSession(self.calls.client, request, self.calls.silence)
+
+    def _weights_of(self, weights: Weights) -> dict[str, int]:
+        return dict(zip(self.ranks, weights or (LARGEST_WEIGHT,) * self.n_workers, strict=True))
 
     def _carried(self, epoch: int) -> EarlierWorkers:
         return EarlierWorkers(

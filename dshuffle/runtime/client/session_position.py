@@ -101,4 +101,4 @@ class SessionPosition:
         if self.ended:
             return Remainder(self.tasks.epoch + 1, ())
         earlier = self._start if self._start.epoch == self.tasks.epoch else Remainder(self.tasks.epoch, ())
-        return earlier.followed_by(counts, digest) if any(counts) else earlier
+        return earlier.followed_by(counts, digest, self._history().weights) if any(counts) else earlier

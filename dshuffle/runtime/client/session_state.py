@@ -27,7 +27,10 @@ FORMAT = 2
 CARRYING = {"delivery", "relay"}
 """Choices that say how samples travel, and not who trains on which."""
 
-CHOOSING = {field.name for field in dataclasses.fields(Choices)} - CARRYING - {"sharding"} | {"first_epoch"}
+SIZING = {"shares"}
+"""Choices of the sizes of shares, which a session may change. The history of the workers has the sizes."""
+
+CHOOSING = {field.name for field in dataclasses.fields(Choices)} - CARRYING - SIZING - {"sharding"} | {"first_epoch"}
 """Parameters of a shuffler that choose the samples. They come from the state. (So does ``sharding``, with a check.)"""
 
 FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -49,7 +52,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
 def shuffle_digest(dataset: Dataset, choices: Choices) -> str:
     """Digest of the layout of rows, and of what decides who trains on what, except the workers."""
     state = SessionState.of(dataset, choices, WorkerHistory(1), Remainder(0, ())).to_dict()
-    choosing = {name: value for name, value in state["choices"].items() if name not in CARRYING}
+    choosing = {name: value for name, value in state["choices"].items() if name not in CARRYING | SIZING}
     text = json.dumps([{**state, "choices": choosing}, repr(dataset.layout)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -114,6 +117,7 @@ class SessionState:
             "epoch": self.remainder.epoch,
             "trained": [list(counts) for counts in self.remainder.trained],
             **({} if digest is None else {"trained_digest": digest.fields}),
+            "trained_weights": [list(weights) for weights in self.remainder.weights],
             "attached": self.attached,
         }
 
@@ -156,12 +160,16 @@ class SessionState:
             if state.get("trained_digest") is not None:
                 count, total, first, second = map(operator.index, state["trained_digest"])
                 digest = SampleDigest(count, total, first, second)
-            remainder = Remainder(state["epoch"], trained, digest)
+            weights = tuple(tuple(map(operator.index, each)) for each in state.get("trained_weights", ()))
+            remainder = Remainder(state["epoch"], trained, digest, weights)
             choices = Choices.from_dict(state["choices"])
             history = WorkerHistory.from_dict(state)
             if remainder.trained:
-                ranks = len(remainder.trained[-1])
-                history = history.trained_in(remainder.epoch, ranks) if history.changes else WorkerHistory(ranks)
+                counts, last_weights = remainder.sessions[-1]
+                if history.changes:
+                    history = history.trained_in(remainder.epoch, len(counts), last_weights)
+                else:
+                    history = WorkerHistory(len(counts), first_weights=last_weights)
         except (InvalidParameter, TypeError, ValueError, KeyError) as error:
             raise CheckpointError(f"the state is damaged: {error}") from error
         loaded = cls(
@@ -196,12 +204,14 @@ class SessionState:
 
     def _check_shares(self) -> None:
         """Refuse counts of more samples than a rank can have."""
-        sessions = self.remainder.trained
-        if len({len(counts) for counts in sessions}) == 1:  # every rank went on with its own samples
-            sessions = (tuple(map(sum, zip(*sessions, strict=True))),)
-        for counts in sessions:
+        sessions = self.remainder.sessions
+        if (
+            len({(len(counts), weights) for counts, weights in sessions}) == 1
+        ):  # every rank went on with its own samples
+            sessions = [(tuple(map(sum, zip(*self.remainder.trained, strict=True))), sessions[0][1])]
+        for counts, weights in sessions:
             unit = self.choices.assignment.unit_for(self.n_samples, len(counts))
-            share = largest_share(self.n_samples - self.n_broadcast, len(counts), unit) + self.n_broadcast
+            share = largest_share(self.n_samples - self.n_broadcast, len(counts), unit, weights) + self.n_broadcast
             if max(counts) > share:
                 raise CheckpointError(
                     f"the state is damaged: a rank trained on {max(counts)} samples of epoch {self.remainder.epoch}, "

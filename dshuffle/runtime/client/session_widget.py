@@ -125,6 +125,8 @@ def _text(shuffler: Shuffler) -> tuple[str, str]:
     ended = [epoch for epoch in snapshot.epochs if epoch.training_seconds is not None]
     if ended:
         details += f"; epoch {ended[-1].epoch}: {_times(ended[-1])}"
+    if snapshot.slow_rank:
+        details += f"; {snapshot.slow_rank}"
     return f"{snapshot.way}: epoch {snapshot.epoch}, {snapshot.phase}", details
 
 
@@ -179,6 +181,8 @@ def session_html(session: SessionSnapshot) -> str:
     }
     if session.waiting_for:
         facts["waiting"] = session.waiting_for
+    if session.slow_rank:
+        facts["slow rank"] = session.slow_rank
     headings = ("participant", "address", "state", "samples held")
     rows = [
         (member.name, member.address, member.state, "" if member.held is None else f"{member.held:,}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from dshuffle.checks import as_integer
 from dshuffle.planning import Assignment, Choices, Classes, parse_assignment
 from dshuffle.planning.cost import ClusterRates
+from dshuffle.planning.shares import SharePolicy, parse_shares
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.client.checkpoints import write_checkpoint
 from dshuffle.runtime.client.cluster_view import check_client
@@ -75,7 +76,12 @@ class Shuffler:
         The order in the epochs between: ``"redraw"``, a new random one, or ``"reverse"``, that of the epoch before,
         backwards.
     seed
-        Random seed. Together with the epoch and the workers it determines every random choice.
+        Random seed. Together with the epoch, the workers and their shares it determines every random choice.
+    shares
+        How many samples each worker trains on. ``"even"``: equally many. Positive numbers, one for each rank: in
+        proportion to them. ``"measured"``: in proportion to the samples per second with which each rank has trained,
+        measured in the epochs before. Shares then change at most every few epochs, and only where that saves a tenth of
+        the time of an epoch. See docs/unequal-workers.md.
     first_epoch
         Number of the first epoch, from 0. Workers read their shares of it from the dataset, and train on the samples
         that a session from epoch 0 has in this epoch.
@@ -167,6 +173,7 @@ class Shuffler:
         every: int = 1,
         between: str = "redraw",
         seed: int = 0,
+        shares: str | Sequence[float] | SharePolicy = "even",
         first_epoch: int = 0,
         on_loss: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -201,6 +208,7 @@ class Shuffler:
             every=every,
             between=between,
             seed=seed,
+            shares=parse_shares(shares),
         )
         self.dataset = as_dataset(dataset)
         choices = dataclasses.replace(choices, sharding=checked_sharding(self.dataset, sharding))
@@ -351,7 +359,7 @@ class Shuffler:
     @property
     def elastic(self) -> bool:
         """Whether the number of workers may change, with ``elastic=True`` or ``on_loss="shrink"``."""
-        return self._sequence.membership.may_change
+        return self._sequence.membership.workers_may_change
 
     @property
     def records(self) -> list[EpochRecord]:

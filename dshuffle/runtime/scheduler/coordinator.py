@@ -24,7 +24,7 @@ from dshuffle.runtime.scheduler.machine.instructions import Instruction, PhaseOr
 from dshuffle.runtime.scheduler.machine.phases import Phase
 from dshuffle.runtime.scheduler.machine.session_machine import STATUS, SessionMachine
 from dshuffle.runtime.scheduler.member_choice import Members
-from dshuffle.runtime.scheduler.metrics import count
+from dshuffle.runtime.scheduler.metrics import count, count_training
 from dshuffle.runtime.scheduler.nannies import process_runs
 from dshuffle.runtime.scheduler.order_messages import answer_type, message_of
 from dshuffle.runtime.scheduler.outcomes import TaskOutcomes
@@ -286,6 +286,7 @@ class Coordinator:
                 self.outcomes.begin(run.epoch)
                 self._waiters.release()
                 count(EpochFigures.of(exchange))
+                count_training(exchange.training_before or ())
             case instructions.EpochFailed(error):
                 self._waiters.release(error)
             case instructions.ProcessQuestion():

@@ -55,7 +55,7 @@ class ExchangeLog:
             waited_seconds=max(0.0, run.started + run.ready_after - self.client_asked),
             measures=combined.measures,
             addresses=dict(self._participants.addresses),
-            training_seconds_before=tuple(combined.training_seconds[: self._n_workers]),
+            training_before=tuple(combined.training[: self._n_workers]),
         )
         self.exchanges.append(exchange)
         return exchange

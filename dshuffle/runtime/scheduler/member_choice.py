@@ -12,9 +12,10 @@ from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning import SERVER, ShuffleSpec, get_delivery
+from dshuffle.planning.share_sizes import Weights, as_weights
 from dshuffle.runtime.scheduler.kept_choice import KeptPartitions, choose_kept
 from dshuffle.runtime.server_resource import SERVER_RESOURCE, only_serves
-from dshuffle.runtime.session_spec import PartitionSources, SessionRequest, SessionSpec
+from dshuffle.runtime.session_spec import EarlierWorkers, PartitionSources, SessionRequest, SessionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,11 @@ def choose_members(
     workers = in_rank_order(worker for where, worker in scheduler.workers.items() if where in ready)
     server = _find_server(workers, order.options.server)
     training = [worker for worker in workers if worker is not server and not only_serves(worker.resources)]
+    if order.weights is not None:
+        by_address = {worker.address: worker for worker in training}
+        if not order.weights.keys() <= by_address.keys():
+            raise ClusterError("a worker has left the cluster or is paused, so that shares cannot change now")
+        training = [by_address[address] for address in order.weights]  # every worker keeps its rank
     if not training and server is not None and order.options.server is not None:
         training = [server]  # the user named the only worker as the server, so it also trains
     if not training:
@@ -70,8 +76,11 @@ def choose_members(
         training = [scheduler.workers[address] for address in ranks]
         if carried is not None:
             carried = carried.placed(former, ranks)
+    weights = _weights(order, ranks, carried)
     if carried is not None:
-        plan = carried.onto(plan, ranks)
+        plan = carried.onto(plan, ranks, weights)
+    else:
+        plan = dataclasses.replace(plan, first_weights=weights)
     plan = dataclasses.replace(plan, hosts=_shared_hosts(training))
     addresses = {rank: worker.address for rank, worker in enumerate(training)}
     role = ""
@@ -92,6 +101,13 @@ def choose_members(
         former=former,
     )
     return Members(spec, role)
+
+
+def _weights(order: SessionRequest, addresses: Sequence[str], carried: EarlierWorkers | None) -> Weights:
+    if order.weights is not None:
+        return as_weights([order.weights[address] for address in addresses])
+    before = () if carried is None else carried.weights_of(addresses)
+    return order.choices.shares.first(len(addresses), before)
 
 
 def _find_server(workers: list[WorkerState], server: str | None) -> WorkerState | None:

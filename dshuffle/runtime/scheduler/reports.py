@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dshuffle.records import Measures
-from dshuffle.runtime.messages import Report
+from dshuffle.runtime.messages import Report, TrainingTime
 
 CPU_BOUND = 0.2
 """With a smaller share of idle processors, the time of an exchange says nothing about the links."""
@@ -22,18 +22,18 @@ NOTHING = Report(measures=Measures(wire_sent_bytes=(0,), wire_received_bytes=(0,
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What participants reported with a commit: measurements of each and of all, and seconds of training."""
+    """What participants reported with a commit: measurements of each and of all, and times of training."""
 
     measured: list[Measures]
     measures: Measures
-    training_seconds: list[float]
+    training: list[TrainingTime]
 
 
 def combined_reports(reports: Mapping[int, Report], participants: Iterable[int]) -> Reports:
     """Combine the reports with a commit, in the order of the participants. One that was lost has measured nothing."""
     in_order = [reports.get(participant, NOTHING) for participant in participants]
     measured = [report.measures for report in in_order]
-    return Reports(measured, Measures.combined(measured), [report.training_seconds for report in in_order])
+    return Reports(measured, Measures.combined(measured), [report.training for report in in_order])
 
 
 def next_rate(before: float | None, measured: float | None) -> float | None:

@@ -338,7 +338,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 OF_SESSION: dict[str, Callable[..., Any]] = {
     "advance": Coordinator.advance,
     "prefetch": Coordinator.begin,
-    "training": session_queries.training_seconds,
+    "training": session_queries.training_times,
     "trained": session_queries.trained_samples,
     "unfinished": session_queries.unfinished_tasks,
     "members": session_queries.member_addresses,

@@ -136,19 +136,23 @@ def _heading(session: SessionSnapshot) -> str:
     n_bytes = human_bytes(session.n_samples * session.row_nbytes)
     now = f"epoch {session.epoch}, {session.phase}"
     waiting = f"<p><b>{escape(session.waiting_for)}</b></p>" if session.waiting_for else ""
+    slow = f"<p>{escape(session.slow_rank)}.</p>" if session.slow_rank else ""
     return (
         f"<h2 style='margin: 1em 0 0'>{escape(session.way)}</h2>"
         f"<p>{human_count(session.n_samples)} samples ({n_bytes}) on "
         f"{len(session.participants)} participants; <b>{escape(now)}</b>. "
-        f"Session {escape(session.session_id)}.</p>{waiting}"
+        f"Session {escape(session.session_id)}.</p>{slow}{waiting}"
     )
 
 
 def _table(session: SessionSnapshot) -> str:
     last = session.epochs[-1] if session.epochs else None
-    names = ("participant", "address", "state", "samples held", "received", "sent", "rate in")
+    names = ("participant", "address", "state", "samples held", "trained", "received", "sent", "rate in")
     head = "".join(f"<th>{name}</th>" for name in names)
     rows = []
+    trained = next(
+        (epoch.rank_training_seconds for epoch in reversed(session.epochs) if epoch.rank_training_seconds), ()
+    )
     for rank, participant in enumerate(session.participants):
         received = sent = rate = None
         if last is not None and rank < len(last.received_bytes):
@@ -162,6 +166,7 @@ def _table(session: SessionSnapshot) -> str:
             participant.address,
             participant.state,
             held,
+            human_seconds(trained[rank]) if rank < len(trained) else "",
             human_bytes(received),
             human_bytes(sent),
             human_rate(rate),

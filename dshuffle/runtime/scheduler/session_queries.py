@@ -8,25 +8,28 @@ from typing import Any
 
 from dshuffle.errors import ClusterError, WorkerLost
 from dshuffle.planning.sample_digest import SampleDigest
-from dshuffle.runtime.messages import MemberChanges, TrainedSamples, UnfinishedTask
+from dshuffle.runtime.messages import MemberChanges, TrainedSamples, TrainingTime, UnfinishedTask
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.driver import TICK
+from dshuffle.runtime.scheduler.metrics import count_training
 from dshuffle.runtime.scheduler.participants import ParticipantUnreachable
 from dshuffle.runtime.scheduler.training_workers import member_changes
 
 logger = logging.getLogger(__name__)
 
 
-async def training_seconds(session: Coordinator) -> list[float]:
-    """Seconds of training since the last commit, by rank. A rank whose worker is lost counts 0."""
+async def training_times(session: Coordinator) -> list[TrainingTime]:
+    """Time of training since the last commit, by rank. A rank whose worker is lost counts 0."""
     session.check()
 
-    async def of(rank: int) -> float:
+    async def of(rank: int) -> TrainingTime:
         if rank in session.machine.unsettled:
-            return 0.0
-        return await session.participants.ask(float, "training", rank)
+            return TrainingTime()
+        return await session.participants.ask(TrainingTime, "training", rank)
 
-    return await asyncio.gather(*map(of, session.ranks))
+    times = await asyncio.gather(*map(of, session.ranks))
+    count_training(times)
+    return times
 
 
 async def trained_samples(session: Coordinator) -> TrainedSamples:

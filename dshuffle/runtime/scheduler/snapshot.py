@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dshuffle.planning import name_of
-from dshuffle.runtime.messages import EpochExchange, Report
+from dshuffle.runtime.messages import EpochExchange, Report, TrainingTime
 
 KEPT = 200
 """Epochs that a session keeps measurements of."""
@@ -26,6 +26,9 @@ class EpochFigures:
         Time of the exchange, and how long the client waited for it.
     training_seconds
         Time of the tasks, on the worker where it is longest; None while the epoch lasts.
+    rank_training_seconds
+        Time of the tasks on each rank, without the time in which they waited for other ranks; empty while the epoch
+        lasts.
     sent_bytes, received_bytes
         Bytes of messages of each worker, in rank order.
     server_sent_bytes, store_bytes
@@ -41,17 +44,19 @@ class EpochFigures:
     received_bytes: tuple[int, ...]
     server_sent_bytes: int
     store_bytes: int
+    rank_training_seconds: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, exchange: EpochExchange, training_seconds: float | None = None) -> EpochFigures:
-        """The figures of an epoch, from its exchange."""
+    def of(cls, exchange: EpochExchange, training: Sequence[TrainingTime] | None = None) -> EpochFigures:
+        """The figures of an epoch, from its exchange and the training of each rank, once that has ended."""
         measures = exchange.measures
         return cls(
             epoch=exchange.epoch,
             delivery=exchange.delivery,
             exchange_seconds=exchange.exchange_seconds,
             waited_seconds=exchange.waited_seconds,
-            training_seconds=training_seconds,
+            training_seconds=None if training is None else max((rank.seconds for rank in training), default=0.0),
+            rank_training_seconds=tuple(rank.own for rank in training or ()),
             sent_bytes=measures.wire_sent_bytes,
             received_bytes=measures.wire_received_bytes,
             server_sent_bytes=measures.server_sent_bytes,
@@ -100,7 +105,11 @@ def links_of(reports: Mapping[int, Report]) -> tuple[LinkFigures, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSnapshot:
-    """A session at a moment. ``links`` are those of the last exchange, if there are not too many workers."""
+    """A session at a moment.
+
+    ``links`` are those of the last exchange, if there are not too many workers. ``slow_rank`` says in words which rank
+    the others wait for; it is empty if there is none.
+    """
 
     session_id: str
     way: str
@@ -112,9 +121,9 @@ class SessionSnapshot:
     participants: tuple[Participant, ...]
     epochs: tuple[EpochFigures, ...]
     links: tuple[LinkFigures, ...] = ()
+    slow_rank: str = ""
 
 
 def figures_of(log: Sequence[EpochExchange]) -> tuple[EpochFigures, ...]:
     """Figures of the epochs of a log; what an epoch's training took is known when the next one begins."""
-    trained = [max(exchange.training_seconds_before or (), default=0.0) for exchange in log[1:]]
-    return tuple(map(EpochFigures.of, log, [*trained, None]))
+    return tuple(map(EpochFigures.of, log, [*(exchange.training_before or () for exchange in log[1:]), None]))

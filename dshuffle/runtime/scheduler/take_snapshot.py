@@ -5,6 +5,7 @@ from __future__ import annotations
 from dshuffle.planning import SERVER, name_of
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.snapshot import Participant, SessionSnapshot, figures_of
+from dshuffle.slow_rank import slow_rank_in_words
 
 
 def snapshot_of(session_id: str, coordinator: Coordinator) -> SessionSnapshot:
@@ -18,6 +19,7 @@ def snapshot_of(session_id: str, coordinator: Coordinator) -> SessionSnapshot:
 
     # The ranks by number, then the server.
     addresses = sorted(coordinator.addresses.items(), key=lambda item: (item[0] == SERVER, item[0]))
+    epochs = figures_of(tuple(coordinator.log.exchanges))
     return SessionSnapshot(
         session_id=session_id,
         way=spec.shuffle.choices.label,
@@ -35,6 +37,7 @@ def snapshot_of(session_id: str, coordinator: Coordinator) -> SessionSnapshot:
             )
             for participant, address in addresses
         ),
-        epochs=figures_of(tuple(coordinator.log.exchanges)),
+        epochs=epochs,
         links=coordinator.log.links,
+        slow_rank=slow_rank_in_words([each.rank_training_seconds for each in epochs if each.rank_training_seconds]),
     )

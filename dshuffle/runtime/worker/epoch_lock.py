@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from dshuffle.errors import StaleEpoch
 from dshuffle.exchange.row_file import RowFile
 from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.share_sizes import Weights
 from dshuffle.rows import ByteMatrix, RowLayout
+from dshuffle.runtime.messages import TrainingTime
 from dshuffle.runtime.partition import Partition
 
 
@@ -29,6 +31,7 @@ class View:
     slots: NDArray[np.int64]
     shares: tuple[int, int]
     broadcast: NDArray[np.int64]
+    weights: Weights = ()
 
 
 class EpochLock:
@@ -67,7 +70,7 @@ class EpochLock:
         self._lock = threading.Lock()
         self._readers = 0
         self._no_readers = asyncio.Event()
-        self._training_seconds = 0.0
+        self._training_seconds = self._waiting_seconds = 0.0
         self._trained: dict[int, SampleDigest] = {}  # epoch -> samples that were trained on
 
     @property
@@ -101,7 +104,9 @@ class EpochLock:
                 epoch=epoch,
                 shares=view.shares,
                 broadcast=view.broadcast,
+                weights=view.weights,
                 note=functools.partial(self._note_trained, view),
+                note_waiting=self._note_waiting,
                 file=self._file,
             )
             in_use = ExitStack()
@@ -151,8 +156,13 @@ class EpochLock:
             if self._view is view:
                 self._trained[view.epoch] = trained
 
-    def take_training_seconds(self) -> float:
-        """Seconds of training on this worker since the last call."""
+    def _note_waiting(self, seconds: float) -> None:
         with self._lock:
-            seconds, self._training_seconds = self._training_seconds, 0.0
-        return seconds
+            self._waiting_seconds += seconds
+
+    def take_training_time(self) -> TrainingTime:
+        """Time of training on this worker since the last call."""
+        with self._lock:
+            time_of_tasks = TrainingTime(seconds=self._training_seconds, waiting=self._waiting_seconds)
+            self._training_seconds = self._waiting_seconds = 0.0
+        return time_of_tasks

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dshuffle.exchange.bundles import ForwardedRows
 from dshuffle.exchange.endpoints import RowSink, RowSource, nothing_to_mend
 from dshuffle.planning import SERVER
-from dshuffle.runtime.messages import Counts, Report, Vote
+from dshuffle.runtime.messages import Counts, Report, TrainingTime, Vote
 from dshuffle.runtime.worker.member_exchange import MemberExchange
 from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
 from dshuffle.runtime.worker.mending import Mending
@@ -129,13 +129,13 @@ class ExchangeRun:
         if run_id == self.run_id and not self._stopped:
             self._vote(reason, again)
 
-    def report(self, commit_seconds: float, training_seconds: float) -> Report:
+    def report(self, commit_seconds: float, training_time: TrainingTime) -> Report:
         """What was measured, once the exchange is committed."""
         assert self.exchange is not None
         training = self._parts.training
         return Report(
             measures=self._measures.of(self.exchange, commit_seconds, self._mending.n_rows),
-            training_seconds=training_seconds,
+            training=training_time,
             links=self._measures.links(),
             held=0 if training is None else len(training.cache.index.sample_ids),
         )

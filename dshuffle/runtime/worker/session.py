@@ -22,7 +22,7 @@ from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.replies import Refusal, Reply, RowsReply
 from dshuffle.planning import SERVER, name_of
 from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
-from dshuffle.runtime.messages import CommitReply, MemberState
+from dshuffle.runtime.messages import CommitReply, MemberState, TrainingTime
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker import metrics
@@ -120,10 +120,10 @@ class WorkerSession:
             )
         return parts.training.lock.partition(epoch)
 
-    def take_training_seconds(self) -> float:
-        """Seconds of training in this session on this worker since the last call."""
+    def take_training_time(self) -> TrainingTime:
+        """Time of training in this session on this worker since the last call."""
         training = None if self._parts is None else self._parts.training
-        return 0.0 if training is None else training.lock.take_training_seconds()
+        return TrainingTime() if training is None else training.lock.take_training_time()
 
     def trained(self, epoch: int) -> SampleDigest:
         """Digest of the samples of an epoch that tasks have said to be trained on."""
@@ -256,7 +256,7 @@ class WorkerSession:
         if self._parts is None:
             raise ExchangeError(f"run {run_id} cannot be committed: the session was closed")
         if self._committed is None or self._committed[0] != run_id:  # else another call has waited, too
-            report = run.report(time.perf_counter() - started, self.take_training_seconds())
+            report = run.report(time.perf_counter() - started, self.take_training_time())
             metrics.count(report.measures)
             self._committed = run_id, CommitReply(report=report)
             run.forget()

@@ -72,7 +72,7 @@ OF_SESSION: dict[str, tuple[type[Order], Callable[..., Any]]] = {
     "begin": (BeginOrder, WorkerSession.begin),
     "plan_ahead": (PlanOrder, WorkerSession.plan_ahead),
     "abort": (AbortOrder, WorkerSession.abort),
-    "training": (Order, WorkerSession.take_training_seconds),
+    "training": (Order, WorkerSession.take_training_time),
     "trained": (TrainedQuery, WorkerSession.trained),
 }
 """What the scheduler may ask of an open session, in the same way."""

@@ -234,7 +234,7 @@ def work(
     following = batches.following
     replies: list[Reply] = answers(servers, [server.pull(partition.rank, following) for server in servers])
     staleness: list[int] = []
-    samples, started = 0, time.perf_counter()
+    samples, waiting, started = 0, 0.0, time.perf_counter()
     while replies[0].more:
         parameters = np.concatenate([reply.parameters for reply in replies]) if len(servers) > 1 else replies[0][0]
         batch = partition.take(batches.take(), (features, target))
@@ -246,9 +246,12 @@ def work(
             server.push(partition.rank, reply.version, gradient[part], following)
             for server, reply, part in zip(servers, replies, bounds, strict=True)
         ]
+        asked = time.perf_counter()
         replies = answers(servers, pushed)
+        waiting += time.perf_counter() - asked
         staleness.append(max(reply.staleness for reply in replies))
     partition.mark_trained()
+    partition.note_waiting(waiting)
     seconds = max(time.perf_counter() - started, 1e-9)
     return Work(staleness, samples / seconds, seconds)
 

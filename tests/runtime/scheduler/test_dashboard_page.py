@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 import urllib.request
 from contextlib import aclosing
 from urllib.error import HTTPError
@@ -40,6 +41,7 @@ FIGURES = EpochFigures(
     received_bytes=(2_000_000, 3_000_000),
     server_sent_bytes=5_000_000,
     store_bytes=0,
+    rank_training_seconds=(0.5, 2.0),
 )
 SNAPSHOT = SessionSnapshot(
     session_id="abc",
@@ -55,6 +57,7 @@ SNAPSHOT = SessionSnapshot(
         Participant(name="the server", address="tcp://c", state="ready"),
     ),
     epochs=(FIGURES,),
+    slow_rank="rank 1 trained 4.0 times as long",
 )
 
 LINKS = (
@@ -75,11 +78,12 @@ def test_the_page_follows_the_sessions():
     assert "global + server" in shown
     assert "epoch 7, waiting" in shown
     assert "a worker for &lt;rank 1&gt;" in shown
+    assert "<p>rank 1 trained 4.0 times as long.</p>" in shown
     rows = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", shown)][1:]
     assert rows == [
-        ["rank 0", "tcp://a", "ready", "1,250", "2.00 MB", "0 B", "4.00 MB/s"],
-        ["rank 1", "tcp://b", "lost", "", "3.00 MB", "0 B", "6.00 MB/s"],
-        ["the server", "tcp://c", "ready", "", "-", "5.00 MB", "-"],
+        ["rank 0", "tcp://a", "ready", "1,250", "500 ms", "2.00 MB", "0 B", "4.00 MB/s"],
+        ["rank 1", "tcp://b", "lost", "", "2.00 s", "3.00 MB", "0 B", "6.00 MB/s"],
+        ["the server", "tcp://c", "ready", "", "", "-", "5.00 MB", "-"],
     ]
     sessions.clear()
     update.callback()
@@ -161,6 +165,41 @@ def read(url):
 def counted(url):
     found = re.findall(r"^dshuffle_(\w+)_total (\S+)$", read(f"{url}/metrics"), re.MULTILINE)
     return {name: float(value) for name, value in found}
+
+
+def trained(url):
+    found = re.findall(
+        r'^dshuffle_rank_training_seconds_total{rank="(\d+)"} (\S+)$', read(f"{url}/metrics"), re.MULTILINE
+    )
+    return {int(rank): float(seconds) for rank, seconds in found}
+
+
+@pytest.mark.slow
+def test_the_training_of_each_rank_is_counted_and_a_slow_one_named(dashboard, tmp_path):
+    client, url = dashboard
+    data = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((600, 3))})
+
+    def slow_on_rank_1(partition):
+        time.sleep(0.4 if partition.rank == 1 else 0.1)
+
+    with Shuffler(client, data) as shuffler:
+        ranks_before, idle_before = trained(url), counted(url)["idle_seconds"]
+        for epoch in shuffler.epochs(3):
+            client.gather(epoch.map(slow_on_rank_1))
+        for epoch in shuffler.epochs(1):
+            [session] = json.loads(read(f"{url}/dshuffle.json"))
+            client.gather(epoch.map(len))
+        after = trained(url)
+        idle = counted(url)["idle_seconds"] - idle_before
+    assert re.fullmatch(r"rank 1 trained [34]\.\d times as long as .*", session["slow_rank"])
+    records = shuffler.records
+    for rank in range(shuffler.n_workers):
+        seconds = sum(record.rank_training_seconds[rank] for record in records)
+        assert after[rank] - ranks_before.get(rank, 0) == pytest.approx(seconds)
+    waited = sum(
+        max(record.rank_training_seconds) - seconds for record in records for seconds in record.rank_training_seconds
+    )
+    assert idle == pytest.approx(waited)
 
 
 @pytest.mark.slow

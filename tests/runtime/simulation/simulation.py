@@ -220,9 +220,14 @@ class Simulation:
         # The number of workers may differ: one was lost before the session opened, or has joined or left.
         if not trained.history.changes:
             return self._usual(way, trained.history.n_workers)[epoch].samples
-        spec = ShuffleSpec(N_SAMPLES, trained.history.n_workers, Choices(**WAYS[way], seed=7))
-        orders = training_orders(spec.with_history(trained.history, epoch), epoch)
-        return {rank: ids.tolist() for rank, ids in enumerate(orders)}
+        return planned(way, epoch, trained)
+
+
+def planned(way: int, epoch: int, trained: Trained) -> dict[int, list[int]]:
+    """What each rank trains on in an epoch, according to planning alone."""
+    spec = ShuffleSpec(N_SAMPLES, trained.history.n_workers, Choices(**WAYS[way], seed=7))
+    orders = training_orders(spec.with_history(trained.history, epoch), epoch)
+    return {rank: ids.tolist() for rank, ids in enumerate(orders)}
 
 
 @contextlib.contextmanager

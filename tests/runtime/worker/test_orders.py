@@ -47,7 +47,7 @@ MESSAGES: list[tuple[str, dict[str, Any]]] = [
     ("training", {"session_id": "a"}),
     ("trained", {"session_id": "a", "epoch": 2}),
 ]
-"""Messages of protocol 25, as the scheduler and other workers send them."""
+"""Messages of protocol 27, as the scheduler and other workers send them."""
 
 
 def carried_out(monkeypatch: pytest.MonkeyPatch, operation: str, message: dict[str, Any]) -> dict[str, Any]:
@@ -117,8 +117,8 @@ def test_an_order_to_open_travels_with_the_names_of_protocol_25() -> None:
 def test_kept_folders_travel_as_fields() -> None:
     label = KeptLabel("data", "global", "a", 8, 5, WorkerHistory(3).changed([0, 2], epoch=5, carried=4), 1, epoch=7)
     fields = to_fields([KeptFolder("folder", label)])
-    change = {"epoch": 5, "carried": 4, "n_before": 3, "former": (0, 2)}
-    assert fields == [  # those of protocol 25
+    change = {"epoch": 5, "carried": 4, "n_before": 3, "former": (0, 2), "weights": ()}
+    assert fields == [  # those of protocol 27
         {
             "name": "folder",
             "label": {
@@ -127,7 +127,7 @@ def test_kept_folders_travel_as_fields() -> None:
                 "session": "a",
                 "row_nbytes": 8,
                 "n_slots": 5,
-                "history": {"n_workers": 2, "changes": (change,)},
+                "history": {"n_workers": 2, "changes": (change,), "first_weights": ()},
                 "rank": 1,
                 "epoch": 7,
             },

@@ -1,0 +1,272 @@
+"""Policies for the sizes of shares: equal, given, or in proportion to the measured speed of training."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.assignment.rule import Assignment
+from dshuffle.planning.share_sizes import Weights, as_weights
+
+MEASURED_EPOCHS = 3
+"""Epochs with the same shares that are measured before shares change. The first of them does not count: its tasks load
+code, or train while the rows of another session are moved."""
+
+LEAST_GAIN = 0.1
+"""Fraction of the time of an epoch that other shares must save. Times of the same work differ by some per cent."""
+
+LEAST_SAVING = 0.1
+"""Seconds of an epoch that other shares must save: to open a session with other shares takes about 0.3 s."""
+
+LEAST_SHARE = 0.1
+"""Smallest measured share, as a fraction of an equal one. A rank needs samples to show that it is fast again."""
+
+FORMS = "'even', 'measured', or positive numbers, one for each rank"
+
+
+@dataclass(frozen=True, slots=True)
+class ShareBounds:
+    """Bounds on the shares of ranks, as fractions of all samples.
+
+    Parameters
+    ----------
+    least, most
+        Smallest and largest fraction that a rank may have.
+    """
+
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, rule: Assignment, cache_fraction: float | None, n_samples: int, n_workers: int) -> Self:
+        """The bounds of a way of shuffling: its assignment may need samples of every rank, and caches limit shares.
+
+        Examples
+        --------
+        >>> from dshuffle.planning import Partial
+        >>> ShareBounds.of(Partial(0.5), cache_fraction=0.5, n_samples=1000, n_workers=4)
+        ShareBounds(least=0.127, most=0.498)
+        """
+        equal = 1 / n_workers
+        # Sizes are rounded by up to a unit, and a short chunk may come on top.
+        rounding = 2 * rule.unit_for(n_samples, n_workers) / n_samples
+        least = max(LEAST_SHARE * equal, rule.least_share(n_samples, n_workers) / n_samples + rounding)
+        most = 1.0 if cache_fraction is None else cache_fraction - rounding
+        return cls(min(equal, least), max(equal, most))
+
+
+class SharePolicy(ABC):
+    """A policy for the sizes of shares."""
+
+    __slots__ = ()
+
+    for_fixed_workers: ClassVar[bool] = False
+    """Whether the policy is for one number of workers."""
+
+    measures: ClassVar[bool] = False
+    """Whether shares follow from the measured times of training."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """The text from which :func:`parse_shares` makes the policy."""
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all shares are always equal."""
+        return False
+
+    @abstractmethod
+    def first(self, n_workers: int, before: Weights) -> Weights:
+        """The weights with which a number of workers begins.
+
+        Parameters
+        ----------
+        before
+            Weights of the session that these workers go on from, if there was one.
+
+        Raises
+        ------
+        InvalidParameter
+            If the policy is for another number of workers.
+        """
+
+    def following(self, weights: Weights, epochs: Sequence[Sequence[float]], bounds: ShareBounds) -> Weights:
+        """The weights of the epochs to come; the same weights if nothing is to change.
+
+        Parameters
+        ----------
+        weights
+            Present weights.
+        epochs
+            Seconds of training of each rank, for every epoch with these weights, in order.
+        bounds
+            Bounds on shares.
+        """
+        return weights
+
+
+@dataclass(frozen=True, slots=True)
+class EvenShares(SharePolicy):
+    """Every rank trains on the same number of samples."""
+
+    def __str__(self) -> str:
+        return "even"
+
+    @property
+    def is_even(self) -> bool:
+        """They are."""
+        return True
+
+    def first(self, n_workers: int, before: Weights) -> Weights:
+        """None."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class GivenShares(SharePolicy):
+    """Shares in proportion to given numbers, one for each rank.
+
+    Examples
+    --------
+    >>> str(GivenShares((1, 1, 0.25))), GivenShares((1, 1, 0.25)).first(3, ())
+    ('1,1,0.25', (1000, 1000, 250))
+    """
+
+    for_fixed_workers: ClassVar[bool] = True
+
+    numbers: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.numbers or not all(_is_positive(number) for number in self.numbers):
+            raise InvalidParameter.of("shares", self.numbers, FORMS)
+
+    def __str__(self) -> str:
+        return ",".join(f"{number:g}" for number in self.numbers)
+
+    def first(self, n_workers: int, before: Weights) -> Weights:
+        """Those of the numbers."""
+        if len(self.numbers) != n_workers:
+            hint = "Give one number for each worker that trains, or use 'measured' or 'even'."
+            raise InvalidParameter.of("shares", str(self), f"{n_workers} numbers, one for each rank", hint)
+        return as_weights(self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredShares(SharePolicy):
+    """Shares in proportion to the samples per second with which each rank has trained.
+
+    Examples
+    --------
+    >>> bounds = ShareBounds(least=0.01, most=1)
+    >>> MeasuredShares().following((), [(9, 1, 1, 1), (4, 1, 1, 1), (4, 1, 1, 1)], bounds)
+    (250, 1000, 1000, 1000)
+    >>> MeasuredShares().following((), [(1.05, 1, 1, 1)] * 3, bounds)  # too little to gain
+    ()
+    """
+
+    measures: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return "measured"
+
+    def first(self, n_workers: int, before: Weights) -> Weights:
+        """Those before, if they are for as many workers; otherwise none."""
+        return before if len(before) == n_workers else ()
+
+    def following(self, weights: Weights, epochs: Sequence[Sequence[float]], bounds: ShareBounds) -> Weights:
+        """In proportion to the speeds of the last epochs, if that saves enough."""
+        if len(epochs) < MEASURED_EPOCHS:
+            return weights
+        seconds = np.median(np.array(epochs[1:][-MEASURED_EPOCHS:], float), axis=0)
+        if seconds.min() <= 0:  # a rank had no task
+            return weights
+        now = fractions_of(weights, len(seconds))
+        speeds = now / seconds
+        proposed = as_weights(bounded(speeds, bounds).tolist())
+        lasts, would_last = float(seconds.max()), float((fractions_of(proposed, len(seconds)) / speeds).max())
+        enough = would_last <= (1 - LEAST_GAIN) * lasts and lasts - would_last >= LEAST_SAVING
+        return proposed if enough else weights
+
+
+def fractions_of(weights: Weights, n_workers: int) -> NDArray[np.float64]:
+    """``(n,)``, the fraction of all samples that each rank has.
+
+    Examples
+    --------
+    >>> fractions_of((1000, 250), 2), fractions_of((), 2)
+    (array([0.8, 0.2]), array([0.5, 0.5]))
+    """
+    numbers = np.array(weights or (1,) * n_workers, float)
+    fractions: NDArray[np.float64] = numbers / numbers.sum()
+    return fractions
+
+
+def bounded(speeds: NDArray[np.float64], bounds: ShareBounds) -> NDArray[np.float64]:
+    """``(n,)`` fractions in proportion to speeds, within bounds.
+
+    Ranks beyond a bound get the bound, and the others share the rest in proportion to their speeds. The bounds must
+    allow equal shares.
+
+    Examples
+    --------
+    >>> bounded(np.array([1.0, 1.0, 8.0]), ShareBounds(least=0.2, most=0.5))
+    array([0.25, 0.25, 0.5 ])
+    """
+    # The sum of clipped shares grows with their scale, so the scale can be bisected.
+    low, high = 0.0, 1 / float(speeds.min())
+    for _ in range(100):
+        scale = (low + high) / 2
+        if np.clip(scale * speeds, bounds.least, bounds.most).sum() < 1:
+            low = scale
+        else:
+            high = scale
+    fractions: NDArray[np.float64] = np.clip(high * speeds, bounds.least, bounds.most)
+    return fractions
+
+
+EVEN, MEASURED = EvenShares(), MeasuredShares()
+SHARES: dict[str, SharePolicy] = {str(policy): policy for policy in (EVEN, MEASURED)}
+"""The policies without numbers, by name."""
+
+
+def parse_shares(shares: str | Sequence[float] | SharePolicy) -> SharePolicy:
+    """Make a policy of its name, of numbers, or of numbers with commas between them.
+
+    Raises
+    ------
+    InvalidParameter
+        If the name is unknown, or a number is not positive.
+
+    Examples
+    --------
+    >>> parse_shares("measured"), parse_shares([2, 1]) == parse_shares("2,1")
+    (MeasuredShares(), True)
+    """
+    if isinstance(shares, SharePolicy):
+        return shares
+    if isinstance(shares, str):
+        if shares in SHARES:
+            return SHARES[shares]
+        try:
+            return GivenShares(tuple(map(float, shares.split(","))))
+        except ValueError:  # InvalidParameter is a ValueError too; show the whole text that the user typed
+            raise InvalidParameter.of("shares", shares, FORMS) from None
+    try:
+        numbers = tuple(shares)
+    except TypeError:
+        raise InvalidParameter.of("shares", shares, FORMS) from None
+    return GivenShares(numbers)
+
+
+def _is_positive(number: object) -> bool:
+    if isinstance(number, bool) or not isinstance(number, Real):
+        return False
+    return 0 < float(number) < math.inf

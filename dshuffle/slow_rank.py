@@ -1,0 +1,48 @@
+"""Which rank all others wait for, from the seconds that each rank trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dshuffle.units import human_seconds
+
+SLOW = 1.5
+"""A rank is slow if its training takes this many times as long as the median of the others."""
+
+NOTICEABLE = 0.1
+"""Seconds of an epoch below which differences between ranks are noise."""
+
+
+def slow_rank_in_words(epochs: Sequence[Sequence[float]]) -> str:
+    """Say how much longer the slowest rank trained than the others, and how long they waited for it.
+
+    Parameters
+    ----------
+    epochs
+        Seconds of training of each rank, for each epoch with the same ranks and shares. The first epoch does not count
+        if there are others, because its tasks load code.
+
+    Returns
+    -------
+    str
+        A sentence without its point; empty if no rank is slow, or differences are too short to tell. Its figures are
+        medians over the epochs.
+
+    Examples
+    --------
+    >>> slow_rank_in_words([(3.0, 0.5, 0.5), (2.4, 0.6, 0.6), (2.4, 0.6, 0.6)])
+    'rank 0 trained 4.0 times as long as the median of the others, which waited 1.80 s an epoch'
+    """
+    counted = epochs[1:] or epochs
+    if not counted or len(counted[0]) < 2:
+        return ""
+    seconds = np.median(np.array(counted), axis=0)
+    rank = int(np.argmax(seconds))
+    middle = float(np.median(np.delete(seconds, rank)))
+    wait = float(seconds[rank] - middle)
+    if wait < NOTICEABLE or seconds[rank] < SLOW * middle:
+        return ""
+    times = f"{seconds[rank] / middle:.1f} times as long as the median of the others" if middle > 0 else "longest"
+    return f"rank {rank} trained {times}, which waited {human_seconds(wait)} an epoch"

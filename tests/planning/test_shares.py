@@ -1,0 +1,152 @@
+"""The mathematics of unequal shares: sizes, weights, bounds, and when measured shares change."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import Choices
+from dshuffle.planning.share_sizes import as_weights, share_sizes
+from dshuffle.planning.shares import (
+    LEAST_GAIN,
+    LEAST_SAVING,
+    MEASURED_EPOCHS,
+    GivenShares,
+    MeasuredShares,
+    ShareBounds,
+    bounded,
+    parse_shares,
+)
+
+WEIGHTS = st.lists(st.integers(1, 1000), min_size=1, max_size=9).map(tuple)
+SPEEDS = st.lists(st.floats(0.01, 100), min_size=2, max_size=9)
+WIDE = ShareBounds(least=0, most=1)
+
+
+@given(weights=WEIGHTS, more=st.integers(0, 10**12))
+def test_sizes_are_the_proportions_rounded(weights, more):
+    n_units = len(weights) + more
+    sizes = share_sizes(n_units, weights).tolist()
+    assert sum(sizes) == n_units
+    assert min(sizes) >= 1
+    exact = [Fraction(weight * n_units, sum(weights)) for weight in weights]
+    if min(exact) >= 1:
+        assert all(abs(size - part) < 1 for size, part in zip(sizes, exact, strict=True))
+        # No unit could be given to a rank that is further below its part.
+        raised = [part - int(part) for size, part in zip(sizes, exact, strict=True) if size > part]
+        lowered = [part - int(part) for size, part in zip(sizes, exact, strict=True) if size < part]
+        assert not raised or not lowered or min(raised) >= max(lowered)
+
+
+@given(weights=WEIGHTS, more=st.integers(0, 10**6))
+def test_a_rank_with_a_larger_weight_has_no_smaller_share(weights, more):
+    sizes = share_sizes(len(weights) + more, weights)
+    order = np.argsort(weights, kind="stable")
+    assert all(np.diff(sizes[order])[np.diff(np.array(weights)[order]) > 0] >= 0)
+
+
+@given(numbers=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9), scale=st.floats(1e-3, 1e3))
+def test_weights_are_thousandths_of_the_largest(numbers, scale):
+    weights = as_weights(numbers) or (1000,) * len(numbers)
+    for number, weight in zip(numbers, weights, strict=True):
+        assert abs(weight - 1000 * number / max(numbers)) <= 0.5 or weight == 1
+    scaled = as_weights([scale * number for number in numbers]) or (1000,) * len(numbers)
+    assert np.abs(np.subtract(weights, scaled)).max() <= 1  # the last digit of a product
+
+
+@given(speeds=SPEEDS, data=st.data())
+def test_bounded_fractions(speeds, data):
+    equal = 1 / len(speeds)
+    bounds = ShareBounds(data.draw(st.floats(0, equal)), data.draw(st.floats(equal, 1)))
+    fractions = bounded(np.array(speeds), bounds)
+    assert fractions.sum() == pytest.approx(1)
+    assert fractions.min() >= bounds.least
+    assert fractions.max() <= bounds.most
+    free = (fractions > bounds.least + 1e-9) & (fractions < bounds.most - 1e-9)
+    ratios = fractions[free] / np.array(speeds)[free]
+    assert ratios.size == 0 or ratios.max() == pytest.approx(ratios.min())
+
+
+@given(speeds=SPEEDS)
+def test_shares_end_when_the_speeds_are_those_that_were_measured(speeds):
+    """Ranks of constant speed get shares that take them equally long, in one change, and keep them."""
+    policy, weights, changes = MeasuredShares(), (), 0
+    for _ in range(4):
+        fractions = np.array(weights or (1,) * len(speeds), float)
+        seconds = tuple(100 * fractions / fractions.sum() / speeds)
+        following = policy.following(weights, [seconds] * MEASURED_EPOCHS, WIDE)
+        changes += following != weights
+        weights = following
+    assert changes <= 1
+    fractions = np.array(weights or (1,) * len(speeds), float)
+    lasts = (fractions / fractions.sum() / speeds).max()
+    ideal = 1 / sum(speeds)
+    # A weight is rounded to a thousandth of the largest one, and the smallest weight is one thousandth.
+    rounding = 1 + 0.5 / (min(weights) if weights else 1000)
+    assume(min(speeds) * 1000 >= max(speeds))
+    assert lasts <= max(ideal / (1 - LEAST_GAIN), ideal + LEAST_SAVING / 100) * rounding * 1.001
+
+
+@pytest.mark.parametrize(
+    ("epochs", "follows"),
+    [
+        ([(9, 1), (4, 1)], ()),  # too few
+        ([(1, 9), (4, 1), (4, 1)], (250, 1000)),  # the first one does not count
+        ([(9, 1), (1.15, 1), (1.15, 1)], ()),  # saves 7 %
+        ([(9, 1), (0.04, 0.01), (0.04, 0.01)], ()),  # saves 24 ms
+        ([(9, 1), (4, 0), (4, 0)], ()),  # a rank had no task
+        ([(9, 1), (9, 1), (1, 1), (1, 1), (1, 1)], ()),  # it is fast again
+    ],
+)
+def test_when_shares_change(epochs, follows):
+    assert MeasuredShares().following((), epochs, WIDE) == follows
+
+
+def test_measured_speeds_count_the_share_that_a_rank_had():
+    # Half the share in the same time: half the speed, so the shares are right.
+    assert MeasuredShares().following((1000, 500), [(1, 1)] * MEASURED_EPOCHS, WIDE) == (1000, 500)
+    # The slow rank is as fast as the other one now.
+    assert MeasuredShares().following((1000, 500), [(1, 0.5)] * MEASURED_EPOCHS, WIDE) == ()
+
+
+@pytest.mark.parametrize(
+    ("choices", "least", "most"),
+    [
+        (Choices(), 0.025, 1.0),
+        (Choices("partial:0.5"), 0.127, 1.0),  # every rank exchanges an eighth of all samples
+        (Choices(cache_fraction=0.4), 0.025, 0.398),
+        (Choices(cache_fraction=0.25), 0.025, 0.25),  # only equal shares fit
+        (Choices("chunks:50"), 0.15, 1.0),
+    ],
+)
+def test_bounds_of_a_way(choices, least, most):
+    bounds = ShareBounds.of(choices.assignment, choices.cache_fraction, 1000, 4)
+    assert (bounds.least, bounds.most) == (pytest.approx(least), pytest.approx(most))
+
+
+@pytest.mark.parametrize("shares", ["fast", "", "1,", "1,-1", [1, 0], [], [1, float("inf")], [1, "2"], [True], 3, None])
+def test_refused_shares(shares):
+    with pytest.raises(InvalidParameter, match=r"shares=.*'even', 'measured', or positive numbers"):
+        parse_shares(shares)
+
+
+def test_shares_as_text():
+    for shares in ("even", "measured", "1,1,0.25"):
+        assert str(parse_shares(shares)) == shares
+        choices = Choices(shares=shares)
+        assert Choices.from_dict(choices.to_dict()) == choices
+    assert parse_shares([1, 1, 0.25]) == parse_shares("1,1,0.25") == GivenShares((1, 1, 0.25))
+    earlier = {name: value for name, value in Choices().to_dict().items() if name != "shares"}
+    assert Choices.from_dict(earlier) == Choices()
+
+
+def test_given_shares_are_for_so_many_ranks():
+    with pytest.raises(
+        InvalidParameter, match=r"shares='2,1' is not allowed; it must be 3 numbers.*one number for each"
+    ):
+        GivenShares((2, 1)).first(3, ())

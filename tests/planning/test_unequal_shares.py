@@ -1,0 +1,152 @@
+"""Every assignment and every delivery with unequal shares: exactly once, in the right numbers, or a clear refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import DELIVERIES, Choices, Classes, EpochPlanner, GivenSharding, Remainder, ShuffleSpec
+from dshuffle.planning.assignment import ASSIGNMENTS
+from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
+from dshuffle.planning.remainder import training_orders, workers_of
+from dshuffle.planning.sample_digest import SampleDigest
+
+Q = 211
+WEIGHTS = (1000, 250, 1000, 700)
+# The proportions of 211 samples, by hand: 71.52, 17.88, 71.52 and 50.06.
+SIZES = [72, 18, 71, 50]
+RULES = {"partial": "partial:0.2", "chunks": "chunks:3"}
+
+
+def spec_of(rule="global", delivery="peer", sharding="random", cache_fraction=None, every=1, **more):
+    choices = Choices(RULES.get(rule, rule), delivery, sharding=sharding, cache_fraction=cache_fraction, every=every)
+    return ShuffleSpec(Q, len(WEIGHTS), choices, first_weights=WEIGHTS, **more)
+
+
+def check_sizes(rule, sizes):
+    if rule == "chunks":  # whole chunks, and one sample at the end
+        assert np.abs(np.subtract(sizes, SIZES)).max() <= 4
+        assert sorted(size % 3 for size in sizes) == [0, 0, 0, 1]
+    else:
+        assert list(sizes) == SIZES
+
+
+@pytest.mark.parametrize("sharding", ["random", "contiguous"])
+@pytest.mark.parametrize("rule", ASSIGNMENTS)
+@pytest.mark.parametrize("delivery", DELIVERIES)
+@pytest.mark.parametrize("every", [1, 2])
+def test_contract(rule, delivery, sharding, every):
+    """The planner checks that every plan delivers each needed sample exactly once."""
+    if every > 1 and not ASSIGNMENTS[rule].moves:
+        pytest.skip("it has no exchange in any epoch")
+    fractions = [None] if not DELIVERIES[delivery].supports(4, excess=True) else [None, 0.5]
+    for cache_fraction in fractions:
+        spec = spec_of(rule, delivery, sharding, cache_fraction, every)
+        planner = EpochPlanner(spec)
+        plans = [planner.load(), *(planner.advance() for _ in range(3))]
+        for plan in plans:
+            parts = [plan.for_worker(rank) for rank in range(4)]
+            np.testing.assert_array_equal(np.sort(np.concatenate([part.own for part in parts])), np.arange(Q))
+            check_sizes(rule, [len(part.own) for part in parts])
+            assert plan.shares == (min(len(part.own) for part in parts), max(len(part.own) for part in parts))
+            assert max(len(part.own) for part in parts) <= spec.largest_share <= spec.capacity
+            np.testing.assert_array_equal(workers_of(spec, plan.epoch, np.arange(Q)), plan.ranks)
+            for part, order in zip(parts, training_orders(spec, plan.epoch), strict=True):
+                np.testing.assert_array_equal(part.order, order)
+        if plans_own_parts(spec, delivery):
+            for rank, plan in itertools.product(range(4), plans):
+                own = OwnPlanner(spec, rank).plan(plan.epoch, delivery)
+                np.testing.assert_array_equal(own.part.own, plan.for_worker(rank).own)
+                assert own.shares == plan.shares
+                assert own.n_received <= spec.max_incoming or plan.epoch == 0
+
+
+def test_all_assignments_are_tried():
+    assert {spec_of(rule).choices.assignment.name for rule in ASSIGNMENTS} == set(ASSIGNMENTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"balance": Classes("y")}, r"shares='2,1' is not allowed; it must be 'even' with balance='y'"),
+        ({"sharding": "round-robin"}, r"it must be 'even' with sharding='round-robin'.*'random' or 'contiguous'"),
+        ({"sharding": GivenSharding.of("mine", [0, 1])}, r"it must be 'even' with sharding='mine'"),
+    ],
+)
+def test_refused_choices(changes, words):
+    with pytest.raises(InvalidParameter, match=words):
+        Choices(shares=[2, 1], **changes)
+
+
+def test_a_rule_that_draws_equal_shares_refuses_others(monkeypatch):
+    monkeypatch.setattr(ASSIGNMENTS["global"], "can_weigh", False)
+    with pytest.raises(InvalidParameter, match=r"shares='measured'.*'even' with the assignment 'global'.*such as"):
+        Choices(shares="measured")
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        (Choices("partial:0.5"), r"the smallest share has 18 samples, and 'partial:0.5' exchanges 27 of each rank"),
+        (Choices(cache_fraction=0.3), r"the largest share has 72 of 211 samples, and cache_fraction=0.3.*larger cache"),
+        (Choices("chunks:60"), r"n_samples=3 is not allowed.*a whole chunk for each worker"),
+    ],
+)
+def test_shares_that_do_not_fit(choices, words):
+    with pytest.raises(InvalidParameter, match=words):
+        ShuffleSpec(Q, 4, choices, first_weights=WEIGHTS)
+
+
+@pytest.mark.parametrize("rule", ["local", "partial"])
+def test_few_samples_move_when_shares_change(rule):
+    """Ranks keep their samples, as far as their new shares have room."""
+    before = dataclasses.replace(spec_of(rule), first_weights=())
+    history = before.history.changed(range(4), epoch=3, carried=2, weights=WEIGHTS)
+    after = before.with_history(history, 3)
+    assert after.weights == WEIGHTS
+    old, new = (workers_of(spec, epoch, np.arange(Q)) for spec, epoch in ((before, 2), (after, 3)))
+    sizes = np.bincount(old)
+    assert np.bincount(new).tolist() == SIZES
+    assert np.count_nonzero(old != new) == sum(max(0, had - has) for had, has in zip(sizes, SIZES, strict=True))
+    assert history.changed(range(4), epoch=6, carried=5, weights=WEIGHTS) == history
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+@pytest.mark.parametrize("rule", ["global", "local", "partial", "chunks", "aligned"])
+def test_what_is_left_of_an_epoch(rule, data):
+    """Sessions with other shares and other numbers of ranks go on with what earlier ones left, exactly once."""
+    base, epoch = spec_of(rule), data.draw(st.integers(1, 2))
+    remainder, trained, spec = Remainder(epoch, ()), [], base
+    keeps, history = spec.keeps_samples, spec.history
+    for _ in range(3):
+        n_workers = data.draw(st.integers(2, 4))
+        weights = tuple(data.draw(st.lists(st.integers(300, 1000), min_size=n_workers, max_size=n_workers)))
+        weights = data.draw(st.sampled_from([(), weights]))
+        if keeps:
+            former = [rank if rank < history.n_workers else -1 for rank in range(n_workers)]
+            history = history.changed(former, epoch=epoch, carried=epoch, weights=weights)
+            spec = base.with_history(history, epoch)
+        else:
+            spec = dataclasses.replace(base.with_workers(n_workers), first_weights=weights, first_epoch=epoch)
+        left = []
+        for rank, order in enumerate(training_orders(spec, epoch)):
+            keep, shares = remainder.left(spec, rank)
+            left.append(order[keep])
+        assert shares == (min(map(len, left)), max(map(len, left)))
+        assert sorted([*trained, *np.concatenate(left).tolist()]) == list(range(Q))
+        counts = tuple(data.draw(st.integers(0, len(own))) for own in left)
+        done = np.concatenate([own[:count] for own, count in zip(left, counts, strict=True)]).tolist()
+        trained += done
+        if done:
+            remainder = remainder.followed_by(counts, SampleDigest.of(np.array(done), 0), spec.weights)
+        elif keeps and remainder.trained:  # as a state is read
+            last_counts, last_weights = remainder.sessions[-1]
+            history = history.trained_in(epoch, len(last_counts), last_weights)
+    assert remainder.digest is None or remainder.digest == SampleDigest.of(np.array(trained), 0)

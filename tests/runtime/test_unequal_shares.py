@@ -1,0 +1,176 @@
+"""Sessions with given and with measured shares: sizes, records, states, and who trains on what."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from dshuffle import Shuffler, create_dataset
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import ShuffleSpec
+from dshuffle.planning.remainder import training_orders
+from dshuffle.planning.share_sizes import share_sizes
+from dshuffle.planning.shares import MEASURED_EPOCHS
+
+from .conftest import OPTIONS, task_that_checks
+
+SLOW_RANK = 2
+N_WORKERS = 5
+WEIGHTS = (1000, 250, 500, 1000, 500)
+"""Of the shares 4, 1, 2, 4, 2."""
+
+
+def planned(shuffler, epoch, first_weights):
+    choices = shuffler.choices
+    spec = ShuffleSpec(1000, N_WORKERS, choices, first_weights=first_weights)
+    return list(training_orders(spec, epoch))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {},
+        {"assignment": "chunks:20"},
+        {"assignment": "local"},
+        {"assignment": "partial:0.2"},
+        {"assignment": "aligned", "delivery": "clique", "cache_fraction": 0.5},
+        {"delivery": "storage"},
+        {"delivery": "grid"},
+    ],
+    ids=lambda way: "-".join(map(str, way.values())) or "default",
+)
+def test_given_shares(threads, small, check_orders, way):
+    with Shuffler(threads, small, shares=[4, 1, 2, 4, 2], seed=3, **way) as shuffler:
+        seen = check_orders(shuffler, 3)
+        for epoch, orders in enumerate(seen):
+            for order, expected in zip(orders, planned(shuffler, epoch, WEIGHTS), strict=True):
+                np.testing.assert_array_equal(order, expected)
+    assert [record.weights for record in shuffler.records] == [WEIGHTS] * 3
+    sizes = [len(order) for order in seen[0]]
+    assert np.abs(np.subtract(sizes, [308, 77, 154, 307, 154])).max() <= (20 if "chunks" in str(way) else 0)
+
+
+def test_refusals(threads, small):
+    with pytest.raises(InvalidParameter, match=r"shares='2,1' is not allowed; it must be 5 numbers, one for each rank"):
+        Shuffler(threads, small, shares=[2, 1])
+    with pytest.raises(
+        InvalidParameter, match=r"elastic is not allowed: shares='1,1,1,2,1' are for one number of workers.*'measured'"
+    ):
+        Shuffler(threads, small, shares=[1, 1, 1, 2, 1], elastic=True)
+    with pytest.raises(InvalidParameter, match=r"the smallest share has 77 samples, and 'partial:0.5' exchanges 100"):
+        Shuffler(threads, small, shares=[4, 1, 2, 4, 2], assignment="partial:0.5")
+
+
+def slow_on_one_rank(partition):
+    time.sleep(len(partition) * (0.002 if partition.rank == SLOW_RANK else 0.0005))
+    return partition.sample_ids.copy()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("assignment", ["global", "partial:0.2", "local", "chunks:20"])
+def test_measured_shares(threads, small, assignment):
+    with Shuffler(threads, small, shares="measured", assignment=assignment, seed=3) as shuffler:
+        seen = [threads.gather(epoch.map(slow_on_one_rank)) for epoch in shuffler.epochs(MEASURED_EPOCHS + 4)]
+        state = shuffler.state_dict()
+    records = shuffler.records
+    for orders in seen:
+        assert np.array_equal(np.sort(np.concatenate(orders)), np.arange(1000))
+    changed = MEASURED_EPOCHS + 1
+    assert [record.weights for record in records[:changed]] == [()] * changed
+    [weights] = {record.weights for record in records[changed:]}  # they do not change again
+    assert 100 < weights[SLOW_RANK] < 450  # a quarter, on a quiet machine
+    assert min(np.delete(weights, SLOW_RANK)) > 600
+    assert max(records[-1].rank_training_seconds) < 0.8 * max(records[0].rank_training_seconds)
+    # The epochs are those of planning, from the weights in the records alone.
+    if assignment in ("global", "chunks:20"):
+        for record, orders in zip(records, seen, strict=True):
+            for order, expected in zip(orders, planned(shuffler, record.epoch, record.weights), strict=True):
+                np.testing.assert_array_equal(order, expected)
+    else:
+        before, after = np.empty((2, 1000), int)
+        for rank in range(N_WORKERS):
+            before[seen[changed - 1][rank]], after[seen[changed][rank]] = rank, rank
+        sizes = share_sizes(1000, weights)
+        assert np.bincount(after).tolist() == sizes.tolist()
+        assert np.count_nonzero(before != after) == np.maximum(0, np.bincount(before) - sizes).sum()
+    assert state["choices"]["shares"] == "measured"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("assignment", ["global", "local"])
+@pytest.mark.parametrize("n_workers", [5, 3])
+def test_a_session_goes_on_in_the_middle_of_an_epoch_with_measured_shares(threads, small, assignment, n_workers):
+    """With as many workers, its shares are those before, and otherwise equal; each sample is trained on once."""
+
+    def some(partition):
+        partition.mark_trained(len(partition) // 3)
+        return partition.sample_ids[: len(partition) // 3].copy()
+
+    way = {"assignment": assignment, "seed": 3}
+    with Shuffler(threads, small, shares="measured", **way) as shuffler:
+        for epoch in shuffler.epochs(MEASURED_EPOCHS + 3):
+            if epoch.number < MEASURED_EPOCHS + 2:
+                threads.gather(epoch.map(slow_on_one_rank))
+                continue
+            done = threads.gather(epoch.map(some))
+            state = json.loads(json.dumps(shuffler.state_dict()))
+    weights = shuffler.records[-1].weights
+    assert min(weights) < 400
+    with (
+        LocalCluster(n_workers=n_workers, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+    ):
+        with Shuffler.resume(client, small, state) as resumed:
+            rest = [client.gather(epoch.map(lambda partition: partition.sample_ids)) for epoch in resumed.epochs(2)]
+        assert np.array_equal(np.sort(np.concatenate([*done, *rest[0]])), np.arange(1000))
+        assert np.array_equal(np.sort(np.concatenate(rest[1])), np.arange(1000))
+        assert {record.weights for record in resumed.records} == {weights if n_workers == N_WORKERS else ()}
+        with Shuffler.resume(client, small, state, shares=[1, 2, 3, 4, 5][:n_workers]) as resumed:  # others are allowed
+            rest = [client.gather(epoch.map(lambda partition: partition.sample_ids)) for epoch in resumed.epochs(2)]
+        assert np.array_equal(np.sort(np.concatenate([*done, *rest[0]])), np.arange(1000))
+        assert [len(ids) for ids in rest[1]] == share_sizes(1000, (1, 2, 3, 4, 5)[:n_workers]).tolist()
+
+
+@pytest.mark.slow
+def test_time_that_tasks_wait_for_other_ranks_does_not_count(threads, small):
+    """All ranks of a synchronous step take equally long, and only one of them is slow."""
+
+    def step(partition, group):
+        for _ in range(4):
+            time.sleep(0.15 if partition.rank == SLOW_RANK else 0.01)
+            group.mean(np.ones(3))
+
+    with Shuffler(threads, small) as shuffler:
+        for epoch in shuffler.epochs(2):
+            epoch.together(step)
+    for record in shuffler.records:
+        assert record.training_seconds == pytest.approx(0.6, abs=0.3)
+        seconds = np.array(record.rank_training_seconds)
+        assert seconds[SLOW_RANK] > 0.55
+        assert np.delete(seconds, SLOW_RANK).max() < 0.3
+
+
+@pytest.mark.slow
+def test_measured_shares_with_processes(tmp_path):
+    """Each row is that of the dataset while shares change, with workers that are processes."""
+    x = np.random.default_rng(0).random((2000, 16))
+    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": x, "y": np.arange(2000)}, chunk_rows=100)
+    checked = task_that_checks(dataset)
+
+    def slow_on_one_rank(partition):
+        time.sleep(len(partition) * (0.002 if partition.rank == SLOW_RANK else 0.0004))
+        return checked(partition)
+
+    with (
+        LocalCluster(n_workers=3, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, dataset, shares="measured") as shuffler,
+    ):
+        for epoch in shuffler.epochs(MEASURED_EPOCHS + 3):
+            ids = client.gather(epoch.map(slow_on_one_rank))
+            assert np.array_equal(np.sort(np.concatenate(ids)), np.arange(2000))
+    assert 100 <= shuffler.records[-1].weights[SLOW_RANK] <= 400
