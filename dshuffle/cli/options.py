@@ -21,7 +21,7 @@ AUTO = "auto"
 RELAYS = ("pipelined", "ring", "unicast")
 CACHINGS = ("even", "recent", "uniform")
 SHARDINGS = ("contiguous", "random", "round-robin", "stratified", "distribution-aware")
-SYNTHETIC = ("regression", "classification", "matrix")
+SYNTHETIC = ("regression", "rare-keys", "classification", "matrix")
 
 PREDICTED = ("local", "partial:0.1", "global", "aligned", "chunks")
 """Assignments whose cost is predicted by default."""
