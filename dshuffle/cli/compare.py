@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,7 +113,7 @@ def compare(
         if value
     ]:
         raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")
-    with _datasets(dataset, shuffled, seed, copied=not chosen) as (data, copy):
+    with _datasets(dataset, shuffled, seed, copied=not chosen) as (data, copy, copy_seconds):
         if not chosen:
             has_excess = CODED_FRACTION * workers > 1
             ways = default_ways(base, copy, CODED_FRACTION if dataset is None and has_excess else None)
@@ -153,12 +154,22 @@ def compare(
     assert comparison is not None
     if local_test is not None:
         comparison = with_pairs(comparison, ways, pairs_of_ways)
+    comparison = _with_copy_seconds(comparison, ways, copy_seconds)
     _show(comparison, as_json)
     try:
         page = write_report(comparison, output)
     except OSError as error:
         raise click.ClickException(f"The report could not be written to {output}: {error}") from error
     click.echo(f"Report: {page}\nBeside it are records.jsonl and summary.json.", err=True)
+
+
+def _with_copy_seconds(comparison: Comparison, ways: Sequence[Way], seconds: float | None) -> Comparison:
+    """Add the time of making the copy to the ways that train on it."""
+    results = [
+        dataclasses.replace(result, copy_seconds=None if way.copy is None else seconds)
+        for way, result in zip(ways, comparison.ways, strict=True)
+    ]
+    return dataclasses.replace(comparison, ways=tuple(results))
 
 
 def _cluster(
@@ -228,13 +239,17 @@ def _make_folder(output: Path) -> None:
 @contextmanager
 def _datasets(
     url: str | None, shuffled: str | None, seed: int, *, copied: bool
-) -> Iterator[tuple[Dataset, Dataset | None]]:
-    """The dataset, and a copy in random order."""
+) -> Iterator[tuple[Dataset, Dataset | None, float | None]]:
+    """The dataset, a copy in random order, and the seconds of making the copy here."""
     if url is not None:
-        yield open_dataset(url), None if shuffled is None else open_dataset(shuffled)
+        yield open_dataset(url), None if shuffled is None else open_dataset(shuffled), None
         return
     with TemporaryDirectory(prefix="dshuffle-") as folder:
         arrays = rare_keys_regression(DEFAULT_SAMPLES, DEFAULT_KEYS, seed=seed, noise=DEFAULT_NOISE)
         data = create_dataset(f"{folder}/rare-keys.zarr", arrays, chunk_rows=DEFAULT_CHUNK_ROWS)
-        copy = f"{folder}/shuffled.zarr"
-        yield data, shuffle_dataset(data, copy, seed=seed, chunk_rows=DEFAULT_CHUNK_ROWS) if copied else None
+        if not copied:
+            yield data, None, None
+            return
+        begun = time.perf_counter()
+        copy = shuffle_dataset(data, f"{folder}/shuffled.zarr", seed=seed, chunk_rows=DEFAULT_CHUNK_ROWS)
+        yield data, copy, time.perf_counter() - begun
