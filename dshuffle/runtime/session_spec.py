@@ -22,7 +22,7 @@ from dshuffle.store import Dataset
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 26
+PROTOCOL = 27
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 
@@ -101,6 +101,11 @@ def _sampled_checksums(dataset: Dataset) -> tuple[int, ...]:
 def adopted_id(session_id: str, rank: int) -> str:
     """Id of a session on a worker that has adopted a rank beside its own."""
     return f"{session_id}+{rank}"
+
+
+def base_id(session_id: str) -> str:
+    """Id of the session itself, of its own id or one that :func:`adopted_id` made of it."""
+    return session_id.partition("+")[0]
 
 
 def is_adopted_by(session_id: str, other: str) -> bool:
