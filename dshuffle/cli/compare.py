@@ -154,7 +154,8 @@ def compare(
     assert comparison is not None
     if local_test is not None:
         comparison = with_pairs(comparison, ways, pairs_of_ways)
-    comparison = _with_copy_seconds(comparison, ways, copy_seconds)
+    if copy_seconds is not None:
+        comparison = _with_copy_seconds(comparison, ways, copy_seconds)
     _show(comparison, as_json)
     try:
         page = write_report(comparison, output)
@@ -163,7 +164,7 @@ def compare(
     click.echo(f"Report: {page}\nBeside it are records.jsonl and summary.json.", err=True)
 
 
-def _with_copy_seconds(comparison: Comparison, ways: Sequence[Way], seconds: float | None) -> Comparison:
+def _with_copy_seconds(comparison: Comparison, ways: Sequence[Way], seconds: float) -> Comparison:
     """Add the time of making the copy to the ways that train on it."""
     results = [
         dataclasses.replace(result, copy_seconds=None if way.copy is None else seconds)
