@@ -11,6 +11,8 @@ import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
+    from distributed.core import Server
+
     from dshuffle.errors import ClusterError as ClusterError
     from dshuffle.errors import DatasetError as DatasetError
     from dshuffle.errors import DShuffleError as DShuffleError
@@ -100,6 +102,11 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}")
     globals()[name] = value
     return value
+
+
+async def dask_setup(server: Server) -> None:
+    """Load what sessions need while a worker or a scheduler starts: ``dask worker --preload dshuffle``."""
+    await importlib.import_module("dshuffle.runtime.worker.preload").load(server)
 
 
 def __dir__() -> list[str]:

@@ -6,11 +6,10 @@ checksums from a packet leaves one row and its checksum. A decoded row is theref
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.kernels import KERNEL, prefetch, prefetch_row
+from dshuffle.kernels import prefetch, prefetch_row, row_kernel
 from dshuffle.rows import ByteMatrix, Checksums, Places, checksum_words, row_keys, row_words
 
 # Rows are read in random order, so most of the time is spent waiting for memory. The hardware prefetcher detects that a
@@ -117,7 +116,7 @@ def _wide(rows: ByteMatrix) -> NDArray[np.unsignedinteger]:
     return rows.view(np.uint64 if nbytes % 8 == 0 else np.uint32 if nbytes % 4 == 0 else np.uint8)
 
 
-@numba.njit(**KERNEL)
+@row_kernel()
 def _packets_ahead(nbytes):  # type: ignore[no-untyped-def]
     """Number of packets by which to prefetch. Too few do not help; with too many, rows are evicted before use."""
     return max(1, min(AHEAD_PACKETS, AHEAD_BYTES // max(1, nbytes)))
@@ -127,7 +126,7 @@ def _packets_ahead(nbytes):  # type: ignore[no-untyped-def]
 # vectorises the loops only then, which makes them 4 times as fast.
 
 
-@numba.njit(**KERNEL, inline="always")
+@row_kernel(inline="always")
 def _xor_row(target, at, base, i, rows, slots, begin, end):  # type: ignore[no-untyped-def]
     """``target[at] = base[i] ^ rows[slots[begin]] ^ ... ^ rows[slots[end - 1]]``, three rows at a time."""
     n = target.shape[1]
@@ -160,7 +159,7 @@ def _xor_row(target, at, base, i, rows, slots, begin, end):  # type: ignore[no-u
         e += 1
 
 
-@numba.njit(**KERNEL)
+@row_kernel()
 def _encode(rows, checksums, offsets, slots, packets, out, out_checksums):  # type: ignore[no-untyped-def]
     nbytes = rows.shape[1] * rows.itemsize
     ahead = _packets_ahead(nbytes)
@@ -180,7 +179,7 @@ def _encode(rows, checksums, offsets, slots, packets, out, out_checksums):  # ty
         _xor_row(out, at, rows, first, rows, slots, begin + 1, end)
 
 
-@numba.njit(**KERNEL)
+@row_kernel()
 def _decode(  # type: ignore[no-untyped-def]
     rows, words, tail, checksums, packets, packet_checksums, offsets, slots, targets, sample_ids, keys
 ):
@@ -209,7 +208,7 @@ def _decode(  # type: ignore[no-untyped-def]
     return -1
 
 
-@numba.njit(**KERNEL)
+@row_kernel()
 def _add(rows, checksums, packets, packet_checksums, offsets, targets):  # type: ignore[no-untyped-def]
     for i in range(offsets.size - 1):
         for e in range(offsets[i], offsets[i + 1]):

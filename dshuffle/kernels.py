@@ -1,42 +1,114 @@
-"""Compiler options and memory prefetching for all numba kernels."""
+"""Kernels: functions that numba compiles. Numba loads when the first of them is called, and each kernel when it is.
+
+Loading numba and its first kernel takes half a second of processor time, so a process that calls none does without.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
-from numba import types
-from numba.core.cgutils import get_or_insert_function, ir, voidptr_t  # type: ignore[attr-defined]
-from numba.extending import intrinsic
 
 BEGINNING = 1024
 """Bytes of a long row to prefetch. After that the hardware prefetcher has detected the access pattern."""
 
+_making = threading.RLock()
+
+
+@functools.cache
+def _numba_support() -> Any:
+    support = importlib.import_module("dshuffle.numba_support")
+    support.declare(Kernel, Instruction)
+    return support
+
+
+class Kernel:
+    """A function that numba compiles at its first call, or loads from its cache on disk.
+
+    Other kernels may call it. It has the attributes of numba's dispatchers.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        self._function, self._options = function, options
+        self._dispatcher: Any = None
+        functools.update_wrapper(self, function)
+
+    @property
+    def dispatcher(self) -> Any:
+        """What numba makes of the function."""
+        with _making:  # one for all threads
+            if self._dispatcher is None:
+                self._dispatcher = _numba_support().dispatcher(self._function, self._options)
+            return self._dispatcher
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the compiled function."""
+        dispatcher = self._dispatcher
+        return (self.dispatcher if dispatcher is None else dispatcher)(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.dispatcher, name)
+
+    def __reduce__(self) -> str:
+        return str(self.__qualname__)
+
+
+class Instruction:
+    """A machine instruction that kernels may call: a function of :mod:`dshuffle.numba_support`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Refuse to run as Python."""
+        raise NotImplementedError(f"only kernels can call {self.name}")
+
+
+def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make a kernel of a function, which runs without Python's lock and is cached on disk.
+
+    Parameters
+    ----------
+    **options
+        More options of :func:`numba.njit`.
+
+    Examples
+    --------
+    >>> @kernel(cache=False)
+    ... def next_number(number):
+    ...     return number + 1
+    >>> next_number(1)
+    2
+    """
+    return lambda function: Kernel(function, {"nogil": True, "cache": True, **options})
+
+
 # ``_nrt=False`` turns off reference counting of arrays, as numba does for its own string functions. Otherwise every row
 # costs atomic operations that take longer than the work on a short row. It is safe because callers hold references to
 # the arrays and kernels do not allocate any.
-KERNEL: dict[str, Any] = {"nogil": True, "cache": True, "_nrt": False}
+row_kernel = functools.partial(kernel, _nrt=False)
 
 
-def _prefetch_line(typingctx, address):  # type: ignore[no-untyped-def]
-    """Prefetch the cache line at an address, which may be invalid. Numba does not expose this instruction."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        number = ir.IntType(32)
-        line = builder.inttoptr(args[0], voidptr_t)
-        of_type = ir.FunctionType(ir.VoidType(), [line.type, number, number, number])
-        function = get_or_insert_function(builder.module, of_type, "llvm.prefetch.p0")
-        builder.call(function, [line, number(0), number(3), number(1)])  # read access, all cache levels, data cache
-        return context.get_dummy_value()
-
-    return types.void(types.uint64), codegen
+FEW = 2**18
+"""Items that are processed without numba sooner than numba loads. With numba, a tenth of a second is saved at most."""
 
 
-prefetch: Any = intrinsic(_prefetch_line)
+def worth_a_kernel(n_items: int) -> bool:
+    """Whether a kernel is faster for so many items than NumPy or Python: if numba is loaded, or there are many."""
+    return n_items > FEW or "dshuffle.numba_support" in sys.modules
 
 
-@numba.njit(**KERNEL)
+prefetch: Any = Instruction("prefetch_line")
+
+
+@row_kernel()
 def prefetch_row(rows, nbytes, slot):  # type: ignore[no-untyped-def]
     """Prefetch the row in ``slot``; ``rows`` is the address of the row in slot 0."""
     line = rows + np.uint64(slot) * np.uint64(nbytes)

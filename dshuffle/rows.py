@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.encodings import Encoding
 from dshuffle.errors import InvalidParameter
-from dshuffle.kernels import KERNEL, prefetch_row
+from dshuffle.kernels import prefetch_row, row_kernel, worth_a_kernel
 
 # NumPy gathers rows shorter than _LONG_ROW bytes faster. For longer rows it pays to prefetch _AHEAD rows ahead.
 _LONG_ROW, _AHEAD = 512, 4
@@ -190,11 +189,26 @@ def checksum_rows(
     True
     """
     out = np.empty(len(sample_ids), dtype=np.uint32)
+    if not worth_a_kernel(len(out) * rows.shape[1]):
+        words, tail = row_words(rows if slots is None else rows[slots])
+        return _checksums_without_numba(words, tail, row_keys(words.shape[1]), sample_ids)
     words, tail = row_words(rows)
     _checksum_all(
         words, tail, row_keys(words.shape[1]), np.arange(len(out)) if slots is None else slots, sample_ids, out
     )
     return out
+
+
+def _checksums_without_numba(
+    words: NDArray[np.uint64], tail: ByteMatrix, keys: NDArray[np.uint64], sample_ids: NDArray[np.int64]
+) -> Checksums:
+    """The checksums that :func:`checksum_words` computes."""
+    half = np.uint64(0xFFFFFFFF)
+    mixed = words ^ keys
+    h = ((mixed & half) * (mixed >> np.uint64(32))).sum(axis=1, dtype=np.uint64)
+    for word in (sample_ids.astype(np.uint64), *tail.T.astype(np.uint64), np.ones_like(h)):
+        h = _stepped(h, word)
+    return np.asarray((h ^ (h >> np.uint64(32))) & half, np.uint32)
 
 
 def gather_rows(rows: ByteMatrix, slots: NDArray[np.integer], out: ByteMatrix) -> None:
@@ -255,13 +269,16 @@ def row_words(rows: ByteMatrix) -> tuple[NDArray[np.uint64], ByteMatrix]:
     return rows[:, :whole].view(np.uint64), rows[:, whole:]
 
 
-@numba.njit(**KERNEL)
-def _step(h, word):  # type: ignore[no-untyped-def]
+def _stepped(h: Any, word: Any) -> Any:
+    """Mix one more word into the hash."""
     h = h ^ word
     return ((h << np.uint64(27)) | (h >> np.uint64(37))) * np.uint64(0x9E3779B97F4A7C15)
 
 
-@numba.njit(**KERNEL)
+_step = row_kernel()(_stepped)
+
+
+@row_kernel()
 def checksum_words(words, tail, keys, sample_id):  # type: ignore[no-untyped-def]
     """Compute the checksum of one row, given as 8-byte words and the remaining bytes."""
     # NH: a sum of products of 32-bit halves. It compiles to vector instructions and is as fast as memory.
@@ -277,13 +294,13 @@ def checksum_words(words, tail, keys, sample_id):  # type: ignore[no-untyped-def
     return np.uint32((h ^ (h >> np.uint64(32))) & half)
 
 
-@numba.njit(**KERNEL)
+@row_kernel()
 def _checksum_all(words, tail, keys, slots, sample_ids, out):  # type: ignore[no-untyped-def]
     for i in range(out.size):
         out[i] = checksum_words(words[slots[i]], tail[slots[i]], keys, sample_ids[i])
 
 
-@numba.njit(**KERNEL)
+@row_kernel()
 def _scatter_verified(  # type: ignore[no-untyped-def]
     words, tail, slots, arrived_words, arrived_tail, keys, sample_ids, checksums
 ):
@@ -300,7 +317,7 @@ def _scatter_verified(  # type: ignore[no-untyped-def]
     return -1
 
 
-@numba.njit(**KERNEL)
+@row_kernel()
 def _gather(rows, slots, out):  # type: ignore[no-untyped-def]
     n_words = rows.shape[1]
     row_0 = np.uint64(rows.ctypes.data)

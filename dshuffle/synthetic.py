@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import dask.array as da
-import numba
 import numpy as np
 from dask.delayed import delayed
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.kernels import kernel
 
 # Rows per block. Each block has its own seed, so the data do not depend on the chunks. A block with a few hundred
 # features takes a few tens of MB.
@@ -363,7 +363,7 @@ def _entry_block(
     return row, columns.reshape(-1), values.reshape(-1)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _distinct(chances: NDArray[np.float64], n_columns: int) -> NDArray[np.int32]:
     """Draw distinct column indices for each row of random numbers in [0, 1), all sets being equally likely."""
     rows, per_row = chances.shape
@@ -379,7 +379,7 @@ def _distinct(chances: NDArray[np.float64], n_columns: int) -> NDArray[np.int32]
     return columns
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _products(left: NDArray[np.float32], right: NDArray[np.float32], columns: NDArray[np.int32]) -> NDArray[np.float32]:
     """Compute the entries of ``left @ right.T`` in the given columns of each row."""
     values = np.empty(columns.shape, np.float32)

@@ -141,9 +141,22 @@ def test_a_worker_ends_soon_after_a_session():
     ran = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert ran.returncode == 0, ran.stderr
     results = {name: result["processor"] for name, result in json.loads(ran.stdout.splitlines()[-1]).items()}
-    assert set(results) == {"plain Dask", "session", "collected"}
+    assert set(results) == {"plain Dask", "session", "permute", "collected"}
     assert results["plain Dask"] > 0
-    assert 0 < results["session"] < results["plain Dask"] + (results["collected"] - results["plain Dask"]) / 2
+    middle = results["plain Dask"] + (results["collected"] - results["plain Dask"]) / 2
+    assert 0 < results["session"] < middle
+    assert 0 < results["permute"] < middle
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_cold_starts_runs():
+    command = [sys.executable, str(BENCHMARKS / "cold.py"), "--repeats=1", "--only", "permute", "imports"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert ran.returncode == 0, ran.stderr
+    results = json.loads(ran.stdout.splitlines()[-1])
+    assert {"first", "second", "first / second"} < set(results["permute"])
+    assert all(figure > 0 for figure in results["permute"].values())
+    assert 0 < results["imports"]["in memory"] < results["imports"]["dataset"]
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Options that list the names in a registry, as they are when the help is shown.
 
-Loading the registries takes half a second, because planning loads numba. So the names that dshuffle itself registers
+Loading the registries takes a tenth of a second, as long as all else. So the names that dshuffle itself registers
 are repeated here, and a test compares them. Nobody can register other names before planning is loaded.
 """
 

@@ -179,8 +179,14 @@ def local_cluster(n_workers: int, *, processes: bool = True, rates: EmulatedRate
         "nthreads": 1,
         "memory_limit": MEMORY_LIMIT // (n_workers + 1) if processes else 0,
         "dashboard": False,
-        **({"silence_logs": logging.WARNING, "config": rates.configuration(n_workers)} if processes else {}),
     }
+    if processes:
+        common |= {
+            "silence_logs": logging.WARNING,
+            "config": rates.configuration(n_workers),
+            # While the workers start, they load what the first session would wait for.
+            "preload": [*dask.config.get("distributed.worker.preload"), "dshuffle"],
+        }
     kind = QuietNanny if processes else Worker
     workers: dict[int | str, dict[str, Any]] = {
         rank: {"cls": kind, "options": dict(common)} for rank in range(n_workers)

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import CacheBudgetError, ChecksumMismatch, ExchangeError
 from dshuffle.exchange.row_file import RowFile
+from dshuffle.kernels import kernel
 from dshuffle.planning.sorted_ids import sorted_positions
 from dshuffle.rows import ByteMatrix, Checksums, RowLayout, checksum_rows, gather_rows, scatter_verified
 
@@ -258,7 +258,7 @@ class CachePartition:
         self.index, self._free, self._incoming = swap.index, swap.free, EMPTY
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _merge(ids_a, slots_a, ids_b, slots_b, held, slots, free):  # type: ignore[no-untyped-def]
     """Find ascending ``held`` in two ascending indices in one pass; return the position of a missing id, or -1."""
     a, b = 0, 0

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +24,7 @@ from dshuffle.coding import add_packets, decode, encode
 from dshuffle.errors import ChecksumMismatch, ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.messages import Flow, Items, flows_of_hops
+from dshuffle.kernels import kernel
 from dshuffle.planning import Packets
 from dshuffle.planning.delivery.relay import Hops
 from dshuffle.planning.sorted_ids import sorted_positions
@@ -251,7 +251,7 @@ def _mismatch(sample: int) -> ChecksumMismatch:
     )
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _side_samples(offsets, samples, packets, arriving):  # type: ignore[no-untyped-def]
     """Return the other samples in the packet of each arriving component, in CSR form."""
     out_offsets = np.zeros(arriving.size + 1, dtype=np.int64)
@@ -268,7 +268,7 @@ def _side_samples(offsets, samples, packets, arriving):  # type: ignore[no-untyp
     return out_offsets, side_samples
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _have_unknown(offsets, unknown):  # type: ignore[no-untyped-def]
     """Whether each item contains a component that is not held."""
     has_unknown = np.zeros(offsets.size - 1, dtype=np.bool_)
@@ -278,7 +278,7 @@ def _have_unknown(offsets, unknown):  # type: ignore[no-untyped-def]
     return has_unknown
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _twice_as_long(values):  # type: ignore[no-untyped-def]
     longer = np.empty(2 * values.size, dtype=np.int64)
     for place in range(values.size):
@@ -286,7 +286,7 @@ def _twice_as_long(values):  # type: ignore[no-untyped-def]
     return longer
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _expand(joint, offsets, slots, items):  # type: ignore[no-untyped-def]
     """Return the items and the held rows whose XOR is the row of each joint item, each in CSR form.
 

@@ -17,12 +17,12 @@ import weakref
 from collections.abc import Iterator
 from typing import BinaryIO
 
-import numba
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
 from dshuffle.errors import CacheBudgetError
+from dshuffle.kernels import kernel
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.unnamed_file import unnamed_file
 
@@ -56,7 +56,7 @@ _MOST_READ = 64 * 2**20
 # Numba cannot cache the code of functions that call C functions.
 
 
-@numba.njit(nogil=True)
+@kernel(cache=False)
 def _read_ahead(start, row_nbytes, slots):  # type: ignore[no-untyped-def]
     """Call madvise for the rows of a matrix that starts at an address, once for each run of ascending close slots."""
     i = 0
@@ -70,7 +70,7 @@ def _read_ahead(start, row_nbytes, slots):  # type: ignore[no-untyped-def]
         i = end
 
 
-@numba.njit(nogil=True)
+@kernel(cache=False)
 def _read_rows(file, rows, row_nbytes, slots):  # type: ignore[no-untyped-def]
     """Read rows to an address, once for each run of consecutive slots; the place of a row that failed, or -1."""
     most = max(1, _MOST_READ // max(1, row_nbytes))
@@ -86,7 +86,7 @@ def _read_rows(file, rows, row_nbytes, slots):  # type: ignore[no-untyped-def]
     return -1
 
 
-@numba.njit(nogil=True)
+@kernel(cache=False)
 def _write_rows(file, rows, row_nbytes, slots):  # type: ignore[no-untyped-def]
     """Write the rows at an address to their slots in a file; the place of a row that could not be written, or -1."""
     for i in range(slots.size):

@@ -118,7 +118,16 @@ class BatchJobs:
 
     @property
     def _options(self) -> dict[str, Any]:
-        return {**self.options, "processes": self._processes}
+        name = self.options.get("config_name", self.system.lower())
+        arguments = self.options.get("worker_extra_args")
+        if arguments is None:
+            arguments = dask.config.get(f"jobqueue.{name}.worker-extra-args", None) or []
+        # While a worker starts, it loads what the session would wait for.
+        return {
+            **self.options,
+            "processes": self._processes,
+            "worker_extra_args": [*arguments, "--preload", "dshuffle"],
+        }
 
     @contextmanager
     def open(self, waiting: Waiting | None = None) -> Iterator[Client]:

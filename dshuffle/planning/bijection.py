@@ -18,11 +18,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.kernels import kernel
 from dshuffle.planning.randomness import finalised, permutation, random_words
 from dshuffle.planning.types import Samples, Words
 
@@ -131,14 +131,14 @@ def evaluate_networks(
     return found
 
 
-@numba.njit(inline="always")
+@kernel(inline="always")
 def _scaled(word, bound):  # type: ignore[no-untyped-def]
     """The high part of ``word * bound``, in [0, bound), for bounds below 2**32."""
     low = (word & np.uint64(0xFFFFFFFF)) * bound
     return ((word >> np.uint64(32)) * bound + (low >> np.uint64(32))) >> np.uint64(32)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _forward(points, members, found, domains, keys):  # type: ignore[no-untyped-def]
     for i in range(points.size):
         member = members[i] if members.size else 0
@@ -162,7 +162,7 @@ def _forward(points, members, found, domains, keys):  # type: ignore[no-untyped-
         found[i] = np.int64(value)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _inverse(points, members, found, domains, keys):  # type: ignore[no-untyped-def]
     for i in range(points.size):
         member = members[i] if members.size else 0

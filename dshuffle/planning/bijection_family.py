@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.kernels import kernel
 from dshuffle.planning.bijection import ROUNDS, domain, evaluate_networks
 from dshuffle.planning.randomness import draw_front, words_at
 from dshuffle.planning.types import Samples, Words
@@ -85,7 +85,7 @@ class BijectionFamily:
         return evaluate_networks(points, members, self.domains, self.keys, True)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _draw_tables(offsets, states, tables, inverse):  # type: ignore[no-untyped-def]
     for member in range(offsets.size - 1):
         table = tables[offsets[member] : offsets[member + 1]]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer, as_shape
 from dshuffle.errors import InvalidParameter
+from dshuffle.kernels import kernel
 from dshuffle.planning.combinatorics import log_choose
 from dshuffle.planning.delivery.leftover import as_matrix, leftover_matrix
 from dshuffle.planning.grouping import count_holders
@@ -213,7 +213,7 @@ def _as_capacity(capacity: int, n_samples: int, n_workers: int) -> int:
     return capacity
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _count_by_holders(holders, needed, n_workers):  # type: ignore[no-untyped-def]
     counts = np.zeros(n_workers + 1, dtype=np.int64)
     for sample in needed:
@@ -221,7 +221,7 @@ def _count_by_holders(holders, needed, n_workers):  # type: ignore[no-untyped-de
     return counts
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _most_over_orders(holders, destinations, needed, n_workers):  # type: ignore[no-untyped-def]
     # counts[T, i]: samples that worker i needs and whose holders are T; after the transform, a subset of T.
     counts = np.zeros((1 << n_workers, n_workers), dtype=np.int32)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_ranks
 from dshuffle.errors import PlanError
+from dshuffle.kernels import kernel
 from dshuffle.planning.grouping import count_held, holds
 from dshuffle.planning.holders import as_holders
 from dshuffle.planning.packets import SERVER, STORE, Packets
@@ -98,7 +98,7 @@ _FAULTS = {
 }
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _find_fault(  # type: ignore[no-untyped-def]
     offsets, samples, destinations, senders, holders, wanted, n_workers
 ):
@@ -175,7 +175,7 @@ def _find_fault(  # type: ignore[no-untyped-def]
     return _SOUND, 0, 0, 0
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _entry(sample, worker, last, before, destinations):  # type: ignore[no-untyped-def]
     """Return the component that delivers ``sample`` to ``worker``, or -1."""
     e = last[sample]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.checks import as_ranks
+from dshuffle.kernels import kernel
 from dshuffle.planning.grouping import count_held, count_holders, holds, lowest_bit
 from dshuffle.planning.holders import as_holders, has_excess, holders_of
 from dshuffle.planning.packets import missing_samples
@@ -86,7 +86,7 @@ def _counters(n_samples: int) -> NDArray[np.int32]:
     return np.zeros(1 << max((4 * n_samples).bit_length(), 16), dtype=np.int32)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _name(holders, sample, names):  # type: ignore[no-untyped-def]
     name = np.uint64(0)
     for word in range(holders.shape[1]):
@@ -97,12 +97,12 @@ def _name(holders, sample, names):  # type: ignore[no-untyped-def]
     return name
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _toggle(holders, sample, worker):  # type: ignore[no-untyped-def]
     holders[sample, worker >> 6] ^= np.uint64(1) << np.uint64(worker & 63)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _add_round(holders, order, capacity, n_workers, names, counters, state):  # type: ignore[no-untyped-def]
     """Give every sample one more holder: of a few random workers, the one that makes the rarest set."""
     room = capacity - count_held(holders, n_workers)
@@ -135,7 +135,7 @@ def _add_round(holders, order, capacity, n_workers, names, counters, state):  # 
             n_open -= 1
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _move(holders, ranks, moved, loads, capacity, names, counters, state):  # type: ignore[no-untyped-def]
     """Add the destinations of the moved samples as holders and remove old holders.
 
@@ -186,7 +186,7 @@ def _move(holders, ranks, moved, loads, capacity, names, counters, state):  # ty
     return left
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _change_places(holders, moved, left, ranks, loads, capacity):  # type: ignore[no-untyped-def]
     """Replace a holder that is too full by the holder that was removed, if that worker has room."""
     for i in range(moved.size):
@@ -208,7 +208,7 @@ def _change_places(holders, moved, left, ranks, loads, capacity):  # type: ignor
                 break
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _give_up(holders, order, ranks, loads, capacity):  # type: ignore[no-untyped-def]
     """Drop samples that workers with full caches hold but do not train on, until the caches fit."""
     for sample in order:

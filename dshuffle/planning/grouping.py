@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-import numba
+from typing import Any
+
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from dshuffle.kernels import Instruction, kernel, worth_a_kernel
 from dshuffle.planning.types import Samples
 
-
-@intrinsic
-def _ctpop(typingctx, word):  # type: ignore[no-untyped-def]
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.ctpop(args[0])
-
-    return types.uint64(types.uint64), codegen
+_ctpop: Any = Instruction("count_bits")
+_cttz: Any = Instruction("count_trailing_zeros")
 
 
-@intrinsic
-def _cttz(typingctx, word):  # type: ignore[no-untyped-def]
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        zero_is_undefined = context.get_constant(types.boolean, False)
-        return builder.cttz(args[0], zero_is_undefined)
-
-    return types.uint64(types.uint64), codegen
-
-
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def popcount(word):  # type: ignore[no-untyped-def]
     """Number of set bits of a uint64 (one machine instruction, which numba does not expose)."""
-    return np.int64(_ctpop(word))  # type: ignore[call-arg]
+    return np.int64(_ctpop(word))
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def lowest_bit(word):  # type: ignore[no-untyped-def]
     """Index of the lowest set bit of a uint64, or 64 if no bit is set."""
-    return np.int64(_cttz(word))  # type: ignore[call-arg]
+    return np.int64(_cttz(word))
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def holds(holders, sample, worker):  # type: ignore[no-untyped-def]
     """Whether the bit of ``worker`` is set in row ``sample`` of the ``(q, words)`` holders."""
     return (holders[sample, worker >> 6] >> np.uint64(worker & 63)) & np.uint64(1) != 0
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def count_holders(holders, sample):  # type: ignore[no-untyped-def]
     """Number of workers that hold ``sample``."""
     count = 0
@@ -57,7 +41,7 @@ def count_holders(holders, sample):  # type: ignore[no-untyped-def]
     return count
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def count_held(holders, n_workers):  # type: ignore[no-untyped-def]
     """``(n_workers,)`` int64 number of samples that each worker holds."""
     counts = np.zeros(n_workers, dtype=np.int64)
@@ -70,7 +54,7 @@ def count_held(holders, n_workers):  # type: ignore[no-untyped-def]
     return counts
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def count_keys(keys, first, end):  # type: ignore[no-untyped-def]
     """Count each integer of [``first``, ``end``) in ``keys``; ``(end - first,)`` int64.
 
@@ -104,13 +88,17 @@ def group_by(keys: NDArray[np.integer], n_keys: int) -> tuple[Samples, Samples]:
     >>> order, offsets
     (array([1, 3, 0, 2]), array([0, 2, 2, 4]))
     """
-    order = np.empty(len(keys), dtype=np.int64)
     offsets = np.zeros(n_keys + 1, dtype=np.int64)
+    if not worth_a_kernel(len(keys)) or (n_keys <= 2**16 and not worth_a_kernel(0)):
+        # NumPy sorts integers of 16 bits by radix.
+        np.cumsum(np.bincount(keys, minlength=n_keys), out=offsets[1:])
+        return np.argsort(keys.astype(np.uint16) if n_keys <= 2**16 else keys, kind="stable"), offsets
+    order = np.empty(len(keys), dtype=np.int64)
     _counting_sort(keys, order, offsets)
     return order, offsets
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _counting_sort(keys, order, offsets):  # type: ignore[no-untyped-def]
     for index in range(keys.size):
         offsets[keys[index] + 1] += 1

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer, as_ranks, as_ratio
 from dshuffle.errors import InvalidParameter
+from dshuffle.kernels import kernel
 from dshuffle.planning.types import Holders, Ranks
 
 
@@ -162,7 +162,7 @@ def has_excess(n_samples: int, n_workers: int, capacity: int) -> bool:
     return capacity > partition
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def add_holders(holders, ranks):  # type: ignore[no-untyped-def]
     """Set the bit of worker ``ranks[j]`` for every sample j, in place."""
     for sample in range(ranks.size):

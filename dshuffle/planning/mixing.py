@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.kernels import kernel
 from dshuffle.planning.combinatorics import log_choose
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.planner import EpochPlanner
@@ -235,7 +235,7 @@ def _class_spread(classes: Samples, offsets: NDArray[np.int64]) -> NDArray[np.fl
     return np.array([_deviations(classes, offsets, totals / len(classes)), expected])
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _deviations(classes, offsets, shares):  # type: ignore[no-untyped-def]
     """Sum over batches and classes of the difference between a class's share of the batch and of all rows."""
     total = 0.0

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dshuffle.errors import PlanError
+from dshuffle.kernels import kernel
 from dshuffle.planning.grouping import holds
 from dshuffle.planning.types import Holders, Ranks, Samples
 
@@ -141,7 +141,7 @@ def missing_samples(holders: Holders, destinations: Ranks) -> Samples:
     return missing[: _missing(holders, destinations, missing)]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _missing(holders, destinations, missing):  # type: ignore[no-untyped-def]
     count = 0
     for sample in range(destinations.size):

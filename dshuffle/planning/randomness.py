@@ -11,11 +11,11 @@ import hashlib
 import operator
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.kernels import kernel, worth_a_kernel
 from dshuffle.planning.types import Ranks, Samples, Words
 
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
@@ -68,9 +68,24 @@ def permutation(n: int, *path: int | str) -> Samples:
     >>> permutation(5, "example", 7)
     array([4, 0, 1, 2, 3])
     """
+    if not worth_a_kernel(n):
+        return _permutation_without_numba(n, _words_to_draw(n - 1, n, path))
     values = np.arange(n, dtype=np.int64)
     shuffle(values, *path)
     return values
+
+
+def _permutation_without_numba(n: int, words: Words) -> Samples:
+    """The permutation that :func:`_draw` makes, with a list, whose items Python exchanges three times as fast."""
+    bounds = np.arange(n, n - len(words), -1, dtype=np.uint64)
+    low = (words & np.uint64(0xFFFFFFFF)) * bounds
+    high = (words >> np.uint64(32)) * bounds
+    drawn = (high + (low >> np.uint64(32))) >> np.uint64(32)  # as `below`
+    places = np.arange(len(words)) + drawn.astype(np.int64)
+    values = list(range(n))
+    for i, j in enumerate(places.tolist()):
+        values[i], values[j] = values[j], values[i]
+    return np.array(values, dtype=np.int64)
 
 
 def shuffle(values: Samples | Ranks, *path: int | str) -> None:
@@ -104,7 +119,7 @@ def _words_to_draw(count: int, n: int, path: tuple[int | str, ...]) -> Words:
     return random_words(max(count, 0), *path)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _draw(values, count, words):  # type: ignore[no-untyped-def]
     """Move ``count`` values to the front, chosen uniformly and in random order."""
     for i in range(count):
@@ -112,7 +127,7 @@ def _draw(values, count, words):  # type: ignore[no-untyped-def]
         values[i], values[j] = values[j], values[i]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def below(word, bound):  # type: ignore[no-untyped-def]
     """Map one random word to an integer in [0, bound), for bounds below 2**32.
 
@@ -131,10 +146,10 @@ def _finalised(word: Any) -> Any:
     return word ^ (word >> np.uint64(31))
 
 
-finalised = numba.njit(inline="always")(_finalised)
+finalised = kernel(inline="always")(_finalised)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def next_word(state):  # type: ignore[no-untyped-def]
     """Advance a SplitMix64 stream and return its next state and word.
 
@@ -149,7 +164,7 @@ def next_word(state):  # type: ignore[no-untyped-def]
     return state, finalised(state)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def draw_front(values, count, state):  # type: ignore[no-untyped-def]
     """Move ``count`` values to the front, chosen uniformly and in random order from a SplitMix64 stream.
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import numba
 import numpy as np
 
+from dshuffle.kernels import kernel
 from dshuffle.planning.assignment.initial import GivenSharding
 from dshuffle.planning.randomness import finalised, random_words
 from dshuffle.planning.shuffle_spec import ShuffleSpec
@@ -120,7 +120,7 @@ def _keys(seed: int) -> Words:
     return random_words(2, "digest", seed)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _sums(samples, keys):  # type: ignore[no-untyped-def]
     """The sum of samples, and the sums of their hashes with each of two keys."""
     total, first, second = np.uint64(0), np.uint64(0), np.uint64(0)

@@ -1,14 +1,32 @@
-"""Kernels that copy rows out of decoded chunks to their places."""
+"""Copy rows out of decoded chunks to their places.
+
+A few rows are copied by NumPy, so that whoever looks at a dataset, or opens a session with it, does not load numba.
+"""
 
 from __future__ import annotations
 
-import numba
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.kernels import kernel, worth_a_kernel
 
 
-@numba.njit(nogil=True, cache=True)
-def scatter_rows(block, ids, start, target, places):  # type: ignore[no-untyped-def]
+def scatter_rows(
+    block: NDArray[np.uint8], ids: NDArray[np.int64], start: int, target: NDArray[np.uint8], places: NDArray[np.int64]
+) -> None:
     """Copy the rows ``ids`` of a block that begins at row ``start`` to ``target``, from the bytes ``places`` on."""
+    width = block.shape[1]
+    if worth_a_kernel(ids.size * width):
+        scatter_rows_kernel(block, ids, start, target, places)
+    else:
+        target[places[:, None] + np.arange(width)] = block[ids - start]
+
+
+@kernel()
+def scatter_rows_kernel(block, ids, start, target, places):  # type: ignore[no-untyped-def]
+    """The same for many rows."""
     # Fancy indexing would first copy the selected rows, and cannot write to a range of bytes of packed rows. The two
     # slices matter: without them the inner loop is not vectorised and is five times slower.
     width = block.shape[1]
@@ -19,7 +37,7 @@ def scatter_rows(block, ids, start, target, places):  # type: ignore[no-untyped-
             row[b] = source[b]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def scatter_patches(block, ids, start, target, places, begins, offsets, nbytes):  # type: ignore[no-untyped-def]
     """Copy patches of the rows of a block to ``target``: runs of bytes that follow each other there."""
     n_patches = begins.size
@@ -34,13 +52,32 @@ def scatter_patches(block, ids, start, target, places, begins, offsets, nbytes):
             place += nbytes
 
 
-@numba.njit(nogil=True, cache=True)
-def scatter_columns(columns, begins, widths, offsets, ids, start, target, places):  # type: ignore[no-untyped-def]
+def scatter_columns(
+    columns: NDArray[Any],
+    begins: NDArray[np.int64],
+    widths: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    start: int,
+    target: NDArray[Any],
+    places: NDArray[np.int64],
+) -> None:
     """Copy the rows ``ids`` of several blocks, which follow each other in ``columns``, to ``target``.
 
     Block k begins at item ``begins[k]`` and has rows of ``widths[k]`` items. Row i of it gets to item
     ``places[i] + offsets[k]``. All items are of one dtype: bytes, or words of several bytes.
     """
+    if worth_a_kernel(ids.size * int(widths.sum())):
+        scatter_columns_kernel(columns, begins, widths, offsets, ids, start, target, places)
+        return
+    for begin, width, offset in zip(begins, widths, offsets, strict=True):
+        items = np.arange(width)
+        target[(places + offset)[:, None] + items] = columns[(begin + (ids - start) * width)[:, None] + items]
+
+
+@kernel()
+def scatter_columns_kernel(columns, begins, widths, offsets, ids, start, target, places):  # type: ignore[no-untyped-def]
+    """The same for many rows."""
     # Row after row: narrow rows of several blocks share cache lines of the target.
     for i in range(ids.size):
         row = ids[i] - start

@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.kernels import BEGINNING, KERNEL, prefetch
+from dshuffle.kernels import BEGINNING, prefetch, row_kernel
 from dshuffle.runtime import Partition, Shuffler, gathered
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate, raises_once
 from dshuffle.training.inputs import check_names, check_step, diverged
@@ -152,7 +151,7 @@ def residual(partition: Partition, weights: Weights, *, features: str = "x", tar
     return wrong, total
 
 
-@numba.njit(**KERNEL)
+@row_kernel()
 def sgd_pass(weights, rows, first, targets, place, slots, step):  # type: ignore[no-untyped-def]
     """Apply equation 4, ``w -= step * a (a . w - y)``, to every sample in turn, in place.
 
@@ -180,7 +179,7 @@ def sgd_pass(weights, rows, first, targets, place, slots, step):  # type: ignore
             weights[j] -= pull * row[j]
 
 
-@numba.njit(**KERNEL)
+@row_kernel()
 def squared_residual(weights, rows, first, targets, place, slots):  # type: ignore[no-untyped-def]
     """Return ``sum (a . w - y)^2`` and ``sum y^2`` over samples; parameters as in :func:`sgd_pass`."""
     wrong = total = 0.0
@@ -194,7 +193,7 @@ def squared_residual(weights, rows, first, targets, place, slots):  # type: igno
     return wrong, total
 
 
-@numba.njit(inline="always", **KERNEL)
+@row_kernel(inline="always")
 def _row(rows, slot, first, count):  # type: ignore[no-untyped-def]
     """Return a view of a sample's values.
 
@@ -203,7 +202,7 @@ def _row(rows, slot, first, count):  # type: ignore[no-untyped-def]
     return rows[slot, first : first + count]
 
 
-@numba.njit(inline="always", **KERNEL)
+@row_kernel(inline="always")
 def _dot(weights, row):  # type: ignore[no-untyped-def]
     """Return ``row . weights``, from four partial sums in an order that is the same on every machine."""
     a = b = c = d = 0.0
@@ -218,7 +217,7 @@ def _dot(weights, row):  # type: ignore[no-untyped-def]
     return (a + b) + (c + d)
 
 
-@numba.njit(inline="always", **KERNEL)
+@row_kernel(inline="always")
 def _prefetch(rows, slot, first, count):  # type: ignore[no-untyped-def]
     """Prefetch a sample's values, at most the first ``BEGINNING`` bytes."""
     line = np.uint64(rows.ctypes.data) + np.uint64(slot * rows.strides[0] + first * rows.itemsize)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.kernels import kernel
 from dshuffle.planning.randomness import permutation
 from dshuffle.runtime import Partition, PerRank, Shuffler, gathered
 from dshuffle.training.baseline import Baseline, fitted_baseline
@@ -353,7 +353,7 @@ def one_round(
     return left, right, (errors + wrong, seconds + time.perf_counter() - started)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def update_factors(left, right, row, column, value, left_decay, right_decay, step):  # type: ignore[no-untyped-def]
     """Apply P5 and P6 for every entry in turn, in place; return the sum of squared errors before each update.
 

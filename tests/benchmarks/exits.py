@@ -2,9 +2,10 @@
 
     python tests/benchmarks/exits.py [--samples 20000] [--workers 2]
 
-`plain Dask` is a cluster that has run a task. `collected` is a session's cluster whose workers end as the interpreter
-does by default: it collects everything that numba has made. All clusters are measured in one run. They are local, so
-the operating system adds the time of their processes, up to the last instruction, to that of this process's children.
+`plain Dask` is a cluster that has run a task, `permute` one that has permuted a Dask array, without a session.
+`collected` is a session's cluster whose workers end as the interpreter does by default: it collects everything that
+numba has made. All clusters are measured in one run. They are local, so the operating system adds the time of their
+processes, up to the last instruction, to that of this process's children.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dask.array
 import numpy as np
-from distributed import Client, LocalCluster, Nanny
+from distributed import Client, LocalCluster, Nanny, wait
 
 import dshuffle
 from dshuffle.process_exit import collect_and_freeze
@@ -41,12 +43,21 @@ def session(client: Client, url: str) -> None:
             client.gather(epoch.map(nothing))
 
 
+def permute(client: Client, url: str) -> None:
+    wait(dshuffle.permute(client, dask.array.arange(1_000_000, chunks=10_000), 1))
+
+
 def collected(client: Client, url: str) -> None:
     session(client, url)
     client.run(atexit.unregister, collect_and_freeze)
 
 
-SCENES: dict[str, Callable[[Client, str], None]] = {"plain Dask": plain, "session": session, "collected": collected}
+SCENES: dict[str, Callable[[Client, str], None]] = {
+    "plain Dask": plain,
+    "session": session,
+    "permute": permute,
+    "collected": collected,
+}
 
 
 def children_seconds() -> float:

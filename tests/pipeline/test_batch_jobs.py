@@ -63,6 +63,17 @@ def test_jobs_are_submitted(slurm):
         assert dask.config.get("distributed.deploy.lost-worker-timeout") == "15s"
     assert len(scripts) == 3
     assert all("--memory-limit 1.00GiB" in script and "--interface lo" in script for script in scripts)
+    assert all("--preload dshuffle" in script for script in scripts)
+
+
+def test_jobs_preload_dshuffle_beside_the_arguments_of_the_user(slurm):
+    options = {"cores": 1, "memory": "1 GiB", "scheduler_options": {"dashboard_address": ":0"}}
+    lifetime = ["--lifetime", "115m"]
+    for own, configured in ((lifetime, []), (None, lifetime)):
+        with dask.config.set({"jobqueue.slurm.worker-extra-args": configured}):
+            source = BatchJobs("SLURM", 1, options=options | ({} if own is None else {"worker_extra_args": own}))
+            scripts, _ = submitted(slurm, source)
+        assert "--lifetime 115m --preload dshuffle" in scripts[-1]
 
 
 @pytest.mark.parametrize(("options", "configured", "n_workers"), [({}, 2, 6), ({"processes": 4}, 2, 12), ({}, None, 3)])

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning import grouping
 from dshuffle.planning.grouping import count_held, count_holders, group_by, holds, lowest_bit, popcount
 from dshuffle.planning.holders import as_holders, cache_capacity, held_by, holders_of
 from dshuffle.planning.packets import missing_samples
@@ -17,11 +18,22 @@ def test_bits_of_a_word(word):
     assert lowest_bit(np.uint64(word)) == (64 if word == 0 else (word & -word).bit_length() - 1)
 
 
+@pytest.mark.parametrize("with_numba", [False, True])
 @given(st.lists(st.integers(0, 6)))
-def test_group_by_is_a_stable_sort(keys):
-    order, offsets = group_by(np.array(keys, dtype=np.int32), 7)
+def test_group_by_is_a_stable_sort(with_numba, keys):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouping, "worth_a_kernel", lambda n_items: with_numba)
+        order, offsets = group_by(np.array(keys, dtype=np.int32), 7)
     assert order.tolist() == sorted(range(len(keys)), key=keys.__getitem__)
     assert offsets.tolist() == [sum(key < k for key in keys) for k in range(8)]
+
+
+def test_group_by_many_keys_without_numba(monkeypatch):
+    monkeypatch.setattr(grouping, "worth_a_kernel", lambda n_items: False)
+    keys = [70_000, 3, 70_000, 0, 3]  # more than 16 bits
+    order, offsets = group_by(np.array(keys), 70_001)
+    assert order.tolist() == [3, 1, 4, 0, 2]
+    assert offsets[[0, 1, 3, 4, 70_000, 70_001]].tolist() == [0, 1, 1, 3, 3, 5]
 
 
 @st.composite

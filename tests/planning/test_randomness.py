@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning import randomness
 from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words, shuffle
 
 
@@ -20,6 +21,16 @@ def test_golden_values():
     assert random_words(2, -1, 10**40).tolist() == [3373663778039665083, 2937243141184874774]
     assert permutation(10, "golden", 0).tolist() == [2, 6, 1, 0, 4, 9, 7, 8, 3, 5]
     assert choose(np.arange(1000), 4, "golden", 0).tolist() == [271, 588, 551, 436]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 1000, 70_000])
+def test_a_permutation_is_the_same_without_numba(n, monkeypatch):
+    values = np.arange(n)
+    shuffle(values, "example", n)  # always a kernel
+    monkeypatch.setattr(randomness, "worth_a_kernel", lambda n_items: False)
+    drawn = permutation(n, "example", n)
+    assert drawn.dtype == np.int64
+    assert drawn.tolist() == values.tolist()
 
 
 def test_splitmix64_matches_its_published_stream():

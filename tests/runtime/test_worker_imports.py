@@ -34,12 +34,29 @@ with Client(processes=True, n_workers=2, threads_per_worker=1, dashboard_address
 
 
 @pytest.mark.slow
-def test_an_exchange_in_memory_loads_no_formats_and_no_tables():
+def test_an_exchange_in_memory_loads_no_formats_no_tables_and_no_compiler():
     ran = subprocess.run([sys.executable, "-c", PERMUTED], capture_output=True, text=True, check=True)
     loaded = json.loads(ran.stdout.splitlines()[-1])
     assert len(loaded) == 2
     for modules, without in loaded.values():
         assert "dshuffle.runtime.gather.row_pieces" in set(modules) - set(without)
-        # Without scipy.sparse, which older releases of Dask load to measure the size of a result.
-        absent = {"dask.array", "zarr", "pandas", "sklearn", "xarray", "bokeh"}
+        # Older releases of Dask load scipy.sparse to measure the size of a result. Numba loads scipy.linalg.
+        absent = {"dask.array", "zarr", "numba", "scipy.linalg", "pandas", "sklearn", "xarray", "bokeh"}
         assert not absent & (set(modules) - set(without))
+
+
+OPENED = """
+import sys
+import dshuffle, tempfile
+import numpy as np
+with tempfile.TemporaryDirectory() as folder:
+    dshuffle.create_dataset(folder + "/x.zarr", {"x": np.ones((8, 2)), "y": np.ones(8, int)})
+    dataset = dshuffle.open_dataset(folder + "/x.zarr")
+    print(dataset.read_rows([3])["y"].tolist())
+print("numba" in sys.modules)
+"""
+
+
+def test_a_look_at_a_dataset_loads_no_compiler():
+    ran = subprocess.run([sys.executable, "-c", OPENED], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["[1]", "False"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from dshuffle.kernels import kernel
 from dshuffle.planning.grouping import group_by, holds, lowest_bit
 from dshuffle.planning.randomness import below, next_word, permutation, random_words, shuffle
 from dshuffle.planning.types import Holders, Ranks, Samples
@@ -88,7 +88,7 @@ def draw_aligned(holders: Holders, room: Samples, *path: int | str) -> AlignedDr
     return AlignedDraw(destinations, members, offsets)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _group(holders, names):  # type: ignore[no-untyped-def]
     """Group the samples by their set of holders.
 
@@ -111,7 +111,7 @@ def _group(holders, names):  # type: ignore[no-untyped-def]
     return groups, heads[:n_groups]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _table(sets, names):  # type: ignore[no-untyped-def]
     """Build a hash table of different sets: linear probing from the set's name, -1 in free slots."""
     slots = _no_slots(sets.shape[0])
@@ -124,7 +124,7 @@ def _table(sets, names):  # type: ignore[no-untyped-def]
     return slots
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _no_slots(count):  # type: ignore[no-untyped-def]
     size = 2
     while size < 2 * count:
@@ -132,7 +132,7 @@ def _no_slots(count):  # type: ignore[no-untyped-def]
     return np.full(size, -1, dtype=np.int32)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _name(holders, sample, names, workers):  # type: ignore[no-untyped-def]
     """XOR of the names of all holders, which is quickly updated when a worker is added or removed."""
     name = np.uint64(0)
@@ -141,7 +141,7 @@ def _name(holders, sample, names, workers):  # type: ignore[no-untyped-def]
     return np.int64(name >> np.uint64(1))
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _like(holders, sample, model, left, joined):  # type: ignore[no-untyped-def]
     """Whether a sample has the holders of ``model`` after worker ``left`` has left and worker ``joined`` has joined.
 
@@ -158,7 +158,7 @@ def _like(holders, sample, model, left, joined):  # type: ignore[no-untyped-def]
     return True
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _workers_of(holders, sample, workers):  # type: ignore[no-untyped-def]
     """Write the holders of a sample to ``workers``, ascending, and return their number."""
     count = 0
@@ -171,7 +171,7 @@ def _workers_of(holders, sample, workers):  # type: ignore[no-untyped-def]
     return count
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _stay(sets, order, starts, room, destinations, state):  # type: ignore[no-untyped-def]
     """Let some samples of every group stay with one of their holders.
 
@@ -202,7 +202,7 @@ def _stay(sets, order, starts, room, destinations, state):  # type: ignore[no-un
     return left
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _draw_packets(  # type: ignore[no-untyped-def]
     sets, order, left, ends, turns, slots, names, room, destinations, state
 ):
@@ -259,7 +259,7 @@ def _draw_packets(  # type: ignore[no-untyped-def]
     return members[:n_members], offsets[: n_perfect + 1]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _choose(  # type: ignore[no-untyped-def]
     sets, left, ends, slots, names, room, workers, group, word, givers, best_givers
 ):
@@ -301,7 +301,7 @@ def _choose(  # type: ignore[no-untyped-def]
     return best, fewest
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _assign_rest(holders, rest, open_places, destinations, state):  # type: ignore[no-untyped-def]
     for i in range(rest.size):
         tries = 0

@@ -6,11 +6,11 @@ import zlib
 from dataclasses import dataclass
 from typing import Self
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dshuffle.errors import InvalidParameter, PlanError
+from dshuffle.kernels import kernel
 from dshuffle.planning.assignment.draws import derange
 from dshuffle.planning.assignment.stratified import label_codes
 from dshuffle.planning.grouping import group_by
@@ -238,7 +238,7 @@ def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count
     return ranks
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _unbalanced(order, offsets, ranks, counts):  # type: ignore[no-untyped-def]
     """Return the first class whose counts differ by more than one between workers, or -1."""
     for c in range(offsets.size - 1):
@@ -260,7 +260,7 @@ def _unbalanced(order, offsets, ranks, counts):  # type: ignore[no-untyped-def]
     return -1
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untyped-def]
     n_workers = names.size
     largest = 0
@@ -294,7 +294,7 @@ def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untype
             ranks[order[first + i]] = places[i]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _choose_sent(  # type: ignore[no-untyped-def]
     order, offsets, rounds, ranks, sent, loose, loose_samples, loose_codes, state
 ):
@@ -351,7 +351,7 @@ def _choose_sent(  # type: ignore[no-untyped-def]
     return -1
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _exchange_loose(following, n_rounds, loose, samples, codes, state, ranks):  # type: ignore[no-untyped-def]
     n_workers = following.size
     waits = np.ones(samples.size, dtype=np.bool_)
@@ -387,7 +387,7 @@ def _exchange_loose(following, n_rounds, loose, samples, codes, state, ranks):  
             ranks[samples[chosen[rank]]] = following[rank]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _find(codes, first, last, waits, code):  # type: ignore[no-untyped-def]
     """Index of ``code`` in the ascending ``codes[first:last]`` if that sample is still waiting, else -1."""
     place = first + np.searchsorted(codes[first:last], code)

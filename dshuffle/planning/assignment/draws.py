@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from dshuffle.kernels import kernel
 from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.randomness import below, next_word, permutation
 from dshuffle.planning.types import Ranks, Samples
@@ -23,7 +23,7 @@ def uniform_ranks(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
     return Blocks.drawn(n_samples, n_workers, 1, *path).all_ranks()
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def derange(sent, words, ranks):  # type: ignore[no-untyped-def]
     """Reassign each row of ``sent`` by a uniform permutation of the ranks without fixed points."""
     n_workers = sent.shape[1]

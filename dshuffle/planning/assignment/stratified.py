@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.kernels import kernel
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.randomness import below, next_word, permutation, random_words
 from dshuffle.planning.types import Ranks
@@ -155,7 +155,7 @@ def deal_classes(codes: NDArray[np.int32], n_classes: int, n_workers: int, *, se
     return deal_groups(codes, n_classes, n_workers, "stratified", seed)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _deal(order, offsets, names, state, ranks):  # type: ignore[no-untyped-def]
     lap = names.copy()
     rest = names.copy()
@@ -175,7 +175,7 @@ def _deal(order, offsets, names, state, ranks):  # type: ignore[no-untyped-def]
             ranks[order[first + place]] = rest[place]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _shuffle(values, count, state):  # type: ignore[no-untyped-def]
     for i in range(count - 1):
         state, word = next_word(state)

@@ -12,9 +12,9 @@ worker in this way. A cycle passes a worker once, so taking cycles anywhere save
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from dshuffle.kernels import kernel
 from dshuffle.planning.grouping import group_by, holds, lowest_bit
 from dshuffle.planning.types import Holders, Samples
 
@@ -48,7 +48,7 @@ def find_cycles(holders: Holders, workers: Samples, n_workers: int) -> tuple[Sam
     return cycles
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _find(holders, workers, order, starts, lengths):  # type: ignore[no-untyped-def]
     n_workers, words = starts.size - 1, holders.shape[1]
     # Arcs from holder to destination: the number of samples left for each, and a bitset of the nonzero ones.
@@ -94,7 +94,7 @@ def _find(holders, workers, order, starts, lengths):  # type: ignore[no-untyped-
     return members[:n_members], offsets[: n_cycles + 1]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _count(sample, change, holders, workers, arcs, ahead):  # type: ignore[no-untyped-def]
     """Add or remove the arcs of a sample."""
     d = workers[sample]
@@ -111,7 +111,7 @@ def _count(sample, change, holders, workers, arcs, ahead):  # type: ignore[no-un
                 ahead[h, d >> 6] &= ~bit
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _way_back(first, holders, workers, ahead, length, parents, queue):  # type: ignore[no-untyped-def]
     """Return the nearest holder of a sample that arcs reach from its destination, or -1 (breadth-first search)."""
     parents[:] = -1

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.kernels import kernel
 from dshuffle.planning.delivery.encoding_tables import Tables
 from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_cycles
 from dshuffle.planning.grouping import group_by, lowest_bit, popcount
@@ -97,7 +97,7 @@ def _weights(sizes: Samples) -> NDArray[np.int64]:
     return np.array([0, *roots], dtype=np.int64)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _describe(masks, columns, starts, sizes, company):  # type: ignore[no-untyped-def]
     """Write the set size of every sample, and the length of its row in the encoding table."""
     for table in range(masks.size):
@@ -110,7 +110,7 @@ def _describe(masks, columns, starts, sizes, company):  # type: ignore[no-untype
                 company[starts[column] + row] = length
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _pack(  # type: ignore[no-untyped-def]
     sets, workers, order, ends, seeds, weights, levels, tries, state
 ):
@@ -153,7 +153,7 @@ def _pack(  # type: ignore[no-untyped-def]
     return members, offsets[: n_packets + 1]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _index(sets, workers, order, ends):  # type: ignore[no-untyped-def]
     """Build bitsets for blocks of 512 samples of one destination, in ``order``.
 
@@ -193,7 +193,7 @@ def _index(sets, workers, order, ends):  # type: ignore[no-untyped-def]
     return layers, held, alive, sample_at, place
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _grow(seed, sets, workers, weights, index, tries, scratch):  # type: ignore[no-untyped-def]
     """Return the size and worth of the best packet found for a seed; ``scratch[0]`` has its samples."""
     layers, held, alive, sample_at, _ = index
@@ -231,7 +231,7 @@ def _grow(seed, sets, workers, weights, index, tries, scratch):  # type: ignore[
     return size, worth
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _fill(size, taken, empty, sets, workers, index, noisy, packet, lanes, state):  # type: ignore[no-untyped-def]
     """Add samples for the ``empty`` destinations, best first, and return the new size of the packet."""
     layers, held, alive, sample_at, _ = index
@@ -271,7 +271,7 @@ def _fill(size, taken, empty, sets, workers, index, noisy, packet, lanes, state)
     return size
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _first(layers, held, alive, d, target, lanes):  # type: ignore[no-untyped-def]
     """Return the position of the first sample for ``d`` whose set contains the target, or -1."""
     for block in range(_begin(layers, alive, d, popcount(target)), layers[d, -1]):
@@ -283,7 +283,7 @@ def _first(layers, held, alive, d, target, lanes):  # type: ignore[no-untyped-de
     return -1
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _begin(layers, alive, d, size):  # type: ignore[no-untyped-def]
     """Return the first block for ``d`` that may have a sample with a set of at least ``size`` workers."""
     # Blocks become empty from the front, because small sets go first. Skip empty blocks permanently.
@@ -292,7 +292,7 @@ def _begin(layers, alive, d, size):  # type: ignore[no-untyped-def]
     return max(layers[d, 0], layers[d, size])
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _filter(held, alive, block, target, lanes):  # type: ignore[no-untyped-def]
     """Set ``lanes`` to the samples of a block that are alive and whose sets contain the target; return if any."""
     samples = np.uint64(0)

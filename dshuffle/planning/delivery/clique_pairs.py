@@ -6,9 +6,9 @@ nearly empty, so candidates come from lists by (destination, holder).
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from dshuffle.kernels import kernel
 from dshuffle.planning.grouping import count_holders, group_by, holds, lowest_bit, popcount
 from dshuffle.planning.randomness import permutation
 from dshuffle.planning.types import Holders, Samples
@@ -50,7 +50,7 @@ def pack_small_cliques(holders: Holders, workers: Samples, n_workers: int, *, se
     return packets
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _sizes(holders):  # type: ignore[no-untyped-def]
     sizes = np.empty(holders.shape[0], dtype=np.int64)
     for sample in range(holders.shape[0]):
@@ -58,7 +58,7 @@ def _sizes(holders):  # type: ignore[no-untyped-def]
     return sizes
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _pack(holders, workers, sizes, seeds, n_workers):  # type: ignore[no-untyped-def]
     starts, ends, lists = _lists(holders, workers, sizes, seeds, n_workers)
     members = np.empty(workers.size, dtype=np.int64)
@@ -98,7 +98,7 @@ def _pack(holders, workers, sizes, seeds, n_workers):  # type: ignore[no-untyped
     return members, offsets[: n_packets + 1]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _lists(holders, workers, sizes, seeds, n_workers):  # type: ignore[no-untyped-def]
     """List the samples for worker d that h holds, in seed order, as list ``d * n_workers + h``."""
     counts = np.zeros(n_workers * n_workers + 1, dtype=np.int32)
@@ -128,7 +128,7 @@ def _lists(holders, workers, sizes, seeds, n_workers):  # type: ignore[no-untype
     return starts, ends, lists
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _collect(  # type: ignore[no-untyped-def]
     seed, holders, workers, sizes, starts, ends, lists, alive, n_workers, candidates
 ):

@@ -8,9 +8,9 @@ Algorithm 3. Here workers decode every packet with cached samples alone.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from dshuffle.kernels import kernel
 from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
 from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_tables
 from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
@@ -30,7 +30,7 @@ def plan_coded(plan_input: PlanInput) -> Packets:
     return tables.plan(packet_of, n_packets, plan_input.destinations)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _encode(columns, starts, packet_of):  # type: ignore[no-untyped-def]
     """Assign every sample to a packet and return the number of packets (Algorithm 2)."""
     n_packets = 0

@@ -13,12 +13,12 @@ Attia and Tandon (2016), sections III and V; see docs/papers.md.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
+from dshuffle.kernels import kernel
 from dshuffle.planning.delivery.definition import Excess
 from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_leftover
 from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
@@ -133,7 +133,7 @@ def plan_leftover(plan_input: PlanInput) -> Packets:
     return Packets(packets, samples[: packets[-1]], workers[: packets[-1]], np.full(n_packets, SERVER, dtype=np.int32))
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _find_owners(holders, n_workers, owners):  # type: ignore[no-untyped-def]
     """Write each sample's holder, or ``n_workers``; return the first sample with several holders, or -1."""
     for sample in range(owners.size):
@@ -161,7 +161,7 @@ def _best_ignored(leftovers: Matrix, seed: int) -> tuple[int, Matrix]:
     return best, trails
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _closed_trails(arcs, hub):  # type: ignore[no-untyped-def]
     """Return the number of arc-disjoint closed trails through ``hub``, and the number over each arc.
 
@@ -204,7 +204,7 @@ def _closed_trails(arcs, hub):  # type: ignore[no-untyped-def]
         count += room
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _emit(  # type: ignore[no-untyped-def]
     arcs, offsets, trails, ignored, packets, samples, workers
 ):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import numba
 import numpy as np
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.kernels import kernel
 from dshuffle.planning.delivery.definition import Delivery, PartsByWorker
 from dshuffle.planning.delivery.demand import Demand
 from dshuffle.planning.delivery.link_loads import across_racks, loads_of_one_hop, messages_of_rows
@@ -53,7 +53,7 @@ def plan_peer(plan_input: PlanInput) -> Packets:
     return Packets.uncoded(needed, ranks, senders)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _counts(holders, needed):  # type: ignore[no-untyped-def]
     counts = np.empty(needed.size, dtype=np.int32)
     for i in range(needed.size):
@@ -61,7 +61,7 @@ def _counts(holders, needed):  # type: ignore[no-untyped-def]
     return counts
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _pick_senders(holders, needed, ranks, scarce_first, hosts, state, senders):  # type: ignore[no-untyped-def]
     loads = np.zeros((2, hosts.size), dtype=np.int64)  # of rows to other hosts, and to the own one
     for i in scarce_first:

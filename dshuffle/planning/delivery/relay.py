@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.kernels import kernel
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.packets import SERVER, Packets
 from dshuffle.planning.types import Ranks, Samples
@@ -175,7 +175,7 @@ RELAYS: dict[str, Callable[[Packets, Samples, int, int], Hops]] = {
 """Relay name -> planner of the hops."""
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _balance(offsets, destinations, relays, handed_on):  # type: ignore[no-untyped-def]
     for packet in range(relays.size):
         begin, end = offsets[packet], offsets[packet + 1]
@@ -187,7 +187,7 @@ def _balance(offsets, destinations, relays, handed_on):  # type: ignore[no-untyp
         handed_on[least] += end - begin - 1
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _around(offsets, destinations, steps, senders, handed_on):  # type: ignore[no-untyped-def]
     for packet in range(offsets.size - 1):
         begin, end = offsets[packet], offsets[packet + 1]

@@ -10,10 +10,10 @@ final after its visit.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from dshuffle.checks import as_integer
+from dshuffle.kernels import kernel
 from dshuffle.planning.delivery.clique_packing import CLIQUE_PACKETS
 from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
 from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_tables
@@ -49,7 +49,7 @@ def plan_ubershuffle(plan_input: PlanInput, depth: int = 2) -> Packets:
     return tables.plan(packet_of, n_packets, plan_input.destinations)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _sizes(masks):  # type: ignore[no-untyped-def]
     sizes = np.empty(masks.size, dtype=np.int64)
     for table in range(masks.size):
@@ -57,7 +57,7 @@ def _sizes(masks):  # type: ignore[no-untyped-def]
     return sizes
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _carpool(  # type: ignore[no-untyped-def]
     masks, columns, starts, workers, by_size, layers, depth, packet_of
 ):
@@ -135,7 +135,7 @@ def _carpool(  # type: ignore[no-untyped-def]
     return n_packets
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _advance(chosen, count):  # type: ignore[no-untyped-def]
     """Advance to the next choice of ``count`` ascending numbers below ``chosen[count]``; return whether one exists.
 
@@ -150,7 +150,7 @@ def _advance(chosen, count):  # type: ignore[no-untyped-def]
     return place < count
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _slots(masks):  # type: ignore[no-untyped-def]
     """Build a hash table from mask to table: linear probing, at most half full, -1 in empty slots."""
     size = 2
@@ -165,7 +165,7 @@ def _slots(masks):  # type: ignore[no-untyped-def]
     return slots
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _find(slots, masks, mask):  # type: ignore[no-untyped-def]
     """Return the table of a set, or -1."""
     slot = _hash(mask) & (slots.size - 1)
@@ -174,7 +174,7 @@ def _find(slots, masks, mask):  # type: ignore[no-untyped-def]
     return slots[slot]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _hash(mask):  # type: ignore[no-untyped-def]
     return np.int64((mask * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32))
 

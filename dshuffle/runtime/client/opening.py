@@ -22,6 +22,7 @@ from dshuffle.runtime.client.waiting import log_if_slow, wait_for_workers
 from dshuffle.runtime.dataset_inputs import warn_of_small_classes
 from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.session_spec import EarlierWorkers, SessionRequest
+from dshuffle.runtime.timeline import Timeline
 from dshuffle.store import Dataset
 
 SHUFFLER_CALL = 3
@@ -54,14 +55,16 @@ def open_sequence(
     DShuffleError
         If no session can be opened. Nothing stays open then.
     """
+    timeline = Timeline("the client opens a session")
     start, carried = Remainder(first_epoch, ()), None
     if resumed is not None:
         start, carried = resumed.state.next, EarlierWorkers.of(resumed.state.history, resumed.state.next)
     request, classes = session_request(client, dataset, choices, options, start=start, carried=carried)
     file = _checkpoint_file(checkpoint, dataset, resumed)
+    timeline.end_step("request checked")
     sequence = None
     try:
-        membership = _opened(client, request)
+        membership = _opened(client, request, timeline)
         state = None if resumed is None else resumed.state
         position = SessionPosition(dataset, request.choices, start, lambda: membership.current.history, state)
         sequence = EpochSequence(client, dataset, membership, position, file)
@@ -70,12 +73,14 @@ def open_sequence(
         if classes is not None:
             warn_of_small_classes(classes, membership.current.n_workers, stacklevel=SHUFFLER_CALL)
         sequence.write_checkpoint()  # one that cannot be written is refused now
+        timeline.end_step("checkpoint written")
     except BaseException:  # also if warnings are turned into errors
         if sequence is not None:
             sequence.close()
         if file is not None:
             file.release()
         raise
+    timeline.log()
     return sequence
 
 
@@ -95,11 +100,15 @@ def _checkpoint_file(
     return file
 
 
-def _opened(client: Client, request: SessionRequest) -> Membership:
+def _opened(client: Client, request: SessionRequest, timeline: Timeline) -> Membership:
     with log_if_slow("the scheduler and the workers are being set up"):
         install_plugin(client)
+    timeline.end_step("plugins installed on the scheduler and all workers")
     keep_nannies(client)
     if request.options.min_workers > 1:
         wait_for_workers(client, request.options.min_workers, request.settings.timeout, limit="dshuffle.timeout")
+    timeline.end_step("workers waited for")
     with log_if_slow("a session is being opened: workers are set up, and open the dataset"):
-        return Membership(OpenSession(client, request))
+        membership = Membership(OpenSession(client, request))
+    timeline.end_step("session opened")
+    return membership

@@ -30,14 +30,14 @@ Waiting = Callable[[str], None]
 
 @contextlib.contextmanager
 def log_if_slow(what: str, after: float = LOG_AFTER) -> Iterator[None]:
-    """Log what is being done while the body runs, if it takes long, and then less and less often."""
-    done = threading.Event()
+    """Log once what is being done if the body takes long, and how long it has taken when it ends."""
+    done, began, is_slow = threading.Event(), time.monotonic(), False
 
     def say() -> None:
-        pause = after
-        while not done.wait(pause):
-            logger.warning("dshuffle: %s", what)
-            pause *= 2
+        nonlocal is_slow
+        if not done.wait(after):
+            is_slow = True
+            logger.warning("dshuffle: %s (%.0f s so far)", what, time.monotonic() - began)
 
     thread = threading.Thread(target=say, name="dshuffle-log-if-slow", daemon=True)
     thread.start()
@@ -46,6 +46,8 @@ def log_if_slow(what: str, after: float = LOG_AFTER) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+        if is_slow:
+            logger.warning("dshuffle: this has taken %.0f s: %s", time.monotonic() - began, what)
 
 
 def wait_for_workers(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask.array
 from distributed import Client
 
 from dshuffle.checks import as_integer
-from dshuffle.runtime.gather.row_gather import Source, checked_array, even_chunks, gather, workers_of
+from dshuffle.runtime.gather.row_gather import Source, checked_array, even_chunks, gather, is_dataset, workers_of
 from dshuffle.runtime.gather.row_pieces import ARRAY, destinations
-from dshuffle.store import Dataset
+
+if TYPE_CHECKING:
+    from dshuffle.store import Dataset
 
 
 def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> Any:
@@ -65,7 +67,7 @@ def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> 
     array([4, 3, 0, 2, 5, 9, 8, 6, 7, 1])
     """
     seed = as_integer("seed", seed)
-    if isinstance(data, Dataset):
+    if is_dataset(data):
         source = Source.of(client, data)
         chunk_rows = even_chunks(data.n_samples, data.row_nbytes, len(source.workers))
         return gather(client, source, chunk_rows, "permute", functools.partial(destinations, seed))

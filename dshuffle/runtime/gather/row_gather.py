@@ -7,14 +7,16 @@ merges the buffers. The number of transfers is workers times groups, independent
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import math
 import operator
+import sys
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import dask.array
 import numpy as np
@@ -24,9 +26,10 @@ from distributed import Client, Future, futures_of, wait
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.client.cluster_view import check_client, cluster_info
-from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.gather.row_pieces import ARRAY, OutputRows, Ranges, column_of, merge_pieces, split_rows
-from dshuffle.store import Dataset
+
+if TYPE_CHECKING:
+    from dshuffle.store import Dataset
 
 GROUP_BYTES = 64 * 2**20
 """Bytes of output that one task merges, or one chunk if that is larger."""
@@ -77,11 +80,17 @@ class Source:
     def of(cls, client: Client, data: dask.array.Array | Dataset) -> Source:
         """The input on the workers of a cluster; a lazy array is computed, and its chunks merged along other axes."""
         workers = workers_of(client)
-        if isinstance(data, Dataset):
+        if not isinstance(data, dask.array.Array):
             return cls(data.layout, _parts_of_dataset(data, workers), workers)
         array = client.persist(data.rechunk({axis: -1 for axis in range(1, data.ndim)}))
         layout = RowLayout.of({ARRAY: (array.dtype, array.shape[1:])})
         return cls(layout, _parts_of_array(client, array), workers)
+
+
+def is_dataset(data: object) -> TypeGuard[Dataset]:
+    """Whether data is a dataset. Its module loads Zarr, which a call with a Dask array does without."""
+    module = sys.modules.get("dshuffle.store.dataset")  # loaded if there is any dataset
+    return module is not None and isinstance(data, module.Dataset)
 
 
 def workers_of(client: Client) -> list[str]:
@@ -134,6 +143,7 @@ def even_chunks(n_rows: int, row_nbytes: int, n_workers: int) -> tuple[int, ...]
 
 
 def _parts_of_dataset(dataset: Dataset, workers: list[str]) -> list[Part]:
+    unit_rows = importlib.import_module("dshuffle.runtime.dataset_inputs").unit_rows
     rows = unit_rows(dataset)  # whole chunks, so that no chunk of the widest array is read twice
     n_chunks = -(-dataset.n_samples // rows)
     bounds = [min(dataset.n_samples, n_chunks * k // len(workers) * rows) for k in range(len(workers) + 1)]
@@ -237,7 +247,7 @@ def gather(
     ]
     # Graph optimization would fuse tasks of different workers.
     made = client.persist(arrays, optimize_graph=False)
-    read = [part.source for part in parts if isinstance(part.source, Dataset) and part.source.is_temporary]
+    read = [part.source for part in parts if not isinstance(part.source, list) and part.source.is_temporary]
     if read:
         for future in futures_of(made):  # the dataset must last until it has been read
             future.add_done_callback(lambda _, kept=read: None)

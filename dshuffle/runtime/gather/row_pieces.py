@@ -1,21 +1,25 @@
 """What the tasks of ``permute`` and ``take`` do on a worker: draw, split, merge.
 
-It loads neither dask.array nor Zarr, which a worker does not need for an exchange in memory. Dask sends functions by
+It loads neither dask.array nor Zarr, which a worker does not need for an exchange in memory, and calls no kernels
+unless there are many rows. Dask sends functions by
 the name of their module, so each function of a task has to be here and not beside the code that only a client calls.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from distributed import get_worker
 from numpy.typing import NDArray
 
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.order import row_permutation
-from dshuffle.rows import ByteMatrix, RowLayout, gather_rows, scatter_rows
+from dshuffle.process_exit import end_without_last_collections
+from dshuffle.rows import ByteMatrix, RowLayout, scatter_rows
 
 if TYPE_CHECKING:
     from dshuffle.store import Dataset
@@ -48,8 +52,16 @@ class OutputRows(NamedTuple):
     sources: NDArray[np.uint32] | None = None
 
 
+def _let_worker_end_soon() -> None:
+    """With many rows or a dataset, a task loads numba, which delays the end of its process."""
+    with contextlib.suppress(ValueError):  # this is no task
+        if get_worker().nanny:  # it has a process of its own
+            end_without_last_collections()
+
+
 def destinations(seed: int, parts: list[Ranges]) -> list[OutputRows]:
     """Where the rows of each part go in a random permutation."""
+    _let_worker_end_soon()
     n_rows = max(last for ranges in parts for _, last in ranges)
     destinations = np.empty(n_rows, dtype=np.uint32)
     destinations[row_permutation(n_rows, seed)] = np.arange(n_rows, dtype=np.uint32)
@@ -58,6 +70,7 @@ def destinations(seed: int, parts: list[Ranges]) -> list[OutputRows]:
 
 def requested(parts: list[Ranges], indices: NDArray[np.int64]) -> list[OutputRows]:
     """Which rows of the output come from each part, if row k of the output is row ``indices[k]`` of the input."""
+    _let_worker_end_soon()
     n_rows = max(last for ranges in parts for _, last in ranges)
     positions, offsets = group_by(indices, n_rows)
     outputs = []
@@ -82,6 +95,7 @@ def split_rows(
     cuts: list[int],
 ) -> list[Piece]:
     """Pack the rows of a part, one piece per group of output chunks."""
+    _let_worker_end_soon()
     if isinstance(source, list):
         chunks = [_as_rows(chunk, layout) for chunk in source]
     else:
@@ -104,7 +118,8 @@ def split_rows(
         for begin, end in itertools.pairwise(own.tolist()):
             within = np.searchsorted(chosen[begin:end], bounds) + begin
             for chunk, start, (low, high) in zip(chunks, bounds, itertools.pairwise(within.tolist()), strict=False):
-                gather_rows(chunk, chosen[low:high] - start, rows[low:high])
+                # In ascending order, NumPy is as fast as a kernel, and numba takes half a second to load.
+                np.take(chunk, chosen[low:high] - start, axis=0, out=rows[low:high], mode="clip")
         pieces.append(Piece(own, places, rows))
     return pieces
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask.array
 import numpy as np
@@ -11,9 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.runtime.gather.row_gather import Source, checked_array, even_chunks, gather, workers_of
+from dshuffle.runtime.gather.row_gather import Source, checked_array, even_chunks, gather, is_dataset, workers_of
 from dshuffle.runtime.gather.row_pieces import ARRAY, requested
-from dshuffle.store import Dataset
+
+if TYPE_CHECKING:
+    from dshuffle.store import Dataset
 
 MOST_ROWS = 2**32
 """Rows of the input and of the output are numbered with 32 bits."""
@@ -65,7 +67,7 @@ def take(client: Client, data: dask.array.Array | Dataset, indices: ArrayLike, a
     [49, 4, 49, 81]
     """
     workers = workers_of(client)
-    if isinstance(data, Dataset):
+    if is_dataset(data):
         if axis != 0:
             raise InvalidParameter.of("axis", axis, "0 for a dataset")
         chosen = _checked_indices(client, indices, data.n_samples)

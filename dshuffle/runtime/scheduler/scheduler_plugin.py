@@ -38,6 +38,7 @@ from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
 from dshuffle.runtime.scheduler.worker_setup import SETUP_TIMEOUT, ask_all, workers_set_up
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, PartitionSources, SessionRequest, base_id
 from dshuffle.runtime.task_keys import session_of_key
+from dshuffle.runtime.timeline import Timeline
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
 logger = logging.getLogger(__name__)
@@ -145,9 +146,11 @@ class DShuffleScheduler(SchedulerPlugin):
         assert self._scheduler is not None
         assert self._hello is not None
         self._opening.add(session_id)
+        timeline = Timeline(f"the scheduler opens session {session_id}")
         try:
             fewest = order.options.min_workers if order.options.elastic else None
             ready = await workers_set_up(self._scheduler, self._hello, order.settings, fewest)
+            timeline.end_step("workers set up")
             # Sessions that have ended may still take memory.
             ended = [*self.coordinators.values(), *self._freeing]
             await asyncio.gather(*(coordinator.freed() for coordinator in ended))
@@ -155,6 +158,7 @@ class DShuffleScheduler(SchedulerPlugin):
             kept = await self._kept_partitions(order, ready)
             request, former = self._with_present_ranks(order), self._former_partitions(order)
             members = choose_members(self._scheduler, request, ready, former, kept)
+            timeline.end_step("members chosen")
             deliveries = AutoDelivery(order.deliveries)
             coordinator = Coordinator(self._scheduler, members, order.client_id, deliveries, self._move_tasks)
             self.coordinators[order.session_id] = coordinator  # from here on it hears of lost workers and clients
@@ -166,6 +170,8 @@ class DShuffleScheduler(SchedulerPlugin):
             except BaseException:
                 await self._close(order.session_id)
                 raise
+            timeline.end_step("partitions read")
+            timeline.log()
         finally:
             self._opening.discard(order.session_id)
         paused = [address for address, worker in self._scheduler.workers.items() if worker.status == Status.paused]

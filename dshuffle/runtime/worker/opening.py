@@ -20,6 +20,7 @@ from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.session_options import LOCAL
 from dshuffle.runtime.session_spec import PartitionSources, SessionSpec, base_id
+from dshuffle.runtime.timeline import Timeline
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
 from dshuffle.runtime.worker.former_partitions import LocalRows
 from dshuffle.runtime.worker.made_in_thread import made_in_thread
@@ -85,6 +86,7 @@ async def open_session(
     rank = rank_on(worker.address, spec)
     memory_limit = worker.memory_manager.memory_limit
     disk: PartitionOnDisk | None = None
+    timeline = Timeline(f"the worker opens session {session_id}")
     async with contextlib.AsyncExitStack() as on_error:
         on_error.callback(shared.reserved.release, session_id)
         on_error.callback(shared.kept.close, session_id)
@@ -93,8 +95,11 @@ async def open_session(
         on_error.callback(signs.close)
         dataset = await made_in_thread(threads, spec.dataset.open, close=Dataset.close)
         on_error.callback(dataset.close)
+        timeline.end_step("dataset opened")
         spec = spec.with_shuffle(await shared.in_thread(with_data, spec.shuffle, dataset))
+        timeline.end_step("labels and shardings read")
         await shared.in_thread(load_session_kernels, spec.shuffle, dataset.layout.nbytes)
+        timeline.end_step("kernels loaded")
         if rank is not None and epoch is not None:
             former = await shared.in_thread(_former, spec, rank, epoch, worker.address)
             spec = spec if former is None else spec.with_former(former)
@@ -114,7 +119,9 @@ async def open_session(
         if epoch is not None:
             await session.restore(epoch, digest)
             shared.kept.close(session_id)
+            timeline.end_step("partition read")
         on_error.pop_all()
+    timeline.log()
     return session, signs
 
 

@@ -40,6 +40,7 @@ from dshuffle.runtime.orders import (
 )
 from dshuffle.runtime.replies import message_in, replying
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL
+from dshuffle.runtime.timeline import Timeline
 from dshuffle.runtime.worker.disk import KeptPartitions
 from dshuffle.runtime.worker.hand_over import hand_over
 from dshuffle.runtime.worker.opening import SharedParts
@@ -89,6 +90,7 @@ class DShuffleWorker(WorkerPlugin):
 
     async def setup(self, worker: Worker) -> None:
         """Register the handlers, load the kernels, then send a hello to the scheduler."""
+        timeline = Timeline("the worker is set up")
         executor = ThreadPoolExecutor(2, thread_name_prefix="dshuffle-plugin")
         shared = SharedParts(worker, executor, ReservedMemory(worker), KeptPartitions())
         self.sessions = WorkerSessions(shared)
@@ -108,6 +110,7 @@ class DShuffleWorker(WorkerPlugin):
         for name in (*OPERATIONS, *OF_SESSION):
             worker.handlers[f"dshuffle_{name}"] = replying(name, functools.partial(_carry_out, sessions, name))
         worker.handlers |= row_handlers(sessions)
+        timeline.end_step("handlers registered")
         # Off the event loop, and before the first rows arrive.
         try:
             await shared.in_thread(load_exchange_kernels)
@@ -115,6 +118,8 @@ class DShuffleWorker(WorkerPlugin):
             if worker.handlers.get("dshuffle_protocol") is protocol:
                 del worker.handlers["dshuffle_protocol"]
             raise
+        timeline.end_step("kernels loaded")
+        timeline.log()
         # From here on the scheduler can use this worker. The hello makes it check at once instead of waiting.
         is_set_up = True
         try:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 from numpy.typing import NDArray
 
 from dshuffle.errors import DatasetError, DShuffleError, InvalidParameter
+from dshuffle.kernels import kernel
 from dshuffle.planning.sorted_ids import sorted_positions
 from dshuffle.store.sources.source import RowSource, StreamSource, unreadable
 
@@ -131,7 +131,7 @@ class _Draw:
             yield {name: values[selected] for name, values in batch.items()}
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _draw(
     users: NDArray[np.int64],
     chances: NDArray[np.float64],

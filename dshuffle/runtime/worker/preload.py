@@ -1,0 +1,43 @@
+"""What ``--preload dshuffle`` loads while a worker or a scheduler starts, so that the first session finds it there."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import time
+
+from distributed import Worker
+from distributed.core import Server
+
+from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
+from dshuffle.planning import Choices, ShuffleSpec
+
+logger = logging.getLogger(__name__)
+
+OF_SCHEDULER = ("dshuffle.runtime.scheduler.scheduler_plugin",)
+OF_WORKER = (
+    "dshuffle.runtime.worker.worker_plugin",
+    "dshuffle.runtime.worker.partition_task",
+    "dshuffle.runtime.gather.row_pieces",
+    "dshuffle.store.dataset",
+)
+
+
+async def load(server: Server) -> None:
+    """Load the modules of a worker or a scheduler, and the kernels of a worker, before it is part of the cluster.
+
+    Sessions whose choices need more kernels load these when they open.
+    """
+    is_worker = isinstance(server, Worker)
+    began = time.perf_counter()
+    await asyncio.to_thread(_load, is_worker)
+    logger.debug("dshuffle: preloaded in %.3f s", time.perf_counter() - began)
+
+
+def _load(is_worker: bool) -> None:
+    for name in OF_WORKER if is_worker else OF_SCHEDULER:
+        importlib.import_module(name)
+    if is_worker:
+        load_exchange_kernels()
+        load_session_kernels(ShuffleSpec(64, 4, Choices()), 8)

@@ -1,0 +1,81 @@
+"""What is loaded before the first session, and what a first session does one after the other."""
+
+import json
+import logging
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import dshuffle
+
+PRELOADED = """
+import json, sys
+from distributed import Client
+from dshuffle.compare import local_cluster
+
+def loaded():
+    return sorted(sys.modules)
+
+if __name__ == "__main__":
+    with local_cluster(1) as client:
+        print(json.dumps(list(client.run(loaded).values())))
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_of_ours_loads_everything_while_its_workers_start(tmp_path):
+    (tmp_path / "script.py").write_text(PRELOADED)
+    ran = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True)
+    workers = json.loads(ran.stdout.splitlines()[-1])
+    assert len(workers) == 2  # one of them is the server
+    needed = {"dshuffle.runtime.worker.worker_plugin", "dshuffle.runtime.worker.partition_task", "numba", "zarr"}
+    for modules in workers:
+        assert needed <= set(modules)
+        assert not {"dask.array", "pandas", "sklearn", "xarray", "bokeh"} & set(modules)
+
+
+def test_a_scheduler_loads_its_plugin():
+    code = """
+import asyncio, sys
+from distributed import Scheduler
+
+async def start():
+    async with Scheduler(port=0, dashboard_address=":0", preload=["dshuffle"]):
+        print("dshuffle.runtime.scheduler.scheduler_plugin" in sys.modules, "numba" in sys.modules)
+
+asyncio.run(start())
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["True", "False"]
+
+
+def test_the_log_has_the_steps_of_a_first_session(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG, "dshuffle.runtime.timeline")
+    dataset = dshuffle.create_dataset(str(tmp_path / "x.zarr"), {"x": np.zeros((20, 2))})
+    with (
+        LocalCluster(
+            n_workers=2, processes=False, threads_per_worker=1, dashboard_address=":0", silence_logs=False
+        ) as cluster,
+        Client(cluster) as client,
+        dshuffle.Shuffler(client, dataset) as shuffler,
+    ):
+        for epoch in shuffler.epochs(1):
+            client.gather(epoch.map(len))
+    of_timelines = [record for record in caplog.records if record.name == "dshuffle.runtime.timeline"]
+    lines = [record.getMessage().removeprefix("dshuffle: ") for record in of_timelines]
+    calls = sorted(line.split(":")[0].split(" session")[0] for line in lines)
+    opened = ["the client opens a", "the scheduler opens", *["the worker is set up"] * 2, *["the worker opens"] * 2]
+    assert calls == opened
+    [of_client] = [line for line in lines if line.startswith("the client")]
+    assert re.findall(r"([a-z ]+[a-z]) [0-9.]+ s[,;]", of_client) == [
+        " request checked",
+        " plugins installed on the scheduler and all workers",
+        " workers waited for",
+        " session opened",
+        " checkpoint written",
+    ]
+    assert all(float(line.rpartition(" s in all")[0].rpartition(" ")[2]) >= 0 for line in lines)
