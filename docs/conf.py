@@ -9,7 +9,8 @@ from pygments.lexers.special import TextLexer
 
 project = "dshuffle"
 author = "The dshuffle developers"
-version = release = importlib.metadata.version("dshuffle")
+release = importlib.metadata.version("dshuffle")
+version = re.match(r"\d+(\.\d+)*", release)[0]  # without the commit of a checkout
 
 # The source folder is the root of the repository. So links between the pages, and to files beside them, hold in the
 # site as they do in a checkout.
@@ -32,7 +33,10 @@ autodoc_default_options = {"members": True, "exclude-members": "set_score_reques
 numpydoc_show_class_members = False  # autosummary has a table of them
 
 html_theme = "sphinx_book_theme"
-html_title = f"dshuffle {release}"
+html_title = f"dshuffle {version}"
+html_sidebars = {"**": ["navbar-logo.html", "sbt-sidebar-nav.html"]}  # the search is in the header of each page
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_copy_source = False
 
 

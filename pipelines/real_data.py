@@ -5,7 +5,7 @@
 
     movielens  100,004 ratings of 9,066 films by 671 users: row, column, value. Sorted by user.
     flights    327,346 flights from New York in 2013: x, what is known at the departure, and y, minutes of delay at the
-               arrival. In the order of the departures.
+               arrival. In the order of their dates.
     mnist      5,000 handwritten digits of 28 x 28 pixels, and their labels: x, y. Sorted by label.
     digits     1,797 handwritten digits of 8 x 8 pixels, and their labels: x, y.
 
@@ -55,7 +55,7 @@ def flights() -> Arrays:
     ``y``, float32, is the delay at the arrival in minutes. Flights that did not arrive are left out.
     """
     table = r_table("nycflights13", "flights")
-    table = table[table["arr_delay"].notna()]
+    table = table[table["arr_delay"].notna()].sort_values(["month", "day", "sched_dep_time"], kind="stable")
     columns = [np.ones(len(table)), table["dep_delay"] / 60, table["distance"] / 1000]
     for name in ("hour", "month", "origin", "carrier"):
         kinds = np.unique(table[name].to_numpy().astype(str))

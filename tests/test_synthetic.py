@@ -3,15 +3,18 @@ from __future__ import annotations
 import dask
 import numpy as np
 import pytest
+import scipy.fft
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.synthetic import (
     BLOCK_ROWS,
+    WIDE_BLOCK_ROWS,
     gaussian_blobs,
     keyed_regression,
     keyed_weights,
     low_rank_entries,
     low_rank_factors,
+    rare_keys_regression,
 )
 
 
@@ -62,6 +65,23 @@ def test_noise_is_added_to_the_targets_alone():
 def test_counts_that_make_no_sense_are_refused(name, value):
     with pytest.raises(InvalidParameter, match=f"^{name}={value}"):
         keyed_regression(**{"n_samples": 10, name: value})
+
+
+def test_rows_of_a_rare_key_are_neighbours_and_their_mean_is_its_code():
+    n, n_keys = WIDE_BLOCK_ROWS + 976, 40
+    (data,) = dask.compute(rare_keys_regression(n, n_keys, seed=3))
+    x, y = data["x"].astype(float), data["y"]
+    assert (data["x"].dtype, y.dtype, x.shape) == (np.float32, np.float32, (n, n_keys))
+    codes = scipy.fft.dct(np.eye(n_keys), norm="ortho", axis=0) * np.sqrt(0.9)
+    keys = np.repeat(np.arange(n_keys), n // n_keys)
+    own = x - codes[keys]
+    assert (own**2).sum(axis=1).mean() == pytest.approx(0.1, rel=0.05)
+    assert abs(own.mean()) < 0.002
+    np.testing.assert_allclose(x @ keyed_weights(n_keys, 0, seed=3), y, atol=1e-6)
+    assert not np.allclose(own[: n - WIDE_BLOCK_ROWS], own[WIDE_BLOCK_ROWS:]), "blocks must not repeat each other"
+    (noisy,) = dask.compute(rare_keys_regression(n, n_keys, seed=3, noise=0.5))
+    np.testing.assert_array_equal(noisy["x"], data["x"])
+    assert (noisy["y"] - y).std() == pytest.approx(0.5, rel=0.1)
 
 
 def test_blobs_are_sorted_balanced_and_as_far_apart_as_asked():
@@ -118,7 +138,12 @@ def test_every_row_may_be_whole():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda seed: gaussian_blobs(50, seed=seed), lambda seed: low_rank_entries(5, 90, seed=seed)]
+    "make",
+    [
+        lambda seed: gaussian_blobs(50, seed=seed),
+        lambda seed: low_rank_entries(5, 90, seed=seed),
+        lambda seed: rare_keys_regression(50, 10, seed=seed),
+    ],
 )
 def test_other_datasets_depend_on_the_seed_alone(make):
     first, again, other = dask.compute(make(3), make(3), make(4))
@@ -130,6 +155,9 @@ def test_other_datasets_depend_on_the_seed_alone(make):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: rare_keys_regression(0, 5), "n_samples=0"),
+        (lambda: rare_keys_regression(5, 0), "n_keys=0"),
+        (lambda: rare_keys_regression(5, 5, noise=-1), "noise=-1"),
         (lambda: gaussian_blobs(0), "n_samples=0"),
         (lambda: gaussian_blobs(5, n_classes=0), "n_classes=0"),
         (lambda: gaussian_blobs(5, separation=0), "separation=0"),

@@ -30,7 +30,7 @@ from dshuffle.store import (
     verify_dataset,
     watched,
 )
-from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries
+from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries, rare_keys_regression
 from dshuffle.units import human_bytes, human_count
 
 SOURCES = {
@@ -46,7 +46,8 @@ OPTIONS_OF = {
     "files": {"names"},
     "from_folder": {"image_size", "grey"},
     "movielens": {"ratings_per_user", "seed"},
-    "regression": {"samples", "features", "seed"},
+    "regression": {"samples", "features", "noise", "seed"},
+    "rare-keys": {"samples", "features", "noise", "seed"},
     "classification": {"samples", "features", "classes", "seed"},
     "matrix": {"rows", "columns", "entries_per_row", "rank", "noise", "seed"},
 }
@@ -107,7 +108,9 @@ def _synthetic(
 ) -> dict[str, Any]:
     if synthetic == "regression":
         n_keys = max(1, features * 3 // 5)
-        return keyed_regression(samples, n_keys=n_keys, n_dense=features - n_keys, seed=seed)
+        return keyed_regression(samples, n_keys=n_keys, n_dense=features - n_keys, seed=seed, noise=noise)
+    if synthetic == "rare-keys":
+        return rare_keys_regression(samples, n_keys=features, seed=seed, noise=noise)
     if synthetic == "classification":
         return gaussian_blobs(samples, features, classes, seed)
     return low_rank_entries(rows, columns, entries_per_row, rank, noise, seed)

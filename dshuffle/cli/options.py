@@ -22,7 +22,7 @@ RELAYS = ("pipelined", "ring", "unicast")
 CACHINGS = ("even", "recent", "uniform")
 BETWEEN = ("redraw", "reverse")
 SHARDINGS = ("contiguous", "random", "round-robin", "stratified", "distribution-aware")
-SYNTHETIC = ("regression", "classification", "matrix")
+SYNTHETIC = ("regression", "rare-keys", "classification", "matrix")
 
 PREDICTED = ("local", "partial:0.1", "global", "aligned", "chunks")
 """Assignments whose cost is predicted by default."""

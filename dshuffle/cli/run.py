@@ -20,6 +20,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.pipeline import Pipeline, PipelineResult, RunningScheduler
 from dshuffle.planning.shares import parse_shares
 from dshuffle.report.slow_rank import slow_rank_of
+from dshuffle.report.summary import learned
 from dshuffle.units import human_bytes, human_error, human_seconds
 
 NAME = "pipeline"
@@ -156,4 +157,11 @@ def lines_of(result: PipelineResult) -> list[str]:
 
 
 def _json_lines(result: PipelineResult) -> list[str]:
-    return [json.dumps({"way": way.label, **record.to_dict()}) for way in result.ways for record in way.records]
+    lines = []
+    for way in result.ways:
+        points = {} if way.history is None else {point.epoch: point for point in way.history.points}
+        lines += [
+            json.dumps({"way": way.label, **record.to_dict(), **learned(points.get(record.epoch))})
+            for record in way.records
+        ]
+    return lines

@@ -13,6 +13,7 @@ from distributed import Client
 
 from dshuffle.compare.local_cluster import EmulatedRates
 from dshuffle.compare.mixing_of_ways import QualityOfWays
+from dshuffle.compare.neighbours import looks_random
 from dshuffle.compare.provenance import describe_cluster, describe_dataset, describe_machine, describe_versions
 from dshuffle.compare.ways import Way
 from dshuffle.emulated_links import HEADERS
@@ -113,6 +114,7 @@ def comparison_of(
         cluster=describe_cluster(client),
         versions=describe_versions(),
         machine=describe_machine(),
+        stored_at_random=looks_random(dataset),
         emulated=os.environ.get(EMULATED, "") or str(EmulatedRates.of(client)),
     )
 

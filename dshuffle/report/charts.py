@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,22 +11,16 @@ from bokeh.models.annotations import LabelSet
 from bokeh.plotting import figure
 
 from dshuffle.records import PHASES
+from dshuffle.report.colours import DARK, LIGHT, PHASE_COLOURS, WAITING, way_colour
 from dshuffle.report.summary import Comparison, Figures, TrainingPoint, WayResult, figures, has_errors
+from dshuffle.report.swatches import dash_of, marker_of
 from dshuffle.report.verdict import recommended_labels
 from dshuffle.units import human_bytes, human_error, human_seconds
 
-# Each hue means one way: Okabe and Ito's palette for colour-blind readers without the hue that marks waiting, and five
-# more. The default comparison has ten ways.
-BLUE, ORANGE, GREEN, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"
-SLATE, WINE, BROWN, LIME, NAVY = "#6A5ACD", "#A2285D", "#7F4F24", "#8DB600", "#27408B"
-WAY_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, SLATE, WINE, BROWN, LIME, NAVY)
-WAY_DASHES = ("solid", "dashed", "dotted", "dotdash")
-WAY_MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "hex", "star")
-WAITING = "#D55E00"
-"""Time that training waits: the only part of a bar to worry about."""
-DARK, MIDDLE, LIGHT = "#5B6470", "#8A929C", "#BCC2C9"
-"""Greys for amounts, told apart by the key above each chart."""
-PHASE_COLOURS = dict(zip(PHASES, ("#7A6300", "#937900", "#A98E1A", "#BFA645", "#D2BF74", "#E9DFB9"), strict=True))
+RECOMMENDED = " ◀"
+"""What follows the time of a way that the verdict recommends."""
+TEXT_WIDTH = 0.023
+"""Width of a letter beside a bar, as a fraction of the axis on the narrowest screen."""
 
 Key = tuple[tuple[str, str], ...]
 
@@ -49,20 +43,15 @@ def charts(comparison: Comparison) -> list[Chart]:
     """Draw all charts of a comparison."""
     measured = {way.label: figures(way) for way in comparison.ways}
     return [
-        _epoch_time(measured, recommended_labels(comparison)),
+        _epoch_time(comparison.ways, measured, recommended_labels(comparison)),
         _phases(measured),
         _bytes(measured),
         *(_errors(comparison.ways, comparison.error_meaning) if has_errors(comparison) else ()),
     ]
 
 
-def way_colour(place: int) -> str:
-    """Return the colour of the way at this position; it is the same in every chart."""
-    return WAY_COLOURS[place % len(WAY_COLOURS)]
-
-
-def _epoch_time(measured: Mapping[str, Figures], recommended: Collection[str]) -> Chart:
-    key = ((DARK, "training"), (WAITING, "waiting for data"), (LIGHT, "other"))
+def _epoch_time(ways: Sequence[WayResult], measured: Mapping[str, Figures], recommended: Collection[str]) -> Chart:
+    amounts = ((DARK, "training"), (WAITING, "waiting for data"), (LIGHT, "other"))
     measured = dict(sorted(measured.items(), key=lambda item: item[1].epoch_seconds or 0.0))
     chart = _horizontal(measured)
     _stack(
@@ -73,11 +62,14 @@ def _epoch_time(measured: Mapping[str, Figures], recommended: Collection[str]) -
             "waiting for data": lambda medians: medians.waited_seconds,
             "other": _rest,
         },
-        [colour for colour, _ in key],
+        [colour for colour, _ in amounts],
     )
     seconds = [medians.epoch_seconds or 0.0 for medians in measured.values()]
+    copies = {way.label: way.copy_seconds for way in ways if way.copy_seconds is not None}
     texts = [
-        human_seconds(medians.epoch_seconds) + (" ◀ recommended" if label in recommended else "")
+        human_seconds(medians.epoch_seconds)
+        + (f" + copy, {human_seconds(copies[label])}" if label in copies else "")
+        + (RECOMMENDED if label in recommended else "")
         for label, medians in measured.items()
     ]
     source = ColumnDataSource({"way": list(measured), "seconds": seconds, "text": texts})
@@ -85,15 +77,22 @@ def _epoch_time(measured: Mapping[str, Figures], recommended: Collection[str]) -
         x="seconds", y="way", text="text", source=source, x_offset=6, text_baseline="middle", text_font_size="12px"
     )
     chart.add_layout(labels)
-    chart.x_range.end = 1.25 * max(seconds, default=0.0) or 1.0  # room for the numbers
+    chart.x_range.end = max(map(_end_of_text, seconds, texts), default=0.0) or 1.0
+    making = "copy: time of making the shuffled copy, once before training. " if copies else ""
     return Chart(
         "Time per epoch",
         "Median wall time of an epoch, the fastest first. training: tasks of the busiest worker. waiting for data: "
         "time until the next samples arrived. other: round trips, task starts, work of the client between epochs, and "
-        "processor time of the exchange. The difference from the bars of local ways is the cost of the exchange.",
-        key,
+        f"processor time of the exchange. {making}The difference from the bars of local ways is the cost of the "
+        "exchange.",
+        (*amounts, *((("transparent", f"{RECOMMENDED.strip()} recommended"),) if recommended else ())),
         chart,
     )
+
+
+def _end_of_text(seconds: float, text: str) -> float:
+    """Where the axis must end for a text beside a bar, on the narrowest screen."""
+    return seconds / max(0.1, 1 - TEXT_WIDTH * (len(text) + 1))
 
 
 def _rest(medians: Figures) -> float:
@@ -159,25 +158,27 @@ def _bytes(measured: Mapping[str, Figures]) -> Chart:
     chart.yaxis.group_label_orientation = "horizontal"
     return Chart(
         "Bytes per epoch",
-        "Bytes sent between workers and bytes read from the store, summed over all workers.",
-        ((DARK, "sent between workers"), (LIGHT, "read from the store")),
+        "Bytes that workers and the server sent, and bytes read from the store, in one epoch.",
+        ((DARK, "sent by workers and the server"), (LIGHT, "read from the store")),
         chart,
     )
 
 
 def _errors(ways: tuple[WayResult, ...], meaning: str) -> list[Chart]:
     key = tuple((way_colour(place), way.label) for place, way in enumerate(ways))
-    by_epoch = _lines(ways, lambda point: float(point.epoch), "epoch")
+    copied = any(way.copy_seconds is not None for way in ways)
+    by_epoch = _lines(ways, lambda way, point: float(point.epoch), "epoch")
     by_epoch.xaxis.ticker.desired_num_ticks = 6
     by_epoch.xaxis.ticker.mantissas = [1, 2, 5]
     by_epoch.xaxis.ticker.min_interval = 1
-    by_time = _lines(ways, lambda point: point.seconds, "seconds since the start")
-    caption = f"{meaning[0].upper()}{meaning[1:]}, on a logarithmic scale. Equal lines overlap."
+    by_time = _lines(ways, lambda way, point: (way.copy_seconds or 0.0) + point.seconds, "seconds since the start")
+    caption = " ".join([f"{meaning[0].upper()}{meaning[1:]}, on a logarithmic scale.", *map(_said_equal, _equal(ways))])
     return [
         Chart("Error after each epoch", caption, key, by_epoch, lines=True),
         Chart(
             "Error against time",
-            "The same errors against wall time, which includes loading and measuring the error.",
+            "The same errors against wall time, which includes loading and measuring the error."
+            + (" The line of a shuffled copy begins after the time of making it." if copied else ""),
             key,
             by_time,
             lines=True,
@@ -185,13 +186,25 @@ def _errors(ways: tuple[WayResult, ...], meaning: str) -> list[Chart]:
     ]
 
 
-def _lines(ways: tuple[WayResult, ...], x: Callable[[TrainingPoint], float], label: str) -> Any:
+def _equal(ways: Sequence[WayResult]) -> list[list[str]]:
+    """Labels of ways whose lines coincide: every error has the same digits in the tables."""
+    labels: dict[tuple[str, ...], list[str]] = {}
+    for way in ways:
+        labels.setdefault(tuple(human_error(point.error) for point in way.history), []).append(way.label)
+    return [group for errors, group in labels.items() if errors and len(group) > 1]
+
+
+def _said_equal(labels: Sequence[str]) -> str:
+    return f"These have equal errors, and one line: {', '.join(f'“{label}”' for label in labels)}."
+
+
+def _lines(ways: tuple[WayResult, ...], x: Callable[[WayResult, TrainingPoint], float], label: str) -> Any:
     chart = way_figure(y_axis_type="log", height=340)
     chart.xaxis.axis_label = label
     for place, way in enumerate(ways):
         source = ColumnDataSource(
             {
-                "x": [x(point) for point in way.history],
+                "x": [x(way, point) for point in way.history],
                 # A logarithmic axis cannot show an exact zero.
                 "error": [max(point.error, 1e-16) for point in way.history],
                 "text": [human_error(point.error) for point in way.history],
@@ -199,8 +212,8 @@ def _lines(ways: tuple[WayResult, ...], x: Callable[[TrainingPoint], float], lab
             }
         )
         common = {"source": source, "color": way_colour(place), "name": f"line: {way.label}"}
-        chart.line("x", "error", line_width=2.5, line_dash=WAY_DASHES[place % len(WAY_DASHES)], **common)
-        marks = chart.scatter("x", "error", size=9, marker=WAY_MARKERS[place % len(WAY_MARKERS)], **common)
+        chart.line("x", "error", line_width=2.5, line_dash=dash_of(place), **common)
+        marks = chart.scatter("x", "error", size=9, marker=marker_of(place), **common)
         chart.add_tools(HoverTool(renderers=[marks], tooltips=[("@way", "@text"), (label, "@x{0.[00]}")]))
     return chart
 

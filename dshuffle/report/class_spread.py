@@ -14,7 +14,7 @@ from bokeh.models import ColumnDataSource, FactorRange, HoverTool, Range1d
 from bokeh.plotting import figure
 from numpy.typing import NDArray
 
-from dshuffle.report.charts import BLUE, LIGHT
+from dshuffle.report.colours import BLUE, LIGHT
 from dshuffle.report.page import chart_page
 from dshuffle.units import human_count
 

@@ -9,10 +9,12 @@ from typing import Any
 
 from bokeh.embed import components
 
-from dshuffle.report.charts import Chart, Key, charts, way_colour
+from dshuffle.report.charts import Chart, Key, charts
+from dshuffle.report.colours import way_colour
 from dshuffle.report.page import page
 from dshuffle.report.pair_chart import pair_chart
-from dshuffle.report.summary import Comparison, WayResult, has_errors
+from dshuffle.report.summary import Comparison, WayResult, has_errors, measured_over_predicted
+from dshuffle.report.swatches import line_swatch, swatch
 from dshuffle.report.tables import (
     PAIR_HEADINGS,
     STORE_CAPTION,
@@ -127,16 +129,18 @@ def _elsewhere(comparison: Comparison) -> str:
     if not predicted:
         return ""
     names = tuple(predicted[0][1].on_other_links)
-    rows = [
-        (way.label, way_colour(place), tuple(human_seconds(way.on_other_links.get(name)) for name in names))
-        for place, way in predicted
-    ]
+    rows = []
+    for place, way in predicted:
+        scale = measured_over_predicted(way)
+        seconds = (way.on_other_links.get(name) for name in names)
+        cells = tuple(human_seconds(None if second is None else scale * second) for second in seconds)
+        rows.append((way.label, way_colour(place), cells))
     return f"""<section>
 <h2>An exchange on other links</h2>
 {_table(("way", *names), rows)}
 <p class="caption">Predicted by the cost model for links of these rates, with the data, workers, processors and store of
-this run. An epoch takes as long as the exchange or the training, whichever is longer. dshuffle advise predicts other
-data, workers and stores.</p>
+this run, and multiplied by what was measured in this run over what the model predicted for it. An epoch takes as long
+as the exchange or the training, whichever is longer. dshuffle advise predicts other data, workers and stores.</p>
 </section>"""
 
 
@@ -172,7 +176,7 @@ def _headline(comparison: Comparison) -> str:
 def _table(headings: Sequence[str], rows: Iterable[tuple[str, str, tuple[str, ...]]]) -> str:
     head = "".join(f"<th scope='col'>{escape(heading)}</th>" for heading in headings)
     body = "\n".join(
-        f"<tr><th scope='row'>{_swatch(colour)}{escape(label)}</th>"
+        f"<tr><th scope='row'>{swatch(colour)}{escape(label)}</th>"
         + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         + "</tr>"
         for label, colour, cells in rows
@@ -187,30 +191,27 @@ def _figure(chart: Chart, division: str) -> str:
     return f"""<figure>
 <h2>{escape(chart.title)}</h2>
 <p class="key">{_switches(chart.key) if chart.lines else _key(chart.key)}</p>
-{division}
+<div class="scroll"><div class="plot">{division}</div></div>
 <figcaption class="caption">{escape(chart.caption)}</figcaption>
 </figure>"""
 
 
 def _key(key: Key) -> str:
-    return " ".join(f"<span>{_swatch(colour)}{escape(meaning)}</span>" for colour, meaning in key)
+    return " ".join(f"<span>{swatch(colour)}{escape(meaning)}</span>" for colour, meaning in key)
 
 
 def _switches(key: Key) -> str:
     """A key that shows and hides lines; see ``theme.js``."""
     return " ".join(
-        f"<button type='button' aria-pressed='true' data-line='{escape(name)}'>{_swatch(colour)}{escape(name)}</button>"
-        for colour, name in key
+        f"<button type='button' aria-pressed='true' data-line='{escape(name)}'>{line_swatch(place)}{escape(name)}"
+        "</button>"
+        for place, (_, name) in enumerate(key)
     )
 
 
 def _unbroken(text: str) -> str:
     # Prevent a line break within numbers such as 1.2e-07.
     return text.replace("e-", "e&#8209;")
-
-
-def _swatch(colour: str) -> str:
-    return f"<i style='background:{escape(colour)}'></i>"
 
 
 def _facts(title: str, facts: Mapping[str, Any]) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 from bokeh.embed import components
 from bokeh.resources import Resources
 
+from dshuffle.report.colours import colours_script
+
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 THEME = (Path(__file__).parent / "theme.js").read_text(encoding="utf-8")
 
@@ -46,6 +48,7 @@ def page(title: str, body: str, script: str) -> str:
 </main>
 {script}
 <script>
+{colours_script()}
 {THEME}
 </script>
 </body>

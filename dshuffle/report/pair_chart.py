@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +10,15 @@ from bokeh.models import ColumnDataSource, FactorRange, HoverTool
 from bokeh.models.annotations import LabelSet
 
 from dshuffle.noninferiority import PairedRuns
-from dshuffle.report.charts import MIDDLE, WAITING, Chart, way_colour, way_figure
+from dshuffle.report.charts import Chart, way_figure
+from dshuffle.report.colours import MIDDLE, WAITING, way_colour
 from dshuffle.report.summary import Comparison
 from dshuffle.report.tables import tested_ways
 
 MARGINS_SHOWN = 4.0
 """The axis ends at this many margins at most. Without an end, one bad way would hide the differences of all others."""
+BEYOND_CLOSEST = 1.5
+"""If all ways are bad, the axis ends at this many times the median difference of the best one."""
 
 
 def pair_chart(comparison: Comparison) -> Chart | None:
@@ -43,11 +47,13 @@ def pair_chart(comparison: Comparison) -> Chart | None:
 
 
 def _edges(margin: float, tested: Sequence[PairedRuns]) -> tuple[float, float]:
-    """The ends of the axis: around 0, the margin, the pairs and their intervals, within some margins."""
+    """The ends of the axis: around 0, the margin, the pairs and their intervals, but not far beyond the closest way."""
     shown = [runs.scaled(value) for runs in tested for value in (*runs.differences, *runs.interval)]
+    closest = min(abs(runs.scaled(statistics.median(runs.differences))) for runs in tested)
+    end = max(MARGINS_SHOWN * margin, BEYOND_CLOSEST * closest)
     room = 0.25 * margin
     least, most = min(0.0, *shown) - room, max(margin, *shown) + room
-    return max(least, -MARGINS_SHOWN * margin), min(most, MARGINS_SHOWN * margin)
+    return max(least, -end), min(most, end)
 
 
 def _draw(chart: Any, label: str, colour: str, pairs: PairedRuns, edges: tuple[float, float]) -> None:

@@ -50,7 +50,8 @@ class WayResult:
     """One way of shuffling: its choices, and for every epoch a record and a training point.
 
     Also the predicted time of an exchange, how much of it links and the store take, what it would be on other links by
-    their names, and the mixing quality, if known; and the pairs of runs that compare it with reshuffling, if there are.
+    their names, and the mixing quality, if known; the pairs of runs that compare it with reshuffling, if there are; and
+    how long it took to make the shuffled copy that it trains on, if that was made for the comparison.
     """
 
     label: str
@@ -62,6 +63,7 @@ class WayResult:
     on_other_links: Mapping[str, float] = field(default_factory=dict)
     quality: ShuffleQuality | None = None
     pairs: PairedRuns | None = None
+    copy_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -84,6 +86,8 @@ class Comparison:
         What was emulated (links, stores), in words; empty if nothing was.
     error_meaning
         What the error of a training point is, in words.
+    stored_at_random
+        Whether the dataset seems to be stored in random order, so that ways "as stored" start from random shards.
     """
 
     ways: tuple[WayResult, ...]
@@ -96,6 +100,7 @@ class Comparison:
     machine: Mapping[str, Any] = field(default_factory=dict)
     emulated: str = ""
     error_meaning: str = "the error that the training function reports"
+    stored_at_random: bool = False
 
     def __post_init__(self) -> None:
         labels = [way.label for way in self.ways]
@@ -231,6 +236,12 @@ def limited_by_processors(way: WayResult, medians: Figures) -> bool:
     return way.predicted_wire_seconds is None or way.predicted_wire_seconds < medians.shuffle_seconds.median / 2
 
 
+def measured_over_predicted(way: WayResult) -> float:
+    """The median exchange over the predicted one; 1 if one of them is unknown, or no exchange was predicted."""
+    spread = figures(way).shuffle_seconds
+    return 1.0 if spread is None or not way.predicted_seconds else spread.median / way.predicted_seconds
+
+
 def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
     """Everything in a comparison except the epoch records, as ``summary.json`` and ``--json`` have it."""
     return {
@@ -243,6 +254,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
         "versions": dict(comparison.versions),
         "machine": dict(comparison.machine),
         "emulated": comparison.emulated,
+        "stored_at_random": comparison.stored_at_random,
         "ways": [
             {
                 "label": way.label,
@@ -251,6 +263,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
                 "predicted_seconds": way.predicted_seconds,
                 "predicted_wire_seconds": way.predicted_wire_seconds,
                 "on_other_links": dict(way.on_other_links),
+                "copy_seconds": way.copy_seconds,
                 "quality": None if way.quality is None else _finite(asdict(way.quality)),
                 "history": [_finite(asdict(point)) for point in way.history],
                 "pairs": None if way.pairs is None else way.pairs.to_dict(),
@@ -268,7 +281,21 @@ def _finite(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_records(comparison: Comparison, path: Path) -> None:
-    """Write one JSON line for every epoch of every way: the record's fields, and ``way``, the label."""
+    """Write one JSON line for every epoch of every way: its label as ``way``, and the record's fields.
+
+    An epoch whose error or validation metrics are known has them as ``error`` and ``validation``.
+    """
     with path.open("w", encoding="utf-8") as lines:
         for way in comparison.ways:
-            lines.writelines(json.dumps({"way": way.label, **record.to_dict()}) + "\n" for record in way.records)
+            points = {point.epoch: point for point in way.history}
+            for record in way.records:
+                fields = {"way": way.label, **record.to_dict(), **learned(points.get(record.epoch))}
+                lines.write(json.dumps(fields) + "\n")
+
+
+def learned(point: TrainingPoint | None) -> dict[str, Any]:
+    """What training reported after an epoch, for a JSON line: its ``error``, and its metrics as ``validation``."""
+    if point is None:
+        return {}
+    validation = {"validation": _finite(dict(point.validation))} if point.validation else {}
+    return {**_finite({"error": point.error}), **validation}

@@ -5,12 +5,36 @@
   function models() {
     return window.Bokeh.documents.flatMap((doc) => [...doc._all_models.values()]);
   }
+  // Each colour of a white page has one for dark pages; see colours.py, which defines darkColours.
+  function shade(colour) {
+    for (const [light, darker] of Object.entries(darkColours)) {
+      if (colour === light || colour === darker) {
+        return dark.matches ? darker : light;
+      }
+    }
+    return colour;
+  }
+  function recolour(model) {
+    for (const name of ["fill_color", "line_color", "hatch_color"]) {
+      if (name in model.properties && model[name] !== null) {
+        const colour = model[name];
+        const plain = typeof colour === "string" ? colour : colour.value;
+        if (typeof plain === "string" && shade(plain) !== plain) {
+          model[name] = typeof colour === "string" ? shade(plain) : { ...colour, value: shade(plain) };
+        }
+      }
+    }
+    if (model.type === "ColumnDataSource" && "colour" in model.data) {
+      model.data = { ...model.data, colour: Array.from(model.data.colour, shade) };
+    }
+  }
   function paint() {
     const page = getComputedStyle(document.documentElement);
     const [ink, soft, line, card] = ["--ink", "--soft", "--line", "--card"].map(
       (name) => page.getPropertyValue(name).trim()
     );
     for (const model of models()) {
+      recolour(model);
       if ("axis_label_text_color" in model.properties) {
         model.setv({
           axis_label_text_color: soft, major_label_text_color: soft,

@@ -33,10 +33,11 @@ def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
     first, *others = _pairs(comparison.ways) or [""]
     if ranking is None:
         answer = "No way that reshuffles everything ran for two epochs or more, so none can be called the fastest."
-        return tuple(filter(None, (first, answer, " ".join(others), _errors(measured), slow_ranks_of(comparison.ways))))
+        errors, slow_ranks = _errors(measured, comparison.error_meaning), slow_ranks_of(comparison.ways)
+        return tuple(filter(None, (first, answer, " ".join(others), errors, _stored(comparison), slow_ranks)))
     answer = f"To reshuffle everything every epoch, {ranking.use}."
-    times, errors = _times(measured, ranking), _errors(measured)
-    doubts = _doubt(ranking), slow_ranks_of(comparison.ways)
+    times, errors = _times(measured, ranking), _errors(measured, comparison.error_meaning)
+    doubts = _stored(comparison), _doubt(ranking), slow_ranks_of(comparison.ways)
     return tuple(filter(None, (first, answer, " ".join(others), times, errors, *doubts)))
 
 
@@ -176,7 +177,7 @@ def _times(measured: list[_MeasuredWay], ranking: _Ranking) -> str:
     return " ".join(sentences)
 
 
-def _errors(measured: list[_MeasuredWay]) -> str:
+def _errors(measured: list[_MeasuredWay], meaning: str) -> str:
     worth = _Worth.of(measured)
     if worth is None:
         return ""
@@ -187,7 +188,19 @@ def _errors(measured: list[_MeasuredWay]) -> str:
         parts.append(f"{human_error(worth.stored)} in stored order")
     tested = any(result.way.pairs is not None for result in measured)
     doubt = "" if tested else " Single runs do not tell whether they differ by chance."
-    return f"After {worth.epochs} epochs the error is {_listed(parts)}.{doubt}"
+    return f"After {worth.epochs} epochs, {meaning} is {_listed(parts)}.{doubt}"
+
+
+def _stored(comparison: Comparison) -> str:
+    """Which ways only seem to train in an order that matters."""
+    labels = [f"“{way.label}”" for way in comparison.ways if str(way.choices.sharding) == "contiguous"]
+    if not comparison.stored_at_random or not labels:
+        return ""
+    starts = "starts" if len(labels) == 1 else "start"
+    return (
+        "The dataset is stored in random order, as far as pairs of neighbouring rows show. So "
+        f"{_listed(labels)} {starts} from random shards, too."
+    )
 
 
 def _doubt(ranking: _Ranking) -> str:

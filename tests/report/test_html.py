@@ -10,7 +10,8 @@ from bokeh.models.annotations import LabelSet
 
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.report import TrainingPoint, comparison_tables, render_html, verdict_sentences
-from dshuffle.report.charts import WAY_COLOURS, charts
+from dshuffle.report.charts import charts
+from dshuffle.report.colours import DARK, DARK_COLOURS, LIGHT, MIDDLE, WAY_COLOURS
 from dshuffle.report.pair_chart import pair_chart
 
 
@@ -195,3 +196,73 @@ def test_validation_metrics_stand_beside_the_errors(comparison):
     assert all(f"<td>{2.5 + epoch:g}</td>" in section for epoch in range(5))
     [table] = [table for table, _ in comparison_tables(comparison) if str(table.title) == "<rmse> after each epoch"]
     assert [cell.plain for cell in table.columns[5].cells] == ["6.5", "-", "-", "-", "-", "-"]
+
+
+def contrast(one, other):
+    """The contrast ratio of two colours by the Web Content Accessibility Guidelines 2.1."""
+
+    def luminance(colour):
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    lighter, darker = sorted([luminance(one), luminance(other)], reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_every_line_is_visible_on_a_dark_page_and_the_least_important_amount_is_the_darkest(comparison):
+    card = re.search(r"dark\).*?--card: (#\w+)", render_html(comparison), re.S)[1]
+    assert min(contrast(DARK_COLOURS[colour], card) for colour in WAY_COLOURS) > 4
+    amounts = [contrast(DARK_COLOURS[colour], card) for colour in (LIGHT, MIDDLE, DARK)]
+    assert amounts == sorted(amounts)
+    both = [*DARK_COLOURS, *DARK_COLOURS.values()]
+    assert len({*both}) == len(both), "theme.js finds the partner of a colour in both directions"
+
+
+def test_the_keys_of_lines_have_their_dashes_and_markers(comparison):
+    page = render_html(comparison)
+    lines = {chart.title: chart.figure for chart in charts(comparison)}["Error after each epoch"].renderers
+    dashes = [line.glyph.line_dash for line in lines if "Line" in str(line.glyph)]
+    markers = [marks.glyph.marker for marks in lines if "Scatter" in str(marks.glyph)]
+    keys = re.findall(r"<svg.*?stroke-dasharray='(.*?)'/><(\w+)", page)[: len(comparison.ways)]
+    for (array, shape), dash, marker in zip(keys, dashes, markers, strict=True):
+        assert [int(length) for length in re.findall(r"\d+", array)] in (dash, dash[:1])
+        assert (shape == "circle") == (marker == "circle")
+    assert len({*re.findall(r"(?:points='.*?'|<circle)", page)}) == len({*markers})
+
+
+def test_equal_errors_are_said_to_be_equal(comparison):
+    captions = {chart.title: chart.caption for chart in charts(comparison)}
+    caption = captions["Error after each epoch"]
+    assert "equal errors, and one line: “local, shuffled once”, “global + storage”" in caption
+    alone = dataclasses.replace(comparison, ways=comparison.ways[:2])
+    assert "equal" not in next(chart.caption for chart in charts(alone) if chart.title == "Error after each epoch")
+
+
+def test_the_time_of_making_a_copy_is_in_the_picture(comparison):
+    assert "copy" not in charts(comparison)[0].caption
+    ways = (*comparison.ways[:-1], dataclasses.replace(comparison.ways[-1], copy_seconds=1.5))
+    bars, *_, by_time = charts(dataclasses.replace(comparison, ways=ways))
+    times = bars.figure.center[-1].source.data
+    label = ways[-1].label
+    assert "+ copy, 1.50 s" in times["text"][times["way"].index(label)]
+    assert "once before training" in bars.caption
+    line = next(item for item in by_time.figure.renderers if item.name == f"line: {label}").data_source.data
+    assert line["x"] == pytest.approx([point.seconds + 1.5 for point in ways[-1].history])
+
+
+def test_texts_beside_bars_end_before_the_axis(comparison):
+    chart = charts(comparison)[0].figure
+    [labels] = [item for item in chart.center if isinstance(item, LabelSet)]
+    for seconds, text in zip(labels.source.data["seconds"], labels.source.data["text"], strict=True):
+        # A plot is 480 pixels wide at least, of which the names of the ways take 200; letters of 12 pixels take 6 each.
+        assert seconds / chart.x_range.end + 6 * len(text) / 280 < 1.01
+
+
+def test_other_links_are_scaled_by_what_was_measured(comparison):
+    slow = dataclasses.replace(comparison.ways[-1], predicted_seconds=0.1, on_other_links={"1 Gbit/s": 0.05})
+    page = render_html(dataclasses.replace(comparison, ways=(slow,)))
+    measured = next(cell for cell in re.findall(r"<td>(\d+) ms</td>", page.split("last error")[1])[1:])
+    section = page.split("An exchange on other links")[1].split("</section>")[0]
+    [shown] = re.findall(r"<td>(\d+) ms</td>", section)
+    assert int(shown) == pytest.approx(int(measured) / 2, abs=1)

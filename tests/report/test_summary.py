@@ -142,7 +142,22 @@ def test_the_files_hold_every_record_and_the_figures(comparison, tmp_path):
     assert summary["ways"][5]["figures"]["needed"] == 75_000
     assert summary["ways"][0]["quality"]["class_spread"] == 3.859
     assert [point["epoch"] for point in summary["ways"][0]["history"]] == [0, 1, 2, 3, 4]
+    assert [line["error"] for line in loaded[:5]] == [point.error for point in comparison.ways[0].history]
+    assert "validation" not in loaded[0]
     assert write_report(comparison, page.parent) == page, "a second report replaces the first"
+
+
+def test_records_have_what_training_reported(comparison, tmp_path):
+    first, *others = comparison.ways
+    points = [
+        dataclasses.replace(point, error=float("nan"), validation={"rmse": 1.5 + point.epoch})
+        for point in first.history[:3]
+    ]
+    way = dataclasses.replace(first, history=tuple(points))
+    write_report(dataclasses.replace(comparison, ways=(way, *others)), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()][:5]
+    assert [line.get("validation") for line in lines] == [{"rmse": 1.5}, {"rmse": 2.5}, {"rmse": 3.5}, None, None]
+    assert [line.get("error", "none") for line in lines] == [None, None, None, "none", "none"]
 
 
 def test_a_report_that_cannot_be_completed_leaves_the_old_one(comparison, tmp_path, monkeypatch):

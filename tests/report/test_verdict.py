@@ -260,3 +260,14 @@ def test_without_a_local_way_nothing_is_said_of_worth(comparison):
     text = verdict(with_idle(only(comparison, "global + peer"), {"global + peer": 0.5}))
     assert text.startswith("To reshuffle everything every epoch, use “global + peer”, the only such way that ran. An")
     assert "error" not in text
+
+
+def test_ways_as_stored_are_doubted_if_the_stored_order_is_random(comparison):
+    assert "random order" not in verdict(comparison)
+    text = verdict(dataclasses.replace(comparison, stored_at_random=True))
+    assert (
+        "The dataset is stored in random order, as far as pairs of neighbouring rows show. So “local, as stored” and "
+        "“partial:0.1 + peer” start from random shards, too."
+    ) in text
+    sharded = only(comparison, "local, shuffled once", "global + peer")
+    assert "random order" not in verdict(dataclasses.replace(sharded, stored_at_random=True))

@@ -56,7 +56,8 @@ def dataset() -> None:
     type=click.IntRange(1),
     default=100,
     show_default=True,
-    help="Number of features. In a regression, three fifths of them are a one-hot key.",
+    help="Number of features. In a regression, three fifths of them are a one-hot key. With rare keys, it is also the "
+    "number of keys: take a fifth of the samples.",
 )
 @click.option("--classes", type=click.IntRange(1), default=10, show_default=True, help="Number of classes.")
 @click.option("--rows", type=click.IntRange(1), default=10_000, show_default=True, help="Rows of the matrix.")
@@ -68,7 +69,8 @@ def dataset() -> None:
     type=click.FloatRange(0),
     default=0.0,
     show_default=True,
-    help="Standard deviation of the noise added to the entries, which have a standard deviation of 1.",
+    help="Standard deviation of the noise added to the targets of a regression, or to the entries of the matrix. Both "
+    "have a standard deviation of 1.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all random choices.")
 @click.option("--chunk-rows", type=click.IntRange(1), help="Samples per chunk.  [default: chunks of about 4 MiB]")
@@ -79,7 +81,8 @@ def create(ctx: click.Context, /, **options: Any) -> None:
     """Write a dataset to URL, from files or synthetic, without ever holding all of it in memory.
 
     Synthetic data are sorted, because shuffling matters most for sorted data: a linear regression by its key, a
-    classification by class, the entries of a low-rank matrix by row.
+    classification by class, the entries of a low-rank matrix by row. In "regression", keys are frequent, and one
+    shuffle is enough. In "rare-keys" they are rare, and reshuffling pays.
     """
     importlib.import_module("dshuffle.cli.dataset").create(ctx, **options)
 

@@ -21,7 +21,12 @@ import click
 )
 @click.option("--report", type=click.Path(file_okay=False), help="Folder for the report.")
 @click.option("--explain", "only_explain", is_flag=True, help="Say what would run where, and stop.")
-@click.option("--json", "as_json", is_flag=True, help="Print the records of all epochs as JSON lines.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the records of all epochs, and what training reported after them, as JSON lines.",
+)
 def run(**options: Any) -> None:
     """Run the pipeline TARGET.
 

@@ -1,0 +1,49 @@
+"""What the README says that `dshuffle compare` answers is what it answers, on both kinds of generated data."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import dshuffle
+from dshuffle.cli import compare
+from dshuffle.compare import Way, default_ways, modest_step
+from dshuffle.compare.pairs import regression_in_pairs
+from dshuffle.planning import Choices
+from dshuffle.synthetic import keyed_regression, rare_keys_regression
+
+README = Path(__file__).parents[2] / "README.md"
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not README.exists(), reason="the README is not here")]
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    return re.findall(r"```console\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def test_reshuffling_pays_for_the_default_data(blocks):
+    arrays = rare_keys_regression(compare.DEFAULT_SAMPLES, compare.DEFAULT_KEYS, noise=compare.DEFAULT_NOISE)
+    dataset = dshuffle.create_dataset("memory://story", arrays, chunk_rows=compare.DEFAULT_CHUNK_ROWS, overwrite=True)
+    tested = regression_in_pairs(dataset, default_ways(), n_workers=4, epochs=5, step=compare.DEFAULT_STEP)
+    [block] = (block for block in blocks if "rmse in pairs of runs" in block)
+    for label, runs in tested.items():
+        assert runs.outcome.value == "worse"
+        assert runs.percent
+        row = re.search(rf"^{re.escape(label[:25])}.*?\+([\d.]+) %.*worse$", block, re.MULTILINE)
+        assert float(row[1]) == pytest.approx(runs.scaled(runs.mean), rel=0.02)
+    stored, once, partial = (
+        tested[label].mean
+        for label in ("local, as stored", "local, shuffled once", "partial:0.1 + peer, from stored order")
+    )
+    assert stored > 1.5 * partial > 5 * once
+    # A chunk holds whole keys, so chunks that are shuffled help as little as none.
+    assert tested["chunks + storage"].mean == pytest.approx(stored, rel=0.1)
+
+
+def test_one_shuffle_is_enough_for_frequent_keys(blocks):
+    dataset = dshuffle.create_dataset("memory://frequent", keyed_regression(100_000, noise=0.1), overwrite=True)
+    ways = [Way("local", Choices("local")), Way("global + peer", Choices("global"))]
+    tested = regression_in_pairs(dataset, ways, n_workers=4, epochs=5, step=modest_step(dataset))
+    [block] = (block for block in blocks if "frequent.zarr" in block)
+    assert tested["local"].outcome.value == "not worse"
+    assert "“local” against reshuffling, in rmse: not worse than 1 %" in block
