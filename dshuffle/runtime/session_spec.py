@@ -17,12 +17,13 @@ from dshuffle.planning import NEW, Choices, GivenSharding, Remainder, ShuffleSpe
 from dshuffle.rows import RowLayout, checksum_rows
 from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.settings import Settings
+from dshuffle.runtime.worker_choice import WorkerChoice
 from dshuffle.store import Dataset
 
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 26
+PROTOCOL = 27
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 
@@ -205,6 +206,8 @@ class SessionRequest:
         Id of the open session that this one follows. Workers read their first partitions from its workers.
     carried
         The workers of the session that this one goes on from.
+    choice
+        The workers that may be members, by all names that the client knows of them.
     """
 
     session_id: str
@@ -219,6 +222,7 @@ class SessionRequest:
     reads_kept: bool = True
     former: str | None = None
     carried: EarlierWorkers | None = None
+    choice: WorkerChoice = field(default_factory=WorkerChoice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +248,8 @@ class SessionSpec:
         The digest of the request.
     former
         Partitions from which the first partitions are read, as far as they have the samples.
+    choice
+        The workers that may be members.
     memory_limit
         Bytes that one worker has for its partition or the rows of its server, once it has reserved them; None for any
         number.
@@ -260,6 +266,7 @@ class SessionSpec:
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     kept_as: str | None = None
     former: PartitionSources | None = None
+    choice: WorkerChoice = field(default_factory=WorkerChoice)
     memory_limit: int | None = None
 
     def with_shuffle(self, shuffle: ShuffleSpec) -> SessionSpec:

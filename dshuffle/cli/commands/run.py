@@ -14,6 +14,16 @@ import click
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Address of a running Dask scheduler, instead of the pipeline's own cluster."
 )
+@click.option(
+    "--workers",
+    metavar="NAMES",
+    help="Names or addresses of the workers that train, separated by commas.  [default: all, or those of the pipeline]",
+)
+@click.option(
+    "--resources",
+    metavar="NAME=AMOUNT",
+    help="Dask resources that a worker must have to train, separated by commas, such as GPU=1.",
+)
 @click.option("--report", type=click.Path(file_okay=False), help="Folder for the report.")
 @click.option("--explain", "only_explain", is_flag=True, help="Say what would run where, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the records of all epochs as JSON lines.")

@@ -141,7 +141,7 @@ class DShuffleScheduler(SchedulerPlugin):
         self._opening.add(session_id)
         try:
             fewest = order.options.min_workers if order.options.elastic else None
-            ready = await workers_set_up(self._scheduler, self._hello, order.settings, fewest)
+            ready = await workers_set_up(self._scheduler, self._hello, order.settings, order.choice, fewest)
             # Sessions that have ended may still take memory.
             ended = [*self.coordinators.values(), *self._freeing]
             await asyncio.gather(*(coordinator.freed() for coordinator in ended))
@@ -162,7 +162,11 @@ class DShuffleScheduler(SchedulerPlugin):
                 raise
         finally:
             self._opening.discard(order.session_id)
-        paused = [address for address, worker in self._scheduler.workers.items() if worker.status == Status.paused]
+        paused = [
+            address
+            for address, worker in self._scheduler.workers.items()
+            if worker.status == Status.paused and order.choice.allows(worker)
+        ]
         return OpenedSession(
             addresses=members.spec.addresses,
             server=members.server_role,
