@@ -123,7 +123,7 @@ def test_what_cannot_run(file, arguments, message):
 
 
 def test_the_command_line_chooses_the_members(file):
-    assert "global, 1 workers" in run(f"{file}:other", "--workers", "1").stdout.splitlines()
+    assert "global + peer, 1 workers" in run(f"{file}:other", "--workers", "1").stdout.splitlines()
     refused = run(f"{file}:other", "--workers", "0,7")
     assert refused.exit_code == 1
     assert "--workers=['0', '7'] is not allowed; it must be a list of addresses or names" in refused.output
