@@ -129,12 +129,15 @@ class OpenedSession:
         Paused workers that do not take part.
     history
         Number of workers, and how it has changed.
+    too_few_files
+        What to do about workers that may not have enough open files; empty if all may.
     """
 
     addresses: dict[int, str]
     server: str
     left_out: tuple[str, ...]
     history: WorkerHistory
+    too_few_files: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

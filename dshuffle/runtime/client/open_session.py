@@ -57,6 +57,8 @@ class OpenSession:
             opened = self._open_repeatedly()
         if opened.left_out:
             logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened.left_out))
+        if opened.too_few_files:
+            logger.warning("dshuffle: %s", opened.too_few_files)
         self.addresses, self.history, self._server_role = opened.addresses, opened.history, opened.server
         self.n_workers = self.history.n_workers
 

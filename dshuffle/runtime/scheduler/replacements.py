@@ -83,7 +83,7 @@ class Replacements:
         """Go on without a participant that no other worker can replace."""
         words = "dshuffle: no other worker can replace %s; peers send the rows from now on"
         logger.warning(words, self._participants.name_of(participant))
-        self._give_up(self._participants.addresses.pop(participant))
+        self._give_up(self._participants.drop(participant))
 
     def adopt(self, rank: int) -> None:
         """Let the worker of another rank take a lost one, preferably a worker that has not adopted any."""
@@ -167,10 +167,10 @@ class Replacements:
         elif before != worker.address and before not in self._participants.retired:
             self._give_up(before)
         self._closing.given_up.discard(worker.address)
-        for member, address in addresses.items():
+        for member, address in list(addresses.items()):
             beside = address == before and member not in machine.participants  # a server beside the rank
             if member == participant or beside:
-                addresses[member] = worker.address
+                self._participants.move(member, worker.address)
         self._candidates.remember(worker)
         self._driver.run(machine.replaced, participant, adopted=adopted)
         self._move_tasks()

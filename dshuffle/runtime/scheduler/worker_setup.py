@@ -33,7 +33,7 @@ async def workers_set_up(
     settings: Settings,
     choice: WorkerChoice,
     fewest: int | None = None,
-) -> set[str]:
+) -> dict[str, int | None]:
     """Wait until every worker that a session may have has set up the worker plugin.
 
     The scheduler asks the workers, so that it does not have to remember which worker sent a hello to which plugin. A
@@ -55,8 +55,9 @@ async def workers_set_up(
 
     Returns
     -------
-    set of str
-        Addresses of the workers that are set up and not paused.
+    dict
+        Addresses of the workers that are set up and not paused, and how many open files each may have; None for any
+        number.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(settings.timeout, SETUP_TIMEOUT)
@@ -110,7 +111,7 @@ async def workers_set_up(
                 f"{PROTOCOL}. Install the same version of dshuffle on both",
                 transient=False,
             )
-    return _running(scheduler, replies)
+    return {address: replies[address].get("open_files") for address in _running(scheduler, replies)}
 
 
 async def _are_silent(scheduler: Scheduler, replies: dict[str, Any], settings: Settings) -> bool:

@@ -23,6 +23,7 @@ from dshuffle.exchange.replies import Refusal, Reply, RowsReply
 from dshuffle.planning import SERVER, name_of
 from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
 from dshuffle.runtime.messages import CommitReply, MemberState
+from dshuffle.runtime.open_files import MOST_IDLE
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker import metrics
@@ -260,6 +261,7 @@ class WorkerSession:
             metrics.count(report.measures)
             self._committed = run_id, CommitReply(report=report)
             run.forget()
+            self._carriers.network.close_idle(MOST_IDLE)
             if self._disk is not None and parts.training is not None:
                 self._disk.keep(run.epoch, parts.training.cache, self._carriers.jobs)
         return self._committed[1]

@@ -39,8 +39,9 @@ def test_the_log_says_how_a_worker_takes_a_rank(
     """The workers at these addresses take rank 1 one after the other. It is lost again, or refused for lack of room."""
     monkeypatch.setattr(replacements, "TICK", 0.0)
     machine = replacing_machine(2)
+    places = {0: "tcp://10.0.0.0:1", 1: LOST}
     participants = SimpleNamespace(
-        addresses={0: "tcp://10.0.0.0:1", 1: LOST}, name_of="rank {}".format, retired={}, handed_over={}
+        addresses=places, move=places.__setitem__, name_of="rank {}".format, retired={}, handed_over={}
     )
     next_address = iter(addresses)
 

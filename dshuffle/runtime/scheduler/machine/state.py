@@ -102,7 +102,8 @@ class SessionState:
     @property
     def settled(self) -> list[int]:
         """Participants that hold their partitions, or serve."""
-        return [participant for participant in self.participants if participant not in self.unsettled]
+        unsettled = self.unsettled
+        return [participant for participant in self.participants if participant not in unsettled]
 
     @property
     def missing(self) -> tuple[int, ...]:
