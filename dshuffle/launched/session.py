@@ -58,6 +58,7 @@ class JobSession:
     ) -> None:
         self.dataset, self._terms, self._checkpoint = dataset, terms, checkpoint
         self._futures: list[Future[Any]] = []
+        self._is_closing = False
         if state is not None:
             choices = SessionState.from_dict(state, dataset).choices
             check_alike(choices, dataset, options, "state", "Ask for the same")
@@ -101,7 +102,7 @@ class JobSession:
         epoch = next(self.shuffler.epochs(count))
         self._futures = epoch.map(hold_partition, self._terms)
         for address, future in zip(self.shuffler.addresses, self._futures, strict=True):
-            future.add_done_callback(functools.partial(_call_if_failed, on_failure, address))
+            future.add_done_callback(functools.partial(self._call_if_failed, on_failure, address))
 
     def cancel(self) -> None:
         """Cancel the tasks of the current epoch, so that nobody waits for those of a rank that is gone."""
@@ -150,21 +151,24 @@ class JobSession:
 
     def close(self) -> None:
         """Close the session on all ranks."""
+        self._is_closing = True
         self.shuffler.close()
         self._close_client()
 
     def drop(self, error: BaseException) -> None:
         """Let go of the session after an error. All workers and the scheduler are about to close."""
+        self._is_closing = True
         self._close_client()  # first, so that the shuffler does not wait for workers that are gone
         self.shuffler.__exit__(type(error), error, error.__traceback__)
+
+    def _call_if_failed(self, on_failure: Callable[[str, str], None], address: str, future: Future[Any]) -> None:
+        if self._is_closing:  # a callback that comes late sees a future that closing has cancelled
+            return
+        if future.status == "error":
+            on_failure(address, repr(future.exception()))
+        elif future.status != "finished":
+            on_failure(address, f"its task was {future.status}")
 
     def _close_client(self) -> None:
         with contextlib.suppress(OSError):  # TimeoutError among them
             self._client.close(timeout=CLOSE_WITHIN)
-
-
-def _call_if_failed(on_failure: Callable[[str, str], None], address: str, future: Future[Any]) -> None:
-    if future.status == "error":
-        on_failure(address, repr(future.exception()))
-    elif future.status != "finished":
-        on_failure(address, f"its task was {future.status}")

@@ -104,6 +104,11 @@ def adopted_id(session_id: str, rank: int) -> str:
     return f"{session_id}+{rank}"
 
 
+def base_id(session_id: str) -> str:
+    """Id of the session itself, of its own id or one that :func:`adopted_id` made of it."""
+    return session_id.partition("+")[0]
+
+
 def is_adopted_by(session_id: str, other: str) -> bool:
     """Whether another id is one that :func:`adopted_id` made of the id of a session."""
     return other.startswith(f"{session_id}+")

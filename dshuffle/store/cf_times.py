@@ -38,10 +38,10 @@ ALIASES = {
 
 DATE = re.compile(
     r"(?P<year>\d{4})(?:-(?P<month>\d{1,2})(?:-(?P<day>\d{1,2})"
-    r"(?:[T ] *(?P<hour>\d{1,2}):(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:\.(?P<fraction>\d{0,9}))?)?"
+    r"(?:[T ] *(?P<hour>\d{1,2})(?::(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:\.(?P<fraction>\d{0,9}))?)?)?"
     r" *(?P<zone>Z|UTC|[+-]\d\d(?::?\d\d)?)?)?)?)?"
 )
-"""Origins that need no parser of another package."""
+"""Origins that need no parser of another package. cftime ignores an hour without minutes; pandas does not."""
 
 CALENDARS = {"standard", "gregorian", "proleptic_gregorian"}
 """Calendars whose dates are those of NumPy, from the reform on."""

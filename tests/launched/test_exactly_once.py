@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import Counter
 
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, Future
 
 import dshuffle
 from dshuffle.errors import CheckpointError, ClusterError, InvalidParameter, PeerFailed
+from dshuffle.launched.session import JobSession
 
 SAMPLES = 103
 
@@ -102,6 +104,23 @@ def test_arrays_are_in_the_order_asked_for(in_threads):
         return loader.names, x.shape, number.shape
 
     assert values(in_threads(2, loop, arrays=["x", "id"])) == [(("x", "id"), (7, 3), (7,)), (("x", "id"), (7, 3), (7,))]
+
+
+def test_a_callback_that_comes_late_does_not_take_a_task_for_cancelled(in_threads, monkeypatch):
+    closed = threading.Event()
+    add_done_callback, close_client = Future.add_done_callback, JobSession._close_client
+
+    def added_late(future, callback):
+        add_done_callback(future, lambda future: closed.wait(30) and callback(future))
+
+    def close_and_wait(session):
+        close_client(session)
+        closed.set()
+        time.sleep(0.3)  # the job has not ended yet
+
+    monkeypatch.setattr(Future, "add_done_callback", added_late)
+    monkeypatch.setattr(JobSession, "_close_client", close_and_wait)
+    assert values(in_threads(2, lambda loader: next(iter(next(loader.epochs(1))))[0].size)) == [7, 7]
 
 
 class Counting:

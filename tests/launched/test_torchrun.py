@@ -23,8 +23,12 @@ import dshuffle
 
 url, folder, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3])
 attempt, kills = os.environ["TORCHELASTIC_RESTART_COUNT"], sys.argv[4] == "kill"
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-rank = dist.get_rank()
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+# A store for each attempt. In the default store, ranks of PyTorch 2.13 that have started again sometimes find the
+# addresses of the ranks before them, also without dshuffle, and wait for them without an end.
+store = dist.FileStore(f"{folder}/store-{attempt}", world_size)
+minute = datetime.timedelta(seconds=60)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=minute)
 torch.manual_seed(rank)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -68,20 +72,15 @@ def counts(folder, epoch):
 
 @pytest.mark.parametrize("kill", ["no", "kill"])
 def test_a_script_under_torchrun(torch, tmp_path, store, kill):
-    """With `kill`, rank 1 is killed in epoch 1, torchrun starts all ranks again, and they resume in this epoch.
-
-    Ranks that PyTorch has started again sometimes wait for each other until the time limit. So there may be several
-    restarts.
-    """
+    """With `kill`, rank 1 is killed in epoch 1, torchrun starts all ranks again, and they resume in this epoch."""
     folder = tmp_path / "out"
     folder.mkdir()
-    options = ("--nproc-per-node", "2", "--max-restarts", "4")
+    options = ("--nproc-per-node", "2", "--max-restarts", "1")
     ran = torchrun(tmp_path, SCRIPT, store, folder, 3, kill, options=options)
     assert ran.returncode == 0, ran.stderr
     attempts, ranks = zip(*(path.name.split("-")[1:] for path in sorted(folder.glob("done-*"))), strict=True)
     assert ranks == ("0", "1")
-    assert len(set(attempts)) == 1
-    assert (attempts[0] == "0") == (kill == "no")
+    assert set(attempts) == {"0" if kill == "no" else "1"}
     for epoch in range(3):
         assert counts(folder, epoch) == Counter(range(103))
 

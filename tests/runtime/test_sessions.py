@@ -25,9 +25,9 @@ def test_two_at_once(threads, tmp_path, small, check_ids, sessions_left):
     ):
         assert sessions_left(threads) == (2, 10)
         for ours, theirs in zip_longest(first.epochs(4), second.epochs(6)):
-            submitted = [(epoch.map(check_ids), epoch) for epoch in (ours, theirs) if epoch is not None]
-            for futures, epoch in submitted:
-                n_samples = epoch._shuffler.dataset.n_samples
+            epochs = {1000: ours, 777: theirs}
+            submitted = {size: epoch.map(check_ids) for size, epoch in epochs.items() if epoch is not None}
+            for n_samples, futures in submitted.items():
                 assert np.array_equal(np.sort(np.concatenate(threads.gather(futures))), np.arange(n_samples))
         assert (len(first.records), len(second.records)) == (4, 6)
         first.close()

@@ -74,6 +74,7 @@ def test_numbers_are_unpacked_first(tmp_path, values, dtype, attributes, right):
         ("msecs since 2000-01-01", dates("2000-01-01", "2000-01-01T00:00:00.001", "2000-01-01T00:00:00.002")),
         ("days since 2000", DAYS),
         ("Days since 2000-01", DAYS),
+        ("days since 1650-01-01 01", np.array(["1650-01-01T01", "1650-01-02T01", "1650-01-03T01"], "M8[us]")),
     ],
 )
 def test_origins_and_units(tmp_path, units, right):

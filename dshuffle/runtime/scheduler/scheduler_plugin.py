@@ -37,7 +37,7 @@ from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 from dshuffle.runtime.scheduler.take_snapshot import snapshot_of
 from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
 from dshuffle.runtime.scheduler.worker_setup import SETUP_TIMEOUT, ask_all, workers_set_up
-from dshuffle.runtime.session_spec import PLUGIN, PartitionSources, SessionRequest
+from dshuffle.runtime.session_spec import PLUGIN, PartitionSources, SessionRequest, base_id
 from dshuffle.runtime.task_keys import session_of_key
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
@@ -90,7 +90,7 @@ class DShuffleScheduler(SchedulerPlugin):
 
     def alive(self, session_id: str, **sign: Any) -> None:
         """Pass on a sign of life, unless the session was closed."""
-        coordinator = self.coordinators.get(session_id.partition("+")[0])  # of a rank that a worker has adopted
+        coordinator = self.coordinators.get(base_id(session_id))  # of a rank that a worker has adopted
         if coordinator is not None:
             coordinator.alive(**sign)
 

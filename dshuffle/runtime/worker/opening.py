@@ -19,7 +19,7 @@ from dshuffle.planning import SERVER
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.session_options import LOCAL
-from dshuffle.runtime.session_spec import PartitionSources, SessionSpec
+from dshuffle.runtime.session_spec import PartitionSources, SessionSpec, base_id
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
 from dshuffle.runtime.worker.former_partitions import LocalRows
 from dshuffle.runtime.worker.made_in_thread import made_in_thread
@@ -123,7 +123,7 @@ def _label(spec: SessionSpec, rank: int) -> KeptLabel | None:
     if spec.kept_as is None:
         return None
     shuffle, layout = spec.shuffle, spec.dataset.layout
-    n_slots, session_id = shuffle.capacity + shuffle.max_incoming, spec.session_id.partition("+")[0]
+    n_slots, session_id = shuffle.capacity + shuffle.max_incoming, base_id(spec.session_id)
     return KeptLabel(spec.dataset.identity, spec.kept_as, session_id, layout.nbytes, n_slots, shuffle.history, rank)
 
 

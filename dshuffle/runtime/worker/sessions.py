@@ -18,7 +18,7 @@ from dshuffle.exchange.replies import RowsReply
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.messages import CommitReply, MemberState
 from dshuffle.runtime.replies import Arrays
-from dshuffle.runtime.session_spec import SessionSpec, adopted_id, is_adopted_by
+from dshuffle.runtime.session_spec import SessionSpec, adopted_id, base_id, is_adopted_by
 from dshuffle.runtime.worker.collectives import Collectives
 from dshuffle.runtime.worker.opening import SharedParts, open_session, rank_on
 from dshuffle.runtime.worker.session import WorkerSession
@@ -229,4 +229,5 @@ class WorkerSessions(Mapping[str, WorkerSession]):
     def fail_collective(self, session_id: str, number: int, reason: str, transient: bool = True) -> None:
         """Fail the ranks that wait for a mean."""
         self.session(session_id)
-        self.collectives.call(session_id, number).fail(reason, transient=transient)
+        # The ranks ask with the id of the session, also where rank 0 is adopted.
+        self.collectives.call(base_id(session_id), number).fail(reason, transient=transient)

@@ -9,6 +9,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from dshuffle import Dataset, PerRank, Shuffler
+from dshuffle.errors import PeerFailed
 from dshuffle.runtime.scheduler import participants
 from dshuffle.runtime.session_spec import SAMPLED_ROWS
 from dshuffle.runtime.worker.former_partitions import FormerPartitions
@@ -84,6 +85,32 @@ def test_a_worker_that_retires_sends_its_rows_once(labelled, checked, again, wit
     assert ("is taken by" in caplog.text) == again
     if not again:
         assert sorted(np.concatenate(asked)) == sorted(cached)
+
+
+def test_nobody_waits_at_an_adopted_rank_0_for_a_rank_that_has_returned(labelled, checked, within, monkeypatch):
+    monkeypatch.setattr(participants, "FOLLOWED_WITHIN", 30.0)
+    monkeypatch.setattr(participants, "CHOSEN_WITHIN", 60.0)
+
+    def uneven(partition, group):
+        if group.rank != 1:
+            group.mean(np.ones(2))
+
+    with (
+        LocalCluster(n_workers=3, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, labelled, elastic=True) as shuffler,
+    ):
+        for epoch in shuffler.epochs(2):
+            client.gather(epoch.map(checked))
+            if epoch.number == 0:
+                client.retire_workers([shuffler.addresses[0]])
+                within(30, lambda epoch=epoch: client.gather(epoch.map(checked)))
+                shuffler.look_up_members()
+                assert shuffler.addresses[0] in shuffler.addresses[1:], "a worker has adopted rank 0"
+                with pytest.raises(PeerFailed, match="the task of rank 1 has ended"):
+                    within(30, lambda epoch=epoch: epoch.together(uneven))
+                epoch.accept()
+        assert shuffler.n_workers == 2
 
 
 def test_a_rank_that_nobody_needs_does_not_keep_another_one_waiting(labelled, checked, within, monkeypatch):

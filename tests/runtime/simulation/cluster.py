@@ -111,7 +111,7 @@ class SimulatedCluster:
         """Install the plugin on a worker."""
         worker = self.workers[address]
         plugin = worker.plugins["dshuffle"] = DShuffleWorker()
-        await worker.process.spawn(plugin.setup(worker))
+        await asyncio.shield(worker.process.spawn(plugin.setup(worker)))  # it goes on if nobody waits any more
 
     def crash(self, address: str, *, comes_back: bool, noticed: bool) -> None:
         """Kill a worker. The scheduler may notice, and a nanny may start another one under the same name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import subprocess
@@ -24,7 +25,7 @@ from .datasets import N_SAMPLES, Store
 from .processes import Process
 from .schedule import BUILD, EPOCHS, FAULTS, WAYS, Schedule, Workload
 from .simulation import Simulation, simulate
-from .virtual_time import NothingHappensAnyMore, VirtualLoop
+from .virtual_time import NothingEnds, NothingHappensAnyMore, VirtualLoop
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*never awaited:RuntimeWarning")  # of processes that are killed
 
@@ -149,6 +150,19 @@ def test_a_loop_on_which_nothing_will_happen_says_so() -> None:
     try:
         with pytest.raises(NothingHappensAnyMore):
             loop.run_until_complete(loop.create_future())
+    finally:
+        loop.close()
+
+
+def test_a_loop_on_which_something_happens_for_ever_says_so() -> None:
+    async def polls() -> None:
+        while True:
+            await asyncio.sleep(15)
+
+    loop = VirtualLoop(random.Random(0))
+    try:
+        with pytest.raises(NothingEnds):
+            loop.run_until_complete(polls())
     finally:
         loop.close()
 

@@ -14,8 +14,16 @@ from typing import Any
 from .processes import RUNNING_IN, NumberedFuture
 
 
+LONGEST = 50_000.0
+"""Virtual seconds after which a schedule counts as one that never ends. Others take some hundred."""
+
+
 class NothingHappensAnyMore(AssertionError):
     """All coroutines wait, and no event will come."""
+
+
+class NothingEnds(AssertionError):
+    """Events come again and again, and a schedule does not end."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -63,6 +71,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             if not timers:
                 raise NothingHappensAnyMore("all coroutines wait for each other")
             self.now = max(self.now, timers[0][0])
+            if self.now > LONGEST:
+                raise NothingEnds(f"the schedule goes on after {LONGEST:,.0f} s")
         while timers and timers[0][0] <= self.now:
             ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
