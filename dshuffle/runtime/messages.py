@@ -67,6 +67,8 @@ class MemberState:
     ----------
     open
         Whether the session is open there.
+    epoch
+        The epoch whose partition it holds; None if it holds none yet.
     run_id
         Number of the last run that has begun there.
     arrived
@@ -76,6 +78,7 @@ class MemberState:
     """
 
     open: bool
+    epoch: int | None = None
     run_id: int = 0
     arrived: float | None = None
     vote: Vote | None = None

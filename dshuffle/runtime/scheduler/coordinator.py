@@ -134,7 +134,7 @@ class Coordinator:
     @property
     def new_ranks(self) -> frozenset[int]:
         """Ranks whose new workers do not hold their partitions yet."""
-        return frozenset(self.machine.newcomers)
+        return frozenset(self.machine.newcomers - self.machine.kept)
 
     @property
     def paused_timeout(self) -> float:

@@ -135,7 +135,8 @@ class WorkerSession:
         """The current run, the fraction of its rows that have arrived, and its vote if that is known."""
         run, training = self._run, None if self._parts is None else self._parts.training
         arrived = None if run is None or training is None else training.receiver.arrived
-        return MemberState(open=True, run_id=self._last_run, arrived=arrived, vote=None if run is None else run.vote)
+        epoch, vote = None if self.is_loading else self.epoch, None if run is None else run.vote
+        return MemberState(open=True, epoch=epoch, run_id=self._last_run, arrived=arrived, vote=vote)
 
     def heard(self) -> dict[int, float] | None:
         """Participant -> seconds since bytes came from it, as far as it is known; None if no run is under way.

@@ -177,7 +177,10 @@ class World:
             elif max(lost.stopped_until, lost.busy_until) > self.now:
                 self.later(max(lost.stopped_until, lost.busy_until) - self.now, join)
                 return
-            self.perform(self.machine.replaced(rank, self.now))
+            # The scheduler asks the worker for the epoch of its partition.
+            kept = self.members[rank] is lost and lost.epoch == self.machine.epoch
+            self.seen["kept"] += kept
+            self.perform(self.machine.replaced(rank, self.now, kept=kept))
 
         self.later(self.rng.uniform(0, 20), join)
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from .processes import RUNNING_IN, NumberedFuture
 
-
 LONGEST = 50_000.0
 """Virtual seconds after which a schedule counts as one that never ends. Others take some hundred."""
 
