@@ -300,6 +300,8 @@ class World:
         assert max(epochs, default=0) - min(epochs, default=0) <= 1
         if self.machine.phase in (Phase.IDLE, Phase.EXCHANGING, Phase.READY, Phase.ABORTING):
             assert epochs <= {self.machine.epoch}
+        assert self.machine.kept <= self.machine.newcomers
+        assert all(self.members[rank].epoch == self.machine.epoch for rank in self.machine.kept)
 
     def run(self, epochs: int) -> None:
         answer = self.call(self.machine.open(self.now))
