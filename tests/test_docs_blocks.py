@@ -118,7 +118,7 @@ def test_the_blocks_on_files(two_workers, tmp_path, monkeypatch):
 
     created, split, rows, sums, normalized, opened, windows = blocks("from-your-files.md")
     with two_workers() as client:
-        names = {"dshuffle": dshuffle, "np": np, "client": client, "dask": dask}
+        names = {"dshuffle": dshuffle, "np": np, "client": client, "dask": dask, "zarr": zarr}
         for block in (created, split, rows, sums, normalized):
             exec(block, names)
     assert names["images"].classes == ("cats", "dogs")

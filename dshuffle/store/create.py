@@ -75,7 +75,8 @@ class Cut:
         row_nbytes = dtype.itemsize * math.prod(values.shape[1:])
         chunk = min(self.chunk_rows or max(1, _CHUNK_NBYTES // max(1, row_nbytes)), n_samples)
         shard = self.shard_rows and min(self.shard_rows, math.ceil(n_samples / chunk) * chunk) // chunk * chunk
-        return NewArray(values.shape, dtype, chunk, shard, dimensions)
+        classes = values.classes if isinstance(values, RowSource) else ()
+        return NewArray(values.shape, dtype, chunk, shard, dimensions, classes)
 
 
 def _positive(name: str, value: int | None, default: str) -> int | None:

@@ -38,6 +38,8 @@ class NewArray:
         Rows in a chunk and in a shard; ``None`` for no shards.
     dimensions
         Names of its dimensions.
+    classes
+        Names of the classes that its values number, for the attribute ``classes``; empty if they do not.
     """
 
     shape: tuple[int, ...]
@@ -45,6 +47,7 @@ class NewArray:
     chunk_rows: int
     shard_rows: int | None = None
     dimensions: tuple[str, ...] | None = None
+    classes: tuple[str, ...] = ()
 
     def create(self, group: zarr.Group, name: str) -> zarr.Array[Any]:
         """Create it without values in a new group, in chunks of rows."""
@@ -62,6 +65,7 @@ class NewArray:
             serializer=BytesCodec(),
             compressors=(Crc32cCodec(),),
             config=CONFIG,
+            attributes={"classes": list(self.classes)} if self.classes else None,
         )
 
 

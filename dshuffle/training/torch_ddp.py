@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import logging
 import uuid
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from dshuffle.checks import as_integer
@@ -28,9 +30,15 @@ from dshuffle.training.torch_rank import (
     train,
     where,
 )
+from dshuffle.training.torch_step import OwnFunction, OwnStep, SupervisedStep, TrainingStep
 from dshuffle.training.torch_targets import Loss
 
 logger = logging.getLogger(__name__)
+
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+OWN_OPTIONS = {"module", "device_ids", "output_device", "process_group", "broadcast_buffers", "forward_sync_buffers"}
+"""Options of DistributedDataParallel that the fit sets itself."""
 
 ATTEMPTS = 3
 """How often an epoch is trained, if the worker of rank 0 is lost each time before it has sent the model."""
@@ -44,8 +52,12 @@ def fit_torch_ddp(
     *,
     epochs: int,
     batch_size: int,
-    loss: Loss = torch.nn.functional.cross_entropy,
-    metric: Loss | None = None,
+    loss: Loss | None = None,
+    metric: Callable[..., Any] | None = None,
+    training_step: OwnFunction | None = None,
+    accumulate: int = 1,
+    max_grad_norm: float | None = None,
+    ddp_options: Mapping[str, Any] = NO_OPTIONS,
     seed: int = 0,
     features: str = "x",
     target: str = "y",
@@ -78,11 +90,23 @@ def fit_torch_ddp(
     loss
         Function from the module's output and the targets to the mean loss over a mini-batch. An output that differs
         from the targets only in axes of length 1, such as ``(n, 1)`` and ``(n,)``, takes their shape. Other shapes
-        that the loss would broadcast are refused.
+        that the loss would broadcast are refused. By default ``torch.nn.functional.cross_entropy``.
     metric
         Function like ``loss`` that measures the error after each epoch. By default, the error is the fraction of wrong
         labels if the loss compares class scores with integer labels, and otherwise the mean loss. Set it if the error
-        should be another one, for instance if the loss compares embeddings by their labels.
+        should be another one, for instance if the loss compares embeddings by their labels. With ``training_step``, it
+        is a function of the module and the mini-batch.
+    training_step
+        Function ``training_step(module, batch)`` that returns the mean loss of a mini-batch, in place of ``loss``,
+        ``features`` and ``target``. ``batch`` has all arrays of the dataset as tensors, by name. Several inputs,
+        outputs of any kind, transforms and ``torch.autocast`` belong there.
+    accumulate
+        Number of mini-batches whose gradients are added up for one step of the optimizer. ``batch_size`` is that of a
+        mini-batch.
+    max_grad_norm
+        Largest norm of the averaged gradients, to which larger ones are scaled down. By default they are as they are.
+    ddp_options
+        Options of ``DistributedDataParallel``, such as ``find_unused_parameters``.
     seed
         Seed of ``torch.manual_seed``, set before the model is made and, with the rank added, before every epoch.
     features, target
@@ -153,7 +177,16 @@ def fit_torch_ddp(
     """
     as_integer("epochs", epochs, 1)
     as_integer("batch_size", batch_size, 1)
+    as_integer("accumulate", accumulate, 1)
     as_integer("seed", seed)
+    if max_grad_norm is not None and not 0 < max_grad_norm < float("inf"):
+        raise InvalidParameter.of("max_grad_norm", max_grad_norm, "None, or a finite number > 0")
+    if own_options := OWN_OPTIONS & set(ddp_options):
+        name = min(own_options)
+        raise InvalidParameter.because(
+            f"ddp_options[{name!r}]", "fit_torch_ddp sets it itself", "Leave it out of ddp_options."
+        )
+    step = _step(training_step, loss, metric, features, target)
     if not 0 < timeout < float("inf"):
         raise InvalidParameter.of("timeout", timeout, "a finite number of seconds > 0")
     check_fixed_workers(shuffler, "fit_torch_ddp")
@@ -175,8 +208,20 @@ def fit_torch_ddp(
         for number, epoch in recorder.epochs(shuffler, epochs):
             if fit is None:
                 _check_processes(epoch)
-                functions = make_model, make_optimizer, batch_size, loss, metric
-                fit = Fit(uuid.uuid4().hex, epoch.number, *functions, seed, features, target, timeout, state)
+                fit = Fit(
+                    uuid.uuid4().hex,
+                    epoch.number,
+                    make_model,
+                    make_optimizer,
+                    step,
+                    batch_size,
+                    accumulate,
+                    max_grad_norm,
+                    dict(ddp_options),
+                    seed,
+                    timeout,
+                    state,
+                )
             fetched = kept or validate is not None or early_stopping is not None or number == epochs - 1
             errors, counts, seconds, state = _train_epoch(epoch, fit, schedule(number), fetched, kept)
             fit = dataclasses.replace(fit, beginning=None)
@@ -193,6 +238,20 @@ def fit_torch_ddp(
         if epoch is not None and fit is not None:
             _end_all(epoch, fit, shuffler)
     return recorder.history(model, with_records(breakdown, shuffler.records))
+
+
+def _step(
+    training_step: OwnFunction | None,
+    loss: Loss | None,
+    metric: Callable[..., Any] | None,
+    features: str,
+    target: str,
+) -> TrainingStep:
+    if training_step is None:
+        return SupervisedStep(loss or torch.nn.functional.cross_entropy, metric, features, target)
+    if loss is not None:
+        raise InvalidParameter.because("loss", "training_step computes the loss", "Leave one of them out.")
+    return OwnStep(training_step, metric)
 
 
 def _train_epoch(

@@ -8,6 +8,7 @@ that has it.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime
 import inspect
@@ -16,7 +17,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.planning.batching import UNEVEN
 from dshuffle.runtime import Group, Partition
-from dshuffle.training.inputs import EVALUATION_ROWS, check_names
+from dshuffle.training.inputs import EVALUATION_ROWS
 from dshuffle.training.monitoring import PhaseSeconds
 from dshuffle.training.network_interface import interface_of
 
@@ -39,7 +40,7 @@ try:
     from torch.nn.parallel import DistributedDataParallel
 
     from dshuffle.integrations.torch import tensor_of
-    from dshuffle.training.torch_targets import Comparison, Loss, dtypes_in_notes
+    from dshuffle.training.torch_step import TrainingStep
 except ImportError as exc:
     raise ImportError(f"dshuffle.training.torch_ddp needs PyTorch: pip install 'dshuffle[torch]' ({exc})") from exc
 
@@ -57,6 +58,8 @@ class Fit:
         Name of the fit.
     first_epoch
         Number of its first epoch.
+    step
+        What a mini-batch costs.
     beginning
         State of model and optimizer to begin with, if the fit continues an earlier one.
 
@@ -69,12 +72,12 @@ class Fit:
     first_epoch: int
     make_model: MakeModel
     make_optimizer: MakeOptimizer
+    step: TrainingStep
     batch_size: int
-    loss: Loss
-    metric: Loss | None
+    accumulate: int
+    max_grad_norm: float | None
+    ddp_options: Mapping[str, Any]
     seed: int
-    features: str
-    target: str
     timeout: float
     beginning: bytes | None
 
@@ -86,7 +89,7 @@ class TrainingState:
     store: Any
     model: Any
     optimizer: Any
-    comparison: Comparison
+    step: TrainingStep
     first_steps: list[float]
     computed: float = 0.0
     """Time at which the last gradients of the current step were ready."""
@@ -128,7 +131,7 @@ def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[
         The sum of the metric over all samples after the epoch, the number of samples, and the seconds of each phase.
     """
     partition.mark_trained(0)
-    check_names(partition.names, features=fit.features, target=fit.target)
+    fit.step.arrays(partition.names)  # refuses missing arrays, before the ranks wait for each other
     process = _processes.setdefault(fit.name, Process())
     # Before this succeeds, a seat is not this call's: Dask may compute the lost result of an earlier call again.
     numbers = _sums(group, np.where(np.arange(group.size) == group.rank, process.number, 0))
@@ -158,7 +161,7 @@ def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[
             )
         process.beginnings[partition.epoch + 1] = _state(seat)
         partition.mark_trained()
-        return _error(partition, seat, fit), len(partition), seconds
+        return _error(partition, seat), len(partition), seconds
 
 
 def state_of(partition: Partition, name: str, with_optimizer: bool) -> bytes:
@@ -255,10 +258,9 @@ def _join(process: Process, partition: Partition, group: Group, fit: Fit) -> Non
     dist.init_process_group("gloo", store=store, rank=group.rank, world_size=group.size, timeout=limit)
     torch.manual_seed(fit.seed)
     # Running statistics are averaged once an epoch instead of being copied from rank 0 in every step.
-    model = DistributedDataParallel(fit.make_model(), **{_SYNC_BUFFERS: False})
+    model = DistributedDataParallel(fit.make_model(), **{**fit.ddp_options, _SYNC_BUFFERS: False})
     optimizer = fit.make_optimizer(model.parameters())
-    comparison = Comparison(fit.loss, fit.metric, fit.target)
-    seat = TrainingState(store, model, optimizer, comparison, [options["lr"] for options in optimizer.param_groups])
+    seat = TrainingState(store, model, optimizer, fit.step, [options["lr"] for options in optimizer.param_groups])
     # register_comm_hook rejects string annotations, which this module has; a lambda does not have annotations.
     model.register_comm_hook(seat, lambda seat, bucket: average(seat, bucket))
     process.seat, process.number = seat, number
@@ -302,52 +304,48 @@ def average(seat: TrainingState, bucket: dist.GradBucket) -> torch.futures.Futur
 
 
 def _steps(partition: Partition, group: Group, seat: TrainingState, fit: Fit) -> PhaseSeconds:
-    batches = partition.to_torch(fit.batch_size, mode=UNEVEN, arrays=(fit.features, fit.target))
+    names = seat.step.arrays(partition.names)
+    batches = partition.to_torch(fit.batch_size, mode=UNEVEN, arrays=names)
     positions = [batches.batching.positions(number) for number in range(len(batches))]
     totals = torch.tensor([float(len(batch)) for batch in positions])
     dist.all_reduce(totals)
+    # Samples of all ranks in the step of the optimizer that a mini-batch belongs to.
+    of_steps = [float(part.sum()) for part in totals.split(fit.accumulate) for _ in part]
     gathering = computing = exchanging = 0.0
     seat.model.train()
     clock = time.perf_counter()
-    pairs: Iterable[Any] = batches
-    for chosen, total, (x, y) in zip(positions, totals.tolist(), pairs, strict=True):
-        checked(x, y, fit, partition.sample_ids[chosen])
+    columns: Iterable[Any] = batches
+    for number, (chosen, total, tensors) in enumerate(zip(positions, of_steps, columns, strict=True)):
+        batch = dict(zip(names, tensors, strict=True))
+        seat.step.check(batch, partition.sample_ids[chosen])
         began = time.perf_counter()
-        seat.optimizer.zero_grad()
-        with dtypes_in_notes(seat.model, (fit.features, x), (fit.target, y)):
+        if number % fit.accumulate == 0:
+            seat.optimizer.zero_grad()
+        ends = (number + 1) % fit.accumulate == 0 or number + 1 == len(positions)
+        with contextlib.nullcontext() if ends else seat.model.no_sync():
             # The weight makes the mean over ranks the mean over samples.
-            (seat.comparison.loss(seat.model(x), y) * (len(y) * group.size / total)).backward()
-        seat.optimizer.step()
-        gathering, computing = gathering + began - clock, computing + seat.computed - began
-        clock = time.perf_counter()
-        exchanging += clock - seat.computed
+            (seat.step.loss(seat.model, batch) * (len(chosen) * group.size / total)).backward()
+        gathering += began - clock
+        if ends:
+            if fit.max_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(seat.model.parameters(), fit.max_grad_norm)
+            seat.optimizer.step()
+            computing += seat.computed - began
+            clock = time.perf_counter()
+            exchanging += clock - seat.computed
+        else:
+            clock = time.perf_counter()
+            computing += clock - began
     return PhaseSeconds(batches=gathering, forward_backward=computing, gradient_exchange=exchanging)
 
 
-def checked(x: torch.Tensor, y: torch.Tensor, fit: Fit, sample_ids: NDArray[np.int64]) -> None:
-    """Check that a mini-batch can be trained on.
-
-    Raises
-    ------
-    InvalidParameter
-        Features or targets are not finite. The message names the sample.
-    """
-    for parameter, name, values in (("features", fit.features, x), ("target", fit.target, y)):
-        finite = torch.isfinite(values).reshape(len(values), -1).all(dim=1)
-        if not finite.all():
-            bad = int(finite.int().argmin())
-            raise InvalidParameter.of(
-                parameter, name, f"an array of finite values (sample {sample_ids[bad]} is not finite)"
-            )
-
-
-def _error(partition: Partition, seat: TrainingState, fit: Fit) -> float:
-    """Sum of the metric over all samples."""
+def _error(partition: Partition, seat: TrainingState) -> float:
+    """Sum of the error over all samples."""
+    names = seat.step.arrays(partition.names)
     seat.model.eval()
     total = 0.0
     with torch.no_grad():
-        for batch in partition.batches(EVALUATION_ROWS):
-            x, y = tensor_of(batch[fit.features]), tensor_of(batch[fit.target])
-            with dtypes_in_notes(seat.model, (fit.features, x), (fit.target, y)):
-                total += seat.comparison.error(seat.model.module(x), y)
+        for columns in partition.batches(EVALUATION_ROWS):
+            batch = {name: tensor_of(columns[name]) for name in names}
+            total += seat.step.error(seat.model.module, batch) * len(columns[names[0]])
     return total

@@ -321,3 +321,13 @@ def _forget_rows(dask_worker):
     for session in dask_worker.plugins["dshuffle"].sessions.values():
         if session._parts.server_rows is not None:
             session._parts.server_rows._resident.clear()
+
+
+@pytest.mark.parametrize("protocol", [26, None])
+def test_a_client_of_another_release_is_refused_before_a_session_opens(
+    threads, small, sessions_left, monkeypatch, protocol
+):
+    monkeypatch.setattr("dshuffle.runtime.client.open_session.PROTOCOL", protocol)
+    with pytest.raises(ClusterError, match=r"the client uses protocol (26|below 27) .* Install the same version"):
+        Shuffler(threads, small)
+    assert sessions_left(threads) == (0, 0)

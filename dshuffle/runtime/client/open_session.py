@@ -16,7 +16,7 @@ from dshuffle.runtime.client.cluster_view import cluster_info, running_workers
 from dshuffle.runtime.client.session_client import SessionClient, Silence
 from dshuffle.runtime.client.waiting import wait_for_workers
 from dshuffle.runtime.messages import OpenedSession
-from dshuffle.runtime.session_spec import EarlierWorkers, SessionRequest
+from dshuffle.runtime.session_spec import PROTOCOL, EarlierWorkers, SessionRequest
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class OpenSession:
 
     def _open(self) -> OpenedSession:
         try:
-            return self.calls.ask(OpenedSession, "open", order=ToPickle(self.request))
+            return self.calls.ask(OpenedSession, "open", protocol=PROTOCOL, order=ToPickle(self.request))
         except BaseException:  # the scheduler does not notice Ctrl-C or a lost answer, and would keep the session
             self.calls.close_soon()
             raise

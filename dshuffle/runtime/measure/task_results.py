@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from distributed import Client, Future
+from distributed import Client, Future, KilledWorker
 
-from dshuffle.errors import ClusterError
+from dshuffle.errors import ClusterError, DShuffleError
 from dshuffle.runtime.client.bounded_calls import LOG_AFTER, WORKERS, answer
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.client.waiting import log_if_slow
@@ -32,7 +32,9 @@ def task_results(
     Raises
     ------
     ClusterError
-        If one of the workers has left the cluster, or the scheduler does not answer.
+        If one of the workers has left the cluster, a task fails there, or the scheduler does not answer.
+    DShuffleError, KilledWorker
+        The error of a task.
     """
     with log_if_slow(
         "the measurement waits for its tasks on the workers. They begin after the tasks that the workers have already",
@@ -42,6 +44,11 @@ def task_results(
             # The task of a worker that has left would wait for ever for a worker at this address.
             if lost := set(workers) - set(cluster_info(client)["workers"]):
                 raise ClusterError(f"a worker was lost while the cluster was measured: {', '.join(sorted(lost))}")
+    for error in (future.exception() for future in futures if future.status == "error"):
+        if isinstance(error, (DShuffleError, KilledWorker)):
+            raise error
+        reason = f"{type(error).__name__}: {error}"
+        raise ClusterError(f"a task of the measurement has failed on a worker ({reason})", transient=False) from error
     return list(answer(client, lambda: client._gather(futures), WORKERS))
 
 

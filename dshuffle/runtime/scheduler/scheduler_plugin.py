@@ -37,7 +37,7 @@ from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 from dshuffle.runtime.scheduler.take_snapshot import snapshot_of
 from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
 from dshuffle.runtime.scheduler.worker_setup import SETUP_TIMEOUT, ask_all, workers_set_up
-from dshuffle.runtime.session_spec import PLUGIN, PartitionSources, SessionRequest, base_id
+from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, PartitionSources, SessionRequest, base_id
 from dshuffle.runtime.task_keys import session_of_key
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
@@ -135,8 +135,14 @@ class DShuffleScheduler(SchedulerPlugin):
                 "restarted. Make a new Shuffler"
             ) from None
 
-    async def open(self, session_id: str, order: SessionRequest) -> OpenedSession:
+    async def open(self, session_id: str, order: SessionRequest, protocol: int | None = None) -> OpenedSession:
         """Assign ranks and open the session on all participants, or on none if that fails."""
+        if protocol != PROTOCOL:  # releases before protocol 27 did not say
+            raise ClusterError(
+                f"the client uses protocol {protocol or 'below 27'} and the scheduler uses protocol {PROTOCOL}. "
+                "Install the same version of dshuffle on both",
+                transient=False,
+            )
         assert self._scheduler is not None
         assert self._hello is not None
         self._opening.add(session_id)

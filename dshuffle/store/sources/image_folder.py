@@ -38,7 +38,7 @@ class ImageFolder:
     ----------
     arrays
         ``x``: ``(n, height, width, 3)`` uint8, or ``(n, height, width)`` if the images are grey. ``y``: ``(n,)`` int64,
-        the number of the class.
+        the number of the class. In the dataset this array has the attribute ``classes``, a list of the names.
     classes
         Names of the folders in ascending order. Class k is ``classes[k]``.
 
@@ -97,8 +97,9 @@ class ImageFolder:
         paths = [path for path, _ in images]
         height, width = _common_size(paths) if size is None else _checked_size(size)
         labels = np.array([label for _, label in images], np.int64)
-        arrays = {"x": _Images(str(root), paths, (height, width), mode), "y": _Labels(str(root), labels)}
-        return cls(arrays, tuple(images_of))
+        classes = tuple(images_of)
+        arrays = {"x": _Images(str(root), paths, (height, width), mode), "y": _Labels(str(root), labels, classes)}
+        return cls(arrays, classes)
 
 
 class _Images(RowSource):
@@ -120,9 +121,9 @@ class _Images(RowSource):
 
 
 class _Labels(RowSource):
-    def __init__(self, origin: str, labels: NDArray[np.int64]) -> None:
+    def __init__(self, origin: str, labels: NDArray[np.int64], classes: tuple[str, ...]) -> None:
         super().__init__(origin, labels.shape, labels.dtype)
-        self._labels = labels
+        self._labels, self.classes = labels, classes
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         return self._labels[rows]

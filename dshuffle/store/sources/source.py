@@ -30,12 +30,15 @@ class RowSource(ABC):
 
     Attributes
     ----------
+    classes
+        Names of the classes that the items number; empty if they do not.
     has_url
         Whether the origin is a file or URL. Otherwise it is a store object, and nobody knows where that keeps its data.
     """
 
     def __init__(self, origin: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.origin = origin
+        self.classes: tuple[str, ...] = ()
         self.has_url = True
         self.shape = shape
         self.dtype = dtype

@@ -121,6 +121,17 @@ def test_a_worker_that_leaves_ends_the_wait_for_its_tasks(cluster_of, monkeypatc
             task_results(client, [task], workers)
 
 
+@pytest.mark.slow
+def test_an_error_of_a_task_is_not_taken_for_a_lost_worker(cluster_of):
+    def fails():
+        raise PermissionError("/data/x.zarr")
+
+    with cluster_of({"a": {}}) as cluster, Client(cluster) as client:
+        message = r"a task of the measurement has failed on a worker \(PermissionError: /data/x\.zarr\)"
+        with pytest.raises(ClusterError, match=message):
+            task_results(client, [client.submit(fails)], list(client.scheduler_info()["workers"]))
+
+
 def test_chunks_are_read_whole_and_once(small):
     probe_tasks.keep("a name", small)
     before = small.traffic

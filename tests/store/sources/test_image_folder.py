@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import zarr
 from PIL import Image
 
 import dshuffle
@@ -42,6 +43,13 @@ def test_pixels_and_labels_are_those_of_the_files(folder):
     rows = rows_of(images.arrays)
     assert rows["y"].tolist() == [0, 1, 1, 2, 2]
     np.testing.assert_array_equal(rows["x"], PIXELS[[4, 1, 0, 3, 2]])
+
+
+def test_the_dataset_has_the_names_of_the_classes(folder, tmp_path):
+    dshuffle.create_dataset(tmp_path / "images.zarr", ImageFolder.of(folder).arrays)
+    group = zarr.open_group(tmp_path / "images.zarr", mode="r")
+    assert dict(group["y"].attrs) == {"classes": ["ants", "cats", "dogs"]}
+    assert dict(group["x"].attrs) == {}
 
 
 def test_grey_images_have_one_value_for_each_pixel(folder):
