@@ -58,10 +58,10 @@ def test_connections_of_a_grid_beside_those_of_its_plan(n_workers: int) -> None:
     for sender in range(n_workers):
         for destination in range(n_workers):
             through = grid.forwarder(sender, destination)
-            for one, other in ((sender, through), (through, destination)):
-                if one != other:
-                    ends[one].add(other)
-                    ends[other].add(one)
+            for source, target in ((sender, through), (through, destination)):
+                if source != target:
+                    ends[source].add(target)
+                    ends[target].add(source)
     most = max(map(len, ends.values()))
     assert most <= get_delivery("grid").connections(n_workers) <= n_workers - 1
     assert get_delivery("peer").connections(n_workers) == n_workers - 1

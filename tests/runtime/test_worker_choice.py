@@ -84,9 +84,9 @@ def test_sessions_side_by_side_and_each_keeps_to_its_workers(new_processes: Any,
             Shuffler(client, small, workers=addresses, seed=1) as first,
             Shuffler(client, small, workers=["2", 3], seed=2) as second,
         ):
-            for one, other in zip(first.epochs(5), second.epochs(5), strict=True):
-                killed = str(tmp_path / "killed") if one.number == 2 else ""
-                futures = one.map(samples, killed), other.map(samples, "")
+            for epoch, beside in zip(first.epochs(5), second.epochs(5), strict=True):
+                killed = str(tmp_path / "killed") if epoch.number == 2 else ""
+                futures = epoch.map(samples, killed), beside.map(samples, "")
                 for names, answers in zip(({"0", "1"}, {"2", "3"}), map(client.gather, futures), strict=True):
                     assert {name for name, _ in answers} == names
                     assert sorted(itertools.chain(*(ids for _, ids in answers))) == list(range(1000))
@@ -129,8 +129,8 @@ def test_resources_choose_the_members(cluster_of: Any, small: Any) -> None:
             Shuffler(client, small, workers=["b", "d"], elastic=True) as second,
         ):
             assert (names_of(client, first.addresses), names_of(client, second.addresses)) == ({"a", "c"}, {"b", "d"})
-            for one, other in zip(first.epochs(2), second.epochs(2), strict=True):
-                for epoch in (one, other):
+            for epochs in zip(first.epochs(2), second.epochs(2), strict=True):
+                for epoch in epochs:
                     parts = client.gather(epoch.map(lambda partition: partition["y"].copy()))
                     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(1000))
             with Servers(first, np.zeros(4), 1, None) as servers:

@@ -107,7 +107,7 @@ def test_what_n_workers_need():
 
 
 def test_resources_by_which_workers_can_be_chosen(client, monkeypatch):
-    assert "resources" not in {one.subject for one in diagnose(client)}
+    assert "resources" not in {finding.subject for finding in diagnose(client)}
     workers = {A: {"resources": {"GPU": 1.0}}, B: {"resources": {"dshuffle-server": 1.0}}}
     assert of_resources(workers).observation == "1 of 2 workers have GPU; resources={'GPU': 1} trains on those alone"
 
