@@ -285,13 +285,20 @@ class EpochRecord(Measures):
 
     @property
     def delivery(self) -> str:
-        """The delivery that this epoch used; ``"load"`` for the first epoch."""
-        return "load" if self.loaded else self.choices.delivery
+        """The delivery that this epoch used; ``"load"`` for the first epoch, ``"none"`` for one between exchanges."""
+        if self.loaded:
+            return "load"
+        return self.choices.delivery if self.choices.exchange_epochs.has_exchange(self.epoch) else "none"
+
+    @property
+    def exchanged(self) -> bool:
+        """Whether samples could change workers for this epoch: not in the first one, nor between exchanges."""
+        return not self.loaded and self.choices.has_exchange(self.epoch)
 
     @property
     def reads_store(self) -> bool:
         """Whether this epoch's samples came from the store."""
-        return self.loaded or self.choices.reads_store
+        return self.loaded or (self.choices.reads_store and self.choices.exchange_epochs.has_exchange(self.epoch))
 
     @property
     def relay(self) -> str:
@@ -343,4 +350,4 @@ class EpochRecord(Measures):
         return cls.from_dict({**fields, "choices": Choices.from_dict(fields["choices"])})
 
 
-_DERIVED = ("delivery", "relay", "cache_fraction", "coded_load_bytes")
+_DERIVED = ("delivery", "exchanged", "relay", "cache_fraction", "coded_load_bytes")

@@ -15,7 +15,7 @@ from dshuffle.cli.output import COLUMNS, show, ways_of
 from dshuffle.cli.profiles import load_profile
 from dshuffle.compare.local_cluster import connect
 from dshuffle.planning import Choices
-from dshuffle.planning.cost import Work, compare_costs, recommend
+from dshuffle.planning.cost import Bill, Prices, Work, compare_costs, recommend
 from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure.probe import BUSY, Measurement, measure_cluster
@@ -36,6 +36,11 @@ def advise(
     row_bytes: int,
     chunk_rows: int,
     cache_fraction: float | None,
+    every: int,
+    egress_price: float | None,
+    worker_egress_price: float | None,
+    request_price: float | None,
+    epochs: int | None,
     training_seconds: float | None,
     assignments: tuple[str, ...],
     precision: str,
@@ -45,11 +50,16 @@ def advise(
 ) -> None:
     """Measure or describe the cluster, predict and recommend."""
     _check(ctx, dataset, samples, scheduler, profile, description)
+    prices = None
+    if (egress_price, worker_egress_price, request_price) != (None, None, None):
+        prices = Prices(egress_price or 0.0, worker_egress_price or 0.0, request_price or 0.0)
+    elif epochs is not None:
+        raise click.UsageError("--epochs needs --egress-price, --worker-egress-price or --request-price.")
     data = None if dataset is None else open_dataset(dataset)
     if data is not None:
         samples, row_bytes, chunk_rows = data.n_samples, data.row_nbytes, unit_rows(data)
     assert samples is not None
-    work = Work(samples, row_bytes, Choices(cache_fraction=cache_fraction), chunk_rows, training_seconds)
+    work = Work(samples, row_bytes, Choices(cache_fraction=cache_fraction, every=every), chunk_rows, training_seconds)
     facts: dict[str, Any]
     with progress_bar() as advance:
         if scheduler is None:
@@ -69,7 +79,8 @@ def advise(
     if text and not as_json:
         wrapper = textwrap.TextWrapper(COLUMNS, break_long_words=False, break_on_hyphens=False)
         click.echo("\n".join(map(wrapper.fill, text.splitlines())) + "\n")
-    show(cluster, predictions, advice, as_json=as_json, facts=facts)
+    bills = None if prices is None else [Bill.of(prices, p, cluster.n_workers, epochs) for p in predictions]
+    show(cluster, predictions, advice, as_json=as_json, facts=facts, bills=bills)
 
 
 def _check(

@@ -19,7 +19,8 @@ from dshuffle.compare.comparison import check_copy, check_dataset
 from dshuffle.errors import InvalidParameter
 from dshuffle.pipeline import LocalWorkers, Pipeline, RunningScheduler, Training
 from dshuffle.pipeline.run import train as run
-from dshuffle.planning import Choices, Classes, Global, ShuffleSpec
+from dshuffle.planning import Choices, Classes, ExchangeEpochs, Global, ShuffleSpec
+from dshuffle.planning.exchange_epochs import EVERY_EPOCH
 from dshuffle.report import (
     Comparison,
     comparison_tables,
@@ -60,6 +61,8 @@ def compare(
     caching: str | None,
     sharding: str | None,
     balance: str | None,
+    every: tuple[int, ...],
+    between: tuple[str, ...],
     cache_fraction: float | None,
     seed: int,
     step: float | None,
@@ -100,11 +103,23 @@ def compare(
             base, sharding=sharding or "random", balance=None if balance is None else Classes(balance)
         )
         ways = product_of_ways(
-            base, assignments or ("global",), deliveries or ("peer",), caching=caching, relays=relays or ("pipelined",)
+            base,
+            assignments or ("global",),
+            deliveries or ("peer",),
+            caching=caching,
+            relays=relays or ("pipelined",),
+            epochs=_exchange_epochs(every, between, epochs),
         )
     elif alone := [
         name
-        for name, value in (("sharding", sharding), ("balance", balance), ("caching", caching), ("relay", relays))
+        for name, value in (
+            ("sharding", sharding),
+            ("balance", balance),
+            ("caching", caching),
+            ("relay", relays),
+            ("every", every),
+            ("between", between),
+        )
         if value
     ]:
         raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")
@@ -152,6 +167,17 @@ def compare(
     except OSError as error:
         raise click.ClickException(f"The report could not be written to {output}: {error}") from error
     click.echo(f"Report: {page}\nBeside it are records.jsonl and summary.json.", err=True)
+
+
+def _exchange_epochs(every: tuple[int, ...], between: tuple[str, ...], epochs: int) -> list[ExchangeEpochs]:
+    """Each K of --every with each order of --between."""
+    if between and max(every, default=1) == 1:
+        raise click.UsageError("--between needs --every K with a K of 2 or more: else there are no epochs between.")
+    if every and max(every) >= epochs:
+        raise click.UsageError(f"--every {max(every)} needs --epochs {max(every) + 1} or more, to have an exchange.")
+    orders = between or (EVERY_EPOCH.between,)
+    pairs = ((k, order) for k in every or (1,) for order in orders)
+    return list(dict.fromkeys(EVERY_EPOCH if k == 1 else ExchangeEpochs(k, order) for k, order in pairs))
 
 
 def _cluster(

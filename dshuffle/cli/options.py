@@ -20,6 +20,7 @@ DELIVERIES = ("peer", "grid", "server", "storage", "clique", "ubershuffle", "cod
 AUTO = "auto"
 RELAYS = ("pipelined", "ring", "unicast")
 CACHINGS = ("even", "recent", "uniform")
+BETWEEN = ("redraw", "reverse")
 SHARDINGS = ("contiguous", "random", "round-robin", "stratified", "distribution-aware")
 SYNTHETIC = ("regression", "classification", "matrix")
 

@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dshuffle.cli.prices import show_prices
 from dshuffle.errors import ShardingWarning
 from dshuffle.planning import Assignment, parse_assignment
-from dshuffle.planning.cost import Change, ClusterRates, Prediction, Recommendation, Work, all_ways
+from dshuffle.planning.cost import Bill, Change, ClusterRates, Prediction, Recommendation, Work, all_ways
 from dshuffle.planning.cost.advice import ASSIGNMENTS
 from dshuffle.units import human_bytes, human_ratio, human_seconds
 
@@ -60,6 +61,7 @@ def show(
     *,
     as_json: bool,
     facts: dict[str, Any] | None = None,
+    bills: Sequence[Bill] | None = None,
 ) -> None:
     """Print the predictions and the recommendation, as text or as one JSON object.
 
@@ -67,10 +69,15 @@ def show(
     ----------
     facts
         Additional entries of the JSON object.
+    bills
+        What each of the predicted ways costs, if there are prices.
     """
     if as_json:
+        answer = as_object(cluster, predictions, advice) | (facts or {})
+        for row, bill in zip(answer["ways"], bills or (), strict=bool(bills)):
+            row |= bill.to_dict()
         # JSON has no infinity. An infinite rate is not a limit, so it is written as null.
-        click.echo(json.dumps(_finite(as_object(cluster, predictions, advice) | (facts or {})), allow_nan=False))
+        click.echo(json.dumps(_finite(answer), allow_nan=False))
         return
     console = Console()
     console.print(_table(predictions))
@@ -81,6 +88,8 @@ def show(
         "  nothing: it stays the fastest global shuffle even if any one rate is 256 times higher or lower"
     ]:
         console.print(line, highlight=False, markup=False)
+    if bills is not None:
+        show_prices(console, list(zip(predictions, bills, strict=True)))
 
 
 def as_object(cluster: ClusterRates, predictions: Sequence[Prediction], advice: Recommendation) -> dict[str, Any]:
@@ -142,6 +151,8 @@ def _table(predictions: Sequence[Prediction]) -> Table:
     table.add_column("limited by")
     for column in ("server", "worker", "storage"):
         table.add_column(column, justify="right", no_wrap=True)
+    if (every := max(p.work.choices.every for p in predictions)) > 1:
+        table.caption = f"{table.caption} Every {every} epochs have one exchange."
     marks = not exact and any(prediction.exact for prediction in predictions)
     rules = {p.work.choices.assignment for p in predictions}
     best = {rule: min(_seconds_of(predictions, rule)) for rule in rules}

@@ -121,7 +121,7 @@ def _has_both_kinds(data: Dataset, ways: Sequence[Way], n_workers: int) -> bool:
     if data.n_samples * HELD_OUT < 1:
         return False
     part, _ = data.split(1 - HELD_OUT)
-    return {way.choices.assignment.redraws_all for way in ways_of_a_part(part, ways, n_workers)} == {True, False}
+    return {way.choices.reshuffles_all for way in ways_of_a_part(part, ways, n_workers)} == {True, False}
 
 
 def regression_pairs(

@@ -5,7 +5,8 @@ from dshuffle.compare.exchanges import measure_exchanges
 from dshuffle.compare.kernel_cache import compile_kernels
 from dshuffle.compare.local_cluster import AS_THEY_ARE, EmulatedRates, connect, local_cluster
 from dshuffle.compare.logical_workers import fit_logical_workers
-from dshuffle.compare.pairs import regression_in_pairs
+from dshuffle.compare.pairs import regression_in_pairs, run_in_pairs
+from dshuffle.compare.simulated import SimulatedCluster
 from dshuffle.compare.stored_order import StoredOrder
 from dshuffle.compare.variance import VarianceRatio, variance_ratio
 from dshuffle.compare.ways import Way, default_ways, product_of_ways
@@ -20,6 +21,7 @@ __all__ = [
     "PairedOutcome",
     "PairedRuns",
     "PairedTest",
+    "SimulatedCluster",
     "VarianceRatio",
     "Way",
     "compile_kernels",
@@ -32,5 +34,6 @@ __all__ = [
     "modest_step",
     "product_of_ways",
     "regression_in_pairs",
+    "run_in_pairs",
     "variance_ratio",
 ]

@@ -119,7 +119,7 @@ def comparison_of(
 
 def _with_chosen(way: Way, records: Sequence[EpochRecord]) -> str:
     """Return the label of a way; for ``auto``, with the delivery that it chose most often."""
-    deliveries = Counter(record.delivery for record in records[1:])
+    deliveries = Counter(record.delivery for record in records if record.exchanged)
     if not way.choices.is_auto or not deliveries:
         return way.label
     [(most, count)] = deliveries.most_common(1)

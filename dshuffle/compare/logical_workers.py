@@ -26,6 +26,8 @@ def fit_logical_workers(
     n_workers: int,
     assignment: str = "global",
     sharding: str = "random",
+    every: int = 1,
+    between: str = "redraw",
     shuffle_seed: int = 0,
     epochs: int,
     batch_size: int,
@@ -48,7 +50,7 @@ def fit_logical_workers(
     ----------
     arrays
         Mapping from name to array: the dataset.
-    n_workers, assignment, sharding, shuffle_seed
+    n_workers, assignment, sharding, every, between, shuffle_seed
         Options of the :class:`dshuffle.Shuffler` to emulate. Its plans say which worker trains on which samples, and
         when. There is no dataset with labels or stored shardings, so ``sharding`` is one of
         :data:`dshuffle.planning.SHARDINGS`.
@@ -81,7 +83,14 @@ def fit_logical_workers(
     spec = ShuffleSpec(
         len(rows),
         n_workers,
-        Choices(assignment=parse_assignment(assignment), delivery="storage", sharding=sharding, seed=shuffle_seed),
+        Choices(
+            parse_assignment(assignment),
+            "storage",
+            sharding=sharding,
+            every=every,
+            between=between,
+            seed=shuffle_seed,
+        ),
     )
     parameters, statistics = network.first_parameters(as_integer("seed", seed)), network.first_statistics()
     recorder: Recorder[TrainedNetwork] = Recorder(validate, early_stopping, on_epoch)

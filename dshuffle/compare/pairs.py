@@ -54,7 +54,8 @@ def trained_on(way: Way) -> tuple[object, ...]:
     """What decides who trains on which sample. Ways that differ in nothing else learn the same."""
     choices = way.choices
     caches = (choices.caching, choices.cache_fraction) if choices.assignment.needs_holders else ()
-    return str(choices.assignment), str(choices.sharding), choices.balance, way.copy is None, *caches
+    epochs = choices.exchange_epochs
+    return str(choices.assignment), str(choices.sharding), choices.balance, epochs, way.copy is None, *caches
 
 
 def run_in_pairs(
@@ -121,7 +122,7 @@ def _growing_pairs(
     references = [begun]
     by_key: dict[tuple[object, ...], PairedRuns] = {}
     for way in ways:
-        if way.choices.assignment.redraws_all:
+        if way.choices.reshuffles_all:
             continue
         key = trained_on(way)
         if key not in by_key:
@@ -226,7 +227,7 @@ def reference_of(ways: Sequence[Way]) -> Way:
         If there is none.
     """
     for way in ways:
-        if way.choices.assignment.redraws_all:
+        if way.choices.reshuffles_all:
             return way
     labels = [way.label for way in ways]
     raise InvalidParameter.of("ways", labels, "ways of which one reshuffles everything, such as 'global'")

@@ -7,7 +7,18 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dshuffle.planning import Aligned, Assignment, Choices, Chunks, Global, Local, Partial, parse_assignment
+from dshuffle.planning import (
+    Aligned,
+    Assignment,
+    Choices,
+    Chunks,
+    ExchangeEpochs,
+    Global,
+    Local,
+    Partial,
+    parse_assignment,
+)
+from dshuffle.planning.exchange_epochs import EVERY_EPOCH
 from dshuffle.store import Dataset
 
 
@@ -98,6 +109,7 @@ def product_of_ways(
     *,
     caching: str | None = None,
     relays: Sequence[str] = ("pipelined",),
+    epochs: Sequence[ExchangeEpochs] = (EVERY_EPOCH,),
 ) -> tuple[Way, ...]:
     """Every assignment with every delivery, and with every relay where there are packets to relay.
 
@@ -109,24 +121,31 @@ def product_of_ways(
         All other choices.
     caching
         The caching policy of all ways; by default the one that suits each assignment.
+    epochs
+        Which epochs have an exchange; every assignment that moves samples occurs with each.
 
     Examples
     --------
     >>> [way.label for way in product_of_ways(Choices(), ["local", "global"], ["peer", "storage"])]
     ['local', 'global + peer', 'global + storage']
+    >>> ways = product_of_ways(Choices(), ["global"], ["peer"], epochs=[ExchangeEpochs(1), ExchangeEpochs(2)])
+    >>> [way.label for way in ways]
+    ['global + peer', 'global + peer, every 2 epochs']
     >>> [way.label for way in product_of_ways(Choices(), ["global"], ["peer", "clique"], relays=["ring", "unicast"])]
     ['global + peer', 'global + clique, ring', 'global + clique, unicast']
     >>> [way.label for way in product_of_ways(Choices(balance="label"), ["global"], ["peer"])]
     ['global + peer, balance: label']
     """
     ways: dict[str, Way] = {}
-    for name, delivery in itertools.product(assignments, deliveries):
+    for name, delivery, chosen_epochs in itertools.product(assignments, deliveries, epochs):
         assignment = parse_assignment(name)
-        chosen = dataclasses.replace(base, assignment=assignment, delivery=delivery, caching=caching)
+        every = dataclasses.asdict(chosen_epochs if assignment.moves else EVERY_EPOCH)
+        chosen = dataclasses.replace(base, assignment=assignment, delivery=delivery, caching=caching, **every)
         for relay in relays if chosen.has_relays else (chosen.relay,):
             label = f"{assignment} + {delivery}" if assignment.moves else str(assignment)
             if len(relays) > 1 and chosen.has_relays and assignment.moves:
                 label += f", {relay}"
+            label += chosen.exchange_epochs.label
             if base.balance is not None:
                 label += f", balance: {base.balance}"
             ways.setdefault(label, Way(label, dataclasses.replace(chosen, relay=relay)))

@@ -44,9 +44,14 @@ class RowTransport(Transport):
         plan = self.plan
         seed, first = plan.spec.choices.seed, plan.spec.first_epoch
         short = plan.layout.nbytes <= SHORT_ROW
+
+        def stored(epoch: int) -> int | None:
+            last = plan.spec.choices.exchange_epochs.last(epoch - 1)
+            return last if last > first else None
+
         parts = {
             participant: in_disk_order(
-                part, seed=seed, trained=part.epoch > first + 1, moves_within=short and len(part.own) <= n_free
+                part, seed=seed, stored=stored(part.epoch), moves_within=short and len(part.own) <= n_free
             )
             for participant, part in plan.parts.items()
             if participant >= 0

@@ -6,6 +6,7 @@ divides the ids of any other sampler between the ranks once more.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 from collections.abc import Iterator, Mapping, Sized
@@ -20,6 +21,7 @@ from dshuffle.integrations.position import Position
 from dshuffle.planning import Assignment, Choices, Classes, Remainder, ShuffleSpec, parse_assignment
 from dshuffle.planning.assignment import EpochDraw
 from dshuffle.planning.batching import DROP, MODES, PAD, UNEVEN
+from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs
 from dshuffle.planning.moves import Moves
 from dshuffle.planning.order import epoch_order
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
@@ -61,6 +63,9 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
     balance
         ``(n_samples,)`` integer class of each sample, the same on all ranks. In every epoch, each class is divided
         equally among the ranks, to within one sample. For ``"partial:Q"``, ``"global"`` and ``"local"``.
+    every, between
+        K, and ``"redraw"`` or ``"reverse"``: only the epochs 0, K, 2 K, ... exchange samples; between them, a rank goes
+        through its ids in a new order, or in that of the epoch before, backwards. See docs/ways-of-shuffling.md.
     mode
         How to give all ranks the same number of ids if their shares differ: ``"pad"`` (the default) repeats the first
         ids of a rank, ``"drop"`` omits its last ids. ``"uneven"`` leaves the numbers different. Shares differ by one
@@ -100,6 +105,8 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         assignment: str | Assignment | None = None,
         sharding: str | None = None,
         balance: ArrayLike | None = None,
+        every: int = 1,
+        between: str = "redraw",
         mode: str | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -118,7 +125,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
             raise InvalidParameter.of("rank", self.rank, f"in [0, {self.num_replicas}), the range of ranks")
         self._mode = _mode(mode, drop_last)
         self.drop_last = self._mode == DROP
-        self._spec = self._spec_of(assignment, sharding, balance)
+        self._spec = self._spec_of(assignment, sharding, balance, ExchangeEpochs(every, between))
         self._planner = OwnPlanner(self._spec, self.rank) if plans_own_parts(self._spec, "peer") else None
         self._drawn: EpochDraw | None = None  # otherwise all ranks of the epoch
         self._remainder: Remainder | None = None  # what another number of ranks has left of an epoch
@@ -128,7 +135,11 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         self.set_epoch(0)
 
     def _spec_of(
-        self, assignment: str | Assignment | None, sharding: str | None, balance: ArrayLike | None
+        self,
+        assignment: str | Assignment | None,
+        sharding: str | None,
+        balance: ArrayLike | None,
+        epochs: ExchangeEpochs,
     ) -> ShuffleSpec:
         parsed = parse_assignment(assignment or ("partial:0.1" if self.shuffle else "local"))
         if parsed.needs_holders:
@@ -142,6 +153,8 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
             delivery="peer",
             sharding=sharding or ("random" if self.shuffle else "round-robin"),
             balance=None if balance is None else Classes.of("given", balance, n_samples),
+            every=epochs.every,
+            between=epochs.between,
             seed=self.seed,
         )
         return ShuffleSpec(n_samples, self.num_replicas, choices)
@@ -207,6 +220,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         InvalidParameter
             If the state is one of another sampler, or of a release that draws other ids.
         """
+        state = {**dataclasses.asdict(EVERY_EPOCH), **state}  # states of earlier releases have neither
         for name, value in self._fixed().items():
             if state.get(name) != value:
                 raise InvalidParameter.of(f"state[{name!r}]", state.get(name), f"{value!r}, as this sampler has it")
@@ -243,6 +257,8 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
             "assignment": str(spec.choices.assignment),
             "sharding": str(spec.choices.sharding),
             "balance_checksum": None if spec.choices.balance is None else spec.choices.balance.checksum,
+            "every": spec.choices.every,
+            "between": spec.choices.between,
             "seed": spec.choices.seed,
             "mode": self._mode,
         }
@@ -292,7 +308,9 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
             self._moves = Moves.loading(own)
         while self.epoch < epoch:
             self.epoch += 1
-            before, self._drawn = self._drawn, self._spec.draw(self._drawn, self.epoch)
+            before = self._drawn
+            if self._spec.choices.has_exchange(self.epoch):
+                self._drawn = self._spec.draw(before, self.epoch)
             self._moves = Moves.between(before.ranks, self._drawn.ranks, self.rank)
         counts = np.bincount(self._drawn.ranks, minlength=self.num_replicas)
         self._shares = int(counts.min()), int(counts.max())
@@ -318,7 +336,8 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         if order is None:
             order = self._moves.own
             if self.shuffle:
-                order = epoch_order(order, seed=self.seed, epoch=self.epoch, rank=self.rank)
+                epochs = self._spec.choices.exchange_epochs
+                order = epochs.order(order, seed=self.seed, epoch=self.epoch, rank=self.rank)
         return order[np.arange(self._n_ids) % max(1, len(order))]
 
 

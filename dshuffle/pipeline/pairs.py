@@ -33,7 +33,7 @@ def check_test(test: PairedTest, training: Training, ways: Sequence[Way], n_work
     """
     check_pairs(2 if n_workers is None else n_workers, training.epochs)
     reference_of(ways)
-    if all(way.choices.assignment.redraws_all for way in ways):
+    if all(way.choices.reshuffles_all for way in ways):
         labels = [way.label for way in ways]
         raise InvalidParameter.of("shuffle", labels, f"ways to compare {test.metric} of, such as 'local', beside one")
 

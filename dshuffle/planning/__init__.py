@@ -22,6 +22,7 @@ from dshuffle.planning.delivery import DELIVERIES, Delivery, get_delivery
 from dshuffle.planning.delivery.auto import AUTO, AutoDelivery
 from dshuffle.planning.delivery.relay import RELAYS
 from dshuffle.planning.epoch_plan import EpochPlan, WorkerPart
+from dshuffle.planning.exchange_epochs import BETWEEN, ExchangeEpochs
 from dshuffle.planning.holders import holders_of
 from dshuffle.planning.order import row_permutation
 from dshuffle.planning.packets import SERVER, STORE, Packets, name_of
@@ -34,6 +35,7 @@ __all__ = [
     "Aligned",
     "Assignment",
     "AutoDelivery",
+    "BETWEEN",
     "CACHINGS",
     "Choices",
     "Chunks",
@@ -42,6 +44,7 @@ __all__ = [
     "Delivery",
     "EpochPlan",
     "EpochPlanner",
+    "ExchangeEpochs",
     "GivenSharding",
     "Global",
     "Local",

@@ -17,6 +17,7 @@ from dshuffle.planning.caching import CACHINGS
 from dshuffle.planning.delivery import DELIVERIES, SIMPLEST
 from dshuffle.planning.delivery.auto import AUTO
 from dshuffle.planning.delivery.relay import RELAYS
+from dshuffle.planning.exchange_epochs import BETWEEN, ExchangeEpochs, Redraw
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class Choices:
         The first assignment: a name, or one that was given (not with ``chunks``).
     balance
         Classes that every epoch spreads evenly over the workers; a name stands for an array of labels of the dataset.
+    every
+        K: only every K-th epoch has an exchange. In the epochs between, every worker trains on the samples that it has.
+    between
+        Their order in the epochs between: ``"redraw"``, a new one, or ``"reverse"``, that of the epoch before,
+        backwards.
     seed
         Any integer.
 
@@ -64,6 +70,8 @@ class Choices:
     relay: str = "pipelined"
     sharding: str | GivenSharding = "random"
     balance: Classes | None = None
+    every: int = 1
+    between: str = Redraw.name
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -74,6 +82,7 @@ class Choices:
             "delivery": {*DELIVERIES, AUTO},
             "caching": CACHINGS,
             "relay": RELAYS,
+            "between": BETWEEN,
         }
         for name, names in allowed.items():
             value = getattr(self, name)
@@ -84,6 +93,8 @@ class Choices:
         if not isinstance(self.sharding, str | GivenSharding):
             raise InvalidParameter.because("sharding", "it must be a name or a GivenSharding", "Make one of an array.")
         object.__setattr__(self, "seed", as_integer("seed", self.seed))
+        object.__setattr__(self, "every", as_integer("every", self.every, 1))
+        self._check_epochs()
         if isinstance(self.sharding, GivenSharding) and self.assignment.in_chunks:
             hint = "The assignment 'chunks' gives out whole chunks from the first epoch on."
             raise InvalidParameter.of("sharding", str(self.sharding), f"one of {sorted(SHARDINGS)}", hint)
@@ -94,6 +105,35 @@ class Choices:
             raise InvalidParameter.because("balance", "it must be None, the name of an array of labels, or Classes")
         if self.balance is not None:
             check_balance(self.balance, self.assignment)
+
+    def _check_epochs(self) -> None:
+        """Refuse epochs without an exchange if there are no exchanges, and their order if there are no such epochs."""
+        if self.every > 1 and not self.assignment.moves:
+            hint = f"The assignment {str(self.assignment)!r} has no exchange in any epoch."
+            raise InvalidParameter.of("every", self.every, f"1 with assignment={str(self.assignment)!r}", hint)
+        if self.every == 1 and self.between != Redraw.name:
+            hint = "Every epoch has an exchange, so there is none between. Set every to 2 or more."
+            raise InvalidParameter.of("between", self.between, f"{Redraw.name!r} with every=1", hint)
+
+    @property
+    def exchange_epochs(self) -> ExchangeEpochs:
+        """Which epochs have an exchange, and the order of training."""
+        return ExchangeEpochs(self.every, self.between)
+
+    def has_exchange(self, epoch: int) -> bool:
+        """Whether samples change workers for an epoch after the first of a session."""
+        return self.assignment.moves and self.exchange_epochs.has_exchange(epoch)
+
+    @property
+    def reshuffles_all(self) -> bool:
+        """Whether every epoch is a new draw over all samples, which other ways are compared with."""
+        return self.assignment.redraws_all and self.every == 1
+
+    def with_assignment(self, assignment: str | Assignment, **changes: Any) -> Choices:
+        """The same choices with another assignment. Without exchanges, all epochs are alike."""
+        rule = parse_assignment(assignment)
+        epochs: dict[str, Any] = {} if rule.moves else {"every": 1, "between": Redraw.name}
+        return dataclasses.replace(self, assignment=rule, **epochs, **changes)
 
     @property
     def is_auto(self) -> bool:
@@ -119,7 +159,7 @@ class Choices:
         """Assignment, delivery and relay, for tables."""
         if not self.assignment.moves:
             return str(self.assignment)
-        return f"{self.assignment} + {self.delivery_label}"
+        return f"{self.assignment} + {self.delivery_label}{self.exchange_epochs.label}"
 
     @property
     def delivery_label(self) -> str:
@@ -145,6 +185,8 @@ class Choices:
             "relay": self.relay,
             "sharding": str(self.sharding),
             "balance": "" if self.balance is None else self.balance.name,
+            "every": self.every,
+            "between": self.between,
             "seed": self.seed,
         }
 

@@ -17,7 +17,7 @@ from dshuffle.planning.packets import STORE
 from dshuffle.planning.types import Samples
 
 
-def in_disk_order(part: WorkerPart, *, seed: int, trained: bool, moves_within: bool) -> WorkerPart:
+def in_disk_order(part: WorkerPart, *, seed: int, stored: int | None, moves_within: bool) -> WorkerPart:
     """The same part of an exchange, with samples in the order in which they are stored on their senders' disks.
 
     Parameters
@@ -26,9 +26,9 @@ def in_disk_order(part: WorkerPart, *, seed: int, trained: bool, moves_within: b
         A worker's part of an exchange without packets.
     seed
         Seed of the session.
-    trained
-        Whether rows are stored in the order of training. After epoch 0 they are still in the order of the samples, in
-        which they were read from the store.
+    stored
+        The epoch in whose order of training rows are stored: the last one with an exchange. None after the first epoch,
+        in which rows were read from the store in ascending order.
     moves_within
         Whether rows that stay are sent from the worker to itself, so that they get new slots.
 
@@ -36,15 +36,15 @@ def in_disk_order(part: WorkerPart, *, seed: int, trained: bool, moves_within: b
     --------
     >>> own, part = np.arange(4), {1: np.array([3])}
     >>> part = WorkerPart(0, 1, own, own, own, receives=part, sends={1: np.array([5, 6, 7, 8])})
-    >>> moved = in_disk_order(part, seed=0, trained=True, moves_within=True)
+    >>> moved = in_disk_order(part, seed=0, stored=0, moves_within=True)
     >>> moved.sends[1].tolist(), sorted(moved.receives[0].tolist()), moved.sends[0] is moved.receives[0]
     ([6, 5, 8, 7], [0, 1, 2], True)
     """
 
     def ordered(sender: int, samples: Samples) -> Samples:
-        if not trained or sender < 0:
+        if stored is None or sender < 0:
             return samples
-        return epoch_order(samples, seed=seed, epoch=part.epoch - 1, rank=sender)
+        return epoch_order(samples, seed=seed, epoch=stored, rank=sender)
 
     sends = {other: ordered(part.rank, samples) for other, samples in part.sends.items()}
     receives = {other: ordered(other, samples) for other, samples in part.receives.items()}

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs
 from dshuffle.planning.grouping import count_held, count_keys, group_by
 from dshuffle.planning.holders import held_by, holders_of
-from dshuffle.planning.order import epoch_permutation
 from dshuffle.planning.packets import SERVER, STORE, Packets
 from dshuffle.planning.sorted_ids import sorted_positions
 from dshuffle.planning.types import Holders, Ranks, Samples
@@ -80,6 +80,8 @@ class EpochPlan:
         Number of samples that were missing from their worker's partition before the exchange.
     broadcast
         Ascending int64, the samples that all workers train on.
+    epochs
+        Which epochs have an exchange, and the order of training.
     """
 
     epoch: int
@@ -90,6 +92,7 @@ class EpochPlan:
     packets: Packets
     n_needed: int
     broadcast: Samples = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    epochs: ExchangeEpochs = EVERY_EPOCH
 
     @property
     def shares(self) -> tuple[int, int]:
@@ -113,7 +116,9 @@ class EpochPlan:
         if loads:
             packets = loading(holders, self.n_workers)
         n_needed = n_samples if loads else self.n_needed
-        return EpochPlan(self.epoch, self.seed, self.n_workers, ranks, holders, packets, n_needed, broadcast)
+        return dataclasses.replace(
+            self, ranks=ranks, holders=holders, packets=packets, n_needed=n_needed, broadcast=broadcast
+        )
 
     def digest(self) -> int:
         """Return a checksum of the assignment and the packets, to compare plans between processes."""
@@ -141,7 +146,7 @@ class EpochPlan:
             rank=rank,
             epoch=self.epoch,
             own=own,
-            permutation=epoch_permutation(own, seed=self.seed, epoch=self.epoch, rank=rank),
+            permutation=self.epochs.permutation(own, seed=self.seed, epoch=self.epoch, rank=rank),
             held=np.flatnonzero(held_by(self.holders, rank)),
             receives=split_by_worker(packets.samples[incoming], packets.senders[incoming], self.n_workers),
             sends=sends,

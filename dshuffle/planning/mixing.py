@@ -19,7 +19,6 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.combinatorics import log_choose
 from dshuffle.planning.grouping import group_by
-from dshuffle.planning.order import epoch_order
 from dshuffle.planning.planner import EpochPlanner
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 from dshuffle.planning.types import Samples
@@ -98,7 +97,8 @@ def planned_quality(
     epochs = as_integer("epochs", epochs, 2, "At least two epochs are needed to see whether rows meet again.")
     orders = orders_of_first_epochs(spec, epochs)
     quality = shuffle_quality(orders, chunk_rows=chunk_rows, batch_rows=batch_rows, classes=classes)
-    return dataclasses.replace(quality, epochs_to_mix=spec.choices.assignment.epochs_to_mix(spec.n_workers))
+    exchanges = spec.choices.assignment.epochs_to_mix(spec.n_workers)
+    return dataclasses.replace(quality, epochs_to_mix=exchanges and exchanges * spec.choices.every)
 
 
 def orders_of_first_epochs(spec: ShuffleSpec, epochs: int) -> Iterator[Orders]:
@@ -118,7 +118,8 @@ def orders_of_first_epochs(spec: ShuffleSpec, epochs: int) -> Iterator[Orders]:
         plan = planner.advance() if epoch else planner.load()
         order, offsets = group_by(plan.ranks, spec.n_workers)
         owns = [order[offsets[rank] : offsets[rank + 1]] for rank in range(spec.n_workers)]
-        yield [epoch_order(own, seed=spec.choices.seed, epoch=epoch, rank=rank) for rank, own in enumerate(owns)]
+        seed, ordered = spec.choices.seed, spec.choices.exchange_epochs.order
+        yield [ordered(own, seed=seed, epoch=epoch, rank=rank) for rank, own in enumerate(owns)]
 
 
 def shuffle_quality(

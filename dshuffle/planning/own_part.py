@@ -19,7 +19,6 @@ from dshuffle.planning.delivery import get_delivery
 from dshuffle.planning.delivery.storage import STORAGE
 from dshuffle.planning.epoch_plan import WorkerPart
 from dshuffle.planning.moves import Moves
-from dshuffle.planning.order import epoch_permutation
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 from dshuffle.planning.types import Samples
 
@@ -86,7 +85,7 @@ class OwnPlanner:
         spec, rank, moves = self.spec, self.rank, self.moves(epoch)
         chosen = STORAGE if epoch == spec.first_epoch else get_delivery(delivery)
         receives, sends = chosen.own_part(moves, spec.n_workers)
-        order = epoch_permutation(moves.own, seed=spec.choices.seed, epoch=epoch, rank=rank)
+        order = spec.choices.exchange_epochs.permutation(moves.own, seed=spec.choices.seed, epoch=epoch, rank=rank)
         part = WorkerPart(rank, epoch, moves.own, order, moves.own, receives, sends)
         return OwnPart(part, self.shares(epoch))
 
@@ -94,7 +93,7 @@ class OwnPlanner:
         """What comes and goes for an epoch; in the first one everything comes from the store."""
         if epoch == self.spec.first_epoch:
             return Moves.loading(self._own(epoch))
-        if not self.spec.choices.assignment.moves:
+        if not self.spec.choices.has_exchange(epoch):
             return Moves.none(self._own(epoch))
         return self._moves_of_blocks(epoch) if self._slots is None else self._moves_of_slots(self._slots, epoch)
 
@@ -105,7 +104,8 @@ class OwnPlanner:
     def _own(self, epoch: int) -> Samples:
         if self._slots is None:
             return self._blocks(epoch).samples_of(self.rank)
-        self._in_slots = {epoch: self._samples_in(self._slots, epoch)}
+        stays = epoch - 1 in self._in_slots and not self.spec.choices.has_exchange(epoch)
+        self._in_slots = {epoch: self._samples_in(self._slots, epoch - 1 if stays else epoch)}
         return np.sort(self._in_slots[epoch])
 
     def _blocks(self, epoch: int) -> Blocks:

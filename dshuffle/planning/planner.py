@@ -67,21 +67,24 @@ class EpochPlanner:
             A later epoch. Workers then read what they hold in it after the exchanges since the first epoch.
         """
         spec, first, assignment = self._dealt, self._dealt.first_epoch, self._dealt.choices.assignment
+        exchanges = spec.choices.exchange_epochs
         draw = spec.draw_first()
-        if first and assignment.forgets:
-            draw = spec.draw(draw, first)
+        if exchanges.last(first) and assignment.forgets:
+            draw = spec.draw(draw, exchanges.last(first))
         holders = self._policy.first(draw.ranks)
         if assignment.moves and not assignment.forgets:
-            for earlier in range(spec.history.epoch + 1, first + 1):
+            for earlier in exchanges.after(spec.history.epoch, first):
                 draw = spec.draw(draw, earlier, holders)
                 holders = self._policy.evolve(holders, draw.ranks, earlier)
         epoch = first if epoch is None else epoch
         if assignment.moves or spec.has_excess:
-            for later in range(first + 1, epoch + 1):
+            for later in exchanges.after(first, epoch):
                 draw = spec.draw(draw, later, holders)
                 holders = self._policy.evolve(holders, draw.ranks, later)
         packets = loading(holders, spec.n_workers)
-        plan = EpochPlan(epoch, spec.choices.seed, spec.n_workers, draw.ranks, holders, packets, spec.n_samples)
+        plan = EpochPlan(
+            epoch, spec.choices.seed, spec.n_workers, draw.ranks, holders, packets, spec.n_samples, epochs=exchanges
+        )
         return self._found(plan, draw, loads=True)
 
     def advance(self, delivery: str | None = None) -> EpochPlan:
@@ -102,7 +105,8 @@ class EpochPlanner:
         if last is None or before is None:
             raise PlanError("advance() was called before load(). Call load() first.")
         epoch = last.epoch + 1
-        if not choices.assignment.moves and not spec.has_excess:
+        exchanges = choices.exchange_epochs
+        if not exchanges.has_exchange(epoch) or (not choices.assignment.moves and not spec.has_excess):
             # Only the order changes, and planning would take cores from the training that it goes on beside.
             same = dataclasses.replace(last, epoch=epoch, packets=Packets.uncoded([], [], []), n_needed=0)
             return self._found(same, before)
@@ -111,7 +115,7 @@ class EpochPlanner:
         packets = self._packets(epoch, last.holders, draw, name)
         holders = self._policy.evolve(last.holders, draw.ranks, epoch)
         n_needed = len(missing_samples(last.holders, draw.ranks))
-        plan = EpochPlan(epoch, choices.seed, spec.n_workers, draw.ranks, holders, packets, n_needed)
+        plan = EpochPlan(epoch, choices.seed, spec.n_workers, draw.ranks, holders, packets, n_needed, epochs=exchanges)
         self._served = {number: served for number, served in self._served.items() if number == epoch - 1}
         if get_delivery(name).without_server != name:
             self._served[epoch] = last.holders, draw, plan

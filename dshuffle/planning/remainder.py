@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.initial import GivenSharding
-from dshuffle.planning.order import epoch_order
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
 from dshuffle.planning.planner import EpochPlanner
 from dshuffle.planning.sample_digest import SampleDigest
@@ -185,7 +184,7 @@ def training_orders(spec: ShuffleSpec, epoch: int) -> Iterator[Samples]:
     if (slots := spec.slots()) is not None:
         samples, ends = slots.all_samples(epoch), np.cumsum(slots.last.sizes)
         for rank, own in enumerate(np.split(samples, ends[:-1])):
-            yield epoch_order(own, seed=spec.choices.seed, epoch=epoch, rank=rank)
+            yield spec.choices.exchange_epochs.order(own, seed=spec.choices.seed, epoch=epoch, rank=rank)
         return
     if plans_own_parts(spec, spec.choices.delivery):
         for rank in range(spec.n_workers):

@@ -217,6 +217,7 @@ class ShuffleSpec:
         """The ranks of an epoch as a function; None if they depend on the epochs before, on labels, or are given."""
         if self.changes:
             return None
+        epoch = self.choices.exchange_epochs.last(epoch)
         if epoch == 0 or not self.choices.assignment.moves:
             return self._first_blocks()
         if self.choices.balance is not None or self.n_broadcast:
@@ -226,7 +227,8 @@ class ShuffleSpec:
     def slots(self) -> Slots | None:
         """The samples in all slots as a function; None without slots, or if the first ranks are not a function."""
         first, choices = self._first_blocks(), self.choices
-        return None if first is None else choices.assignment.slots(first, choices.seed, self.changes)
+        slots = None if first is None else choices.assignment.slots(first, choices.seed, self.changes)
+        return slots and dataclasses.replace(slots, epochs=choices.exchange_epochs)
 
     def ranks_at(self, epoch: int) -> Callable[[Samples], Ranks] | None:
         """What returns the workers of ``(k,)`` samples in an epoch; None if all samples have to be drawn for that."""
@@ -253,7 +255,7 @@ class ShuffleSpec:
         return choices.assignment.first_blocks(choices.sharding, self.n_samples, n_workers, choices.seed)
 
     def draw(self, before: EpochDraw, epoch: int, holders: Holders | None = None) -> EpochDraw:
-        """Draw the ranks of all samples for an epoch, given what was drawn for the previous one."""
+        """Draw the ranks of all samples for an epoch with an exchange, given what was drawn for the previous one."""
         choices = self.choices
         return choices.assignment.draw(
             Draw(before.ranks, self.n_workers, choices.seed, epoch, holders, choices.balance, before.slots)

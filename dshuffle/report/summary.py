@@ -141,7 +141,9 @@ class Spread:
 class Figures:
     """A way in numbers: medians of the epochs after the first, which is loaded and not exchanged.
 
-    ``epoch_seconds`` is wall time; see :class:`~dshuffle.records.EpochRecord`.
+    ``epoch_seconds`` is wall time; see :class:`~dshuffle.records.EpochRecord`. If only every K-th epoch has an
+    exchange, seconds of exchanges and phases are those of such epochs. All other figures are means per epoch: a K-th of
+    the median of such epochs, and the rest from the median of the other ones.
     ``None`` stands where a way ran for too few epochs to tell.
     """
 
@@ -170,10 +172,16 @@ CPU_BOUND = 0.15
 
 def figures(way: WayResult) -> Figures:
     """The figures of one way: medians over its epochs after the first."""
-    exchanged = [record for record in way.records if not record.loaded]
+    epochs = way.choices.exchange_epochs
+    later = [record for record in way.records if not record.loaded]
+    exchanged = [record for record in later if epochs.has_exchange(record.epoch)]
+    between = [record for record in later if not epochs.has_exchange(record.epoch)]
 
     def median(value: Callable[[EpochRecord], float]) -> float | None:
-        return statistics.median(map(value, exchanged)) if exchanged else None
+        if not exchanged or (epochs.every > 1 and not between):
+            return None
+        mean = statistics.median(map(value, exchanged)) / epochs.every
+        return mean + (statistics.median(map(value, between)) * (1 - 1 / epochs.every) if between else 0.0)
 
     reading = [record for record in exchanged if record.store_seconds > 0]
 

@@ -20,7 +20,8 @@ STORE_HEADINGS = ("bytes read", "read amplification", "requests", "requests/s")
 SHORT_HEADINGS = ("epoch", "exchange", "predicted", "waited")
 ERROR_HEADING = "last error"
 TIME_CAPTION = (
-    "Medians of the epochs after the first one, whose samples are read from the store. epoch: wall time. "
+    "Medians of the epochs after the first one, whose samples are read from the store. epoch: wall time; a mean of "
+    "epochs with and without an exchange, if only every K-th has one. "
     "exchange: time until every worker has its samples, while training runs; local ways only plan and switch. "
     "predicted: time of an exchange by the cost model, from rates measured before training; the model does not know "
     "that training competes for the processors. "

@@ -55,7 +55,7 @@ class _MeasuredWay:
 
     @property
     def is_global(self) -> bool:
-        return self.way.choices.assignment.redraws_all
+        return self.way.choices.reshuffles_all
 
     @property
     def is_local(self) -> bool:

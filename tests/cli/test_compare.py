@@ -78,6 +78,11 @@ def test_bad_choices_are_one_line_and_exit_code_1(elsewhere, options, message):
         (("--higher-is-better",), "--higher-is-better needs --train"),
         (("--lower-is-better",), "--lower-is-better needs --train"),
         (("--pairs", -1), "--pairs"),
+        (("--every", 2), "--every needs --assignment or --delivery"),
+        (("--assignment", "global", "--every", 0), "--every"),
+        (("--assignment", "global", "--every", 5), "--every 5 needs --epochs 6 or more"),
+        (("--assignment", "global", "--between", "reverse"), "--between needs --every K with a K of 2 or more"),
+        (("--assignment", "global", "--every", 2, "--between", "x"), "'redraw', 'reverse'"),
     ],
 )
 def test_bad_usage_is_exit_code_2(elsewhere, options, message):
@@ -337,6 +342,21 @@ def test_a_dataset_without_labels_has_no_balance(elsewhere, url):
     assert result.exit_code == 1
     assert "balance='y' is not allowed; it must be None. " in result.stderr
     assert "this dataset has none" in result.stderr
+
+
+@pytest.mark.slow
+def test_ways_with_fewer_exchanges_are_compared(elsewhere, url):
+    options = ("--assignment", "global", "--assignment", "local", "--every", 1, "--every", 2, "--between", "reverse")
+    result = run(url, "--workers", 2, "--epochs", 3, *options, "--json")
+    assert result.exit_code == 0, result.output
+    ways = json.loads(result.stdout)["ways"]
+    assert [way["label"] for way in ways] == ["global + peer", "global + peer, every 2 epochs, reverse", "local"]
+    always, sparse, _ = (way["figures"] for way in ways)
+    assert sparse["wire_bytes"] == pytest.approx(always["wire_bytes"] / 2, rel=0.2)
+    assert [way["pairs"] is None for way in ways] == [True, False, False], "compared with a new draw in every epoch"
+    lines = (elsewhere / "dshuffle-report" / "records.jsonl").read_text().splitlines()
+    exchanged = [record["exchanged"] for record in map(json.loads, lines) if record["way"] == ways[1]["label"]]
+    assert exchanged == [False, False, True]
 
 
 @pytest.mark.slow

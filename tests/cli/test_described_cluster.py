@@ -140,6 +140,12 @@ def test_a_dataset_says_how_many_samples_there_are_and_how_long(tmp_path):
         ),
         (("--samples", "9", "--scheduler", "tcp://x:1", "--cores", "1"), "--cores cannot be used with --scheduler"),
         (("--samples", "9", "--workers", "4", "--profile", "s3", "--seconds", "3"), "--seconds needs --scheduler"),
+        (
+            ("--samples", "9", "--workers", "4", "--bandwidth", "1gbit", "--epochs", "3"),
+            "--epochs needs --egress-price",
+        ),
+        (("--egress-price", "-1"), "--egress-price"),
+        (("--every", "0"), "--every"),
     ],
 )
 def test_options_that_do_not_belong_together(arguments, message):
@@ -183,3 +189,30 @@ def test_bad_input_is_one_clear_line(arguments, told, profiles):
     assert ran.exit_code in (1, 2)
     assert told in ran.output
     assert "Traceback" not in ran.output
+
+
+PRICED = (*JOB, "--bandwidth", "100mbit", "--storage-bandwidth", "100MB/s", "--egress-price", "0.09")
+
+
+def test_prices_of_all_ways_are_shown_beside_their_seconds():
+    ran = run(*PRICED, "--request-price", "0.0004", "--worker-egress-price", "0.01", "--epochs", "90", "--every", "2")
+    assert ran.exit_code == 0, ran.output
+    assert max(map(len, ran.stdout.splitlines())) <= 80
+    assert "first load" in ran.stdout
+    assert "Every 2 epochs have one exchange." in " ".join(ran.stdout.split())
+    assert "Cheapest way to reshuffle everything: global + peer, every 2 epochs" in " ".join(ran.stdout.split())
+    assert "Use global + peer, every 2 epochs:" in ran.stdout
+    assert "per exchange." in ran.stdout
+
+
+def test_prices_in_json():
+    dear, cheap = (json.loads(run(*PRICED, "--epochs", epochs, "--json").stdout)["ways"] for epochs in ("20", "10"))
+    ways = {row["way"]: row for row in dear}
+    assert ways["global + peer"]["price_of_epoch"] == 0, "only what leaves the store and the server has a price"
+    read = ways["global + storage"]
+    assert read["price_of_epoch"] == pytest.approx(0.09 * read["storage_bytes"] / 1e9)
+    for more, less in zip(dear, cheap, strict=True):
+        assert more["price_of_run"] - less["price_of_run"] == pytest.approx(10 * more["price_of_epoch"])
+    plain = json.loads(run(*PRICED, "--json").stdout)["ways"]
+    assert {row["price_of_run"] for row in plain} == {None}
+    assert not any("price_of_epoch" in row for row in json.loads(run(*PRICED[:-2], "--json").stdout)["ways"])

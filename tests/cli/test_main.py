@@ -16,7 +16,7 @@ from dshuffle.cli import COMMANDS, main, options
 from dshuffle.cli.commands.dataset import dataset
 from dshuffle.cli.options import assignments, deliveries_or_auto
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, RELAYS, SHARDINGS, Global
+from dshuffle.planning import AUTO, BETWEEN, CACHINGS, DELIVERIES, RELAYS, SHARDINGS, Global
 from dshuffle.planning.assignment import known_assignments
 from dshuffle.planning.cost import advice
 
@@ -76,6 +76,7 @@ def test_help_without_the_registries_lists_their_names():
     assert [*DELIVERIES] == [*options.DELIVERIES]
     assert options.AUTO == AUTO
     assert tuple(RELAYS) == options.RELAYS
+    assert tuple(BETWEEN) == options.BETWEEN
     assert tuple(sorted(CACHINGS)) == options.CACHINGS
     assert (*sorted(SHARDINGS), "stratified", "distribution-aware") == options.SHARDINGS
     assert options.PREDICTED == advice.ASSIGNMENTS

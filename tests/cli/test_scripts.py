@@ -182,6 +182,20 @@ def test_partial_exchange_is_studied(tmp_path):
 
 
 @pytest.mark.slow
+def test_fewer_exchanges_are_studied(tmp_path):
+    options = ("--model", "regression", "--model", "sorted", "--pairs", 5, "--epochs", 5)
+    ran = run("pipelines/every_study.py", *options, "--output", tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    with (tmp_path / "study.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 6
+    # Of four exchanges, every second one; a draw sends 1 - 1 / n of the samples.
+    sent = [row["samples_sent"] for row in rows if (row["model"], row["way"]) == ("regression", "every 2, redraw")]
+    assert [float(share) for share in sent] == pytest.approx([0.5 * 7 / 8] * 2, rel=0.02)
+    assert {row["answer"] for row in rows} <= {"not worse", "worse", "cannot tell"}
+
+
+@pytest.mark.slow
 def test_an_epoch_of_synchronous_sgd_is_broken_down(tmp_path):
     url = tmp_path / "d.zarr"
     dshuffle.create_dataset(str(url), gaussian_blobs(600, n_features=6, n_classes=3))

@@ -182,7 +182,8 @@ def test_a_copy_has_the_same_samples(tmp_path):
 
 
 def test_auto_is_labelled_with_what_it_took():
-    records = [SimpleNamespace(delivery=name) for name in ("load", "peer", "storage", "storage")]
+    names = ("load", "peer", "storage", "none", "storage")
+    records = [SimpleNamespace(delivery=name, exchanged=name not in ("load", "none")) for name in names]
     auto, peer = (
         Way(name, Choices(assignment="global", delivery=name, sharding="random")) for name in ("auto", "peer")
     )

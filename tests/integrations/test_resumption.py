@@ -302,11 +302,20 @@ def test_an_earlier_iteration_that_is_still_open_changes_nothing(make):
     assert list(resumed) == list(iterator) == whole(make, EPOCH + 1)
 
 
-@pytest.mark.parametrize("change", [{"sharding": "contiguous"}, {"balance": np.arange(3 * N_SAMPLES + 1) % 2}])
+@pytest.mark.parametrize(
+    "change", [{"sharding": "contiguous"}, {"balance": np.arange(3 * N_SAMPLES + 1) % 2}, {"every": 2}]
+)
 def test_a_state_of_a_sampler_that_gives_other_ids(change):
     [name] = change
     with pytest.raises(InvalidParameter, match=rf"state\['{name}"):
         Ids(change).load(Ids().state(0))
+
+
+def test_a_state_of_a_release_without_epochs_between_exchanges():
+    _, given, state = stopped(Ids, 3)
+    resumed = Ids()
+    resumed.load({name: value for name, value in state.items() if name not in ("every", "between")})
+    assert given + list(resumed) == whole(Ids, EPOCH)
 
 
 # -- sessions --------------------------------------------------------------------------------------------------------

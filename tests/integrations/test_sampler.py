@@ -25,16 +25,27 @@ from ..conftest import at_most
     sharding=st.sampled_from(["random", "contiguous"]),
     n_classes=st.sampled_from([0, 0, 1, 3]),
     seed=st.integers(-2, 2),
+    every=st.integers(1, 3),
+    between=st.sampled_from(["redraw", "reverse"]),
 )
 def test_each_epoch_has_the_samples_and_order_of_a_shuffler(
-    n_samples, world_size, assignment, sharding, n_classes, seed
+    n_samples, world_size, assignment, sharding, n_classes, seed, every, between
 ):
     labels = None
     if n_classes and not assignment.startswith("chunks"):
         sharding, labels = "random", np.arange(n_samples) % n_classes
 
+    epochs = {} if assignment == "local" or every == 1 else {"every": every, "between": between}
+
     def ranks(mode):
-        options = {"assignment": assignment, "sharding": sharding, "balance": labels, "seed": seed, "mode": mode}
+        options = {
+            **epochs,
+            "assignment": assignment,
+            "sharding": sharding,
+            "balance": labels,
+            "seed": seed,
+            "mode": mode,
+        }
         return [ExchangeSampler(n_samples, rank=rank, num_replicas=world_size, **options) for rank in range(world_size)]
 
     spec = ShuffleSpec(
@@ -46,6 +57,7 @@ def test_each_epoch_has_the_samples_and_order_of_a_shuffler(
             sharding=sharding,
             balance=None if labels is None else Classes.of("y", labels),
             seed=seed,
+            **epochs,
         ),
     )
     planner = EpochPlanner(spec)

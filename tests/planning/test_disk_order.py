@@ -11,15 +11,15 @@ from dshuffle.planning.order import epoch_order
 from dshuffle.planning.own_part import OwnPlanner
 
 
-def parts_of(epoch, *, trained, moves_within, delivery="peer"):
+def parts_of(epoch, *, stored, moves_within, delivery="peer"):
     spec = ShuffleSpec(1000, 4, Choices("global", seed=5))
     parts = [OwnPlanner(spec, rank).plan(epoch, delivery).part for rank in range(4)]
-    return parts, [in_disk_order(part, seed=5, trained=trained, moves_within=moves_within) for part in parts]
+    return parts, [in_disk_order(part, seed=5, stored=stored, moves_within=moves_within) for part in parts]
 
 
-@pytest.mark.parametrize("trained", [False, True])
-def test_senders_and_receivers_list_the_same_samples_in_the_same_order(trained):
-    _, parts = parts_of(3, trained=trained, moves_within=True)
+@pytest.mark.parametrize("stored", [None, 2])
+def test_senders_and_receivers_list_the_same_samples_in_the_same_order(stored):
+    _, parts = parts_of(3, stored=stored, moves_within=True)
     for sender in parts:
         for receiver in parts:
             np.testing.assert_array_equal(sender.sends[receiver.rank], receiver.receives[sender.rank])
@@ -27,7 +27,7 @@ def test_senders_and_receivers_list_the_same_samples_in_the_same_order(trained):
 
 def test_rows_leave_in_the_order_of_the_epoch_before():
     spec = ShuffleSpec(1000, 4, Choices("global", seed=5))
-    _, parts = parts_of(3, trained=True, moves_within=True)
+    _, parts = parts_of(3, stored=2, moves_within=True)
     for rank, part in enumerate(parts):
         trained_on = OwnPlanner(spec, rank).plan(2, "peer").part.order
         position = dict(zip(trained_on.tolist(), range(250), strict=True))
@@ -37,7 +37,7 @@ def test_rows_leave_in_the_order_of_the_epoch_before():
 
 
 def test_rows_that_stay_move_only_where_there_is_room():
-    plain, parts = parts_of(3, trained=True, moves_within=False)
+    plain, parts = parts_of(3, stored=2, moves_within=False)
     for before, part in zip(plain, parts, strict=True):
         assert part.receives.keys() == before.receives.keys() == {0, 1, 2, 3} - {part.rank}
         assert np.array_equal(np.sort(part.sends[(part.rank + 1) % 4]), before.sends[(part.rank + 1) % 4])
@@ -45,7 +45,7 @@ def test_rows_that_stay_move_only_where_there_is_room():
 
 def test_rows_of_the_store_keep_their_order_and_nothing_moves():
     for epoch, delivery in ((0, "peer"), (3, "storage")):
-        plain, parts = parts_of(epoch, trained=True, moves_within=True, delivery=delivery)
+        plain, parts = parts_of(epoch, stored=2, moves_within=True, delivery=delivery)
         for before, part in zip(plain, parts, strict=True):
             assert part.sends == {}
             assert list(part.receives) == [STORE]

@@ -26,7 +26,8 @@ def test_own_parts_are_those_of_the_whole_plan(data):
     delivery = data.draw(st.sampled_from(["peer", "storage"]))
     sharding = data.draw(st.sampled_from(["random", "contiguous"]))
     q = data.draw(st.integers(3 * n, 200))
-    choices = Choices(assignment, delivery, sharding=sharding, seed=data.draw(st.integers()))
+    every = 1 if assignment == "local" else data.draw(st.integers(1, 3))
+    choices = Choices(assignment, delivery, sharding=sharding, every=every, seed=data.draw(st.integers()))
     first = data.draw(st.sampled_from([0, 0, 3]))
     spec = ShuffleSpec(q, n, choices, first_epoch=first)
     assert plans_own_parts(spec, delivery)
@@ -47,6 +48,8 @@ def test_own_parts_are_those_of_the_whole_plan(data):
             received, sent = received + own.n_received, sent + own.n_sent
         assert received == plan.packets.n_components
         assert sent == (received if epoch > first and delivery == "peer" else 0)
+        if epoch > first and epoch % every:
+            assert received == 0
 
 
 @pytest.mark.parametrize(

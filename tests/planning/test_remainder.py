@@ -21,6 +21,10 @@ WAYS = [
     Choices("partial:0.5", cache_fraction=0.8, caching="recent"),
     Choices("aligned", "leftover"),
     Choices("global", "coded", cache_fraction=0.8),
+    Choices("global", every=2, between="reverse"),
+    Choices("partial:0.3", every=2),
+    Choices("partial:0.5", cache_fraction=0.8, caching="recent", every=3, between="reverse"),
+    Choices("aligned", "leftover", every=2),
 ]
 
 

@@ -11,13 +11,16 @@ from sklearn.datasets import load_digits
 
 import dshuffle
 from dshuffle.compare import fit_logical_workers, local_cluster
+from dshuffle.compare.simulated import SimulatedCluster
 from dshuffle.compare.stored_order import StoredOrder
 from dshuffle.compare.variance import variance_ratio
+from dshuffle.planning import Choices
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.sharding import stratified
 from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries, low_rank_factors
 from dshuffle.training import (
     EarlyStopping,
+    Linear,
     Network,
     SoftmaxRegression,
     fit_linear_regression,
@@ -194,3 +197,23 @@ def test_stratified_shards_make_an_asynchronous_server_scatter_less():
     print(null)
     assert null.verdict == "none shown"
     assert np.std(equal[1]) < np.std(losses["random"]) / 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [1.0, 0.05])
+def test_half_of_the_exchanges_are_enough_if_every_second_epoch_runs_backwards(last):
+    """Least squares with noise: the loss above the least possible, from the same four seeds of the shuffle."""
+    arrays = {name: values.compute().astype(float) for name, values in keyed_regression(2000, noise=0.3).items()}
+    dataset = dshuffle.create_dataset("memory://every-claims", arrays, overwrite=True)
+    cluster = SimulatedCluster.of(dataset, 8)
+    x, y = arrays["x"], arrays["y"]
+    least = np.mean((x @ np.linalg.lstsq(x, y, rcond=None)[0] - y) ** 2)
+
+    def excess(**ways):
+        options = {"epochs": 24, "step": 0.3, "schedule": Linear(last, epochs=24)}
+        fits = [fit_linear_regression(cluster.session(Choices(seed=seed, **ways)), **options) for seed in range(4)]
+        return np.mean([np.mean((x @ fit.model - y) ** 2) - least for fit in fits])
+
+    always, redrawn, reversed_ = excess(), excess(every=2), excess(every=2, between="reverse")
+    assert reversed_ < 0.9 * always
+    assert redrawn > always

@@ -150,19 +150,21 @@ def test_samples_that_cannot_be_trained_on_are_named(fake_shuffler):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["threads", "processes"])
-def test_on_a_cluster_it_is_what_logical_workers_compute(tmp_path, request, cluster):
+@pytest.mark.parametrize(
+    ("cluster", "ways"), [("threads", {}), ("processes", {}), ("threads", {"every": 2, "between": "reverse"})]
+)
+def test_on_a_cluster_it_is_what_logical_workers_compute(tmp_path, request, cluster, ways):
     client = request.getfixturevalue(cluster)
     dataset = dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), BLOBS, chunk_rows=50)
-    with dshuffle.Shuffler(client, dataset, assignment="partial:0.2", seed=3) as shuffler:
+    with dshuffle.Shuffler(client, dataset, assignment="partial:0.2", seed=3, **ways) as shuffler:
         history = fit_synchronous_sgd(shuffler, NETWORK, **OPTIONS)
     simulated = fit_logical_workers(
-        BLOBS, NETWORK, n_workers=shuffler.n_workers, assignment="partial:0.2", shuffle_seed=3, **OPTIONS
+        BLOBS, NETWORK, n_workers=shuffler.n_workers, assignment="partial:0.2", shuffle_seed=3, **ways, **OPTIONS
     )
     np.testing.assert_allclose(history.model.parameters, simulated.model.parameters, atol=1e-9)
     np.testing.assert_allclose(history.model.statistics, simulated.model.statistics, atol=1e-9)
     assert [one.record for one in history.breakdown] == shuffler.records
-    assert [one.record.delivery for one in history.breakdown] == ["load", "peer", "peer"]
+    assert [one.record.delivery for one in history.breakdown] == ["load", "none" if ways else "peer", "peer"]
     with pytest.raises(InvalidParameter, match=r"step=.*diverged"), dshuffle.Shuffler(client, dataset) as shuffler:
         fit_synchronous_sgd(shuffler, NETWORK, **{**OPTIONS, "step": 1e308})
     with pytest.raises(InvalidParameter, match="batch_size=1000"), dshuffle.Shuffler(client, dataset) as shuffler:

@@ -83,6 +83,17 @@ def _list_profiles(ctx: click.Context, parameter: click.Parameter, chosen: bool)
     "--cache-fraction", type=float, help="Fraction of the dataset that each worker holds.  [default: 1/workers]"
 )
 @click.option("--training", "training_seconds", type=click.FloatRange(0), help="Seconds of training per epoch.")
+@click.option(
+    "--every", type=click.IntRange(1), default=1, show_default=True, help="Exchange for every K-th epoch only."
+)
+@click.option(
+    "--egress-price",
+    type=click.FloatRange(0),
+    help="Price of a GB that leaves the store or the server, in any currency.",
+)
+@click.option("--worker-egress-price", type=click.FloatRange(0), help="Price of a GB that leaves a worker.")
+@click.option("--request-price", type=click.FloatRange(0), help="Price of 1,000 requests to the store.")
+@click.option("--epochs", type=click.IntRange(1), help="Number of epochs, to price a run. Needs a price.")
 @assignment_option
 @click.option(
     "--precision",

@@ -58,6 +58,20 @@ from dshuffle.cli.options import RegistryOption
     help="Array of class labels; every worker gets an equal part of each class. Needs --assignment or --delivery.",
 )
 @click.option(
+    "--every",
+    type=click.IntRange(1),
+    multiple=True,
+    metavar="K",
+    help="Exchange samples for every K-th epoch only. May be repeated. Needs --assignment or --delivery.  [default: 1]",
+)
+@click.option(
+    "--between",
+    type=click.Choice(options.BETWEEN),
+    multiple=True,
+    help="Order of training in the epochs between: a new one, or that of the epoch before, backwards. May be repeated. "
+    "Needs --every.  [default: redraw]",
+)
+@click.option(
     "--cache-fraction", type=float, help="Fraction of the dataset that each worker holds.  [default: its share]"
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all random choices.")

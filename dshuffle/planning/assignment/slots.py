@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.worker_change import Handover, WorkerChange, sizes_after
 from dshuffle.planning.bijection_family import BijectionFamily
+from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs
 from dshuffle.planning.randomness import random_words, words_at
 from dshuffle.planning.types import Ranks, Samples
 
@@ -170,6 +171,8 @@ class Slots:
         The eras in order, from epoch 0; at least one.
     fixed_points, seed
         Whether a worker may receive its own samples in an exchange, and the seed of the shuffle.
+    epochs
+        Which epochs have an exchange.
 
     Examples
     --------
@@ -184,6 +187,7 @@ class Slots:
     eras: tuple[Era, ...]
     fixed_points: bool
     seed: int
+    epochs: ExchangeEpochs = EVERY_EPOCH
 
     @classmethod
     def of(
@@ -267,10 +271,9 @@ class Slots:
     def _exchange(self, era: Era, epoch: int) -> SlotExchange:
         return SlotExchange.drawn(era.sizes, era.count, self.fixed_points, *path_of(self.seed, epoch))
 
-    @staticmethod
-    def _exchanges(era: Era, last: int) -> range:
+    def _exchanges(self, era: Era, last: int) -> range:
         """The epochs of an era for which there was an exchange."""
-        return range(era.epoch + 1, last + 1) if era.count else range(0)
+        return self.epochs.after(era.epoch, last) if era.count else range(0)
 
 
 def path_of(seed: int, epoch: int) -> tuple[str, int, int]:

@@ -99,7 +99,8 @@ def all_ways(
     circumstances = Circumstances(cluster.n_workers, excess, has_server=server, has_storage=cluster.storage is not None)
     for name in assignments:
         rule = parse_assignment(name)
-        base = work.with_choices(assignment=rule, caching=None, delivery=SIMPLEST, relay="pipelined")
+        choices = work.choices.with_assignment(rule, caching=None, delivery=SIMPLEST, relay="pipelined")
+        base = dataclasses.replace(work, choices=choices)
         if not rule.moves:
             ways.append(base)
             continue

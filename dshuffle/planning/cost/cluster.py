@@ -70,7 +70,7 @@ class ClusterRates:
     wire_overhead
         Bytes of headers per byte of a message; 0 if the rates were measured without headers.
     epoch_seconds
-        Minimum time of an exchange, for votes, the commit and the latency of the first message.
+        Time of an exchange of next to nothing: for the order to begin, votes, and the latency of first messages.
 
     Raises
     ------

@@ -42,11 +42,11 @@ def explain(
         Predictions for all ways compared.
     """
     training = best.work.training_seconds
-    took = seconds_of(best.exchange_seconds)
+    took = f"{seconds_of(best.exchange_seconds)} per {'epoch' if best.work.choices.every == 1 else 'exchange'}"
     if instead is not None:
         assert training is not None
         verdict = (
-            f"Do not shuffle globally: the fastest way ({best.work.way}) takes {took} per epoch, but training takes "
+            f"Do not shuffle globally: the fastest way ({best.work.way}) takes {took}, but training takes "
             f"only {seconds_of(training)}. Use {instead.work.way} ({seconds_of(instead.exchange_seconds)})."
         )
     else:
@@ -59,7 +59,10 @@ def explain(
         if hidden is not None and 0.001 <= hidden < 1:
             notes.append(f"Training can hide the exchange of up to partial:{hidden:.2g}.")
         if instead is None:
-            notes.append(f"The exchange takes longer than training ({seconds_of(training)}), so epochs take {took}.")
+            notes.append(
+                f"The exchange takes longer than training ({seconds_of(training)}), so epochs take "
+                f"{seconds_of(best.epoch_seconds)}{'' if best.work.choices.every == 1 else ' on average'}."
+            )
     if whole_chunks is not None:
         notes.append(
             f"Moving whole chunks is {times(best.exchange_seconds, whole_chunks.exchange_seconds)} as fast "

@@ -53,14 +53,15 @@ class Prediction:
     exchange_seconds
         Time from the start of the exchange until all workers have what they need.
     epoch_seconds
-        Exchange time or training time, whichever is longer.
+        Exchange time or training time, whichever is longer; the mean over all epochs, if only every K-th has an
+        exchange. All other figures are those of an exchange.
     resources
         ``(name, seconds)`` that each part of the cluster is busy, the busiest first.
     needed, packets
         Number of samples that a worker lacks, and of packets sent to deliver them.
     server_egress, worker_egress, worker_ingress, storage_bytes
-        Bytes per epoch: out of the server, out of all workers, into all workers from other participants, and out of
-        the storage.
+        Bytes of an exchange: out of the server, out of all workers, into all workers from other participants, and out
+        of the storage.
     most_ingress
         Bytes into the worker that receives the most, including reads from the storage if they use the link.
     requests
@@ -167,11 +168,12 @@ def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
     together = float(np.cbrt(wire**3 + resources.get(PROCESSORS, 0.0) ** 3))
     exchange = together + cluster.epoch_seconds if resources else 0.0
     from_storage = loads.read if cluster.storage_over_links else 0.0
+    training, every = work.training_seconds or 0.0, work.choices.every
     return Prediction(
         work=work,
         exact=loads.exact,
         exchange_seconds=exchange,
-        epoch_seconds=max(exchange, work.training_seconds or 0.0),
+        epoch_seconds=(max(exchange, training) + (every - 1) * training) / every,
         resources=tuple(sorted(resources.items(), key=lambda item: -item[1])),
         needed=loads.needed,
         packets=loads.packets,

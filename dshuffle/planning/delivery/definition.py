@@ -240,9 +240,9 @@ class Delivery(ABC):
         """Name of its family."""
         return self.name
 
-    def headline(self, way: str, seconds: str) -> str:
-        """The sentence that recommends it."""
-        return f"Use {way}: {seconds} per epoch."
+    def headline(self, way: str, pace: str) -> str:
+        """The sentence that recommends it, at a pace such as ``"2 s per epoch"``."""
+        return f"Use {way}: {pace}."
 
     def explain_ingress(self, nbytes: str, amplified: str, rate: str) -> str:
         """Say why the links into workers limit it.

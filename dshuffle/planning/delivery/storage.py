@@ -60,9 +60,9 @@ class RowsFromStore(Delivery):
         """No rows come from other participants."""
         return 0.0
 
-    def headline(self, way: str, seconds: str) -> str:
-        """The sentence that recommends it."""
-        return f"Re-read from storage: {way} takes {seconds} per epoch."
+    def headline(self, way: str, pace: str) -> str:
+        """The sentence that recommends it, at a pace such as ``"2 s per epoch"``."""
+        return f"Re-read from storage: {way} takes {pace}."
 
     def explain_ingress(self, nbytes: str, amplified: str, rate: str) -> str:
         """Say that reads pass the links into workers."""

@@ -69,6 +69,12 @@ class Shuffler:
         the same number of samples of each class, or one more. Works with ``"global"``, ``"partial:Q"`` (all workers
         still exchange the same number of samples) and ``"local"``. The sharding ``"random"`` is then drawn with this
         balance; any other sharding must have it, as ``"stratified:y"`` does.
+    every
+        K: only the epochs 0, K, 2 K, ... have an exchange. In the epochs between, each worker trains on the samples
+        that it has. So an epoch moves a K-th of the bytes on average. See docs/ways-of-shuffling.md.
+    between
+        The order in the epochs between: ``"redraw"``, a new random one, or ``"reverse"``, that of the epoch before,
+        backwards.
     seed
         Random seed. Together with the epoch and the workers it determines every random choice.
     first_epoch
@@ -166,6 +172,8 @@ class Shuffler:
         relay: str = "pipelined",
         sharding: str | Sharding | ArrayLike = "random",
         balance: str | None = None,
+        every: int = 1,
+        between: str = "redraw",
         seed: int = 0,
         first_epoch: int = 0,
         on_loss: str | None = None,
@@ -202,6 +210,8 @@ class Shuffler:
             cache_fraction=cache_fraction,
             relay=relay,
             balance=None if balance is None else Classes(balance),
+            every=every,
+            between=between,
             seed=seed,
         )
         self.dataset = as_dataset(dataset)

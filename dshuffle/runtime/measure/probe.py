@@ -39,6 +39,9 @@ PAIRS = 2
 BUSY = 0.85
 """Processor utilization at which the processors, not the network, count as the bottleneck."""
 
+LEAST_REPEATS, MOST_REPEATS = 3, 9
+"""How often an exchange of nothing but short messages is tried. The median counts, as it does for exchanges."""
+
 REMOVED_WITHIN = 15.0
 """Seconds in which workers must remove the probe, also with a longer ``dshuffle.timeout``."""
 
@@ -216,7 +219,7 @@ class _Probe:
         reads = None if self.dataset is None else self._reads(self.dataset, seconds, idle.busy)
         kernels: Kernels = self._run(probe_tasks.kernels, self.workers[:1], self.row_nbytes)[0]
         link_alone = statistics.median(alone) if alone else math.inf
-        cluster = self._cluster(link_alone, together, served, reads, kernels)
+        cluster = self._cluster(link_alone, together, served, reads, kernels, 0.05 * seconds)
         return Measurement(
             cluster=cluster,
             seconds=time.perf_counter() - began,
@@ -245,6 +248,7 @@ class _Probe:
         served: _Phase | None,
         reads: _Reads | None,
         kernels: Kernels,
+        seconds: float,
     ) -> ClusterRates:
         # If processors, not links, limit the exchange of all workers, use the rate of a link alone.
         link, shared, limited = together.median, SharedLinks.of(self.machine_names), together.busy >= BUSY
@@ -255,12 +259,13 @@ class _Probe:
         # Processor time per byte at each end, including work besides the network. Messages are counted separately.
         of_messages = MESSAGE_SECONDS * together.messages
         each_end = max(0.0, together.busy_seconds - of_messages) / max(1, together.nbytes) / 2
+        cores = min(machine.cores for machine in self.machines.values())
         cluster = ClusterRates(
             n_workers=len(self.workers),
             link_up=link,
             link_down=link,
             server_up=max(served.rate, link if served.busy >= BUSY else 0.0) if served else None,
-            cores=min(machine.cores for machine in self.machines.values()),
+            cores=cores,
             machine_workers=shared.machine_workers,
             rack_workers=shared.machine_workers if shared.exist else None,
             oversubscription=shared.oversubscription(link, together.median, limited=limited) if shared.exist else 1.0,
@@ -270,7 +275,7 @@ class _Probe:
             encode_rate=kernels.encode,
             decode_rate=kernels.decode,
             wire_overhead=0.0,  # the measured rates do not count headers
-            epoch_seconds=self._round_trip(),
+            epoch_seconds=self.fixed_seconds(cores, shared.machine_workers, seconds),
         )
         if reads is None:
             return cluster
@@ -352,14 +357,23 @@ class _Probe:
         time.sleep(seconds)
         return []
 
-    def _round_trip(self) -> float:
-        """Shortest of three round trips to all workers, in seconds."""
-        times = []
-        for _ in range(3):
+    def fixed_seconds(self, cores: int, machine_workers: int, seconds: float) -> float:
+        """Typical time of an exchange of few rows, without the processor time that the model counts for messages.
+
+        An order goes to all workers, each has a short message from every other one, and all of them answer.
+        """
+        asked: dict[str, Any] = {"senders": self.workers, "shares_memory": Settings.from_config().shared_memory}
+        counted = MESSAGE_SECONDS * (len(self.workers) - 1) * max(1.0, machine_workers / cores)
+        orders: list[float] = []
+        messages: list[float] = []
+        ends = time.perf_counter() + seconds
+        while len(orders) < LEAST_REPEATS or (len(orders) < MOST_REPEATS and time.perf_counter() < ends):
             began = time.perf_counter()
             self._machines()
-            times.append(time.perf_counter() - began)
-        return min(times)
+            orders.append(time.perf_counter() - began)
+            took = run_on_workers(self.client, probe_tasks.pull_once, workers=self.workers, **asked)
+            messages.append(max(took.values()))
+        return statistics.median(orders) + max(0.0, statistics.median(messages) - counted)
 
     # -- workers -----------------------------------------------------------------------------------------------
 

@@ -182,6 +182,17 @@ async def pull(
     return Traffic(total, time.perf_counter() - began, messages)
 
 
+async def pull_once(dask_worker: Worker, senders: Sequence[str], shares_memory: bool) -> float:
+    """Seconds in which a short message comes from every other worker, as in an exchange of few rows."""
+    began = time.perf_counter()
+
+    async def ask(other: str) -> None:
+        await _through_a_thread(_touch, await probe(dask_worker, other, 1, shares_memory=shares_memory))
+
+    await asyncio.gather(*(ask(other) for other in senders if other != dask_worker.address))
+    return time.perf_counter() - began
+
+
 def read_chunks(name: str, seconds: float, seed: int) -> Traffic:
     """Read whole chunks in order from a random start, each at most once, for some seconds or until all are read.
 

@@ -89,7 +89,7 @@ class Coordinator:
         )
         self.driver = MachineDriver(self.machine, self._carry_out, spec.session_id, spec.settings.heartbeat)
         self.log = ExchangeLog(self.participants, len(self.ranks))
-        self._deliveries = EpochDeliveries(deliveries, spec.shuffle.first_epoch)
+        self._deliveries = EpochDeliveries(deliveries, spec.shuffle.first_epoch, spec.shuffle.choices.exchange_epochs)
         self._waiters = Waiters()
         self._move_tasks = move_tasks
         self._status_queries: set[str] = set()  # addresses of workers whose answer about their state is due

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dshuffle.planning import AutoDelivery, get_delivery
+from dshuffle.planning import AutoDelivery, ExchangeEpochs, get_delivery
 from dshuffle.runtime.scheduler.machine.epochs import ATTEMPTS
 from dshuffle.runtime.scheduler.machine.instructions import Run
 
@@ -16,11 +16,14 @@ class EpochDeliveries:
         Chooses a delivery from the times of those before.
     first_epoch
         Number of the first epoch. It is read from the store, whatever its delivery.
+    exchanges
+        Which epochs have an exchange. The others have the delivery of the next one, and say nothing about its time.
     """
 
-    def __init__(self, auto: AutoDelivery, first_epoch: int) -> None:
+    def __init__(self, auto: AutoDelivery, first_epoch: int, exchanges: ExchangeEpochs) -> None:
         self._auto = auto
         self._first_epoch = first_epoch
+        self._exchanges = exchanges
         self._chosen: dict[int, str] = {}
         self._has_server = True
 
@@ -44,6 +47,8 @@ class EpochDeliveries:
 
     def observe(self, run: Run) -> None:
         """Note how long a run took. Repeated runs do not count, because they may have less to receive."""
+        if not self._exchanges.has_exchange(run.epoch):
+            return
         chosen = self._chosen.get(run.epoch)
         if run.epoch != self._first_epoch and run.attempt == 1 and chosen is not None and chosen == self.of(run.epoch):
             self._auto.observe(chosen, run.ready_after)

@@ -139,5 +139,5 @@ class MemberExchange:
 
 def _transport(plan: ProcessPlan, epoch: int, delivery: str) -> Transport:
     """The transport of an epoch. All workers agree on it."""
-    moves = epoch > plan.spec.first_epoch and plan.spec.choices.assignment.moves
+    moves = epoch > plan.spec.first_epoch and plan.spec.choices.has_exchange(epoch)
     return (transport_of(delivery) if moves else RowTransport).of(plan)

@@ -17,7 +17,13 @@ from dshuffle.planning.assignment.worker_change import Handover, WorkerChange, s
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
 from dshuffle.planning.remainder import training_orders, workers_of
 
-KEEPING = [Choices("local"), Choices("local", sharding="contiguous"), Choices("partial:0.3"), Choices("partial:1")]
+KEEPING = [
+    Choices("local"),
+    Choices("local", sharding="contiguous"),
+    Choices("partial:0.3"),
+    Choices("partial:1"),
+    Choices("partial:0.3", every=2, between="reverse"),
+]
 
 
 def drawn_change(data, n_before, epoch=1, carried=0):
@@ -102,7 +108,8 @@ def test_every_epoch_follows_from_the_one_before(choices, data):
         if before is not None:
             moved = int((where != before[0]).sum())
             if names[epoch] == names[epoch - 1]:
-                count = 0 if str(choices.assignment) == "local" else choices.assignment.n_exchanged(q, now.n_workers)
+                stays = str(choices.assignment) == "local" or epoch % choices.every
+                count = 0 if stays else choices.assignment.n_exchanged(q, now.n_workers)
                 assert moved == count * now.n_workers
             else:
                 assert moved == fewest_moves(before[1], now.changes[-1].former)
@@ -111,13 +118,18 @@ def test_every_epoch_follows_from_the_one_before(choices, data):
 
 @pytest.mark.parametrize("fraction", [None, 0.9])
 @pytest.mark.parametrize("assignment", ["local", "partial:0.3"])
+@pytest.mark.parametrize("every", [1, 2, 3])
 @given(data=st.data())
-def test_plans_of_all_samples_say_the_same(assignment, fraction, data):
+def test_plans_of_all_samples_say_the_same(assignment, every, fraction, data):
     """Excess needs plans of all samples, which begin with the present workers."""
     history, _ = drawn_history(data, 4)
     fraction = None if history.n_workers == 1 else fraction
     spec = ShuffleSpec(
-        90, history.n_workers, Choices(assignment, cache_fraction=fraction), first_epoch=4, changes=history.changes
+        90,
+        history.n_workers,
+        Choices(cache_fraction=fraction, every=every).with_assignment(assignment),
+        first_epoch=4,
+        changes=history.changes,
     )
     assert plans_own_parts(spec, "peer") == (not spec.has_excess)
     planner = EpochPlanner(spec)

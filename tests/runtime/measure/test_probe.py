@@ -1,5 +1,6 @@
 """Measuring a cluster: that figures are there, that nothing is left behind, and who counts as what."""
 
+import asyncio
 import math
 import time
 
@@ -11,7 +12,7 @@ from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.cost import all_ways, recommend
 from dshuffle.planning.cost.job import Work
 from dshuffle.runtime.measure import probe_tasks
-from dshuffle.runtime.measure.probe import measure_cluster
+from dshuffle.runtime.measure.probe import _Probe, measure_cluster
 from dshuffle.runtime.measure.task_results import task_results
 from dshuffle.runtime.server_resource import SERVER_RESOURCE
 
@@ -73,6 +74,32 @@ def test_every_byte_counts(cluster_of, shares_memory):
         given = sum(client.run(lambda dask_worker: dask_worker.given).values())
         client.run(probe_tasks.remove, "no name")
     assert sum(traffic.nbytes for traffic in done.values()) == given
+
+
+@pytest.mark.slow
+def test_the_fixed_time_of_an_exchange_has_short_messages_in_it(cluster_of):
+    """Answers that come 0.3 s late make it longer by 0.3 s, and not by as much for each worker."""
+    late = 0.3
+
+    def delay(dask_worker):
+        give = dask_worker.handlers[probe_tasks.HANDLER]
+
+        async def delayed(nbytes, host):
+            await asyncio.sleep(late)
+            return await give(nbytes, host)
+
+        dask_worker.handlers[probe_tasks.HANDLER] = delayed
+
+    with cluster_of({name: {} for name in range(4)}) as cluster, Client(cluster) as client:
+        client.wait_for_workers(4)
+        client.run(probe_tasks.install)
+        probe = _Probe(client, None, 1024, list(client.scheduler_info()["workers"]), None)
+        fast = probe.fixed_seconds(4, 4, 0.0)
+        client.run(delay)
+        slow = probe.fixed_seconds(4, 4, 0.0)
+        probe.remove()
+    assert fast > 0
+    assert late - 0.01 < slow < fast + 2 * late
 
 
 @pytest.mark.slow

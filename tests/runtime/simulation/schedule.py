@@ -20,6 +20,8 @@ WAYS: list[dict[str, Any]] = [
     {"assignment": "global", "delivery": "coded", "cache_fraction": 0.7},
     {"assignment": "partial:0.3", "delivery": "clique", "cache_fraction": 0.7, "caching": "even"},
     {"assignment": "aligned", "delivery": "leftover"},
+    {"assignment": "global", "delivery": "peer", "every": 2, "between": "reverse"},
+    {"assignment": "partial:0.3", "delivery": "coded", "cache_fraction": 0.7, "every": 2},
 ]
 SERVED = ("server", "coded", "clique", "leftover")
 """Deliveries whose server may be a worker that does not train."""
@@ -186,6 +188,7 @@ class Schedule:
             ("assignment", way["assignment"]),
             ("delivery", way["delivery"]),
             ("caching", caching),
+            ("every", str(way.get("every", 1))),
             ("sessions", str(len(self.workloads))),
             ("server", "dedicated" if self.dedicated else "no server or a rank"),
             ("spare", "a spare worker" if self.spare else "no spare worker"),

@@ -1,0 +1,282 @@
+"""Test whether a model gets worse if samples are exchanged in every K-th epoch only, with logical workers.
+
+    python pipelines/every_study.py [--pairs 20] [--model regression --model softmax] [--output FOLDER]
+
+Each way is compared with a new draw in every epoch, in pairs of runs that share initial weights, by the paired test of
+`dshuffle compare`. The models:
+
+    regression   least squares with noise, 8 workers that average once an epoch; metric: loss above the least possible
+    softmax      softmax regression on scikit-learn's digits, 8 workers that average once an epoch
+    network      one hidden layer, synchronous SGD of 16 workers, on digits
+    batch norm   the same with batch norm, whose statistics are those of a worker's own mini-batch
+    sorted       the same, but the first shards have few classes each: a worker begins with consecutive samples
+
+Digits are stored by class, and rows of the regression by a key. The metric of the digits is the cross-entropy on 597
+held-out ones. Steps are constant, or fall to a twentieth. Samples that are sent are counted in plans. The script prints
+a table and writes study.csv, one line per model, schedule and way. It takes some minutes.
+
+References
+----------
+Rajput et al. (2022), FlipFlop; see docs/papers.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import SGDClassifier
+from sklearn.metrics import log_loss
+from threadpoolctl import threadpool_limits
+
+import dshuffle
+from dshuffle.compare import PairedRuns, PairedTest, SimulatedCluster, Way, fit_logical_workers, run_in_pairs
+from dshuffle.planning import Choices, EpochPlanner, Global, Local, Partial, ShuffleSpec
+from dshuffle.synthetic import keyed_regression
+from dshuffle.training import CONSTANT, Linear, Network, Schedule, fit_linear_regression, fit_parallel_sgd
+
+N_TRAIN = 1200
+LAST = 0.05
+"""Fraction of the first step that is left at the end of a decay."""
+
+REFERENCE = Way("global", Choices(Global()))
+WAYS = (
+    Way("every 2, redraw", Choices(Global(), every=2)),
+    Way("every 2, reverse", Choices(Global(), every=2, between="reverse")),
+    Way("every 4, redraw", Choices(Global(), every=4)),
+    Way("every 4, reverse", Choices(Global(), every=4, between="reverse")),
+    Way("partial:0.5", Choices(Partial(0.5))),
+    Way("local", Choices(Local())),
+)
+
+Train = Callable[[Choices, int, Schedule, int], float]
+"""Function of the way, the seed of the training, the schedule and the number of epochs that returns the metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is trained: the function, the number of workers and of samples, the margin, and the first shards."""
+
+    train: Train
+    workers: int
+    samples: int
+    margin: str
+    sharding: str = "random"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The answer for one way."""
+
+    model: str
+    steps: str
+    way: str
+    samples_sent: float
+    metric: float
+    reference: float
+    difference: float
+    least: float
+    most: float
+    pairs: int
+    answer: str
+
+
+@functools.cache
+def least_squares() -> tuple[SimulatedCluster, NDArray[np.float64], NDArray[np.float64], float]:
+    """A noisy regression on eight workers, its rows and values, and the least possible loss."""
+    arrays = {name: values.compute().astype(np.float64) for name, values in keyed_regression(2000, noise=0.3).items()}
+    dataset = dshuffle.create_dataset("memory://every-study", arrays, overwrite=True)
+    x, y = arrays["x"], arrays["y"]
+    best = np.linalg.lstsq(x, y, rcond=None)[0]
+    return SimulatedCluster.of(dataset, 8), x, y, float(np.mean((x @ best - y) ** 2))
+
+
+def regression(choices: Choices, seed: int, schedule: Schedule, epochs: int) -> float:
+    """Train the regression. It begins at zero, so the seed is that of the shuffle alone."""
+    cluster, x, y, least = least_squares()
+    fit = fit_linear_regression(cluster.session(choices), epochs=epochs, step=0.3, schedule=schedule)  # type: ignore[arg-type]
+    return float(np.mean((x @ fit.model - y) ** 2)) - least
+
+
+@functools.cache
+def digits() -> tuple[dict[str, NDArray[Any]], NDArray[np.float64], NDArray[np.int64]]:
+    """Training digits sorted by class, and held-out ones."""
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = x[order] / 16, y[order]
+    x = x - x[:N_TRAIN].mean(axis=0)
+    by_class = np.argsort(y[:N_TRAIN], kind="stable")
+    return {"x": x[:N_TRAIN][by_class], "y": y[:N_TRAIN][by_class]}, x[N_TRAIN:], y[N_TRAIN:]
+
+
+@functools.cache
+def digits_on_eight() -> SimulatedCluster:
+    """The training digits on eight workers."""
+    return SimulatedCluster.of(dshuffle.create_dataset("memory://every-digits", digits()[0], overwrite=True), 8)
+
+
+def softmax(choices: Choices, seed: int, schedule: Schedule, epochs: int) -> float:
+    """Train a softmax regression, and average once an epoch."""
+    model = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=0.1, alpha=1e-4, shuffle=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        fit = fit_parallel_sgd(
+            digits_on_eight().session(choices),  # type: ignore[arg-type]
+            model,
+            epochs=epochs,
+            classes=np.arange(10),
+            seed=seed,
+            schedule=schedule,
+        )
+    _, x, y = digits()
+    return float(log_loss(y, fit.model.predict_proba(x), labels=np.arange(10)))
+
+
+def network(choices: Choices, seed: int, schedule: Schedule, epochs: int, *, batch_norm: bool) -> float:
+    """Train a network by synchronous SGD."""
+    arrays, x, y = digits()
+    fit = fit_logical_workers(
+        arrays,
+        Network((64, 64, 10), batch_norm),
+        n_workers=16,
+        assignment=str(choices.assignment),
+        sharding=str(choices.sharding),
+        every=choices.every,
+        between=choices.between,
+        shuffle_seed=choices.seed,
+        seed=seed,
+        epochs=epochs,
+        batch_size=8,
+        step=0.3,
+        schedule=schedule,
+    )
+    scores = fit.model.scores(x)
+    scores = scores - scores.max(axis=1, keepdims=True)
+    return float(np.mean(np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(y)), y]))
+
+
+BATCH_NORM = functools.partial(network, batch_norm=True)
+
+MODELS = {
+    "regression": Model(regression, 8, 2000, "25%"),
+    "softmax": Model(softmax, 8, N_TRAIN, "5%"),
+    "network": Model(functools.partial(network, batch_norm=False), 16, N_TRAIN, "10%"),
+    "batch norm": Model(BATCH_NORM, 16, N_TRAIN, "10%"),
+    "sorted": Model(BATCH_NORM, 16, N_TRAIN, "10%", "contiguous"),
+}
+
+
+def samples_sent(choices: Choices, model: Model, epochs: int) -> float:
+    """Mean number of samples that change workers for an epoch, relative to all samples."""
+    planner = EpochPlanner(ShuffleSpec(model.samples, model.workers, choices), checks=False)
+    planner.load()
+    return sum(planner.advance().n_needed for _ in range(1, epochs)) / (epochs - 1) / model.samples
+
+
+def rows_of(name: str, steps: str, schedule: Schedule, options: argparse.Namespace) -> list[Row]:
+    """Test all ways with one model and schedule."""
+    model = MODELS[name]
+
+    def run(way: Way, seed: int, shuffle_seed: int) -> float:
+        sharding = "random" if way == REFERENCE else model.sharding
+        choices = Choices(**{**way.choices.keywords(), "seed": shuffle_seed, "sharding": sharding})
+        return model.train(choices, seed, schedule, options.epochs)
+
+    test = PairedTest("loss", model.margin, pairs=options.pairs)
+    tested = run_in_pairs(test, REFERENCE, WAYS, run)
+    rows = []
+    for way in WAYS:
+        runs: PairedRuns = tested[way.label]
+        least, most = (bound / runs.unit for bound in runs.interval)
+        rows.append(
+            Row(
+                model=name,
+                steps=steps,
+                way=way.label,
+                samples_sent=samples_sent(way.choices, model, options.epochs),
+                metric=float(np.mean(runs.way)),
+                reference=float(np.mean(runs.reference[: runs.n_pairs])),
+                difference=runs.mean / runs.unit,
+                least=least,
+                most=most,
+                pairs=runs.n_pairs,
+                answer="" if runs.outcome is None else runs.outcome.value,
+            )
+        )
+    return rows
+
+
+def table(rows: list[Row]) -> Table:
+    """Show the answers. Differences are relative to the mean of the reference."""
+    result = Table(title="Against a new draw in every epoch", title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in (
+        "model",
+        "steps",
+        "way",
+        "sent",
+        "loss",
+        "global",
+        "difference",
+        "95 %",
+        "margin",
+        "pairs",
+        "answer",
+    ):
+        result.add_column(heading, justify="left" if heading in ("model", "steps", "way", "answer") else "right")
+    for row in rows:
+        result.add_row(
+            row.model,
+            row.steps,
+            row.way,
+            f"{row.samples_sent:.2f}",
+            f"{row.metric:.3g}",
+            f"{row.reference:.3g}",
+            f"{100 * row.difference:+.1f} %",
+            f"{100 * row.least:+.1f} .. {100 * row.most:+.1f} %",
+            MODELS[row.model].margin,
+            str(row.pairs),
+            row.answer,
+        )
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", choices=list(MODELS), help="may be repeated (default: all)")
+    parser.add_argument("--epochs", type=int, default=24)
+    parser.add_argument("--pairs", type=int, default=20, help="most pairs of runs for each way")
+    parser.add_argument("--output", type=Path, default=Path("every-study"))
+    options = parser.parse_args()
+    schedules: dict[str, Schedule] = {"constant": CONSTANT, "decaying": Linear(LAST, max(2, options.epochs))}
+    cases = [(name, steps) for name in options.model or MODELS for steps in schedules]
+    rows: list[Row] = []
+    with threadpool_limits(1):  # the matrix products are too small for several threads
+        for name, steps in track(cases, "training"):
+            rows += rows_of(name, steps, schedules[steps], options)
+    options.output.mkdir(parents=True, exist_ok=True)
+    with (options.output / "study.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(asdict(rows[0])))
+        writer.writeheader()
+        writer.writerows(map(asdict, rows))
+    console = Console(width=140)
+    console.print(table(rows))
+    console.print("sent: samples that change workers for an epoch, relative to all samples.")
+    console.print(f"wrote {options.output}/study.csv", highlight=False)
+
+
+if __name__ == "__main__":
+    main()
