@@ -48,8 +48,17 @@ def test_the_benchmark_of_many_workers_runs():
     assert all(seconds > 0 for result in results.values() for seconds in result.values())
 
 
-def test_the_benchmark_of_the_scheduler_runs():
-    assert load("scheduler").main(["--members=20", "--epochs=2"])["seconds"] > 0
+def test_what_a_session_costs_the_scheduler_grows_with_its_members():
+    """In processor time, of which there is room, and in memory and messages, which do not depend on the machine."""
+    scheduler = load("scheduler")
+    results = scheduler.main(["--members=128", "--members=512", "--epochs=2"])
+    small, large = results["128"], results["512"]
+    assert set(small) == {"open", "epoch", "orders", "signs", "loss", "close"}
+    for name, phase in large.items():
+        assert 0 < phase["peak_bytes"] < 4 * 1.4 * small[name]["peak_bytes"]
+        assert phase["largest_bytes"] < scheduler.LARGEST_MESSAGE / 8  # it may be 1 MB with eight times as many
+        assert phase["seconds"] > 0
+    assert large["epoch"]["seconds"] < scheduler.MEMBER_SECONDS * 512 + scheduler.EPOCH_SECONDS
 
 
 def test_the_coding_benchmark_runs():

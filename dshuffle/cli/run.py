@@ -32,6 +32,8 @@ def run(
     arguments: tuple[str, ...],
     scheduler: str | None,
     shares: str | None,
+    workers: str | None,
+    resources: str | None,
     report: str | None,
     only_explain: bool,
     as_json: bool,
@@ -46,6 +48,7 @@ def run(
             dataclasses.replace(way, choices=dataclasses.replace(way.choices, shares=policy)) for way in pipeline.ways
         ]
         pipeline = dataclasses.replace(pipeline, shuffle=ways)
+    pipeline = with_members(pipeline, workers, resources)
     if report is not None:
         pipeline = dataclasses.replace(pipeline, report=report)
     if only_explain:
@@ -54,6 +57,27 @@ def run(
     with warnings_as_lines():
         result = pipeline.run()
     click.echo("\n".join(_json_lines(result) if as_json else lines_of(result)))
+
+
+def with_members(pipeline: Pipeline, workers: str | None, resources: str | None) -> Pipeline:
+    """The pipeline with the workers that the command line chooses, if it chooses any.
+
+    Raises
+    ------
+    InvalidParameter
+        If there are no names, or resources without amounts.
+    """
+    chosen: dict[str, Any] = {}
+    if workers is not None:
+        chosen["workers"] = [name.strip() for name in workers.split(",")]
+    if resources is not None:
+        try:
+            pairs = [pair.split("=") for pair in resources.split(",")]
+            chosen["resources"] = {name.strip(): float(amount) for name, amount in pairs}
+        except ValueError:
+            allowed = "names with amounts, separated by commas, such as GPU=1,MEM=4"
+            raise InvalidParameter.of("resources", resources, allowed) from None
+    return dataclasses.replace(pipeline, session=dataclasses.replace(pipeline.options, **chosen))
 
 
 def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:

@@ -68,6 +68,12 @@ class DaskNetwork:
         self._serve_here, self._acknowledge_here = _closed, _ignored
         self._acknowledgements.close()
 
+    def close_idle(self, most: int) -> None:
+        """Close the connections of this worker that carry no request, if there are more than some."""
+        pool = self._worker.rpc
+        if sum(map(len, pool.available.values())) > most:
+            pool.collect()
+
     def is_local(self, participant: int) -> bool:
         """Whether a participant runs on this worker."""
         return bool(self._addresses[participant] == self._worker.address)

@@ -106,7 +106,7 @@ def pairs_of(
     say
         Called with what runs before each run or pair.
     """
-    n_workers = count_training_workers(client)
+    n_workers = count_training_workers(client, options.choice)
     try:
         check_pairs(n_workers, training.epochs)
     except InvalidParameter as error:  # the ways were timed already

@@ -145,6 +145,13 @@ class Pipeline:
         assert isinstance(self.session, SessionOptions)
         return self.session
 
+    @property
+    def _n_workers(self) -> int | None:
+        """Number of workers that train; None if only the cluster knows."""
+        if self.options.workers is not None:
+            return len(self.options.workers)
+        return None if self.options.resources is not None else self.cluster.n_workers
+
     def check(self) -> None:
         """Check all that can be checked before the cluster is started.
 
@@ -173,7 +180,7 @@ class Pipeline:
             self.cluster.check()
         if self.test is not None:
             with _collected(problems, "test"):
-                check_test(self.test, self.training, self.ways, self.cluster.n_workers)
+                check_test(self.test, self.training, self.ways, self._n_workers)
         if self.report is not None:
             try:
                 Path(self.report).mkdir(parents=True, exist_ok=True)
@@ -186,9 +193,10 @@ class Pipeline:
     def _check_way(self, dataset: Dataset, way: Way) -> None:
         choices = resolved(dataset, way.choices.with_one_delivery())
         self.options.check_way(dataclasses.replace(choices, delivery=way.choices.delivery))
-        if self.cluster.n_workers is None:
+        n_workers = self._n_workers
+        if n_workers is None:
             return
-        spec = ShuffleSpec.at_first(dataset.n_samples, self.cluster.n_workers, choices)
+        spec = ShuffleSpec.at_first(dataset.n_samples, n_workers, choices)
         memory = self.cluster.worker_memory
         if memory and self.options.memory_limit is None:
             limit = int(Settings.from_config().memory_fraction * memory)
@@ -209,10 +217,10 @@ class Pipeline:
             If the pipeline cannot run.
         """
         dataset = self.checked()
-        n_workers = self.cluster.n_workers
+        n_workers = self._n_workers
         if n_workers is None:
             with self.cluster.open() as client:
-                n_workers = count_training_workers(client)
+                n_workers = count_training_workers(client, self.options.choice)
         return explain(
             dataset,
             self.ways,

@@ -27,7 +27,8 @@ from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.report.progress import Advance
-from dshuffle.runtime import Partition, Shuffler, gathered, measure_cluster, retrying
+from dshuffle.runtime import Partition, Shuffler, gathered, retrying
+from dshuffle.runtime.measure.probe import measure_workers
 from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.store import Dataset
 from dshuffle.training import History
@@ -201,7 +202,8 @@ def train(
         measured, results = None, []
         if pipeline.report is not None:
             say("measuring the cluster")
-            measured = measure_cluster(client, dataset, seconds=MEASURING_SECONDS).cluster
+            choice = pipeline.options.choice
+            measured = measure_workers(client, choice, dataset, seconds=MEASURING_SECONDS).cluster
             say("loading code on the workers")
             _warm_up(pipeline, client, pipeline.ways[-1].dataset(dataset))
         shufflers: list[Shuffler] = []
@@ -267,7 +269,7 @@ def _train(
         lambda: client,
         dataset,
         checkpoint=pipeline.checkpoint,
-        min_workers=workers,
+        min_workers=1 if pipeline.options.choice.is_restricted else workers,  # the cluster has waited for all
         patience=patience,
         **options,
     )

@@ -67,6 +67,8 @@ class MemberState:
     ----------
     open
         Whether the session is open there.
+    epoch
+        The epoch whose partition it holds; None if it holds none yet.
     run_id
         Number of the last run that has begun there.
     arrived
@@ -76,6 +78,7 @@ class MemberState:
     """
 
     open: bool
+    epoch: int | None = None
     run_id: int = 0
     arrived: float | None = None
     vote: Vote | None = None
@@ -150,12 +153,15 @@ class OpenedSession:
         Paused workers that do not take part.
     history
         Number of workers, and how it has changed.
+    too_few_files
+        What to do about workers that may not have enough open files; empty if all may.
     """
 
     addresses: dict[int, str]
     server: str
     left_out: tuple[str, ...]
     history: WorkerHistory
+    too_few_files: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

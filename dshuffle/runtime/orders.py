@@ -52,7 +52,10 @@ class CloseOrder(SessionOrder, frozen=True):
 
 
 class MembersOrder(Order, frozen=True):
-    """Use the addresses of workers that have taken lost ranks, unless a later order has been carried out."""
+    """Use the addresses of workers that have taken lost ranks, unless a later order has been carried out.
+
+    They are those of all participants that have moved since the session was opened, and not only of the last ones.
+    """
 
     addresses: dict[int, str]
     number: int

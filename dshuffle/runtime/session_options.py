@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from dshuffle.planning import Choices, GivenSharding
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.runtime.dataset_inputs import STRATIFIED
 from dshuffle.runtime.quantities import as_nbytes, as_switch
+from dshuffle.runtime.worker_choice import WorkerChoice
 
 LOCAL = "local"
 """Value of ``cache_directory`` for the local directory of each Dask worker."""
@@ -42,6 +44,10 @@ class SessionOptions:
         Whether partitions outlive the session.
     server
         Address or name of the worker that serves. A number is taken as a name.
+    workers
+        Addresses or names of the workers that may be members; None for all. Numbers are taken as names.
+    resources
+        Amounts of Dask resources that a worker must have to train; None for any.
     cluster
         Rates for the delivery ``"auto"``.
     elastic
@@ -66,6 +72,8 @@ class SessionOptions:
     cache_directory: str | None = None
     keep_cache: bool = False
     server: str | None = None
+    workers: tuple[str, ...] | None = None
+    resources: dict[str, float] | None = None
     cluster: ClusterRates | None = None
     elastic: bool = False
     min_workers: int = 1
@@ -81,6 +89,20 @@ class SessionOptions:
             reason = f"cache_directory={self.cache_directory!r} does not outlive a job"
             hint = "Give a folder on a local disk that is still there when the next job runs."
             raise InvalidParameter.because("keep_cache=True", reason, hint)
+        if self.workers is not None and self.min_workers > len(self.workers):
+            allowed = f"at most {len(self.workers)}, the number of workers that workers= names"
+            raise InvalidParameter.of("min_workers", self.min_workers, allowed)
+
+    @property
+    def choice(self) -> WorkerChoice:
+        """The workers that may be members of the session."""
+        named = None if self.workers is None else frozenset(self.workers)
+        return WorkerChoice(named, self.resources or {}, frozenset(() if self.server is None else (self.server,)))
+
+    @property
+    def awaited_workers(self) -> int:
+        """Number of workers that are waited for: all that are named, unless the session is elastic."""
+        return self.min_workers if self.workers is None or self.elastic else len(self.workers)
 
     @property
     def on_disk(self) -> bool:
@@ -142,6 +164,33 @@ def _server(name: str, value: object) -> str | None:
     return None if value is None else str(value)
 
 
+def _workers(name: str, value: object) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = value if isinstance(value, list | tuple) else ()
+    if not names or not all(map(_is_name, names)):
+        raise InvalidParameter.of(name, value, "None, or a list of at least one address or name of a worker")
+    return tuple(dict.fromkeys(map(str, names)))
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+
+
+def _resources(name: str, value: object) -> dict[str, float] | None:
+    if value is None:
+        return None
+    amounts = value if isinstance(value, Mapping) else {}
+    if not amounts or not all(isinstance(key, str) and key and _is_amount(amount) for key, amount in amounts.items()):
+        allowed = "None, or a mapping of at least one Dask resource to a positive amount, such as {'GPU': 1}"
+        raise InvalidParameter.of(name, value, allowed)
+    return {key: float(amount) for key, amount in amounts.items()}
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
 def _cluster(name: str, value: object) -> ClusterRates | None:
     if not (value is None or isinstance(value, ClusterRates)):
         raise InvalidParameter.of(name, value, "None or a ClusterRates, as dshuffle.measure_cluster returns it")
@@ -158,10 +207,15 @@ _READ: dict[str, Callable[[str, object], Any]] = {
     "cache_directory": _cache_directory,
     "keep_cache": as_switch,
     "server": _server,
+    "workers": _workers,
+    "resources": _resources,
     "cluster": _cluster,
     "elastic": as_switch,
     "min_workers": _min_workers,
 }
 """How each option is read from its name and value."""
+
+OPTION_NAMES = frozenset(_READ)
+"""The names of all options."""
 
 DEFAULTS = SessionOptions()

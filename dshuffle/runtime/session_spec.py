@@ -18,12 +18,13 @@ from dshuffle.planning.share_sizes import Weights
 from dshuffle.rows import RowLayout, checksum_rows
 from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.settings import Settings
+from dshuffle.runtime.worker_choice import WorkerChoice
 from dshuffle.store import Dataset
 
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 28
+PROTOCOL = 29
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 
@@ -224,6 +225,8 @@ class SessionRequest:
     weights
         Weight of the share of each worker, by address, in rank order. Only these workers train then, with these ranks.
         None if the choices say how large shares are.
+    choice
+        The workers that may be members, by all names that the client knows of them.
     """
 
     session_id: str
@@ -239,6 +242,7 @@ class SessionRequest:
     former: str | None = None
     carried: EarlierWorkers | None = None
     weights: Mapping[str, int] | None = None
+    choice: WorkerChoice = field(default_factory=WorkerChoice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +268,8 @@ class SessionSpec:
         The digest of the request.
     former
         Partitions from which the first partitions are read, as far as they have the samples.
+    choice
+        The workers that may be members.
     memory_limit
         Bytes that one worker has for its partition or the rows of its server, once it has reserved them; None for any
         number.
@@ -280,7 +286,19 @@ class SessionSpec:
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     kept_as: str | None = None
     former: PartitionSources | None = None
+    choice: WorkerChoice = field(default_factory=WorkerChoice)
     memory_limit: int | None = None
+
+    def packed(self) -> bytes:
+        """The session as it is sent: thousands of addresses are alike, and become a tenth of their length."""
+        return zlib.compress(dumps(self), level=1)
+
+    @staticmethod
+    def unpacked(packed: bytes) -> SessionSpec:
+        """The session that :meth:`packed` wrote."""
+        spec = loads(zlib.decompress(packed))
+        assert isinstance(spec, SessionSpec)
+        return spec
 
     def with_shuffle(self, shuffle: ShuffleSpec) -> SessionSpec:
         """The same session with another plan specification."""

@@ -141,3 +141,13 @@ def test_what_cannot_run(file, arguments, message):
     assert ran.exit_code != 0
     assert ran.stderr.strip().splitlines()[-1].startswith("Error: ")
     assert message in ran.stderr
+
+
+def test_the_command_line_chooses_the_members(file):
+    assert "global + peer, 1 workers" in run(f"{file}:other", "--workers", "1").stdout.splitlines()
+    refused = run(f"{file}:other", "--workers", "0,7")
+    assert refused.exit_code == 1
+    assert "--workers=['0', '7'] is not allowed; it must be a list of addresses or names" in refused.output
+    absent, wrong = (run(f"{file}:other", "--resources", text).output for text in ("GPU=2", "GPU"))
+    assert "none of the 2 workers has the resources GPU=2" in absent
+    assert "--resources='GPU' is not allowed; it must be names with" in wrong

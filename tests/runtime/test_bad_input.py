@@ -40,6 +40,8 @@ PARAMETERS: dict[str, list[Any]] = {
     "cache_directory": [5, True, "", "scratch", Path("scratch"), b"/scratch", []],
     "keep_cache": [None, 5, "yes", []],
     "server": [True, 1.5, "nobody", b"0", []],
+    "workers": [5, True, "0", [], {}, [True], [""], [1.5], ["nobody"]],
+    "resources": [5, True, "GPU=1", [], {}, {"GPU": 0}, {"GPU": True}, {"GPU": "1"}, {"GPU": math.inf}, {"": 1}],
     "cluster": [5, True, "x", []],
     "elastic": [None, 5, "yes", []],
     "min_workers": [None, True, 0, -1, 1.5, "x", []],

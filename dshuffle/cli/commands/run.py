@@ -19,6 +19,16 @@ import click
     metavar="SHARES",
     help="Samples of each worker, for all ways: even, measured, or numbers with commas between them.",
 )
+@click.option(
+    "--workers",
+    metavar="NAMES",
+    help="Names or addresses of the workers that train, separated by commas.  [default: all, or those of the pipeline]",
+)
+@click.option(
+    "--resources",
+    metavar="NAME=AMOUNT",
+    help="Dask resources that a worker must have to train, separated by commas, such as GPU=1.",
+)
 @click.option("--report", type=click.Path(file_okay=False), help="Folder for the report.")
 @click.option("--explain", "only_explain", is_flag=True, help="Say what would run where, and stop.")
 @click.option(

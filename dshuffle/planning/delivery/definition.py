@@ -151,6 +151,10 @@ class Delivery(ABC):
             return False
         return not (excess and self.excess is Excess.REFUSED)
 
+    def connections(self, n_workers: int) -> int:
+        """Number of other workers with which one exchanges messages, at most."""
+        return n_workers - 1
+
     def suits(self, circumstances: Circumstances) -> bool:
         """Whether it is worth considering under these circumstances."""
         return (

@@ -134,6 +134,10 @@ class Grid(RowsFromPeers):
     """Two hops take memory for another share, and only short messages gain by them."""
     demands: ClassVar[int] = 1
 
+    def connections(self, n_workers: int) -> int:
+        """Those in its row and its column of the grid. A short last row uses forwarders of other rows."""
+        return min(n_workers - 1, 3 * (WorkerGrid(n_workers).n_columns - 1))
+
     def passed_on(self, n_workers: int, *, relay: str, in_chunks: bool, most_incoming: int) -> int:
         """How many rows a worker forwards is up to chance."""
         uneven = LUMPS if in_chunks else 1.1

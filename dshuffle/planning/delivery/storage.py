@@ -34,6 +34,10 @@ class RowsFromStore(Delivery):
     reads_store: ClassVar[bool] = True
     plans_own_parts: ClassVar[bool] = True
 
+    def connections(self, n_workers: int) -> int:
+        """Nobody sends anything to anybody."""
+        return 0
+
     def own_part(self, moves: Moves, n_workers: int) -> tuple[PartsByWorker, PartsByWorker]:
         """Receive all from the store, and send nothing."""
         return ({STORE: moves.arriving} if len(moves.arriving) else {}), {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,17 @@ from distributed.core import Status
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.runtime.client.bounded_calls import answer
 from dshuffle.runtime.server_resource import only_serves
+from dshuffle.runtime.session_options import SessionOptions
+from dshuffle.runtime.worker_choice import (
+    EVERY_WORKER,
+    WorkerChoice,
+    WorkerFacts,
+    identities,
+    in_words,
+    resources_in_words,
+)
+
+logger = logging.getLogger(__name__)
 
 
 def check_client(client: Any) -> None:
@@ -48,9 +60,43 @@ def cluster_info(client: Client, seconds: float | None = None) -> dict[str, Any]
         raise ClusterError(f"the scheduler cannot be reached: {error}. Make a new Client and a new Shuffler") from error
 
 
-def running_workers(information: Mapping[str, Any]) -> int:
-    """Number of workers that :func:`cluster_info` has, without those that leave or are paused."""
-    return sum(worker["status"] == Status.running.name for worker in information["workers"].values())
+def running_workers(information: Mapping[str, Any], choice: WorkerChoice = EVERY_WORKER) -> int:
+    """Number of workers of a choice that :func:`cluster_info` has, without those that leave or are paused."""
+    workers = information["workers"]
+    allowed = [worker.address for worker in WorkerFacts.of_all(workers) if choice.allows(worker)]
+    return sum(workers[address]["status"] == Status.running.name for address in allowed)
+
+
+def resolved_choice(client: Client, options: SessionOptions) -> WorkerChoice:
+    """The workers that a session may have, by all their names, after a check against those of the cluster.
+
+    Raises
+    ------
+    InvalidParameter
+        If no worker has a name in ``workers``. In an elastic session it is enough if ``min_workers`` of them are there.
+    ClusterError
+        If no worker has the resources.
+    """
+    choice = options.choice
+    if not choice.is_restricted:
+        return choice
+    present = WorkerFacts.of_all(cluster_info(client)["workers"])
+    names = options.workers or ()
+    missing = [name for name in names if not any(name in identities(worker) for worker in present)]
+    if missing and not (options.elastic and len(names) - len(missing) >= options.min_workers):
+        allowed = f"a list of addresses or names of workers of this cluster: {in_words(present)}"
+        absent = f"These are not there: {', '.join(map(repr, missing))}."
+        raise InvalidParameter.of("workers", list(names), allowed, absent)
+    if missing:
+        logger.warning("dshuffle: the session opens without these workers, which are not there: %s", ", ".join(missing))
+    choice = choice.resolved(present)
+    if not any(choice.allows(worker) and not only_serves(worker.resources) for worker in present):
+        words = resources_in_words(choice.resources)
+        raise ClusterError(
+            f"none of the {len(names) or len(present)} workers has the resources {words}: {in_words(present)}. Start "
+            f'workers with --resources "{words}"'
+        )
+    return choice
 
 
 def is_adaptive(client: Client) -> bool:
@@ -83,13 +129,13 @@ def keep_nannies(client: Client) -> None:
         dask.config.set({LOST_WORKER: RESTARTED_WITHIN})
 
 
-def starts_no_more(client: Client) -> str | None:
+def starts_no_more(client: Client, choice: WorkerChoice) -> str | None:
     """Say that an adaptive cluster will start no more workers although it may have more, if that is so.
 
     Dask starts workers only when tasks wait. A session never has waiting tasks, because it has one for each worker.
     """
     adaptive = getattr(client.cluster, "_adaptive", None)
-    if adaptive is None or adaptive.minimum >= adaptive.maximum:
+    if adaptive is None or adaptive.minimum >= adaptive.maximum or choice.is_restricted:
         return None
     n_workers = count_training_workers(client)
     if n_workers > max(adaptive.minimum, 1):
@@ -101,6 +147,7 @@ def starts_no_more(client: Client) -> str | None:
     )
 
 
-def count_training_workers(client: Client) -> int:
-    """Number of workers of a cluster that would train: all but those that only serve."""
-    return sum(not only_serves(worker.get("resources")) for worker in cluster_info(client)["workers"].values())
+def count_training_workers(client: Client, choice: WorkerChoice = EVERY_WORKER) -> int:
+    """Number of workers of a choice that would train: all but those that only serve."""
+    workers = WorkerFacts.of_all(cluster_info(client)["workers"])
+    return sum(choice.allows(worker) and not only_serves(worker.resources) for worker in workers)

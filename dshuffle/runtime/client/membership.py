@@ -162,8 +162,9 @@ class Membership:
         return dataclasses.replace(exchange, training_before=training)
 
     def _open_successor(self, epoch: int) -> OpenSession:
-        patience = self.current.request.settings.replacement_timeout
-        wait_for_workers(self.current.calls.client, self._min_workers, patience, limit="dshuffle.replacement-timeout")
+        client, request = self.current.calls.client, self.current.request
+        patience, limit = request.settings.replacement_timeout, "dshuffle.replacement-timeout"
+        wait_for_workers(client, self._min_workers, patience, limit=limit, choice=request.choice)
         try:
             return self.current.successor(epoch)
         except CacheBudgetError:  # the partitions of this session take the memory, so the dataset is read again

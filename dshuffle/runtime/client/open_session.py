@@ -58,13 +58,15 @@ class OpenSession:
             opened = self._open_repeatedly()
         if opened.left_out:
             logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened.left_out))
+        if opened.too_few_files:
+            logger.warning("dshuffle: %s", opened.too_few_files)
         self.addresses, self.history, self._server_role = opened.addresses, opened.history, opened.server
         self.n_workers = self.history.n_workers
 
     def _open_repeatedly(self) -> OpenedSession:
-        client, options = self.calls.client, self.request.options
+        client, options, choice = self.calls.client, self.request.options, self.request.choice
         # All workers may be paused at this moment.
-        n_workers = options.min_workers if options.elastic else max(1, running_workers(cluster_info(client)))
+        n_workers = options.min_workers if options.elastic else max(1, running_workers(cluster_info(client), choice))
         for _ in range(ATTEMPTS - 1):
             try:
                 return self._open()
@@ -76,9 +78,9 @@ class OpenSession:
             self._renew_id()
             patience = self.request.settings.replacement_timeout
             try:
-                wait_for_workers(client, n_workers, patience, limit="dshuffle.replacement-timeout")
+                wait_for_workers(client, n_workers, patience, limit="dshuffle.replacement-timeout", choice=choice)
             except ClusterError as error:
-                if running_workers(cluster_info(client)) < options.min_workers:
+                if running_workers(cluster_info(client), choice) < options.min_workers:
                     raise
                 logger.warning("dshuffle: the session opens with fewer workers: %s", what_happened(error))
         return self._open()

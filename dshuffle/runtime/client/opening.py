@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 
@@ -10,7 +11,7 @@ from distributed import Client
 from dshuffle.errors import MixingWarning
 from dshuffle.planning import Choices, Remainder
 from dshuffle.runtime.client.checkpoint_file import CheckpointFile
-from dshuffle.runtime.client.cluster_view import keep_nannies
+from dshuffle.runtime.client.cluster_view import keep_nannies, resolved_choice
 from dshuffle.runtime.client.epoch_sequence import EpochSequence
 from dshuffle.runtime.client.membership import Membership
 from dshuffle.runtime.client.open_session import OpenSession
@@ -105,8 +106,11 @@ def _opened(client: Client, request: SessionRequest, timeline: Timeline) -> Memb
         install_plugin(client)
     timeline.end_step("plugins installed on the scheduler and all workers")
     keep_nannies(client)
-    if request.options.min_workers > 1:
-        wait_for_workers(client, request.options.min_workers, request.settings.timeout, limit="dshuffle.timeout")
+    options = request.options
+    if options.min_workers > 1:
+        limit = "dshuffle.timeout"
+        wait_for_workers(client, options.min_workers, request.settings.timeout, limit=limit, choice=options.choice)
+    request = dataclasses.replace(request, choice=resolved_choice(client, options))
     timeline.end_step("workers waited for")
     with log_if_slow("a session is being opened: workers are set up, and open the dataset"):
         membership = Membership(OpenSession(client, request))

@@ -23,6 +23,7 @@ from dshuffle.runtime.client.shuffler import Shuffler
 from dshuffle.runtime.client.waiting import wait_for_workers
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.quantities import as_seconds
+from dshuffle.runtime.session_options import OPTION_NAMES, SessionOptions
 from dshuffle.store import Dataset, Place, as_dataset
 
 logger = logging.getLogger(__name__)
@@ -169,9 +170,10 @@ def _shuffler(
     min_workers: int,
     patience: str | float,
 ) -> Iterator[Shuffler]:
-    wait_for_workers(client, min_workers, patience)
-    state = checkpoint.state()
     options = {**options, "min_workers": min_workers}
+    chosen = SessionOptions(**{name: value for name, value in options.items() if name in OPTION_NAMES})
+    wait_for_workers(client, chosen.awaited_workers, patience, choice=chosen.choice)
+    state = checkpoint.state()
     shuffler = new_or_resumed(client, checkpoint.dataset, checkpoint.place, state, options)
     checkpoint.was_written = True
     with shuffler:

@@ -43,7 +43,7 @@ def session_request(
     choices = resolved(dataset, choices)
     options.check_way(choices)
     settings = Settings.from_config(adaptive=is_adaptive(client))
-    if (warning := starts_no_more(client)) is not None:
+    if (warning := starts_no_more(client, options.choice)) is not None:
         logger.warning("dshuffle: %s", warning)
     check_emulated_rates()  # those of this process, which reads rows as well
     deliveries = {choices.delivery: 0.0}

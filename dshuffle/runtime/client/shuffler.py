@@ -24,6 +24,7 @@ from dshuffle.runtime.client.resuming import Resumption, resumption
 from dshuffle.runtime.client.session_client import SessionClient
 from dshuffle.runtime.dataset_inputs import checked_sharding
 from dshuffle.runtime.session_options import SessionOptions
+from dshuffle.runtime.worker_choice import WorkerChoice
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, Place, as_dataset
 
@@ -112,6 +113,13 @@ class Shuffler:
     server
         Address or name of the worker that serves, for ``"server"`` and coded deliveries. By default a worker with the
         Dask resource ``dshuffle-server``. This worker does not train. If there is none, rank 0 trains and serves.
+    workers
+        Addresses or names of the workers that train. By default all workers of the cluster. Other workers neither join
+        the session nor replace lost ones. A worker that its nanny starts again is still the same. An elastic session
+        opens with those that are there.
+    resources
+        Dask resources that a worker must have to train, such as ``{"GPU": 1}``. They say who trains, and are not used
+        up.
     cluster
         Speed of links, storage and processors, for ``"auto"``. By default it is measured, which takes a few seconds.
     elastic
@@ -125,13 +133,13 @@ class Shuffler:
     ------
     InvalidParameter
         If the value of a parameter is not allowed, or there are more workers than samples (or chunks, with
-        ``"chunks"``).
+        ``"chunks"``), or no worker has a name in ``workers``.
     CacheBudgetError
         If a worker's cache partition does not fit. The message says how many bytes or workers would be enough.
     CheckpointError
         If the checkpoint is there already, belongs to another open session, or cannot be written.
     ClusterError
-        If there are no workers, or a worker cannot be set up.
+        If there are no workers, none of them has the ``resources``, or a worker cannot be set up.
 
     Warns
     -----
@@ -181,6 +189,8 @@ class Shuffler:
         cache_directory: str | os.PathLike[str] | None = None,
         keep_cache: bool = False,
         server: str | int | None = None,
+        workers: Sequence[str | int] | None = None,
+        resources: Mapping[str, float] | None = None,
         cluster: ClusterRates | None = None,
         elastic: bool = False,
         min_workers: int = 1,
@@ -193,6 +203,8 @@ class Shuffler:
             "cache_directory": cache_directory,
             "keep_cache": keep_cache,
             "server": server,
+            "workers": workers,
+            "resources": resources,
             "cluster": cluster,
             "elastic": elastic,
             "min_workers": min_workers,
@@ -434,6 +446,10 @@ class Shuffler:
     def look_up_members(self) -> bool:
         """Ask the scheduler for :attr:`addresses`; whether ranks have other workers than at the last look."""
         return self._sequence.membership.current.look_up_members()
+
+    @property
+    def _choice(self) -> WorkerChoice:
+        return self._sequence.membership.current.request.choice
 
     @property
     def _calls(self) -> SessionClient:

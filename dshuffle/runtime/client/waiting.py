@@ -15,6 +15,7 @@ from dshuffle.errors import ClusterError
 from dshuffle.runtime.client.bounded_calls import LOG_AFTER
 from dshuffle.runtime.client.cluster_view import cluster_info, running_workers
 from dshuffle.runtime.quantities import as_seconds
+from dshuffle.runtime.worker_choice import EVERY_WORKER, WorkerChoice
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ def wait_for_workers(
     waiting: Waiting | None = None,
     *,
     limit: str = "patience",
+    choice: WorkerChoice = EVERY_WORKER,
 ) -> None:
     """Wait until a cluster has a number of workers.
 
@@ -71,6 +73,8 @@ def wait_for_workers(
         often.
     limit
         Name of the parameter or setting that says how long to wait.
+    choice
+        The workers that count.
 
     Raises
     ------
@@ -83,16 +87,16 @@ def wait_for_workers(
     while True:
         left = began + seconds - time.monotonic()
         information = cluster_info(client, left)
-        n_running = running_workers(information)
+        n_running = running_workers(information, choice)
         if n_running >= min_workers:
             return
         jobs = _jobs_of(client, min_workers)
         waited = time.monotonic() - began
         if waited >= seconds:
             raise ClusterError(
-                f"only {n_running} of min_workers={min_workers} workers are there after {seconds:g} s{jobs}. Start "
-                f"more, or wait longer ({limit}). If workers or their jobs run, look at their logs: they must reach "
-                f"the scheduler at {information['address']}"
+                f"only {n_running} of min_workers={min_workers} workers{_of(choice)} are there after {seconds:g} s"
+                f"{jobs}. Start more, or wait longer ({limit}). If workers or their jobs run, look at their logs: they "
+                f"must reach the scheduler at {information['address']}"
             )
         if waited >= report_after:
             report_after = waited + STEP
@@ -103,6 +107,10 @@ def wait_for_workers(
                 log_after = 2 * waited
                 logger.warning("dshuffle: %s after %.0f s%s", text, waited, jobs)
         time.sleep(min(PAUSE, STEP, seconds - waited))
+
+
+def _of(choice: WorkerChoice) -> str:
+    return " that workers= and resources= allow" if choice.is_restricted else ""
 
 
 def _jobs_of(client: Client, n_workers: int) -> str:

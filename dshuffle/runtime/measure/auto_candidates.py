@@ -12,9 +12,10 @@ from dshuffle.planning.cost import Work, compare_costs
 from dshuffle.planning.delivery import Circumstances, suitable_deliveries
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.dataset_inputs import unit_rows
-from dshuffle.runtime.measure.probe import measure_cluster
+from dshuffle.runtime.measure.probe import measure_workers
 from dshuffle.runtime.server_resource import only_serves
 from dshuffle.runtime.session_options import SessionOptions
+from dshuffle.runtime.worker_choice import WorkerFacts
 from dshuffle.store import Dataset
 
 CLEARLY = 0.9
@@ -42,7 +43,9 @@ def expected_seconds(
     ``server`` and a coded delivery are included only if the cluster has a dedicated server. The coded delivery also
     requires that the server can hold all rows.
     """
-    workers = cluster_info(client)["workers"]
+    described = cluster_info(client)["workers"]
+    allowed = [worker.address for worker in WorkerFacts.of_all(described) if options.choice.allows(worker)]
+    workers = {address: described[address] for address in allowed}
     cluster, server = options.cluster, options.server
 
     def serves(address: str) -> bool:
@@ -54,7 +57,7 @@ def expected_seconds(
     serving = {address: worker for address, worker in workers.items() if serves(address)}
     n_workers = len(workers) - len(serving)
     if cluster is None:
-        cluster = measure_cluster(client, dataset, seconds=PROBE_SECONDS).cluster
+        cluster = measure_workers(client, options.choice, dataset, seconds=PROBE_SECONDS).cluster
     elif cluster.n_workers != n_workers:
         raise InvalidParameter.of(
             "cluster.n_workers", cluster.n_workers, f"{n_workers}, the number of workers that train"

@@ -18,6 +18,7 @@ from distributed import Client, Worker
 from dshuffle.errors import ClusterError
 from dshuffle.runtime.client.bounded_calls import answer, run_on_workers
 from dshuffle.runtime.client.cluster_view import cluster_info
+from dshuffle.runtime.measure.diagnosis_of_size import of_open_files, of_resources, of_unequal_workers
 from dshuffle.runtime.measure.diagnosis_of_use import (
     EXTRAS,
     file_system,
@@ -35,9 +36,6 @@ from dshuffle.units import human_bytes, human_seconds
 PACKAGES = ("dshuffle", "dask", "distributed", "numpy", "zarr", "numba", "cloudpickle", "msgpack")
 """Packages that must have the same version everywhere."""
 
-OPEN_FILES = 4096
-"""Open files that a process should be allowed: connections to all workers, chunks and objects at once."""
-
 FREE_DISK = 2**30
 """Bytes that should be free in a worker's local directory."""
 
@@ -50,11 +48,13 @@ USED_MEMORY = 0.6
 
 def look_at_process() -> dict[str, Any]:
     """Facts about the process in which this runs. Runs on the client, the scheduler and every worker."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
         "python": platform.python_version(),
         "versions": versions(PACKAGES),
         "clock": time.time(),
-        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "open_files": soft,
+        "most_open_files": hard,
         "extras": versions(EXTRAS),
     }
 
@@ -75,6 +75,7 @@ async def look_at_worker(dataset: DatasetReference | None, dask_worker: Worker) 
         "trains": not only_serves(worker.state.total_resources),
         "free_disk": shutil.disk_usage(worker.local_directory).free,
         "memory": psutil.Process().memory_info().rss,
+        "threads": worker.state.nthreads,
         "memory_limit": worker.memory_manager.memory_limit or 0,
         "kernel_folder": _kernel_folder(),
         "kernels_writable": os.access(_kernel_folder(), os.W_OK),
@@ -141,7 +142,12 @@ def diagnose(client: Client, dataset: Dataset | None = None) -> list[Finding]:
         if where != "scheduler" and process.keys() >= client_facts.keys()
     }
     facts = {where: process for where, process in facts.items() if process.keys() >= client_facts.keys()}
-    findings += [_of_clocks(facts, between), _of_open_files({"client": client_facts, **facts})]
+    soft = {where: process["open_files"] for where, process in {"client": client_facts, **facts}.items()}
+    hard = {where: process["most_open_files"] for where, process in own.items()}
+    findings += [_of_clocks(facts, between), of_open_files(len(workers), soft, hard)]
+    findings += of_unequal_workers(own)
+    if (resources := of_resources(workers)) is not None:
+        findings.append(resources)
     findings += [of_extras(client_facts["extras"], own), *_of_disks(own), *of_local_files(own), *_of_memory(own)]
     findings.append(_of_kernels(own))
     if dataset is not None:
@@ -202,18 +208,6 @@ def _of_clocks(facts: Mapping[str, Mapping[str, Any]], between: tuple[float, flo
         remedy = "Synchronize the clocks (NTP). S3 refuses requests of a wrong time, and logs cannot be compared."
         return Finding(Level.WARNING, "clocks", f"differ from the client's: {some(wrong)}", remedy)
     return Finding(Level.OK, "clocks", "agree within a second")
-
-
-def _of_open_files(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
-    limited = [
-        f"{where} {process['open_files']}"
-        for where, process in facts.items()
-        if 0 <= process["open_files"] < OPEN_FILES
-    ]
-    if limited:
-        remedy = f"Raise the limit to {OPEN_FILES} or more (ulimit -n)."
-        return Finding(Level.WARNING, "open files", f"few are allowed: {some(limited)}", remedy)
-    return Finding(Level.OK, "open files", f"at least {OPEN_FILES} are allowed everywhere")
 
 
 def _of_disks(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:

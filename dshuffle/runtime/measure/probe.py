@@ -27,6 +27,7 @@ from dshuffle.runtime.measure.shared_links import SharedLinks, pairs_between_mac
 from dshuffle.runtime.measure.task_results import task_results
 from dshuffle.runtime.server_resource import SERVER_RESOURCE, only_serves
 from dshuffle.runtime.settings import Settings
+from dshuffle.runtime.worker_choice import EVERY_WORKER, WorkerChoice, WorkerFacts
 from dshuffle.store import Dataset
 
 logger = logging.getLogger(__name__)
@@ -107,9 +108,16 @@ def measure_cluster(
         If there is no worker that trains, a worker is lost during the measurement, or a worker or the scheduler does
         not answer within ``dshuffle.timeout``.
     """
+    return measure_workers(client, EVERY_WORKER, dataset, row_nbytes=row_nbytes, seconds=seconds)
+
+
+def measure_workers(
+    client: Client, choice: WorkerChoice, dataset: Dataset | None, *, row_nbytes: int = 1024, seconds: float
+) -> Measurement:
+    """Measure some workers of a cluster. See :func:`measure_cluster`."""
     if not 0 < seconds <= LONGEST:
         raise InvalidParameter.of("seconds", seconds, f"within (0, {LONGEST:g}]")
-    members = _members(client)
+    members = _members(client, choice)
     try:
         probe = _Probe(client, dataset, row_nbytes, *members)
         run_on_workers(client, probe_tasks.install, workers=probe.everybody)
@@ -123,10 +131,10 @@ def measure_cluster(
         raise ClusterError(f"a worker was lost while the cluster was measured: {error}") from error
 
 
-def _members(client: Client) -> tuple[list[str], str | None]:
-    info = cluster_info(client)["workers"]
-    servers = [address for address, worker in info.items() if only_serves(worker.get("resources"))]
-    workers = [address for address in info if address not in servers]
+def _members(client: Client, choice: WorkerChoice) -> tuple[list[str], str | None]:
+    info = [worker for worker in WorkerFacts.of_all(cluster_info(client)["workers"]) if choice.allows(worker)]
+    servers = [worker.address for worker in info if only_serves(worker.resources)]
+    workers = [worker.address for worker in info if not only_serves(worker.resources)]
     if not workers:
         raise ClusterError(
             f"none of the {len(info)} workers can train: all have the resource {SERVER_RESOURCE!r}. Add a worker "

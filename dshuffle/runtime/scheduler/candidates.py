@@ -16,6 +16,7 @@ from dshuffle.runtime.replies import within
 from dshuffle.runtime.scheduler.member_choice import by_name
 from dshuffle.runtime.server_resource import only_serves
 from dshuffle.runtime.session_spec import PROTOCOL
+from dshuffle.runtime.worker_choice import WorkerChoice
 
 ANSWER_WITHIN = 3.0
 """Seconds in which a candidate, or the nanny of a lost worker, must answer."""
@@ -39,12 +40,17 @@ class Candidates:
         The Dask scheduler.
     members
         Addresses of the session's workers. Their names and nannies are remembered, because Dask forgets lost workers.
+    choice
+        The workers that the session may have.
     new_workers
         Whether the cluster starts new workers in place of lost ones.
     """
 
-    def __init__(self, scheduler: Scheduler, members: Iterable[str], *, new_workers: bool) -> None:
+    def __init__(
+        self, scheduler: Scheduler, members: Iterable[str], choice: WorkerChoice, *, new_workers: bool
+    ) -> None:
         self._scheduler = scheduler
+        self._choice = choice
         self._new_workers = new_workers
         self._members = {address: scheduler.workers[address] for address in members if address in scheduler.workers}
         self._refused: dict[str, float] = {}  # when workers could not take a rank
@@ -81,6 +87,7 @@ class Candidates:
             if worker.address not in members
             and not self.is_refused(worker.address)
             and worker.status == Status.running
+            and self._choice.allows(worker)
             and (serves or not only_serves(worker.resources))
         ]
         name = self._members[lost].name if lost in self._members else None
@@ -101,11 +108,10 @@ class Candidates:
 
         The cluster starts new ones, or one is starting or was refused, or a nanny may start the lost one again.
         """
-        if self._new_workers or any(
-            worker.status in (Status.init, Status.starting) for worker in self._scheduler.workers.values()
-        ):
+        workers = [worker for worker in self._scheduler.workers.values() if self._choice.allows(worker)]
+        if self._new_workers or any(worker.status in (Status.init, Status.starting) for worker in workers):
             return True
-        if self._refused.keys() & self._scheduler.workers.keys():
+        if self._refused.keys() & {worker.address for worker in workers}:
             return True
         nanny = self._members[lost].nanny if lost in self._members else None
         if not nanny:

@@ -34,6 +34,7 @@ from dshuffle.runtime.scheduler.snapshot import EpochFigures
 from dshuffle.runtime.scheduler.waiters import Waiters
 from dshuffle.runtime.session_spec import PartitionSources
 from dshuffle.runtime.settings import Settings
+from dshuffle.runtime.worker_choice import WorkerChoice
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,9 @@ class Coordinator:
         self._closed_by_client = False
         self._closing = Closing(scheduler, spec, lambda: self.machine.turn, lambda: self.cause)
         self._freed: asyncio.Task[None] | None = None
-        self._candidates = Candidates(scheduler, self.addresses.values(), new_workers=spec.settings.new_workers)
+        self._candidates = Candidates(
+            scheduler, self.addresses.values(), spec.choice, new_workers=spec.settings.new_workers
+        )
         self._replacements = Replacements(
             scheduler,
             spec,
@@ -131,12 +134,17 @@ class Coordinator:
     @property
     def new_ranks(self) -> frozenset[int]:
         """Ranks whose new workers do not hold their partitions yet."""
-        return frozenset(self.machine.newcomers)
+        return frozenset(self.machine.newcomers - self.machine.kept)
 
     @property
     def paused_timeout(self) -> float:
         """Seconds that a task may wait for a paused worker."""
         return self._spec.settings.paused_timeout
+
+    @property
+    def choice(self) -> WorkerChoice:
+        """The workers that may be members of the session."""
+        return self._spec.choice
 
     @property
     def settings(self) -> Settings:

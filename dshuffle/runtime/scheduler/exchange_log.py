@@ -54,7 +54,7 @@ class ExchangeLog:
             exchange_seconds=run.ready_after,
             waited_seconds=max(0.0, run.started + run.ready_after - self.client_asked),
             measures=combined.measures,
-            addresses=dict(self._participants.addresses),
+            addresses=self._participants.snapshot,
             training_before=tuple(combined.training[: self._n_workers]),
         )
         self.exchanges.append(exchange)

@@ -16,6 +16,7 @@ from dshuffle.planning.share_sizes import Weights, as_weights
 from dshuffle.runtime.scheduler.kept_choice import KeptPartitions, choose_kept
 from dshuffle.runtime.server_resource import SERVER_RESOURCE, only_serves
 from dshuffle.runtime.session_spec import EarlierWorkers, PartitionSources, SessionRequest, SessionSpec
+from dshuffle.runtime.worker_choice import in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ def choose_members(
         addresses,
         kept_as=order.kept_as,
         former=former,
+        choice=order.choice,
     )
     return Members(spec, role)
 
@@ -117,8 +119,7 @@ def _find_server(workers: list[WorkerState], server: str | None) -> WorkerState 
     for worker in workers:
         if server in (worker.address, str(worker.name)):
             return worker
-    names = ", ".join(f"{worker.name} ({worker.address})" for worker in workers)
-    raise InvalidParameter.of("server", server, f"the name or address of one of these workers: {names}")
+    raise InvalidParameter.of("server", server, f"the name or address of one of these workers: {in_words(workers)}")
 
 
 def in_rank_order(workers: Iterable[WorkerState]) -> list[WorkerState]:

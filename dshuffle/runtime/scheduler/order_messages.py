@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distributed.protocol.serialize import ToPickle
+from distributed.protocol.serialize import to_serialize
 
 from dshuffle.runtime.message_fields import to_fields
 from dshuffle.runtime.messages import Answer, CommitReply, MemberState
@@ -53,10 +53,10 @@ def message_of(
             epoch = machine.epoch if machine.epoch >= machine.first_epoch else None
             digest = machine.digests.get(participant) if restore else None
             message = OpenOrder(number=order.turn, last_run=run_id, restore=restore, epoch=epoch, digest=digest)
-            spec = participants.spec_of(participant, epoch if restore else None)
-            return {**to_fields(message), "spec": ToPickle(spec)}
+            spec = participants.packed_spec(participant, epoch if restore else None)
+            return {**to_fields(message), "spec": to_serialize(spec)}  # as a frame, which is not copied
         case "members":
-            return to_fields(MembersOrder(addresses=participants.addresses, number=order.turn))
+            return to_fields(MembersOrder(addresses=participants.moved, number=order.turn))
         case "begin":
             run = machine.run
             if run is None or run.run_id != run_id:

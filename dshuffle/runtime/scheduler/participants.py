@@ -41,11 +41,37 @@ class Participants:
 
     def __init__(self, scheduler: Scheduler, spec: SessionSpec, adopted: Callable[[], Collection[int]]) -> None:
         self.addresses = dict(spec.addresses)
+        self._moved: set[int] = set()  # participants that were at another address
+        self._packed: bytes | None = None  # the session as all open it together, while nobody moves
+        self._snapshot: dict[int, str] | None = None
         self.handed_over: dict[int, tuple[str, str]] = {}  # partitions of workers that retire, until they are taken
         self.retired: dict[str, float] = {}  # when workers have begun to close
         self._scheduler = scheduler
         self._spec = spec
         self._adopted = adopted
+
+    def move(self, participant: int, address: str) -> None:
+        """Note that another worker is a participant from now on."""
+        self.addresses[participant] = address
+        self._moved.add(participant)
+        self._packed = self._snapshot = None
+
+    def drop(self, participant: int) -> str:
+        """Forget a participant, and return where it was."""
+        self._packed = self._snapshot = None
+        return self.addresses.pop(participant)
+
+    @property
+    def snapshot(self) -> dict[int, str]:
+        """The addresses at this moment: one object until somebody moves, so that many epochs can keep it."""
+        if self._snapshot is None:
+            self._snapshot = dict(self.addresses)
+        return self._snapshot
+
+    @property
+    def moved(self) -> dict[int, str]:
+        """Addresses of the participants that are not where they were when the session was opened."""
+        return {participant: self.addresses[participant] for participant in self._moved & self.addresses.keys()}
 
     def name_of(self, participant: int) -> str:
         """Name and address of a participant."""
@@ -89,6 +115,17 @@ class Participants:
         """The partitions of an epoch, for a session that takes over."""
         holders = {rank: (self.addresses[rank], self.session_id(rank)) for rank in settled if rank != SERVER}
         return PartitionSources(epoch, {**self.handed_over, **holders}, self._spec.shuffle)
+
+    def packed_spec(self, participant: int, epoch: int | None) -> bytes:
+        """The session, as a participant opens it, and as it is sent. See :meth:`spec_of`.
+
+        It has the addresses of all participants. So it is packed once for all that open the session together.
+        """
+        if epoch is not None or participant in self._adopted():
+            return self.spec_of(participant, epoch).packed()
+        if self._packed is None:
+            self._packed = self.spec_of(participant, None).packed()
+        return self._packed
 
     def spec_of(self, participant: int, epoch: int | None) -> SessionSpec:
         """The session, as a participant opens it.

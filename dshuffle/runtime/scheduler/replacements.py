@@ -10,7 +10,9 @@ from collections.abc import Callable
 from distributed import Scheduler
 from distributed.scheduler import WorkerState
 
+from dshuffle.errors import DShuffleError
 from dshuffle.planning import SERVER, name_of
+from dshuffle.runtime.messages import MemberState
 from dshuffle.runtime.scheduler.candidates import Candidates
 from dshuffle.runtime.scheduler.closing import Closing
 from dshuffle.runtime.scheduler.driver import TICK, MachineDriver
@@ -83,7 +85,7 @@ class Replacements:
         """Go on without a participant that no other worker can replace."""
         words = "dshuffle: no other worker can replace %s; peers send the rows from now on"
         logger.warning(words, self._participants.name_of(participant))
-        self._give_up(self._participants.addresses.pop(participant))
+        self._give_up(self._participants.drop(participant))
 
     def adopt(self, rank: int) -> None:
         """Let the worker of another rank take a lost one, preferably a worker that has not adopted any."""
@@ -121,12 +123,30 @@ class Replacements:
         if self._candidates.why_unfit:
             machine.note_unfit(participant, self._candidates.why_unfit)
         if worker is not None:
-            self._join(participant, worker)
+            kept = await self._has_kept(participant, worker)
+            if participant in machine.missing:
+                self._join(participant, worker, kept=kept)
         elif self._stops_waiting(participant) or not await self._candidates.may_come(addresses[participant]):
             retired = participant in self._participants.handed_over
             words = "has retired" if retired else "is lost, and no other worker can come"
             logger.warning("dshuffle: %s %s", self._participants.name_of(participant), words)
             self._driver.run(machine.not_replaced, [participant])
+
+    async def _has_kept(self, participant: int, worker: WorkerState) -> bool:
+        """Whether a worker is the lost one, and still has the partition of the present epoch.
+
+        Then its tasks go on, and their results count. It was only silent: stopped, or cut from the network. A worker
+        that was given up may have an order to close on the way.
+        """
+        machine = self._machine
+        if worker.address != self._participants.addresses[participant] or worker.address in self._closing.given_up:
+            return False
+        try:
+            state = await self._participants.ask(MemberState, "status", participant)
+        except DShuffleError as error:
+            logger.debug("dshuffle: %s does not say what it has: %s", worker.address, error)
+            return False
+        return state.open and state.epoch is not None and state.epoch == machine.epoch
 
     def _stops_waiting(self, participant: int) -> bool:
         if self._spec.options.on_loss != "shrink":
@@ -155,8 +175,8 @@ class Replacements:
         # Tasks that are left need the partition. Those of other lost ranks count: all ranks are restored together.
         return not have_unfinished_tasks(machine.unsettled, self._spec.session_id, self._scheduler)
 
-    def _join(self, participant: int, worker: WorkerState, *, adopted: bool = False) -> None:
-        """Let a worker take a lost rank; ``adopted`` if it has another one."""
+    def _join(self, participant: int, worker: WorkerState, *, adopted: bool = False, kept: bool = False) -> None:
+        """Let a worker take a lost rank; ``adopted`` if it has another one, ``kept`` if it still has the partition."""
         machine, addresses = self._machine, self._participants.addresses
         before = addresses[participant]
         words = self._joining_words(participant, worker.address, adopted=adopted)
@@ -167,12 +187,12 @@ class Replacements:
         elif before != worker.address and before not in self._participants.retired:
             self._give_up(before)
         self._closing.given_up.discard(worker.address)
-        for member, address in addresses.items():
+        for member, address in list(addresses.items()):
             beside = address == before and member not in machine.participants  # a server beside the rank
             if member == participant or beside:
-                addresses[member] = worker.address
+                self._participants.move(member, worker.address)
         self._candidates.remember(worker)
-        self._driver.run(machine.replaced, participant, adopted=adopted)
+        self._driver.run(machine.replaced, participant, adopted=adopted, kept=kept)
         self._move_tasks()
 
     def _joining_words(self, participant: int, address: str, *, adopted: bool) -> str:

@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from distributed import Scheduler, Status
@@ -21,9 +21,10 @@ from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.exchange.kept_partition import KeptFolder
-from dshuffle.planning import AutoDelivery
+from dshuffle.planning import AutoDelivery, get_delivery
 from dshuffle.runtime.message_fields import to_fields
 from dshuffle.runtime.messages import OpenedSession
+from dshuffle.runtime.open_files import too_few_files
 from dshuffle.runtime.orders import KeptQuery
 from dshuffle.runtime.replies import message_in, replying, within
 from dshuffle.runtime.scheduler import session_queries
@@ -31,7 +32,7 @@ from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.dashboard_page import add_page
 from dshuffle.runtime.scheduler.kept_choice import KeptPartitions
 from dshuffle.runtime.scheduler.late_reruns import LateReruns
-from dshuffle.runtime.scheduler.member_choice import choose_members
+from dshuffle.runtime.scheduler.member_choice import Members, choose_members
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 from dshuffle.runtime.scheduler.take_snapshot import snapshot_of
 from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
@@ -149,7 +150,7 @@ class DShuffleScheduler(SchedulerPlugin):
         timeline = Timeline(f"the scheduler opens session {session_id}")
         try:
             fewest = order.options.min_workers if order.options.elastic else None
-            ready = await workers_set_up(self._scheduler, self._hello, order.settings, fewest)
+            ready = await workers_set_up(self._scheduler, self._hello, order.settings, order.choice, fewest)
             timeline.end_step("workers set up")
             # Sessions that have ended may still take memory.
             ended = [*self.coordinators.values(), *self._freeing]
@@ -174,12 +175,17 @@ class DShuffleScheduler(SchedulerPlugin):
             timeline.log()
         finally:
             self._opening.discard(order.session_id)
-        paused = [address for address, worker in self._scheduler.workers.items() if worker.status == Status.paused]
+        paused = [
+            address
+            for address, worker in self._scheduler.workers.items()
+            if worker.status == Status.paused and order.choice.allows(worker)
+        ]
         return OpenedSession(
             addresses=members.spec.addresses,
             server=members.server_role,
-            left_out=tuple(sorted(set(paused) - ready)),
+            left_out=tuple(sorted(set(paused) - ready.keys())),
             history=members.spec.shuffle.history,
+            too_few_files=_too_few_files(members, ready),
         )
 
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
@@ -287,7 +293,7 @@ class DShuffleScheduler(SchedulerPlugin):
         carried = dataclasses.replace(request.carried, places=coordinator.places())
         return dataclasses.replace(request, carried=carried)
 
-    async def _kept_partitions(self, request: SessionRequest, ready: set[str]) -> KeptPartitions:
+    async def _kept_partitions(self, request: SessionRequest, ready: Collection[str]) -> KeptPartitions:
         """The partitions that earlier sessions have kept on the disks of the workers."""
         assert self._scheduler is not None
         directory = request.options.cache_directory
@@ -321,6 +327,16 @@ class DShuffleScheduler(SchedulerPlugin):
         for key in list(self._scheduler.tasks):
             if self._session_of(key) is coordinator:
                 move_to_rank(key, self._scheduler, coordinator)
+
+
+def _too_few_files(members: Members, limits: Mapping[str, int | None]) -> str:
+    """What to do about members that may not have enough open files; empty if all may."""
+    spec = members.spec
+    if not spec.shuffle.choices.assignment.moves:
+        return ""
+    n_workers = spec.shuffle.n_workers
+    connections = max(get_delivery(name).connections(n_workers) for name in spec.deliveries)
+    return too_few_files({address: limits.get(address) for address in spec.addresses.values()}, connections)
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {

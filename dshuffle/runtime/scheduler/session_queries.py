@@ -76,7 +76,7 @@ def member_addresses(session: Coordinator) -> dict[int, str]:
 def membership(session: Coordinator) -> MemberChanges:
     """How the workers of the cluster differ from the members."""
     session.check()
-    return member_changes(session.scheduler, session.addresses, session.machine.adopted)
+    return member_changes(session.scheduler, session.choice, session.addresses, session.machine.adopted)
 
 
 def end_collective(session: Coordinator, address: str, **call: Any) -> None:

@@ -16,6 +16,7 @@ from dshuffle.runtime.scheduler.nannies import process_runs
 from dshuffle.runtime.scheduler.training_workers import LEAVING
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL
 from dshuffle.runtime.settings import Settings
+from dshuffle.runtime.worker_choice import WorkerChoice, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +28,13 @@ ASK_AGAIN = 0.5
 
 
 async def workers_set_up(
-    scheduler: Scheduler, hello: asyncio.Event, settings: Settings, fewest: int | None = None
-) -> set[str]:
-    """Wait until every worker of the cluster has set up the worker plugin.
+    scheduler: Scheduler,
+    hello: asyncio.Event,
+    settings: Settings,
+    choice: WorkerChoice,
+    fewest: int | None = None,
+) -> dict[str, int | None]:
+    """Wait until every worker that a session may have has set up the worker plugin.
 
     The scheduler asks the workers, so that it does not have to remember which worker sent a hello to which plugin. A
     hello only makes it ask immediately.
@@ -42,14 +47,17 @@ async def workers_set_up(
         Is set when a worker says hello.
     settings
         Settings of the session for which the workers are needed.
+    choice
+        The workers that the session may have.
     fewest
         Number of workers that suffice. Others that do not answer within a heartbeat, and are not busy, are then left
         out. By default all workers must answer.
 
     Returns
     -------
-    set of str
-        Addresses of the workers that are set up and not paused.
+    dict
+        Addresses of the workers that are set up and not paused, and how many open files each may have; None for any
+        number.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(settings.timeout, SETUP_TIMEOUT)
@@ -61,7 +69,17 @@ async def workers_set_up(
             raise ClusterError(
                 "the cluster does not have any workers; start some and wait for them with client.wait_for_workers"
             )
-        present = [address for address, worker in scheduler.workers.items() if worker.status not in LEAVING]
+        present = [
+            address
+            for address, worker in scheduler.workers.items()
+            if worker.status not in LEAVING and choice.allows(worker)
+        ]
+        if not present:
+            workers = list(scheduler.workers.values())
+            raise ClusterError(
+                f"none of the {len(workers)} workers of the cluster is one that the session may have (workers=, "
+                f"resources=): {in_words(workers)}"
+            )
         replies = await ask_all(scheduler, question, present, settings.heartbeat)
         late = {address: reply for address, reply in replies.items() if not _is_set_up(reply)}
         if not late:
@@ -93,7 +111,7 @@ async def workers_set_up(
                 f"{PROTOCOL}. Install the same version of dshuffle on both",
                 transient=False,
             )
-    return _running(scheduler, replies)
+    return {address: replies[address].get("open_files") for address in _running(scheduler, replies)}
 
 
 async def _are_silent(scheduler: Scheduler, replies: dict[str, Any], settings: Settings) -> bool:

@@ -28,6 +28,7 @@ class ReportSender:
     """
 
     def __init__(self, worker: Worker, session_id: str, participant: int, secret: str) -> None:
+        self.participant = participant
         self._worker = worker
         self._sender = {"session_id": session_id, "participant": participant, "secret": secret}
 

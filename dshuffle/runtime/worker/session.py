@@ -23,6 +23,7 @@ from dshuffle.exchange.replies import Refusal, Reply, RowsReply
 from dshuffle.planning import SERVER, name_of
 from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
 from dshuffle.runtime.messages import CommitReply, MemberState, TrainingTime
+from dshuffle.runtime.open_files import MOST_IDLE
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker import metrics
@@ -134,7 +135,8 @@ class WorkerSession:
         """The current run, the fraction of its rows that have arrived, and its vote if that is known."""
         run, training = self._run, None if self._parts is None else self._parts.training
         arrived = None if run is None or training is None else training.receiver.arrived
-        return MemberState(open=True, run_id=self._last_run, arrived=arrived, vote=None if run is None else run.vote)
+        epoch, vote = None if self.is_loading else self.epoch, None if run is None else run.vote
+        return MemberState(open=True, epoch=epoch, run_id=self._last_run, arrived=arrived, vote=vote)
 
     def heard(self) -> dict[int, float] | None:
         """Participant -> seconds since bytes came from it, as far as it is known; None if no run is under way.
@@ -260,6 +262,7 @@ class WorkerSession:
             metrics.count(report.measures)
             self._committed = run_id, CommitReply(report=report)
             run.forget()
+            self._carriers.network.close_idle(MOST_IDLE)
             if self._disk is not None and parts.training is not None:
                 self._disk.keep(run.epoch, parts.training.cache, self._carriers.jobs)
         return self._committed[1]

@@ -86,7 +86,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
 
     async def open(
         self,
-        spec: SessionSpec,
+        spec: bytes,
         number: int,
         last_run: int = 0,
         *,
@@ -99,7 +99,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         Parameters
         ----------
         spec
-            The session.
+            The session, as :meth:`.SessionSpec.packed` writes it.
         number, last_run, restore, epoch, digest
             As in :class:`~dshuffle.runtime.orders.OpenOrder`.
 
@@ -115,7 +115,8 @@ class WorkerSessions(Mapping[str, WorkerSession]):
             If the dataset differs from the client's, or cannot be read.
         """
         check_emulated_rates()
-        session_id, rank = spec.session_id, rank_on(self.shared.worker.address, spec)
+        session_spec = SessionSpec.unpacked(spec)
+        session_id, rank = session_spec.session_id, rank_on(self.shared.worker.address, session_spec)
         if number <= self._closed.get(session_id, -1):
             raise ClusterError(f"session {session_id} was closed on this worker")
         session = self._open.get(session_id)
@@ -123,17 +124,17 @@ class WorkerSessions(Mapping[str, WorkerSession]):
             return
         if session is not None:  # this worker was stopped for so long that it was given up, and gets a rank again
             if session.rank == rank and (session.is_loading if epoch is None else session.epoch == epoch):
-                await session.go_on(spec.addresses, number, last_run)
+                await session.go_on(session_spec.addresses, number, last_run)
                 return
             await self.close(session_id, number - 1)
         opening = self._opening.get(session_id)
         if opening is None:
             # Memory is reserved before anything is awaited, so that two sessions do not count on the same bytes.
             loaded = {name for name, session in self._open.items() if not session.is_loading}
-            limit, nbytes = self.shared.reserved.memory(loaded).check(spec, trains=rank is not None)
+            limit, nbytes = self.shared.reserved.memory(loaded).check(session_spec, trains=rank is not None)
             self.shared.reserved.reserve(session_id, nbytes)
-            spec = spec if limit is None else spec.with_memory_limit(limit)
-            opening = asyncio.create_task(self._open_now(spec, number, last_run, epoch, digest))
+            session_spec = session_spec if limit is None else session_spec.with_memory_limit(limit)
+            opening = asyncio.create_task(self._open_now(session_spec, number, last_run, epoch, digest))
             self._opening[session_id] = opening
         try:
             await asyncio.shield(opening)

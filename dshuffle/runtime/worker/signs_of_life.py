@@ -8,9 +8,13 @@ bytes arrive: these are alive, although their own signs may still wait behind th
 from __future__ import annotations
 
 import asyncio
+import bisect
 from collections.abc import Callable
 
 from dshuffle.runtime.worker.reports import ReportSender
+
+MOST_HEARD = 64
+"""Number of others that a sign of life names. If all named all, the scheduler would read n squared names."""
 
 
 class SignsOfLife:
@@ -30,6 +34,7 @@ class SignsOfLife:
         self._reports = reports
         self._every = heartbeat / 3
         self._look = look
+        self._next = reports.participant  # from whom on the next sign names others; not the same on all workers
         self._sending: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._wait()
@@ -47,5 +52,15 @@ class SignsOfLife:
     def _give(self) -> None:
         ages = self._look()
         if ages is not None and (self._sending is None or self._sending.done()):
-            self._sending = asyncio.get_running_loop().create_task(self._reports.send_sign_of_life(ages))
+            heard = self._named(ages)
+            self._sending = asyncio.get_running_loop().create_task(self._reports.send_sign_of_life(heard))
         self._wait()
+
+    def _named(self, ages: dict[int, float]) -> dict[int, float]:
+        """Those that were heard in the last heartbeat. If they are too many, signs name them in turn."""
+        recent = sorted(participant for participant, age in ages.items() if age < 3 * self._every)
+        if len(recent) > MOST_HEARD:
+            first = bisect.bisect_left(recent, self._next)
+            recent = [*recent[first:], *recent[:first]][:MOST_HEARD]
+            self._next = recent[-1] + 1
+        return {participant: ages[participant] for participant in recent}

@@ -22,6 +22,7 @@ from dshuffle.errors import WorkerLost
 from dshuffle.exchange.warmup import load_exchange_kernels
 from dshuffle.process_exit import end_without_last_collections
 from dshuffle.runtime.message_fields import from_fields
+from dshuffle.runtime.open_files import raise_limit
 from dshuffle.runtime.orders import (
     AbortOrder,
     BeginOrder,
@@ -97,11 +98,12 @@ class DShuffleWorker(WorkerPlugin):
         leave_out_consequences()
         if worker.nanny:  # it has a process of its own
             end_without_last_collections()
-        is_set_up = False
+        is_set_up, open_files = False, raise_limit()
 
         async def protocol() -> dict[str, Any] | None:
             is_installed = isinstance(worker.plugins.get(PLUGIN), DShuffleWorker)
-            return {"protocol": PROTOCOL, "is_set_up": is_set_up} if is_installed else None
+            state = {"protocol": PROTOCOL, "is_set_up": is_set_up, "open_files": open_files}
+            return state if is_installed else None
 
         # Registered first, because Dask logs a traceback when a worker is asked for something that it does not know.
         worker.handlers["dshuffle_protocol"] = protocol

@@ -17,6 +17,7 @@ from distributed.utils import sync
 from dshuffle.errors import ClusterError, PeerFailed, WorkerLost
 from dshuffle.runtime import Shuffler, gathered
 from dshuffle.runtime.client.cluster_view import cluster_info
+from dshuffle.runtime.worker_choice import WorkerFacts
 from dshuffle.training.parameter_server.models import Parameters
 from dshuffle.training.parameter_server.slices import OrderedSlice, ParameterSlice
 
@@ -90,7 +91,9 @@ class Servers:
         deadline = time.monotonic() + PATIENCE
         while True:
             self._shuffler.look_up_members()
-            training, connected = self._shuffler.addresses, cluster_info(self._shuffler.client)["workers"].keys()
+            training, workers = self._shuffler.addresses, cluster_info(self._shuffler.client)["workers"]
+            allowed = filter(self._shuffler._choice.allows, WorkerFacts.of_all(workers))
+            connected = {worker.address for worker in allowed}
             places = sorted(connected - set(training)) or [address for address in training if address in connected]
             if places:
                 return places

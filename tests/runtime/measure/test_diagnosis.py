@@ -15,6 +15,7 @@ import dshuffle
 from dshuffle.cli import main
 from dshuffle.runtime.measure import diagnosis
 from dshuffle.runtime.measure.diagnosis import diagnose, look_at_process
+from dshuffle.runtime.measure.diagnosis_of_size import of_open_files, of_resources
 from dshuffle.runtime.measure.diagnosis_of_use import of_links
 from dshuffle.runtime.measure.finding import Level
 
@@ -54,7 +55,9 @@ def client(monkeypatch):
         "memory_limit": 10**9,
         "kernel_folder": "/kernels",
         "kernels_writable": True,
-        "open_files": 10**5,
+        "open_files": 1024,
+        "most_open_files": 10**5,
+        "threads": 2,
     }
     monkeypatch.setattr(diagnosis.resource, "getrlimit", lambda _: (10**5, 10**5))
     monkeypatch.setattr(diagnosis, "CLOCKS", 60.0)  # the facts are as old as the test
@@ -75,7 +78,9 @@ def test_a_healthy_cluster(client):
     ("fact", "value", "level", "subject", "words"),
     [
         ("python", "2.7.1", Level.ERROR, "versions", f"python is {look_at_process()['python']}, but {B} has 2.7.1"),
-        ("open_files", 100, Level.WARNING, "open files", f"few are allowed: {B} 100"),
+        ("most_open_files", 100, Level.WARNING, "open files", f"few are allowed: {B} 100; 2 workers need 1024"),
+        ("memory_limit", 10**10, Level.WARNING, "memory", f"most have 1.00 GB, and {B} has 10.0 GB"),
+        ("threads", 3, Level.WARNING, "threads", f"workers differ: most have 2, and {B} has 3"),
         ("free_disk", 10**6, Level.WARNING, "local disks", f"nearly full: {B} has 1.00 MB in /local"),
         ("memory", 9 * 10**8, Level.WARNING, "memory", f"little is left: {B} uses 900 MB of 1.00 GB"),
         ("kernels_writable", False, Level.WARNING, "kernel cache", f"cannot be written: {B} (/kernels)"),
@@ -90,6 +95,21 @@ def test_what_is_wrong_on_one_worker(client, fact, value, level, subject, words)
     assert name == subject
     assert words in text
     assert remedy
+
+
+def test_what_n_workers_need():
+    limits = {"client": 1024, "scheduler": 2000}
+    [few, enough] = [of_open_files(1000, limits, {A: most, B: -1}) for most in (1500, 5000)]
+    assert few.observation == f"few are allowed: client 1024, {A} 1500; 1000 workers need 1576"
+    assert "Raise the limit to 1576 or more" in few.remedy
+    assert enough.observation == "few are allowed: client 1024; 1000 workers need 1576"
+    assert of_open_files(100, limits, {A: 1024}).level is Level.OK
+
+
+def test_resources_by_which_workers_can_be_chosen(client, monkeypatch):
+    assert "resources" not in {finding.subject for finding in diagnose(client)}
+    workers = {A: {"resources": {"GPU": 1.0}}, B: {"resources": {"dshuffle-server": 1.0}}}
+    assert of_resources(workers).observation == "1 of 2 workers have GPU; resources={'GPU': 1} trains on those alone"
 
 
 def test_packages_of_other_versions(client):

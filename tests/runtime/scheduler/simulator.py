@@ -177,7 +177,10 @@ class World:
             elif max(lost.stopped_until, lost.busy_until) > self.now:
                 self.later(max(lost.stopped_until, lost.busy_until) - self.now, join)
                 return
-            self.perform(self.machine.replaced(rank, self.now))
+            # The scheduler asks the worker for the epoch of its partition.
+            kept = self.members[rank] is lost and lost.epoch == self.machine.epoch
+            self.seen["kept"] += kept
+            self.perform(self.machine.replaced(rank, self.now, kept=kept))
 
         self.later(self.rng.uniform(0, 20), join)
 
@@ -297,6 +300,8 @@ class World:
         assert max(epochs, default=0) - min(epochs, default=0) <= 1
         if self.machine.phase in (Phase.IDLE, Phase.EXCHANGING, Phase.READY, Phase.ABORTING):
             assert epochs <= {self.machine.epoch}
+        assert self.machine.kept <= self.machine.newcomers
+        assert all(self.members[rank].epoch == self.machine.epoch for rank in self.machine.kept)
 
     def run(self, epochs: int) -> None:
         answer = self.call(self.machine.open(self.now))

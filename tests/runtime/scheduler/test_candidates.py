@@ -11,6 +11,7 @@ from distributed import Status
 
 from dshuffle.runtime.scheduler.candidates import Candidates
 from dshuffle.runtime.session_spec import PROTOCOL
+from dshuffle.runtime.worker_choice import EVERY_WORKER
 
 WORKER = "tcp://10.0.0.7:1"
 
@@ -39,7 +40,7 @@ def scheduler_with(reply: Any) -> Any:
 )
 def test_why_a_worker_cannot_take_a_rank(reply: Any, reason: str) -> None:
     async def find() -> None:
-        candidates = Candidates(scheduler_with(reply), [], new_workers=False)
+        candidates = Candidates(scheduler_with(reply), [], EVERY_WORKER, new_workers=False)
         worker = await candidates.find("tcp://10.0.0.1:1", [], serves=False)
         assert (worker is None) is bool(reason)
         assert candidates.why_unfit == (f"{WORKER} {reason}" if reason else "")

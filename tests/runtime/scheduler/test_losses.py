@@ -45,6 +45,42 @@ def test_after_two_close_losses_the_others_hear_of_both_workers_together() -> No
     assert machine.answered(given_order(machine, "members", 0, 0), None, 3.1) == [RanksRestored((1, 2))]
 
 
+def test_a_worker_that_was_only_silent_keeps_its_tasks_until_all_know() -> None:
+    machine = replacing_machine(3)
+    machine.lost([1, 2], "is silent", 0.0)
+    machine.replaced(1, 1.0, kept=True)
+    assert machine.replaced(2, 2.0) == [PhaseOrder("restore", 1, 0), PhaseOrder("restore", 2, 0)]  # as for any other
+    assert (machine.newcomers, machine.kept) == ({1, 2}, {1})
+    machine.answered(given_order(machine, "restore", 1, 0), None, 3.0)
+    machine.answered(given_order(machine, "restore", 2, 0), None, 3.0)
+    assert machine.kept == {1}
+    machine.answered(given_order(machine, "members", 0, 0), None, 3.1)
+    assert (machine.newcomers, machine.kept) == (set(), set())
+
+
+def test_a_worker_that_was_taken_back_and_is_lost_again_keeps_nothing() -> None:
+    machine = replacing_machine(2)
+    machine.lost([1], "is silent", 0.0)
+    machine.replaced(1, 1.0, kept=True)
+    machine.lost([1], "is silent", 2.0)
+    assert machine.kept == set()
+    machine.replaced(1, 3.0)
+    assert (machine.newcomers, machine.kept) == ({1}, set())
+    machine.lost([1], "is silent", 4.0)
+    machine.replaced(1, 5.0, kept=True)
+    machine.refused(given_order(machine, "restore", 1, 0), CacheBudgetError("no room here"), 6.0)
+    assert machine.kept == set()
+
+
+def test_a_worker_that_was_only_silent_is_taken_back_ten_times_in_an_epoch() -> None:
+    machine = replacing_machine(2)
+    for moment in range(10):
+        assert machine.lost([1], "is silent", moment) == [ReplacementSearch((1,))]
+        machine.replaced(1, moment + 0.5, kept=True)
+    [ended] = machine.lost([1], "is silent", 11.0)
+    assert "rank 1 is silent, for the 11th time in one epoch" in str(ended.error)
+
+
 def test_a_worker_that_is_lost_in_a_commit_does_not_stop_it() -> None:
     machine = replacing_machine(2)
     machine.advance(0.0)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dshuffle.errors import CacheBudgetError
+from dshuffle.runtime.messages import MemberState
 from dshuffle.runtime.scheduler import replacements
 from dshuffle.runtime.scheduler.machine.phases import Phase
 from dshuffle.runtime.scheduler.replacements import Replacements
@@ -39,8 +40,13 @@ def test_the_log_says_how_a_worker_takes_a_rank(
     """The workers at these addresses take rank 1 one after the other. It is lost again, or refused for lack of room."""
     monkeypatch.setattr(replacements, "TICK", 0.0)
     machine = replacing_machine(2)
+
+    async def ask(*_: Any) -> MemberState:
+        return MemberState(open=False)
+
+    places = {0: "tcp://10.0.0.0:1", 1: LOST}
     participants = SimpleNamespace(
-        addresses={0: "tcp://10.0.0.0:1", 1: LOST}, name_of="rank {}".format, retired={}, handed_over={}
+        addresses=places, move=places.__setitem__, ask=ask, name_of="rank {}".format, retired={}, handed_over={}
     )
     next_address = iter(addresses)
 

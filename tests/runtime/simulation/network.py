@@ -128,6 +128,7 @@ class RpcPool:
 
     def __init__(self, network: Network, source: Process) -> None:
         self.occupied: dict[str, set[Any]] = {}
+        self.available: dict[str, set[Any]] = {}
         self._network, self._source = network, source
 
     def __call__(self, target: str) -> Rpc:

@@ -65,10 +65,21 @@ class FinalLoss:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Another worker takes a lost rank; ``adopted`` if that worker has a rank already."""
+    """Another worker takes a lost rank.
+
+    Parameters
+    ----------
+    participant
+        The lost rank.
+    adopted
+        Whether that worker has a rank already.
+    kept
+        Whether it is the lost worker, and still has the partition of this epoch.
+    """
 
     participant: int
     adopted: bool
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ def excuse_lost(state: SessionState, event: events.Loss, now: float) -> list[Ins
 def _note(state: SessionState, event: events.Loss) -> None:
     state.losses |= event.clauses
     state.newcomers -= event.clauses.keys()
+    state.kept -= event.clauses.keys()
 
 
 def take_rank(state: SessionState, event: events.Replacement, now: float) -> list[Instruction]:
@@ -60,6 +61,8 @@ def take_rank(state: SessionState, event: events.Replacement, now: float) -> lis
     rank = event.participant
     del state.losses[rank]
     state.newcomers.add(rank)
+    if event.kept:
+        state.kept.add(rank)
     state.adopted = state.adopted | {rank} if event.adopted else state.adopted - {rank}
     return [] if state.losses else state.enter(Phase.RESTORING, now)
 
@@ -88,6 +91,7 @@ def search_again(state: SessionState, event: events.Refusal, now: float) -> list
     """Search for another worker, because the one that was to take a rank cannot."""
     rank = event.participant
     state.newcomers.discard(rank)
+    state.kept.discard(rank)
     state.losses[rank] = f"{state.name_of(rank)} cannot take a lost rank ({event.error})"
     state.unfit_reasons[rank] = state.losses[rank]
     return state.search(now)
@@ -103,7 +107,7 @@ def inform(state: SessionState, event: events.AllAnswers, now: float) -> list[In
 def complete_replacement(state: SessionState, event: events.AllAnswers, now: float) -> list[Instruction]:
     """All participants know the new addresses: go on, or replace those that were lost meanwhile."""
     restored: list[Instruction] = [RanksRestored(tuple(sorted(state.newcomers)))]
-    state.newcomers = set()
+    state.newcomers, state.kept = set(), set()
     state.unfit_reasons.clear()
     state.search_began = math.inf
     return restored + (state.search(now) if state.losses else state.become_idle(now))

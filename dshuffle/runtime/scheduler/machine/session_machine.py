@@ -162,9 +162,12 @@ class SessionMachine(SessionState):
         replaceable = self.replaceable.issuperset(new) and somebody_is_left and not often
         return take(self, events.Loss(clauses) if replaceable else events.FinalLoss(clauses), now)
 
-    def replaced(self, participant: int, now: float, *, adopted: bool = False) -> list[Instruction]:
-        """Record that another worker takes a lost rank; ``adopted`` if that is a participant."""
-        return take(self, events.Replacement(participant, adopted), now) if participant in self.losses else []
+    def replaced(self, participant: int, now: float, *, adopted: bool = False, kept: bool = False) -> list[Instruction]:
+        """Record that another worker takes a lost rank.
+
+        ``adopted`` if that is a participant; ``kept`` if the lost worker answers again, with its partition.
+        """
+        return take(self, events.Replacement(participant, adopted, kept), now) if participant in self.losses else []
 
     def not_replaced(self, participants: Iterable[int], now: float) -> list[Instruction]:
         """Go on without lost participants, or end the session, because no other worker can come for them."""

@@ -89,6 +89,7 @@ class SessionState:
         self.losses: dict[int, str] = {}  # lost participants, and how they were lost
         self.loss_counts: Counter[int] = Counter()  # how often each rank was lost in the epoch
         self.newcomers: set[int] = set()  # replacements that do not hold their partitions yet, or are not known to all
+        self.kept: set[int] = set()  # newcomers that were only silent, and still have their partitions and tasks
         self.unfit_reasons: dict[int, str] = {}  # why other workers could not take a lost rank
         self.adopted: set[int] = set()  # ranks whose workers have another rank as well
         self.adoptions: Counter[int] = Counter()  # how often other participants were to adopt a rank
@@ -102,7 +103,8 @@ class SessionState:
     @property
     def settled(self) -> list[int]:
         """Participants that hold their partitions, or serve."""
-        return [participant for participant in self.participants if participant not in self.unsettled]
+        unsettled = self.unsettled
+        return [participant for participant in self.participants if participant not in unsettled]
 
     @property
     def missing(self) -> tuple[int, ...]:
