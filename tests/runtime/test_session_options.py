@@ -71,7 +71,8 @@ def test_the_keywords_of_a_shuffler_are_its_choices_and_its_options() -> None:
 
 
 def test_a_state_chooses_the_samples_and_nothing_else() -> None:
-    assert {"assignment", "caching", "cache_fraction", "balance", "seed", "first_epoch"} == CHOOSING
+    names = {"assignment", "caching", "cache_fraction", "balance", "every", "between", "seed", "first_epoch"}
+    assert names == CHOOSING
 
 
 @pytest.mark.parametrize(("name", "value"), cases({name: PARAMETERS[name] for name in NAMES}))
