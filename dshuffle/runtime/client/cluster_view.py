@@ -129,7 +129,7 @@ def keep_nannies(client: Client) -> None:
         dask.config.set({LOST_WORKER: RESTARTED_WITHIN})
 
 
-def starts_no_more(client: Client, choice: WorkerChoice) -> str | None:
+def starts_no_more(client: Client, choice: WorkerChoice = EVERY_WORKER) -> str | None:
     """Say that an adaptive cluster will start no more workers although it may have more, if that is so.
 
     Dask starts workers only when tasks wait. A session never has waiting tasks, because it has one for each worker.
