@@ -92,6 +92,11 @@ class SimulatedCluster:
         """Workers that have not been killed."""
         return [address for address, worker in self.workers.items() if not worker.process.dead]
 
+    def staying(self) -> list[str]:
+        """Members of the cluster that have not been killed, and do not close."""
+        members = [address for address in self.alive() if address in self.scheduler.workers]
+        return [address for address in members if self.scheduler.workers[address].status == Status.running]
+
     def join(self, name: int | str) -> str:
         """Start a worker that is not set up yet."""
         address = f"tcp://{name}:{next(self._ports)}"

@@ -126,8 +126,8 @@ class World:
         alive = cluster.alive()
         if fault == "crash" and len(alive) > 1:
             cluster.crash(rng.choice(alive), comes_back=rng.random() < 0.9, noticed=rng.random() < 0.7)
-        elif fault == "retire" and len(alive) > 2 and (address := rng.choice(alive)) in cluster.scheduler.workers:
-            self.loop.create_task(cluster.retire(address, asked=rng.random() < 0.5))
+        elif fault == "retire" and len(staying := cluster.staying()) > 2:
+            self.loop.create_task(cluster.retire(rng.choice(staying), asked=rng.random() < 0.5))
         elif fault == "join" and len(alive) < 6:
             self.loop.create_task(cluster.add(self.new_name("new")))
         elif fault == "stop":
