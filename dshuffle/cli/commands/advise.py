@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import click
 
+from dshuffle.cli.commands import work_of
 from dshuffle.cli.options import assignment_option
 
 
 def _list_profiles(ctx: click.Context, parameter: click.Parameter, chosen: bool) -> None:
     if chosen and not ctx.resilient_parsing:
-        importlib.import_module("dshuffle.cli.profiles").list_profiles()
+        work_of("profiles").list_profiles()
         ctx.exit()
 
 
@@ -118,4 +118,4 @@ def advise(ctx: click.Context, /, **options: Any) -> None:
 
     The output ends with the recommended way, the reason, and what would change the recommendation.
     """
-    importlib.import_module("dshuffle.cli.advise").advise(ctx, **options)
+    work_of("advise").advise(ctx, **options)

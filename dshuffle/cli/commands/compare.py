@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import click
 
 from dshuffle.cli import options
+from dshuffle.cli.commands import work_of
 from dshuffle.cli.options import RegistryOption
 
 
@@ -143,4 +143,4 @@ def compare(**options: Any) -> None:
     the samples on each worker are compared, too. Each way is then tested in pairs of runs: is it worse than reshuffling
     everything by more than --margin? The report is written to --output.
     """
-    importlib.import_module("dshuffle.cli.compare").compare(**options)
+    work_of("compare").compare(**options)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import click
 
+from dshuffle.cli.commands import work_of
 from dshuffle.cli.option_names import NotingGroup
 from dshuffle.cli.options import SHARDINGS, SYNTHETIC
 
@@ -84,7 +84,7 @@ def create(ctx: click.Context, /, **options: Any) -> None:
     classification by class, the entries of a low-rank matrix by row. In "regression", keys are frequent, and one
     shuffle is enough. In "rare-keys" they are rare, and reshuffling pays.
     """
-    importlib.import_module("dshuffle.cli.dataset").create(ctx, **options)
+    work_of("dataset").create(ctx, **options)
 
 
 @dataset.command()
@@ -92,7 +92,7 @@ def create(ctx: click.Context, /, **options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def info(**options: Any) -> None:
     """Describe the dataset at URL: its arrays, samples and bytes."""
-    importlib.import_module("dshuffle.cli.dataset").info(**options)
+    work_of("dataset").info(**options)
 
 
 @dataset.command()
@@ -137,7 +137,7 @@ def shard(**options: Any) -> None:
     equal part of every neighbourhood of the feature space. With --write, Shuffler(sharding=NAME) starts from the
     result.
     """
-    importlib.import_module("dshuffle.cli.shard").shard(**options)
+    work_of("shard").shard(**options)
 
 
 @dataset.command()
@@ -159,11 +159,11 @@ def shuffle(**options: Any) -> None:
 
     Both may be larger than memory. A local disk needs room for all samples.
     """
-    importlib.import_module("dshuffle.cli.dataset").shuffle(**options)
+    work_of("dataset").shuffle(**options)
 
 
 @dataset.command()
 @click.argument("url")
 def verify(**options: Any) -> None:
     """Read every chunk of the dataset at URL once, and list missing and corrupt chunks."""
-    importlib.import_module("dshuffle.cli.dataset").verify(**options)
+    work_of("dataset").verify(**options)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import click
+
+from dshuffle.cli.commands import work_of
 
 
 @click.command()
@@ -19,4 +20,4 @@ def doctor(**options: Any) -> None:
 
     Every finding says what to do. The exit code is 1 if there is an error.
     """
-    importlib.import_module("dshuffle.cli.doctor").doctor(**options)
+    work_of("doctor").doctor(**options)

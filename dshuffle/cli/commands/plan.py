@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import click
 
 from dshuffle.cli import options
+from dshuffle.cli.commands import work_of
 from dshuffle.cli.options import RegistryOption
 
 
@@ -47,4 +47,4 @@ from dshuffle.cli.options import RegistryOption
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(**options: Any) -> None:
     """Count the packets of each delivery in one epoch, and compare them with a lower bound for any code."""
-    importlib.import_module("dshuffle.cli.plan").plan(**options)
+    work_of("plan").plan(**options)

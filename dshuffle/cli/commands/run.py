@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import click
+
+from dshuffle.cli.commands import work_of
 
 
 @click.command()
@@ -43,4 +44,4 @@ def run(**options: Any) -> None:
     TARGET is FILE.py, FILE.py:NAME or MODULE:NAME. NAME is a dshuffle.Pipeline, or a function that returns one; by
     default "pipeline". Each NAME=VALUE is an argument of the function. VALUE is a JSON value or plain text.
     """
-    importlib.import_module("dshuffle.cli.run").run(**options)
+    work_of("run").run(**options)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import click
+
+from dshuffle.cli.commands import work_of
 
 
 @click.command()
@@ -15,4 +16,4 @@ def warmup(**options: Any) -> None:
     The code is stored beside the installed modules, or in the folder that the environment variable NUMBA_CACHE_DIR
     names. Run this once when you build an image, or once in a home directory that all nodes share.
     """
-    importlib.import_module("dshuffle.cli.warmup").warmup(**options)
+    work_of("warmup").warmup(**options)
