@@ -179,7 +179,7 @@ class MeasuredShares(SharePolicy):
 
     def first(self, n_workers: int, before: Weights) -> Weights:
         """Those before, if they are for as many workers; otherwise none."""
-        return before if len(before) == n_workers else ()
+        return as_weights(before) if before and len(before) == n_workers else ()
 
     def following(self, weights: Weights, epochs: Sequence[Sequence[float]], bounds: ShareBounds) -> Weights:
         """In proportion to the speeds of the last epochs, if that saves enough."""

@@ -150,3 +150,12 @@ def test_given_shares_are_for_so_many_ranks():
         InvalidParameter, match=r"shares='2,1' is not allowed; it must be 3 numbers.*one number for each"
     ):
         GivenShares((2, 1)).first(3, ())
+
+
+def test_with_which_weights_measured_shares_begin():
+    """With those before, if they are for as many workers. Equal ones are none."""
+    assert [MeasuredShares().first(3, before) for before in [(500, 1000, 250), (250, 250, 250), (1000, 250)]] == [
+        (500, 1000, 250),
+        (),
+        (),
+    ]

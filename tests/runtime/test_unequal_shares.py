@@ -135,6 +135,26 @@ def test_a_session_goes_on_in_the_middle_of_an_epoch_with_measured_shares(thread
         assert [len(ids) for ids in rest[1]] == share_sizes(1000, (1, 2, 3, 4, 5)[:n_workers]).tolist()
 
 
+def test_fewer_workers_begin_with_equal_shares(small, tmp_path):
+    """They have kept partitions of some of the ranks before, whose shares are not theirs."""
+    kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
+
+    def cluster_of(n_workers):
+        return LocalCluster(n_workers=n_workers, processes=False, memory_limit=0, **OPTIONS)
+
+    with cluster_of(3) as cluster, Client(cluster) as client:
+        with Shuffler(client, small, shares=[1, 4, 4], cache_fraction=0.6, **kept) as shuffler:
+            for epoch in shuffler.epochs(2):
+                client.gather(epoch.map(len))
+            state = shuffler.state_dict()
+    with cluster_of(2) as cluster, Client(cluster) as client:
+        with Shuffler.resume(client, small, state, shares="measured", **kept) as shuffler:
+            for epoch in shuffler.epochs(1):
+                assert client.gather(epoch.map(len)) == [500, 500]
+    assert [record.weights for record in shuffler.records] == [()]
+    assert shuffler.records[0].store_bytes == 0
+
+
 @pytest.mark.slow
 def test_time_that_tasks_wait_for_other_ranks_does_not_count(threads, small):
     """All ranks of a synchronous step take equally long, and only one of them is slow."""
