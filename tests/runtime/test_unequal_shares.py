@@ -10,11 +10,12 @@ import pytest
 from distributed import Client, LocalCluster
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.errors import InvalidParameter
+from dshuffle.errors import CacheBudgetError, ClusterError, DatasetError, ExchangeError, InvalidParameter
 from dshuffle.planning import ShuffleSpec
 from dshuffle.planning.remainder import training_orders
 from dshuffle.planning.share_sizes import share_sizes
-from dshuffle.planning.shares import MEASURED_EPOCHS
+from dshuffle.planning.shares import MEASURED_EPOCHS, MeasuredShares
+from dshuffle.runtime.client.session_client import SessionClient
 
 from .conftest import OPTIONS, task_that_checks
 
@@ -153,6 +154,43 @@ def test_fewer_workers_begin_with_equal_shares(small, tmp_path):
                 assert client.gather(epoch.map(len)) == [500, 500]
     assert [record.weights for record in shuffler.records] == [()]
     assert shuffler.records[0].store_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "n_attempts"),
+    [
+        (CacheBudgetError("two partitions do not fit"), 1),
+        (DatasetError("a row cannot be read"), 1),
+        (ClusterError("a worker is paused"), 5),
+        (ExchangeError("a message was lost"), 5),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("operation", ["open", "advance"])
+def test_shares_stay_if_the_session_with_other_ones_fails(
+    threads, small, check_orders, monkeypatch, operation, error, n_attempts
+):
+    """It is tried again only if the error is one of the moment: other weights are proposed for every epoch."""
+    sessions, failed = [], []
+
+    def slightly_others(policy, weights, epochs, bounds):
+        return (1000, 990 - len(epochs), 1000, 1000, 1000)
+
+    ask = SessionClient.ask
+
+    def failing(self, kind, name, **message):
+        sessions.append(self.session_id)
+        if name == operation and self.session_id != sessions[0]:
+            failed.append(self.session_id)
+            raise error
+        return ask(self, kind, name, **message)
+
+    monkeypatch.setattr(MeasuredShares, "following", slightly_others)
+    monkeypatch.setattr(SessionClient, "ask", failing)
+    with Shuffler(threads, small, shares="measured", seed=3) as shuffler:
+        check_orders(shuffler, 5)
+    assert len(set(failed)) == len(failed) == n_attempts
+    assert [record.weights for record in shuffler.records] == [()] * 5
 
 
 @pytest.mark.slow
