@@ -66,6 +66,16 @@ def test_refusals(threads, small):
         Shuffler(threads, small, shares=[4, 1, 2, 4, 2], assignment="partial:0.5")
 
 
+@pytest.mark.parametrize(
+    ("shares", "unequal"), [("even", False), ("measured", True), ([1, 1, 1, 1, 2], True), ([2, 2, 2, 2, 2], False)]
+)
+def test_partitions_know_from_the_first_epoch_that_shares_may_change(threads, small, shares, unequal):
+    with Shuffler(threads, small, shares=shares) as shuffler:
+        for epoch in shuffler.epochs(1):
+            seen = threads.gather(epoch.map(lambda partition: (partition.unequal, partition.as_stored().unequal)))
+    assert seen == [(unequal, unequal)] * N_WORKERS
+
+
 def slow_on_one_rank(partition):
     time.sleep(len(partition) * (0.002 if partition.rank == SLOW_RANK else 0.0005))
     return partition.sample_ids.copy()
@@ -143,15 +153,21 @@ def test_fewer_workers_begin_with_equal_shares(small, tmp_path):
     def cluster_of(n_workers):
         return LocalCluster(n_workers=n_workers, processes=False, memory_limit=0, **OPTIONS)
 
-    with cluster_of(3) as cluster, Client(cluster) as client:
-        with Shuffler(client, small, shares=[1, 4, 4], cache_fraction=0.6, **kept) as shuffler:
-            for epoch in shuffler.epochs(2):
-                client.gather(epoch.map(len))
-            state = shuffler.state_dict()
-    with cluster_of(2) as cluster, Client(cluster) as client:
-        with Shuffler.resume(client, small, state, shares="measured", **kept) as shuffler:
-            for epoch in shuffler.epochs(1):
-                assert client.gather(epoch.map(len)) == [500, 500]
+    with (
+        cluster_of(3) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small, shares=[1, 4, 4], cache_fraction=0.6, **kept) as shuffler,
+    ):
+        for epoch in shuffler.epochs(2):
+            client.gather(epoch.map(len))
+        state = shuffler.state_dict()
+    with (
+        cluster_of(2) as cluster,
+        Client(cluster) as client,
+        Shuffler.resume(client, small, state, shares="measured", **kept) as shuffler,
+    ):
+        for epoch in shuffler.epochs(1):
+            assert client.gather(epoch.map(len)) == [500, 500]
     assert [record.weights for record in shuffler.records] == [()]
     assert shuffler.records[0].store_bytes == 0
 
