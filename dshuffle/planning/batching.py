@@ -72,10 +72,8 @@ class Batching:
             raise InvalidParameter.of("mode", self.mode, f"one of {list(MODES)}")
         size = as_integer("batch_size", self.batch_size, 1)
         if self.unequal and self.mode != UNEVEN:
-            hint = (
-                f"Batches are in proportion to shares, which have {self.smallest} to {self.largest} samples now; measured "
-                "shares change."
-            )
+            now = f"{self.smallest} to {self.largest} samples now"
+            hint = f"Batches are in proportion to shares. These have {now}, and measured shares change."
             raise InvalidParameter.of("mode", self.mode, f"{UNEVEN!r} with unequal shares", hint)
         most, which = (self.largest, "largest") if self.unequal else (self.smallest, "smallest")
         if size > most:
