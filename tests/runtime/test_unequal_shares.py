@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -76,14 +78,25 @@ def test_partitions_know_from_the_first_epoch_that_shares_may_change(threads, sm
     assert seen == [(unequal, unequal)] * N_WORKERS
 
 
+CLOCK = threading.local()
+"""Time of the tasks, which does not depend on the load of the machine."""
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Let workers measure the time of :data:`CLOCK`."""
+    now = SimpleNamespace(perf_counter=lambda: getattr(CLOCK, "now", 0.0))
+    monkeypatch.setattr("dshuffle.runtime.worker.epoch_lock.time", now)
+
+
 def slow_on_one_rank(partition):
-    time.sleep(len(partition) * (0.002 if partition.rank == SLOW_RANK else 0.0005))
+    CLOCK.now = getattr(CLOCK, "now", 0.0) + len(partition) * (0.002 if partition.rank == SLOW_RANK else 0.0005)
     return partition.sample_ids.copy()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("assignment", ["global", "partial:0.2", "local", "chunks:20"])
-def test_measured_shares(threads, small, assignment):
+def test_measured_shares(threads, small, clock, assignment):
     with Shuffler(threads, small, shares="measured", assignment=assignment, seed=3) as shuffler:
         seen = [threads.gather(epoch.map(slow_on_one_rank)) for epoch in shuffler.epochs(MEASURED_EPOCHS + 4)]
         state = shuffler.state_dict()
@@ -93,9 +106,9 @@ def test_measured_shares(threads, small, assignment):
     changed = MEASURED_EPOCHS + 1
     assert [record.weights for record in records[:changed]] == [()] * changed
     [weights] = {record.weights for record in records[changed:]}  # they do not change again
-    assert 100 < weights[SLOW_RANK] < 450  # a quarter, on a quiet machine
-    assert min(np.delete(weights, SLOW_RANK)) > 600
-    assert max(records[-1].rank_training_seconds) < 0.8 * max(records[0].rank_training_seconds)
+    assert np.delete(weights, SLOW_RANK).tolist() == [1000] * 4
+    assert weights[SLOW_RANK] == pytest.approx(250, abs=10 if assignment == "chunks:20" else 0)
+    assert max(records[-1].rank_training_seconds) < 0.4 * max(records[0].rank_training_seconds)
     # The epochs are those of planning, from the weights in the records alone.
     if assignment in ("global", "chunks:20"):
         for record, orders in zip(records, seen, strict=True):
@@ -114,7 +127,9 @@ def test_measured_shares(threads, small, assignment):
 @pytest.mark.slow
 @pytest.mark.parametrize("assignment", ["global", "local"])
 @pytest.mark.parametrize("n_workers", [5, 3])
-def test_a_session_goes_on_in_the_middle_of_an_epoch_with_measured_shares(threads, small, assignment, n_workers):
+def test_a_session_goes_on_in_the_middle_of_an_epoch_with_measured_shares(
+    threads, small, clock, assignment, n_workers
+):
     """With as many workers, its shares are those before, and otherwise equal; each sample is trained on once."""
 
     def some(partition):
@@ -130,7 +145,7 @@ def test_a_session_goes_on_in_the_middle_of_an_epoch_with_measured_shares(thread
             done = threads.gather(epoch.map(some))
             state = json.loads(json.dumps(shuffler.state_dict()))
     weights = shuffler.records[-1].weights
-    assert min(weights) < 400
+    assert weights == (1000, 1000, 250, 1000, 1000)
     with (
         LocalCluster(n_workers=n_workers, processes=False, memory_limit=0, **OPTIONS) as cluster,
         Client(cluster) as client,
@@ -222,10 +237,9 @@ def test_time_that_tasks_wait_for_other_ranks_does_not_count(threads, small):
         for epoch in shuffler.epochs(2):
             epoch.together(step)
     for record in shuffler.records:
-        assert record.training_seconds == pytest.approx(0.6, abs=0.3)
         seconds = np.array(record.rank_training_seconds)
-        assert seconds[SLOW_RANK] > 0.55
-        assert np.delete(seconds, SLOW_RANK).max() < 0.3
+        assert 0.6 <= seconds[SLOW_RANK] <= record.training_seconds
+        assert np.delete(seconds, SLOW_RANK).max() < 0.8 * record.training_seconds
 
 
 @pytest.mark.slow
@@ -247,4 +261,4 @@ def test_measured_shares_with_processes(tmp_path):
         for epoch in shuffler.epochs(MEASURED_EPOCHS + 3):
             ids = client.gather(epoch.map(slow_on_one_rank))
             assert np.array_equal(np.sort(np.concatenate(ids)), np.arange(2000))
-    assert 100 <= shuffler.records[-1].weights[SLOW_RANK] <= 400
+    assert 100 <= shuffler.records[-1].weights[SLOW_RANK] < 700  # 200 on a quiet machine
