@@ -111,16 +111,14 @@ def compare(
             relays=relays or ("pipelined",),
             epochs=_exchange_epochs(every, between, epochs),
         )
+    elif every or between:
+        option = "every" if every else "between"
+        raise click.UsageError(
+            f"--{option} needs --assignment or --delivery: in the default ways, every epoch has an exchange."
+        )
     elif alone := [
         name
-        for name, value in (
-            ("sharding", sharding),
-            ("balance", balance),
-            ("caching", caching),
-            ("relay", relays),
-            ("every", every),
-            ("between", between),
-        )
+        for name, value in (("sharding", sharding), ("balance", balance), ("caching", caching), ("relay", relays))
         if value
     ]:
         raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")

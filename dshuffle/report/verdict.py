@@ -32,7 +32,7 @@ def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
     ranking = _Ranking.of(measured)
     first, *others = _pairs(comparison.ways) or [""]
     if ranking is None:
-        answer = "No way that reshuffles everything ran for two epochs or more, so none can be called the fastest."
+        answer = _no_ranking(measured)
         errors, slow_ranks = _errors(measured, comparison.error_meaning), slow_ranks_of(comparison.ways)
         return tuple(filter(None, (first, answer, " ".join(others), errors, _stored(comparison), slow_ranks)))
     answer = f"To reshuffle everything every epoch, {ranking.use}."
@@ -110,6 +110,16 @@ class _Ranking:
         limited = limited_by_processors(self.fastest.way, self.fastest.figures)
         where = " here" if limited else ""
         return f"use {self.fastest.label} (exchanges take {ratio} times as long{where} with {other.label})"
+
+
+def _no_ranking(measured: Iterable[_MeasuredWay]) -> str:
+    """Why no way can be called the fastest, and what to add."""
+    if any(result.way.choices.assignment.redraws_all and not result.is_global for result in measured):
+        return (
+            "No way reshuffles everything before every epoch, so none can be called the fastest. Add one with every=1 "
+            "(--every 1)."
+        )
+    return "No way that reshuffles everything ran for two epochs or more, so none can be called the fastest."
 
 
 @dataclass(frozen=True, slots=True)

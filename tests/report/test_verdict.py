@@ -159,6 +159,23 @@ def test_local_ways_are_never_the_fastest_shuffle(comparison):
     assert text.startswith("No way that reshuffles everything ran for two epochs")
 
 
+def every_second(comparison, *labels):
+    """The comparison with ways that have an exchange for every second epoch only."""
+    ways = [
+        dataclasses.replace(way, choices=dataclasses.replace(way.choices, every=2)) if way.label in labels else way
+        for way in comparison.ways
+    ]
+    return dataclasses.replace(comparison, ways=tuple(ways))
+
+
+def test_ways_that_reshuffle_every_second_epoch_alone_cannot_be_ranked(comparison):
+    sparse = every_second(only(comparison, "local, shuffled once", "global + peer"), "global + peer")
+    assert verdict_sentences(sparse)[0] == (
+        "No way reshuffles everything before every epoch, so none can be called the fastest. Add one with every=1 "
+        "(--every 1)."
+    )
+
+
 def test_overlapping_ranges_are_not_called_faster(comparison):
     comparison = with_seconds(comparison, "global + peer", [9, 0.2, 0.2, 0.2, 0.7])
     alike = with_seconds(comparison, "global + server", [9, 0.25, 0.25, 0.25, 0.25])
