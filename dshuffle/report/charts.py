@@ -28,7 +28,7 @@ Key = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure with its title, caption and key of (colour, meaning) pairs.
+    """A figure with its title, caption and key of (colour, meaning) pairs. A mark that is a letter has no colour.
 
     With ``lines``, each meaning is the name of a line that the reader can hide.
     """
@@ -90,7 +90,7 @@ def _epoch_time(ways: Sequence[WayResult], measured: Mapping[str, Figures], reco
         "Median wall time of an epoch, the fastest first. training: tasks of the busiest worker. waiting for data: "
         "time until the next samples arrived. other: round trips, task starts, work of the client between epochs, and "
         + " ".join(filter(None, ["processor time of the exchange.", *notes])),
-        (*amounts, *((("transparent", f"{RECOMMENDED.strip()} recommended"),) if recommended else ())),
+        (*amounts, *((("", f"{RECOMMENDED.strip()} recommended"),) if recommended else ())),
         chart,
     )
 

@@ -194,13 +194,13 @@ def _figure(chart: Chart, division: str) -> str:
     return f"""<figure>
 <h2>{escape(chart.title)}</h2>
 <p class="key">{_switches(chart.key) if chart.lines else _key(chart.key)}</p>
-<div class="scroll"><div class="plot">{division}</div></div>
+<div class="scroll" tabindex="0"><div class="plot">{division}</div></div>
 <figcaption class="caption">{escape(chart.caption)}</figcaption>
 </figure>"""
 
 
 def _key(key: Key) -> str:
-    return " ".join(f"<span>{swatch(colour)}{escape(meaning)}</span>" for colour, meaning in key)
+    return " ".join(f"<span>{swatch(colour) if colour else ''}{escape(meaning)}</span>" for colour, meaning in key)
 
 
 def _switches(key: Key) -> str:

@@ -272,6 +272,10 @@ def test_bars_are_compared_with_those_of_local_ways_if_there_are_any(comparison)
     assert "local" not in charts(alone)[0].caption
 
 
+def test_a_mark_of_a_letter_has_no_swatch(comparison):
+    assert "<span>◀ recommended</span>" in render_html(comparison)
+
+
 def test_texts_beside_bars_end_before_the_axis(comparison):
     chart = charts(comparison)[0].figure
     [labels] = [item for item in chart.center if isinstance(item, LabelSet)]
