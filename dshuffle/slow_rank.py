@@ -27,7 +27,7 @@ def slow_rank_in_words(epochs: Sequence[Sequence[float]]) -> str:
     Returns
     -------
     str
-        A sentence without its point; empty if no rank is slow, or differences are too short to tell. Its figures are
+        A sentence without a full stop; empty if no rank is slow, or differences are too short to tell. Its figures are
         medians over the epochs.
 
     Examples

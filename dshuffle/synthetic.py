@@ -90,16 +90,16 @@ def keyed_weights(n_keys: int = 60, n_dense: int = 40, seed: int = 0) -> NDArray
 def rare_keys_regression(n_samples: int, n_keys: int, seed: int = 0, noise: float = 0.0) -> dict[str, Any]:
     """Linear regression on as many features as there are keys, with few rows of each key, stored side by side.
 
-    Such are flights in the order of their dates, or measurements sensor by sensor: rows that belong together are stored
-    together, and a model learns about a key from a handful of rows. While one worker has all of them, averaging the
-    models dilutes what it learned. A random assignment spreads the rows of most keys, but not of all. The keys
-    that it leaves on one or two workers are learned slowly, unless every epoch has a new assignment. So reshuffling
-    pays here, in contrast to :func:`keyed_regression`, where one shuffle spreads all keys.
+    An example is measurements that are stored sensor by sensor: rows that belong together are stored together, and a
+    model learns about a key from a handful of rows. While one worker has all of them, averaging the models dilutes what
+    it learned. A random assignment spreads the rows of most keys, but not of all. The keys that it leaves on one or two
+    workers are learned slowly, unless every epoch has a new assignment. So reshuffling pays here, in contrast to
+    :func:`keyed_regression`, where one shuffle spreads all keys.
 
     Parameters
     ----------
     n_samples
-        Number of rows. ``n_samples / n_keys`` rows have the same key, which should be about 5.
+        Number of rows. Each key has ``n_samples / n_keys`` of them. This ratio should be about 5.
     n_keys
         Number of keys, and of features. Keys have orthonormal codes, the rows of a discrete cosine transform. A row is
         the code of its key plus Gaussian numbers of its own, with squared norms of 0.9 and, on average, 0.1.

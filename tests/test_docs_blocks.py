@@ -116,12 +116,13 @@ def test_the_blocks_on_files(two_workers, tmp_path, monkeypatch):
     packed = {"dtype": "int16", "scale_factor": np.float32(1e-4), "_FillValue": -1}
     ds.to_zarr("era5.zarr", consolidated=False, encoding={"t2m": packed})
 
-    created, split, rows, sums, normalized, opened, windows = blocks("from-your-files.md")
+    created, split, rows, scored, sums, normalized, opened, windows = blocks("from-your-files.md")
     with two_workers() as client:
         names = {"dshuffle": dshuffle, "np": np, "client": client, "dask": dask, "zarr": zarr}
-        for block in (created, split, rows, sums, normalized):
+        for block in (created, split, rows, scored, sums, normalized):
             exec(block, names)
     assert names["images"].classes == ("cats", "dogs")
+    assert names["model"].score(names["samples"]["x"], names["samples"]["y"]) > 0.9
     assert names["flat"].arrays["x"].shape == (64 * 64 * 3,)
     train, test = (part.read_rows(np.arange(part.n_samples)) for part in (names["train"], names["test"]))
     assert np.bincount(test["y"]).tolist() == [2, 2]

@@ -1,7 +1,7 @@
 """Options that list the names in a registry, as they are when the help is shown.
 
-Loading the registries takes a tenth of a second, as long as all else. So the names that dshuffle itself registers
-are repeated here, and a test compares them. Nobody can register other names before planning is loaded.
+Loading the registries takes a tenth of a second, as long as everything else together. So the names that dshuffle itself
+registers are repeated here, and a test compares them. Nobody can register other names before planning is loaded.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def _table(predictions: Sequence[Prediction]) -> Table:
     for column in ("server", "worker", "storage"):
         table.add_column(column, justify="right", no_wrap=True)
     if (every := max(p.work.choices.every for p in predictions)) > 1:
-        table.caption = f"{table.caption} Every {every} epochs have one exchange."
+        table.caption = f"{table.caption} One epoch in {every} has an exchange."
     marks = not exact and any(prediction.exact for prediction in predictions)
     rules = {p.work.choices.assignment for p in predictions}
     best = {rule: min(_seconds_of(predictions, rule)) for rule in rules}

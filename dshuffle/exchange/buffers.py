@@ -71,7 +71,7 @@ class BufferPool:
         self._n_shared = 0
 
     def begin(self, rows_per_message: int) -> None:
-        """Begin a run whose longest message has ``rows_per_message`` rows.
+        """Begin a run whose longest message has ``rows_per_message`` rows, 0 if it has none.
 
         Buffers that were never given back are dropped and not reused, because Dask or a receiver may still be reading
         them.
@@ -79,6 +79,8 @@ class BufferPool:
         self._in_use.clear()
         if len(self._idle_shared) < self._n_shared:
             self._drop_memory()
+        if not rows_per_message:  # a run without messages keeps the buffers for the next one
+            return
         # Buffers much longer than the messages would take more memory than the window allows for.
         if not self._rows * 7 // 8 <= rows_per_message <= self._rows:
             self._rows = rows_per_message

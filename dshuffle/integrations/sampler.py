@@ -64,7 +64,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         ``(n_samples,)`` integer class of each sample, the same on all ranks. In every epoch, each class is divided
         equally among the ranks, to within one sample. For ``"partial:Q"``, ``"global"`` and ``"local"``.
     every, between
-        K, and ``"redraw"`` or ``"reverse"``: only the epochs 0, K, 2 K, ... exchange samples; between them, a rank goes
+        K, and ``"redraw"`` or ``"reverse"``: only the epochs K, 2 K, ... exchange samples; between them, a rank goes
         through its ids in a new order, or in that of the epoch before, backwards. See docs/ways-of-shuffling.md.
     mode
         How to give all ranks the same number of ids if their shares differ: ``"pad"`` (the default) repeats the first

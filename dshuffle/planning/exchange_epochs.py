@@ -70,7 +70,7 @@ class ExchangeEpochs:
     Parameters
     ----------
     every
-        K: the epochs 0, K, 2 K, ... have an exchange.
+        K: the epochs K, 2 K, ... have an exchange.
     between
         The order in the other epochs: a name in :data:`BETWEEN`.
 

@@ -141,9 +141,9 @@ def _elsewhere(comparison: Comparison) -> str:
 <h2>An exchange on other links</h2>
 {_table(("way", *names), rows)}
 <p class="caption">Predicted by the cost model for links of these rates, with the data, workers, processors and store of
-this run, and multiplied by what was measured in this run over what the model predicted for it. An epoch with an
-exchange takes as long as the exchange or the training, whichever is longer. dshuffle advise predicts other data,
-workers and stores.</p>
+this run. Predictions are scaled by the ratio of measured to predicted time in this run. An epoch with an exchange takes
+as long as the exchange or the training, whichever is longer. dshuffle advise predicts other data, workers and
+stores.</p>
 </section>"""
 
 

@@ -20,7 +20,7 @@ def slow_rank_of(records: Sequence[EpochRecord]) -> str:
     Returns
     -------
     str
-        A sentence without its point; empty if no rank is slow.
+        A sentence without a full stop; empty if no rank is slow.
     """
     records = [record for record in records if record.rank_training_seconds]
     if not records:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -55,6 +55,7 @@ def fit_torch_ddp(
     loss: Loss | None = None,
     metric: Callable[..., Any] | None = None,
     training_step: OwnFunction | None = None,
+    arrays: Sequence[str] | None = None,
     accumulate: int = 1,
     max_grad_norm: float | None = None,
     ddp_options: Mapping[str, Any] = NO_OPTIONS,
@@ -98,8 +99,10 @@ def fit_torch_ddp(
         is a function of the module and the mini-batch.
     training_step
         Function ``training_step(module, batch)`` that returns the mean loss of a mini-batch, in place of ``loss``,
-        ``features`` and ``target``. ``batch`` has all arrays of the dataset as tensors, by name. Several inputs,
-        outputs of any kind, transforms and ``torch.autocast`` belong there.
+        ``features`` and ``target``. ``batch`` has arrays of the dataset as tensors, by name. Several inputs, outputs of
+        any kind, transforms and ``torch.autocast`` belong there.
+    arrays
+        Names of the arrays that ``training_step`` gets. By default all, which PyTorch must support then.
     accumulate
         Number of mini-batches whose gradients are added up for one step of the optimizer. ``batch_size`` is that of a
         mini-batch.
@@ -133,8 +136,8 @@ def fit_torch_ddp(
     History
         ``model`` is the module, in evaluation mode. A point's ``error`` is that of the whole dataset after the epoch
         (see ``metric``). ``breakdown`` is the time spent in each phase. PyTorch averages gradients while it still
-        computes others, so ``gradient_exchange`` counts only the averaging after the last gradient, and the optimizer's
-        step.
+        computes others, so ``gradient_exchange`` counts only the averaging after the last gradient.
+        ``forward_backward`` includes the optimizer's step.
 
     Raises
     ------
@@ -186,7 +189,11 @@ def fit_torch_ddp(
         raise InvalidParameter.because(
             f"ddp_options[{name!r}]", "fit_torch_ddp sets it itself", "Leave it out of ddp_options."
         )
-    step = _step(training_step, loss, metric, features, target)
+    if accumulate > 1 and ddp_options.get("static_graph"):
+        raise InvalidParameter.because(
+            "accumulate", "a static graph cannot leave out the averaging of gradients", "Leave out static_graph."
+        )
+    step = _step(training_step, arrays, loss, metric, features, target)
     if not 0 < timeout < float("inf"):
         raise InvalidParameter.of("timeout", timeout, "a finite number of seconds > 0")
     check_fixed_workers(shuffler, "fit_torch_ddp")
@@ -242,16 +249,20 @@ def fit_torch_ddp(
 
 def _step(
     training_step: OwnFunction | None,
+    arrays: Sequence[str] | None,
     loss: Loss | None,
     metric: Callable[..., Any] | None,
     features: str,
     target: str,
 ) -> TrainingStep:
     if training_step is None:
+        if arrays is not None:
+            hint = "Use features= and target=, or a training_step."
+            raise InvalidParameter.because("arrays", "only a training_step chooses arrays", hint)
         return SupervisedStep(loss or torch.nn.functional.cross_entropy, metric, features, target)
     if loss is not None:
         raise InvalidParameter.because("loss", "training_step computes the loss", "Leave one of them out.")
-    return OwnStep(training_step, metric)
+    return OwnStep(training_step, arrays, metric)
 
 
 def _train_epoch(

@@ -328,16 +328,14 @@ def _steps(partition: Partition, group: Group, seat: TrainingState, fit: Fit) ->
             # The weight makes the mean over ranks the mean over samples.
             (seat.step.loss(seat.model, batch) * (len(chosen) * group.size / total)).backward()
         gathering += began - clock
+        waited = 0.0
         if ends:
+            waited = time.perf_counter() - seat.computed
             if fit.max_grad_norm is not None:
                 torch.nn.utils.clip_grad_norm_(seat.model.parameters(), fit.max_grad_norm)
             seat.optimizer.step()
-            computing += seat.computed - began
-            clock = time.perf_counter()
-            exchanging += clock - seat.computed
-        else:
-            clock = time.perf_counter()
-            computing += clock - began
+        clock = time.perf_counter()
+        exchanging, computing = exchanging + waited, computing + clock - began - waited
     return PhaseSeconds(batches=gathering, forward_backward=computing, gradient_exchange=exchanging)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,16 +104,25 @@ class OwnStep(TrainingStep):
     ----------
     function
         Function from the module and the mini-batch to the mean loss.
+    names
+        Names of the arrays of a mini-batch; None: all of the dataset.
     metric
         Function from the same to the mean error; None: that of the loss.
     """
 
-    def __init__(self, function: OwnFunction, metric: Callable[[Any, TensorBatch], Any] | None) -> None:
-        self._function, self._metric = function, metric or function
+    def __init__(
+        self,
+        function: OwnFunction,
+        names: Sequence[str] | None,
+        metric: Callable[[Any, TensorBatch], Any] | None,
+    ) -> None:
+        self._function, self._names, self._metric = function, names, metric or function
 
     def arrays(self, names: Collection[str]) -> list[str]:
-        """All arrays."""
-        return list(names)
+        """Those that the user has chosen, or all."""
+        for name in self._names or ():
+            check_names(names, arrays=name)
+        return list(names if self._names is None else self._names)
 
     def check(self, batch: TensorBatch, sample_ids: NDArray[np.int64]) -> None:
         """Nothing: the function knows what it can use. Parameters that are not finite are noticed after the epoch."""

@@ -199,7 +199,7 @@ def test_prices_of_all_ways_are_shown_beside_their_seconds():
     assert ran.exit_code == 0, ran.output
     assert max(map(len, ran.stdout.splitlines())) <= 80
     assert "first load" in ran.stdout
-    assert "Every 2 epochs have one exchange." in " ".join(ran.stdout.split())
+    assert "One epoch in 2 has an exchange." in " ".join(ran.stdout.split())
     assert "Cheapest way to reshuffle everything: global + peer, every 2 epochs" in " ".join(ran.stdout.split())
     assert "Use global + peer, every 2 epochs:" in ran.stdout
     assert "per exchange." in ran.stdout

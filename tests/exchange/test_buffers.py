@@ -81,6 +81,16 @@ def test_a_buffer_that_is_given_back_is_used_again(shared: bool) -> None:
 
 
 @both
+def test_a_run_without_messages_keeps_the_buffers(shared: bool) -> None:
+    pool = BufferPool(LAYOUT, ROWS, 2)
+    first = pool.take(message(0), ROWS, shared=shared)
+    pool.give_back(message(0))
+    pool.begin(0)
+    pool.begin(ROWS)
+    assert address(pool.take(message(1, run_id=3), ROWS, shared=shared)) == address(first)
+
+
+@both
 def test_a_repeated_return_does_not_double_a_buffer(shared: bool) -> None:
     pool = BufferPool(LAYOUT, ROWS, size=4)
     pool.take(message(0), ROWS, shared=shared)

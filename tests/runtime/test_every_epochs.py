@@ -8,8 +8,9 @@ import json
 import numpy as np
 import pytest
 
-from dshuffle import Shuffler
+from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter
+from dshuffle.exchange.shared_memory import LEAST_NBYTES
 from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.planning.remainder import training_orders
 
@@ -36,6 +37,14 @@ def test_worker_processes_exchange_in_every_second_epoch(processes, small, check
     for record in records[1:]:
         moved = record.wire_bytes + record.store_delivered_bytes
         assert (moved > 0) == record.exchanged == (record.needed > 0)
+
+
+def test_messages_in_shared_memory_come_after_an_epoch_without_any(processes, tmp_path, check_orders):
+    arrays = {"x": np.zeros((3000, 4096), np.uint8), "y": np.arange(3000)}
+    dataset = create_dataset(str(tmp_path / "long.zarr"), arrays)
+    with Shuffler(processes, dataset, every=2) as shuffler:
+        check_orders(shuffler, 5)
+        assert shuffler.records[4].wire_bytes > 3 * LEAST_NBYTES
 
 
 def test_rows_on_disk_are_sent_after_the_epochs_between(processes, small, check_orders, tmp_path):

@@ -278,6 +278,7 @@ def two_inputs(tmp_path):
     """Sums of two inputs, and a weight of each sample."""
     rng = np.random.default_rng(0)
     arrays = {"a": rng.normal(size=(305, 3)), "b": rng.normal(size=(305, 2)), "weight": rng.random(305)}
+    arrays["when"] = np.arange(305).astype("datetime64[s]")
     arrays["sum"] = arrays["a"] @ [2.0, -1.0, 0.5] + arrays["b"] @ [1.0, -3.0]
     return dshuffle.create_dataset(str(tmp_path / "two.zarr"), arrays, chunk_rows=50), arrays
 
@@ -322,7 +323,8 @@ def test_a_step_of_ones_own_over_accumulated_batches(torch, ddp, processes, two_
     with dshuffle.Shuffler(processes, dataset) as shuffler:
         history = ddp.fit_torch_ddp(
             shuffler, make_model, make_optimizer, epochs=2, batch_size=7, training_step=training_step, seed=3,
-            accumulate=1000, max_grad_norm=max_grad_norm, ddp_options={"find_unused_parameters": True},
+            arrays=["a", "b", "weight", "sum"], accumulate=1000,
+            max_grad_norm=max_grad_norm, ddp_options={"find_unused_parameters": True},
         )  # fmt: skip
     torch.manual_seed(3)
     model = make_model()
@@ -344,7 +346,8 @@ def test_a_metric_of_the_module_and_the_batch(torch, ddp, processes, two_inputs,
 
     dataset, arrays = two_inputs
     make_model, make_optimizer, training_step = of_two_inputs
-    options = {"training_step": training_step, "metric": metric, "ddp_options": {"find_unused_parameters": True}}
+    options = {"training_step": training_step, "arrays": ["a", "b", "weight", "sum"], "metric": metric}
+    options["ddp_options"] = {"find_unused_parameters": True}
     with dshuffle.Shuffler(processes, dataset) as shuffler:
         history = ddp.fit_torch_ddp(shuffler, make_model, make_optimizer, epochs=3, batch_size=10, **options)
     output = history.model(*(torch.from_numpy(arrays[name]) for name in "ab"))["sum"].detach().numpy()
@@ -367,8 +370,9 @@ def test_a_step_that_returns_no_loss_is_refused(ddp, processes, two_inputs, of_t
         values = module(batch["a"], batch["b"])["sum"][:10]
         return {"vector": values, "detached": values.mean().detach(), "number": float(values.mean())}[result]
 
+    options = {"batch_size": 20, "training_step": training_step, "arrays": ["a", "b"]}
     with dshuffle.Shuffler(processes, two_inputs[0]) as shuffler, pytest.raises(InvalidParameter, match=message):
-        ddp.fit_torch_ddp(shuffler, make_model, make_optimizer, epochs=1, batch_size=20, training_step=training_step)
+        ddp.fit_torch_ddp(shuffler, make_model, make_optimizer, epochs=1, **options)
 
 
 @pytest.mark.parametrize(
@@ -378,6 +382,8 @@ def test_a_step_that_returns_no_loss_is_refused(ddp, processes, two_inputs, of_t
         ({"max_grad_norm": -1.0}, r"max_grad_norm=-1\.0 is not allowed; it must be None, or a finite number > 0"),
         ({"ddp_options": {"module": 1}}, r"ddp_options\['module'\] is not allowed: fit_torch_ddp sets it itself"),
         ({"training_step": max, "loss": max}, "loss is not allowed: training_step computes the loss"),
+        ({"arrays": ["x"]}, "arrays is not allowed: only a training_step chooses arrays"),
+        ({"accumulate": 2, "ddp_options": {"static_graph": True}}, "accumulate is not allowed: a static graph"),
     ],
 )
 def test_options_that_are_not_allowed(ddp, threads, blobs, makers, options, message):

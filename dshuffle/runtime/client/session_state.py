@@ -21,8 +21,10 @@ from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.dataset_inputs import checked_sharding
 from dshuffle.store import Dataset
 
-FORMAT = 2
-"""Version of the format of states and checkpoints."""
+FORMAT = 3
+"""Version of the format of states and checkpoints. Version 2 has no fields for fewer exchanges and unequal shares."""
+
+READ_FORMATS = (2, FORMAT)
 
 CARRYING = {"delivery", "relay"}
 """Choices that say how samples travel, and not who trains on which."""
@@ -135,10 +137,10 @@ class SessionState:
             raise CheckpointError(
                 f"a state must be a mapping, as Shuffler.state_dict returns it; this is {state!r:.80}"
             )
-        if state.get("format", FORMAT) != FORMAT:
+        if state.get("format", FORMAT) not in READ_FORMATS:
             raise CheckpointError(
-                f"the state has format {state['format']!r}; this release of dshuffle reads format {FORMAT}. Use the "
-                "release that wrote it"
+                f"the state has format {state['format']!r}; this release of dshuffle reads the formats "
+                f"{' and '.join(map(str, READ_FORMATS))}. Use the release that wrote it"
             )
         for name, kind in FIELDS.items():
             if not isinstance(state.get(name), kind) or isinstance(state[name], bool):

@@ -71,7 +71,7 @@ class Shuffler:
         still exchange the same number of samples) and ``"local"``. The sharding ``"random"`` is then drawn with this
         balance; any other sharding must have it, as ``"stratified:y"`` does.
     every
-        K: only the epochs 0, K, 2 K, ... have an exchange. In the epochs between, each worker trains on the samples
+        K: only the epochs K, 2 K, ... have an exchange. In the epochs between, each worker trains on the samples
         that it has. So an epoch moves a K-th of the bytes on average. See docs/ways-of-shuffling.md.
     between
         The order in the epochs between: ``"redraw"``, a new random one, or ``"reverse"``, that of the epoch before,
@@ -82,7 +82,8 @@ class Shuffler:
         How many samples each worker trains on. ``"even"``: equally many. Positive numbers, one for each rank: in
         proportion to them. ``"measured"``: in proportion to the samples per second with which each rank has trained,
         measured in the epochs before. Shares then change at most every few epochs, and only where that saves a tenth of
-        the time of an epoch. See docs/unequal-workers.md.
+        the time of an epoch. Ranks follow the names of the workers, host by host, and not the order of ``workers``:
+        see :attr:`addresses`, and docs/unequal-workers.md.
     first_epoch
         Number of the first epoch, from 0. Workers read their shares of it from the dataset, and train on the samples
         that a session from epoch 0 has in this epoch.

@@ -53,7 +53,7 @@ def test_a_damaged_checkpoint(clusters, labelled, written, damage, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 1}, "format 1; this release of dshuffle reads format 2"),
+        ({"format": 1}, "format 1; this release of dshuffle reads the formats 2 and 3"),
         ({"draw_version": 1}, "draw version 1, and this release of dshuffle draws with version"),
         ({"dataset": "another"}, "belongs to another dataset"),
         ({"n_samples": 699}, "belongs to another dataset"),
