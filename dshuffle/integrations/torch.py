@@ -64,8 +64,8 @@ class TrainingPartition(Protocol):
         """Smallest and largest number of samples on any worker."""
 
     @property
-    def weights(self) -> Sequence[int]:
-        """Relative share of each rank; empty if shares are equal."""
+    def unequal(self) -> bool:
+        """Whether shares are or may become unequal on purpose."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -109,7 +109,7 @@ class PartitionBatches(IterableDataset[Batch]):
     ) -> None:
         super().__init__()
         size = as_integer("batch_size", batch_size, 1)
-        self.batching = Batching(len(partition), *partition.shares, size, mode, unequal=bool(partition.weights))
+        self.batching = Batching(len(partition), *partition.shares, size, mode, unequal=partition.unequal)
         self._partition = partition
         self._names = tuple(partition.names if arrays is None else arrays)
         self._as_tuple = arrays is not None

@@ -53,7 +53,7 @@ def batching_of(partition: Partition, batch_size: int, mode: str, *, is_rest: bo
         If a whole share is smaller than a batch, the mode is unknown, or nothing is left for a rank, although the other
         ranks have samples that must be trained on.
     """
-    n_own, (smallest, largest), unequal = len(partition), partition.shares, bool(partition.weights)
+    n_own, (smallest, largest), unequal = len(partition), partition.shares, partition.unequal
     if not is_rest or (batch_size <= smallest and (mode != UNEVEN or -(-largest // batch_size) <= smallest)):
         return Batching(n_own, smallest, largest, batch_size, mode, unequal)
     if mode == DROP or largest == 0:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
 from distributed import Client, Future, Security
 from distributed.client import ClosedClientError
 
-from dshuffle.errors import ClusterError
+from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.launched.mailbox import Terms, hold_partition, mark_batches
+from dshuffle.planning.shares import SharePolicy, parse_shares
 from dshuffle.runtime import Shuffler
 from dshuffle.runtime.client.checkpoints import find_checkpoint, write_checkpoint
 from dshuffle.runtime.client.retries import check_alike, new_or_resumed
@@ -22,6 +23,19 @@ from dshuffle.store import Dataset
 
 CLOSE_WITHIN = 5.0
 """Seconds that the client has to close."""
+
+
+def check_shares(shares: str | Sequence[float] | SharePolicy) -> None:
+    """Refuse shares that follow from measured times of training, which a job does not have.
+
+    Raises
+    ------
+    InvalidParameter
+        If they do, or are no shares.
+    """
+    if parse_shares(shares).measures:
+        reason = "dshuffle does not see how long a step of the script waits for other ranks"
+        raise InvalidParameter.because("shares='measured'", reason, "Give 'even', or numbers, one for each rank.")
 
 
 class JobSession:
@@ -62,6 +76,7 @@ class JobSession:
         if state is not None:
             choices = SessionState.from_dict(state, dataset).choices
             check_alike(choices, dataset, options, "state", "Ask for the same")
+            check_shares(options.get("shares", choices.shares))
         self._client = Client(address, security=security, set_as_default=False)
         try:
             options = {**options, "on_loss": "raise", "min_workers": world_size}
@@ -81,6 +96,8 @@ class JobSession:
             return Shuffler.resume(self._client, self.dataset, state, checkpoint=checkpoint, **remaining)
         if checkpoint is not None:
             saved_state = find_checkpoint(checkpoint, self.dataset)
+            if saved_state is not None:
+                check_shares(options.get("shares", SessionState.from_dict(saved_state, self.dataset).choices.shares))
             return new_or_resumed(self._client, self.dataset, checkpoint, saved_state, options)
         return Shuffler(self._client, self.dataset, **options)
 

@@ -19,8 +19,9 @@ from dshuffle.launched.loader import SpmdLoader
 from dshuffle.launched.mailbox import Mailbox, Terms
 from dshuffle.launched.ports import ports_of
 from dshuffle.launched.process import RankProcess
+from dshuffle.launched.session import check_shares
 from dshuffle.planning.batching import MODES, UNEVEN
-from dshuffle.planning.shares import EVEN, parse_shares
+from dshuffle.planning.shares import EVEN
 from dshuffle.runtime import Shuffler
 from dshuffle.runtime.quantities import as_seconds
 from dshuffle.store import Dataset, as_dataset
@@ -160,9 +161,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
     for name, hint in REFUSED.items():
         if name in options:
             raise InvalidParameter.because(name, "a job chooses it itself", hint)
-    if parse_shares(options.get("shares", EVEN)).measures:
-        reason = "dshuffle does not see how long a step of the script waits for other ranks"
-        raise InvalidParameter.because("shares='measured'", reason, "Give numbers, one for each rank.")
+    check_shares(options.get("shares", EVEN))
     unknown = options.keys() - inspect.signature(Shuffler).parameters.keys()
     if unknown or any(name.startswith("_") for name in options):
         raise TypeError(f"spmd() got an unexpected keyword argument {min(unknown or options)!r}")

@@ -20,7 +20,8 @@ class Batching:
 
     Equal shares differ in size by one sample, or with ``chunks`` by up to one chunk. Synchronous training hangs if one
     worker has an extra batch. With unequal shares only ``"uneven"`` has batches of all samples, in proportion to the
-    shares.
+    shares. There are fewer and larger batches if the smallest share has too few samples, because measured shares change
+    while a model is trained.
 
     Parameters
     ----------
@@ -30,20 +31,23 @@ class Batching:
         Numbers of samples of the smallest and the largest share; the same on every worker.
     batch_size
         Number of samples per batch, at most ``smallest``. With unequal shares, the largest number in a batch of the
-        largest share, and at most ``largest``.
+        largest share, unless the smallest share would have fewer than ``least`` in a batch; and at most ``largest``.
     mode
         ``"drop"``: ``smallest // batch_size`` full batches; the remaining samples are skipped. ``"pad"``:
         ``ceil(largest / batch_size)`` full batches; the last ones are filled up with the first samples, which are
         trained on twice. ``"uneven"``: ``ceil(largest / batch_size)`` batches that contain every sample once. Their
         sizes are at most ``batch_size`` and differ by at most one.
     unequal
-        Whether shares are unequal on purpose (:class:`~dshuffle.planning.Choices`, ``shares``).
+        Whether shares are or may become unequal on purpose (:class:`~dshuffle.planning.Choices`, ``shares``).
+    least
+        With unequal shares, the smallest number of samples in a batch.
 
     Raises
     ------
     InvalidParameter
         If the mode is unknown, the batch size is larger than the smallest share, or with ``"uneven"`` a worker would
-        have fewer samples than batches. With unequal shares, if the mode is another one than ``"uneven"``.
+        have fewer samples than batches. With unequal shares, if the mode is another one than ``"uneven"``, or the
+        smallest share has fewer than ``least`` samples.
 
     Examples
     --------
@@ -51,6 +55,8 @@ class Batching:
     [2, 3, 3]
     >>> [batch.tolist() for batch in map(Batching(5, 5, 6, 2, "uneven").positions, range(3))]
     [[0], [1, 2], [3, 4]]
+    >>> [len(Batching(n_own, 2, 30, batch_size=8, mode="uneven", unequal=True).positions(0)) for n_own in (2, 30)]
+    [1, 15]
     """
 
     n_own: int
@@ -59,18 +65,23 @@ class Batching:
     batch_size: int
     mode: str
     unequal: bool = False
+    least: int = 1
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise InvalidParameter.of("mode", self.mode, f"one of {list(MODES)}")
         size = as_integer("batch_size", self.batch_size, 1)
         if self.unequal and self.mode != UNEVEN:
-            hint = f"Shares have {self.smallest} to {self.largest} samples, and batches are in proportion to them."
+            now = f"{self.smallest} to {self.largest} samples now"
+            hint = f"Batches are in proportion to shares. These have {now}, and measured shares change."
             raise InvalidParameter.of("mode", self.mode, f"{UNEVEN!r} with unequal shares", hint)
         most, which = (self.largest, "largest") if self.unequal else (self.smallest, "smallest")
         if size > most:
             hint = f"A batch cannot be larger than the {which} share. Use smaller batches or fewer workers."
             raise InvalidParameter.of("batch_size", size, f"in [1, {most}]", hint)
+        if self.unequal and self.smallest < self.least:
+            reason = f"the smallest share has {self.smallest} samples, and a batch needs {self.least}"
+            raise InvalidParameter.because("shares", reason, "Use more equal shares or fewer workers.")
         if self.mode == UNEVEN and len(self) > self.smallest:
             allowed = f"at least {-(-self.largest // self.smallest)} with mode='uneven'"
             hint = f"Workers have {self.smallest} to {self.largest} samples, and no batch may be empty."
@@ -79,7 +90,8 @@ class Batching:
     def __len__(self) -> int:
         if self.mode == DROP:
             return self.smallest // self.batch_size
-        return -(-self.largest // self.batch_size)
+        n_batches = -(-self.largest // self.batch_size)
+        return min(n_batches, self.smallest // self.least) if self.unequal else n_batches
 
     def positions(self, batch: int) -> Samples:
         """``(size,)`` int64 positions of a batch's samples within the worker's order."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.rule import Assignment
-from dshuffle.planning.share_sizes import Weights, as_weights
+from dshuffle.planning.share_sizes import LARGEST_WEIGHT, Weights, as_weights
 
 MEASURED_EPOCHS = 3
 """Epochs with the same shares that are measured before shares change. The first of them does not count: its tasks load
@@ -179,18 +179,18 @@ class MeasuredShares(SharePolicy):
 
     def first(self, n_workers: int, before: Weights) -> Weights:
         """Those before, if they are for as many workers; otherwise none."""
-        return before if len(before) == n_workers else ()
+        return as_weights(before) if before and len(before) == n_workers else ()
 
     def following(self, weights: Weights, epochs: Sequence[Sequence[float]], bounds: ShareBounds) -> Weights:
         """In proportion to the speeds of the last epochs, if that saves enough."""
-        if len(epochs) < MEASURED_EPOCHS:
+        # A rank without a time had no task, or its worker was lost.
+        complete = [seconds for seconds in epochs[1:] if min(seconds) > 0]
+        if len(complete) < MEASURED_EPOCHS - 1:
             return weights
-        seconds = np.median(np.array(epochs[1:][-MEASURED_EPOCHS:], float), axis=0)
-        if seconds.min() <= 0:  # a rank had no task
-            return weights
+        seconds = np.median(np.array(complete[-MEASURED_EPOCHS:], float), axis=0)
         now = fractions_of(weights, len(seconds))
         speeds = now / seconds
-        proposed = as_weights(bounded(speeds, bounds).tolist())
+        proposed = bounded_weights(speeds, bounds)
         lasts, would_last = float(seconds.max()), float((fractions_of(proposed, len(seconds)) / speeds).max())
         enough = would_last <= (1 - LEAST_GAIN) * lasts and lasts - would_last >= LEAST_SAVING
         return proposed if enough else weights
@@ -230,6 +230,21 @@ def bounded(speeds: NDArray[np.float64], bounds: ShareBounds) -> NDArray[np.floa
             high = scale
     fractions: NDArray[np.float64] = np.clip(high * speeds, bounds.least, bounds.most)
     return fractions
+
+
+def bounded_weights(speeds: NDArray[np.float64], bounds: ShareBounds) -> Weights:
+    """Weights in proportion to speeds, whose fractions are within bounds although weights are rounded.
+
+    Examples
+    --------
+    >>> bounded_weights(np.array([1.0, 1.0, 8.0]), ShareBounds(least=0.2, most=0.4996))
+    (501, 501, 1000)
+    """
+    weights = np.array(as_weights(bounded(speeds, bounds).tolist()) or (LARGEST_WEIGHT,) * len(speeds))
+    # This ends, because equal shares are within the bounds.
+    while weights.min() / weights.sum() < bounds.least or weights.max() / weights.sum() > bounds.most:
+        weights[weights.argmin()] += 1
+    return as_weights(weights.tolist())
 
 
 EVEN, MEASURED = EvenShares(), MeasuredShares()

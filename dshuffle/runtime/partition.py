@@ -44,6 +44,8 @@ class Partition:
         Ascending ids of the samples in this partition that every worker has. Empty by default.
     weights
         Relative share of each rank; empty if shares are equal.
+    unequal
+        Whether shares may become unequal in another epoch.
     note
         Called with the number of samples that were trained on so far.
     note_waiting
@@ -76,6 +78,7 @@ class Partition:
         shares: tuple[int, int] | None = None,
         broadcast: NDArray[np.int64] | None = None,
         weights: Weights = (),
+        unequal: bool = False,
         note: Callable[[int], None] = lambda _: None,
         note_waiting: Callable[[float], None] = lambda _: None,
         file: RowFile | None = None,
@@ -88,6 +91,7 @@ class Partition:
         self._shares = shares or (len(slots), len(slots))
         self._broadcast = read_only(sample_ids[:0] if broadcast is None else broadcast)
         self._weights = weights
+        self._unequal = unequal or bool(weights)
         self._note = note
         self._note_waiting = note_waiting
 
@@ -139,6 +143,11 @@ class Partition:
     def weights(self) -> Weights:
         """Relative share of each rank, in thousandths of the largest one; empty if shares are equal."""
         return self._weights
+
+    @property
+    def unequal(self) -> bool:
+        """Whether shares are unequal on purpose, or may become so in another epoch, as measured ones do."""
+        return self._unequal
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Copy of one array for all samples, in training order: ``(n, *per-sample shape)``."""
@@ -212,6 +221,7 @@ class Partition:
             shares=self._shares,
             broadcast=self._broadcast,
             weights=self._weights,
+            unequal=self._unequal,
             note=note,
             note_waiting=self._note_waiting,
         )

@@ -180,11 +180,12 @@ class EarlierWorkers:
         return dataclasses.replace(self, places=places | added)
 
     def weights_of(self, addresses: Sequence[str]) -> Weights:
-        """The weights that the workers with these addresses had, by rank; none if these are other workers."""
+        """The weights that the workers with these addresses had, by rank; none if these are other or fewer workers."""
         weights = self.history.weights
         if not weights or self.places is None:
             return weights
-        if set(addresses) != set(self.places):
+        # The places of some ranks may be missing: their workers were lost, or have not kept a partition.
+        if set(addresses) != set(self.places) or len(addresses) != self.history.n_workers:
             return ()
         return tuple(weights[self.places[address]] for address in addresses)
 

@@ -157,7 +157,7 @@ def train(
     partition.mark_trained(0)
     network = model.network
     check_names(partition.names, features=features, target=target)
-    batching = checked_batching(network, len(partition), partition.shares, batch_size, unequal=bool(partition.weights))
+    batching = checked_batching(network, len(partition), partition.shares, batch_size, unequal=partition.unequal)
     parameters, statistics = model.parameters, model.statistics
     batches = forward_backward = gradient_exchange = 0.0
     clock = time.perf_counter()
@@ -203,8 +203,9 @@ def checked_batching(
     InvalidParameter
         The batch size is larger than the smallest share, or so small that batch norm gets single samples.
     """
-    batching = Batching(n_own, *shares, batch_size, UNEVEN, unequal)
-    if network.n_statistics and shares[0] // len(batching) < 2:
+    least = 2 if network.n_statistics else 1
+    batching = Batching(n_own, *shares, batch_size, UNEVEN, unequal, least)
+    if batch_size < least or shares[0] // len(batching) < least:
         raise InvalidParameter.of(
             "batch_size",
             batch_size,

@@ -13,14 +13,14 @@ from dshuffle.rows import RowLayout
 from dshuffle.runtime import Partition
 
 
-def partition_of(n=10, shares=None, **more):
+def partition_of(n=10, shares=None, unequal=False, **more):
     arrays = {"x": np.arange(3 * n, dtype="f4").reshape(n, 3), "y": np.arange(n), **more}
     layout = RowLayout.of({name: (array.dtype, array.shape[1:]) for name, array in arrays.items()})
     rows = layout.empty(n)
     for name, array in arrays.items():
         layout.column(rows, name)[:] = array
     order = np.random.default_rng(0).permutation(n)
-    return Partition(layout, rows, order, order, rank=1, epoch=4, shares=shares)
+    return Partition(layout, rows, order, order, rank=1, epoch=4, shares=shares, unequal=unequal)
 
 
 def test_without_torch_the_error_names_the_extra(monkeypatch):
@@ -161,3 +161,10 @@ def test_other_processes_are_refused(torch, monkeypatch):
     monkeypatch.setattr(module, "get_worker_info", lambda: type("Info", (), {"num_workers": 2}))
     with pytest.raises(InvalidParameter, match="num_workers=2"):
         next(iter(batches))
+
+
+@pytest.mark.parametrize("mode", ["drop", "pad"])
+def test_modes_that_unequal_shares_refuse_are_refused_while_measured_ones_are_equal(torch, mode):
+    with pytest.raises(InvalidParameter, match=rf"mode='{mode}' .*must be 'uneven' with unequal.*shares change"):
+        partition_of(10, unequal=True).to_torch(4, mode=mode)
+    assert len(partition_of(10, unequal=True).to_torch(4, mode="uneven")) == 3

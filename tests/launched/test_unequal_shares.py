@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+
+import pytest
 
 from dshuffle.errors import InvalidParameter
 
@@ -30,3 +33,25 @@ def test_the_other_modes_are_refused(in_threads):
     for error in in_threads(2, sizes_and_samples, shares=[3, 1], mode="drop"):
         assert isinstance(error, InvalidParameter)
         assert "mode='drop' is not allowed; it must be 'uneven' with unequal shares" in str(error)
+
+
+@pytest.mark.parametrize("given_as", ["state", "checkpoint"])
+def test_a_state_with_measured_shares(in_threads, tmp_path, given_as):
+    """A session of a cluster has measured them. A job cannot, and goes on if other shares are given."""
+    states = in_threads(2, lambda loader: loader.state_dict() if loader.rank == 0 else None)
+    state = {**states[0], "choices": {**states[0]["choices"], "shares": "measured"}}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(state))
+
+    def resumed(loader):
+        if given_as == "state":
+            loader.load_state_dict(state)
+        return sizes_and_samples(loader)
+
+    options = {"checkpoint": path} if given_as == "checkpoint" else {}
+    errors = in_threads(2, resumed, batch_size=20, **options)
+    assert all("shares='measured' is not allowed" in str(error) for error in errors)
+    assert "Give 'even', or numbers, one for each rank" in str(errors[0])
+    epochs = in_threads(2, resumed, batch_size=20, shares="even", **options)
+    for (_, samples), (_, other_samples) in zip(*epochs, strict=True):
+        assert Counter(samples + other_samples) == Counter(range(SAMPLES))

@@ -65,6 +65,25 @@ def test_batches_are_in_proportion_to_unequal_shares(shares, data):
         Batching(smallest, smallest, largest, largest + 1, "uneven", unequal=True)
 
 
+@pytest.mark.parametrize("least", [1, 2])
+@given(shares=st.lists(st.integers(2, 400), min_size=2, max_size=5), data=st.data())
+def test_a_small_share_has_as_many_batches_as_the_others(least, shares, data):
+    """Measured shares change in the middle of training, so their batches become larger in place of an error."""
+    smallest, largest = min(shares), max(shares)
+    batch_size = data.draw(st.integers(1, -(-largest // smallest)))
+    for n_own in shares:
+        batching = Batching(n_own, smallest, largest, batch_size, "uneven", unequal=True, least=least)
+        assert len(batching) == min(smallest // least, -(-largest // batch_size))
+        batches = [batching.positions(batch) for batch in range(len(batching))]
+        np.testing.assert_array_equal(np.concatenate(batches), np.arange(n_own))
+        assert all(len(batch) >= least and abs(len(batch) - n_own / len(batches)) < 1 for batch in batches)
+
+
+def test_a_share_that_is_too_small_for_a_batch():
+    with pytest.raises(InvalidParameter, match=r"the smallest share has 1 samples, and a batch needs 2"):
+        Batching(1, 1, 20, 4, "uneven", unequal=True, least=2)
+
+
 @pytest.mark.parametrize(
     ("batch_size", "mode", "message"),
     [

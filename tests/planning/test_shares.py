@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import Choices
+from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.planning.share_sizes import as_weights, share_sizes
 from dshuffle.planning.shares import (
     LEAST_GAIN,
@@ -101,6 +101,9 @@ def test_shares_end_when_the_speeds_are_those_that_were_measured(speeds):
         ([(9, 1), (0.04, 0.01), (0.04, 0.01)], ()),  # saves 24 ms
         ([(9, 1), (4, 0), (4, 0)], ()),  # a rank had no task
         ([(9, 1), (9, 1), (1, 1), (1, 1), (1, 1)], ()),  # it is fast again
+        ([(9, 1), (4, 0), (4, 1)], ()),  # too few in which both have a time
+        ([(2, 2), (2, 0), (2, 2)], ()),  # the second rank has lost its worker, and is no faster
+        ([(9, 1), (4, 0), (4, 1), (0, 1), (4, 1)], (250, 1000)),
     ],
 )
 def test_when_shares_change(epochs, follows):
@@ -150,3 +153,35 @@ def test_given_shares_are_for_so_many_ranks():
         InvalidParameter, match=r"shares='2,1' is not allowed; it must be 3 numbers.*one number for each"
     ):
         GivenShares((2, 1)).first(3, ())
+
+
+def test_with_which_weights_measured_shares_begin():
+    """With those before, if they are for as many workers. Equal ones are none."""
+    assert [MeasuredShares().first(3, before) for before in [(500, 1000, 250), (250, 250, 250), (1000, 250)]] == [
+        (500, 1000, 250),
+        (),
+        (),
+    ]
+
+
+@given(
+    choices=st.sampled_from(
+        [
+            Choices("partial:0.5"),
+            Choices("partial:0.3"),
+            Choices("aligned:0.4", cache_fraction=0.6),
+            Choices("global", cache_fraction=0.5),
+            Choices("chunks:100", cache_fraction=0.45),
+        ]
+    ),
+    n_samples=st.integers(1000, 10**7),
+    speeds=st.lists(st.floats(0.1, 10), min_size=3, max_size=9),
+)
+def test_measured_shares_are_not_refused(choices, n_samples, speeds):
+    """They are within the bounds, although they are rounded to weights and these to samples or chunks."""
+    bounds = ShareBounds.of(choices.assignment, choices.cache_fraction, n_samples, len(speeds))
+    epochs = [(100 / np.array(speeds)).tolist()] * MEASURED_EPOCHS
+    weights = MeasuredShares().following((), epochs, bounds)
+    assume(weights)
+    spec = ShuffleSpec(n_samples, len(speeds), choices, first_weights=weights)
+    assert spec.weights == weights

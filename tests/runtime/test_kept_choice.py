@@ -116,3 +116,19 @@ def test_fewer_workers_go_on_with_the_ranks_that_they_have_kept():
     assert (
         EarlierWorkers(history, 7).placed(former, [*ranks, "d"]).places is None
     )  # as many as before: ranks stay the same
+
+
+@pytest.mark.parametrize(
+    ("places", "addresses", "weights"),
+    [
+        ({"a": 2, "b": 0, "c": 1}, "abc", (250, 500, 1000)),
+        ({"a": 0, "b": 1}, "ab", ()),  # rank 2 was lost, and another worker has trained on its samples
+        ({"a": 0, "b": 2}, "ab", ()),  # the worker of rank 1 has left
+        ({"a": 0, "b": 1, "c": 2}, "abd", ()),
+        ({"a": 0, "b": 1, "c": 2}, "abcd", ()),
+        (None, "abc", (500, 1000, 250)),
+    ],
+)
+def test_weights_are_those_of_the_same_workers(places, addresses, weights):
+    history = WorkerHistory(3, first_weights=(500, 1000, 250))
+    assert EarlierWorkers(history, 5, places).weights_of(list(addresses)) == weights

@@ -10,11 +10,12 @@ import pytest
 from distributed import Client, LocalCluster
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.errors import InvalidParameter
+from dshuffle.errors import CacheBudgetError, ClusterError, DatasetError, ExchangeError, InvalidParameter
 from dshuffle.planning import ShuffleSpec
 from dshuffle.planning.remainder import training_orders
 from dshuffle.planning.share_sizes import share_sizes
-from dshuffle.planning.shares import MEASURED_EPOCHS
+from dshuffle.planning.shares import MEASURED_EPOCHS, MeasuredShares
+from dshuffle.runtime.client.session_client import SessionClient
 
 from .conftest import OPTIONS, task_that_checks
 
@@ -63,6 +64,16 @@ def test_refusals(threads, small):
         Shuffler(threads, small, shares=[1, 1, 1, 2, 1], elastic=True)
     with pytest.raises(InvalidParameter, match=r"the smallest share has 77 samples, and 'partial:0.5' exchanges 100"):
         Shuffler(threads, small, shares=[4, 1, 2, 4, 2], assignment="partial:0.5")
+
+
+@pytest.mark.parametrize(
+    ("shares", "unequal"), [("even", False), ("measured", True), ([1, 1, 1, 1, 2], True), ([2, 2, 2, 2, 2], False)]
+)
+def test_partitions_know_from_the_first_epoch_that_shares_may_change(threads, small, shares, unequal):
+    with Shuffler(threads, small, shares=shares) as shuffler:
+        for epoch in shuffler.epochs(1):
+            seen = threads.gather(epoch.map(lambda partition: (partition.unequal, partition.as_stored().unequal)))
+    assert seen == [(unequal, unequal)] * N_WORKERS
 
 
 def slow_on_one_rank(partition):
@@ -133,6 +144,69 @@ def test_a_session_goes_on_in_the_middle_of_an_epoch_with_measured_shares(thread
             rest = [client.gather(epoch.map(lambda partition: partition.sample_ids)) for epoch in resumed.epochs(2)]
         assert np.array_equal(np.sort(np.concatenate([*done, *rest[0]])), np.arange(1000))
         assert [len(ids) for ids in rest[1]] == share_sizes(1000, (1, 2, 3, 4, 5)[:n_workers]).tolist()
+
+
+def test_fewer_workers_begin_with_equal_shares(small, tmp_path):
+    """They have kept partitions of some of the ranks before, whose shares are not theirs."""
+    kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
+
+    def cluster_of(n_workers):
+        return LocalCluster(n_workers=n_workers, processes=False, memory_limit=0, **OPTIONS)
+
+    with (
+        cluster_of(3) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small, shares=[1, 4, 4], cache_fraction=0.6, **kept) as shuffler,
+    ):
+        for epoch in shuffler.epochs(2):
+            client.gather(epoch.map(len))
+        state = shuffler.state_dict()
+    with (
+        cluster_of(2) as cluster,
+        Client(cluster) as client,
+        Shuffler.resume(client, small, state, shares="measured", **kept) as shuffler,
+    ):
+        for epoch in shuffler.epochs(1):
+            assert client.gather(epoch.map(len)) == [500, 500]
+    assert [record.weights for record in shuffler.records] == [()]
+    assert shuffler.records[0].store_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "n_attempts"),
+    [
+        (CacheBudgetError("two partitions do not fit"), 1),
+        (DatasetError("a row cannot be read"), 1),
+        (ClusterError("a worker is paused"), 5),
+        (ExchangeError("a message was lost"), 5),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("operation", ["open", "advance"])
+def test_shares_stay_if_the_session_with_other_ones_fails(
+    threads, small, check_orders, monkeypatch, operation, error, n_attempts
+):
+    """It is tried again only if the error is one of the moment: other weights are proposed for every epoch."""
+    sessions, failed = [], []
+
+    def slightly_others(policy, weights, epochs, bounds):
+        return (1000, 990 - len(epochs), 1000, 1000, 1000)
+
+    ask = SessionClient.ask
+
+    def failing(self, kind, name, **message):
+        sessions.append(self.session_id)
+        if name == operation and self.session_id != sessions[0]:
+            failed.append(self.session_id)
+            raise error
+        return ask(self, kind, name, **message)
+
+    monkeypatch.setattr(MeasuredShares, "following", slightly_others)
+    monkeypatch.setattr(SessionClient, "ask", failing)
+    with Shuffler(threads, small, shares="measured", seed=3) as shuffler:
+        check_orders(shuffler, 5)
+    assert len(set(failed)) == len(failed) == n_attempts
+    assert [record.weights for record in shuffler.records] == [()] * 5
 
 
 @pytest.mark.slow

@@ -14,7 +14,14 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.share_sizes import share_sizes
 from dshuffle.planning.shares import MEASURED_EPOCHS
 from dshuffle.synthetic import gaussian_blobs
-from dshuffle.training import Network, fit_linear_regression, fit_synchronous_sgd
+from dshuffle.training import (
+    Network,
+    SoftmaxRegression,
+    fit_linear_regression,
+    fit_parameter_server,
+    fit_synchronous_sgd,
+)
+from dshuffle.training.synchronous import checked_batching
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(305, n_features=5, n_classes=4).items()}
 WEIGHTS = (1000, 250, 1000)
@@ -42,6 +49,43 @@ def test_a_synchronous_step_is_one_of_one_process_on_the_union(fake_shuffler):
             union = np.concatenate([batches[step] for batches in ranks])
             parameters = parameters - 0.3 * network.gradient(parameters, BLOBS["x"][union], BLOBS["y"][union])[1]
     np.testing.assert_allclose(history.model.parameters, parameters, atol=1e-10)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_a_share_of_few_samples_has_larger_batches_beside_it(fake_shuffler, batch_norm):
+    """Its 6 samples are 6 batches, or 3 if batch norm needs two samples in a batch. Otherwise there would be 25."""
+    network = Network((5, 8, 4), batch_norm=batch_norm)
+    shuffler = fake_shuffler(BLOBS, n_workers=3, weights=(1000, 40, 1000))
+    [epoch] = shuffler.epochs(1)
+    assert [len(partition) for partition in epoch.partitions] == [150, 6, 149]
+    history = fit_synchronous_sgd(shuffler, network, epochs=1, batch_size=6, step=0.3, seed=7)
+    n_batches = 3 if batch_norm else 6
+    ranks = [batches_of(partition.sample_ids, n_batches) for partition in epoch.partitions]
+    if not batch_norm:
+        parameters = network.first_parameters(7)
+        for step in range(n_batches):
+            union = np.concatenate([batches[step] for batches in ranks])
+            parameters = parameters - 0.3 * network.gradient(parameters, BLOBS["x"][union], BLOBS["y"][union])[1]
+        np.testing.assert_allclose(history.model.parameters, parameters, atol=1e-10)
+    for partition, batches in zip(epoch.partitions, ranks, strict=True):
+        batching = checked_batching(network, len(partition), partition.shares, 6, unequal=True)
+        assert [len(batching.positions(batch)) for batch in range(len(batching))] == list(map(len, batches))
+
+
+def test_batch_norm_needs_two_samples_with_measured_shares_too():
+    with pytest.raises(InvalidParameter, match=r"batch_size=1 is not allowed.*at least 2 samples for batch norm"):
+        checked_batching(Network((5, 8, 4)), 100, (100, 100), 1, unequal=True)
+
+
+def test_a_share_of_few_samples_is_one_batch_of_a_parameter_server(cluster_of):
+    dataset = dshuffle.create_dataset("memory://test-parameter-server-shares", BLOBS, overwrite=True)
+    with (
+        cluster_of(3, processes=False) as client,
+        dshuffle.Shuffler(client, dataset, shares=[4, 1, 4]) as shuffler,
+    ):
+        history = fit_parameter_server(shuffler, SoftmaxRegression(4), epochs=2, batch_size=180, step=0.1)
+    # Each rank takes 60 samples at a time, of 136, 34 and 135 in an epoch.
+    assert history.staleness.pushes_by_rank == (6, 2, 6)
 
 
 def test_averages_between_epochs_are_weighted_by_samples(fake_shuffler):

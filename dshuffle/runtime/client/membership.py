@@ -49,6 +49,7 @@ class Membership:
         self._shares = ShareChanges()
         self._min_workers = session.request.options.min_workers
         self._following: OpenSession | None = None
+        self._only_shares = False  # whether the following session has the workers of the current one
         self._exchanging = False  # whether the current session exchanges for the next epoch
         self._refused: messages.MemberChanges | None = None  # workers with which no session could be opened
 
@@ -112,11 +113,15 @@ class Membership:
         try:
             self._following = self.current.successor(epoch, weights)
         except DShuffleError as error:
-            if not error.transient:  # another attempt would fail as well
-                self._shares.refuse(weights)
-            logger.warning("dshuffle: epoch %d keeps its shares: %s", epoch, what_happened(error))
+            self._keep_shares(epoch, error)
         else:
+            self._only_shares = True
             logger.info("dshuffle: the shares of epoch %d are in proportion to %s", epoch, weights or "1 for each rank")
+
+    def _keep_shares(self, epoch: int, error: DShuffleError) -> None:
+        if not error.transient:  # another attempt would fail as well
+            self._shares.fix(self.current)
+        logger.warning("dshuffle: epoch %d keeps its shares: %s", epoch, what_happened(error))
 
     def _open_with_other_workers(self, epoch: int) -> None:
         members = self.current.calls.ask(messages.MemberChanges, "membership")
@@ -144,20 +149,25 @@ class Membership:
             try:
                 following = self._following = self._following or self._open_successor(epoch)
                 exchange = following.calls.ask(EpochExchange, "advance", epoch=epoch)
-            except (WorkerLost, ExchangeError) as error:
+            except DShuffleError as error:
+                only_shares, self._only_shares = self._only_shares, False
+                if not only_shares and not isinstance(error, (WorkerLost, ExchangeError)):
+                    raise
                 if self._following is not None:
                     self._following.close()
                     self._following = None
-                if not self.workers_may_change:  # only shares were to change, and this session can go on
-                    logger.warning("dshuffle: epoch %d keeps its shares: %s", epoch, what_happened(error))
-                    exchange = self.current.calls.ask(EpochExchange, "advance", epoch=epoch)
-                    return dataclasses.replace(exchange, training_before=training)
+                if only_shares:  # the current session goes on, unless its workers have changed meanwhile
+                    self._keep_shares(epoch, error)
+                    with contextlib.suppress(MembershipChanged):
+                        exchange = self.current.calls.ask(EpochExchange, "advance", epoch=epoch)
+                        return dataclasses.replace(exchange, training_before=training)
+                    continue
                 if attempt == ATTEMPTS - 1 or not error.transient:
                     raise
                 logger.warning("dshuffle: another session is opened for epoch %d (%s)", epoch, what_happened(error))
             else:
                 break
-        former, self.current, self._following = self.current, following, None
+        former, self.current, self._following, self._only_shares = self.current, following, None, False
         former.close()
         return dataclasses.replace(exchange, training_before=training)
 

@@ -17,7 +17,7 @@ class ShareChanges:
     """Proposes other shares for the ranks of a session, as its policy says."""
 
     def __init__(self) -> None:
-        self._refused: Weights | None = None  # with which no session could be opened
+        self._fixed: str | None = None  # id of the session whose shares cannot change
 
     def proposed(self, session: OpenSession, records: Sequence[EpochRecord]) -> Weights | None:
         """Other weights for the ranks of a session; None if they stay.
@@ -29,14 +29,19 @@ class ShareChanges:
         records
             All epochs that were recorded, in order.
         """
+        if session.request.session_id == self._fixed:
+            return None
         choices, start = session.request.choices, session.request.start.epoch
         epochs = [record.rank_training_seconds for record in records if record.first_epoch == start]
         n_samples, n_workers = session.request.dataset.n_samples, session.n_workers
         bounds = ShareBounds.of(choices.assignment, choices.cache_fraction, n_samples, n_workers)
         now = session.history.weights
         weights = choices.shares.following(now, epochs, bounds)
-        return None if weights in (now, self._refused) else weights
+        return None if weights == now else weights
 
-    def refuse(self, weights: Weights) -> None:
-        """Do not propose these weights again."""
-        self._refused = weights
+    def fix(self, session: OpenSession) -> None:
+        """Let the shares of a session stay.
+
+        Measured weights differ a little in every epoch, so others would fail like those that have failed.
+        """
+        self._fixed = session.request.session_id

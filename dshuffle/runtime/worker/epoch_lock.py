@@ -32,6 +32,7 @@ class View:
     shares: tuple[int, int]
     broadcast: NDArray[np.int64]
     weights: Weights = ()
+    unequal: bool = False
 
 
 class EpochLock:
@@ -105,6 +106,7 @@ class EpochLock:
                 shares=view.shares,
                 broadcast=view.broadcast,
                 weights=view.weights,
+                unequal=view.unequal,
                 note=functools.partial(self._note_trained, view),
                 note_waiting=self._note_waiting,
                 file=self._file,

@@ -229,7 +229,8 @@ def work(
         Names of the arrays.
     """
     partition.mark_trained(0)
-    sharing.check_partition(partition.shares[0])
+    # A small share among unequal ones is a batch of its own.
+    sharing.check_partition(partition.shares[1 if partition.unequal else 0])
     batches = MiniBatches(partition.sample_ids, sharing, rank=partition.rank, epoch=partition.epoch, done=done)
     following = batches.following
     replies: list[Reply] = answers(servers, [server.pull(partition.rank, following) for server in servers])
