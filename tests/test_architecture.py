@@ -31,6 +31,7 @@ ROWS = [
     {"compare"},
     {"pipeline"},
     {"cli"},
+    {"__main__"},
 ]
 ROW = {name: row for row, names in enumerate(ROWS) for name in names}
 MODULES = {

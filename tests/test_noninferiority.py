@@ -106,7 +106,22 @@ def test_a_relative_margin_is_a_fraction_of_the_reference():
 def test_a_margin_is_not_below_rounding():
     tiny = [3e-9, 2e-9, 3e-9, 2e-9, 3e-9]
     assert runs_of(tiny, reference=1e-8, margin="1%").outcome is PairedOutcome.WORSE
-    assert runs_of(tiny, reference=1e-8, margin="1%", rounding=1e-6).outcome is PairedOutcome.NOT_WORSE
+    assert runs_of(tiny, reference=2e-6, margin="1%", rounding=1e-6).outcome is PairedOutcome.NOT_WORSE
+
+
+def test_errors_of_rounding_show_nothing():
+    runs = runs_of([3e-9, 2e-9, 3e-9, 2e-9, 3e-9], reference=2.2e-8, margin="1%", rounding=1e-6)
+    assert runs.outcome is PairedOutcome.CANNOT_TELL
+    assert str(runs).startswith("cannot tell: loss is 2.5e-08 at most in all runs, which is rounding, so the test says")
+    assert json.loads(json.dumps(runs.to_dict()))["outcome"] == "cannot tell"
+    assert runs_of([0.0] * 5, reference=0.0, margin="1%", rounding=1e-6).outcome is PairedOutcome.CANNOT_TELL
+
+
+def test_a_difference_is_no_fraction_of_rounding():
+    runs = runs_of([0.001, 0.002, 0.001, 0.002, 0.001], reference=1e-8, margin="1%", rounding=1e-6)
+    assert str(runs) == "worse by 0.0014 [0.00034, 0.00246] (95 %, 5 pairs; lower is better)"
+    diverged = dataclasses.replace(runs, way=(math.nan,) * 5)
+    assert diverged.outcome is PairedOutcome.WORSE
 
 
 def test_a_metric_that_never_changes_tests_nothing():
@@ -176,7 +191,8 @@ def test_a_relative_margin_needs_a_reference_away_from_0():
     assert not clear.has_no_scale
     absolute = dataclasses.replace(scattered, test=PairedTest("loss", margin=0.2))
     assert absolute.outcome is PairedOutcome.NOT_WORSE
-    assert runs_of([0.0] * 5, reference=0.0, margin="1%", rounding=1e-6).outcome is PairedOutcome.NOT_WORSE
+    rounded = dataclasses.replace(scattered, test=PairedTest("loss", margin="1%", rounding=0.01))
+    assert "margin in the unit of the metric" not in str(rounded), "the margin is the rounding"
 
 
 def test_equal_differences_decide_at_the_last_look():

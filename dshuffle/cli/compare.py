@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import click
 from rich.console import Console
 
+from dshuffle.cli.options import RARE_KEYS_NOISE, RARE_KEYS_ROWS, RARE_KEYS_SAMPLES
 from dshuffle.cli.output import COLUMNS, warnings_as_lines
 from dshuffle.cli.paired_test import paired_test_of, regression_pairs, runs_in_pairs, training_of, with_pairs
 from dshuffle.compare import AS_THEY_ARE, Way, connect, default_ways, modest_step, product_of_ways
@@ -38,12 +39,7 @@ from dshuffle.synthetic import rare_keys_regression
 from dshuffle.training.inputs import check_step
 from dshuffle.training.linear_regression import fit_linear_regression
 
-DEFAULT_SAMPLES = 7_000
-DEFAULT_KEYS = 1_400
-"""Five rows of each key, stored side by side: data for which reshuffling pays."""
 DEFAULT_CHUNK_ROWS = 70
-DEFAULT_NOISE = 0.03
-"""Without noise, the error of a linear regression vanishes with all ways."""
 DEFAULT_STEP = 1.0
 """Step for the generated samples: a single row teaches most of what there is to learn about its key."""
 CODED_FRACTION = 0.5
@@ -115,16 +111,14 @@ def compare(
             relays=relays or ("pipelined",),
             epochs=_exchange_epochs(every, between, epochs),
         )
+    elif every or between:
+        option = "every" if every else "between"
+        raise click.UsageError(
+            f"--{option} needs --assignment or --delivery: in the default ways, every epoch has an exchange."
+        )
     elif alone := [
         name
-        for name, value in (
-            ("sharding", sharding),
-            ("balance", balance),
-            ("caching", caching),
-            ("relay", relays),
-            ("every", every),
-            ("between", between),
-        )
+        for name, value in (("sharding", sharding), ("balance", balance), ("caching", caching), ("relay", relays))
         if value
     ]:
         raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")
@@ -272,11 +266,12 @@ def _datasets(
         yield open_dataset(url), None if shuffled is None else open_dataset(shuffled), None
         return
     with TemporaryDirectory(prefix="dshuffle-") as folder:
-        arrays = rare_keys_regression(DEFAULT_SAMPLES, DEFAULT_KEYS, seed=seed, noise=DEFAULT_NOISE)
+        n_keys = RARE_KEYS_SAMPLES // RARE_KEYS_ROWS
+        arrays = rare_keys_regression(RARE_KEYS_SAMPLES, n_keys, seed=seed, noise=RARE_KEYS_NOISE)
         data = create_dataset(f"{folder}/rare-keys.zarr", arrays, chunk_rows=DEFAULT_CHUNK_ROWS)
         if not copied:
             yield data, None, None
             return
-        begun = time.perf_counter()
+        start = time.perf_counter()
         copy = shuffle_dataset(data, f"{folder}/shuffled.zarr", seed=seed, chunk_rows=DEFAULT_CHUNK_ROWS)
-        yield data, copy, time.perf_counter() - begun
+        yield data, copy, time.perf_counter() - start

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dshuffle.cli.option_names import first_option
-from dshuffle.cli.options import SYNTHETIC
+from dshuffle.cli.options import RARE_KEYS_NOISE, RARE_KEYS_ROWS, RARE_KEYS_SAMPLES, SYNTHETIC
 from dshuffle.redaction import hide_secrets
 from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.store import (
@@ -40,6 +40,9 @@ SOURCES = {
     "synthetic": "--synthetic",
 }
 """Options that name a source."""
+
+DEFAULT_SAMPLES = 100_000
+DEFAULT_FEATURES = 100
 
 #: Options that only some sources accept.
 OPTIONS_OF = {
@@ -95,22 +98,25 @@ def _chosen_source(ctx: click.Context, options: Mapping[str, Any]) -> str:
 
 def _synthetic(
     synthetic: str,
-    samples: int,
-    features: int,
+    samples: int | None,
+    features: int | None,
     classes: int,
     rows: int,
     columns: int,
     entries_per_row: int,
     rank: int,
-    noise: float,
+    noise: float | None,
     seed: int,
     **_: Any,
 ) -> dict[str, Any]:
+    if synthetic == "rare-keys":
+        samples = samples or RARE_KEYS_SAMPLES
+        n_keys = features or max(1, samples // RARE_KEYS_ROWS)
+        return rare_keys_regression(samples, n_keys, seed=seed, noise=RARE_KEYS_NOISE if noise is None else noise)
+    samples, features, noise = samples or DEFAULT_SAMPLES, features or DEFAULT_FEATURES, noise or 0.0
     if synthetic == "regression":
         n_keys = max(1, features * 3 // 5)
         return keyed_regression(samples, n_keys=n_keys, n_dense=features - n_keys, seed=seed, noise=noise)
-    if synthetic == "rare-keys":
-        return rare_keys_regression(samples, n_keys=features, seed=seed, noise=noise)
     if synthetic == "classification":
         return gaussian_blobs(samples, features, classes, seed)
     return low_rank_entries(rows, columns, entries_per_row, rank, noise, seed)

@@ -23,10 +23,13 @@ OPTIONS = {
     "names": "array",
     "per_row": "entries-per-row",
     "per_user": "ratings-per-user",
+    "prices.egress": "egress-price",
+    "prices.requests": "request-price",
+    "prices.worker_egress": "worker-egress-price",
 }
 """Parameters whose option has another name. All others have their own name, with hyphens."""
 
-_SUBJECT = re.compile(r"(?P<name>[a-z_]+)(?==| is not allowed)")
+_SUBJECT = re.compile(r"(?P<name>[a-z_.]+)(?==| is not allowed)")
 
 
 class NotingGroup(click.Group):

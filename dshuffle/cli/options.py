@@ -24,6 +24,12 @@ BETWEEN = ("redraw", "reverse")
 SHARDINGS = ("contiguous", "random", "round-robin", "stratified", "distribution-aware")
 SYNTHETIC = ("regression", "rare-keys", "classification", "matrix")
 
+RARE_KEYS_SAMPLES = 7_000
+RARE_KEYS_ROWS = 5
+"""Rows of each rare key, which are stored side by side. With many rows of each key, one shuffle is enough."""
+RARE_KEYS_NOISE = 0.03
+"""Without noise, the error of a linear regression vanishes with all ways."""
+
 PREDICTED = ("local", "partial:0.1", "global", "aligned", "chunks")
 """Assignments whose cost is predicted by default."""
 

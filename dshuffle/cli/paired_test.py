@@ -96,9 +96,14 @@ def runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, epochs: in
     InvalidParameter
         With ``explicit``, if there is one worker.
     """
-    comparable = _has_both_kinds(data, ways, n_workers)
+    kinds = _kinds(data, ways, n_workers)
+    comparable = kinds == {True, False}
     nbytes = data.n_samples * data.row_nbytes
     if not explicit:
+        if n_workers > 1 and kinds == {False}:
+            click.echo(
+                f"No pairs of runs: no way reshuffles everything before every epoch. {_reference(ways)}", err=True
+            )
         if not comparable or n_workers < 2:
             return False
         if nbytes > MOST_NBYTES:
@@ -107,7 +112,9 @@ def runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, epochs: in
         return nbytes <= MOST_NBYTES
     check_pairs(n_workers, epochs)
     if not comparable:
-        raise click.UsageError("--pairs needs a way that reshuffles everything, such as global, and another one.")
+        raise click.UsageError(
+            "--pairs needs a way that reshuffles everything before every epoch, such as global, and another one."
+        )
     if nbytes > (most := int(MEMORY_FRACTION * psutil.virtual_memory().available)):
         raise click.UsageError(
             f"--pairs reads the dataset into the memory of this process: {human_bytes(nbytes)} are more than half of "
@@ -116,12 +123,18 @@ def runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, epochs: in
     return True
 
 
-def _has_both_kinds(data: Dataset, ways: Sequence[Way], n_workers: int) -> bool:
-    """Whether a part of the dataset can be shuffled by a way that reshuffles everything, and by one that does not."""
+def _kinds(data: Dataset, ways: Sequence[Way], n_workers: int) -> set[bool]:
+    """Whether each way that can shuffle a part of the dataset reshuffles everything before every epoch."""
     if data.n_samples * HELD_OUT < 1:
-        return False
+        return set()
     part, _ = data.split(1 - HELD_OUT)
-    return {way.choices.reshuffles_all for way in ways_of_a_part(part, ways, n_workers)} == {True, False}
+    return {way.choices.reshuffles_all for way in ways_of_a_part(part, ways, n_workers)}
+
+
+def _reference(ways: Sequence[Way]) -> str:
+    """Which option adds a way to compare with."""
+    redraws = any(way.choices.assignment.redraws_all for way in ways)
+    return f"Add {'--every 1' if redraws else '--assignment global'}."
 
 
 def regression_pairs(

@@ -20,7 +20,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.pipeline import Pipeline, PipelineResult, RunningScheduler
 from dshuffle.planning.shares import parse_shares
 from dshuffle.report.slow_rank import slow_rank_of
-from dshuffle.report.summary import learned
+from dshuffle.report.summary import training_fields
 from dshuffle.units import human_bytes, human_error, human_seconds
 
 NAME = "pipeline"
@@ -185,7 +185,7 @@ def _json_lines(result: PipelineResult) -> list[str]:
     for way in result.ways:
         points = {} if way.history is None else {point.epoch: point for point in way.history.points}
         lines += [
-            json.dumps({"way": way.label, **record.to_dict(), **learned(points.get(record.epoch))})
+            json.dumps({"way": way.label, **record.to_dict(), **training_fields(points.get(record.epoch))})
             for record in way.records
         ]
     return lines

@@ -113,7 +113,7 @@ def product_of_ways(
 ) -> tuple[Way, ...]:
     """Every assignment with every delivery, and with every relay where there are packets to relay.
 
-    ``local`` moves nothing, so it occurs once.
+    ``local`` moves nothing, so it occurs once. Alone, it is refused with epochs without an exchange.
 
     Parameters
     ----------
@@ -123,6 +123,11 @@ def product_of_ways(
         The caching policy of all ways; by default the one that suits each assignment.
     epochs
         Which epochs have an exchange; every assignment that moves samples occurs with each.
+
+    Raises
+    ------
+    InvalidParameter
+        If a choice is not allowed, or no assignment moves samples and not every epoch shall have an exchange.
 
     Examples
     --------
@@ -137,9 +142,10 @@ def product_of_ways(
     ['global + peer, balance: label']
     """
     ways: dict[str, Way] = {}
-    for name, delivery, chosen_epochs in itertools.product(assignments, deliveries, epochs):
-        assignment = parse_assignment(name)
-        every = dataclasses.asdict(chosen_epochs if assignment.moves else EVERY_EPOCH)
+    rules = [parse_assignment(name) for name in assignments]
+    some_move = any(rule.moves for rule in rules)
+    for assignment, delivery, chosen_epochs in itertools.product(rules, deliveries, epochs):
+        every = dataclasses.asdict(EVERY_EPOCH if some_move and not assignment.moves else chosen_epochs)
         chosen = dataclasses.replace(base, assignment=assignment, delivery=delivery, caching=caching, **every)
         for relay in relays if chosen.has_relays else (chosen.relay,):
             label = f"{assignment} + {delivery}" if assignment.moves else str(assignment)

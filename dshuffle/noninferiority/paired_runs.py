@@ -101,13 +101,18 @@ class PairedRuns:
 
     @property
     def unit(self) -> float:
-        """What a difference is a fraction of: the mean of the reference for a relative margin, if it is not 0; or 1."""
-        return (self._mean_of_reference or 1.0) if self._margin.relative else 1.0
+        """What a difference is a fraction of: the mean of the reference for a relative margin, or 1."""
+        return self._mean_of_reference if self._is_relative else 1.0
 
     @property
     def limit(self) -> float:
         """The margin in the unit of the metric."""
         return max(self._margin.size * (self._mean_of_reference if self._margin.relative else 1.0), self.test.rounding)
+
+    @property
+    def _is_relative(self) -> bool:
+        """Whether differences are fractions of the mean of the reference. Those of rounding would mean nothing."""
+        return self._margin.relative and self._mean_of_reference > self.test.rounding
 
     @property
     def _margin(self) -> Margin:
@@ -154,6 +159,16 @@ class PairedRuns:
         return len({*self.reference, *self.way, self.null, self.repeated}) == 1
 
     @property
+    def is_rounding(self) -> bool:
+        """Whether no metric of a run that did not diverge is larger than its rounding."""
+        return 0 < self.test.rounding >= self._largest
+
+    @property
+    def _largest(self) -> float:
+        """Largest absolute metric of all runs that did not diverge."""
+        return float(np.abs(_finite([*self.reference, *self.way, self.null, self.repeated])).max(initial=0.0))
+
+    @property
     def step(self) -> float | None:
         """Smallest difference between two values of the metric in all runs; None if there is none.
 
@@ -163,7 +178,7 @@ class PairedRuns:
             return 0.0
         values = np.unique(_finite([*self.reference, *self.way, self.null, self.repeated]))
         gaps = np.diff(values)
-        gaps = gaps[gaps > SAME * np.abs(values).max(initial=0.0)]
+        gaps = gaps[gaps > SAME * self._largest]
         return float(gaps.min()) if len(gaps) else None
 
     @property
@@ -205,7 +220,7 @@ class PairedRuns:
             return None
         if self.n_diverged:
             return PairedOutcome.WORSE
-        if self.is_constant and self.test.rounding == 0:
+        if self.is_rounding or (self.is_constant and self.test.rounding == 0):
             return PairedOutcome.CANNOT_TELL
         is_last = self.n_pairs == self.test.pairs
         has_steps = self.step is not None  # equal values do not show how small a difference the metric can have
@@ -249,6 +264,11 @@ class PairedRuns:
                 f"{metric} is 0 with reshuffling, or scatters around it, and the margin is {self._margin} of it: "
                 "give a margin in the unit of the metric"
             )
+        if self.is_rounding:
+            return (
+                f"{metric} is {self._largest:.2g} at most in all runs, which is rounding, so the test says nothing: "
+                "train for fewer epochs, or with a smaller step"
+            )
         if self.is_too_noisy:
             noise = self.not_deterministic_by
             equal_runs = f", and two equal runs by {self.shown(noise)}" if noise else ""
@@ -263,12 +283,12 @@ class PairedRuns:
 
     def scaled(self, difference: float) -> float:
         """A difference like the margin: in percent of the reference, or in the unit of the metric."""
-        return 100 * difference / self.unit if self._margin.relative else difference
+        return 100 * difference / self.unit if self._is_relative else difference
 
     @property
     def percent(self) -> str:
         """What follows a number of :meth:`scaled`: a percent sign, or nothing."""
-        return " %" if self._margin.relative else ""
+        return " %" if self._is_relative else ""
 
     def shown(self, difference: float, *, sign: bool = False) -> str:
         """Format a difference like the margin."""

@@ -79,7 +79,9 @@ class Training:
             ) from None
 
     def __repr__(self) -> str:
-        options = "".join(f", {name}={value!r:.60}" for name, value in self.options.items())
+        options = "".join(
+            f", {name}={_function_name(value) or repr(value):.60}" for name, value in self.options.items()
+        )
         return f"Training({self.name}, epochs={self.epochs}{options})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -133,7 +135,7 @@ class Training:
         def fact(value: Any) -> Any:
             if isinstance(value, Dataset):
                 return f"{value.n_samples} samples of {hide_secrets(value.url)}"
-            return value if isinstance(value, bool | int | float | str) else short_repr(value)
+            return value if isinstance(value, bool | int | float | str) else _function_name(value) or short_repr(value)
 
         shown = {name: fact(value) for name, value in self.options.items()}
         return {"training": f"{getattr(self.fit, '__module__', '')}:{self.name}", "epochs": self.epochs, **shown}
@@ -188,6 +190,11 @@ def _training(fit: Callable[..., Any], epochs: int, options: dict[str, Any]) -> 
     return Training(fit, epochs, **options)
 
 
+def _function_name(value: object) -> str:
+    """Name of a function, which its text buries under addresses; empty for anything else."""
+    return value.__name__ if inspect.isroutine(value) else ""
+
+
 def named(name: str) -> Any:
     """Import an object by ``module:name``.
 
@@ -240,7 +247,7 @@ def each_epoch(
     Examples
     --------
     >>> Training(each_epoch, epochs=2, fn=len)
-    Training(each_epoch, epochs=2, fn=<built-in function len>)
+    Training(each_epoch, epochs=2, fn=len)
     """
     started, results = time.perf_counter(), []
     for epoch in shuffler.epochs(max(0, epochs - shuffler.next_epoch)):

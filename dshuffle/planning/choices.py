@@ -225,5 +225,6 @@ def check_unequal(choices: Choices) -> None:
         raise InvalidParameter.of("shares", shares, f"'even' with balance={choices.balance.name!r}", hint)
     if choices.sharding not in WEIGHABLE:
         names = " or ".join(map(repr, WEIGHABLE))
-        hint = f"Its shares are equal. Use sharding={names}."
+        together = "If the training needs samples together, as fit_matrix_completion does, use the assignment 'chunks'."
+        hint = f"Its shares are equal. Use sharding={names}. {together}"
         raise InvalidParameter.of("shares", shares, f"'even' with sharding={str(choices.sharding)!r}", hint)

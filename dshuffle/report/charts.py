@@ -14,6 +14,7 @@ from dshuffle.records import PHASES
 from dshuffle.report.colours import DARK, LIGHT, PHASE_COLOURS, WAITING, way_colour
 from dshuffle.report.summary import Comparison, Figures, TrainingPoint, WayResult, figures, has_errors
 from dshuffle.report.swatches import dash_of, marker_of
+from dshuffle.report.tables import mean_note
 from dshuffle.report.verdict import recommended_labels
 from dshuffle.units import human_bytes, human_error, human_seconds
 
@@ -27,7 +28,7 @@ Key = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure with its title, caption and key of (colour, meaning) pairs.
+    """A figure with its title, caption and key of (colour, meaning) pairs. A mark that is a letter has no colour.
 
     With ``lines``, each meaning is the name of a line that the reader can hide.
     """
@@ -78,14 +79,18 @@ def _epoch_time(ways: Sequence[WayResult], measured: Mapping[str, Figures], reco
     )
     chart.add_layout(labels)
     chart.x_range.end = max(map(_end_of_text, seconds, texts), default=0.0) or 1.0
-    making = "copy: time of making the shuffled copy, once before training. " if copies else ""
+    is_local = any(not way.choices.assignment.moves for way in ways)
+    notes = [
+        mean_note(ways),
+        "copy: time of making the shuffled copy, once before training." if copies else "",
+        "The difference from the bars of local ways is the cost of the exchange." if is_local else "",
+    ]
     return Chart(
         "Time per epoch",
         "Median wall time of an epoch, the fastest first. training: tasks of the busiest worker. waiting for data: "
         "time until the next samples arrived. other: round trips, task starts, work of the client between epochs, and "
-        f"processor time of the exchange. {making}The difference from the bars of local ways is the cost of the "
-        "exchange.",
-        (*amounts, *((("transparent", f"{RECOMMENDED.strip()} recommended"),) if recommended else ())),
+        + " ".join(filter(None, ["processor time of the exchange.", *notes])),
+        (*amounts, *((("", f"{RECOMMENDED.strip()} recommended"),) if recommended else ())),
         chart,
     )
 
@@ -172,7 +177,9 @@ def _errors(ways: tuple[WayResult, ...], meaning: str) -> list[Chart]:
     by_epoch.xaxis.ticker.mantissas = [1, 2, 5]
     by_epoch.xaxis.ticker.min_interval = 1
     by_time = _lines(ways, lambda way, point: (way.copy_seconds or 0.0) + point.seconds, "seconds since the start")
-    caption = " ".join([f"{meaning[0].upper()}{meaning[1:]}, on a logarithmic scale.", *map(_said_equal, _equal(ways))])
+    caption = " ".join(
+        [f"{meaning[0].upper()}{meaning[1:]}, on a logarithmic scale.", *map(_equality_sentence, _equal(ways))]
+    )
     return [
         Chart("Error after each epoch", caption, key, by_epoch, lines=True),
         Chart(
@@ -194,7 +201,7 @@ def _equal(ways: Sequence[WayResult]) -> list[list[str]]:
     return [group for errors, group in labels.items() if errors and len(group) > 1]
 
 
-def _said_equal(labels: Sequence[str]) -> str:
+def _equality_sentence(labels: Sequence[str]) -> str:
     return f"These have equal errors, and one line: {', '.join(f'“{label}”' for label in labels)}."
 
 

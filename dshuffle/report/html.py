@@ -25,6 +25,7 @@ from dshuffle.report.tables import (
     TRAFFIC_HEADINGS,
     epochs_of,
     error_cells,
+    mean_note,
     metric_cells,
     metrics_of,
     pair_caption,
@@ -69,8 +70,9 @@ def render_html(comparison: Comparison) -> str:
 {time}
 <section>
 {table(short, lambda way: short_cells(way, short))}
-<p class="caption">Medians of the epochs after the first one. exchange: time until every worker has its samples, while
-training runs. predicted: the same by the cost model. waited: time that training waited for it.</p>
+<p class="caption">Medians of the epochs after the first one. epoch: wall time. {mean_note(comparison.ways)} exchange:
+time until every worker has its samples, while training runs. predicted: the same by the cost model. waited: time that
+training waited for it.</p>
 </section>
 {_elsewhere(comparison)}
 {f'<section class="charts">{"".join(errors)}</section>' if errors else ""}
@@ -139,8 +141,9 @@ def _elsewhere(comparison: Comparison) -> str:
 <h2>An exchange on other links</h2>
 {_table(("way", *names), rows)}
 <p class="caption">Predicted by the cost model for links of these rates, with the data, workers, processors and store of
-this run, and multiplied by what was measured in this run over what the model predicted for it. An epoch takes as long
-as the exchange or the training, whichever is longer. dshuffle advise predicts other data, workers and stores.</p>
+this run. Predictions are scaled by the ratio of measured to predicted time in this run. An epoch with an exchange takes
+as long as the exchange or the training, whichever is longer. dshuffle advise predicts other data, workers and
+stores.</p>
 </section>"""
 
 
@@ -191,13 +194,13 @@ def _figure(chart: Chart, division: str) -> str:
     return f"""<figure>
 <h2>{escape(chart.title)}</h2>
 <p class="key">{_switches(chart.key) if chart.lines else _key(chart.key)}</p>
-<div class="scroll"><div class="plot">{division}</div></div>
+<div class="scroll" tabindex="0"><div class="plot">{division}</div></div>
 <figcaption class="caption">{escape(chart.caption)}</figcaption>
 </figure>"""
 
 
 def _key(key: Key) -> str:
-    return " ".join(f"<span>{swatch(colour)}{escape(meaning)}</span>" for colour, meaning in key)
+    return " ".join(f"<span>{swatch(colour) if colour else ''}{escape(meaning)}</span>" for colour, meaning in key)
 
 
 def _switches(key: Key) -> str:

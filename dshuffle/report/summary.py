@@ -289,11 +289,11 @@ def write_records(comparison: Comparison, path: Path) -> None:
         for way in comparison.ways:
             points = {point.epoch: point for point in way.history}
             for record in way.records:
-                fields = {"way": way.label, **record.to_dict(), **learned(points.get(record.epoch))}
+                fields = {"way": way.label, **record.to_dict(), **training_fields(points.get(record.epoch))}
                 lines.write(json.dumps(fields) + "\n")
 
 
-def learned(point: TrainingPoint | None) -> dict[str, Any]:
+def training_fields(point: TrainingPoint | None) -> dict[str, Any]:
     """What training reported after an epoch, for a JSON line: its ``error``, and its metrics as ``validation``."""
     if point is None:
         return {}

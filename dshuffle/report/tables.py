@@ -52,6 +52,15 @@ MOST_ERROR_COLUMNS = 7
 """Number of epochs that fit beside the label."""
 
 
+def mean_note(ways: Iterable[WayResult]) -> str:
+    """What the time of an epoch means, if only every K-th epoch of a way has an exchange; empty otherwise."""
+    if all(way.choices.every == 1 for way in ways):
+        return ""
+    return (
+        "The time of a way that exchanges for every K-th epoch only is a mean of epochs with and without an exchange."
+    )
+
+
 def quality_headings(comparison: Comparison) -> tuple[str, ...]:
     """The headings of :data:`QUALITY_HEADINGS`. The neighbour distance is left out if it is 1.00 for all ways.
 

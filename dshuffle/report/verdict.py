@@ -32,13 +32,14 @@ def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
     ranking = _Ranking.of(measured)
     first, *others = _pairs(comparison.ways) or [""]
     if ranking is None:
-        answer = "No way that reshuffles everything ran for two epochs or more, so none can be called the fastest."
-        errors, slow_ranks = _errors(measured, comparison.error_meaning), slow_ranks_of(comparison.ways)
-        return tuple(filter(None, (first, answer, " ".join(others), errors, _stored(comparison), slow_ranks)))
-    answer = f"To reshuffle everything every epoch, {ranking.use}."
-    times, errors = _times(measured, ranking), _errors(measured, comparison.error_meaning)
-    doubts = _stored(comparison), _doubt(ranking), slow_ranks_of(comparison.ways)
-    return tuple(filter(None, (first, answer, " ".join(others), times, errors, *doubts)))
+        answer = _no_ranking(measured)
+        times = _sparse_times(measured)
+        doubts: tuple[str, ...] = (_stored_order_sentence(comparison), slow_ranks_of(comparison.ways))
+    else:
+        answer = f"To reshuffle everything every epoch, {ranking.use}."
+        times = _times(measured, ranking)
+        doubts = (_stored_order_sentence(comparison), _doubt(ranking), slow_ranks_of(comparison.ways))
+    return tuple(filter(None, (first, answer, " ".join(others), times, _errors(measured, comparison), *doubts)))
 
 
 def recommended_labels(comparison: Comparison) -> frozenset[str]:
@@ -63,6 +64,10 @@ class _MeasuredWay:
     @property
     def is_local(self) -> bool:
         return not self.way.choices.assignment.moves
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.way.choices.every > 1
 
     @property
     def spread(self) -> Spread:
@@ -110,6 +115,16 @@ class _Ranking:
         limited = limited_by_processors(self.fastest.way, self.fastest.figures)
         where = " here" if limited else ""
         return f"use {self.fastest.label} (exchanges take {ratio} times as long{where} with {other.label})"
+
+
+def _no_ranking(measured: Iterable[_MeasuredWay]) -> str:
+    """Why no way can be called the fastest, and what to add."""
+    if any(result.way.choices.assignment.redraws_all and not result.is_global for result in measured):
+        return (
+            "No way reshuffles everything before every epoch, so none can be called the fastest. Add one with every=1 "
+            "(--every 1)."
+        )
+    return "No way that reshuffles everything ran for two epochs or more, so none can be called the fastest."
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,16 +183,26 @@ def _times(measured: list[_MeasuredWay], ranking: _Ranking) -> str:
     chunks = [
         result
         for result in measured
-        if result.way.choices.assignment.in_chunks and result.figures.shuffle_seconds is not None
+        if result.way.choices.assignment.in_chunks and result.figures.shuffle_seconds and not result.is_sparse
     ]
     if chunks:
         best = min(chunks, key=lambda result: result.spread.median)
         seconds = human_seconds(best.figures.epoch_seconds)
         sentences.append(f"{best.label} keeps the rows of a chunk together: an epoch takes {seconds}.")
-    return " ".join(sentences)
+    return " ".join(filter(None, [*sentences, _sparse_times(measured)]))
 
 
-def _errors(measured: list[_MeasuredWay], meaning: str) -> str:
+def _sparse_times(measured: list[_MeasuredWay]) -> str:
+    """Mean seconds of an epoch with every way in which some epochs have no exchange."""
+    times = [
+        f"{human_seconds(result.figures.epoch_seconds)} with {result.label}"
+        for result in measured
+        if result.is_sparse and result.figures.epoch_seconds is not None
+    ]
+    return f"On average over epochs with and without an exchange, an epoch takes {_listed(times)}." if times else ""
+
+
+def _errors(measured: list[_MeasuredWay], comparison: Comparison) -> str:
     worth = _Worth.of(measured)
     if worth is None:
         return ""
@@ -185,15 +210,20 @@ def _errors(measured: list[_MeasuredWay], meaning: str) -> str:
     if worth.once is not None:
         parts.append(f"{human_error(worth.once)} after one shuffle")
     if worth.stored is not None:
-        parts.append(f"{human_error(worth.stored)} in stored order")
+        random = ", which is random" if comparison.stored_at_random else ""
+        parts.append(f"{human_error(worth.stored)} in stored order{random}")
     tested = any(result.way.pairs is not None for result in measured)
     doubt = "" if tested else " Single runs do not tell whether they differ by chance."
-    return f"After {worth.epochs} epochs, {meaning} is {_listed(parts)}.{doubt}"
+    return f"After {worth.epochs} epochs, {comparison.error_meaning} is {_listed(parts)}.{doubt}"
 
 
-def _stored(comparison: Comparison) -> str:
-    """Which ways only seem to train in an order that matters."""
-    labels = [f"“{way.label}”" for way in comparison.ways if str(way.choices.sharding) == "contiguous"]
+def _stored_order_sentence(comparison: Comparison) -> str:
+    """Which ways only seem to train in an order that matters. Ways that draw all samples anew never do."""
+    labels = [
+        f"“{way.label}”"
+        for way in comparison.ways
+        if str(way.choices.sharding) == "contiguous" and not way.choices.assignment.redraws_all
+    ]
     if not comparison.stored_at_random or not labels:
         return ""
     starts = "starts" if len(labels) == 1 else "start"

@@ -49,10 +49,11 @@ def accuracy_on(test: Dataset, predict: Predict[Model], *, features: str = "x", 
     """
     rows, labels = _read(test, features, target)
     majority = float(np.unique(labels, return_counts=True)[1].max() / len(labels))
-    return lambda model: {
-        "accuracy": float(np.mean(predict(model, rows) == labels)),
-        "accuracy_of_majority": majority,
-    }
+
+    def accuracy(model: Model) -> dict[str, float]:
+        return {"accuracy": float(np.mean(predict(model, rows) == labels)), "accuracy_of_majority": majority}
+
+    return accuracy
 
 
 def rmse_on(test: Dataset, predict: Predict[Model], *, features: str = "x", target: str = "y") -> Validate[Model]:
@@ -82,10 +83,12 @@ def rmse_on(test: Dataset, predict: Predict[Model], *, features: str = "x", targ
     """
     rows, values = _read(test, features, target)
     of_mean = float(np.std(values, dtype=np.float64))
-    return lambda model: {
-        "rmse": float(np.sqrt(np.mean((predict(model, rows) - values.astype(np.float64)) ** 2))),
-        "rmse_of_mean": of_mean,
-    }
+
+    def rmse(model: Model) -> dict[str, float]:
+        errors = predict(model, rows) - values.astype(np.float64)
+        return {"rmse": float(np.sqrt(np.mean(errors**2))), "rmse_of_mean": of_mean}
+
+    return rmse
 
 
 def _read(test: Dataset, features: str, target: str) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -49,6 +49,7 @@ def url(tmp_path):
         (("--margin", "0"), "--margin='0' is not allowed; it must be a number > 0 in the unit of the metric, or a per"),
         (("--margin", "-1%"), "--margin='-1%' is not allowed"),
         (("--pairs", 4), "--pairs=4 is not allowed; it must be an integer >= 5"),
+        (("--assignment", "local", "--every", 2), "--every=2 is not allowed; it must be 1 with assignment='local'"),
         (("--links", "fast"), "--links='fast' is not allowed; it must be a rate > 0 such as '100mbit'"),
     ],
 )
@@ -78,7 +79,8 @@ def test_bad_choices_are_one_line_and_exit_code_1(elsewhere, options, message):
         (("--higher-is-better",), "--higher-is-better needs --train"),
         (("--lower-is-better",), "--lower-is-better needs --train"),
         (("--pairs", -1), "--pairs"),
-        (("--every", 2), "--every needs --assignment or --delivery"),
+        (("--every", 2), "--every needs --assignment or --delivery: in the default ways, every epoch has an exchange"),
+        (("--between", "reverse"), "--between needs --assignment or --delivery: in the default ways, every epoch has"),
         (("--assignment", "global", "--every", 0), "--every"),
         (("--assignment", "global", "--every", 5), "--every 5 needs --epochs 6 or more"),
         (("--assignment", "global", "--between", "reverse"), "--between needs --every K with a K of 2 or more"),
@@ -189,8 +191,12 @@ def test_trainings_that_cannot_be_compared(elsewhere, url, monkeypatch, options,
     ("options", "message"),
     [
         (("--workers", 1), "--workers=1 is not allowed; it must be an integer >= 2. One worker trains on all samples"),
-        (("--delivery", "peer"), "--pairs needs a way that reshuffles everything, such as global, and another one"),
+        (
+            ("--delivery", "peer"),
+            "--pairs needs a way that reshuffles everything before every epoch, such as global, a",
+        ),
         (("--assignment", "local", "--assignment", "partial:0.5"), "--pairs needs a way that reshuffles everything"),
+        (("--assignment", "local", "--assignment", "global", "--every", 2), "--pairs needs a way that reshuffles"),
     ],
 )
 def test_pairs_that_show_nothing_are_refused(elsewhere, url, monkeypatch, options, message):
@@ -200,6 +206,22 @@ def test_pairs_that_show_nothing_are_refused(elsewhere, url, monkeypatch, option
     assert message in " ".join(result.stderr.split())
     # Nobody asked for pairs: the ways are timed.
     assert isinstance(run(url, *options).exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        (("--assignment", "local", "--assignment", "global", "--every", 2), "Add --every 1."),
+        (("--assignment", "local"), "Add --assignment global."),
+        (("--assignment", "global"), ""),
+        (("--assignment", "local", "--assignment", "global"), ""),
+    ],
+)
+def test_why_there_are_no_pairs_is_said(elsewhere, url, monkeypatch, options, hint):
+    monkeypatch.setattr("dshuffle.cli.compare.regression_pairs", lambda *_: {})
+    monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *_: 1 / 0)
+    sentence = f"No pairs of runs: no way reshuffles everything before every epoch. {hint}\n"
+    assert run(url, *options).stderr == (sentence if hint else "")
 
 
 def test_large_datasets_are_not_read_into_this_process_unasked(elsewhere, url, monkeypatch):

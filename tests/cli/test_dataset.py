@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 import dshuffle
-from dshuffle.cli import main
+from dshuffle.cli import compare, main
 
 
 def run(*arguments):
@@ -32,6 +32,27 @@ def test_create_writes_the_regression_that_was_asked_for(url):
     assert dataset.arrays["x"].chunk_rows == 300
     keys = dataset.read_rows(np.arange(1000))["x"][:, :6].argmax(axis=1)
     assert set(keys) == set(range(6)), "three fifths of the features are a key"
+
+
+def test_rare_keys_are_rare_by_default(tmp_path):
+    """The defaults are the data of the default comparison, and a key has five rows of any number of samples."""
+    assert run("create", tmp_path / "d.zarr", "--synthetic", "rare-keys").exit_code == 0
+    dataset = dshuffle.open_dataset(tmp_path / "d.zarr")
+    with compare._datasets(None, None, 0, copied=False) as (compared, _, _):
+        assert dataset.n_samples == compared.n_samples == 7000
+        rows = np.arange(0, 7000, 500)
+        for name in ("x", "y"):
+            assert (dataset.read_rows(rows)[name] == compared.read_rows(rows)[name]).all()
+    assert run("create", tmp_path / "e.zarr", "--synthetic", "rare-keys", "--samples", 50).exit_code == 0
+    assert dshuffle.open_dataset(tmp_path / "e.zarr").arrays["x"].shape == (10,)
+
+
+def test_other_kinds_keep_their_defaults(tmp_path):
+    assert run("create", tmp_path / "d.zarr", "--synthetic", "classification", "--samples", 50).exit_code == 0
+    assert dshuffle.open_dataset(tmp_path / "d.zarr").arrays["x"].shape == (100,)
+    help_text = " ".join(run("create", "--help").stdout.split())
+    assert "default: 100000; with rare-keys, 7000" in help_text
+    assert "dshuffle compare URL --step 1" in help_text
 
 
 def test_create_keeps_what_stands_there_unless_told(url):

@@ -96,6 +96,15 @@ def test_the_version_is_the_packages():
     assert dshuffle.__version__ == version("dshuffle")
 
 
+def test_the_package_is_a_command_too():
+    done = subprocess.run(
+        [sys.executable, "-m", "dshuffle", "--version"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert dshuffle.__version__ in done.stdout
+    assert done.stdout.startswith("python -m dshuffle")
+
+
 def test_an_unknown_command_is_a_usage_error():
     result = CliRunner().invoke(main, ["compere"])
     assert result.exit_code == 2

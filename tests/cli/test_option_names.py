@@ -19,6 +19,13 @@ from dshuffle.cli import main
     ("arguments", "told"),
     [
         (("plan", "--samples", 100, "--workers", 4, "--cache-fraction", 3), "--cache-fraction=3.0 is not allowed"),
+        *(
+            (
+                ("advise", "--samples", 100, "--row-bytes", 10, "--workers", 4, "--bandwidth", "1gbit", option, "inf"),
+                f"{option}=inf is not allowed",
+            )
+            for option in ("--egress-price", "--worker-egress-price", "--request-price")
+        ),
         (("dataset", "create", "{0}/new", "--from", "{0}/x.csv"), "--from='{0}/x.csv' is not allowed"),
         (("dataset", "create", "{0}/new", "--from", "{0}/x.npy", "--array", "y"), "--array=['y'] is not allowed"),
         (("dataset", "shuffle", "{0}/d", "{0}/new", "--memory", "much"), "--memory='much' is not allowed"),

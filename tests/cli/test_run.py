@@ -106,6 +106,19 @@ def test_an_explanation(file):
     assert not ran.stderr
 
 
+def test_an_explanation_names_functions(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        FILE.replace("step=0.1)", f'step=0.1, validate=rmse_on(open_dataset("{URL}"), None))', 1).replace(
+            "import LocalWorkers",
+            "import LocalWorkers\nfrom dshuffle import open_dataset\nfrom dshuffle.training import rmse_on",
+        )
+    )
+    ran = run(path, f"url={URL}", "--explain")
+    assert ran.exit_code == 0, ran.output
+    assert "step=0.1, validate=rmse)" in " ".join(ran.stdout.split())
+
+
 def test_shares_for_all_ways(file):
     ran = run(f"{file}:other", "--shares", "3,1", "--json")
     assert ran.exit_code == 0, ran.output

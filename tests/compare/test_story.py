@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import dshuffle
-from dshuffle.cli import compare
+from dshuffle.cli import compare, options
 from dshuffle.compare import Way, default_ways, modest_step
 from dshuffle.compare.pairs import regression_in_pairs
 from dshuffle.planning import Choices
@@ -22,7 +22,8 @@ def blocks():
 
 
 def test_reshuffling_pays_for_the_default_data(blocks):
-    arrays = rare_keys_regression(compare.DEFAULT_SAMPLES, compare.DEFAULT_KEYS, noise=compare.DEFAULT_NOISE)
+    n_keys = options.RARE_KEYS_SAMPLES // options.RARE_KEYS_ROWS
+    arrays = rare_keys_regression(options.RARE_KEYS_SAMPLES, n_keys, noise=options.RARE_KEYS_NOISE)
     dataset = dshuffle.create_dataset("memory://story", arrays, chunk_rows=compare.DEFAULT_CHUNK_ROWS, overwrite=True)
     tested = regression_in_pairs(dataset, default_ways(), n_workers=4, epochs=5, step=compare.DEFAULT_STEP)
     [block] = (block for block in blocks if "rmse in pairs of runs" in block)

@@ -76,7 +76,10 @@ def test_all_assignments_are_tried():
     [
         ({"balance": Classes("y")}, r"shares='2,1' is not allowed; it must be 'even' with balance='y'"),
         ({"sharding": "round-robin"}, r"it must be 'even' with sharding='round-robin'.*'random' or 'contiguous'"),
-        ({"sharding": GivenSharding.of("mine", [0, 1])}, r"it must be 'even' with sharding='mine'"),
+        (
+            {"sharding": GivenSharding.of("mine", [0, 1])},
+            r"it must be 'even' with sharding='mine'.*, use the assignment 'chunks'",
+        ),
     ],
 )
 def test_refused_choices(changes, words):

@@ -116,6 +116,14 @@ def test_a_picture_has_the_colours_of_its_page(comparison, tmp_path, width, dark
         assert shown.get(absent, 0) == 0
 
 
+def test_a_shadow_shows_where_a_chart_or_table_goes_on(comparison, tmp_path):
+    page = write_report(comparison, tmp_path)
+    light = "--blink-settings=preferredColorScheme=1"
+    shade, _ = re.findall(r"--shade: (#\w+)", page.read_text())
+    assert colours_on(page, tmp_path, 390, light).get(shade.upper(), 0) > 500
+    assert colours_on(page, tmp_path, 1280, light).get(shade.upper(), 0) == 0
+
+
 @pytest.fixture(scope="module")
 def opened(comparison, tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")

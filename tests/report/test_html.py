@@ -251,6 +251,31 @@ def test_the_time_of_making_a_copy_is_in_the_picture(comparison):
     assert line["x"] == pytest.approx([point.seconds + 1.5 for point in ways[-1].history])
 
 
+NOTE = "The time of a way that exchanges for every K-th epoch only is a mean of epochs with and without an exchange."
+
+
+def test_times_that_are_means_of_unequal_epochs_are_said_to_be(comparison):
+    assert NOTE not in charts(comparison)[0].caption
+    assert NOTE not in render_html(comparison)
+    sparse = dataclasses.replace(
+        comparison.ways[-1], choices=dataclasses.replace(comparison.ways[-1].choices, every=2), label="sparse"
+    )
+    comparison = dataclasses.replace(comparison, ways=(*comparison.ways, sparse))
+    assert NOTE in charts(comparison)[0].caption
+    assert render_html(comparison).count(NOTE) == 2
+
+
+def test_bars_are_compared_with_those_of_local_ways_if_there_are_any(comparison):
+    words = "The difference from the bars of local ways is the cost of the exchange."
+    assert charts(comparison)[0].caption.endswith(words)
+    alone = dataclasses.replace(comparison, ways=comparison.ways[2:])
+    assert "local" not in charts(alone)[0].caption
+
+
+def test_a_mark_of_a_letter_has_no_swatch(comparison):
+    assert "<span>◀ recommended</span>" in render_html(comparison)
+
+
 def test_texts_beside_bars_end_before_the_axis(comparison):
     chart = charts(comparison)[0].figure
     [labels] = [item for item in chart.center if isinstance(item, LabelSet)]

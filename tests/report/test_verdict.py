@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -159,6 +160,49 @@ def test_local_ways_are_never_the_fastest_shuffle(comparison):
     assert text.startswith("No way that reshuffles everything ran for two epochs")
 
 
+def every_second(comparison, *labels):
+    """The comparison with ways that have an exchange for every second epoch only."""
+    ways = [
+        dataclasses.replace(way, choices=dataclasses.replace(way.choices, every=2)) if way.label in labels else way
+        for way in comparison.ways
+    ]
+    return dataclasses.replace(comparison, ways=tuple(ways))
+
+
+def test_ways_that_reshuffle_every_second_epoch_alone_cannot_be_ranked(comparison):
+    sparse = every_second(only(comparison, "local, shuffled once", "global + peer"), "global + peer")
+    assert verdict_sentences(sparse)[0] == (
+        "No way reshuffles everything before every epoch, so none can be called the fastest. Add one with every=1 "
+        "(--every 1)."
+    )
+
+
+def test_the_times_of_ways_that_exchange_for_every_second_epoch_stand_beside(comparison):
+    labels = "global + server", "partial:0.1 + peer"
+    # Epochs 1 and 3 have no exchange.
+    ways = [
+        dataclasses.replace(
+            way,
+            records=tuple(
+                dataclasses.replace(record, epoch_seconds=seconds * (2 if way.label == labels[0] else 1))
+                for record, seconds in zip(way.records, [9, 0.2, 0.4, 0.2, 0.4], strict=True)
+            ),
+        )
+        if way.label in labels
+        else way
+        for way in every_second(comparison, *labels).ways
+    ]
+    sparse = dataclasses.replace(comparison, ways=tuple(ways))
+    times = [sentence for sentence in verdict_sentences(sparse) if "An epoch takes" in sentence]
+    assert [sentence.split(". ")[-1] for sentence in times] == [
+        "On average over epochs with and without an exchange, an epoch takes 300 ms with “partial:0.1 + peer” and "
+        "600 ms with “global + server”."
+    ]
+    alone = only(sparse, "global + server")
+    assert "On average over epochs with and without an exchange, an epoch takes" in verdict(alone)
+    assert "On average" not in verdict(comparison)
+
+
 def test_overlapping_ranges_are_not_called_faster(comparison):
     comparison = with_seconds(comparison, "global + peer", [9, 0.2, 0.2, 0.2, 0.7])
     alike = with_seconds(comparison, "global + server", [9, 0.25, 0.25, 0.25, 0.25])
@@ -269,5 +313,13 @@ def test_ways_as_stored_are_doubted_if_the_stored_order_is_random(comparison):
         "The dataset is stored in random order, as far as pairs of neighbouring rows show. So “local, as stored” and "
         "“partial:0.1 + peer” start from random shards, too."
     ) in text
+    assert "in stored order, which is random." in text
+    ways = [
+        dataclasses.replace(way, choices=dataclasses.replace(way.choices, sharding="contiguous"))
+        for way in comparison.ways
+    ]
+    contiguous = verdict(dataclasses.replace(comparison, ways=tuple(ways), stored_at_random=True))
+    [sentence] = re.findall("So “.*? start from random shards, too", contiguous)
+    assert "global" not in sentence, "a new draw over all samples does not depend on the shards"
     sharded = only(comparison, "local, shuffled once", "global + peer")
     assert "random order" not in verdict(dataclasses.replace(sharded, stored_at_random=True))

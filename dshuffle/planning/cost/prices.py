@@ -94,7 +94,7 @@ class Bill:
             worker_bytes=prediction.worker_egress,
             requests=prediction.requests,
         )
-        read, requests = loaded(prediction.work, n_workers)
+        read, requests = first_load(prediction.work, n_workers)
         load = prices.of(egress_bytes=read, worker_bytes=0.0, requests=requests)
         epochs_with_one = None if epochs is None else len(prediction.work.choices.exchange_epochs.after(0, epochs - 1))
         run = None if epochs_with_one is None else load + exchange * epochs_with_one
@@ -105,14 +105,14 @@ class Bill:
         return {f"price_of_{name}": value for name, value in dataclasses.asdict(self).items()}
 
 
-def loaded(work: Work, n_workers: int) -> tuple[float, float]:
+def first_load(work: Work, n_workers: int) -> tuple[float, float]:
     """Bytes and chunks that all workers read for the first epoch; each reads every chunk with a sample that it holds.
 
     Examples
     --------
     >>> from dshuffle.planning import Choices
     >>> work = Work(6400, 100, chunk_rows=64)
-    >>> [round(figure) for figure in loaded(work, 4)], loaded(work.with_choices(sharding="contiguous"), 4)
+    >>> [round(figure) for figure in first_load(work, 4)], first_load(work.with_choices(sharding="contiguous"), 4)
     ([2560000, 400], (640000.0, 100.0))
     """
     rows, chunk_rows = work.alpha(n_workers) * work.n_samples, min(work.chunk_rows, work.n_samples)
