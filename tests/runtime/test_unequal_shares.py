@@ -127,9 +127,7 @@ def test_measured_shares(threads, small, clock, assignment):
 @pytest.mark.slow
 @pytest.mark.parametrize("assignment", ["global", "local"])
 @pytest.mark.parametrize("n_workers", [5, 3])
-def test_a_session_goes_on_in_the_middle_of_an_epoch_with_measured_shares(
-    threads, small, clock, assignment, n_workers
-):
+def test_a_session_goes_on_in_the_middle_of_an_epoch_with_measured_shares(threads, small, clock, assignment, n_workers):
     """With as many workers, its shares are those before, and otherwise equal; each sample is trained on once."""
 
     def some(partition):
