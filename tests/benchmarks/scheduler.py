@@ -246,7 +246,7 @@ async def session(count: int, epochs: int, *, memory: bool) -> dict[str, Phase]:
         await cluster.coordinator.advance(epochs)
         await asyncio.gather(*cluster.coordinator.driver.tasks)
 
-    phases = {"open": await cluster.measured(plugin.open("session0", request(count, 0)), memory=memory)}
+    phases = {"open": await cluster.measured(plugin.open("session0", request(count, 0), PROTOCOL), memory=memory)}
     every = [await cluster.measured(epoch(number), memory=memory) for number in range(epochs)]
     phases["epoch"] = every[-1]
     phases["epoch"].seconds = statistics.median(phase.seconds for phase in every)

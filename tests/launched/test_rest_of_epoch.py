@@ -22,7 +22,7 @@ class Share:
     shares: tuple[int, int]
     rank: int = 0
     epoch: int = 3
-    weights: tuple[int, ...] = ()
+    unequal: bool = False
 
     def __len__(self):
         return self.size
