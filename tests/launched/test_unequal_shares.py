@@ -30,8 +30,9 @@ def test_batches_in_proportion(in_threads):
 
 
 def test_the_other_modes_are_refused(in_threads):
-    for error in in_threads(2, sizes_and_samples, shares=[3, 1], mode="drop"):
-        assert isinstance(error, InvalidParameter)
+    errors = in_threads(2, sizes_and_samples, shares=[3, 1], mode="drop")
+    assert any(isinstance(error, InvalidParameter) for error in errors)
+    for error in errors:  # a rank may hear of the other one's before it has its own
         assert "mode='drop' is not allowed; it must be 'uneven' with unequal shares" in str(error)
 
 

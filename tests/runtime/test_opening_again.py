@@ -7,6 +7,7 @@ import pytest
 from dshuffle.runtime.client import open_session
 from dshuffle.runtime.client.open_session import OpenSession
 from dshuffle.runtime.scheduler.machine.losses import worker_lost
+from dshuffle.runtime.worker_choice import EVERY_WORKER
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_an_elastic_session_waits_for_its_fewest_workers_only(monkeypatch, caplo
         def __init__(self):
             options = SimpleNamespace(elastic=elastic, min_workers=2, on_loss="replace")
             settings = SimpleNamespace(replacement_timeout=60)
-            self.request = SimpleNamespace(options=options, former=None, settings=settings)
+            self.request = SimpleNamespace(options=options, former=None, settings=settings, choice=EVERY_WORKER)
             self.calls = SimpleNamespace(client=None)
 
         def _renew_id(self, **_):
