@@ -4,7 +4,8 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,16 @@ def fork_workers() -> None:
     with pytest.MonkeyPatch.context() as patch:  # earlier ones do not
         patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
         forkserver.ensure_running()
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    """Wait until a condition holds, some seconds at most."""
+
+    def eventually(condition: Callable[[], object], seconds: float = 10) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it never came true"
+            time.sleep(0.02)
+
+    return eventually

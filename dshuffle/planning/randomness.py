@@ -80,8 +80,8 @@ def _permutation_without_numba(n: int, words: Words) -> Samples:
     bounds = np.arange(n, n - len(words), -1, dtype=np.uint64)
     low = (words & np.uint64(0xFFFFFFFF)) * bounds
     high = (words >> np.uint64(32)) * bounds
-    drawn = (high + (low >> np.uint64(32))) >> np.uint64(32)  # as `below`
-    places = np.arange(len(words)) + drawn.astype(np.int64)
+    offsets = (high + (low >> np.uint64(32))) >> np.uint64(32)  # as `below`
+    places = np.arange(len(words)) + offsets.astype(np.int64)
     values = list(range(n))
     for i, j in enumerate(places.tolist()):
         values[i], values[j] = values[j], values[i]

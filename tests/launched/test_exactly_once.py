@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections import Counter
 
 import numpy as np
@@ -107,16 +106,22 @@ def test_arrays_are_in_the_order_asked_for(in_threads):
 
 
 def test_a_callback_that_comes_late_does_not_take_a_task_for_cancelled(in_threads, monkeypatch):
-    closed = threading.Event()
+    closed, called = threading.Event(), threading.Semaphore(0)
     add_done_callback, close_client = Future.add_done_callback, JobSession._close_client
 
     def added_late(future, callback):
-        add_done_callback(future, lambda future: closed.wait(30) and callback(future))
+        def late(future):
+            assert closed.wait(30)
+            callback(future)
+            called.release()
+
+        add_done_callback(future, late)
 
     def close_and_wait(session):
         close_client(session)
         closed.set()
-        time.sleep(0.3)  # the job has not ended yet
+        for _ in range(2):  # the job has not ended yet
+            assert called.acquire(timeout=30)
 
     monkeypatch.setattr(Future, "add_done_callback", added_late)
     monkeypatch.setattr(JobSession, "_close_client", close_and_wait)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 
 import dask
 import psutil
@@ -49,13 +48,6 @@ def opened(n_jobs, **options):
     """Open a cluster of jobs. Its patience is an hour, far more than the time limit of these tests."""
     with BatchJobs("SLURM", n_jobs, options=OPTIONS | options).open():
         pass
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def opened_within(patience, n_jobs):
@@ -103,11 +95,11 @@ def test_a_job_that_fails_once_is_submitted_again_and_trains(slurm, caplog, tmp_
     assert "no module is loaded" in caplog.text
 
 
-def test_the_line_of_a_wait_tells_pending_running_and_failed_jobs_apart(slurm):
+def test_the_line_of_a_wait_tells_pending_running_and_failed_jobs_apart(slurm, eventually):
     slurm.be_full()
     submitted = Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 2, options=OPTIONS)).submit()
     expected = "waiting for 2 workers in 2 SLURM jobs: 0 of 2 workers have connected; 2 jobs pending (Resources)"
-    eventually(lambda: submitted.progress[2] == expected)
+    eventually(lambda: submitted.progress[2] == expected, seconds=60)
     submitted.cancel()
     with pytest.raises(RunCancelled):
         submitted.result(timeout=60)
@@ -132,12 +124,14 @@ def test_jobs_that_slurm_has_never_listed_stay_submitted(slurm):
     assert len(slurm.jobs) == 1
 
 
-def test_a_job_that_slurm_has_listed_and_forgotten_has_failed(slurm, caplog):
+def test_a_job_that_slurm_has_listed_and_forgotten_has_failed(slurm, caplog, eventually):
     slurm.be_full()
     submitted = Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 1, options=OPTIONS)).submit()
-    eventually(lambda: submitted.progress[2].endswith("1 job pending (Resources)"))
+    eventually(lambda: submitted.progress[2].endswith("1 job pending (Resources)"), seconds=60)
     slurm.forget()
-    eventually(lambda: "Slurm does not say how it ended (scontrol: slurm_load_jobs error: Invalid" in caplog.text)
+    eventually(
+        lambda: "Slurm does not say how it ended (scontrol: slurm_load_jobs error: Invalid" in caplog.text, seconds=60
+    )
     submitted.cancel()
     with pytest.raises(RunCancelled):
         submitted.result(timeout=60)
@@ -157,22 +151,22 @@ def ended(number):
     return not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_command_of_slurm_that_hangs_is_ended(slurm, monkeypatch):
+def test_a_command_of_slurm_that_hangs_is_ended(slurm, monkeypatch, eventually):
     slurm.hang()
     monkeypatch.setattr(slurm_jobs, "ANSWER_WITHIN", 0.5)
     with pytest.raises(TimeoutError, match=r"squeue has not answered within 0\.5 s"):
         asyncio.run(slurm_jobs.states())
     assert slurm.hanging is not None
-    eventually(lambda: ended(slurm.hanging))
+    eventually(lambda: ended(slurm.hanging), seconds=60)
 
 
-def test_no_look_at_the_jobs_outlives_the_cluster(slurm):
+def test_no_look_at_the_jobs_outlives_the_cluster(slurm, eventually):
     slurm.be_full()
     slurm.hang()
     with pytest.raises(ClusterError, match="only 0 of min_workers=1"):
         opened_within(3, 1)
     assert slurm.hanging is not None
-    eventually(lambda: ended(slurm.hanging))
+    eventually(lambda: ended(slurm.hanging), seconds=60)
     assert (slurm.jobs[0] / "state").read_text().strip() == "CANCELLED"
 
 

@@ -129,19 +129,6 @@ def sessions_left():
 
 
 @pytest.fixture
-def eventually():
-    """Wait until a condition holds, some seconds at most."""
-
-    def eventually(condition, seconds=10):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "it never came true"
-            time.sleep(0.02)
-
-    return eventually
-
-
-@pytest.fixture
 def within():
     """Run a function that must end soon; the seconds it took."""
 

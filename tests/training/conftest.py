@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -180,3 +181,9 @@ def _cluster(n_workers: int, *, processes: bool) -> Iterator[Client]:
         Client(cluster) as client,
     ):
         yield client
+
+
+@pytest.fixture
+def ddp(torch: Any) -> Any:
+    """The module of ``fit_torch_ddp``, which imports PyTorch."""
+    return importlib.import_module("dshuffle.training.torch_ddp")

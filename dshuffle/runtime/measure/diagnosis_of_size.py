@@ -58,8 +58,8 @@ def of_unequal_workers(workers: Mapping[str, Mapping[str, Any]]) -> Iterator[Fin
         values = {where: facts[fact] for where, facts in training.items()}
         if len({*values.values()}) > 1:
             [(usual, _)] = Counter(values.values()).most_common(1)
-            others = [f"{where} has {in_words(value)}" for where, value in values.items() if value != usual]
-            words = f"workers differ: most have {in_words(usual)}, and {some(others)}"
+            exceptions = [f"{where} has {in_words(value)}" for where, value in values.items() if value != usual]
+            words = f"workers differ: most have {in_words(usual)}, and {some(exceptions)}"
             yield Finding(Level.WARNING, name, words, remedy)
 
 

@@ -342,7 +342,7 @@ class _Probe:
         cores = sum(after[address].cores for address in one_each)
         processes = {after[address].process: address for address in self.everybody}.values()
         own = math.fsum(after[address].own_seconds - before[address].own_seconds for address in processes)
-        busy = min(1.0, spent / (cores * elapsed))
+        busy = min(1.0, max(0.0, spent / (cores * elapsed)))  # rounding may make an idle machine negative
         return _Phase(
             rates=[traffic.rate for traffic in done],
             nbytes=sum(traffic.nbytes for traffic in done),
@@ -362,7 +362,7 @@ class _Probe:
 
         An order goes to all workers, each has a short message from every other one, and all of them answer.
         """
-        asked: dict[str, Any] = {"senders": self.workers, "shares_memory": Settings.from_config().shared_memory}
+        request: dict[str, Any] = {"senders": self.workers, "shares_memory": Settings.from_config().shared_memory}
         counted = MESSAGE_SECONDS * (len(self.workers) - 1) * max(1.0, machine_workers / cores)
         orders: list[float] = []
         messages: list[float] = []
@@ -371,7 +371,7 @@ class _Probe:
             began = time.perf_counter()
             self._machines()
             orders.append(time.perf_counter() - began)
-            took = run_on_workers(self.client, probe_tasks.pull_once, workers=self.workers, **asked)
+            took = run_on_workers(self.client, probe_tasks.pull_once, workers=self.workers, **request)
             messages.append(max(took.values()))
         return statistics.median(orders) + max(0.0, statistics.median(messages) - counted)
 

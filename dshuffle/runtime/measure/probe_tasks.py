@@ -169,14 +169,14 @@ async def pull(
     async def keep_asking() -> None:
         nonlocal total, turn, messages
         nbytes = first
-        while (asked := time.perf_counter()) - began < seconds:
+        while (start := time.perf_counter()) - began < seconds:
             other = peers[turn % len(peers)]
             turn += 1
             arrived = await probe(dask_worker, other, nbytes, shares_memory=shares_memory)
             await _through_a_thread(_touch, arrived)  # mapped pages take time only when they are read
             total += arrived.nbytes
             messages += 1
-            nbytes = _next_size(nbytes, time.perf_counter() - asked, seconds, first, MESSAGE_BYTES)
+            nbytes = _next_size(nbytes, time.perf_counter() - start, seconds, first, MESSAGE_BYTES)
 
     await asyncio.gather(*(keep_asking() for _ in range(WINDOW)))
     return Traffic(total, time.perf_counter() - began, messages)
@@ -209,7 +209,7 @@ def read_chunks(name: str, seconds: float, seed: int) -> Traffic:
     began = time.perf_counter()
     total = first = 0
     nbytes = LEAST_BYTES
-    while first < len(order) and (left := seconds - (asked := time.perf_counter()) + began) > 0:
+    while first < len(order) and (left := seconds - (start := time.perf_counter()) + began) > 0:
         chunks = order[first : first + max(1, nbytes // chunk_bytes)]
         ids = _rows_of(chunks, chunk_rows, dataset.n_samples)
         dataset.read_into(rows, np.arange(len(ids)), ids)
@@ -217,7 +217,7 @@ def read_chunks(name: str, seconds: float, seed: int) -> Traffic:
         total += len(ids) * dataset.row_nbytes
         # Read as much as possible in one call, as the real delivery does: each of many small calls would wait for its
         # slowest request.
-        possible = int(nbytes / (time.perf_counter() - asked) * left)
+        possible = int(nbytes / (time.perf_counter() - start) * left)
         nbytes = min(READ_BYTES, 8 * nbytes, max(LEAST_BYTES, possible))
     return Traffic(total, time.perf_counter() - began)
 

@@ -247,9 +247,9 @@ def work(
             server.push(partition.rank, reply.version, gradient[part], following)
             for server, reply, part in zip(servers, replies, bounds, strict=True)
         ]
-        asked = time.perf_counter()
+        pushing_ended = time.perf_counter()
         replies = answers(servers, pushed)
-        waiting += time.perf_counter() - asked
+        waiting += time.perf_counter() - pushing_ended
         staleness.append(max(reply.staleness for reply in replies))
     partition.mark_trained()
     partition.note_waiting(waiting)
