@@ -284,8 +284,9 @@ async def seen_in(browser, url):
     try:
         while True:
             await connection.write_message(json.dumps({"id": 1, **evaluate}))
-            answer = json.loads(await connection.read_message())
-            yield answer["result"]["result"]["value"]
+            answer = json.loads(await connection.read_message())["result"]["result"]
+            if "value" in answer:  # else the expression failed, as the browser has no document yet
+                yield answer["value"]
             await asyncio.sleep(0.2)
     finally:
         connection.close()
