@@ -127,7 +127,7 @@ def _text(shuffler: Shuffler) -> tuple[str, str]:
         details += f"; epoch {ended[-1].epoch}: {_times(ended[-1])}"
     if snapshot.slow_rank:
         details += f"; {snapshot.slow_rank}"
-    return f"{snapshot.way}: epoch {snapshot.epoch}, {snapshot.phase}", details
+    return f"{snapshot.way}: {snapshot.progress()}", details
 
 
 def _times(epoch: EpochFigures) -> str:
@@ -177,7 +177,7 @@ def session_html(session: SessionSnapshot) -> str:
     """The view of a session at a moment."""
     facts = {
         "samples": f"{human_count(session.n_samples)} ({human_bytes(session.n_samples * session.row_nbytes)})",
-        "epoch": f"{session.epoch}, {session.phase}",
+        "now": session.progress(),
     }
     if session.waiting_for:
         facts["waiting"] = session.waiting_for

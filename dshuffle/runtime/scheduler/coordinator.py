@@ -185,7 +185,7 @@ class Coordinator:
             return self.log.exchanges[-1]
         if epoch != self.epoch + 1:
             raise ClusterError(
-                f"the workers are on epoch {self.epoch} and cannot move to epoch {epoch}, which is not the next one",
+                f"the workers cannot move to epoch {epoch}: the next one is {self.epoch + 1}",
                 transient=False,
             )
         if not self._waiters:

@@ -134,13 +134,12 @@ def _short(name: str) -> str:
 
 def _heading(session: SessionSnapshot) -> str:
     n_bytes = human_bytes(session.n_samples * session.row_nbytes)
-    now = f"epoch {session.epoch}, {session.phase}"
     waiting = f"<p><b>{escape(session.waiting_for)}</b></p>" if session.waiting_for else ""
     slow = f"<p>{escape(session.slow_rank)}.</p>" if session.slow_rank else ""
     return (
         f"<h2 style='margin: 1em 0 0'>{escape(session.way)}</h2>"
         f"<p>{human_count(session.n_samples)} samples ({n_bytes}) on "
-        f"{len(session.participants)} participants; <b>{escape(now)}</b>. "
+        f"{len(session.participants)} participants; <b>{escape(session.progress())}</b>. "
         f"Session {escape(session.session_id)}.</p>{slow}{waiting}"
     )
 

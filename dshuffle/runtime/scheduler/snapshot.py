@@ -107,21 +107,25 @@ def links_of(reports: Mapping[int, Report]) -> tuple[LinkFigures, ...]:
 class SessionSnapshot:
     """A session at a moment.
 
-    ``links`` are those of the last exchange, if there are not too many workers. ``slow_rank`` says in words which rank
-    the others wait for; it is empty if there is none.
+    ``epoch`` is None before the first epoch of the session. ``links`` are those of the last exchange, if there are not
+    too many workers. ``slow_rank`` says in words which rank the others wait for; it is empty if there is none.
     """
 
     session_id: str
     way: str
     n_samples: int
     row_nbytes: int
-    epoch: int
+    epoch: int | None
     phase: str
     waiting_for: str
     participants: tuple[Participant, ...]
     epochs: tuple[EpochFigures, ...]
     links: tuple[LinkFigures, ...] = ()
     slow_rank: str = ""
+
+    def progress(self) -> str:
+        """The epoch and the phase, in words."""
+        return f"{'before its first epoch' if self.epoch is None else f'epoch {self.epoch}'}, {self.phase}"
 
 
 def figures_of(log: Sequence[EpochExchange]) -> tuple[EpochFigures, ...]:

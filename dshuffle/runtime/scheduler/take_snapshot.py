@@ -25,7 +25,7 @@ def snapshot_of(session_id: str, coordinator: Coordinator) -> SessionSnapshot:
         way=spec.shuffle.choices.label,
         n_samples=spec.shuffle.n_samples,
         row_nbytes=spec.dataset.layout.nbytes,
-        epoch=machine.epoch,
+        epoch=machine.epoch if machine.epoch >= machine.first_epoch else None,
         phase=machine.phase.name.lower(),
         waiting_for=machine.waiting_for(),
         participants=tuple(

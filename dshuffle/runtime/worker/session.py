@@ -202,7 +202,7 @@ class WorkerSession:
         if run_id <= self._last_run:
             return
         if epoch != self.epoch + 1:
-            raise ExchangeError(f"epoch {epoch} cannot be prepared on a worker that is on epoch {self.epoch}")
+            raise ExchangeError(f"epoch {epoch} cannot be prepared on a worker whose next epoch is {self.epoch + 1}")
         if self._run is not None:
             raise ExchangeError(f"run {run_id} cannot begin: run {self._run.run_id} has not ended")
         before, self._aborted = self._aborted, None

@@ -87,7 +87,7 @@ def test_a_task_that_hangs_fails_the_epoch_after_the_timeout_and_not_the_session
         now += 5.5
         assert PhaseOrder("commit", 1, 1) in instructions
     [failed] = [instruction for instruction in instructions if isinstance(instruction, EpochFailed)]
-    assert "the epoch cannot end: waiting to end epoch -1: rank 1" in str(failed.error)
+    assert "the next epoch cannot begin: waiting to begin epoch 0: rank 1" in str(failed.error)
     assert machine.advance(now) == []
     [committed] = machine.answered(given_order(machine, "commit", 1, 1), COMMITTED, now)
     assert isinstance(committed, EpochCommitted)

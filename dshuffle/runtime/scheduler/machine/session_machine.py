@@ -207,7 +207,7 @@ class SessionMachine(SessionState):
                     instructions.append(ProcessQuestion(participant, silent_seconds, self.turn))
         if self.phase is Phase.COMMITTING and self.client_waits and self.silence.lasts(now) >= self.timeout:
             self.client_waits = False
-            instructions.append(EpochFailed(ExchangeError(f"the epoch cannot end: {self.waiting_for()}")))
+            instructions.append(EpochFailed(ExchangeError(f"the next epoch cannot begin: {self.waiting_for()}")))
         return instructions
 
     def _silence_in_words(self, participant: int, now: float) -> str:
@@ -221,5 +221,8 @@ class SessionMachine(SessionState):
             return f"waiting for other workers to replace {', '.join(map(self.name_of, sorted(self.losses)))}"
         if self.phase not in OWING or not self.answers.owing:
             return ""
-        purpose = PURPOSE[self.phase].format(self.epoch + 1 if self.phase is Phase.EXCHANGING else self.epoch)
+        if self.phase is Phase.COMMITTING and self.epoch < self.first_epoch:
+            purpose = f"to begin epoch {self.first_epoch}"  # there is none to end
+        else:
+            purpose = PURPOSE[self.phase].format(self.epoch + 1 if self.phase is Phase.EXCHANGING else self.epoch)
         return f"waiting {purpose}: {self.answers.in_words(self.name_of)}"
