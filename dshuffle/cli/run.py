@@ -19,6 +19,7 @@ from dshuffle.cli.output import warnings_as_lines
 from dshuffle.errors import InvalidParameter
 from dshuffle.pipeline import Pipeline, PipelineResult, RunningScheduler
 from dshuffle.planning.shares import parse_shares
+from dshuffle.report.shares import shares_in_words
 from dshuffle.report.slow_rank import slow_rank_of
 from dshuffle.report.summary import training_fields
 from dshuffle.units import human_bytes, human_error, human_seconds
@@ -168,8 +169,7 @@ def lines_of(result: PipelineResult) -> list[str]:
                 f"({human_bytes(record.wire_bytes)} on the wire), training {human_seconds(record.training_seconds)}, "
                 f"waited {human_seconds(record.waited_seconds)}{error}"
             )
-        if slow := slow_rank_of(way.records):
-            lines.append(f"  {slow}")
+        lines += [f"  {words}" for words in (shares_in_words(way.records), slow_rank_of(way.records)) if words]
         if way.history is not None and way.history.points and way.history.points[-1].validation:
             metrics = way.history.points[-1].validation
             lines.append("  " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))

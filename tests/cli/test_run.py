@@ -120,6 +120,11 @@ def test_an_explanation_names_functions(tmp_path):
 
 
 def test_shares_for_all_ways(file):
+    ran = run(f"{file}:other", "--shares", "3,1")
+    assert ran.exit_code == 0, ran.output
+    assert ran.stdout.splitlines()[3] == "  shares: 75.0 % (rank 0), 25.0 % (rank 1)"
+    ran = run(f"{file}:other", "--shares", "measured")
+    assert "  shares: equal, because 2 epochs are too few to measure them; 5 are needed" in ran.stdout.splitlines()
     ran = run(f"{file}:other", "--shares", "3,1", "--json")
     assert ran.exit_code == 0, ran.output
     records = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
