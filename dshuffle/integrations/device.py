@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.integrations.torch import tensor_of
-
-try:
-    import torch
-except ImportError as exc:
-    raise ImportError(f"PyTorch is not installed ({exc}). Run: pip install 'dshuffle[torch]'") from exc
 
 Arrays = tuple[NDArray[Any], ...]
 Tensors = tuple[torch.Tensor, ...]

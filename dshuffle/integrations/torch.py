@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.integrations import INSTALL_TORCH
 from dshuffle.integrations.position import Position
 from dshuffle.planning.batching import DROP, Batching
 from dshuffle.planning.randomness import permutation
@@ -19,7 +20,7 @@ try:
     from torch.utils.data import IterableDataset, get_worker_info
     from torch.utils.data._utils.collate import default_collate_fn_map
 except ImportError as exc:
-    raise ImportError(f"PyTorch is not installed ({exc}). Run: pip install 'dshuffle[torch]'") from exc
+    raise ImportError(f"PyTorch is not installed ({exc}). {INSTALL_TORCH}") from exc
 
 Batch = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
 

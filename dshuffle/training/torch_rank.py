@@ -27,6 +27,7 @@ from distributed import get_worker
 from numpy.typing import NDArray
 
 from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLost
+from dshuffle.integrations import INSTALL_TORCH
 from dshuffle.planning.batching import UNEVEN
 from dshuffle.runtime import Group, Partition
 from dshuffle.training.inputs import EVALUATION_ROWS
@@ -42,7 +43,7 @@ try:
     from dshuffle.integrations.torch import tensor_of
     from dshuffle.training.torch_step import TrainingStep
 except ImportError as exc:
-    raise ImportError(f"dshuffle.training.torch_ddp needs PyTorch: pip install 'dshuffle[torch]' ({exc})") from exc
+    raise ImportError(f"dshuffle.training.torch_ddp needs PyTorch ({exc}). {INSTALL_TORCH}") from exc
 
 MakeModel = Callable[[], torch.nn.Module]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
