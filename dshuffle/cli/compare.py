@@ -17,7 +17,7 @@ from dshuffle.cli.options import RARE_KEYS_NOISE, RARE_KEYS_ROWS, RARE_KEYS_SAMP
 from dshuffle.cli.output import COLUMNS, warnings_as_lines
 from dshuffle.cli.paired_test import paired_test_of, regression_pairs, runs_in_pairs, training_of, with_pairs
 from dshuffle.compare import AS_THEY_ARE, Way, connect, default_ways, modest_step, product_of_ways
-from dshuffle.compare.comparison import check_copy, check_dataset
+from dshuffle.compare.comparison import check_copy
 from dshuffle.errors import InvalidParameter
 from dshuffle.pipeline import LocalWorkers, Pipeline, RunningScheduler, Training
 from dshuffle.pipeline.run import train as run
@@ -37,7 +37,7 @@ from dshuffle.runtime.dataset_inputs import resolved, with_chunks_of
 from dshuffle.store import Dataset, create_dataset, open_dataset, shuffle_dataset
 from dshuffle.synthetic import rare_keys_regression
 from dshuffle.training.inputs import check_step
-from dshuffle.training.linear_regression import fit_linear_regression
+from dshuffle.training.linear_regression import check_dataset, fit_linear_regression
 
 DEFAULT_CHUNK_ROWS = 70
 DEFAULT_STEP = 1.0

@@ -26,7 +26,7 @@ from dshuffle.runtime import Shuffler
 from dshuffle.runtime.dataset_inputs import with_chunks_of
 from dshuffle.runtime.measure.auto_candidates import work_of
 from dshuffle.store import Dataset
-from dshuffle.training.linear_regression import check_regression
+from dshuffle.training.linear_regression import check_dataset
 
 OTHER_LINKS = {f"{gbit} Gbit/s": gbit * 1.25e8 for gbit in (1, 10, 25, 100)}
 """Links in bytes per second for which a report predicts exchanges as well."""
@@ -52,12 +52,6 @@ def modest_step(dataset: Dataset, *, features: str = "x", target: str = "y") -> 
     if not (np.isfinite(norm) and norm > 0):
         raise InvalidParameter.of("features", features, "an array of finite values that are not all zero")
     return 0.02 / norm
-
-
-def check_dataset(dataset: Dataset, features: str, target: str) -> None:
-    """Raise :class:`InvalidParameter` unless a linear regression can use these arrays of the dataset."""
-    arrays = {name: (info.dtype, len(info.shape) + 1) for name, info in dataset.arrays.items()}
-    check_regression(arrays, features, target)
 
 
 def result_of(

@@ -13,6 +13,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import BEGINNING, prefetch, row_kernel
 from dshuffle.runtime import Partition, Shuffler, gathered
+from dshuffle.store import Dataset
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate, raises_once
 from dshuffle.training.inputs import check_names, check_step, diverged
 from dshuffle.training.monitoring import timed
@@ -100,6 +101,8 @@ def fit_linear_regression(
     if schedule != CONSTANT and step_decay != 1:
         raise InvalidParameter.of("step_decay", step_decay, "1.0 when a schedule is given", "Pass one of them.")
     factor = Decay(step_decay) if schedule == CONSTANT else schedule
+    if isinstance(shuffler, Shuffler):  # not a stand-in without a dataset
+        check_dataset(shuffler.dataset, features, target)
     recorder = Recorder(validate, early_stopping, on_epoch)
     weights: Weights | None = recorder.begin(shuffler, "fit_linear_regression", None)
     for number, epoch in recorder.epochs(shuffler, epochs):
@@ -246,6 +249,12 @@ def _regression(
         targets, place = targets[:, place : place + 1].astype(np.float64), 0
         targets.flags.writeable = False
     return own, rows, first, targets, place, slots
+
+
+def check_dataset(dataset: Dataset, features: str, target: str) -> None:
+    """Raise :class:`InvalidParameter` unless a linear regression can use these arrays of the dataset."""
+    arrays = {name: (info.dtype, 1 + len(info.shape)) for name, info in dataset.arrays.items()}
+    check_regression(arrays, features, target)
 
 
 def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: str, target: str) -> None:

@@ -111,7 +111,7 @@ def fit_parallel_sgd(
     step_name = None if schedule is None else _step_name(model)
     first_step = 0.0 if step_name is None else float(model.get_params()[step_name])
     if isinstance(shuffler, Shuffler):  # not a stand-in without a dataset
-        _check_arrays(shuffler.dataset, features, target)
+        check_arrays(shuffler.dataset, features, target)
     all_labels = None if classes is None else _checked_classes(np.unique(np.asarray(classes)), None)
     recorder = Recorder(validate, early_stopping, on_epoch)
     model = recorder.begin(shuffler, "fit_parallel_sgd", model)
@@ -328,8 +328,14 @@ def checked_rows(
     return batch[features], batch[target]
 
 
-def _check_arrays(dataset: Dataset, features: str, target: str) -> None:
-    """Refuse arrays that an estimator cannot take, before any task runs."""
+def check_arrays(dataset: Dataset, features: str, target: str) -> None:
+    """Check the shapes and dtypes of the features and the target, before any task runs.
+
+    Raises
+    ------
+    InvalidParameter
+        An array does not exist, or has the wrong shape or dtype.
+    """
     check_names(dataset.arrays, features=features, target=target)
     for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
         array = dataset.arrays[name]

@@ -17,7 +17,7 @@ from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Val
 from dshuffle.training.inputs import EVALUATION_ROWS, check_names, check_step, diverged
 from dshuffle.training.mlp import MOMENTUM, Labels, Network, TrainedNetwork
 from dshuffle.training.monitoring import EpochBreakdown, PhaseSeconds, with_records
-from dshuffle.training.parallel_sgd import checked_rows
+from dshuffle.training.parallel_sgd import check_arrays, checked_rows
 from dshuffle.training.schedules import CONSTANT, Schedule
 
 
@@ -114,6 +114,9 @@ def fit_synchronous_sgd(
     as_integer("epochs", epochs, 1)
     as_integer("batch_size", batch_size, 1)
     check_step(step)
+    if isinstance(shuffler, Shuffler):  # not a stand-in without a dataset
+        check_arrays(shuffler.dataset, features, target)
+        _check_width(network, features, shuffler.dataset.arrays[features].shape[0])
     model = TrainedNetwork(network, network.first_parameters(as_integer("seed", seed)), network.first_statistics())
     recorder: Recorder[TrainedNetwork] = Recorder(validate, early_stopping, on_epoch)
     model = recorder.begin(shuffler, "fit_synchronous_sgd", model)
@@ -230,8 +233,7 @@ def checked_batch(
         The arrays do not suit the network. The message names the parameter, and the sample if one is at fault.
     """
     rows, labels = checked_rows(batch, features, target, sample_ids)
-    if rows.shape[1] != network.n_features:
-        raise InvalidParameter.of("network.sizes[0]", network.n_features, f"{rows.shape[1]}, the width of {features}")
+    _check_width(network, features, rows.shape[1])
     if labels.dtype.kind not in "biu":
         raise InvalidParameter.of(
             "target", target, f"an array of integer labels (it is {labels.dtype})", "Convert the labels to integers."
@@ -244,6 +246,11 @@ def checked_batch(
             f"{target}[{sample_ids[bad]}]", labels[bad].item(), f"a label in [0, {network.n_classes})", hint
         )
     return rows, labels.astype(np.int64)
+
+
+def _check_width(network: Network, features: str, width: int) -> None:
+    if width != network.n_features:
+        raise InvalidParameter.of("network.sizes[0]", network.n_features, f"{width}, the width of {features}")
 
 
 def _lap(seconds: float, since: float) -> tuple[float, float]:

@@ -7,14 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter
 from dshuffle.report import TrainingPoint
 from dshuffle.training import (
     Decay,
     EarlyStopping,
     Linear,
+    Network,
     epoch_bar,
     fit_linear_regression,
+    fit_synchronous_sgd,
     linear_regression,
     monitoring,
 )
@@ -167,3 +170,22 @@ def test_functions_with_optional_arguments_and_functions_in_c_are_called(fake_sh
     for on_epoch in (points.append, print, lambda point, stream=None: points.append(point)):
         fit_linear_regression(fake_shuffler({"x": np.eye(8), "y": np.ones(8)}), epochs=1, step=0.1, on_epoch=on_epoch)
     assert [point.epoch for point in points] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("fit", "options", "message"),
+    [
+        (fit_linear_regression, {"features": "images"}, "features='images' .* 2-D array .*it is 3-D"),
+        (fit_linear_regression, {"target": "x"}, "target='x' .* 1-D array .*it is 2-D"),
+        (fit_synchronous_sgd, {"network": Network((4, 2)), "features": "images"}, "features='images' .*it is 3-D"),
+        (fit_synchronous_sgd, {"network": Network((5, 2))}, r"network.sizes\[0\]=5 .*must be 4, the width of x"),
+    ],
+)
+def test_arrays_of_another_shape_are_refused_before_tasks_run(threads, tmp_path, monkeypatch, fit, options, message):
+    """Each task that fails would log a traceback on its worker."""
+    arrays = {"x": np.zeros((30, 4)), "images": np.zeros((30, 2, 2)), "y": np.zeros(30, int)}
+    batches = {} if fit is fit_linear_regression else {"batch_size": 2}
+    with Shuffler(threads, create_dataset(tmp_path / "d.zarr", arrays)) as shuffler:
+        monkeypatch.setattr(Shuffler, "epochs", lambda *_: pytest.fail("an epoch has begun"))
+        with pytest.raises(InvalidParameter, match=message):
+            fit(shuffler, epochs=1, step=0.1, **batches, **options)
