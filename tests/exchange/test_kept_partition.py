@@ -371,6 +371,7 @@ def test_an_unexpected_error_leaves_nothing_open(tmp_path, monkeypatch):
     assert remove_unused(str(tmp_path), NEXT) == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_leaves_its_partition(tmp_path):
     code = f"""
 import sys

@@ -74,15 +74,13 @@ def test_two_processes(in_processes, store, folder):
     ("action", "rank", "code", "words"),
     [
         ("SIGKILL", 0, -signal.SIGKILL, "WorkerLost: rank 0.* was lost"),
-        ("SIGKILL", 1, -signal.SIGKILL, "WorkerLost: rank 1 of 3 was lost"),
         ("SIGTERM", 1, -signal.SIGTERM, "WorkerLost: rank 1 of 3 was lost"),
         ("SIGINT", 0, -signal.SIGINT, "PeerFailed: rank 0 of 3 has failed: KeyboardInterrupt"),
         ("raise", 0, 1, "PeerFailed: rank 0 of 3 has failed: ValueError: a bug"),
-        ("raise", 1, 1, "PeerFailed: rank 1 of 3 has failed: ValueError: a bug"),
         ("exit", 1, 7, "PeerFailed: rank 1 of 3 has failed: SystemExit: 7"),
     ],
 )
-def test_one_rank_ends_and_the_job_resumes(in_processes, store, folder, rank, action, code, words):
+def test_one_rank_ends_and_the_job_resumes(in_processes, in_threads, store, folder, rank, action, code, words):
     codes, errors = in_processes(SCRIPT, store, folder, action, rank, 3, n_ranks=3).end()
     for other in range(3):
         if other == rank:
@@ -91,13 +89,16 @@ def test_one_rank_ends_and_the_job_resumes(in_processes, store, folder, rank, ac
             assert codes[other] == 1, errors[other]
             assert re.search(words, errors[other]), errors[other]
             assert seconds_between(folder, other) < 15
-    # Another job goes on, with the epoch that has not ended.
-    for path in folder.glob("1-*.npy"):
-        path.unlink()
-    codes, errors = in_processes(SCRIPT, store, folder, "none", 0, 3).end()
-    assert codes == [0, 0], errors
-    for epoch in range(3):
-        assert counts(folder, epoch) == Counter(range(103))
+    # Another job of two ranks goes on, with the epoch that has not ended.
+    assert counts(folder, 0) == Counter(range(103))
+
+    def loop(loader):
+        return {epoch.number: np.concatenate([ids for ids, _ in epoch]) for epoch in loader.epochs(3)}
+
+    samples = in_threads(2, loop, checkpoint=f"{folder}/run.json")
+    assert [set(of_rank) for of_rank in samples] == [{1, 2}] * 2
+    for epoch in (1, 2):
+        assert Counter(np.concatenate([of_rank[epoch] for of_rank in samples]).tolist()) == Counter(range(103))
 
 
 @pytest.mark.slow

@@ -115,6 +115,7 @@ def test_the_error_of_a_wait_that_is_too_long_has_the_states(slurm):
         Pipeline(URL, LINEAR, cluster=cluster).run(progress=False)
 
 
+@pytest.mark.slow
 def test_jobs_that_slurm_has_never_listed_stay_submitted(slurm):
     """They may be on another cluster (``--clusters``)."""
     slurm.be_full()
@@ -137,6 +138,7 @@ def test_a_job_that_slurm_has_listed_and_forgotten_has_failed(slurm, caplog, eve
         submitted.result(timeout=60)
 
 
+@pytest.mark.slow
 def test_a_job_of_another_user_with_the_same_number(slurm, monkeypatch):
     slurm.be_full()
     with pytest.raises(ClusterError, match="only 0 of min_workers=1"):
@@ -160,6 +162,7 @@ def test_a_command_of_slurm_that_hangs_is_ended(slurm, monkeypatch, eventually):
     eventually(lambda: ended(slurm.hanging), seconds=60)
 
 
+@pytest.mark.slow
 def test_no_look_at_the_jobs_outlives_the_cluster(slurm, eventually):
     slurm.be_full()
     slurm.hang()

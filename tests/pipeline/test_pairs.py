@@ -71,6 +71,7 @@ def test_a_function_in_numpy(digits, examples):
             assert metrics["error_rate"] == values[3]
 
 
+@pytest.mark.slow
 def test_a_trainer_with_an_estimator_and_a_report(digits, examples, tmp_path):
     train, held_out = digits
     test = PairedTest("accuracy", margin=0.5, pairs=5, higher_is_better=True)
@@ -144,6 +145,7 @@ def test_progress_counts_ways_and_then_pairs(digits):
     assert counts[-8:] == [*((run, 3) for run in range(3)), *((pair, 20) for pair in range(5))]
 
 
+@pytest.mark.slow
 def test_a_run_of_the_reference_that_diverges(digits, tmp_path):
     """The comparison and its report stay. It does not matter whether the run was one of those that were timed."""
     for bad_seed, n_pairs in ((2, 3), (0, 0)):
@@ -165,6 +167,7 @@ def unstable(shuffler, *, epochs, seed=0, error=None):
     return {"loss": math.nan if local and seed == 1 else 1.0 + 0.001 * seed}
 
 
+@pytest.mark.slow
 def test_a_way_that_diverges_is_worse(digits, tmp_path):
     training = Training(unstable, epochs=2, error=TrainingDiverged("weights"))
     pipeline = Pipeline(digits[0], training, WAYS, HERE, report=tmp_path, test=PairedTest("loss"))
@@ -182,6 +185,7 @@ def test_a_reference_without_error_and_a_relative_margin(digits):
     assert "give a margin in the unit of the metric" in str(runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error", [WorkerLost("rank 1 has left. Make a new session"), CommClosedError("in <TCP>: closed")]
 )
@@ -205,6 +209,7 @@ def test_one_worker_of_a_running_cluster_is_timed_without_pairs(digits):
     assert [way.pairs for way in result.ways] == [None, None]
 
 
+@pytest.mark.slow
 def test_training_that_is_not_deterministic(digits):
     """Each run of the function gives another value: two equal runs differ by more than the margin."""
     training = Training(scores, epochs=2, noise=0.1, calls=[])

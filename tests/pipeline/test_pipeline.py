@@ -77,6 +77,7 @@ def test_several_ways_are_compared_in_the_report(tmp_path):
     assert len(records) == 9
 
 
+@pytest.mark.slow
 def test_a_report_of_a_function_that_has_no_error(tmp_path):
     training = Training(each_epoch, epochs=3, fn=len)
     result = Pipeline(URL, training, cluster=HERE, report=tmp_path).run(progress=False)
@@ -87,6 +88,7 @@ def test_a_report_of_a_function_that_has_no_error(tmp_path):
     assert "Error after each epoch" not in result.report.read_text()
 
 
+@pytest.mark.slow
 def test_a_function_that_calls_on_epoch_has_a_history(tmp_path):
     def fit(shuffler, *, epochs, on_epoch=None):
         for epoch in shuffler.epochs(epochs):

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
@@ -16,6 +16,8 @@ from dshuffle.planning.assignment import ASSIGNMENTS
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
 from dshuffle.planning.remainder import training_orders, workers_of
 from dshuffle.planning.sample_digest import SampleDigest
+
+from ..conftest import at_most
 
 Q = 211
 WEIGHTS = (1000, 250, 1000, 700)
@@ -37,10 +39,9 @@ def check_sizes(rule, sizes):
         assert list(sizes) == SIZES
 
 
-@pytest.mark.parametrize("sharding", ["random", "contiguous"])
+@pytest.mark.parametrize(("sharding", "every"), [("random", 1), ("contiguous", 2)])
 @pytest.mark.parametrize("rule", ASSIGNMENTS)
 @pytest.mark.parametrize("delivery", DELIVERIES)
-@pytest.mark.parametrize("every", [1, 2])
 def test_contract(rule, delivery, sharding, every):
     """The planner checks that every plan delivers each needed sample exactly once."""
     if every > 1 and not ASSIGNMENTS[rule].moves:
@@ -120,7 +121,7 @@ def test_few_samples_move_when_shares_change(rule):
     assert history.changed(range(4), epoch=6, carried=5, weights=WEIGHTS) == history
 
 
-@settings(max_examples=25)
+@at_most(25)
 @given(data=st.data())
 @pytest.mark.parametrize("rule", ["global", "local", "partial", "chunks", "aligned"])
 def test_what_is_left_of_an_epoch(rule, data):

@@ -61,7 +61,7 @@ def test_a_partition_that_does_not_fit_in_memory_is_trained_on_exactly(tmp_path)
         assert os.listdir(tmp_path / "rows") == []
 
 
-@pytest.mark.parametrize("delivery", ["peer", "storage", "clique"])
+@pytest.mark.parametrize("delivery", ["peer", pytest.param("storage", marks=pytest.mark.slow), "clique"])
 def test_every_kind_of_delivery_works_on_a_disk(threads, tmp_path, delivery):
     values = np.arange(300, dtype="f4")
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.stack([values, values], axis=1)})

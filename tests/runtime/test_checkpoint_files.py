@@ -164,6 +164,7 @@ def test_a_checkpoint_that_cannot_be_written_is_refused_at_the_start(
         Shuffler(client, dataset, checkpoint=tmp_path / "folder")
 
 
+@pytest.mark.slow
 def test_a_lock_goes_away_with_its_process(place: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -38,6 +38,7 @@ def test_a_cluster_of_ours_loads_everything_while_its_workers_start(tmp_path):
         assert not {"dask.array", "pandas", "sklearn", "xarray", "bokeh"} & set(modules)
 
 
+@pytest.mark.slow
 def test_a_scheduler_loads_its_plugin():
     code = """
 import asyncio, sys

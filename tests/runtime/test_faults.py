@@ -75,6 +75,7 @@ def test_a_task_of_a_paused_worker_runs_when_it_goes_on(cluster_of, small, check
             assert np.array_equal(np.sort(np.concatenate(client.gather(futures))), np.arange(1000))
 
 
+@pytest.mark.slow
 def test_a_task_of_a_worker_that_stays_paused_fails(cluster_of, small, check_ids, eventually, within):
     with (
         dask.config.set({"dshuffle.paused-timeout": "2s"}),
@@ -106,6 +107,7 @@ def test_a_task_whose_paused_worker_leaves_fails(cluster_of, small, check_ids, e
 # -- messages that are lost ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_votes_and_orders_that_are_lost_do_not_hang_an_epoch(cluster_of, small, check_orders, within, monkeypatch):
     send_vote, lost = ReportSender.send_vote, []
 
@@ -161,6 +163,7 @@ def test_an_exchange_that_fails_once_is_repeated_and_keeps_what_has_arrived(thre
 # -- tasks ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_task_that_hangs_is_named_and_the_session_goes_on_when_it_ends(
     threads, small, check_orders, within, eventually, tmp_path
 ):
@@ -286,6 +289,7 @@ def test_a_shuffler_that_is_dropped_warns_and_is_closed(threads, small, sessions
     eventually(lambda: sessions_left(threads) == (0, 0))
 
 
+@pytest.mark.slow
 def test_opening_a_session_does_no_harm_to_the_sessions_of_others(cluster_of, small, check_orders, monkeypatch):
     """A worker that is too busy to answer is asked again, and its plugin is not installed anew."""
     with (
@@ -314,6 +318,7 @@ def slow_to_answer(dask_worker):
     dask_worker.handlers["dshuffle_protocol"] = late
 
 
+@pytest.mark.slow
 def test_workers_that_are_being_set_up_are_waited_for(small, check_orders, monkeypatch):
     """They load kernels. Dask would log a traceback if they were asked something that they do not know yet."""
     install, tasks = DShuffleScheduler._install, []

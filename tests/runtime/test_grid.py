@@ -40,6 +40,7 @@ def test_rows_take_two_hops_and_reach_the_workers_that_peers_would_send_them_to(
     assert sum(record.wire_received_bytes) == sum(record.wire_sent_bytes)
 
 
+@pytest.mark.slow
 def test_short_messages(threads, small, check_orders):
     with (
         dask.config.set({"dshuffle.message-bytes": 100, "dshuffle.window-bytes": 300}),
@@ -116,7 +117,7 @@ def test_an_aborted_run_keeps_the_bundles_that_have_arrived(threads, small, chec
     assert [record.delivery for record in shuffler.records[1:]] == ["grid"] * 2
 
 
-@pytest.mark.parametrize("fails", ["at once", "when all else is done"])
+@pytest.mark.parametrize("fails", ["at once", pytest.param("when all else is done", marks=pytest.mark.slow)])
 def test_a_forwarder_that_fails_late_ends_nothing(cluster_of, small, check_orders, monkeypatch, within, fails):
     """Ranks vote when their own rows are here, whatever their forwarders do."""
     received = Forwarder._received

@@ -13,7 +13,7 @@ from dshuffle import Shuffler
     [
         pytest.param("1122", (0, 0, 1, 1), marks=pytest.mark.slow),
         ("1212", (0, 0, 1, 1)),
-        ("1234", ()),
+        pytest.param("1234", (), marks=pytest.mark.slow),
         pytest.param("1111", (), marks=pytest.mark.slow),
     ],
 )

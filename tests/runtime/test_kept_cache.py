@@ -95,7 +95,8 @@ def test_a_session_that_resumes_reads_nothing_from_the_store(threads, workers, l
         assert sum(record.wire_received_bytes) == 0  # every worker got the rank whose partition it has
 
 
-@pytest.mark.parametrize("n_workers", [2, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_workers", [2, 7])
 def test_another_number_of_workers_reads_from_those_that_have_a_row(
     threads, workers, small, check_ids, tmp_path, n_workers
 ):
@@ -112,7 +113,7 @@ def test_another_number_of_workers_reads_from_those_that_have_a_row(
 
 
 @pytest.mark.parametrize(
-    "change", ["seed", "dataset", *(pytest.param(change, marks=pytest.mark.slow) for change in ("part", "arrays"))]
+    "change", ["dataset", *(pytest.param(change, marks=pytest.mark.slow) for change in ("seed", "part", "arrays"))]
 )
 def test_what_is_of_something_else_is_not_used(threads, small, check_ids, tmp_path, change):
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
@@ -134,6 +135,7 @@ def test_what_is_of_something_else_is_not_used(threads, small, check_ids, tmp_pa
     assert same == ({before.identity} if small.identity != before.identity or change in ("seed", "arrays") else set())
 
 
+@pytest.mark.slow
 def test_a_directory_that_another_session_uses(threads, small, check_ids, tmp_path):
     """Each has partitions of its own, and neither removes those of the other."""
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
@@ -235,7 +237,7 @@ def test_the_partitions_survive_that_all_workers_are_killed(new_processes, small
             np.testing.assert_array_equal(now, then)
 
 
-@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("keeps", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_worker_that_takes_a_rank_reads_what_the_lost_one_left(
     workers, small, check_ids, within, tmp_path, monkeypatch, keeps
 ):
@@ -297,6 +299,7 @@ def test_an_elastic_session_keeps_the_partitions_of_its_last_workers(workers, sm
     assert len(os.listdir(directory)) == 3
 
 
+@pytest.mark.slow
 def test_kept_partitions_make_room_for_new_ones(threads, small, check_ids, tmp_path, monkeypatch, caplog, eventually):
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
     with Shuffler(threads, small, **kept) as shuffler:
@@ -318,7 +321,8 @@ def test_kept_partitions_make_room_for_new_ones(threads, small, check_ids, tmp_p
     eventually(lambda: os.listdir(tmp_path / "rows") == [])
 
 
-@pytest.mark.parametrize("n_workers", [pytest.param(5, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_workers", [5, 3])
 def test_a_disk_without_room_for_two_sets_gives_up_the_first(
     threads, workers, small, check_ids, tmp_path, monkeypatch, n_workers
 ):
@@ -345,6 +349,7 @@ def test_a_disk_without_room_for_two_sets_gives_up_the_first(
     assert len(os.listdir(directory)) == n_workers
 
 
+@pytest.mark.slow
 def test_a_disk_that_others_fill_is_an_error_that_says_so(threads, small, check_ids, tmp_path, monkeypatch, eventually):
     directory = tmp_path / "rows"
     kept = {"cache_directory": directory, "keep_cache": True}
@@ -374,6 +379,7 @@ def no_space(*args):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.slow
 def test_an_index_that_cannot_be_written_does_not_end_the_session(
     threads, small, check_orders, tmp_path, monkeypatch, caplog
 ):
@@ -387,6 +393,7 @@ def test_an_index_that_cannot_be_written_does_not_end_the_session(
     assert {one.label.epoch for one in KeptFolder.all_in(str(directory), small.identity)} == {0}
 
 
+@pytest.mark.slow
 def test_indexes_that_take_longer_than_epochs_are_left_out(threads, small, check_orders, tmp_path, monkeypatch):
     """The last one is written before the session is closed."""
     replace = os.replace

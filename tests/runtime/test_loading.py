@@ -69,6 +69,7 @@ def test_only_what_failed_is_read_again(threads, small, check_orders, pieces, re
     assert len(seen) == 5 * PIECES + 2
 
 
+@pytest.mark.slow
 def test_what_has_arrived_is_kept_if_a_piece_cannot_be_read(threads, small, check_ids, pieces, reads):
     seen, before = reads
     away = [True]

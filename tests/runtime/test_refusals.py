@@ -222,7 +222,9 @@ def chunk_files(dataset, array):
     return sorted(path for path in (Path(dataset.url) / array / "c").rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("delivery", ["peer", "server", "storage"])
+@pytest.mark.parametrize(
+    "delivery", ["peer", *(pytest.param(name, marks=pytest.mark.slow) for name in ("server", "storage"))]
+)
 def test_a_chunk_is_corrupted_before_the_first_epoch(threads, small, check_orders, sessions_left, delivery):
     chunk = chunk_files(small, "x")[3]
     good = chunk.read_bytes()
@@ -302,7 +304,7 @@ def test_whatever_goes_wrong_while_planning_is_heard_of(
     assert any(np.array_equal(seen[0][0], epoch[0]) for epoch in expected)
 
 
-@pytest.mark.parametrize("delivery", ["storage", "server"])
+@pytest.mark.parametrize("delivery", ["storage", pytest.param("server", marks=pytest.mark.slow)])
 def test_a_dataset_written_again_in_mid_session_is_refused(threads, small, check_orders, delivery):
     """Rows of the old and the new dataset are never mixed: the epoch under way is given up."""
     with Shuffler(threads, small, delivery=delivery, memory_limit="1 MiB") as shuffler:

@@ -112,7 +112,7 @@ def test_a_mistake_is_raised_at_once(threads, small, tmp_path, mistake, error):
     assert tries == [0]
 
 
-@pytest.mark.parametrize("attempts", [2, 3])
+@pytest.mark.parametrize("attempts", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_attempts_that_only_begin_an_epoch_are_limited(threads, small, tmp_path, attempts):
     tries = []
 
@@ -125,6 +125,7 @@ def test_attempts_that_only_begin_an_epoch_are_limited(threads, small, tmp_path,
     assert tries == [0] * attempts
 
 
+@pytest.mark.slow
 def test_samples_that_were_trained_on_are_progress(threads, small, tmp_path):
     tries, place = [], tmp_path / "run.json"
 
@@ -142,6 +143,7 @@ def test_samples_that_were_trained_on_are_progress(threads, small, tmp_path):
     assert tries == [1000, 750, 500, 250]
 
 
+@pytest.mark.slow
 def test_attempts_are_limited_in_all(threads, small, tmp_path, monkeypatch):
     """Each of them trains on an epoch, and then fails."""
     monkeypatch.setattr("dshuffle.runtime.client.retries.TOTAL_ATTEMPTS", 3)
@@ -158,6 +160,7 @@ def test_attempts_are_limited_in_all(threads, small, tmp_path, monkeypatch):
     assert seen == list(range(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_folder_that_is_away_for_a_second(threads, small, tmp_path, lost):
     folder, seen, tries = tmp_path / "state", [], iter([True])
@@ -175,6 +178,7 @@ def test_a_folder_that_is_away_for_a_second(threads, small, tmp_path, lost):
     assert sorted(os.listdir(tmp_path)) == ["small.zarr", "state"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_has_gone_is_not_waited_for_for_ever(threads, small, tmp_path):
     """Training must not begin again from the first epoch."""
     place, seen = tmp_path / "run.json", []

@@ -37,12 +37,17 @@ def planned(shuffler, epoch, first_weights):
     "way",
     [
         {},
-        {"assignment": "chunks:20"},
-        {"assignment": "local"},
-        {"assignment": "partial:0.2"},
+        *(
+            pytest.param(way, marks=pytest.mark.slow)
+            for way in (
+                {"assignment": "chunks:20"},
+                {"assignment": "local"},
+                {"assignment": "partial:0.2"},
+                {"delivery": "storage"},
+                {"delivery": "grid"},
+            )
+        ),
         {"assignment": "aligned", "delivery": "clique", "cache_fraction": 0.5},
-        {"delivery": "storage"},
-        {"delivery": "grid"},
     ],
     ids=lambda way: "-".join(map(str, way.values())) or "default",
 )
@@ -189,8 +194,8 @@ def test_fewer_workers_begin_with_equal_shares(small, tmp_path):
     ("error", "n_attempts"),
     [
         (CacheBudgetError("two partitions do not fit"), 1),
-        (DatasetError("a row cannot be read"), 1),
-        (ClusterError("a worker is paused"), 5),
+        pytest.param(DatasetError("a row cannot be read"), 1, marks=pytest.mark.slow),
+        pytest.param(ClusterError("a worker is paused"), 5, marks=pytest.mark.slow),
         (ExchangeError("a message was lost"), 5),
     ],
     ids=lambda value: type(value).__name__,

@@ -145,8 +145,14 @@ def test_resources_choose_the_members(cluster_of: Any, small: Any) -> None:
             pytest.raises(ClusterError, match=r"only 2 of min_workers=3 workers that workers= and resources= allow"),
         ):
             Shuffler(client, small, resources={"GPU": 1}, min_workers=3)
-        assert measure_cluster(client, None, seconds=0.5).cluster.n_workers == 4
-        with Shuffler(client, small, delivery="auto", resources={"GPU": 1}) as shuffler:  # measures these two
+
+
+@pytest.mark.slow
+def test_a_session_measures_its_own_workers(cluster_of: Any, small: Any) -> None:
+    gpu = {"resources": {"GPU": 1}}
+    with cluster_of({"a": gpu, "b": {}, "c": gpu}) as cluster, Client(cluster) as client:
+        assert measure_cluster(client, None, seconds=0.5).cluster.n_workers == 3
+        with Shuffler(client, small, delivery="auto", resources={"GPU": 1}) as shuffler:
             assert shuffler.n_workers == 2
 
 

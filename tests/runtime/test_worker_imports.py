@@ -57,6 +57,7 @@ print("numba" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_look_at_a_dataset_loads_no_compiler():
     ran = subprocess.run([sys.executable, "-c", OPENED], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["[1]", "False"]

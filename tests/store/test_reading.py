@@ -292,6 +292,7 @@ def test_a_bad_chunk_of_a_column_is_named(tmp_path, damage):
         dataset.read_into(dataset.layout.empty(9), np.arange(9), np.arange(9))
 
 
+@pytest.mark.slow
 def test_columns_are_requested_few_at_a_time(tmp_path: Path, monkeypatch: Any) -> None:
     """A store behind a network would refuse thousands of requests at once; absent chunks count, too."""
     n_columns, n_rows = 90, 40

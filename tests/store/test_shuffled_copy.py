@@ -126,6 +126,7 @@ def test_the_command_says_what_is_left_out(tmp_path):
     assert "left out: z: " in ran.stderr
 
 
+@pytest.mark.slow
 def test_memory_for_very_many_buckets_is_refused():
     source = create_dataset(IN, {"x": np.zeros((70_000, 2))}, overwrite=True)
     with pytest.raises(InvalidParameter, match="memory_budget=100 is not allowed; it must be at least 256 B for this"):

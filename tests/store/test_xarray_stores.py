@@ -180,6 +180,7 @@ def test_sessions_exchange_stored_numbers_and_hand_out_values(client, tmp_path):
         assert shuffler.records[-1].row_nbytes == 4 * 6 * 2 + 8 + 4
 
 
+@pytest.mark.slow
 def test_a_scaled_regression_is_trained_on_decoded_values(client, tmp_path):
     features = RNG.integers(-100, 100, (60, 3)).astype("i2")
     group = zarr.create_group(tmp_path / "g")

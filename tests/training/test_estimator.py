@@ -145,6 +145,7 @@ def test_sorted_data_are_learned_which_blocks_in_stored_order_are_not(client):
     assert shuffled.score(x, y) > 0.8
 
 
+@pytest.mark.slow
 def test_a_network_learns_with_the_default_batches(client):
     x, y = load_digits(return_X_y=True)
     train, test = np.arange(1200), np.arange(1200, 1797)

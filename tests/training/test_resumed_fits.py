@@ -129,6 +129,7 @@ def test_a_fit_continues_on_another_number_of_workers(clients, tmp_path, fit, ur
     assert not np.array_equal(numbers(history.model), numbers(saved[1].model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fit", "url", "options", "numbers"), FITS[:4], ids=lambda value: getattr(value, "__name__", "")
 )

@@ -77,6 +77,7 @@ def test_an_epoch_that_is_trained_on_after_the_loop(clusters, labelled, tmp_path
         assert shuffler.state_dict()["trained"] == [[16, 8, 0]]
 
 
+@pytest.mark.slow
 def test_a_second_stop_in_the_same_epoch(clusters, labelled):
     seen, state = [], None
     for n in (4, 3, 7):
@@ -112,7 +113,7 @@ def test_workers_that_have_not_trained_leave_samples_where_they_are(clusters, la
     assert left == [samples[32:] for samples in order]
 
 
-@pytest.mark.parametrize("assignment", ["global", "partial:0.3"])
+@pytest.mark.parametrize("assignment", [pytest.param("global", marks=pytest.mark.slow), "partial:0.3"])
 def test_a_user_says_how_far_ranks_came_after_workers_have_changed(clusters, labelled, assignment):
     """The number of workers changed between two epochs; the state is that of the beginning of the next one."""
     with Shuffler(clusters[4], labelled, assignment=assignment) as shuffler:
@@ -145,6 +146,7 @@ def test_a_state_before_the_first_epoch_and_without_marks(clusters, labelled):
         assert sum(shuffler.state_dict()["trained"][0]) == 700
 
 
+@pytest.mark.slow
 def test_a_sharding_that_was_an_array_is_given_again(clusters, labelled):
     ranks = np.arange(700, dtype=np.int32) % 3
     with Shuffler(clusters[3], labelled, assignment="local", sharding=ranks) as shuffler:
@@ -190,6 +192,7 @@ def test_an_attached_value_may_be_changed_in_place(clusters, labelled, tmp_path)
             assert shuffler.attached.tolist() == [expected + 10] * 2
 
 
+@pytest.mark.slow
 def test_next_epoch_counts_those_of_earlier_sessions(clusters, labelled):
     with Shuffler(clusters[3], labelled) as shuffler:
         assert shuffler.next_epoch == 0

@@ -32,7 +32,8 @@ from .virtual_time import NothingEnds, NothingHappensAnyMore, VirtualLoop
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*never awaited:RuntimeWarning")  # of processes that are killed
 
-QUICK = range(50)
+QUICK = range(15)
+MANY = range(len(QUICK), 200)
 
 
 @pytest.fixture
@@ -41,16 +42,16 @@ def store() -> Iterator[Store]:
         yield Store(folder)
 
 
-def test_the_quick_schedules_cover_each_value_and_most_pairs() -> None:
-    simulation = simulate(QUICK)
-    assert simulation.seen["epochs"] > len(QUICK)
-    assert simulation.coverage.missing(possible()) == []
-    assert simulation.coverage.share_of_pairs(possible()) > 0.8, simulation.coverage.table()
+def test_some_schedules() -> None:
+    assert simulate(QUICK).seen["epochs"] > len(QUICK)
 
 
 @pytest.mark.slow
-def test_many_schedules() -> None:
-    seen = simulate(range(len(QUICK), 400)).seen
+def test_many_schedules_cover_each_value_and_most_pairs() -> None:
+    simulation = simulate(MANY)
+    assert simulation.coverage.missing(possible()) == []
+    assert simulation.coverage.share_of_pairs(possible()) > 0.9, simulation.coverage.table()
+    seen = simulation.seen
     refusals = [f"refused: {name}" for name in ("ExchangeError", "Mistake", "ClusterError")]
     assert min(seen[what] for what in [*FAULTS, *refusals, "epochs", "resumed", "WorkerLost"]) > 4, seen
 
@@ -128,7 +129,7 @@ def test_workers_that_were_only_silent_are_taken_back(monkeypatch: pytest.Monkey
 
 
 def test_everything_follows_from_the_seed() -> None:
-    seeds = range(4)
+    seeds = range(2)
     seen = simulate(seeds).seen
     assert seen == simulate(seeds).seen
     assert seen["epochs"] > 0
