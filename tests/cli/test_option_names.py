@@ -53,6 +53,7 @@ def test_arrays_that_the_files_have_are_listed(tmp_path):
     assert "They have a, b." in ran.stderr
 
 
+@pytest.mark.slow
 def test_what_draws_nothing_does_not_load_bokeh():
     """Half a second of the start of a command, or of a worker."""
     modules = ["dshuffle.cli.dataset", "dshuffle.cli.plan", "dshuffle.training", "dshuffle.pipeline"]

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import time
 
+import dask
 import pytest
 from click.testing import CliRunner
 
@@ -206,6 +207,7 @@ def test_the_command(tmp_path):
     findings = [json.loads(line) for line in ran.stdout.splitlines()]
     assert {one["subject"] for one in findings} >= {"workers", "versions", "dataset", "links"}
     assert ran.exit_code == any(one["level"] == "error" for one in findings)
-    ran = CliRunner().invoke(main, ["doctor", "--scheduler", "tcp://127.0.0.1:1"])
+    with dask.config.set({"distributed.comm.timeouts.connect": "500ms"}):
+        ran = CliRunner().invoke(main, ["doctor", "--scheduler", "tcp://127.0.0.1:1"])
     assert ran.exit_code == 1
     assert "no Dask scheduler answers" in ran.stderr
