@@ -48,6 +48,7 @@ def test_the_benchmark_of_many_workers_runs():
     assert all(seconds > 0 for result in results.values() for seconds in result.values())
 
 
+@pytest.mark.slow
 def test_what_a_session_costs_the_scheduler_grows_with_its_members():
     """In processor time, of which there is room, and in memory and messages, which do not depend on the machine."""
     scheduler = load("scheduler")

@@ -263,7 +263,9 @@ def verdicts():
     del sys.modules["verdicts"]
 
 
-@pytest.mark.parametrize("noise", ["normal", "skewed", "heavy tails"])
+@pytest.mark.parametrize(
+    "noise", ["normal", *(pytest.param(noise, marks=pytest.mark.slow) for noise in ("skewed", "heavy tails"))]
+)
 def test_the_error_rate_in_simulated_comparisons(verdicts, noise):
     """At the margin, 5 % of the answers "not worse" may be wrong. If every look spent all 5 %, 10 % would be."""
     count = 500
@@ -279,6 +281,7 @@ def test_the_error_rate_in_simulated_comparisons(verdicts, noise):
     assert fractions[PairedOutcome.WORSE] > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_chance", [0.0, 0.005])
 @pytest.mark.parametrize(("samples", "margin"), [(30, 0.01), (100, 0.01), (200, 0.005)])
 def test_the_error_rate_with_accuracies_on_few_samples(verdicts, samples, margin, by_chance):

@@ -31,6 +31,7 @@ def test_sorted_data_do_not_look_random_and_their_copy_does(arrays):
     assert looks_random(copy)
 
 
+@pytest.mark.slow
 def test_independent_rows_are_hardly_ever_called_sorted():
     rng = np.random.default_rng(1)
     called_random = 0

@@ -29,6 +29,10 @@ WAYS = [
     Choices("aligned", caching="even", cache_fraction=0.75, seed=3),
     Choices("aligned", caching="uniform", cache_fraction=0.5, seed=3),
 ]
+QUICK = [
+    Choices("partial:0.3", sharding="contiguous", seed=3),
+    Choices("global", "clique", cache_fraction=0.75, seed=3),
+]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +51,9 @@ def regression(tmp_path_factory):
     return dataset
 
 
-@pytest.mark.parametrize("choices", WAYS, ids=repr)
+@pytest.mark.parametrize(
+    "choices", [pytest.param(way, marks=[] if way in QUICK else pytest.mark.slow) for way in WAYS], ids=repr
+)
 def test_linear_regression(client, regression, choices):
     simulated = fit_linear_regression(SimulatedCluster.of(regression, 3).session(choices), epochs=4, step=0.1)
     with dshuffle.Shuffler(client, regression, **choices.keywords()) as shuffler:

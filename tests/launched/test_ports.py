@@ -40,6 +40,7 @@ class Web(socketserver.StreamRequestHandler):
         self.wfile.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
 
+@pytest.mark.slow
 def test_other_programs_may_have_the_ports(in_threads, monkeypatch):
     variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": f"{os.getpid()}"}
     for name, value in variables.items():
@@ -179,6 +180,7 @@ def test_a_name_that_this_host_resolves_to_loopback(in_threads):
     assert set(hosts) <= outer_addresses().keys()
 
 
+@pytest.mark.slow
 def test_without_an_address_for_other_hosts_an_interface_is_asked_for(in_threads, monkeypatch):
     monkeypatch.setattr("dshuffle.launched.process.get_ip", lambda host="": "127.0.1.1")
     errors = in_threads(2, len, address="node-of-rank-0", timeout=2)
