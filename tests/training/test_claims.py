@@ -1,6 +1,7 @@
-"""What shuffling does to learning, through the real trainers on a local cluster of logical workers.
+"""What shuffling does to learning, through the real trainers.
 
-Logical workers are threads of one process: they exchange and average as separate ones do, and no seconds are measured.
+Workers are threads of one process, or simulated, which gives the same models (tests/compare/test_simulated.py). No
+seconds are measured.
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ class Reached(EarlyStopping):
 @pytest.mark.slow
 def test_rows_sorted_by_a_key_need_one_shuffle(tmp_path):
     dataset = dshuffle.create_dataset(str(tmp_path / "keyed.zarr"), keyed_regression(4000), chunk_rows=200)
-    with local_cluster(20, processes=False) as client:
+    cluster = SimulatedCluster.of(dataset, 20)
 
-        def epochs_needed(assignment, sharding, at_most):
-            with dshuffle.Shuffler(client, dataset, assignment=assignment, sharding=sharding) as shuffler:
-                history = fit_linear_regression(shuffler, epochs=at_most, step=1.0, early_stopping=Reached())
-            return len(history.points) if history.stopped_early else at_most + 1
+    def epochs_needed(assignment, sharding, at_most):
+        session = cluster.session(Choices(assignment, sharding=sharding))
+        history = fit_linear_regression(session, epochs=at_most, step=1.0, early_stopping=Reached())
+        return len(history.points) if history.stopped_early else at_most + 1
 
-        needed = {
-            "stored": epochs_needed("local", "contiguous", 15),
-            "once": epochs_needed("local", "random", 10),
-            "partial": epochs_needed("partial:0.1", "contiguous", 15),
-            "global": epochs_needed("global", "random", 10),
-        }
+    needed = {
+        "stored": epochs_needed("local", "contiguous", 15),
+        "once": epochs_needed("local", "random", 10),
+        "partial": epochs_needed("partial:0.1", "contiguous", 15),
+        "global": epochs_needed("global", "random", 10),
+    }
     # In simulation over seeds: 82, 3.3, 8 and 3.2.
     print(needed)
     assert needed["stored"] > 15
@@ -85,31 +86,33 @@ def test_a_little_exchange_recovers_what_batch_norm_loses_on_sorted_shards(tmp_p
         "validate": lambda m: {"accuracy": np.mean(m.predict(x) == y)},
     }
 
-    with local_cluster(12, processes=False) as client:
+    def simulated(assignment, sharding, *, batch_norm=True):
+        network, ways = Network((64, 32, 10), batch_norm), {"assignment": assignment, "sharding": sharding}
+        return fit_logical_workers(train, network, n_workers=12, **ways, **options)
 
-        def accuracy(assignment, sharding, *, batch_norm=True):
-            network = Network((64, 32, 10), batch_norm)
-            with dshuffle.Shuffler(client, dataset, assignment=assignment, sharding=sharding) as shuffler:
-                history = fit_synchronous_sgd(shuffler, network, **options)
-            simulated = fit_logical_workers(
-                train, network, n_workers=12, assignment=assignment, sharding=sharding, **options
-            )
-            # The steps are the same, up to the order of sums.
-            np.testing.assert_allclose(history.model.parameters, simulated.model.parameters, atol=1e-6)
-            np.testing.assert_allclose(history.model.statistics, simulated.model.statistics, atol=1e-6)
-            assert history.points[-1].error == pytest.approx(simulated.points[-1].error)
-            return history.points[-1].validation["accuracy"]
+    def accuracy(*ways, batch_norm=True):
+        return simulated(*ways, batch_norm=batch_norm).points[-1].validation["accuracy"]
 
-        found = {
-            ("sorted", "local"): accuracy("local", "contiguous"),
-            ("sorted", "0.3"): accuracy("partial:0.3", "contiguous"),
-            ("random", "global"): accuracy("global", "random"),
-            ("random", "local"): accuracy("local", "random"),
-            ("random", "0.3"): accuracy("partial:0.3", "random"),
-            ("no batch norm", "local"): accuracy("local", "contiguous", batch_norm=False),
-            ("no batch norm", "0.3"): accuracy("partial:0.3", "contiguous", batch_norm=False),
-            ("no batch norm", "global"): accuracy("global", "random", batch_norm=False),
-        }
+    expected = simulated("partial:0.3", "contiguous")
+    with (
+        local_cluster(12, processes=False) as client,
+        dshuffle.Shuffler(client, dataset, assignment="partial:0.3", sharding="contiguous") as shuffler,
+    ):
+        history = fit_synchronous_sgd(shuffler, Network((64, 32, 10)), **options)
+    # The steps are the same, up to the order of sums.
+    np.testing.assert_allclose(history.model.parameters, expected.model.parameters, atol=1e-6)
+    np.testing.assert_allclose(history.model.statistics, expected.model.statistics, atol=1e-6)
+    assert history.points[-1].error == pytest.approx(expected.points[-1].error)
+    found = {
+        ("sorted", "local"): accuracy("local", "contiguous"),
+        ("sorted", "0.3"): history.points[-1].validation["accuracy"],
+        ("random", "global"): accuracy("global", "random"),
+        ("random", "local"): accuracy("local", "random"),
+        ("random", "0.3"): accuracy("partial:0.3", "random"),
+        ("no batch norm", "local"): accuracy("local", "contiguous", batch_norm=False),
+        ("no batch norm", "0.3"): accuracy("partial:0.3", "contiguous", batch_norm=False),
+        ("no batch norm", "global"): accuracy("global", "random", batch_norm=False),
+    }
     print(found)
     # In simulation over 50 seeds Q = 0.3 beat local by at least 0.166.
     assert found["sorted", "0.3"] > found["sorted", "local"] + 0.08
