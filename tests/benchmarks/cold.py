@@ -1,8 +1,8 @@
 """What a first call costs: permuting in a new cluster, opening a session, imports, exits, and the command's first line.
 
-    python tests/benchmarks/cold.py [--repeats 5] [--only SCENE ...] [--rival PYTHON]
+    python tests/benchmarks/cold.py [--repeats 5] [--workers 4] [--only SCENE ...] [--rival PYTHON]
 
-Every repetition is a new process with a new cluster of 4 worker processes, and kernels come from numba's cache on disk.
+Every repetition is a new process with a new cluster of worker processes, and kernels come from numba's cache on disk.
 So a first call includes what the client and the workers load. `preloaded` is the same in a cluster whose workers run
 `dask worker --preload dshuffle`. Figures are medians. Read the ratios: both of their times are from the same process.
 Processor seconds depend less on what else the machine does.
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from distributed import Client, LocalCluster, wait
 import dshuffle
 
 HERE = Path(__file__).parent
-WORKERS = 4
 ROWS, ROW_NBYTES, CHUNKS = 100_000, 1024, 64
 PRELOADED = {"distributed.worker.preload": ["dshuffle"]}
 
@@ -63,12 +62,12 @@ print(time.process_time() - started)
 
 
 @contextmanager
-def clusters(preloaded: bool = False) -> Iterator[Client]:
+def clusters(n_workers: int, preloaded: bool = False) -> Iterator[Client]:
     """A new cluster of processes."""
     with (
         dask.config.set(PRELOADED if preloaded else {}),
         LocalCluster(
-            n_workers=WORKERS, threads_per_worker=1, processes=True, dashboard_address=":0", memory_limit=0
+            n_workers=n_workers, threads_per_worker=1, processes=True, dashboard_address=":0", memory_limit=0
         ) as cluster,
         Client(cluster) as client,
     ):
@@ -86,10 +85,10 @@ def modules(client: Client) -> list[str]:
     return names
 
 
-def permute(preloaded: bool = False) -> dict[str, float]:
+def permute(n_workers: int, preloaded: bool = False) -> dict[str, float]:
     """Seconds of the first three calls of ``dshuffle.permute`` in a cluster."""
     result = {}
-    with clusters(preloaded) as client:
+    with clusters(n_workers, preloaded) as client:
         chunks = (-(-ROWS // CHUNKS), ROW_NBYTES)
         x = dask.array.random.default_rng(0).integers(0, 256, (ROWS, ROW_NBYTES), np.uint8, chunks=chunks).persist()
         wait(x)
@@ -103,12 +102,12 @@ def permute(preloaded: bool = False) -> dict[str, float]:
     return result
 
 
-def opening(preloaded: bool = False) -> dict[str, float]:
+def opening(n_workers: int, preloaded: bool = False) -> dict[str, float]:
     """Seconds in which the first two sessions of a cluster open."""
     result = {}
     with tempfile.TemporaryDirectory() as folder:
         dataset = dshuffle.create_dataset(f"{folder}/d.zarr", {"x": np.zeros((20_000, 64), np.float32)})
-        with clusters(preloaded) as client:
+        with clusters(n_workers, preloaded) as client:
             for name in ("first", "second"):
                 before, started = processor_seconds(client), time.perf_counter()
                 shuffler = dshuffle.Shuffler(client, dataset)
@@ -138,11 +137,11 @@ def of_dataset(client: Client) -> None:
                 client.gather(epoch.map(len))
 
 
-def imports() -> dict[str, float]:
+def imports(n_workers: int) -> dict[str, float]:
     """Processor seconds of the imports of a worker, beyond those of every worker of Dask."""
     result = {}
     for name, run in (("in memory", in_memory), ("dataset", of_dataset)):
-        with clusters() as client:
+        with clusters(n_workers) as client:
             before = set(modules(client))
             run(client)
             more = [module for module in modules(client) if module not in before]
@@ -152,7 +151,7 @@ def imports() -> dict[str, float]:
     return result
 
 
-def exits() -> dict[str, float]:
+def exits(_: int) -> dict[str, float]:
     """Processor seconds from close to exit, beyond those of plain Dask, after a session and after an exchange."""
     ran = subprocess.run([sys.executable, str(HERE / "exits.py")], check=True, capture_output=True, text=True)
     results = json.loads(ran.stdout.splitlines()[-1])
@@ -162,7 +161,7 @@ def exits() -> dict[str, float]:
     }
 
 
-def compare() -> dict[str, float]:
+def compare(_: int) -> dict[str, float]:
     """Seconds until ``dshuffle compare`` prints its first line."""
     script = "from dshuffle.cli import script; script()"
     with tempfile.TemporaryDirectory() as folder:
@@ -180,11 +179,11 @@ def compare() -> dict[str, float]:
     return {"first line": seconds}
 
 
-SCENES = {
+SCENES: dict[str, Callable[[int], dict[str, float]]] = {
     "permute": permute,
-    "permute, preloaded": lambda: permute(preloaded=True),
+    "permute, preloaded": lambda n_workers: permute(n_workers, preloaded=True),
     "open": opening,
-    "open, preloaded": lambda: opening(preloaded=True),
+    "open, preloaded": lambda n_workers: opening(n_workers, preloaded=True),
     "imports": imports,
     "exit": exits,
     "compare": compare,
@@ -224,18 +223,20 @@ def table(results: Mapping[str, Mapping[str, float]]) -> list[str]:
 def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--only", nargs="*", default=list(SCENES), choices=list(SCENES))
     parser.add_argument("--rival", help="Python of an environment with dask-array and frisky")
     parser.add_argument("--scene", choices=list(SCENES), help=argparse.SUPPRESS)  # of a process of its own
     options = parser.parse_args(argv)
     if options.scene:
-        print(json.dumps(SCENES[options.scene]()))
+        print(json.dumps(SCENES[options.scene](options.workers)))
         return {}
     results = {}
     for scene in options.only:
-        results[scene] = repeated([sys.executable, __file__, "--scene", scene], options.repeats)
+        command = [sys.executable, __file__, f"--workers={options.workers}", "--scene", scene]
+        results[scene] = repeated(command, options.repeats)
     if options.rival:
-        sizes = [str(size) for size in (ROWS, ROW_NBYTES, CHUNKS, WORKERS)]
+        sizes = [str(size) for size in (ROWS, ROW_NBYTES, CHUNKS, options.workers)]
         rival = repeated([options.rival, str(HERE / "cold_rival.py"), *sizes], options.repeats)
         results["rival"] = rival
         if "permute" in results:
