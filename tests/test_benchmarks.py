@@ -166,7 +166,15 @@ def test_a_worker_ends_soon_after_a_session():
 
 @pytest.mark.slow
 def test_the_benchmark_of_cold_starts_runs():
-    command = [sys.executable, str(BENCHMARKS / "cold.py"), "--repeats=1", "--workers=1", "--only", "permute", "imports"]
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "cold.py"),
+        "--repeats=1",
+        "--workers=1",
+        "--only",
+        "permute",
+        "imports",
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert ran.returncode == 0, ran.stderr
     results = json.loads(ran.stdout.splitlines()[-1])

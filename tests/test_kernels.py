@@ -52,6 +52,7 @@ def test_an_instruction_is_not_for_python():
         Instruction("count_bits")(1)
 
 
+@pytest.mark.slow
 def test_numba_loads_with_the_first_kernel():
     code = """
 import sys

@@ -34,6 +34,7 @@ def test_create_writes_the_regression_that_was_asked_for(url):
     assert set(keys) == set(range(6)), "three fifths of the features are a key"
 
 
+@pytest.mark.slow
 def test_rare_keys_are_rare_by_default(tmp_path):
     """The defaults are the data of the default comparison, and a key has five rows of any number of samples."""
     assert run("create", tmp_path / "d.zarr", "--synthetic", "rare-keys").exit_code == 0

@@ -205,6 +205,7 @@ def test_prices_of_all_ways_are_shown_beside_their_seconds():
     assert "per exchange." in ran.stdout
 
 
+@pytest.mark.slow
 def test_prices_in_json():
     dear, cheap = (json.loads(run(*PRICED, "--epochs", epochs, "--json").stdout)["ways"] for epochs in ("20", "10"))
     ways = {row["way"]: row for row in dear}

@@ -103,6 +103,7 @@ def test_an_abort_does_not_wait_for_a_sender_that_never_begins(new_cluster: Any)
     cluster.play(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aborted", [False, True])
 def test_a_connection_that_outlives_its_request_does_not_keep_the_cache(new_cluster: Any, aborted: bool) -> None:
     """Dask keeps the frame of a connection that it gave up, and with it the frames that waited for it."""

@@ -25,6 +25,7 @@ def epochs(loader, total):
     return {epoch.number: ids_of(epoch) for epoch in loader.epochs(total)}
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_an_epoch_earlier_and_then_works(in_threads, tmp_path):
     """The message of its loop's end comes when rank 0 has begun the next epoch."""
     begun = threading.Event()
@@ -73,6 +74,7 @@ def test_an_epoch_that_another_rank_ends_and_rank_0_does_not(in_threads, tmp_pat
         assert "rank 0 of 2 has left its loop in the middle of epoch 0, and rank 1 has ended it" in str(error)
 
 
+@pytest.mark.slow
 def test_the_length_in_a_job_that_is_done_skips_nothing(in_threads, tmp_path):
     checkpoint = tmp_path / "run.json"
 

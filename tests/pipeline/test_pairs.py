@@ -133,6 +133,7 @@ def test_metrics_that_are_none_are_refused_after_the_first_way(digits, fit, opti
         pipeline.run(progress=False)
 
 
+@pytest.mark.slow
 def test_progress_counts_ways_and_then_pairs(digits):
     """A function without on_epoch moves the count when a way has ended."""
     calls = []
@@ -177,6 +178,7 @@ def test_a_way_that_diverges_is_worse(digits, tmp_path):
     assert (tmp_path / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_reference_without_error_and_a_relative_margin(digits):
     training = Training(scores, epochs=2, value=0.0)
     result = Pipeline(digits[0], training, WAYS, HERE, test=PairedTest("loss", "1%")).run(progress=False)

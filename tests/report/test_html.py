@@ -60,6 +60,7 @@ def test_the_page_says_what_was_measured(comparison):
     assert "prefers-color-scheme: dark" in render_html(comparison)
 
 
+@pytest.mark.slow
 def test_exchanges_on_other_links_are_shown_where_they_are_predicted(comparison):
     assert "other links" not in render_html(comparison)
     ways = [dataclasses.replace(way, on_other_links={"1 Gbit/s": 1.23, "<10>": 0.5}) for way in comparison.ways[1:]]
@@ -96,6 +97,7 @@ def test_every_way_is_in_every_chart(comparison):
         ]
 
 
+@pytest.mark.slow
 def test_without_a_history_nothing_is_empty(comparison):
     """A function that returns a dict reports no errors. Epochs and their times are recorded all the same."""
     ways = tuple(dataclasses.replace(way, history=()) for way in comparison.ways)
@@ -152,6 +154,7 @@ def test_a_comparison_with_hardly_any_epochs_is_still_a_page(comparison, epochs)
     assert "</html>" in render_html(dataclasses.replace(comparison, ways=tuple(ways)))
 
 
+@pytest.mark.slow
 def test_pairs_are_drawn_and_listed(comparison):
     test = PairedTest("val_<loss>", margin=0.1)
     runs = PairedRuns(test=test, reference=(1.0,) * 5, way=(1.01, 1.02, 0.99, 1.0, 9.0), null=1.01, repeated=1.005)
@@ -219,6 +222,7 @@ def test_every_line_is_visible_on_a_dark_page_and_the_least_important_amount_is_
     assert len({*both}) == len(both), "theme.js finds the partner of a colour in both directions"
 
 
+@pytest.mark.slow
 def test_the_keys_of_lines_have_their_dashes_and_markers(comparison):
     page = render_html(comparison)
     lines = {chart.title: chart.figure for chart in charts(comparison)}["Error after each epoch"].renderers
@@ -254,6 +258,7 @@ def test_the_time_of_making_a_copy_is_in_the_picture(comparison):
 NOTE = "The time of a way that exchanges for every K-th epoch only is a mean of epochs with and without an exchange."
 
 
+@pytest.mark.slow
 def test_times_that_are_means_of_unequal_epochs_are_said_to_be(comparison):
     assert NOTE not in charts(comparison)[0].caption
     assert NOTE not in render_html(comparison)

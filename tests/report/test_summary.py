@@ -96,6 +96,7 @@ def test_every_way_has_a_row_in_every_table_and_fits_80_columns(comparison, caps
     assert "…" not in "".join(lines)
 
 
+@pytest.mark.slow
 def test_neighbour_distances_are_shown_if_they_differ_from_random(comparison, tmp_path):
     quality = comparison.ways[0].quality
     stored = dataclasses.replace(comparison.ways[0], quality=dataclasses.replace(quality, neighbour_distance=0.33))
@@ -160,6 +161,7 @@ def test_records_have_what_training_reported(comparison, tmp_path):
     assert [line.get("error", "none") for line in lines] == [None, None, None, "none", "none"]
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_completed_leaves_the_old_one(comparison, tmp_path, monkeypatch):
     page = write_report(comparison, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

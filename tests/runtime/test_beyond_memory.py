@@ -83,6 +83,7 @@ def slots_in_order(partition):
     return partition._slots.copy()
 
 
+@pytest.mark.slow
 def test_a_worker_takes_a_rank_once_its_disk_has_room(small, check_ids, tmp_path, monkeypatch, within, caplog):
     """Without room it is refused, and asked again later."""
     attempts, fallocate = [], os.posix_fallocate

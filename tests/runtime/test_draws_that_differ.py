@@ -80,6 +80,7 @@ def stopped(client, dataset, counts):
         return shuffler.state_dict(), list(itertools.chain(*seen))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 4])
 def test_one_worker_draws_other_samples_of_what_is_left(threads, small, differently, rank):
     state, seen = stopped(threads, small, [20, 0, 7, 50, 1])

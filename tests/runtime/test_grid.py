@@ -117,7 +117,8 @@ def test_an_aborted_run_keeps_the_bundles_that_have_arrived(threads, small, chec
     assert [record.delivery for record in shuffler.records[1:]] == ["grid"] * 2
 
 
-@pytest.mark.parametrize("fails", ["at once", pytest.param("when all else is done", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", ["at once", "when all else is done"])
 def test_a_forwarder_that_fails_late_ends_nothing(cluster_of, small, check_orders, monkeypatch, within, fails):
     """Ranks vote when their own rows are here, whatever their forwarders do."""
     received = Forwarder._received
@@ -137,6 +138,7 @@ def test_a_forwarder_that_fails_late_ends_nothing(cluster_of, small, check_order
     assert [record.delivery for record in shuffler.records[1:]] == ["grid"] * 2
 
 
+@pytest.mark.slow
 def test_bundles_that_are_acknowledged_stay_what_they_are(threads, tmp_path):
     """Within a process, Dask hands over the very arrays that were packed."""
     rows = np.random.default_rng(0).integers(0, 255, (3000, 4096), np.uint8)
@@ -171,7 +173,7 @@ def test_rows_without_bytes(threads, tmp_path, delivery):
             assert np.array_equal(np.sort(ids), np.arange(100))
 
 
-@pytest.mark.parametrize("n_workers", [1, 2, 3, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_workers", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 7))])
 def test_few_workers(cluster_of, small, check_orders, n_workers):
     with cluster_of({str(rank): {} for rank in range(n_workers)}) as cluster, Client(cluster) as client:
         client.wait_for_workers(n_workers)

@@ -149,6 +149,7 @@ def test_a_directory_that_another_session_uses(threads, small, check_ids, tmp_pa
     assert len(os.listdir(tmp_path / "rows")) == 5
 
 
+@pytest.mark.slow
 def test_two_sessions_read_the_same_partitions(threads, small, check_ids, tmp_path):
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
     with Shuffler(threads, small, **kept) as shuffler:
@@ -281,6 +282,7 @@ def test_a_worker_that_takes_a_rank_reads_what_the_lost_one_left(
     assert max(read_rows) == (3 if keeps else 333)  # three rows tell whether a worker sees the same dataset
 
 
+@pytest.mark.slow
 def test_an_elastic_session_keeps_the_partitions_of_its_last_workers(workers, small, check_ids, tmp_path, eventually):
     directory = tmp_path / "rows"
     with (

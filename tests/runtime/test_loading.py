@@ -51,6 +51,7 @@ def test_a_partition_is_read_in_pieces(threads, small, check_orders, pieces, rea
     assert np.array_equal(np.sort(np.concatenate(seen)), np.arange(1000))
 
 
+@pytest.mark.slow
 def test_only_what_failed_is_read_again(threads, small, check_orders, pieces, reads):
     """As when a request fails for longer than the store repeats it."""
     seen, before = reads

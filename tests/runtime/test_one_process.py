@@ -61,6 +61,7 @@ def in_a_fork(call: Callable[[], object]) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_a_forked_process_is_told_at_once(client: Client, dataset: Dataset, tmp_path: Path) -> None:
     place = tmp_path / "run.json"
     shuffler = Shuffler(client, dataset, checkpoint=place)

@@ -167,6 +167,7 @@ def test_names_that_no_worker_has(threads: Client, small: Any) -> None:
         Shuffler(threads, small, workers=["0", "x"], min_workers=2)  # it might come
 
 
+@pytest.mark.slow
 def test_workers_of_an_elastic_session_join_only_if_they_are_chosen(
     cluster_of: Any, small: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

