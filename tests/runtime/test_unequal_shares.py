@@ -232,12 +232,15 @@ def test_time_that_tasks_wait_for_other_ranks_does_not_count(threads, small):
             group.mean(np.ones(3))
 
     with Shuffler(threads, small) as shuffler:
-        for epoch in shuffler.epochs(2):
+        for epoch in shuffler.epochs(3):
             epoch.together(step)
+    parts = []
     for record in shuffler.records:
         seconds = np.array(record.rank_training_seconds)
         assert 0.6 <= seconds[SLOW_RANK] <= record.training_seconds
-        assert np.delete(seconds, SLOW_RANK).max() < 0.8 * record.training_seconds
+        parts.append(np.delete(seconds, SLOW_RANK).max() / record.training_seconds)
+    # Less than 0.1 on a quiet machine. If waiting counted, all ranks would take equally long in every epoch.
+    assert min(parts) < 0.8
 
 
 @pytest.mark.slow
