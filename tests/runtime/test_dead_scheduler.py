@@ -140,7 +140,7 @@ def test_an_epoch_is_not_waited_for(processes: tuple[Client, int], dataset: Data
         struck = time.monotonic()
         with pytest.raises(ClusterError, match=GONE):
             next(epochs)
-        assert RECONNECT / 2 < time.monotonic() - struck < 3 * RECONNECT
+        assert RECONNECT / 2 < time.monotonic() - struck < 8 * RECONNECT
         struck = time.monotonic()
     assert time.monotonic() - struck < ENDS_WITHIN  # it is known by now
 
