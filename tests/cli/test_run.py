@@ -149,7 +149,10 @@ def test_shares_for_all_ways(file):
             ["{file}:other", "--shares", "1,2,3"],
             "cannot run: global + peer: shares='1,2,3' is not allowed; it must be 2 numbers, one for each rank",
         ),
-        (["{file}:other", "--shares", "fast"], "--shares='fast' is not allowed; it must be 'even', 'measured', or"),
+        (
+            ["{file}:other", "--shares", "fast"],
+            "--shares='fast' is not allowed; it must be 'even', 'measured', positive numbers",
+        ),
         (["{file}:other", "--scheduler", "tcp://127.0.0.1:1"], "no Dask scheduler answers at 'tcp://127.0.0.1:1'"),
     ],
 )

@@ -284,9 +284,9 @@ def test_who_asks_again_while_waiting_for_the_window_is_answered_in_the_end(new_
         await cluster.begin(2)
         while not cluster.decided.is_set():
             await asyncio.sleep(0.12)  # long enough for the others to give up waiting, twice
-            message = held_back.pop(0)
             assert max(cluster.asked.values()) < 50, "refused at once, and asked for again at once"
-            cluster.participants[SERVER].sender.acknowledged(message)
+            if held_back:  # on a busy machine, no message may have arrived
+                cluster.participants[SERVER].sender.acknowledged(held_back.pop(0))
             assert len(cluster.participants[SERVER].outbox.in_flight) <= 1
         cluster.commit()
         assert max(cluster.asked.values()) > 1
