@@ -276,7 +276,8 @@ class SessionClient:
         call = asyncio.ensure_future(handler(session_id=self.session_id, **message))
         call.add_done_callback(retrieve)
         began = heard = time.monotonic()
-        patience, lost = PATIENCE, False
+        # Connected again since an earlier attempt, unless this one finds otherwise.
+        patience, lost = PATIENCE, not self.silence.leaving and self.silence.seconds > 0
         try:
             while not (await asyncio.wait([call], timeout=LOOK))[0]:
                 if self.client.status != "running":  # a call by itself takes half a minute to notice
