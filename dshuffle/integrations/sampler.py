@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.integrations.position import Position
+from dshuffle.integrations.position import Iteration, Position
 from dshuffle.planning import Assignment, Choices, Classes, Remainder, ShuffleSpec, parse_assignment
 from dshuffle.planning.assignment import EpochDraw
 from dshuffle.planning.batching import DROP, MODES, PAD, UNEVEN
@@ -132,7 +132,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         self._remainder_begun = False  # whether an iteration of it has begun
         self._epoch_ids: Samples | None = None  # this rank's part of the remainder
         self._position = Position(0)
-        self.set_epoch(0)
+        self._go_to(0)
 
     def _spec_of(
         self,
@@ -179,12 +179,15 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over the ids of the current epoch, in an order that changes every epoch."""
+        return Iteration(self._position, self._iterate, self.set_epoch)
+
+    def _iterate(self) -> Iterator[int]:
         if self._remainder is not None and self._remainder.epoch == self.epoch:
             if self._remainder_begun:
-                self.set_epoch(self.epoch)
+                self._go_to(self.epoch)
             self._remainder_begun = True
         ids = self._ids().tolist()
-        yield from self._position.iterate(len(ids), ids.__getitem__)
+        return self._position.iterate(len(ids), ids.__getitem__)
 
     def state_dict(self) -> dict[str, Any]:
         """The position for :meth:`load_state_dict`: the epoch, and how many of its ids the last iteration has given.
@@ -239,14 +242,14 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
             trained = () if ended else (*trained, (yielded,) * n_before)
         self._remainder = Remainder(epoch, trained) if trained else None
         self._remainder_begun = False
-        self.set_epoch(epoch)
+        self._go_to(epoch)
         if same_ranks and n_ids != self._n_ids:
             raise InvalidParameter.of("state['of']", n_ids, f"{self._n_ids}, the ids of epoch {epoch}")
         if ended:
             yielded = self._n_ids
         elif not same_ranks:
             yielded = 0
-        self._position.resume(epoch, yielded)
+        self._position.resume(epoch, yielded, at_end=ended)
 
     def _fixed(self) -> dict[str, int | str | None]:
         """What a state and its sampler must have in common."""
@@ -273,6 +276,11 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         one.
         """
         self._spec.check_epoch("epoch", epoch)
+        self._go_to(epoch)
+        self._position.set_epoch(epoch)
+
+    def _go_to(self, epoch: int) -> None:
+        """Compute this rank's part of an epoch."""
         if self._remainder_begun:  # from now on, every iteration gives a whole epoch
             self._remainder, self._remainder_begun = None, False
         remainder = self._remainder
@@ -284,7 +292,6 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         else:
             self._draw(epoch)
         self.epoch = epoch
-        self._position.set_epoch(epoch)
 
     def _take_remainder(self, remainder: Remainder) -> None:
         """Take this rank's part of the samples that other numbers of ranks have left of an epoch."""
