@@ -25,7 +25,7 @@ from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs
 from dshuffle.planning.moves import Moves
 from dshuffle.planning.order import epoch_order
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
-from dshuffle.planning.types import Samples
+from dshuffle.planning.types import Ranks, Samples
 
 
 def _base() -> Any:
@@ -38,8 +38,9 @@ def _base() -> Any:
 class ExchangeSampler(_base()):  # type: ignore[misc]
     """A replacement for ``torch.utils.data.DistributedSampler`` that supports the uncoded assignments.
 
-    Every rank computes the assignment from the seed, without communication. If samples are stored on the ranks, fetch
-    the samples in :attr:`arrived` before an epoch; the samples in :attr:`departed` may be deleted.
+    Every rank computes the assignment from the seed, without communication. If samples are stored on the ranks,
+    :attr:`arrived`, :attr:`sources`, :attr:`departed` and :attr:`destinations` say what to move before an epoch. See
+    docs/iterators.md.
 
     Parameters
     ----------
@@ -91,6 +92,8 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
     >>> sampler.set_epoch(1)
     >>> list(sampler), sampler.arrived, sampler.departed
     ([7, 0, 4, 2], array([4, 7]), array([1, 3]))
+    >>> sampler.sources, sampler.destinations
+    (array([1, 1], dtype=int32), array([1, 1], dtype=int32))
     """
 
     def __init__(
@@ -328,9 +331,19 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         return self._moves.arriving
 
     @property
+    def sources(self) -> Ranks:
+        """Rank that had each sample of :attr:`arrived` in the previous epoch, int32; -1: it comes from the storage."""
+        return np.maximum(self._moves.senders, -1)
+
+    @property
     def departed(self) -> Samples:
         """Ascending int64 ids that this rank had in the previous epoch but not in this one."""
         return self._moves.leaving
+
+    @property
+    def destinations(self) -> Ranks:
+        """Rank that has each sample of :attr:`departed` in this epoch, int32."""
+        return self._moves.receivers
 
     @property
     def _n_ids(self) -> int:
