@@ -195,10 +195,8 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
     def state_dict(self) -> dict[str, Any]:
         """The position for :meth:`load_state_dict`: the epoch, and how many of its ids the last iteration has given.
 
-        ``"yielded"`` equals ``"of"`` at the end of an epoch.
-
-        A ``DataLoader`` with workers asks for ids ahead of training. Set ``"yielded"`` to the number of ids that were
-        trained on.
+        ``"yielded"`` equals ``"of"`` at the end of an epoch. A ``DataLoader`` with workers asks for ids ahead of
+        training: set ``"yielded"`` to the number of ids that were trained on.
         """
         earlier = [] if self._remainder is None else [list(counts) for counts in self._remainder.trained]
         return {
@@ -214,8 +212,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the position of a state. The next iteration gives the ids that are left of its epoch.
 
-        :meth:`set_epoch` with this epoch keeps the position, so that a loop may call it as always. Nothing is left at
-        the end of an epoch.
+        :meth:`set_epoch` with this epoch keeps the position. Nothing is left at the end of an epoch.
 
         The state may be one of any rank, except with the mode ``"uneven"``: all ranks give equally many ids. If there
         were more or fewer ranks, what they have left of the epoch is divided equally among the present ones. This takes
@@ -324,6 +321,11 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
             self._moves = Moves.between(before.ranks, self._drawn.ranks, self.rank)
         counts = np.bincount(self._drawn.ranks, minlength=self.num_replicas)
         self._shares = int(counts.min()), int(counts.max())
+
+    @property
+    def held(self) -> Samples:
+        """Ascending int64 ids that this rank has in this epoch, also those that the mode ``"drop"`` leaves out."""
+        return self._moves.own
 
     @property
     def arrived(self) -> Samples:

@@ -87,6 +87,7 @@ def test_each_epoch_has_the_samples_and_order_of_a_shuffler(
             if epoch:
                 held[rank] -= set(sampler.departed.tolist())
             held[rank] |= set(sampler.arrived.tolist())
+            assert held[rank] == set(sampler.held.tolist())
             assert held[rank] == set(order)
             padded, dropped = list(samplers["pad"][rank]), list(samplers["drop"][rank])
             assert padded == (order + order)[: plan.shares[1]]
