@@ -101,7 +101,7 @@ def fit_linear_regression(
         raise InvalidParameter.of("step_decay", step_decay, "1.0 when a schedule is given", "Pass one of them.")
     factor = Decay(step_decay) if schedule == CONSTANT else schedule
     recorder = Recorder(validate, early_stopping, on_epoch)
-    weights: Weights | None = recorder.begin(shuffler, "fit_linear_regression", None)
+    weights: Weights | None = recorder.begin(shuffler, "fit_linear_regression", None, step=step)
     for number, epoch in recorder.epochs(shuffler, epochs):
         size = step * factor(number)
         passes = epoch.map(timed, local_pass, weights, size, features=features, target=target)
