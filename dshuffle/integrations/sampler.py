@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.integrations.position import Position
+from dshuffle.integrations.position import Iteration, Position
 from dshuffle.planning import Assignment, Choices, Classes, Remainder, ShuffleSpec, parse_assignment
 from dshuffle.planning.assignment import EpochDraw
 from dshuffle.planning.batching import DROP, MODES, PAD, UNEVEN
@@ -25,7 +25,7 @@ from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs
 from dshuffle.planning.moves import Moves
 from dshuffle.planning.order import epoch_order
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
-from dshuffle.planning.types import Samples
+from dshuffle.planning.types import Ranks, Samples
 
 
 def _base() -> Any:
@@ -38,8 +38,9 @@ def _base() -> Any:
 class ExchangeSampler(_base()):  # type: ignore[misc]
     """A replacement for ``torch.utils.data.DistributedSampler`` that supports the uncoded assignments.
 
-    Every rank computes the assignment from the seed, without communication. If samples are stored on the ranks, fetch
-    the samples in :attr:`arrived` before an epoch; the samples in :attr:`departed` may be deleted.
+    Every rank computes the assignment from the seed, without communication. If samples are stored on the ranks,
+    :attr:`arrived`, :attr:`sources`, :attr:`departed` and :attr:`destinations` say what to move before an epoch. See
+    docs/iterators.md.
 
     Parameters
     ----------
@@ -91,6 +92,8 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
     >>> sampler.set_epoch(1)
     >>> list(sampler), sampler.arrived, sampler.departed
     ([7, 0, 4, 2], array([4, 7]), array([1, 3]))
+    >>> sampler.sources, sampler.destinations
+    (array([1, 1], dtype=int32), array([1, 1], dtype=int32))
     """
 
     def __init__(
@@ -132,7 +135,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         self._remainder_begun = False  # whether an iteration of it has begun
         self._epoch_ids: Samples | None = None  # this rank's part of the remainder
         self._position = Position(0)
-        self.set_epoch(0)
+        self._go_to(0)
 
     def _spec_of(
         self,
@@ -179,20 +182,21 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over the ids of the current epoch, in an order that changes every epoch."""
+        return Iteration(self._position, self._iterate, self.set_epoch)
+
+    def _iterate(self) -> Iterator[int]:
         if self._remainder is not None and self._remainder.epoch == self.epoch:
             if self._remainder_begun:
-                self.set_epoch(self.epoch)
+                self._go_to(self.epoch)
             self._remainder_begun = True
         ids = self._ids().tolist()
-        yield from self._position.iterate(len(ids), ids.__getitem__)
+        return self._position.iterate(len(ids), ids.__getitem__)
 
     def state_dict(self) -> dict[str, Any]:
         """The position for :meth:`load_state_dict`: the epoch, and how many of its ids the last iteration has given.
 
-        ``"yielded"`` equals ``"of"`` at the end of an epoch.
-
-        A ``DataLoader`` with workers asks for ids ahead of training. Set ``"yielded"`` to the number of ids that were
-        trained on.
+        ``"yielded"`` equals ``"of"`` at the end of an epoch. A ``DataLoader`` with workers asks for ids ahead of
+        training: set ``"yielded"`` to the number of ids that were trained on.
         """
         earlier = [] if self._remainder is None else [list(counts) for counts in self._remainder.trained]
         return {
@@ -208,8 +212,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the position of a state. The next iteration gives the ids that are left of its epoch.
 
-        :meth:`set_epoch` with this epoch keeps the position, so that a loop may call it as always. Nothing is left at
-        the end of an epoch.
+        :meth:`set_epoch` with this epoch keeps the position. Nothing is left at the end of an epoch.
 
         The state may be one of any rank, except with the mode ``"uneven"``: all ranks give equally many ids. If there
         were more or fewer ranks, what they have left of the epoch is divided equally among the present ones. This takes
@@ -239,14 +242,14 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
             trained = () if ended else (*trained, (yielded,) * n_before)
         self._remainder = Remainder(epoch, trained) if trained else None
         self._remainder_begun = False
-        self.set_epoch(epoch)
+        self._go_to(epoch)
         if same_ranks and n_ids != self._n_ids:
             raise InvalidParameter.of("state['of']", n_ids, f"{self._n_ids}, the ids of epoch {epoch}")
         if ended:
             yielded = self._n_ids
         elif not same_ranks:
             yielded = 0
-        self._position.resume(epoch, yielded)
+        self._position.resume(epoch, yielded, at_end=ended)
 
     def _fixed(self) -> dict[str, int | str | None]:
         """What a state and its sampler must have in common."""
@@ -273,6 +276,11 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         one.
         """
         self._spec.check_epoch("epoch", epoch)
+        self._go_to(epoch)
+        self._position.set_epoch(epoch)
+
+    def _go_to(self, epoch: int) -> None:
+        """Compute this rank's part of an epoch."""
         if self._remainder_begun:  # from now on, every iteration gives a whole epoch
             self._remainder, self._remainder_begun = None, False
         remainder = self._remainder
@@ -284,7 +292,6 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         else:
             self._draw(epoch)
         self.epoch = epoch
-        self._position.set_epoch(epoch)
 
     def _take_remainder(self, remainder: Remainder) -> None:
         """Take this rank's part of the samples that other numbers of ranks have left of an epoch."""
@@ -316,14 +323,29 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         self._shares = int(counts.min()), int(counts.max())
 
     @property
+    def held(self) -> Samples:
+        """Ascending int64 ids that this rank has in this epoch, also those that the mode ``"drop"`` leaves out."""
+        return self._moves.own
+
+    @property
     def arrived(self) -> Samples:
         """Ascending int64 ids that this rank has in this epoch but not in the previous one; all its ids in epoch 0."""
         return self._moves.arriving
 
     @property
+    def sources(self) -> Ranks:
+        """Rank that had each sample of :attr:`arrived` in the previous epoch, int32; -1: it comes from the storage."""
+        return np.maximum(self._moves.senders, -1)
+
+    @property
     def departed(self) -> Samples:
         """Ascending int64 ids that this rank had in the previous epoch but not in this one."""
         return self._moves.leaving
+
+    @property
+    def destinations(self) -> Ranks:
+        """Rank that has each sample of :attr:`departed` in this epoch, int32."""
+        return self._moves.receivers
 
     @property
     def _n_ids(self) -> int:

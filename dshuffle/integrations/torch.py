@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.integrations import INSTALL_TORCH
-from dshuffle.integrations.position import Position
+from dshuffle.integrations.position import Iteration, Position
 from dshuffle.planning.batching import DROP, Batching
 from dshuffle.planning.randomness import permutation
 
@@ -123,7 +123,7 @@ class PartitionBatches(IterableDataset[Batch]):
                     f"arrays[{name!r}].dtype", str(array.dtype), "a dtype that PyTorch supports", hint
                 ) from None
         self._position = Position(partition.epoch)
-        self.set_epoch(partition.epoch)
+        self._go_to(partition.epoch)
 
     def __len__(self) -> int:
         """Number of batches, the same on every rank."""
@@ -133,6 +133,9 @@ class PartitionBatches(IterableDataset[Batch]):
         if get_worker_info() is not None:
             hint = "The rows are already in this process's memory, so loader processes save no time."
             raise InvalidParameter.of("num_workers", get_worker_info().num_workers, "0", hint)
+        return Iteration(self._position, self._iterate, self.set_epoch)
+
+    def _iterate(self) -> Iterator[Batch]:
         order = self._order
 
         def batch_at(number: int) -> Batch:
@@ -141,7 +144,7 @@ class PartitionBatches(IterableDataset[Batch]):
             tensors = BatchDict({name: tensor_of(column) for name, column in columns.items()})
             return BatchTuple(tensors.values()) if self._as_tuple else tensors
 
-        yield from self._position.iterate(len(self), batch_at)
+        return self._position.iterate(len(self), batch_at)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the first batch, in the order of an epoch.
@@ -151,10 +154,14 @@ class PartitionBatches(IterableDataset[Batch]):
 
         A position in this epoch from :meth:`load_state_dict` stays, until an iteration has begun there.
         """
-        epoch, own = as_integer("epoch", epoch), self._partition
+        epoch = as_integer("epoch", epoch)
+        self._go_to(epoch)
+        self._position.set_epoch(epoch)
+
+    def _go_to(self, epoch: int) -> None:
+        own = self._partition
         path = "pass", own.epoch, own.rank, epoch
         self._order = None if epoch == own.epoch else permutation(len(own), *path)
-        self._position.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, int | str]:
         """Return the position of the last iteration as plain values for a checkpoint.
@@ -181,8 +188,8 @@ class PartitionBatches(IterableDataset[Batch]):
         batch = as_integer("state['batch']", state.get("batch"), 0)
         if batch > len(self):
             raise InvalidParameter.of("state['batch']", batch, f"at most {len(self)}, the number of batches")
-        self.set_epoch(epoch)
-        self._position.resume(epoch, batch)
+        self._go_to(epoch)
+        self._position.resume(epoch, batch, at_end=batch == len(self))
 
     def _identity(self) -> dict[str, int | str]:
         own, batching = self._partition, self.batching

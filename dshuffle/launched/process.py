@@ -35,13 +35,17 @@ CLOSE_WITHIN, FAIL_WITHIN = 5.0, 1.0
 HTTP_ADDRESS = "127.0.0.1:0"
 """Where the HTTP servers of worker and scheduler listen. Dask starts them without a dashboard, too, and without TLS."""
 
-NO_PAUSES = {
+DASK_SETTINGS = {
+    # Dask would pause a worker whose process has much memory. Here it is mostly the memory of the script.
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": False,
+    # What Dask's dashboard shows takes a twentieth of the interpreter's time from the loop, and there is no dashboard.
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "1s",
 }
-"""Dask would pause a worker whose process has much memory. Here it is mostly the memory of the script."""
+"""Dask's configuration of the scheduler and the worker in the process of a script."""
 
 _CONFIGURING = threading.Lock()
 """The configuration is that of the process, and a process may have several ranks."""
@@ -180,7 +184,7 @@ class RankProcess:
             await self._start_scheduler(ports)
         else:
             self.address = await find_scheduler(place, ports, self._protocol, self._security, self._timeout)
-        with _CONFIGURING, dask.config.set(NO_PAUSES):
+        with _CONFIGURING, dask.config.set(DASK_SETTINGS):
             self._worker = Worker(
                 self.address,
                 nthreads=1,
@@ -213,15 +217,16 @@ class RankProcess:
                 f"rank 0 cannot listen on {host or 'this host'}: these ports are in use: {', '.join(map(str, ports))}. "
                 "Give a free one with port="
             )
-        self._scheduler = Scheduler(
-            host=host or None,
-            interface=None if host else self._interface,
-            port=free[0],
-            protocol=self._protocol,
-            security=self._security,
-            dashboard=False,
-            dashboard_address=HTTP_ADDRESS,
-        )
+        with _CONFIGURING, dask.config.set(DASK_SETTINGS):
+            self._scheduler = Scheduler(
+                host=host or None,
+                interface=None if host else self._interface,
+                port=free[0],
+                protocol=self._protocol,
+                security=self._security,
+                dashboard=False,
+                dashboard_address=HTTP_ADDRESS,
+            )
         self.job = Job(self._scheduler, place, ports)  # before it listens, because other ranks ask at once
         await self._scheduler
         self.address = f"{self._protocol}://{unparse_host_port(place.address, self._scheduler.port)}"

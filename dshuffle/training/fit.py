@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from dshuffle.runtime import Epoch, Shuffler
 from dshuffle.training.monitoring import EpochBreakdown, WorkerSpeeds
 from dshuffle.training.parameter_server.staleness import Staleness
 from dshuffle.units import human_error, human_seconds
+
+logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model")
 First = TypeVar("First")
@@ -176,11 +179,14 @@ class SavedFit(Generic[Model]):
         Its points so far.
     model
         What it continues with.
+    settings
+        What it was trained with, by name of the parameter.
     """
 
     trainer: str
     points: tuple[TrainingPoint, ...]
     model: Model
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -214,22 +220,25 @@ class Recorder(Generic[Model]):
     _started: float = field(default_factory=time.perf_counter)
     _session: Shuffler | None = None
     _trainer: str = ""
+    _settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_function("validate", self.validate, "the model")
         _check_function("on_epoch", self.on_epoch, "a TrainingPoint with epoch, seconds, error and validation")
 
-    def begin(self, shuffler: object, trainer: str, first: First) -> Model | First:
+    def begin(self, shuffler: object, trainer: str, first: First, **settings: Any) -> Model | First:
         """Return the model to begin with: ``first``, or that of a fit which this session continues.
+
+        Warnings say which of the ``settings`` differ from those of that fit.
 
         Raises
         ------
         CheckpointError
-            If another trainer made it.
+            If another trainer or another kind of ``optimizer`` made it.
         """
         if not isinstance(shuffler, Shuffler):  # a stand-in without states, such as StoredOrder
             return first
-        self._session, self._trainer = shuffler, trainer
+        self._session, self._trainer, self._settings = shuffler, trainer, settings
         saved = shuffler.attached if shuffler.epoch is None else None  # otherwise it belongs to an earlier fit
         if not isinstance(saved, SavedFit):
             return first
@@ -237,6 +246,17 @@ class Recorder(Generic[Model]):
             raise CheckpointError(
                 f"the state has a model of {saved.trainer}, and {trainer} cannot continue with it. Use that trainer, "
                 "or remove the checkpoint to begin again"
+            )
+        for name, before in getattr(saved, "settings", {}).items():  # earlier releases saved none
+            if before == settings.get(name, before):
+                continue
+            if name == "optimizer":
+                raise CheckpointError(
+                    f"the state has an optimizer of the kind {before}, and make_optimizer makes one of the kind "
+                    f"{settings[name]}. Use that kind, or begin again without the checkpoint"
+                )
+            logger.warning(
+                "dshuffle: %s continues with %s=%s; before, it was %s", trainer, name, settings[name], before
             )
         self.points = list(saved.points)
         self._started -= saved.points[-1].seconds
@@ -266,7 +286,8 @@ class Recorder(Generic[Model]):
         )
         self.points.append(point)
         if self._session is not None:
-            self._session.attach(SavedFit(self._trainer, tuple(self.points), model if saved is None else saved))
+            kept = model if saved is None else saved
+            self._session.attach(SavedFit(self._trainer, tuple(self.points), kept, self._settings))
         if self.on_epoch is not None:
             self.on_epoch(point)
         self.stopped_early = self.early_stopping is not None and self.early_stopping.is_due(self.points)

@@ -104,7 +104,7 @@ def fit_linear_regression(
     if isinstance(shuffler, Shuffler):  # not a stand-in without a dataset
         check_dataset(shuffler.dataset, features, target)
     recorder = Recorder(validate, early_stopping, on_epoch)
-    weights: Weights | None = recorder.begin(shuffler, "fit_linear_regression", None)
+    weights: Weights | None = recorder.begin(shuffler, "fit_linear_regression", None, step=step)
     for number, epoch in recorder.epochs(shuffler, epochs):
         size = step * factor(number)
         passes = epoch.map(timed, local_pass, weights, size, features=features, target=target)

@@ -178,7 +178,9 @@ def fit_matrix_completion(
         return {**own, "test_error": factors.error(test), "baseline_error": baseline_error}
 
     recorder: Recorder[Factors] = Recorder(metrics, early_stopping, on_epoch)
-    model: Factors | None = recorder.begin(shuffler, "fit_matrix_completion", None)
+    model: Factors | None = recorder.begin(
+        shuffler, "fit_matrix_completion", None, step=step, regularization=regularization
+    )
     counts: NDArray[np.int64] | None = None
     for number, epoch in recorder.epochs(shuffler, epochs):
         rows, columns, squares = zip(*gathered(epoch.map(survey, n_rows, n_columns)), strict=True)

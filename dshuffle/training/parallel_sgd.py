@@ -114,7 +114,7 @@ def fit_parallel_sgd(
         check_arrays(shuffler.dataset, features, target)
     all_labels = None if classes is None else _checked_classes(np.unique(np.asarray(classes)), None)
     recorder = Recorder(validate, early_stopping, on_epoch)
-    model = recorder.begin(shuffler, "fit_parallel_sgd", model)
+    model = recorder.begin(shuffler, "fit_parallel_sgd", model, batch_rows=batch_rows)
     labels = None
     for number, epoch in recorder.epochs(shuffler, epochs):
         if schedule is not None:

@@ -119,7 +119,7 @@ def fit_synchronous_sgd(
         _check_width(network, features, shuffler.dataset.arrays[features].shape[0])
     model = TrainedNetwork(network, network.first_parameters(as_integer("seed", seed)), network.first_statistics())
     recorder: Recorder[TrainedNetwork] = Recorder(validate, early_stopping, on_epoch)
-    model = recorder.begin(shuffler, "fit_synchronous_sgd", model)
+    model = recorder.begin(shuffler, "fit_synchronous_sgd", model, batch_size=batch_size, step=step)
     breakdown: dict[int, EpochBreakdown] = {}  # keyed by the shuffler's epoch number
     names = {"features": features, "target": target}
     for number, epoch in recorder.epochs(shuffler, epochs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +81,7 @@ def fit_torch_ddp(
         function of a script or a lambda works.
     make_optimizer
         Function from the parameters to the optimizer, such as
-        ``lambda parameters: torch.optim.SGD(parameters, lr=0.1)``.
+        ``lambda parameters: torch.optim.SGD(parameters, lr=0.1)``. With a checkpoint, also called in this process.
     epochs
         Number of passes over the whole dataset.
     batch_size
@@ -147,6 +148,8 @@ def fit_torch_ddp(
         Two workers are threads of one process, a parameter is out of range, the loss would broadcast the target or does
         not accept it (the message names the shapes), features are not finite (the message names the sample), or the
         parameters diverge.
+    CheckpointError
+        The checkpoint is one of another trainer, or of another kind of optimizer.
     WorkerLost
         A worker has left the cluster and was not replaced, or all workers have.
 
@@ -161,7 +164,9 @@ def fit_torch_ddp(
     worker, whose connections stay open, only after ``timeout``.
 
     With a checkpoint (``Shuffler(checkpoint=...)``), module and optimizer are sent to this process and kept in the
-    checkpoint after every epoch. A session that continues from it continues the fit.
+    checkpoint after every epoch. A session that continues from it continues the fit. Another kind of optimizer is
+    refused. Warnings say which sizes of batches differ, and which options of the optimizer stay as they were: all but
+    the learning rate, as in ``Optimizer.load_state_dict``.
 
     gloo listens on a free port of each worker's host, on the interface with the worker's address, unless
     ``GLOO_SOCKET_IFNAME`` names another interface.
@@ -205,9 +210,13 @@ def fit_torch_ddp(
     state: bytes | None = None
     kept = shuffler.checkpoint is not None or isinstance(shuffler.attached, SavedFit)
     if kept:
-        state = recorder.begin(shuffler, "fit_torch_ddp", None)
+        optimizer = make_optimizer(model.parameters())
+        kind = type(optimizer).__name__
+        sizes = {"batch_size": batch_size, "accumulate": accumulate, "max_grad_norm": max_grad_norm}
+        state = recorder.begin(shuffler, "fit_torch_ddp", None, optimizer=kind, **sizes)
         if state is not None:
             load_state(state, model)
+            _warn_of_options(state, optimizer)
     breakdown: dict[int, EpochBreakdown] = {}  # keyed by the shuffler's epoch number
     fit: Fit | None = None
     epoch: Epoch | None = None
@@ -263,6 +272,16 @@ def _step(
     if loss is not None:
         raise InvalidParameter.because("loss", "training_step computes the loss", "Leave one of them out.")
     return OwnStep(training_step, arrays, metric)
+
+
+def _warn_of_options(state: bytes, optimizer: torch.optim.Optimizer) -> None:
+    """Say which options of an optimizer are those of a state, and not those that it was made with."""
+    _, of_optimizer = torch.load(io.BytesIO(state), weights_only=False)
+    for before, made in zip(of_optimizer["param_groups"], optimizer.param_groups, strict=False):
+        for name in sorted((before.keys() & made.keys()) - {"params", "lr"}):
+            if repr(before[name]) != repr(made[name]):
+                text = "dshuffle: the optimizer continues with %s=%s of the checkpoint, and not with %s"
+                logger.warning(text, name, before[name], made[name])
 
 
 def _train_epoch(

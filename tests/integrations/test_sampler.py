@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -68,6 +69,17 @@ def test_each_epoch_has_the_samples_and_order_of_a_shuffler(
         for all_ranks in samplers.values():
             for sampler in all_ranks:
                 sampler.set_epoch(epoch)
+        coming, going = Counter(), Counter()
+        for rank, sampler in enumerate(samplers["uneven"]):
+            moves = zip(sampler.arrived.tolist(), sampler.sources.tolist(), strict=True)
+            coming.update((sample, source, rank) for sample, source in moves)
+            moves = zip(sampler.departed.tolist(), sampler.destinations.tolist(), strict=True)
+            going.update((sample, rank, destination) for sample, destination in moves)
+        if epoch:
+            assert coming == going
+            assert all(sample in held[source] for sample, source, _ in coming)
+        else:
+            assert {source for _, source, _ in coming} == {-1}
         for rank, sampler in enumerate(samplers["uneven"]):
             order = plan.for_worker(rank).order.tolist()
             assert list(sampler) == order
@@ -75,6 +87,7 @@ def test_each_epoch_has_the_samples_and_order_of_a_shuffler(
             if epoch:
                 held[rank] -= set(sampler.departed.tolist())
             held[rank] |= set(sampler.arrived.tolist())
+            assert held[rank] == set(sampler.held.tolist())
             assert held[rank] == set(order)
             padded, dropped = list(samplers["pad"][rank]), list(samplers["drop"][rank])
             assert padded == (order + order)[: plan.shares[1]]

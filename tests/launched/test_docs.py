@@ -1,4 +1,4 @@
-"""The script in docs/launchers.md runs under torchrun, before and after the change."""
+"""The scripts in docs/launchers.md run with two ranks, and train on every sample once an epoch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -20,26 +21,109 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PAGE.exists(), reason="th
 PYTORCH_ABORT = "terminate called without an active exception"
 """What a process of PyTorch sometimes says at its end on a busy machine, also without dshuffle."""
 
+SAMPLES = 203
+BATCHES = 7
+"""Batches of a rank in an epoch."""
 
-@pytest.mark.parametrize("sign", ["-", "+"])
-def test_the_script_runs_before_and_after(torch, tmp_path, sign):
-    [diff] = re.findall(r"```diff\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    lines = [line[1:] for line in diff.splitlines() if line[:1] in (" ", sign, "")]
-    (tmp_path / "train.py").write_text("\n".join(lines))
-    x, y = np.random.default_rng(0).normal(size=(203, 8)).astype("f4"), np.arange(203) % 2
-    if sign == "-":
-        np.save(tmp_path / "x.npy", x)
-        np.save(tmp_path / "y.npy", y)
-    else:
-        dshuffle.create_dataset(str(tmp_path / "train.zarr"), {"x": x, "y": y})
+RECORD = """
+import os
+
+def record(x):
+    if x.ndim == 2:
+        with open(f"ids-{os.environ['RANK']}", "a") as file:
+            print(*[int(row[0]) for row in x], file=file)
+"""
+"""Writes down what a rank trains on: the first feature of a sample is its number."""
+
+RECORD_LINEAR = f"""
+import torch
+{RECORD}
+forward = torch.nn.Linear.forward
+torch.nn.Linear.forward = lambda layer, x: record(x) or forward(layer, x)
+"""
+
+RECORD_JAX = f"""
+import jax.numpy
+{RECORD}
+asarray = jax.numpy.asarray
+jax.numpy.asarray = lambda x: record(x) or asarray(x)
+"""
+
+
+@pytest.fixture
+def arrays():
+    x = np.random.default_rng(0).normal(size=(SAMPLES, 8)).astype("f4")
+    x[:, 0] = np.arange(SAMPLES)
+    return {"x": x, "y": np.arange(SAMPLES) % 2}
+
+
+@pytest.fixture
+def folder(tmp_path, arrays):
+    dshuffle.create_dataset(str(tmp_path / "train.zarr"), arrays)
+    return tmp_path
+
+
+def script_with(text: str) -> str:
+    [script] = [block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if text in block]
+    return script
+
+
+def torchrun(folder: Path, script: str) -> None:
+    (folder / "train.py").write_text(script)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
-    for _ in range(3):
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, cwd=tmp_path)
-        if PYTORCH_ABORT not in ran.stderr:
-            break
-    assert ran.returncode == 0, ran.stderr
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, cwd=folder)
+    assert ran.returncode == 0 or PYTORCH_ABORT in ran.stderr, ran.stderr
+
+
+def check_ids(folder: Path, epochs: int) -> None:
+    """Every sample was in one batch of one rank in each epoch."""
+    ranks = [(folder / f"ids-{rank}").read_text().splitlines() for rank in range(2)]
+    assert [len(batches) for batches in ranks] == [epochs * BATCHES] * 2
+    for begin in range(0, epochs * BATCHES, BATCHES):
+        ids = " ".join(batch for batches in ranks for batch in batches[begin : begin + BATCHES]).split()
+        assert Counter(map(int, ids)) == Counter(range(SAMPLES))
+
+
+@pytest.mark.parametrize("sign", ["-", "+"])
+def test_the_script_runs_before_and_after(torch, folder, arrays, sign):
+    [diff] = re.findall(r"```diff\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    lines = [line[1:] for line in diff.splitlines() if line[:1] in (" ", sign, "")]
+    if sign == "-":
+        for name, array in arrays.items():
+            np.save(folder / f"{name}.npy", array)
+    torchrun(folder, RECORD_LINEAR + "\n".join(lines))
     if sign == "+":
-        state = json.loads((tmp_path / "run.json").read_text())["state"]
-        assert (state["epoch"], state["trained"]) == (3, [])
-        assert state["attached"] is not None
+        check_ids(folder, epochs=3)
+        check_saved(folder)
+
+
+def check_saved(folder: Path) -> None:
+    state = json.loads((folder / "run.json").read_text())["state"]
+    assert (state["epoch"], state["trained"]) == (3, [])
+    assert state["attached"] is not None
+
+
+def test_lightning_trains_and_continues(torch, folder):
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    script = RECORD_LINEAR + script_with("import lightning")
+    torchrun(folder, script.replace("max_epochs=3", "max_epochs=2"))
+    check_ids(folder, epochs=2)
+    torchrun(folder, script)
+    check_ids(folder, epochs=3)
+
+
+def test_accelerate_trains(torch, folder):
+    pytest.importorskip("accelerate", reason="Accelerate is not installed")
+    torchrun(folder, RECORD_LINEAR + script_with("import Accelerator"))
+    check_ids(folder, epochs=3)
+    check_saved(folder)
+
+
+@pytest.mark.torch  # installed beside it in CI
+def test_jax_trains(folder, in_processes, monkeypatch):
+    pytest.importorskip("jax", reason="JAX is not installed")
+    monkeypatch.chdir(folder)
+    codes, errors = in_processes(RECORD_JAX + script_with("import jax")).end(seconds=250)
+    assert codes == [0, 0], errors
+    check_ids(folder, epochs=3)

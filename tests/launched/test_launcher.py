@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+
+import dask
 import pytest
 
 import dshuffle
@@ -161,3 +164,17 @@ def test_ranks_that_are_job_steps_of_their_own_have_the_same_key():
 
 def test_a_port_that_is_given_wins():
     assert ports_of(Place(0, 2, 2, "127.0.0.1", "a"), 4000) == [4000]
+
+
+def test_dask_takes_no_profile_of_the_loop(store):
+    """Ten stacks of the loop's thread a second and more would cost it time, and there is no dashboard to show them."""
+    before = set(threading.enumerate())
+    with (
+        dask.config.set({"distributed.worker.profile.enabled": True}),
+        dshuffle.spmd(store, batch_size=8, rank=0, world_size=1) as loader,
+    ):
+        next(loader.epochs(1))
+        names = {thread.name for thread in set(threading.enumerate()) - before}
+        assert dask.config.get("distributed.worker.profile.enabled"), "the configuration of the script stays"
+    assert "dshuffle-rank" in names
+    assert "Profile" not in names

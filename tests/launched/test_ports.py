@@ -58,6 +58,33 @@ def test_other_programs_may_have_the_ports(in_threads, monkeypatch):
     assert sorted(ranks) == [51, 52]
 
 
+def test_two_jobs_that_derive_the_same_ports(store, in_threads, free_port, eventually, monkeypatch):
+    """Rank 0 of the first job waits for its rank 1 meanwhile. The ranks of the second one do not take it for theirs."""
+    monkeypatch.setattr("dshuffle.launched.spmd.ports_of", lambda place, port: list(range(free_port, free_port + 8)))
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    given = {}
+
+    def run_rank(rank):
+        with dshuffle.spmd(store, batch_size=8, rank=rank, world_size=2, timeout=120) as loader:
+            given[rank] = sum(len(ids) for ids, _ in next(loader.epochs(1)))
+
+    def rank_0_listens():
+        with socket.socket() as connection:
+            return connection.connect_ex(("127.0.0.1", free_port)) == 0
+
+    rank_0 = threading.Thread(target=run_rank, args=(0,), daemon=True)
+    rank_0.start()
+    eventually(rank_0_listens, 60)
+    monkeypatch.setenv("MASTER_PORT", "2")
+    ranks = in_threads(2, lambda loader: sum(len(ids) for ids, _ in next(loader.epochs(1))), port=None)
+    assert sorted(ranks) == [51, 52]
+    monkeypatch.setenv("MASTER_PORT", "1")
+    run_rank(1)
+    rank_0.join(60)
+    assert sorted(given.values()) == [51, 52]
+
+
 @in_event_loop
 async def test_the_scheduler_of_another_job_is_not_joined(free_port):
     async with Scheduler(host="127.0.0.1", port=free_port, dashboard_address=":0") as scheduler:

@@ -119,20 +119,6 @@ def test_ctrl_c_in_a_terminal_ends_all_ranks(in_processes, store, folder):
 
 
 @pytest.mark.slow
-def test_two_jobs_on_one_host(in_processes, store, tmp_path):
-    """Neither meets the scheduler of the other."""
-    jobs, folders = [], [tmp_path / name for name in ("one", "two")]
-    for folder in folders:
-        folder.mkdir()
-        jobs.append(in_processes(SCRIPT, store, folder, "none", 0, 2))
-    for job, folder in zip(jobs, folders, strict=True):
-        codes, errors = job.end()
-        assert codes == [0, 0], errors
-        for epoch in range(2):
-            assert counts(folder, epoch) == Counter(range(103))
-
-
-@pytest.mark.slow
 def test_the_worker_is_not_held_up(in_processes, store, tmp_path):
     """Imports happen before the event loop runs, and a loop in Python lets it run beside it.
 

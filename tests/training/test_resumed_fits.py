@@ -191,6 +191,23 @@ def test_the_model_of_another_trainer_is_refused(clients, tmp_path):
         parallel(shuffler)
 
 
+def test_a_batch_size_that_differs_is_said(clients, tmp_path, caplog):
+    path, network = tmp_path / "run.json", Network((4, 6, 3))
+    for epochs, batch_size in ((1, 20), (2, 20), (3, 10), (4, 10)):
+        caplog.clear()
+        dshuffle.retrying(
+            lambda shuffler, size=batch_size, end=epochs: fit_synchronous_sgd(
+                shuffler, network, epochs=end, batch_size=size, step=0.1
+            ),
+            lambda: clients[2],
+            BLOBS,
+            checkpoint=path,
+        )
+        said = [record.getMessage() for record in caplog.records if "continues" in record.getMessage()]
+        text = "dshuffle: fit_synchronous_sgd continues with batch_size=10; before, it was 20"
+        assert said == ([text] if epochs == 3 else [])
+
+
 def test_values_of_the_user_travel_with_the_state(clients, tmp_path):
     path = tmp_path / "run.json"
     with dshuffle.Shuffler(clients[2], KEYED, checkpoint=path) as shuffler:

@@ -139,7 +139,7 @@ def fit_parameter_server(
         raise InvalidParameter.of("servers", servers, f"at most {len(first)}, the number of parameters")
     recorder = Recorder(validate, early_stopping, on_epoch, speeds=WorkerSpeeds(emulated=rates is not None))
     pushes: list[list[int]] = [[] for _ in range(shuffler.n_workers)]
-    parameters = recorder.begin(shuffler, "fit_parameter_server", first)
+    parameters = recorder.begin(shuffler, "fit_parameter_server", first, batch_size=batch_size, step=step)
     n_samples = 0
     with Servers(shuffler, parameters, servers, rates) as actors:
         for number, epoch in recorder.epochs(shuffler, epochs):
