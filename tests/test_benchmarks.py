@@ -94,6 +94,12 @@ def test_measured_shares_are_faster_than_equal_ones():
 
 
 @pytest.mark.slow
+def test_a_smaller_share_relieves_a_slow_link():
+    results = load("slow_link").main(["--workers=3", "--rows=2000", "--link=3mbit"])
+    assert 0 < results["smaller"] < results["even"]
+
+
+@pytest.mark.slow
 def test_two_revisions_are_compared(tmp_path):
     """Each by its own package, although this one is installed."""
     revisions = load("revisions")

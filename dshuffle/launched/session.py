@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -14,7 +14,7 @@ from distributed.client import ClosedClientError
 
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.launched.mailbox import Terms, hold_partition, mark_batches
-from dshuffle.planning.shares import SharePolicy, parse_shares
+from dshuffle.planning.shares import Shares, parse_shares
 from dshuffle.runtime import Shuffler
 from dshuffle.runtime.client.checkpoints import find_checkpoint, write_checkpoint
 from dshuffle.runtime.client.retries import check_alike, new_or_resumed
@@ -25,17 +25,18 @@ CLOSE_WITHIN = 5.0
 """Seconds that the client has to close."""
 
 
-def check_shares(shares: str | Sequence[float] | SharePolicy) -> None:
-    """Refuse shares that follow from measured times of training, which a job does not have.
+def check_shares(shares: Shares) -> None:
+    """Refuse shares that follow from measured times of training, or from names, which a job does not have.
 
     Raises
     ------
     InvalidParameter
         If they do, or are no shares.
     """
-    if parse_shares(shares).measures:
-        reason = "dshuffle does not see how long a step of the script waits for other ranks"
-        raise InvalidParameter.because("shares='measured'", reason, "Give 'even', or numbers, one for each rank.")
+    policy = parse_shares(shares)
+    if policy.not_in_jobs:
+        hint = "Give 'even', or numbers, one for each rank."
+        raise InvalidParameter.because(f"shares={str(policy)!r}", policy.not_in_jobs, hint)
 
 
 class JobSession:

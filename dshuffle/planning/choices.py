@@ -52,8 +52,8 @@ class Choices:
     seed
         Any integer.
     shares
-        How many samples each rank trains on: ``"even"``, positive numbers, one for each rank, or ``"measured"``, in
-        proportion to the measured speed of training.
+        How many samples each rank trains on: ``"even"``, positive numbers, one for each rank or by the name of workers,
+        or ``"measured"``, in proportion to the measured speed of training.
 
     Raises
     ------

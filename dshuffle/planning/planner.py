@@ -141,7 +141,9 @@ class EpochPlanner:
     def _packets(self, epoch: int, before: Holders, draw: EpochDraw, delivery: str) -> Packets:
         spec, n = self._dealt, self._dealt.n_workers
         seed = int(random_words(1, "delivery", spec.choices.seed, epoch)[0])
-        packets = plan_delivery(delivery, before, draw.ranks, n, seed=seed, start=draw.packets, hosts=spec.hosts)
+        packets = plan_delivery(
+            delivery, before, draw.ranks, n, seed=seed, start=draw.packets, hosts=spec.hosts, weights=spec.weights
+        )
         if self.checks:
             check_plan(packets, before, draw.ranks, n, capacity=spec.capacity)
         return packets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import ClassVar, Self
@@ -29,7 +29,10 @@ LEAST_SAVING = 0.1
 LEAST_SHARE = 0.1
 """Smallest measured share, as a fraction of an equal one. A rank needs samples to show that it is fast again."""
 
-FORMS = "'even', 'measured', or positive numbers, one for each rank"
+FORMS = "'even', 'measured', positive numbers, one for each rank, or a number for each worker by name"
+
+Names = Sequence[Collection[str]]
+"""What names each worker, by rank: its name and its addresses. Empty if a plan is made without workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,12 @@ class SharePolicy(ABC):
     measures: ClassVar[bool] = False
     """Whether shares follow from the measured times of training."""
 
+    may_change: ClassVar[bool] = False
+    """Whether shares that are equal now may be unequal in a later epoch."""
+
+    not_in_jobs: ClassVar[str] = ""
+    """Why the ranks of a launcher's job cannot have such shares, if they cannot."""
+
     @abstractmethod
     def __str__(self) -> str:
         """The text from which :func:`parse_shares` makes the policy."""
@@ -84,19 +93,25 @@ class SharePolicy(ABC):
         return False
 
     @abstractmethod
-    def first(self, n_workers: int, before: Weights) -> Weights:
+    def first(self, n_workers: int, before: Weights, names: Names = ()) -> Weights:
         """The weights with which a number of workers begins.
 
         Parameters
         ----------
         before
             Weights of the session that these workers go on from, if there was one.
+        names
+            Names of the workers.
 
         Raises
         ------
         InvalidParameter
             If the policy is for another number of workers.
         """
+
+    def unknown(self, names: Names) -> list[str]:
+        """Names in the policy that no worker has."""
+        return []
 
     def following(self, weights: Weights, epochs: Sequence[Sequence[float]], bounds: ShareBounds) -> Weights:
         """The weights of the epochs to come; the same weights if nothing is to change.
@@ -125,7 +140,7 @@ class EvenShares(SharePolicy):
         """They are."""
         return True
 
-    def first(self, n_workers: int, before: Weights) -> Weights:
+    def first(self, n_workers: int, before: Weights, names: Names = ()) -> Weights:
         """None."""
         return ()
 
@@ -151,12 +166,60 @@ class GivenShares(SharePolicy):
     def __str__(self) -> str:
         return ",".join(f"{number:g}" for number in self.numbers)
 
-    def first(self, n_workers: int, before: Weights) -> Weights:
+    def first(self, n_workers: int, before: Weights, names: Names = ()) -> Weights:
         """Those of the numbers."""
         if len(self.numbers) != n_workers:
             hint = "Give one number for each worker that trains, or use 'measured' or 'even'."
             raise InvalidParameter.of("shares", str(self), f"{n_workers} numbers, one for each rank", hint)
         return as_weights(self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedShares(SharePolicy):
+    """Shares in proportion to numbers for workers by name or address. A worker without a number has 1.
+
+    Examples
+    --------
+    >>> shares = NamedShares((("old-node", 0.25), ("tcp://10.0.0.9:4000", 0.5)))
+    >>> str(shares)
+    'old-node=0.25,tcp://10.0.0.9:4000=0.5'
+    >>> shares.first(3, (), [{"a", "tcp://10.0.0.7:4000"}, {"old-node", "tcp://10.0.0.8:4000"}, {"b"}])
+    (1000, 250, 1000)
+    """
+
+    may_change: ClassVar[bool] = True
+    not_in_jobs: ClassVar[str] = "its ranks have numbers, and no names"
+
+    numbers: tuple[tuple[str, float], ...]
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.numbers]
+        if (
+            not names
+            or "" in names
+            or len(set(names)) < len(names)
+            or any("," in name or "=" in name for name in names)
+        ):
+            raise InvalidParameter.of("shares", str(self), FORMS, "Names differ, and have no commas or equals signs.")
+        if not all(_is_positive(number) for _, number in self.numbers):
+            raise InvalidParameter.of("shares", str(self), FORMS)
+
+    def __str__(self) -> str:
+        return ",".join(
+            f"{name}={number:g}" if _is_positive(number) else f"{name}={number}" for name, number in self.numbers
+        )
+
+    def first(self, n_workers: int, before: Weights, names: Names = ()) -> Weights:
+        """Those of the workers with these names; equal ones in a plan without workers."""
+        numbers = dict(self.numbers)
+        return (
+            as_weights([next((numbers[name] for name in own if name in numbers), 1) for own in names]) if names else ()
+        )
+
+    def unknown(self, names: Names) -> list[str]:
+        """Those of the numbers that no worker has."""
+        present = {name for own in names for name in own}
+        return [name for name, _ in self.numbers if name not in present]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +236,13 @@ class MeasuredShares(SharePolicy):
     """
 
     measures: ClassVar[bool] = True
+    may_change: ClassVar[bool] = True
+    not_in_jobs: ClassVar[str] = "dshuffle does not see how long a step of the script waits for other ranks"
 
     def __str__(self) -> str:
         return "measured"
 
-    def first(self, n_workers: int, before: Weights) -> Weights:
+    def first(self, n_workers: int, before: Weights, names: Names = ()) -> Weights:
         """Those before, if they are for as many workers; otherwise none."""
         return as_weights(before) if before and len(before) == n_workers else ()
 
@@ -247,13 +312,16 @@ def bounded_weights(speeds: NDArray[np.float64], bounds: ShareBounds) -> Weights
     return as_weights(weights.tolist())
 
 
+Shares = str | Sequence[float] | Mapping[str, float] | SharePolicy
+"""All forms of shares that users give."""
+
 EVEN, MEASURED = EvenShares(), MeasuredShares()
 SHARES: dict[str, SharePolicy] = {str(policy): policy for policy in (EVEN, MEASURED)}
 """The policies without numbers, by name."""
 
 
-def parse_shares(shares: str | Sequence[float] | SharePolicy) -> SharePolicy:
-    """Make a policy of its name, of numbers, or of numbers with commas between them.
+def parse_shares(shares: Shares) -> SharePolicy:
+    """Make a policy of its name, of numbers, of numbers by the names of workers, or of a text with commas between them.
 
     Raises
     ------
@@ -264,16 +332,24 @@ def parse_shares(shares: str | Sequence[float] | SharePolicy) -> SharePolicy:
     --------
     >>> parse_shares("measured"), parse_shares([2, 1]) == parse_shares("2,1")
     (MeasuredShares(), True)
+    >>> parse_shares({"old-node": 0.25}) == parse_shares("old-node=0.25")
+    True
     """
     if isinstance(shares, SharePolicy):
         return shares
     if isinstance(shares, str):
         if shares in SHARES:
             return SHARES[shares]
+        parts = shares.split(",")
         try:
-            return GivenShares(tuple(map(float, shares.split(","))))
+            if "=" in shares:
+                pairs = (part.rpartition("=") for part in parts)
+                return NamedShares(tuple((name.strip(), float(number)) for name, _, number in pairs))
+            return GivenShares(tuple(map(float, parts)))
         except ValueError:  # InvalidParameter is a ValueError too; show the whole text that the user typed
             raise InvalidParameter.of("shares", shares, FORMS) from None
+    if isinstance(shares, Mapping):
+        return NamedShares(tuple((str(name), number) for name, number in shares.items()))
     try:
         numbers = tuple(shares)
     except TypeError:

@@ -132,9 +132,30 @@ def test_bounds_of_a_way(choices, least, most):
     assert (bounds.least, bounds.most) == (pytest.approx(least), pytest.approx(most))
 
 
+@pytest.mark.parametrize(
+    "shares", ["a=0", "a=x", "=1", "a=1,a=2", "a=1,2", {}, {"a": -1}, {"a": "1"}, {"a,b": 1}, {"a=b": 1}, {"a": True}]
+)
+def test_refused_shares_by_name(shares):
+    with pytest.raises(InvalidParameter, match=r"shares=.*or a number for each worker by name"):
+        parse_shares(shares)
+
+
+def test_shares_by_name():
+    shares = parse_shares({"b": 0.5, 7: 2, "tcp://10.0.0.1:4000": 4})
+    assert str(shares) == "b=0.5,7=2,tcp://10.0.0.1:4000=4"
+    assert parse_shares(" b=0.5, 7=2,tcp://10.0.0.1:4000=4") == shares
+    choices = Choices(shares=shares)
+    assert Choices.from_dict(choices.to_dict()) == choices
+    names = [{"7", "x"}, {"c"}, {"b"}, {"d", "tcp://10.0.0.1:4000"}]
+    assert shares.first(4, (), names) == (500, 250, 125, 1000)
+    assert shares.first(1, (500, 1000), [{"c"}]) == shares.first(4, ()) == ()
+    assert shares.unknown(names[1:]) == ["7"]
+    assert parse_shares("measured").unknown(names) == parse_shares("2,1").unknown(names) == []
+
+
 @pytest.mark.parametrize("shares", ["fast", "", "1,", "1,-1", [1, 0], [], [1, float("inf")], [1, "2"], [True], 3, None])
 def test_refused_shares(shares):
-    with pytest.raises(InvalidParameter, match=r"shares=.*'even', 'measured', or positive numbers"):
+    with pytest.raises(InvalidParameter, match=r"shares=.*'even', 'measured', positive numbers, one for each rank"):
         parse_shares(shares)
 
 

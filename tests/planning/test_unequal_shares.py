@@ -153,3 +153,15 @@ def test_what_is_left_of_an_epoch(rule, data):
             last_counts, last_weights = remainder.sessions[-1]
             history = history.trained_in(epoch, len(last_counts), last_weights)
     assert remainder.digest is None or remainder.digest == SampleDigest.of(np.array(trained), 0)
+
+
+@pytest.mark.parametrize("delivery", ["peer", "grid"])
+def test_no_worker_sends_more_than_it_receives_if_caches_leave_a_choice(delivery):
+    choices = Choices(delivery=delivery, cache_fraction=0.6)
+    planner = EpochPlanner(ShuffleSpec(20_000, 4, choices, first_weights=WEIGHTS))
+    planner.load()
+    for _ in range(3):
+        packets = planner.advance().packets
+        sent, received = (np.bincount(ranks, minlength=4) for ranks in (packets.senders, packets.destinations))
+        assert (sent <= 1.1 * received).all()
+        assert sent[1] < 0.15 * sent.sum()  # an equal part is a quarter

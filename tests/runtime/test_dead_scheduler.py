@@ -132,9 +132,9 @@ def test_an_epoch_is_not_waited_for(processes: tuple[Client, int], dataset: Data
         struck = time.monotonic()
         with pytest.raises(ClusterError, match=GONE):
             next(epochs)
-        assert 10 < time.monotonic() - struck < 20  # the client may have been connected again in 15 s
+        assert 10 < time.monotonic() - struck < 45  # the client may have been connected again in 15 s
         struck = time.monotonic()
-    assert time.monotonic() - struck < 1  # it is known by now
+    assert time.monotonic() - struck < ENDS_WITHIN  # it is known by now
 
 
 def test_a_session_does_not_open(processes: tuple[Client, int], dataset: Dataset) -> None:

@@ -136,7 +136,7 @@ def test_training_seconds_are_those_of_the_slowest_worker(threads, small):
         for epoch in shuffler.epochs(2):
             threads.gather(epoch.map(work))
             threads.gather(epoch.map(work))
-    assert all(0.6 <= record.training_seconds < 1.2 for record in shuffler.records)
+    assert all(0.6 <= record.training_seconds < 1.8 for record in shuffler.records)
     for record in shuffler.records:
         assert max(record.rank_training_seconds) == record.training_seconds == record.rank_training_seconds[2]
         assert len(record.rank_training_seconds) == shuffler.n_workers

@@ -64,6 +64,10 @@ def test_refusals(threads, small):
         InvalidParameter, match=r"elastic is not allowed: shares='1,1,1,2,1' are for one number of workers.*'measured'"
     ):
         Shuffler(threads, small, shares=[1, 1, 1, 2, 1], elastic=True)
+    with pytest.raises(
+        InvalidParameter, match=r"shares='7' is not allowed; it must be the names or addresses of .* 0 \("
+    ):
+        Shuffler(threads, small, shares={"1": 2, 7: 3})
     with pytest.raises(InvalidParameter, match=r"the smallest share has 77 samples, and 'partial:0.5' exchanges 100"):
         Shuffler(threads, small, shares=[4, 1, 2, 4, 2], assignment="partial:0.5")
 
@@ -76,6 +80,39 @@ def test_partitions_know_from_the_first_epoch_that_shares_may_change(threads, sm
         for epoch in shuffler.epochs(1):
             seen = threads.gather(epoch.map(lambda partition: (partition.unequal, partition.as_stored().unequal)))
     assert seen == [(unequal, unequal)] * N_WORKERS
+
+
+def test_shares_by_name_are_those_of_the_workers_whatever_their_ranks(threads, small, check_orders):
+    workers = threads.scheduler_info()["workers"]
+    named = {worker["name"]: address for address, worker in workers.items()}
+    with Shuffler(threads, small, shares={3: 0.5, named[1]: 0.25}, seed=3) as shuffler:
+        seen = check_orders(shuffler, 2)
+        numbers = [workers[address]["name"] for address in shuffler.addresses]
+    weights = tuple({3: 500, 1: 250}.get(number, 1000) for number in numbers)
+    assert [record.weights for record in shuffler.records] == [weights] * 2
+    for order, expected in zip(seen[1], planned(shuffler, 1, weights), strict=True):
+        np.testing.assert_array_equal(order, expected)
+
+
+@pytest.mark.slow
+def test_a_worker_that_joins_has_the_share_of_its_name(small, tmp_path):
+    with (
+        LocalCluster(n_workers=2, processes=False, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small, shares={"2": 0.25}, elastic=True) as shuffler,
+    ):
+        seen = []
+        for epoch in shuffler.epochs(6):
+            seen.append(client.gather(epoch.map(lambda partition: (partition.unequal, partition.sample_ids.copy()))))
+            if epoch.number == 0:
+                cluster.scale(3)
+                client.wait_for_workers(3)
+        assert shuffler.n_workers == 3
+    for parts in seen:
+        assert np.array_equal(np.sort(np.concatenate([ids for _, ids in parts])), np.arange(1000))
+        assert all(unequal for unequal, _ in parts)
+    assert [len(ids) for _, ids in seen[-1]] == [445, 444, 111]
+    assert shuffler.records[-1].weights == (1000, 1000, 250)
 
 
 CLOCK = threading.local()
@@ -232,12 +269,15 @@ def test_time_that_tasks_wait_for_other_ranks_does_not_count(threads, small):
             group.mean(np.ones(3))
 
     with Shuffler(threads, small) as shuffler:
-        for epoch in shuffler.epochs(2):
+        for epoch in shuffler.epochs(3):
             epoch.together(step)
+    parts = []
     for record in shuffler.records:
         seconds = np.array(record.rank_training_seconds)
         assert 0.6 <= seconds[SLOW_RANK] <= record.training_seconds
-        assert np.delete(seconds, SLOW_RANK).max() < 0.8 * record.training_seconds
+        parts.append(np.delete(seconds, SLOW_RANK).max() / record.training_seconds)
+    # Less than 0.1 on a quiet machine. If waiting counted, all ranks would take equally long in every epoch.
+    assert min(parts) < 0.8
 
 
 @pytest.mark.slow

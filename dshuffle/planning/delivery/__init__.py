@@ -21,6 +21,7 @@ from dshuffle.planning.delivery.storage import STORAGE
 from dshuffle.planning.delivery.ubershuffle import UBERSHUFFLE
 from dshuffle.planning.holders import as_instance
 from dshuffle.planning.packets import Packets
+from dshuffle.planning.share_sizes import Weights
 
 __all__ = [
     "Circumstances",
@@ -119,6 +120,7 @@ def plan_delivery(
     seed: int = 0,
     start: Packets | None = None,
     hosts: Sequence[int] = (),
+    weights: Weights = (),
     **options: Any,
 ) -> Packets:
     """Plan how every worker gets the samples that it will train on but does not hold.
@@ -140,6 +142,8 @@ def plan_delivery(
         the other deliveries make their own plan.
     hosts
         Host of each worker, numbered. Where peers send rows, those on the host of the destination are preferred.
+    weights
+        Relative share of each worker, if shares are unequal. Where peers send rows, they send in proportion to it.
     options
         Options of the delivery.
 
@@ -158,4 +162,4 @@ def plan_delivery(
     n_workers = as_integer("n_workers", n_workers, 1)
     check_delivery(name, n_workers)
     masks, ranks = as_instance(holders, destinations, n_workers)
-    return DELIVERIES[name].plan(PlanInput(masks, ranks, n_workers, seed, start, hosts), **options)
+    return DELIVERIES[name].plan(PlanInput(masks, ranks, n_workers, seed, start, hosts, weights), **options)

@@ -26,8 +26,10 @@ def plan_peer(plan_input: PlanInput) -> Packets:
 
     Samples with few holders choose their sender first, and samples with many holders fill the gaps. With two or more
     holders per sample, loads differ by less than 1 % of the mean. Every worker must receive its samples in any case,
-    so equal sends meet the cut-set bound. Holders on the destination's host come first, because their rows do
-    not cross the network. Sends within hosts and sends between hosts are balanced separately.
+    so equal sends meet the cut-set bound. With unequal shares, loads are in proportion to shares: no worker then sends
+    more than it receives, and a worker whose link is slow has less of both. Holders on the destination's host come
+    first, because their rows do not cross the network. Sends within hosts and sends between hosts are balanced
+    separately.
 
     Raises
     ------
@@ -35,6 +37,7 @@ def plan_peer(plan_input: PlanInput) -> Packets:
         If no worker holds a needed sample.
     """
     holders, n_workers, hosts = plan_input.holders, plan_input.n_workers, plan_input.hosts
+    weights = np.array(plan_input.weights or (1,) * n_workers, np.int64)
     needed = plan_input.missing_samples()
     counts = _counts(holders, needed)
     if (nowhere := np.flatnonzero(counts == 0)).size:
@@ -49,7 +52,7 @@ def plan_peer(plan_input: PlanInput) -> Packets:
     senders = np.empty(len(needed), dtype=np.int32)
     ranks, state = plan_input.destinations[needed], random_words(1, "peer", plan_input.seed)[0]
     where = np.array(hosts if len(hosts) else range(n_workers), np.int32)
-    _pick_senders(holders, needed, ranks, scarce_first, where, state, senders)
+    _pick_senders(holders, needed, ranks, scarce_first, where, weights, state, senders)
     return Packets.uncoded(needed, ranks, senders)
 
 
@@ -62,19 +65,23 @@ def _counts(holders, needed):  # type: ignore[no-untyped-def]
 
 
 @kernel()
-def _pick_senders(holders, needed, ranks, scarce_first, hosts, state, senders):  # type: ignore[no-untyped-def]
+def _pick_senders(holders, needed, ranks, scarce_first, hosts, weights, state, senders):  # type: ignore[no-untyped-def]
     loads = np.zeros((2, hosts.size), dtype=np.int64)  # of rows to other hosts, and to the own one
     for i in scarce_first:
-        best, ties, near = -1, 0, 0
+        best, ties, near = -1, 0, -1
         for word in range(holders.shape[1]):
             rest = holders[needed[i], word]
             while rest != 0:
                 worker = word * 64 + lowest_bit(rest)
                 rest &= rest - np.uint64(1)
                 beside = int(hosts[worker] == hosts[ranks[i]])
-                if best < 0 or beside > near or (beside == near and loads[near, worker] < loads[near, best]):
+                excess = 0
+                if beside == near:
+                    # Integers compare loads relative to weights, because machines may round fractions differently.
+                    excess = (loads[near, worker] + 1) * weights[best] - (loads[near, best] + 1) * weights[worker]
+                if beside > near or (beside == near and excess < 0):
                     best, ties, near = worker, 1, beside
-                elif beside == near and loads[near, worker] == loads[near, best]:
+                elif beside == near and excess == 0:
                     # Break ties at random; otherwise the low ranks would send more in every epoch.
                     ties += 1
                     state, random = next_word(state)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dshuffle.planning.packets import Packets, missing_samples
+from dshuffle.planning.share_sizes import Weights
 from dshuffle.planning.types import Holders, Ranks, Samples
 
 
@@ -29,6 +30,8 @@ class PlanInput:
         Good packets that are known beforehand.
     hosts
         Host of each worker, numbered; empty if every worker has its own.
+    weights
+        Relative share of each worker; empty if shares are equal.
     """
 
     holders: Holders
@@ -37,6 +40,7 @@ class PlanInput:
     seed: int
     start: Packets | None = None
     hosts: Sequence[int] = ()
+    weights: Weights = ()
 
     def missing_samples(self) -> Samples:
         """The samples whose workers do not hold them, ascending."""

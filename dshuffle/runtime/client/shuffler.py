@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from dshuffle.checks import as_integer
 from dshuffle.planning import Assignment, Choices, Classes, parse_assignment
 from dshuffle.planning.cost import ClusterRates
-from dshuffle.planning.shares import SharePolicy, parse_shares
+from dshuffle.planning.shares import Shares, parse_shares
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.client.checkpoints import write_checkpoint
 from dshuffle.runtime.client.cluster_view import check_client
@@ -79,11 +79,12 @@ class Shuffler:
     seed
         Random seed. Together with the epoch, the workers and their shares it determines every random choice.
     shares
-        How many samples each worker trains on. ``"even"``: equally many. Positive numbers, one for each rank: in
-        proportion to them. ``"measured"``: in proportion to the samples per second with which each rank has trained,
-        measured in the epochs before. Shares then change at most every few epochs, and only where that saves a tenth of
-        the time of an epoch. Ranks follow the names of the workers, host by host, and not the order of ``workers``:
-        see :attr:`addresses`, and docs/unequal-workers.md.
+        How many samples each worker trains on. ``"even"``: equally many. Positive numbers, one for each rank, or by
+        the name or address of workers (``{"old-node": 0.5}``; the others have 1): in proportion to them.
+        ``"measured"``: in proportion to the samples per second with which each rank has trained, measured in the epochs
+        before. Shares then change at most every few epochs, and only where that saves a tenth of the time of an epoch.
+        Ranks follow the names of the workers, host by host, and not the order of ``workers``. See
+        docs/unequal-workers.md.
     first_epoch
         Number of the first epoch, from 0. Workers read their shares of it from the dataset, and train on the samples
         that a session from epoch 0 has in this epoch.
@@ -182,7 +183,7 @@ class Shuffler:
         every: int = 1,
         between: str = "redraw",
         seed: int = 0,
-        shares: str | Sequence[float] | SharePolicy = "even",
+        shares: Shares = "even",
         first_epoch: int = 0,
         on_loss: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,

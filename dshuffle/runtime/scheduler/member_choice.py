@@ -16,7 +16,7 @@ from dshuffle.planning.share_sizes import Weights, as_weights
 from dshuffle.runtime.scheduler.kept_choice import KeptPartitions, choose_kept
 from dshuffle.runtime.server_resource import SERVER_RESOURCE, only_serves
 from dshuffle.runtime.session_spec import EarlierWorkers, PartitionSources, SessionRequest, SessionSpec
-from dshuffle.runtime.worker_choice import in_words
+from dshuffle.runtime.worker_choice import identities, in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ def choose_members(
     ClusterError
         If no worker is left to train.
     InvalidParameter
-        If ``server`` is not the address or name of a worker, or there are more workers than samples.
+        If ``server``, or a name in ``shares``, is not the address or name of a worker, or there are more workers than
+        samples.
     """
     workers = in_rank_order(worker for where, worker in scheduler.workers.items() if where in ready)
     server = _find_server(workers, order.options.server)
@@ -77,7 +78,7 @@ def choose_members(
         training = [scheduler.workers[address] for address in ranks]
         if carried is not None:
             carried = carried.placed(former, ranks)
-    weights = _weights(order, ranks, carried)
+    weights = _weights(order, training, carried)
     if carried is not None:
         plan = carried.onto(plan, ranks, weights)
     else:
@@ -105,11 +106,16 @@ def choose_members(
     return Members(spec, role)
 
 
-def _weights(order: SessionRequest, addresses: Sequence[str], carried: EarlierWorkers | None) -> Weights:
+def _weights(order: SessionRequest, training: Sequence[WorkerState], carried: EarlierWorkers | None) -> Weights:
+    addresses = [worker.address for worker in training]
     if order.weights is not None:
         return as_weights([order.weights[address] for address in addresses])
     before = () if carried is None else carried.weights_of(addresses)
-    return order.choices.shares.first(len(addresses), before)
+    shares, names = order.choices.shares, [identities(worker) for worker in training]
+    if carried is None and not order.options.elastic and (unknown := shares.unknown(names)):
+        allowed = f"the names or addresses of workers that train: {in_words(training)}"
+        raise InvalidParameter.of("shares", ", ".join(unknown), allowed)
+    return shares.first(len(addresses), before, names)
 
 
 def _find_server(workers: list[WorkerState], server: str | None) -> WorkerState | None:

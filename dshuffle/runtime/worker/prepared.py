@@ -57,5 +57,5 @@ class Prepared:
         broadcast = exchange.broadcast
         if len(broadcast):
             broadcast = broadcast[np.isin(broadcast, sample_ids)]
-        view = View(epoch, sample_ids, slots, shares, broadcast, shuffle.weights, shuffle.choices.shares.measures)
+        view = View(epoch, sample_ids, slots, shares, broadcast, shuffle.weights, shuffle.choices.shares.may_change)
         return cls(swap, view, SampleDigest.of(sample_ids, shuffle.choices.seed), due)

@@ -149,6 +149,28 @@ def test_peer_comes_close_to_the_best_choice_of_senders(data):
     assert np.bincount(plan.senders).max() <= best + 1
 
 
+@pytest.mark.parametrize("density", [0.5, 0.7, 0.9])
+@pytest.mark.parametrize("weights", [(1000, 1000, 250, 500), (1000, 17, 1000, 1000)])
+def test_peers_send_in_proportion_to_their_shares(weights, density):
+    q, n = 20_000, len(weights)
+    rng = np.random.default_rng(3)
+    held = rng.random((q, n)) < density
+    held[~held.any(axis=1), 0] = True
+    holders = (held << np.arange(n)).sum(axis=1)
+    ranks = rng.choice(n, q, p=np.array(weights) / sum(weights))
+    needed = holders[(holders >> ranks) & 1 == 0]
+
+    def longest(plan):
+        return float((np.bincount(plan.senders, minlength=n) / weights).max())
+
+    # By Hall's theorem: workers must send all samples that no other worker holds.
+    sets_of_workers = range(1, 2**n)
+    total = [sum(weights[worker] for worker in range(n) if workers >> worker & 1) for workers in sets_of_workers]
+    best = max(np.count_nonzero(needed & ~workers == 0) / total[workers - 1] for workers in sets_of_workers)
+    assert longest(plan_delivery("peer", holders, ranks, n, weights=weights)) <= 1.02 * best
+    assert longest(plan_delivery("peer", holders, ranks, n)) > 1.2 * best
+
+
 def test_peer_breaks_ties_by_seed_and_without_favourites():
     # Ten workers hold the one sample that the eleventh needs.
     senders = Counter(int(plan_delivery("peer", [2**10 - 1], [10], 11, seed=seed).senders[0]) for seed in range(2000))
