@@ -25,7 +25,7 @@ from rich.table import Table
 
 import dshuffle
 from dshuffle import Pipeline, Training
-from dshuffle.compare import Way, modest_step
+from dshuffle.compare import Way, stable_step
 from dshuffle.pipeline import LocalWorkers, RunningScheduler
 from dshuffle.planning import Choices, Global, Local, Partial
 from dshuffle.report import figures
@@ -56,7 +56,7 @@ def main(url: str, scheduler: str | None, workers: int, epochs: int, features: s
     """Train on the dataset at URL with a growing exchange; print and write the time of each phase."""
     try:
         dataset = dshuffle.open_dataset(url)
-        step = modest_step(dataset, features=features, target=target)
+        step = stable_step(dataset, features=features, target=target)
     except dshuffle.DShuffleError as error:
         raise click.ClickException(str(error)) from error
     regression = Training("linear_regression", epochs=epochs, step=step, features=features, target=target)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from dshuffle import Choices, Pipeline, Training, open_dataset
-from dshuffle.compare import modest_step
+from dshuffle.compare import falling, stable_step
 from dshuffle.pipeline import LocalWorkers
 from dshuffle.training import rmse_on
 
@@ -30,10 +30,12 @@ def pipeline(
     """Fit y = x @ weights on the dataset at a URL (Chung et al., 2017, section 5.1).
 
     A tenth of the samples is held out. The root mean square error on them is printed beside that of their mean.
-    ``held_out=0`` trains on all.
+    ``held_out=0`` trains on all. Without ``step``, steps suit the rows, and fall linearly.
     """
     dataset = open_dataset(url)
-    options: dict[str, Any] = {"step": modest_step(dataset) if step is None else step}
+    options: dict[str, Any] = {"step": step}
+    if step is None:
+        options = {"step": stable_step(dataset), "schedule": falling(epochs)}
     if held_out:
         dataset, test = dataset.split(1 - held_out)
         options["validate"] = rmse_on(test, lambda weights, rows: rows @ weights)

@@ -1,5 +1,6 @@
 """Measure the seconds of a shuffle on a cluster for each way in the tables of Chung et al. (2017).
 
+    python pipelines/ubershuffle_tables.py --links 20mbit --store 160mbit
     python pipelines/ubershuffle_tables.py --scheduler ADDRESS --mbit 100 --data /mnt/shared/tables
         [--storage nfs=/mnt/nfs/tables] [--storage s3=s3://bucket/tables] [--setup a --setup 2] [--output tables.json]
 
@@ -9,8 +10,10 @@ the ratio of row bytes to link rate, and uses the fraction `--scale` of the rows
 row. They follow from its uncoded seconds, because the server's link carried nothing else:
 bytes = seconds x rate / (rows x (1 - cache fraction)).
 
-One worker must have the resource `dshuffle-server`. The dataset is written to --data, which all hosts must see, and to
-every --storage, from which it is re-read. The table shows the ratios of the paper beside the measured ratios. Compare
+With --links, the workers and a server are processes of this machine, whose links and store are emulated without root,
+and everything is in a temporary folder. Of a cluster that runs (--scheduler), one worker must have the resource
+`dshuffle-server`. The dataset is written to --data, which all hosts must see, and to every --storage, from which it is
+re-read. The table shows the ratios of the paper beside the measured ratios. Compare
 ratios, not seconds. A time with less than 15 % of the processors idle (marked !) says nothing about the network.
 
 References
@@ -24,6 +27,8 @@ import argparse
 import dataclasses
 import json
 import statistics
+import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,10 +39,10 @@ from rich.console import Console
 from rich.table import Table
 
 import dshuffle
-from dshuffle.compare import Way, connect, count_training_workers, measure_exchanges
+from dshuffle.compare import EmulatedRates, Way, connect, count_training_workers, measure_exchanges
 from dshuffle.planning import Choices, Chunks, Global
 from dshuffle.report import CPU_BOUND
-from dshuffle.units import human_bytes, human_ratio, human_seconds
+from dshuffle.units import human_bytes, human_ratio, human_seconds, parse_rate
 
 PAPER_RATE = 1e9 / 8
 """Rate of the paper's links in bytes per second."""
@@ -154,12 +159,19 @@ def labelled(text: str) -> tuple[str, str]:
     return label, url.rstrip("/")
 
 
+def rates_of(options: argparse.Namespace) -> list[tuple[str, str | None]]:
+    """The options of emulated rates, by their names."""
+    return [("links", options.links), ("store", options.store)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scheduler", help="address of a Dask scheduler (default: a local cluster)")
-    parser.add_argument("--workers", type=int, default=4, help="number of workers of the local cluster")
-    parser.add_argument("--mbit", type=float, required=True, help="rate of every worker's link in Mbit/s")
-    parser.add_argument("--data", required=True, help="folder that all hosts see")
+    parser.add_argument("--workers", type=int, default=8, help="number of workers of the local cluster")
+    parser.add_argument("--links", help="emulated rate of every local worker's link, such as 20mbit")
+    parser.add_argument("--store", help="emulated rate at which all local workers together read the store")
+    parser.add_argument("--mbit", type=float, help="rate of every worker's link in Mbit/s, if it is not emulated")
+    parser.add_argument("--data", help="folder that all hosts see (default: a temporary one on this machine)")
     parser.add_argument("--storage", type=labelled, action="append", default=[], help="LABEL=URL; may be repeated")
     parser.add_argument(
         "--setup", dest="setups", action="append", choices=[*SETUPS], help="may be repeated (default: all)"
@@ -169,12 +181,30 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--output", type=Path, help="write all figures as JSON")
     options = parser.parse_args()
+    if options.scheduler and (options.links or options.store or not options.data):
+        parser.error("--scheduler needs --data, and no --links or --store: its workers run already")
+    if bool(options.links) == bool(options.mbit):
+        parser.error("give either --links, to emulate them, or --mbit, the rate of real links")
     options.storage = dict(options.storage)
     console = Console()
     found = {}
-    with connect(options.scheduler, options.workers) as client:
+    with tempfile.TemporaryDirectory(prefix="ubershuffle-") as folder, ExitStack() as stack:
+        options.data = options.data or f"{folder}/data"
+        try:
+            links, store = (text and parse_rate(name, text) for name, text in rates_of(options))
+            rates = EmulatedRates(links or None, store or None)
+            client = stack.enter_context(connect(options.scheduler, options.workers, rates))
+        except dshuffle.DShuffleError as error:
+            parser.error(str(error))
+        if rates.links:
+            options.mbit = 8 * rates.links / 1e6
+        if rates.store:
+            options.storage = options.storage or {"storage": f"{folder}/storage"}
+        if str(rates):
+            console.print(f"Emulated: {rates}, by processes of this machine.", highlight=False)
         for name in options.setups or SETUPS:
-            found[name] = measure(client, name, options, console) | {"storages": list(options.storage)}
+            facts = {"storages": list(options.storage), "emulated": str(rates)}
+            found[name] = measure(client, name, options, console) | facts
             show(name, found[name], console)
             if options.output:
                 options.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 from rich.console import Console
@@ -16,10 +17,11 @@ from rich.console import Console
 from dshuffle.cli.options import RARE_KEYS_NOISE, RARE_KEYS_ROWS, RARE_KEYS_SAMPLES
 from dshuffle.cli.output import COLUMNS, warnings_as_lines
 from dshuffle.cli.paired_test import paired_test_of, regression_pairs, runs_in_pairs, training_of, with_pairs
-from dshuffle.compare import AS_THEY_ARE, Way, connect, default_ways, modest_step, product_of_ways
+from dshuffle.compare import AS_THEY_ARE, Way, connect, default_ways, falling, product_of_ways, stable_step
 from dshuffle.compare.comparison import check_copy
 from dshuffle.errors import InvalidParameter
 from dshuffle.pipeline import LocalWorkers, Pipeline, RunningScheduler, Training
+from dshuffle.pipeline.outlook import Outlook
 from dshuffle.pipeline.run import train as run
 from dshuffle.planning import Choices, Classes, ExchangeEpochs, Global, ShuffleSpec
 from dshuffle.planning.exchange_epochs import EVERY_EPOCH
@@ -40,8 +42,6 @@ from dshuffle.training.inputs import check_step
 from dshuffle.training.linear_regression import check_dataset, fit_linear_regression
 
 DEFAULT_CHUNK_ROWS = 70
-DEFAULT_STEP = 1.0
-"""Step for the generated samples: a single row teaches most of what there is to learn about its key."""
 CODED_FRACTION = 0.5
 """Cache fraction of coded deliveries of the generated samples. Without excess, there is nothing to code."""
 
@@ -131,13 +131,8 @@ def compare(
         _make_folder(output)
         if train is None:
             check_dataset(data, features, target)
-            if step is None:
-                chosen_step = DEFAULT_STEP if dataset is None else modest_step(data, features=features, target=target)
-            else:
-                chosen_step = check_step(step)
-            training = Training(
-                fit_linear_regression, epochs=epochs, step=chosen_step, features=features, target=target
-            )
+            steps = _steps(step, data, epochs, features, target)
+            training = Training(fit_linear_regression, epochs, features=features, target=target, **steps)
         else:
             training, data = training_of(
                 train, data, epochs=epochs, step=step, seed=seed, features=features, target=target
@@ -155,11 +150,14 @@ def compare(
         if isinstance(cluster, LocalWorkers) and cluster.rates != AS_THEY_ARE:
             emulated = f"Emulated: {cluster.rates}. --links none --store none measures this machine as it is."
             click.echo(click.wrap_text(emulated, COLUMNS), err=True)
+        outlook = Outlook.of(data, training, ways, n_workers)
+        for sentence in outlook.sentences:
+            click.echo(click.wrap_text(sentence, COLUMNS), err=True)
         with warnings_as_lines(), progress_bar() as advance:
             pairs_of_ways = (
                 {} if local_test is None else regression_pairs(local_test, training, data, ways, n_workers, advance)
             )
-            comparison = run(pipeline, advance, lambda: None).comparison
+            comparison = run(pipeline, advance, lambda: None, outlook).comparison
     assert comparison is not None
     if local_test is not None:
         comparison = with_pairs(comparison, ways, pairs_of_ways)
@@ -171,6 +169,13 @@ def compare(
     except OSError as error:
         raise click.ClickException(f"The report could not be written to {output}: {error}") from error
     click.echo(f"Report: {page}\nBeside it are records.jsonl and summary.json.", err=True)
+
+
+def _steps(step: float | None, data: Dataset, epochs: int, features: str, target: str) -> dict[str, Any]:
+    """A constant step, or by default steps that fall from one that suits the rows."""
+    if step is not None:
+        return {"step": check_step(step)}
+    return {"step": stable_step(data, features=features, target=target), "schedule": falling(epochs)}
 
 
 def _with_copy_seconds(comparison: Comparison, ways: Sequence[Way], seconds: float) -> Comparison:

@@ -8,12 +8,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from distributed import Client
 
 from dshuffle.compare.local_cluster import EmulatedRates
 from dshuffle.compare.mixing_of_ways import QualityOfWays
-from dshuffle.compare.neighbours import looks_random
 from dshuffle.compare.provenance import describe_cluster, describe_dataset, describe_machine, describe_versions
 from dshuffle.compare.ways import Way
 from dshuffle.emulated_links import HEADERS
@@ -26,32 +24,12 @@ from dshuffle.runtime import Shuffler
 from dshuffle.runtime.dataset_inputs import with_chunks_of
 from dshuffle.runtime.measure.auto_candidates import work_of
 from dshuffle.store import Dataset
-from dshuffle.training.linear_regression import check_dataset
 
 OTHER_LINKS = {f"{gbit} Gbit/s": gbit * 1.25e8 for gbit in (1, 10, 25, 100)}
 """Links in bytes per second for which a report predicts exchanges as well."""
 
 EMULATED = "DSHUFFLE_EMULATED"
 """Environment variable that says, for the report, what is emulated in this environment."""
-
-
-def modest_step(dataset: Dataset, *, features: str = "x", target: str = "y") -> float:
-    """Return a step at which SGD converges in a few epochs: 0.02 / the mean squared norm of rows.
-
-    The mean is over 1,000 evenly spaced rows.
-
-    Raises
-    ------
-    InvalidParameter
-        ``features`` and ``target`` do not suit a linear regression, or all these rows are zero or not finite.
-    """
-    check_dataset(dataset, features, target)
-    ids = np.linspace(0, dataset.n_samples - 1, min(1000, dataset.n_samples)).astype(np.int64)
-    rows = dataset.read_rows(ids)[features].astype(np.float64)
-    norm = float(np.mean(np.einsum("ij,ij->i", rows, rows)))
-    if not (np.isfinite(norm) and norm > 0):
-        raise InvalidParameter.of("features", features, "an array of finite values that are not all zero")
-    return 0.02 / norm
 
 
 def result_of(
@@ -93,6 +71,9 @@ def comparison_of(
     settings: Mapping[str, Any],
     command: str,
     error_meaning: str,
+    stored_at_random: bool,
+    outlook: Sequence[str] = (),
+    error_at_start: float | None = None,
 ) -> Comparison:
     """Return the results of ways that ran with the same seed, and what is needed to run them again.
 
@@ -108,7 +89,9 @@ def comparison_of(
         cluster=describe_cluster(client),
         versions=describe_versions(),
         machine=describe_machine(),
-        stored_at_random=looks_random(dataset),
+        stored_at_random=stored_at_random,
+        outlook=tuple(outlook),
+        error_at_start=error_at_start,
         emulated=os.environ.get(EMULATED, "") or str(EmulatedRates.of(client)),
     )
 

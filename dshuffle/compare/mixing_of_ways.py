@@ -139,7 +139,7 @@ class QualityOfWays:
             return None
         assignment = self._subset.assignment(with_chunks_of(self._dataset, choices.assignment), n_workers)
         sharding = (
-            "random" if choices.balance is not None else self._sharding(str(choices.sharding), n_workers, choices.seed)
+            "random" if choices.balance is not None else self._sharding(choices.sharding, n_workers, choices.seed)
         )
         balance = None if choices.balance is None else self._balance(choices.balance.name)
         # Who trains on what does not depend on the delivery.
@@ -158,10 +158,13 @@ class QualityOfWays:
     def _balance(self, balance: str) -> Classes:
         return Classes.of(balance, self._labels(balance)).only(self._subset.sample_ids)
 
-    def _sharding(self, sharding: str, n_workers: int, seed: int) -> str | GivenSharding:
+    def _sharding(self, sharding: str | GivenSharding, n_workers: int, seed: int) -> str | GivenSharding:
+        ids = self._subset.sample_ids
+        if isinstance(sharding, GivenSharding) and sharding.ranks is not None:
+            return GivenSharding.of(sharding.name, _evened(sharding.ranks[ids], n_workers))
+        sharding = str(sharding)
         if sharding in SHARDINGS:
             return sharding
-        ids = self._subset.sample_ids
         if sharding.startswith(STRATIFIED):
             codes, classes = label_codes(self._labels(sharding.removeprefix(STRATIFIED)))
             return GivenSharding.of(sharding, deal_classes(codes[ids], len(classes), n_workers, seed=seed))

@@ -15,7 +15,7 @@ from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.runtime.client.retries import LOSSES
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.store import Dataset
-from dshuffle.training import fit_linear_regression, rmse_on
+from dshuffle.training import CONSTANT, Schedule, fit_linear_regression, rmse_on
 
 Run = Callable[[Way, int, int], float]
 """Function ``run(way, seed, shuffle_seed)`` that trains once and returns the metric. ``seed`` is that of the training:
@@ -153,6 +153,7 @@ def regression_in_pairs(
     step: float,
     features: str = "x",
     target: str = "y",
+    schedule: Schedule = CONSTANT,
     margin: Margin | float | str = "1%",
     pairs: int = 20,
     say: Say = lambda *_: None,
@@ -168,7 +169,7 @@ def regression_in_pairs(
         The dataset. All of its rows are read into the memory of this process.
     ways
         The ways, among them one that reshuffles everything.
-    n_workers, epochs, step, features, target
+    n_workers, epochs, step, features, target, schedule
         The training; see :func:`~dshuffle.training.fit_linear_regression`.
     margin, pairs
         See :class:`~dshuffle.noninferiority.PairedTest`.
@@ -212,6 +213,7 @@ def regression_in_pairs(
             step=step,
             features=features,
             target=target,
+            schedule=schedule,
         )
         return float(measure(fit.model)[REGRESSION_METRIC])
 

@@ -110,6 +110,11 @@ class PairedRuns:
         return max(self._margin.size * (self._mean_of_reference if self._margin.relative else 1.0), self.test.rounding)
 
     @property
+    def relative_limit(self) -> float:
+        """The margin as a fraction of the mean of the reference; infinite if that is 0."""
+        return self.limit / self._mean_of_reference if self._mean_of_reference else math.inf
+
+    @property
     def _is_relative(self) -> bool:
         """Whether differences are fractions of the mean of the reference. Those of rounding would mean nothing."""
         return self._margin.relative and self._mean_of_reference > self.test.rounding

@@ -14,13 +14,14 @@ from typing import Any, Protocol
 from distributed import Client
 
 from dshuffle import report
-from dshuffle.compare import Way, compile_kernels
+from dshuffle.compare import Way, compile_kernels, count_training_workers
 from dshuffle.compare.comparison import comparison_of, result_of
 from dshuffle.compare.mixing_of_ways import QualityOfWays
 from dshuffle.errors import ClusterError, InvalidParameter, RunCancelled
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.notebook import html_summary
 from dshuffle.pipeline.clusters import ClusterSource
+from dshuffle.pipeline.outlook import Outlook
 from dshuffle.pipeline.pairs import metric_of, pairs_of
 from dshuffle.pipeline.training import Training
 from dshuffle.records import EpochRecord
@@ -161,13 +162,14 @@ def execute(pipeline: Runnable, advance: Advance, check: Callable[[], None]) -> 
     def write(comparison: Comparison) -> Path:
         return report.write_report(comparison, str(pipeline.report))
 
-    return train(pipeline, advance, check, write)
+    return train(pipeline, advance, check, write=write)
 
 
 def train(
     pipeline: Runnable,
     advance: Advance,
     check: Callable[[], None],
+    outlook: Outlook | None = None,
     write: Callable[[Comparison], Path] | None = None,
 ) -> PipelineResult:
     """Check a pipeline, start its cluster, and train with each of its ways.
@@ -178,6 +180,8 @@ def train(
         Called with the number of epochs that are done, the number of all, and what is going on.
     check
         Called between epochs. It raises an error to end the run.
+    outlook
+        What was said before the run. If None, it is looked for, if a report is wanted.
     write
         Writes the report, if one is wanted, before the cluster is closed; None to leave that to the caller.
     """
@@ -201,8 +205,11 @@ def train(
     with pipeline.cluster.open(waiting) as client:
         measured, results = None, []
         if pipeline.report is not None:
-            say("measuring the cluster")
             choice = pipeline.options.choice
+            if outlook is None:
+                say("reading some rows of the dataset")
+                outlook = Outlook.of(dataset, pipeline.training, pipeline.ways, count_training_workers(client, choice))
+            say("measuring the cluster")
             measured = measure_workers(client, choice, dataset, seconds=MEASURING_SECONDS).cluster
             say("loading code on the workers")
             _warm_up(pipeline, client, pipeline.ways[-1].dataset(dataset))
@@ -229,7 +236,7 @@ def train(
             pairs = pairs_of(client, dataset, pipeline.test, pipeline.training, pipeline.options, timed, check, count)
             results = [dataclasses.replace(result, pairs=pairs.get(result.label)) for result in results]
         comparison, page = None, None
-        if pipeline.report is not None:
+        if pipeline.report is not None and outlook is not None:
             target = pipeline.training.arrays.get("target")
             quality = QualityOfWays(dataset, target)
             compared: list[WayResult] = []
@@ -246,6 +253,9 @@ def train(
                 settings=pipeline.training.facts,
                 command=_command(),
                 error_meaning=pipeline.training.error_meaning,
+                stored_at_random=outlook.stored_at_random,
+                outlook=outlook.sentences,
+                error_at_start=pipeline.training.error_at_start,
             )
             page = None if write is None else write(comparison)
     return PipelineResult(tuple(results), page, comparison)

@@ -100,6 +100,11 @@ class Training:
         return "the error that the training function reports"
 
     @property
+    def error_at_start(self) -> float | None:
+        """The error before the first epoch, if it is known: weights of 0 leave all of the target."""
+        return 1.0 if self.fit is fit_linear_regression else None
+
+    @property
     def is_trainer(self) -> bool:
         """Whether the function is a trainer of dshuffle, which does nothing but train."""
         return str(getattr(self.fit, "__module__", "")).startswith("dshuffle.training.")

@@ -65,7 +65,7 @@ def render_html(comparison: Comparison) -> str:
 <p class="name">dshuffle compare</p>
 <h1>{_unbroken(escape(answer))}</h1>
 {sentences}
-<p class="facts">{escape(_headline(comparison))}</p>{_emulated(comparison.emulated)}
+<p class="facts">{escape(_headline(comparison))}</p>{_outlook(comparison.outlook)}{_emulated(comparison.emulated)}
 </header>
 {time}
 <section>
@@ -159,6 +159,10 @@ def _pairs(comparison: Comparison) -> str:
 {_table(("way", *PAIR_HEADINGS), rows)}
 <p class="caption">{escape(pair_caption(runs))}</p>
 </section>"""
+
+
+def _outlook(sentences: Sequence[str]) -> str:
+    return f"<p class='facts'>Before the run: {escape(' '.join(sentences))}</p>" if sentences else ""
 
 
 def _emulated(text: str) -> str:

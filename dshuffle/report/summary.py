@@ -88,6 +88,10 @@ class Comparison:
         What the error of a training point is, in words.
     stored_at_random
         Whether the dataset seems to be stored in random order, so that ways "as stored" start from random shards.
+    outlook
+        Sentences that were said before the run: of the stored order, batch norm, and the steps.
+    error_at_start
+        Error before the first epoch, if it is known.
     """
 
     ways: tuple[WayResult, ...]
@@ -101,6 +105,8 @@ class Comparison:
     emulated: str = ""
     error_meaning: str = "the error that the training function reports"
     stored_at_random: bool = False
+    outlook: tuple[str, ...] = ()
+    error_at_start: float | None = None
 
     def __post_init__(self) -> None:
         labels = [way.label for way in self.ways]
@@ -255,6 +261,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
         "machine": dict(comparison.machine),
         "emulated": comparison.emulated,
         "stored_at_random": comparison.stored_at_random,
+        "outlook": list(comparison.outlook),
         "ways": [
             {
                 "label": way.label,

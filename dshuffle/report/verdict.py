@@ -26,7 +26,8 @@ def verdict(comparison: Comparison) -> str:
 def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
     """Return the answers, which are short; then other pairs, times, errors, a doubt and slow ranks, if there are any.
 
-    The first answer is whether one shuffle before training will do, if that was tested in pairs.
+    The first answer is whether one shuffle before training will do, if that was tested in pairs. If training has
+    hardly begun, the next sentence says so.
     """
     measured = [_MeasuredWay(way, figures(way)) for way in comparison.ways]
     ranking = _Ranking.of(measured)
@@ -39,7 +40,9 @@ def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
         answer = f"To reshuffle everything every epoch, {ranking.use}."
         times = _times(measured, ranking)
         doubts = (_stored_order_sentence(comparison), _doubt(ranking), slow_ranks_of(comparison.ways))
-    return tuple(filter(None, (first, answer, " ".join(others), times, _errors(measured, comparison), *doubts)))
+    begun = _hardly_begun(comparison)
+    errors = _errors(measured, comparison)
+    return tuple(filter(None, (first, begun, answer, " ".join(others), times, errors, *doubts)))
 
 
 def recommended_labels(comparison: Comparison) -> frozenset[str]:
@@ -166,6 +169,35 @@ def _pairs(ways: Iterable[WayResult]) -> list[str]:
         for group in groups
         if (pairs := group[0].pairs) is not None
     ]
+
+
+def _hardly_begun(comparison: Comparison) -> str:
+    """That training was far from its end, so that more epochs may give another answer to the pairs.
+
+    It was if the last epoch improved the model by more than the margin, and by at least half as much as the mean epoch.
+    """
+    pairs = next((way.pairs for way in comparison.ways if way.pairs is not None), None)
+    histories = [way.history for way in comparison.ways if way.choices.reshuffles_all and len(way.history) > 2]
+    if pairs is None or pairs.reason or not histories:
+        return ""
+    history, metric = histories[0], pairs.test.metric
+    if has_metric := all(metric in point.validation for point in history):
+        sign = 1.0 if pairs.test.higher_is_better else -1.0
+        values = [sign * point.validation[metric] for point in history]
+        least = pairs.limit
+    else:
+        start = [] if comparison.error_at_start is None else [comparison.error_at_start]
+        values = [-error for error in (*start, *(point.error for point in history))]
+        least = pairs.relative_limit * abs(values[-1])
+    last, total = values[-1] - values[-2], values[-1] - values[0]
+    if not (last > least and last >= total / (len(values) - 1) / 2):
+        return ""
+    shown = [pairs.shown(gain) if has_metric else f"{100 * gain / abs(values[0]):.2g} %" for gain in (total, last)]
+    what = f"{metric} improved" if has_metric else "the error fell"
+    return (
+        f"With reshuffling, {what} by {shown[0]} in all, of which {shown[1]} in the last epoch: training has hardly "
+        "begun. Before you rely on the answer, train for more epochs, or with a larger step."
+    )
 
 
 def _is_shuffled_once(way: WayResult) -> bool:

@@ -148,7 +148,7 @@ def test_an_epoch_is_broken_down(tmp_path):
 
 @pytest.mark.slow
 def test_the_papers_tables_are_measured(tmp_path):
-    arguments = ["--mbit", 1000, "--data", tmp_path, "--scale", 0.001, "--epochs", 1, "--workers", 3]
+    arguments = ["--links", "1gbit", "--store", "4gbit", "--scale", 0.001, "--epochs", 1, "--workers", 3]
     out = tmp_path / "tables.json"
     ran = run(
         "pipelines/ubershuffle_tables.py",
@@ -161,13 +161,53 @@ def test_the_papers_tables_are_measured(tmp_path):
         out,
     )
     assert ran.returncode == 0, ran.stderr
+    assert "Emulated: links of 1 Gbit/s into and out of each worker, and a store of 4 Gbit/s" in " ".join(
+        ran.stdout.split()
+    )
     found = json.loads(out.read_text())["b"]
+    assert found["emulated"].startswith("links of 1 Gbit/s")
     assert found["rows"] == 300
     # 35 s of a link of 1 Gbit/s carry 80 % of 300,000 rows, if a row has 18,229 bytes.
     assert abs(found["row_nbytes"] - 35 * 125e6 / (300_000 * 0.8)) < 8
     assert {"server", "coded", "ubershuffle", "clique", "peer", "disk"} < set(found["ways"])
     assert found["ways"]["server"]["packets"] > found["ways"]["clique"]["packets"] > 0
     assert "1.38" in ran.stdout, "the paper's 35.0 over 25.3"
+    for bad in (
+        ["--links", "1gbit", "--mbit", 1000],
+        [],
+        ["--links", "fast"],
+        ["--scheduler", "tcp://h:1", "--mbit", 9],
+    ):
+        assert run("pipelines/ubershuffle_tables.py", *bad).returncode == 2
+
+
+@pytest.mark.slow
+def test_ratings_are_predicted_with_users_that_move(tmp_path):
+    """The errors do not depend on the delivery, and those of the means alone are what NumPy computes."""
+    options = ["--generated", "--users", 40, "--seeds", 1, "--epochs", 3, "--workers", 2, "--links", "1gbit"]
+    ran = run("pipelines/movielens_figure.py", *options, "--output", tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("generated ratings; 2 workers; emulated: links of 1 Gbit/s")
+    with (tmp_path / "movielens.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    errors = {(row["way"], row["epoch"]): float(row["rmse"]) for row in rows}
+    assert len(errors) == 6 * 3
+    for epoch in "123":
+        assert errors["global, uncoded", epoch] == pytest.approx(errors["global, coded", epoch], rel=1e-4)
+        assert errors["none", epoch] != errors["films", epoch]
+    names = runpy.run_path(str(ROOT / "pipelines/movielens_figure.py"))
+    ratings = names["generated_ratings"]()
+    arrays, (user, film, value) = names["split"](ratings, 40, seed=0)
+    rated = arrays["films"] != names["PADDING"]
+    kept = ratings[0] < 40
+    assert rated.sum() + len(value) == kept.sum()
+    pairs = [*zip(np.nonzero(rated)[0], arrays["films"][rated], strict=True), *zip(user, film, strict=True)]
+    assert sorted(map(tuple, np.array(pairs).tolist())) == sorted(
+        zip(ratings[0][kept].tolist(), ratings[1][kept].tolist(), strict=True)
+    )
+    mean_alone = np.sqrt(np.mean((value - arrays["values"][rated].mean()) ** 2))
+    assert f"{mean_alone:.4f} [" in ran.stdout
+    assert (tmp_path / "movielens.html").read_text().count("generated ratings")
 
 
 @pytest.mark.slow

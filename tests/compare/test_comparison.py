@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import dshuffle
-from dshuffle.compare import Way, connect, default_ways, local_cluster, modest_step, product_of_ways
+from dshuffle.compare import Way, connect, default_ways, local_cluster, product_of_ways
 from dshuffle.compare.comparison import _with_chosen, predicted
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.pipeline import Pipeline, RunningScheduler, Training
@@ -74,16 +74,6 @@ def test_default_ways_take_only_cache_fraction_and_seed_from_the_base():
 def test_unknown_choices_list_the_known(assignment, delivery, known):
     with pytest.raises(InvalidParameter, match=known):
         Way("", Choices(assignment=assignment, delivery=delivery, sharding="random"))
-
-
-def test_the_modest_step_follows_the_norm_of_the_rows(tmp_path):
-    x = np.full((3000, 4), 5, np.float32)
-    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": x, "y": x[:, 0], "zero": 0 * x})
-    assert modest_step(dataset) == pytest.approx(0.02 / 100)
-    with pytest.raises(InvalidParameter, match=r"features='zero'.*not all zero"):
-        modest_step(dataset, features="zero")
-    with pytest.raises(InvalidParameter, match="target='x'"):
-        modest_step(dataset, target="x")
 
 
 def test_groups_smaller_than_chunks_are_predicted_to_read_more(tmp_path):

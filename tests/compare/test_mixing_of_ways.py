@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import dshuffle
 from dshuffle.compare.mixing_of_ways import LEAST_CHUNK_ROWS, QualityOfWays, RowSubset
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import Choices, Chunks, Global, ShuffleSpec
+from dshuffle.planning import Choices, Chunks, GivenSharding, Global, ShuffleSpec
 from dshuffle.store import write_sharding
 
 
@@ -77,7 +77,8 @@ def test_labels_and_stored_ranks_decide_where_samples_start(tmp_path, monkeypatc
     quality = QualityOfWays(dataset, "label")
     assert quality.of(Choices("local", sharding="stratified:label"), 3).class_spread < 2
     assert quality.of(Choices("local", sharding="stratified:few"), 3).class_spread < 3  # half of them are all distinct
-    assert quality.of(Choices("local", sharding="mine"), 3).meets_again == 1
+    for sharding in ("mine", GivenSharding.of("not stored", np.repeat([2, 0, 1], 200))):
+        assert quality.of(Choices("local", sharding=sharding), 3).meets_again == 1
     for assignment in ("global", "partial:0.5"):
         balanced = quality.of(Choices(assignment, sharding="stratified:label", balance="label"), 3)
         assert 0.2 < balanced.meets_again < 0.6

@@ -7,7 +7,7 @@ import pytest
 
 import dshuffle
 from dshuffle.cli import compare, options
-from dshuffle.compare import Way, default_ways, modest_step
+from dshuffle.compare import Way, default_ways
 from dshuffle.compare.pairs import regression_in_pairs
 from dshuffle.planning import Choices
 from dshuffle.synthetic import keyed_regression, rare_keys_regression
@@ -21,11 +21,16 @@ def blocks():
     return re.findall(r"```console\n(.*?)```", README.read_text(), re.DOTALL)
 
 
+def default_steps(dataset):
+    """Those of the command, with generated data and with a file alike."""
+    return compare._steps(None, dataset, 5, "x", "y")
+
+
 def test_reshuffling_pays_for_the_default_data(blocks):
     n_keys = options.RARE_KEYS_SAMPLES // options.RARE_KEYS_ROWS
     arrays = rare_keys_regression(options.RARE_KEYS_SAMPLES, n_keys, noise=options.RARE_KEYS_NOISE)
     dataset = dshuffle.create_dataset("memory://story", arrays, chunk_rows=compare.DEFAULT_CHUNK_ROWS, overwrite=True)
-    tested = regression_in_pairs(dataset, default_ways(), n_workers=4, epochs=5, step=compare.DEFAULT_STEP)
+    tested = regression_in_pairs(dataset, default_ways(), n_workers=4, epochs=5, **default_steps(dataset))
     [block] = (block for block in blocks if "rmse in pairs of runs" in block)
     for label, runs in tested.items():
         assert runs.outcome.value == "worse"
@@ -36,7 +41,7 @@ def test_reshuffling_pays_for_the_default_data(blocks):
         tested[label].mean
         for label in ("local, as stored", "local, shuffled once", "partial:0.1 + peer, from stored order")
     )
-    assert stored > 1.5 * partial > 5 * once
+    assert stored > 1.2 * partial > 5 * once
     # A chunk holds whole keys, so chunks that are shuffled help as little as none.
     assert tested["chunks + storage"].mean == pytest.approx(stored, rel=0.1)
 
@@ -44,7 +49,7 @@ def test_reshuffling_pays_for_the_default_data(blocks):
 def test_one_shuffle_is_enough_for_frequent_keys(blocks):
     dataset = dshuffle.create_dataset("memory://frequent", keyed_regression(100_000, noise=0.1), overwrite=True)
     ways = [Way("local", Choices("local")), Way("global + peer", Choices("global"))]
-    tested = regression_in_pairs(dataset, ways, n_workers=4, epochs=5, step=modest_step(dataset))
+    tested = regression_in_pairs(dataset, ways, n_workers=4, epochs=5, **default_steps(dataset))
     [block] = (block for block in blocks if "frequent.zarr" in block)
     assert tested["local"].outcome.value == "not worse"
     assert "“local” against reshuffling, in rmse: not worse than 1 %" in block

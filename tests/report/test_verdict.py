@@ -7,7 +7,7 @@ import pytest
 
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.planning import Choices
-from dshuffle.report import comparison_tables, verdict, verdict_sentences
+from dshuffle.report import TrainingPoint, comparison_tables, verdict, verdict_sentences
 from dshuffle.report.summary import figures
 
 
@@ -230,7 +230,7 @@ BAD = [0.2, 0.21, 0.2, 0.19, 0.2]
 
 
 def with_pairs(comparison, label, differences, **options):
-    test = PairedTest("rmse", **{"margin": "1%", "pairs": 20, **options})
+    test = PairedTest(**{"metric": "rmse", "margin": "1%", "pairs": 20, **options})
     reference = (1.0,) * max(1, len(differences))
     way = tuple(1.0 + difference for difference in differences)
     runs = PairedRuns(test=test, reference=reference, way=way, null=1.001, repeated=1.0)
@@ -251,6 +251,55 @@ def test_pairs_are_the_first_answer(comparison):
         "“local, as stored” against reshuffling, in rmse: worse by 20 % [18.6, 21.4] % "
         "(95 %, 5 pairs; lower is better)."
     )
+
+
+@pytest.mark.parametrize(
+    ("errors", "start", "options", "sentence"),
+    [
+        ((0.97, 0.95, 0.93), 1.0, {}, "the error fell by 7 % in all, of which 2 % in the last epoch: training has har"),
+        ((0.97, 0.95, 0.93), None, {}, "the error fell by 4.1 % in all, of which 2.1 % in the last epoch"),
+        ((0.97, 0.95, 0.93), 1.0, {"margin": "3%"}, ""),
+        ((0.97, 0.95, 0.93), 1.0, {"margin": 0.03}, ""),  # of a reference whose mean is 1
+        ((0.13, 0.12, 0.11), 1.0, {}, ""),  # most was learned in the first epoch
+        ((0.97, 0.95, 0.96), 1.0, {}, ""),
+        ((float("nan"),) * 3, 1.0, {}, ""),
+        ((0.95, 0.93), 1.0, {}, ""),
+    ],
+)
+def test_a_training_that_has_hardly_begun_is_said(comparison, errors, start, options, sentence):
+    """Ways that have hardly begun to learn do not differ yet."""
+    text = verdict(with_pairs(trained(comparison, errors, start=start), ["local, shuffled once"], GOOD, **options))
+    assert ("hardly begun" in text) == bool(sentence)
+    assert f"With reshuffling, {sentence}" in text or not sentence
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "sentence"),
+    [
+        (
+            (0.7, 0.75, 0.8),
+            "accuracy improved by 0.1 in all, of which 0.05 in the last epoch: training has hardly begun",
+        ),
+        ((0.5, 0.79, 0.8), ""),
+        ((0.8, 0.75, 0.7), ""),
+    ],
+)
+def test_the_metric_of_the_pairs_says_whether_training_has_hardly_begun(comparison, accuracies, sentence):
+    points = trained(comparison, (0.5,) * 3, [{"accuracy": accuracy} for accuracy in accuracies])
+    options = {"metric": "accuracy", "higher_is_better": True, "margin": 0.02}
+    text = verdict(with_pairs(points, ["local, shuffled once"], GOOD, **options))
+    assert ("hardly begun" in text) == bool(sentence)
+    assert f"With reshuffling, {sentence}" in text or not sentence
+
+
+def trained(comparison, errors, metrics=({},) * 3, start=None):
+    """The comparison with these errors, and metrics, after the epochs of all ways."""
+    points = tuple(
+        TrainingPoint(epoch=epoch, seconds=1.0 + epoch, error=error, validation=metrics[epoch])
+        for epoch, error in enumerate(errors)
+    )
+    ways = tuple(dataclasses.replace(way, history=points) for way in comparison.ways)
+    return dataclasses.replace(comparison, ways=ways, error_at_start=start)
 
 
 def test_pairs_are_told_if_no_way_can_be_ranked(comparison):

@@ -78,7 +78,7 @@ from dshuffle.cli.options import RegistryOption
 @click.option(
     "--step",
     type=float,
-    help="Step size of SGD.  [default: 0.02 / mean squared norm of a row, or 1 if DATASET is omitted]",
+    help="Constant step size of SGD.  [default: begins at a step that suits the rows, and falls linearly]",
 )
 @click.option("--features", default="x", show_default=True, help="Name of the 2-D array of features.")
 @click.option("--target", default="y", show_default=True, help="Name of the 1-D array of targets.")

@@ -82,8 +82,7 @@ def create(ctx: click.Context, /, **options: Any) -> None:
 
     Synthetic data are sorted, because shuffling matters most for sorted data: a linear regression by its key, a
     classification by class, the entries of a low-rank matrix by row. In "regression", keys are frequent, and one
-    shuffle is enough. In "rare-keys" they are rare, and reshuffling pays: see it with "dshuffle compare URL --step
-    1". With its smaller default step, the first epochs hardly depend on the order.
+    shuffle is enough. In "rare-keys" they are rare, and reshuffling pays.
     """
     work_of("dataset").create(ctx, **options)
 

@@ -1,0 +1,223 @@
+"""What can be said of a comparison before anything runs: the shards of the stored order, batch norm, and the steps."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.compare import Way
+from dshuffle.compare.neighbours import NeighbourPairs, standardised
+from dshuffle.pipeline.training import Training
+from dshuffle.store import Dataset
+from dshuffle.training import Network
+
+FEWEST_ROWS = 16
+"""Least number of rows that are read of a shard. With more workers, larger shards are looked at."""
+
+PERMUTATIONS = 20
+"""Random shards that are drawn for comparison."""
+
+SMALL_BATCH = 16
+"""Smaller mini-batches of a worker raise the error of batch norm (Wu and He, 2018, Figure 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What one read of a dataset, the training and the ways say before anything runs.
+
+    Parameters
+    ----------
+    stored_at_random
+        Whether the dataset seems to be stored in random order.
+    sentences
+        The sentences, for the terminal and the report.
+
+    References
+    ----------
+    Wu and He (2018), on batch norm with small mini-batches; see docs/papers.md.
+
+    Examples
+    --------
+    >>> from dshuffle import Choices, create_dataset
+    >>> arrays = {"x": np.ones((1000, 2)), "y": np.arange(1000) // 100}
+    >>> dataset = create_dataset("memory://doc-outlook", arrays, overwrite=True)
+    >>> way = Way("local", Choices("local", sharding="contiguous"))
+    >>> outlook = Outlook.of(dataset, Training("linear_regression", step=0.1), [way], n_workers=5)
+    >>> outlook.sentences[0].split(".")[0]
+    'A shard of the stored order has 2 of 10 classes of y; a random one has 10'
+    >>> outlook.sentences[1]
+    'The step is 0.1 in all 5 epochs.'
+    """
+
+    stored_at_random: bool
+    sentences: tuple[str, ...]
+
+    @classmethod
+    def of(cls, dataset: Dataset, training: Training, ways: Iterable[Way], n_workers: int) -> Self:
+        """Read at most 1,000 rows of the dataset, and look at the training."""
+        pairs = NeighbourPairs.of(dataset)
+        labels = _labels(pairs, training.arrays.get("target"))
+        classes = None if labels is None else _Classes.of(*labels, pairs, n_workers)
+        starts_as_stored = any(
+            str(way.choices.sharding) == "contiguous" and not way.choices.assignment.redraws_all for way in ways
+        )
+        sentences = (
+            _stored_order(pairs, classes, n_workers) if starts_as_stored and n_workers > 1 else "",
+            _batch_norm(training, dataset.n_samples, n_workers, classes if starts_as_stored else None),
+            _steps(training),
+        )
+        return cls(pairs.look_random, tuple(filter(None, sentences)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Classes:
+    """Mean number of classes among the rows that were read of a shard of the stored order, and of a random one."""
+
+    name: str
+    total: int
+    stored: float
+    random: float
+
+    @classmethod
+    def of(cls, name: str, labels: NDArray[Any], pairs: NeighbourPairs, n_workers: int) -> Self:
+        codes = np.unique(labels, return_inverse=True)[1]
+        shards = _shards(pairs, n_workers)
+        rng = np.random.default_rng(0)
+        random = [_mean_classes(codes, rng.permutation(shards)) for _ in range(PERMUTATIONS)]
+        return cls(name, int(codes.max()) + 1, _mean_classes(codes, shards), float(np.mean(random)))
+
+    @property
+    def are_few(self) -> bool:
+        """Whether a shard of the stored order lacks at least half of the classes of a random one."""
+        return self.stored <= self.random / 2
+
+    @property
+    def text(self) -> str:
+        return (
+            f"A shard of the stored order has {self.stored:.3g} of {self.total} classes of {self.name}; a random one "
+            f"has {self.random:.3g}."
+        )
+
+
+def _mean_classes(codes: NDArray[np.int64], shards: NDArray[np.int64]) -> float:
+    return len(np.unique(np.stack([shards, codes]), axis=1).T) / len(np.unique(shards))
+
+
+def _shards(pairs: NeighbourPairs, n_workers: int) -> NDArray[np.int64]:
+    """The shard of each row that was read, if shards are consecutive rows."""
+    n_shards = max(1, min(n_workers, len(pairs.sample_ids) // FEWEST_ROWS))
+    return pairs.sample_ids * n_shards // pairs.n_samples
+
+
+def _labels(pairs: NeighbourPairs, target: str | None) -> tuple[str, NDArray[Any]] | None:
+    """The array of labels: one integer per row with few different values. The target comes first."""
+    names = sorted(pairs.arrays, key=lambda name: (name != target, name))
+    for name in names:
+        values = pairs.arrays[name]
+        if values.ndim == 1 and values.dtype.kind in "biu" and len(np.unique(values)) <= len(values) // 10:
+            return name, values
+    return None
+
+
+def _stored_order(pairs: NeighbourPairs, classes: _Classes | None, n_workers: int) -> str:
+    """How much the shards of the stored order differ, and what that means for training on them."""
+    if not pairs.arrays:
+        return ""
+    if pairs.look_random:
+        return (
+            "The dataset is stored in random order, as far as pairs of neighbouring rows show. So “local” as stored "
+            "learns what it learns after one shuffle."
+        )
+    if classes is not None and classes.stored < classes.random:
+        spread = classes.text
+    else:
+        ratio = variance_between(pairs.arrays, _shards(pairs, n_workers))
+        times = f"{ratio:.2g} times as much as those of random shards"
+        spread = f"Neighbouring rows are alike: means of shards of the stored order vary {times}."
+    return (
+        f"{spread} So “local” as stored may learn less than after one shuffle, unless gradients are averaged in every "
+        "step and there is no batch norm."
+    )
+
+
+def variance_between(arrays: Mapping[str, NDArray[Any]], shards: NDArray[np.int64]) -> float:
+    """Return the variance between the means of shards, relative to its expectation for random shards.
+
+    Columns count equally. It is the F statistic of an analysis of variance with the sums of all columns.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> values = {"x": rng.standard_normal((1000, 50))}
+    >>> 0.8 < variance_between(values, np.arange(1000) // 250) < 1.2
+    True
+    >>> variance_between({"x": np.arange(1000.0)}, np.arange(1000) // 250) > 100
+    True
+    """
+    columns = np.concatenate([standardised(values) for values in arrays.values()], axis=1)
+    _, codes, sizes = np.unique(shards, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(sizes), columns.shape[1]))
+    np.add.at(sums, codes, columns)
+    between = float((sums**2 / sizes[:, np.newaxis]).sum())
+    within = float((columns**2).sum()) - between
+    freedom = len(columns) - len(sizes)
+    if len(sizes) < 2 or within <= 0:
+        return float("inf") if within <= 0 < between else 1.0
+    return between / (len(sizes) - 1) / (within / freedom)
+
+
+def _batch_norm(training: Training, n_samples: int, n_workers: int, classes: _Classes | None) -> str:
+    """A warning if batch norm sees few samples, or few classes."""
+    batch_size = training.options.get("batch_size")
+    if not isinstance(batch_size, int) or not has_batch_norm(training):
+        return ""
+    share = -(-n_samples // n_workers)
+    rows = -(-share // max(1, -(-share // batch_size)))  # mini-batches are equal but for one sample
+    doubts = [f"{rows} samples"] if rows < SMALL_BATCH else []
+    if classes is not None and classes.are_few:
+        doubts.append(f"{classes.stored:.3g} of {classes.total} classes")
+    if not doubts:
+        return ""
+    return (
+        f"Warning: the model has batch norm, which sees {' and '.join(doubts)} in a mini-batch of one worker. Its "
+        "statistics may not be those of the dataset: compare with larger mini-batches, or with partial:0.1."
+    )
+
+
+def has_batch_norm(training: Training) -> bool:
+    """Whether the model of a trainer has batch norm. False if the training is a function of the user."""
+    network = training.options.get("network")
+    if isinstance(network, Network):
+        return network.batch_norm
+    torch, make_model = sys.modules.get("torch"), training.options.get("make_model")
+    if torch is None or make_model is None or training.name != "fit_torch_ddp":
+        return False
+    kinds = torch.nn.modules.batchnorm._BatchNorm
+    synchronised = torch.nn.SyncBatchNorm  # its statistics are those of all workers
+    state = torch.random.get_rng_state()
+    try:
+        modules = list(make_model().modules())
+    finally:
+        torch.random.set_rng_state(state)
+    return any(isinstance(module, kinds) and not isinstance(module, synchronised) for module in modules)
+
+
+def _steps(training: Training) -> str:
+    """The steps of the first and the last epoch."""
+    parameters = inspect.signature(training.fit).parameters
+    if "schedule" not in parameters:
+        return ""
+    schedule = training.options.get("schedule", parameters["schedule"].default)
+    first, last = float(schedule(0)), float(schedule(training.epochs - 1))
+    step = training.options.get("step")
+    if not isinstance(step, int | float):
+        return "" if first == last else f"Steps of the last epoch are {last / first:.3g} times those of the first."
+    if first == last:
+        return f"The step is {step * first:.3g} in all {training.epochs} epochs."
+    return f"The step is {step * first:.3g} in the first epoch, and {step * last:.3g} in the last."

@@ -1,0 +1,98 @@
+"""What is said of a comparison before anything runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dshuffle
+from dshuffle import Choices, Training
+from dshuffle.compare import Way, default_ways, falling
+from dshuffle.pipeline.outlook import Outlook
+from dshuffle.planning import first_ranks
+from dshuffle.synthetic import keyed_regression, rare_keys_regression
+from dshuffle.training import Decay, Network
+
+URL = "memory://outlook"
+REGRESSION = Training("linear_regression", epochs=5, step=0.5)
+
+
+def outlook(arrays, training=REGRESSION, n_workers=4, ways=None):
+    dataset = dshuffle.create_dataset(URL, arrays, overwrite=True)
+    return Outlook.of(dataset, training, ways or default_ways(), n_workers)
+
+
+def test_classes_of_a_shard_are_counted_as_they_are_in_the_whole_dataset():
+    """1,000 rows show each of the classes that a shard has here."""
+    labels = np.sort(np.random.default_rng(0).integers(0, 12, 6000))
+    ranks = first_ranks("contiguous", 6000, 5, seed=0)
+    classes = np.mean([len(np.unique(labels[ranks == rank])) for rank in range(5)])
+    first, _ = outlook({"x": np.ones((6000, 2)), "y": labels}, n_workers=5).sentences
+    assert f"A shard of the stored order has {classes:.3g} of 12 classes of y; a random one has 12." in first
+    assert "“local” as stored may learn less" in first
+
+
+@pytest.mark.parametrize("arrays", [keyed_regression(6000), rare_keys_regression(3000, 600)])
+def test_sorted_features_are_told_from_shuffled_ones(arrays):
+    first, _ = (stored := outlook(arrays)).sentences
+    assert first.startswith("Neighbouring rows are alike: means of shards of the stored order vary ")
+    assert float(first.split(" vary ")[1].split(" times ")[0]) > 1.2
+    assert not stored.stored_at_random
+    order = np.random.default_rng(0).permutation(len(arrays["x"]))
+    shuffled = outlook({name: array.compute()[order] for name, array in arrays.items()})
+    assert shuffled.stored_at_random
+    assert shuffled.sentences[0].startswith("The dataset is stored in random order, as far as pairs of neighbouring")
+
+
+def test_nothing_is_said_of_a_stored_order_that_no_way_begins_with():
+    ways = [Way("local", Choices("local")), Way("global", Choices("global", sharding="contiguous"))]
+    assert outlook(keyed_regression(600), ways=ways).sentences == ("The step is 0.5 in all 5 epochs.",)
+    assert len(outlook(keyed_regression(600), n_workers=1).sentences) == 1
+    assert len(outlook(keyed_regression(50)).sentences) == 1, "too few rows to tell"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "The step is 0.5 in all 5 epochs."),
+        ({"schedule": falling(5)}, "The step is 0.5 in the first epoch, and 0.1 in the last."),
+        ({"schedule": Decay(0.5)}, "The step is 0.5 in the first epoch, and 0.0312 in the last."),
+    ],
+)
+def test_steps(options, sentence):
+    training = Training("linear_regression", epochs=5, step=0.5, **options)
+    assert outlook(keyed_regression(50), training).sentences == (sentence,)
+    assert outlook(keyed_regression(50), Training(lambda shuffler, *, epochs: None)).sentences == ()
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "batch_norm", "warning"),
+    [
+        (8, True, "sees 8 samples and 3 of 12 classes in a mini-batch"),
+        (16, True, "sees 3 of 12 classes in a mini-batch"),
+        (1000, True, "sees 3 of 12 classes in a mini-batch"),
+        (8, False, ""),
+    ],
+)
+def test_batch_norm_that_sees_little_is_warned_of(batch_size, batch_norm, warning):
+    arrays = {"x": np.ones((2400, 2)), "y": np.arange(2400) // 200}
+    network = Network((2, 4, 12), batch_norm)
+    training = Training("synchronous_sgd", network=network, batch_size=batch_size, step=0.1)
+    assert warning in " ".join(said := outlook(arrays, training).sentences)
+    assert any("batch norm, which" in sentence for sentence in said) == bool(warning)
+    random_shards = [Way("local", Choices("local"))]
+    said = outlook(arrays, training, ways=random_shards).sentences
+    assert any("batch norm, which" in sentence for sentence in said) == (batch_norm and batch_size < 16)
+
+
+def test_batch_norm_of_a_module_is_seen():
+    torch = pytest.importorskip("torch")
+
+    def warned(*layers):
+        options = {"make_model": lambda: torch.nn.Sequential(*layers), "make_optimizer": torch.optim.SGD}
+        training = Training("torch_ddp", batch_size=4, **options)
+        return any("batch norm" in sentence for sentence in outlook(keyed_regression(50), training).sentences)
+
+    assert warned(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    assert not warned(torch.nn.Linear(4, 3), torch.nn.LayerNorm(3))
+    assert not warned(torch.nn.SyncBatchNorm(3)), "its statistics are those of all workers"
