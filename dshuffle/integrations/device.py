@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.integrations.torch import tensor_of
+from dshuffle.integrations.torch import tensor_of, torch
 
 Arrays = tuple[NDArray[Any], ...]
 Tensors = tuple[torch.Tensor, ...]

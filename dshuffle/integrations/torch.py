@@ -16,7 +16,7 @@ from dshuffle.planning.batching import DROP, Batching
 from dshuffle.planning.randomness import permutation
 
 try:
-    import torch
+    import torch as torch  # also for other modules, which then say how to install it
     from torch.utils.data import IterableDataset, get_worker_info
     from torch.utils.data._utils.collate import default_collate_fn_map
 except ImportError as exc:

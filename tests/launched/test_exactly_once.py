@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections import Counter
 
@@ -370,6 +371,14 @@ def test_bad_parameters(store, options, words):
     with pytest.raises(InvalidParameter) as error:
         dshuffle.spmd(store, **{"batch_size": 8, "rank": 0, "world_size": 2, "port": 1234, **options})
     assert words in str(error.value)
+
+
+def test_a_device_without_torch(store, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    for name in ("device", "torch"):
+        monkeypatch.delitem(sys.modules, f"dshuffle.integrations.{name}", raising=False)
+    with pytest.raises(ImportError, match=r"PyTorch is not installed .*pip install 'dshuffle\[torch\]'.*whl/cpu"):
+        dshuffle.spmd(store, batch_size=8, rank=0, world_size=1, port=1234, device="cpu")
 
 
 def test_an_unknown_parameter(store):
