@@ -13,7 +13,7 @@ from distributed import Future
 from distributed.scheduler import KilledWorker
 from numpy.typing import NDArray
 
-from dshuffle.errors import DShuffleError, ExchangeError, WorkerLost
+from dshuffle.errors import DatasetError, DShuffleError, ExchangeError, WorkerLost
 from dshuffle.planning import WorkerHistory
 from dshuffle.runtime import Shuffler
 from dshuffle.runtime.client.epoch import Epoch
@@ -214,7 +214,9 @@ class Script:
         self.world.seen[f"refused: {type(error).__name__}"] += 1
         if isinstance(error, WorkerLost):
             raise error
-        if isinstance(error, ExchangeError):
+        # A session with other workers opens, perhaps while the store is away.
+        is_away = isinstance(error, DatasetError) and "store away" in self.world.schedule.faults
+        if isinstance(error, ExchangeError) or is_away:
             self.world.needs_faults(error)
             self.world.pass_time(5)
             return

@@ -1,0 +1,37 @@
+"""For how long a scheduler has not answered a session."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dshuffle.runtime.client import session_client
+from dshuffle.runtime.client.session_client import SessionClient
+
+
+def test_a_connection_that_came_back_between_two_attempts_ends_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer may still take long, because the scheduler waits for workers."""
+    monkeypatch.setattr(session_client, "LOOK", 0.01)
+    silences = []
+
+    async def begin(session_id: str) -> Any:
+        if not silences:
+            silences.append(None)
+            raise OSError("not connected")
+        silences.append(calls.silence.seconds)
+        while calls.silence.seconds:
+            await asyncio.sleep(0.01)
+        return {"status": "OK"}
+
+    client: Any = SimpleNamespace(
+        status="running",
+        sync=lambda function, *args: asyncio.run(asyncio.wait_for(function(*args), 30)),
+        scheduler=SimpleNamespace(address="tcp://scheduler:1", dshuffle_begin=begin),
+    )
+    calls = SessionClient(client, "0")
+    calls.tell("begin")
+    assert len(silences) == 2
+    assert silences[1] > 0
