@@ -18,7 +18,7 @@ ROUNDING = 1e-6
 
 
 def stable_step(dataset: Dataset, *, features: str = "x", target: str = "y") -> float:
-    """Return the step 1 / R² for SGD on single rows, where R² is the least number with E[|x|² x xᵀ] ≤ R² E[x xᵀ].
+    """Return the step 1 / R² for SGD on single rows, where R² is the least number with ``E[|x|² x xᵀ] ≤ R² E[x xᵀ]``.
 
     With steps below 2 / R² the mean squared error of the weights does not grow. The expectations are over 1,000 evenly
     spaced rows. Rows of norm 1 have the step 1.
