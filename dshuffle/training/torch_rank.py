@@ -37,6 +37,10 @@ from dshuffle.training.network_interface import interface_of
 try:
     import torch as torch
     import torch.distributed as dist
+
+    # When it is first imported, its functions take the process group of that moment as a default, and keep it. PyTorch
+    # imports it with the first DistributedDataParallel: the connections of that group could never be closed.
+    import torch.distributed.nn.functional
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.nn.parallel import DistributedDataParallel
 

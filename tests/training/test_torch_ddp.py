@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -134,6 +135,22 @@ def test_a_fit_that_fails_says_why_and_the_next_one_works(torch, ddp, processes,
     history = fit(epochs=9, early_stopping=stopping)
     assert history.stopped_early
     assert len(history.points) == 2
+
+
+@pytest.mark.slow
+def test_the_first_fit_of_a_process_may_fail(ddp, cluster_of, tmp_path, makers):
+    """The other ranks wait for a gradient, and no longer once the rank that has failed closes its connections."""
+    x = BLOBS["x"].copy()
+    x[0, 0] = np.nan
+    dataset = dshuffle.create_dataset(str(tmp_path / "bad.zarr"), {**BLOBS, "x": x}, chunk_rows=50)
+    began = time.monotonic()
+    with (
+        cluster_of(2, processes=True) as client,
+        dshuffle.Shuffler(client, dataset) as shuffler,
+        pytest.raises(InvalidParameter, match="sample 0 is not finite"),
+    ):
+        ddp.fit_torch_ddp(shuffler, *makers, epochs=1, batch_size=20, timeout=150)
+    assert time.monotonic() - began < 120
 
 
 @pytest.mark.slow
