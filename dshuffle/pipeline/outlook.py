@@ -209,15 +209,19 @@ def has_batch_norm(training: Training) -> bool:
 
 
 def _steps(training: Training) -> str:
-    """The steps of the first and the last epoch."""
+    """The steps of the first and the last epoch of a trainer, whose ``schedule`` is known to be a :class:`Schedule`."""
     parameters = inspect.signature(training.fit).parameters
-    if "schedule" not in parameters:
+    if not training.is_trainer or "schedule" not in parameters:
         return ""
     schedule = training.options.get("schedule", parameters["schedule"].default)
+    if schedule is None:  # the estimator has a schedule of its own
+        return ""
     first, last = float(schedule(0)), float(schedule(training.epochs - 1))
     step = training.options.get("step")
     if not isinstance(step, int | float):
-        return "" if first == last else f"Steps of the last epoch are {last / first:.3g} times those of the first."
+        if first in (last, 0):
+            return ""
+        return f"Steps of the last epoch are {last / first:.3g} times those of the first."
     if first == last:
         return f"The step is {step * first:.3g} in all {training.epochs} epochs."
     return f"The step is {step * first:.3g} in the first epoch, and {step * last:.3g} in the last."

@@ -51,18 +51,46 @@ def test_nothing_is_said_of_a_stored_order_that_no_way_begins_with():
     assert len(outlook(keyed_regression(50)).sentences) == 1, "too few rows to tell"
 
 
+def user_fit(shuffler, *, epochs, schedule="cosine"):
+    """A function of the user, whose schedule is a name."""
+
+
+def warm_up(epoch):
+    return epoch / 10
+
+
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("fit", "options", "sentences"),
     [
-        ({}, "The step is 0.5 in all 5 epochs."),
-        ({"schedule": falling(5)}, "The step is 0.5 in the first epoch, and 0.1 in the last."),
-        ({"schedule": Decay(0.5)}, "The step is 0.5 in the first epoch, and 0.0312 in the last."),
+        ("linear_regression", {"step": 0.5}, ["The step is 0.5 in all 5 epochs."]),
+        (
+            "linear_regression",
+            {"step": 0.5, "schedule": falling(5)},
+            ["The step is 0.5 in the first epoch, and 0.1 in the last."],
+        ),
+        (
+            "linear_regression",
+            {"step": 0.5, "schedule": Decay(0.5)},
+            ["The step is 0.5 in the first epoch, and 0.0312 in the last."],
+        ),
+        (
+            "linear_regression",
+            {"step": 0.5, "schedule": warm_up},
+            ["The step is 0 in the first epoch, and 0.2 in the last."],
+        ),
+        ("parallel_sgd", {"estimator": None}, []),
+        (
+            "parallel_sgd",
+            {"estimator": None, "schedule": Decay(0.5)},
+            ["Steps of the last epoch are 0.0625 times those of the first."],
+        ),
+        ("parallel_sgd", {"estimator": None, "schedule": warm_up}, []),
+        (user_fit, {}, []),
+        (user_fit, {"schedule": "linear"}, []),
     ],
 )
-def test_steps(options, sentence):
-    training = Training("linear_regression", epochs=5, step=0.5, **options)
-    assert outlook(keyed_regression(50), training).sentences == (sentence,)
-    assert outlook(keyed_regression(50), Training(lambda shuffler, *, epochs: None)).sentences == ()
+def test_steps(fit, options, sentences):
+    assert outlook(keyed_regression(50), Training(fit, epochs=5, **options)).sentences == tuple(sentences)
 
 
 @pytest.mark.parametrize(
