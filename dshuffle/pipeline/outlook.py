@@ -15,7 +15,7 @@ from dshuffle.compare import Way
 from dshuffle.compare.neighbours import NeighbourPairs, standardised
 from dshuffle.pipeline.training import Training
 from dshuffle.store import Dataset
-from dshuffle.training import Network
+from dshuffle.training import CONSTANT, Decay, Network
 
 FEWEST_ROWS = 16
 """Least number of rows that are read of a shard. With more workers, larger shards are looked at."""
@@ -216,6 +216,9 @@ def _steps(training: Training) -> str:
     schedule = training.options.get("schedule", parameters["schedule"].default)
     if schedule is None:  # the estimator has a schedule of its own
         return ""
+    decay = training.options.get("step_decay", 1.0)
+    if schedule == CONSTANT and 0 < decay < 1:  # the trainer refuses other factors
+        schedule = Decay(decay)
     first, last = float(schedule(0)), float(schedule(training.epochs - 1))
     step = training.options.get("step")
     if not isinstance(step, int | float):

@@ -75,6 +75,11 @@ def warm_up(epoch):
         ),
         (
             "linear_regression",
+            {"step": 0.5, "step_decay": 0.5},
+            ["The step is 0.5 in the first epoch, and 0.0312 in the last."],
+        ),
+        (
+            "linear_regression",
             {"step": 0.5, "schedule": warm_up},
             ["The step is 0 in the first epoch, and 0.2 in the last."],
         ),
