@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -62,15 +62,16 @@ class NeighbourPairs:
     n_samples: int
 
     @classmethod
-    def of(cls, dataset: Dataset) -> Self:
-        """Read at most 500 pairs; none of a dataset with fewer than 200 rows."""
+    def of(cls, dataset: Dataset, names: Container[str] | None = None) -> Self:
+        """Read at most 500 pairs; none of a dataset with fewer than 200 rows. ``names`` are those of arrays to keep."""
         n_pairs = min(PAIRS, dataset.n_samples // 2)
         if n_pairs < FEWEST_PAIRS:
             return cls(np.empty(0, np.int64), {}, dataset.n_samples)
         firsts = np.linspace(0, dataset.n_samples - 2, n_pairs).astype(np.int64)
         ids = np.concatenate([firsts, firsts + 1])
         rows = dataset.read_rows(ids)
-        numeric = {name: array for name, array in rows.items() if array.dtype.kind in "biuf"}
+        kept = {name: array for name, array in rows.items() if names is None or name in names}
+        numeric = {name: array for name, array in kept.items() if array.dtype.kind in "biuf"}
         return cls(ids, numeric, dataset.n_samples)
 
     @cached_property

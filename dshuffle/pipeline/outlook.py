@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,10 +18,19 @@ from dshuffle.store import Dataset
 from dshuffle.training import CONSTANT, Decay, Network
 
 FEWEST_ROWS = 16
-"""Least number of rows that are read of a shard. With more workers, larger shards are looked at."""
+"""Least number of rows that are read of a shard. With more workers, larger parts of the dataset are looked at."""
 
 PERMUTATIONS = 20
 """Random shards that are drawn for comparison."""
+
+DEVIATIONS = 3.0
+"""By how many standard deviations the means of shards must vary more than those of random shards."""
+
+FEWER_CLASSES = 0.9
+"""Shards have fewer classes than random ones if they have less than this fraction of them."""
+
+LARGEST_RATIO = 1_000_000
+"""Larger ratios of variances are not told apart."""
 
 SMALL_BATCH = 16
 """Smaller mini-batches of a worker raise the error of batch norm (Wu and He, 2018, Figure 1)."""
@@ -61,7 +70,7 @@ class Outlook:
     @classmethod
     def of(cls, dataset: Dataset, training: Training, ways: Iterable[Way], n_workers: int) -> Self:
         """Read at most 1,000 rows of the dataset, and look at the training."""
-        pairs = NeighbourPairs.of(dataset)
+        pairs = NeighbourPairs.of(dataset, _trained_arrays(training))
         labels = _labels(pairs, training.arrays.get("target"))
         classes = None if labels is None else _Classes.of(*labels, pairs, n_workers)
         starts_as_stored = any(
@@ -77,12 +86,16 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class _Classes:
-    """Mean number of classes among the rows that were read of a shard of the stored order, and of a random one."""
+    """Mean number of classes among the rows that were read of a shard of the stored order, and of a random one.
+
+    ``n_parts`` is the number of consecutive parts of the dataset in place of shards, if workers are too many for those.
+    """
 
     name: str
     total: int
     stored: float
     random: float
+    n_parts: int | None
 
     @classmethod
     def of(cls, name: str, labels: NDArray[Any], pairs: NeighbourPairs, n_workers: int) -> Self:
@@ -90,7 +103,8 @@ class _Classes:
         shards = _shards(pairs, n_workers)
         rng = np.random.default_rng(0)
         random = [_mean_classes(codes, rng.permutation(shards)) for _ in range(PERMUTATIONS)]
-        return cls(name, int(codes.max()) + 1, _mean_classes(codes, shards), float(np.mean(random)))
+        stored = _mean_classes(codes, shards)
+        return cls(name, int(codes.max()) + 1, stored, float(np.mean(random)), _n_parts(pairs, n_workers))
 
     @property
     def are_few(self) -> bool:
@@ -98,21 +112,48 @@ class _Classes:
         return self.stored <= self.random / 2
 
     @property
+    def are_fewer(self) -> bool:
+        """Whether a shard of the stored order has clearly fewer classes than a random one."""
+        return self.stored < FEWER_CLASSES * self.random
+
+    @property
     def text(self) -> str:
+        part = "A shard" if self.n_parts is None else f"One of {self.n_parts} consecutive parts"
         return (
-            f"A shard of the stored order has {self.stored:.3g} of {self.total} classes of {self.name}; a random one "
+            f"{part} of the stored order has {self.stored:.3g} of {self.total} classes of {self.name}; a random one "
             f"has {self.random:.3g}."
         )
+
+    @property
+    def in_batch(self) -> str:
+        """What a mini-batch of one worker holds of the classes."""
+        if self.n_parts is None:
+            return f"{self.stored:.3g} of {self.total} classes"
+        return f"few of {self.total} classes"  # a shard has fewer than the parts that were looked at
 
 
 def _mean_classes(codes: NDArray[np.int64], shards: NDArray[np.int64]) -> float:
     return len(np.unique(np.stack([shards, codes]), axis=1).T) / len(np.unique(shards))
 
 
+def _trained_arrays(training: Training) -> Container[str] | None:
+    """Names of the arrays that a trainer trains on; None if they are not known, or if they are all arrays."""
+    if not training.is_trainer:
+        return None
+    if training.options.get("training_step") is not None:
+        return training.options.get("arrays")
+    return set(training.arrays.values()) or None
+
+
+def _n_parts(pairs: NeighbourPairs, n_workers: int) -> int | None:
+    """Number of consecutive parts to look at in place of shards, of which too few rows were read; None for shards."""
+    most = max(1, len(pairs.sample_ids) // FEWEST_ROWS)
+    return most if most < n_workers else None
+
+
 def _shards(pairs: NeighbourPairs, n_workers: int) -> NDArray[np.int64]:
-    """The shard of each row that was read, if shards are consecutive rows."""
-    n_shards = max(1, min(n_workers, len(pairs.sample_ids) // FEWEST_ROWS))
-    return pairs.sample_ids * n_shards // pairs.n_samples
+    """The shard of each row that was read, or its part, if shards are consecutive rows."""
+    return pairs.sample_ids * (_n_parts(pairs, n_workers) or n_workers) // pairs.n_samples
 
 
 def _labels(pairs: NeighbourPairs, target: str | None) -> tuple[str, NDArray[Any]] | None:
@@ -134,16 +175,34 @@ def _stored_order(pairs: NeighbourPairs, classes: _Classes | None, n_workers: in
             "The dataset is stored in random order, as far as pairs of neighbouring rows show. So “local” as stored "
             "learns what it learns after one shuffle."
         )
-    if classes is not None and classes.stored < classes.random:
+    if classes is not None and classes.are_fewer:
         spread = classes.text
     else:
-        ratio = variance_between(pairs.arrays, _shards(pairs, n_workers))
-        times = f"{ratio:.2g} times as much as those of random shards"
-        spread = f"Neighbouring rows are alike: means of shards of the stored order vary {times}."
+        n_parts, shards = _n_parts(pairs, n_workers), _shards(pairs, n_workers)
+        means = "shards" if n_parts is None else f"{n_parts} consecutive parts"
+        rng = np.random.default_rng(0)
+        random = [variance_between(pairs.arrays, rng.permutation(shards)) for _ in range(PERMUTATIONS)]
+        ratio = variance_between(pairs.arrays, shards)
+        if ratio <= np.mean(random) + DEVIATIONS * np.std(random):
+            return (
+                f"Neighbouring rows are alike, but means of {means} of the stored order do not vary more than those of "
+                "random ones."
+            )
+        spread = (
+            f"Neighbouring rows are alike: means of {means} of the stored order vary {_ratio_text(ratio)} times as "
+            "much as those of random ones."
+        )
     return (
         f"{spread} So “local” as stored may learn less than after one shuffle, unless gradients are averaged in every "
         "step and there is no batch norm."
     )
+
+
+def _ratio_text(ratio: float) -> str:
+    """Two digits of a ratio, such as 1.8, 18 or 1,800. It is infinite if the rows of each shard are equal."""
+    if ratio > LARGEST_RATIO:
+        return f"more than {LARGEST_RATIO:,}"
+    return f"{float(f'{ratio:.2g}'):,.7g}"
 
 
 def variance_between(arrays: Mapping[str, NDArray[Any]], shards: NDArray[np.int64]) -> float:
@@ -181,7 +240,7 @@ def _batch_norm(training: Training, n_samples: int, n_workers: int, classes: _Cl
     rows = -(-share // max(1, -(-share // batch_size)))  # mini-batches are equal but for one sample
     doubts = [f"{rows} samples"] if rows < SMALL_BATCH else []
     if classes is not None and classes.are_few:
-        doubts.append(f"{classes.stored:.3g} of {classes.total} classes")
+        doubts.append(classes.in_batch)
     if not doubts:
         return ""
     return (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,10 @@ from dshuffle.training import Decay, Network
 
 URL = "memory://outlook"
 REGRESSION = Training("linear_regression", epochs=5, step=0.5)
+
+
+def user_fit(shuffler, *, epochs, schedule="cosine"):
+    """A function of the user, whose schedule is a name."""
 
 
 def outlook(arrays, training=REGRESSION, n_workers=4, ways=None):
@@ -44,15 +50,75 @@ def test_sorted_features_are_told_from_shuffled_ones(arrays):
     assert shuffled.sentences[0].startswith("The dataset is stored in random order, as far as pairs of neighbouring")
 
 
+def test_shards_like_random_ones_are_not_warned_of():
+    """Classes in turn are no random order, but each shard has all of them."""
+    x = np.random.default_rng(0).standard_normal((1000, 2))
+    first, _ = outlook({"x": x, "y": np.arange(1000) % 10}).sentences
+    assert first == (
+        "Neighbouring rows are alike, but means of shards of the stored order do not vary more than those of random "
+        "ones."
+    )
+    slightly_fewer = np.where(np.arange(1000) < 250, np.arange(1000) % 19, np.arange(1000) % 20)
+    first, _ = outlook({"x": x, "y": slightly_fewer}).sentences
+    assert "classes" not in first
+    assert "may learn less" not in first
+
+
+def user_step(module, batch):
+    """Return the loss of a mini-batch."""
+
+
+def test_arrays_that_are_not_trained_on_do_not_count():
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.standard_normal((1000, 3)), "y": rng.standard_normal(1000), "day": np.arange(1000) // 50}
+    assert outlook(arrays).stored_at_random
+    assert outlook(arrays).sentences[0].startswith("The dataset is stored in random order")
+    by_day = Training("linear_regression", epochs=5, step=0.5, target="day")
+    assert "has 5 of 20 classes of day; a random one has 20." in outlook(arrays, by_day).sentences[0]
+    assert not outlook(arrays, Training(user_fit)).stored_at_random, "the function may train on any array"
+
+
+def test_arrays_of_a_training_step_count():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.standard_normal((1000, 3)), "day": np.arange(1000) // 50}
+    options = {"make_model": torch.nn.Identity, "make_optimizer": torch.optim.SGD, "batch_size": 4}
+    options["training_step"] = user_step
+    assert not outlook(arrays, Training("torch_ddp", **options)).stored_at_random
+    assert outlook(arrays, Training("torch_ddp", **options, arrays=["x"])).stored_at_random
+
+
+def test_more_workers_than_parts_are_not_said_to_have_those_parts():
+    """1,000 rows are read, 16 of each part: a shard of 200 workers has 5 rows."""
+    arrays = {"x": np.ones((1000, 2)), "y": np.arange(1000) // 10}
+    network = Network((2, 4, 100), batch_norm=True)
+    training = Training("synchronous_sgd", network=network, batch_size=5, step=0.1)
+    first, warning, _ = outlook(arrays, training, n_workers=200).sentences
+    parts = np.arange(1000) * 62 // 1000
+    classes = np.mean([len(np.unique(arrays["y"][parts == part])) for part in range(62)])
+    assert first.startswith(f"One of 62 consecutive parts of the stored order has {classes:.3g} of 100 classes of y;")
+    assert "sees 5 samples and few of 100 classes" in warning
+    first, _ = outlook({"x": np.arange(1000.0)[:, np.newaxis], "y": np.ones(1000)}, n_workers=200).sentences
+    assert "means of 62 consecutive parts of the stored order vary " in first
+
+
+@pytest.mark.parametrize(
+    ("target", "times"),
+    [
+        (np.arange(1000.0), r"\d,\d00"),
+        (np.arange(1000) // 250 / 2, "more than 1,000,000"),
+    ],
+)
+def test_large_ratios_are_readable(target, times):
+    first, _ = outlook({"x": np.ones((1000, 2)), "y": target}).sentences
+    assert re.search(f" vary {times} times as much as those of random ones", first)
+
+
 def test_nothing_is_said_of_a_stored_order_that_no_way_begins_with():
     ways = [Way("local", Choices("local")), Way("global", Choices("global", sharding="contiguous"))]
     assert outlook(keyed_regression(600), ways=ways).sentences == ("The step is 0.5 in all 5 epochs.",)
     assert len(outlook(keyed_regression(600), n_workers=1).sentences) == 1
     assert len(outlook(keyed_regression(50)).sentences) == 1, "too few rows to tell"
-
-
-def user_fit(shuffler, *, epochs, schedule="cosine"):
-    """A function of the user, whose schedule is a name."""
 
 
 def warm_up(epoch):
