@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from dshuffle.planning.shares import MEASURED_EPOCHS, fractions_of
 from dshuffle.records import EpochRecord
@@ -34,7 +35,8 @@ def shares_in_words(records: Sequence[EpochRecord]) -> str:
     if not last.weights:
         n_epochs = sum(record.first_epoch == last.first_epoch for record in records)
         if last.choices.shares.measures and n_epochs < LEAST_EPOCHS:
-            return f"shares: equal, because {n_epochs} epochs are too few to measure them; {LEAST_EPOCHS} are needed"
+            epochs = "1 epoch is" if n_epochs == 1 else f"{n_epochs} epochs are"
+            return f"shares: equal, because {epochs} too few to measure them; {LEAST_EPOCHS} are needed"
         return "shares: equal"
     fractions = [f"{fraction:.1%}".replace("%", " %") for fraction in fractions_of(last.weights, last.n_workers)]
     if last.n_workers > LISTED_RANKS:
@@ -42,6 +44,7 @@ def shares_in_words(records: Sequence[EpochRecord]) -> str:
         sizes = f"{fractions[smallest]} (rank {smallest}) to {fractions[largest]} (rank {largest})"
     else:
         sizes = ", ".join(f"{fraction} (rank {rank})" for rank, fraction in enumerate(fractions))
-    first = next(record.epoch for record in records if record.weights == last.weights)
+    equal = takewhile(lambda record: record.weights == last.weights, reversed(records))  # earlier equals do not count
+    first = min(record.epoch for record in equal)
     since = f" since epoch {first}" if first > records[0].epoch else ""
     return f"shares{since}: {sizes}"

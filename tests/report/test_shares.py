@@ -30,6 +30,12 @@ def records_of(shares, weights, n_workers=2):
         ("measured", [()] * 5, "shares: equal"),
         ("measured", [()] * 4 + [(250, 1000)] * 3, "shares since epoch 4: 20.0 % (rank 0), 80.0 % (rank 1)"),
         ("measured", [()] * 4 + [(250, 1000), (), ()], "shares: equal"),
+        ("measured", [()], "shares: equal, because 1 epoch is too few to measure them; 5 are needed"),
+        (
+            "measured",
+            [(250, 1000)] * 3 + [(1000, 1000)] * 2 + [(250, 1000)] * 2,
+            "shares since epoch 5: 20.0 % (rank 0), 80.0 % (rank 1)",
+        ),
     ],
 )
 def test_shares_of_the_last_epoch(shares, weights, words):
