@@ -122,12 +122,11 @@ async def remove(name: str, dask_worker: Worker) -> None:
 def keep(name: str, dataset: Dataset) -> None:
     """Keep a dataset for the tasks of a probe.
 
-    Unpickling has opened it. Reading rows connects to its storage, and loads what is loaded with the first rows: numba
-    alone takes a second, which would be counted as time of the storage.
+    Unpickling has opened it. Reading some chunks connects to its storage, and loads code: numba alone takes a second,
+    which would otherwise be counted as time of the storage.
     """
-    samples = np.arange(min(2, dataset.n_samples))
-    dataset.read_into(dataset.layout.empty(len(samples)), samples, samples)
     _opened[name] = dataset
+    read_chunks(name, seconds=0.001, seed=0)
 
 
 def machine() -> Machine:
