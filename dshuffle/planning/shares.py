@@ -92,6 +92,11 @@ class SharePolicy(ABC):
         """Whether all shares are always equal."""
         return False
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of workers that have a number of their own."""
+        return ()
+
     @abstractmethod
     def first(self, n_workers: int, before: Weights, names: Names = ()) -> Weights:
         """The weights with which a number of workers begins.
@@ -108,10 +113,6 @@ class SharePolicy(ABC):
         InvalidParameter
             If the policy is for another number of workers.
         """
-
-    def unknown(self, names: Names) -> list[str]:
-        """Names in the policy that no worker has."""
-        return []
 
     def following(self, weights: Weights, epochs: Sequence[Sequence[float]], bounds: ShareBounds) -> Weights:
         """The weights of the epochs to come; the same weights if nothing is to change.
@@ -188,19 +189,16 @@ class NamedShares(SharePolicy):
     """
 
     may_change: ClassVar[bool] = True
-    not_in_jobs: ClassVar[str] = "its ranks have numbers, and no names"
+    not_in_jobs: ClassVar[str] = "the ranks of a job have numbers, and no names"
 
     numbers: tuple[tuple[str, float], ...]
 
     def __post_init__(self) -> None:
-        names = [name for name, _ in self.numbers]
-        if (
-            not names
-            or "" in names
-            or len(set(names)) < len(names)
-            or any("," in name or "=" in name for name in names)
-        ):
-            raise InvalidParameter.of("shares", str(self), FORMS, "Names differ, and have no commas or equals signs.")
+        names = self.names
+        unclear = any(not name or name != name.strip() or "," in name or "=" in name for name in names)
+        if not names or unclear or len(set(names)) < len(names):
+            hint = "Names must differ, and must not be empty or have commas, equals signs or spaces at an end."
+            raise InvalidParameter.of("shares", str(self) or {}, FORMS, hint)
         if not all(_is_positive(number) for _, number in self.numbers):
             raise InvalidParameter.of("shares", str(self), FORMS)
 
@@ -209,17 +207,16 @@ class NamedShares(SharePolicy):
             f"{name}={number:g}" if _is_positive(number) else f"{name}={number}" for name, number in self.numbers
         )
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of the numbers."""
+        return tuple(name for name, _ in self.numbers)
+
     def first(self, n_workers: int, before: Weights, names: Names = ()) -> Weights:
         """Those of the workers with these names; equal ones in a plan without workers."""
-        numbers = dict(self.numbers)
-        return (
-            as_weights([next((numbers[name] for name in own if name in numbers), 1) for own in names]) if names else ()
-        )
-
-    def unknown(self, names: Names) -> list[str]:
-        """Those of the numbers that no worker has."""
-        present = {name for own in names for name in own}
-        return [name for name, _ in self.numbers if name not in present]
+        if not names:
+            return ()
+        return as_weights([next((number for name, number in self.numbers if name in own), 1) for own in names])
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,18 +340,20 @@ def parse_shares(shares: Shares) -> SharePolicy:
         parts = shares.split(",")
         try:
             if "=" in shares:
-                pairs = (part.rpartition("=") for part in parts)
-                return NamedShares(tuple((name.strip(), float(number)) for name, _, number in pairs))
-            return GivenShares(tuple(map(float, parts)))
+                pairs = [part.rpartition("=") for part in parts]
+                numbers = [(name.strip(), float(number)) for name, _, number in pairs]
+            else:
+                return GivenShares(tuple(map(float, parts)))
         except ValueError:  # InvalidParameter is a ValueError too; show the whole text that the user typed
             raise InvalidParameter.of("shares", shares, FORMS) from None
+        return NamedShares(tuple(numbers))
     if isinstance(shares, Mapping):
         return NamedShares(tuple((str(name), number) for name, number in shares.items()))
     try:
-        numbers = tuple(shares)
+        by_rank = tuple(shares)
     except TypeError:
         raise InvalidParameter.of("shares", shares, FORMS) from None
-    return GivenShares(numbers)
+    return GivenShares(by_rank)
 
 
 def _is_positive(number: object) -> bool:

@@ -90,7 +90,7 @@ def _epoch_time(ways: Sequence[WayResult], measured: Mapping[str, Figures], reco
         "Median wall time of an epoch, the fastest first. training: tasks of the busiest worker. waiting for data: "
         "time until the next samples arrived. other: round trips, task starts, work of the client between epochs, and "
         + " ".join(filter(None, ["processor time of the exchange.", *notes])),
-        (*amounts, *((("", f"{RECOMMENDED.strip()} recommended"),) if recommended else ())),
+        (*amounts, *((("", f"{RECOMMENDED.strip()} to reshuffle everything"),) if recommended else ())),
         chart,
     )
 

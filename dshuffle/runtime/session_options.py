@@ -128,7 +128,7 @@ class SessionOptions:
         if choices.shares.for_fixed_workers and self.on_loss == "shrink":
             name = "elastic" if self.elastic else "on_loss='shrink'"
             reason = f"shares={str(choices.shares)!r} are for one number of workers"
-            raise InvalidParameter.because(name, reason, "Use shares='measured' or 'even'.")
+            raise InvalidParameter.because(name, reason, "Use shares by the names of workers, 'measured' or 'even'.")
         sharding = choices.sharding
         fixed = isinstance(sharding, GivenSharding) and not sharding.name.startswith(STRATIFIED)
         if fixed and self.on_loss == "shrink":

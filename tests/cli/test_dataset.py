@@ -53,7 +53,6 @@ def test_other_kinds_keep_their_defaults(tmp_path):
     assert dshuffle.open_dataset(tmp_path / "d.zarr").arrays["x"].shape == (100,)
     help_text = " ".join(run("create", "--help").stdout.split())
     assert "default: 100000; with rare-keys, 7000" in help_text
-    assert "dshuffle compare URL --step 1" in help_text
 
 
 def test_create_keeps_what_stands_there_unless_told(url):

@@ -278,7 +278,7 @@ def test_bars_are_compared_with_those_of_local_ways_if_there_are_any(comparison)
 
 
 def test_a_mark_of_a_letter_has_no_swatch(comparison):
-    assert "<span>◀ recommended</span>" in render_html(comparison)
+    assert "<span>◀ to reshuffle everything</span>" in render_html(comparison)
 
 
 def test_texts_beside_bars_end_before_the_axis(comparison):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dshuffle.errors import ClusterError
 from dshuffle.runtime.client import session_client
 from dshuffle.runtime.client.session_client import SessionClient
 
@@ -20,7 +21,9 @@ def test_a_connection_that_came_back_between_two_attempts_ends_the_silence(monke
     async def begin(session_id: str) -> Any:
         if not silences:
             silences.append(None)
+            client.status = "connecting"
             raise OSError("not connected")
+        client.status = "running"
         silences.append(calls.silence.seconds)
         while calls.silence.seconds:
             await asyncio.sleep(0.01)
@@ -35,3 +38,21 @@ def test_a_connection_that_came_back_between_two_attempts_ends_the_silence(monke
     calls.tell("begin")
     assert len(silences) == 2
     assert silences[1] > 0
+
+
+def test_attempts_that_fail_late_do_not_end_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client is connected, and other connections to the scheduler fail after some time."""
+    monkeypatch.setattr(session_client, "LOOK", 0.01)
+    monkeypatch.setattr(session_client, "RECONNECT", 1.0)
+
+    async def begin(session_id: str) -> Any:
+        await asyncio.sleep(0.1)
+        raise OSError("timed out")
+
+    client: Any = SimpleNamespace(
+        status="running",
+        sync=lambda function, *args: asyncio.run(asyncio.wait_for(function(*args), 30)),
+        scheduler=SimpleNamespace(address="tcp://scheduler:1", dshuffle_begin=begin),
+    )
+    with pytest.raises(ClusterError, match=r"does not answer \(timed out\): it has died"):
+        SessionClient(client, "0").tell("begin")

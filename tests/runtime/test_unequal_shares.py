@@ -73,6 +73,10 @@ def test_refusals(threads, small):
         InvalidParameter, match=r"shares='7' is not allowed; it must be the names or addresses of .* 0 \("
     ):
         Shuffler(threads, small, shares={"1": 2, 7: 3})
+    first, worker = next(iter(threads.scheduler_info()["workers"].items()))
+    name = worker["name"]
+    with pytest.raises(InvalidParameter, match=r"shares='.*' is not allowed; it must be one number for the worker \d"):
+        Shuffler(threads, small, shares={name: 2, first: 3})
     with pytest.raises(InvalidParameter, match=r"the smallest share has 77 samples, and 'partial:0.5' exchanges 100"):
         Shuffler(threads, small, shares=[4, 1, 2, 4, 2], assignment="partial:0.5")
 
@@ -102,7 +106,7 @@ def test_shares_by_name_are_those_of_the_workers_whatever_their_ranks(threads, s
 @pytest.mark.slow
 def test_a_worker_that_joins_has_the_share_of_its_name(small, tmp_path):
     with (
-        LocalCluster(n_workers=2, processes=False, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, processes=False, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
         Shuffler(client, small, shares={"2": 0.25}, elastic=True) as shuffler,
     ):
@@ -118,6 +122,28 @@ def test_a_worker_that_joins_has_the_share_of_its_name(small, tmp_path):
         assert all(unequal for unequal, _ in parts)
     assert [len(ids) for _, ids in seen[-1]] == [445, 444, 111]
     assert shuffler.records[-1].weights == (1000, 1000, 250)
+
+
+def test_shares_by_name_of_fewer_workers_stay_within_their_caches(small, caplog):
+    """Half of the samples would be too many for the cache of the worker with twice the share."""
+    with (
+        LocalCluster(n_workers=4, processes=False, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small, shares={"0": 2, "new": 3}, cache_fraction=0.45, elastic=True) as shuffler,
+    ):
+        assert "shares has numbers for these workers, which are not there: new" in caplog.text
+        seen = []
+        for epoch in shuffler.epochs(3):
+            seen.append(client.gather(epoch.map(lambda partition: partition.sample_ids.copy())))
+            if epoch.number == 0:
+                client.retire_workers([shuffler.addresses[3]])
+        sizes = [len(ids) for ids in seen[-1]]
+    for parts in seen:
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(1000))
+    assert [len(ids) for ids in seen[0]] == [400, 200, 200, 200]
+    assert len(sizes) == 3
+    assert max(sizes) == sizes[0] > 440
+    assert "the shares are nearer to equal ones: shares is not allowed: the largest share has 500" in caplog.text
 
 
 CLOCK = threading.local()

@@ -18,7 +18,7 @@ from dshuffle.cli.commands import work_of
 @click.option(
     "--shares",
     metavar="SHARES",
-    help="Samples of each worker, for all ways: even, measured, or numbers with commas between them.",
+    help="Samples of each worker in all ways: even, measured, or numbers, by rank (4,4,1) or by name (old-node=0.25).",
 )
 @click.option(
     "--workers",

@@ -11,6 +11,7 @@ from distributed import Client, LocalCluster, Nanny
 from distributed.core import Status
 
 from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.planning.shares import SharePolicy
 from dshuffle.runtime.client.bounded_calls import answer
 from dshuffle.runtime.server_resource import only_serves
 from dshuffle.runtime.session_options import SessionOptions
@@ -97,6 +98,15 @@ def resolved_choice(client: Client, options: SessionOptions) -> WorkerChoice:
             f'workers with --resources "{words}"'
         )
     return choice
+
+
+def warn_of_absent_names(client: Client, shares: SharePolicy) -> None:
+    """Say which workers with a number of their own are not there, if a session opens without them."""
+    if not shares.names:
+        return
+    present = {name for worker in WorkerFacts.of_all(cluster_info(client)["workers"]) for name in identities(worker)}
+    if absent := [name for name in shares.names if name not in present]:
+        logger.warning("dshuffle: shares has numbers for these workers, which are not there: %s", ", ".join(absent))
 
 
 def is_adaptive(client: Client) -> bool:

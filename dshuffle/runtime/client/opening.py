@@ -11,7 +11,7 @@ from distributed import Client
 from dshuffle.errors import MixingWarning
 from dshuffle.planning import Choices, Remainder
 from dshuffle.runtime.client.checkpoint_file import CheckpointFile
-from dshuffle.runtime.client.cluster_view import keep_nannies, resolved_choice
+from dshuffle.runtime.client.cluster_view import keep_nannies, resolved_choice, warn_of_absent_names
 from dshuffle.runtime.client.epoch_sequence import EpochSequence
 from dshuffle.runtime.client.membership import Membership
 from dshuffle.runtime.client.open_session import OpenSession
@@ -71,6 +71,7 @@ def open_sequence(
         sequence = EpochSequence(client, dataset, membership, position, file)
         if advice := sequence.choices.assignment.warning(membership.current.n_workers):
             warnings.warn(advice, MixingWarning, stacklevel=SHUFFLER_CALL)
+        warn_of_absent_names(client, request.choices.shares)
         if classes is not None:
             warn_of_small_classes(classes, membership.current.n_workers, stacklevel=SHUFFLER_CALL)
         sequence.write_checkpoint()  # one that cannot be written is refused now

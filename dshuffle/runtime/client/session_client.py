@@ -48,10 +48,13 @@ class Silence:
         Whether the shuffler is being closed.
     reason
         How it was noticed.
+    lost
+        Whether the client has been without a connection since then.
     """
 
     leaving: bool = False
     reason: str = ""
+    lost: bool = False
     _since: float | None = None
 
     @property
@@ -64,14 +67,15 @@ class Silence:
         """Seconds that are left until the scheduler counts as gone."""
         return (LEAVE_WITHIN if self.leaving else RECONNECT) - self.seconds
 
-    def begin(self, since: float, reason: object) -> None:
+    def begin(self, since: float, reason: object, *, lost: bool = False) -> None:
         """Note that the scheduler does not answer, since some time at the latest."""
+        self.lost |= lost
         if self._since is None:
             self._since, self.reason = since, str(reason) or type(reason).__name__
 
     def end(self) -> None:
-        """Note an answer."""
-        self._since = None
+        """Note an answer, or a new connection."""
+        self._since, self.lost = None, False
 
 
 def install_plugin(client: Client) -> None:
@@ -216,7 +220,7 @@ class SessionClient:
             try:
                 reply = self.client.sync(self._call, operation, message)
             except OSError as error:
-                self.silence.begin(time.monotonic(), error)
+                self.silence.begin(time.monotonic(), error, lost=self.client.status != "running")
                 if operation == "open" or self.silence.left <= 0:
                     raise ClusterError(_is_gone(self.client, self.silence.reason)) from error
                 time.sleep(0.2)  # the client may be connecting again
@@ -276,17 +280,14 @@ class SessionClient:
         call = asyncio.ensure_future(handler(session_id=self.session_id, **message))
         call.add_done_callback(retrieve)
         began = heard = time.monotonic()
-        # Connected again since an earlier attempt, unless this one finds otherwise.
-        patience, lost = PATIENCE, not self.silence.leaving and self.silence.seconds > 0
+        patience = PATIENCE
         try:
             while not (await asyncio.wait([call], timeout=LOOK))[0]:
                 if self.client.status != "running":  # a call by itself takes half a minute to notice
-                    lost = True
-                    self.silence.begin(time.monotonic(), "its connection was lost")
+                    self.silence.begin(time.monotonic(), "its connection was lost", lost=True)
                     if self.silence.left <= 0:
                         raise TimeoutError(self.silence.reason)
-                elif lost:  # it is connected again
-                    lost = False
+                elif self.silence.lost:  # it is connected again, perhaps since an earlier attempt
                     self.silence.end()
                 elif self.silence.leaving:
                     await self._check_alive(heard)

@@ -120,9 +120,13 @@ async def remove(name: str, dask_worker: Worker) -> None:
 
 
 def keep(name: str, dataset: Dataset) -> None:
-    """Keep a dataset for the tasks of a probe. Unpickling has opened it; reading a row connects to its storage."""
-    dataset.read_rows(np.zeros(1, dtype=np.int64))
+    """Keep a dataset for the tasks of a probe.
+
+    Unpickling has opened it. Reading some chunks connects to its storage, and loads code: numba alone takes a second,
+    which would otherwise be counted as time of the storage.
+    """
     _opened[name] = dataset
+    read_chunks(name, seconds=0.001, seed=0)
 
 
 def machine() -> Machine:

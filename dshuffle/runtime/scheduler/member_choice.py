@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import numpy as np
 from distributed import Scheduler
 from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning import SERVER, ShuffleSpec, get_delivery
 from dshuffle.planning.share_sizes import Weights, as_weights
+from dshuffle.planning.shares import ShareBounds, bounded_weights
 from dshuffle.runtime.scheduler.kept_choice import KeptPartitions, choose_kept
 from dshuffle.runtime.server_resource import SERVER_RESOURCE, only_serves
 from dshuffle.runtime.session_spec import EarlierWorkers, PartitionSources, SessionRequest, SessionSpec
 from dshuffle.runtime.worker_choice import identities, in_words
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ def choose_members(
         training = [scheduler.workers[address] for address in ranks]
         if carried is not None:
             carried = carried.placed(former, ranks)
-    weights = _weights(order, training, carried)
+    weights = _weights(order, training, carried, plan)
     if carried is not None:
         plan = carried.onto(plan, ranks, weights)
     else:
@@ -106,16 +111,31 @@ def choose_members(
     return Members(spec, role)
 
 
-def _weights(order: SessionRequest, training: Sequence[WorkerState], carried: EarlierWorkers | None) -> Weights:
+def _weights(
+    order: SessionRequest, training: Sequence[WorkerState], carried: EarlierWorkers | None, plan: ShuffleSpec
+) -> Weights:
     addresses = [worker.address for worker in training]
     if order.weights is not None:
         return as_weights([order.weights[address] for address in addresses])
     before = () if carried is None else carried.weights_of(addresses)
     shares, names = order.choices.shares, [identities(worker) for worker in training]
-    if carried is None and not order.options.elastic and (unknown := shares.unknown(names)):
+    absent = [name for name in shares.names if not any(name in own for own in names)]
+    if carried is None and not order.options.elastic and absent:
         allowed = f"the names or addresses of workers that train: {in_words(training)}"
-        raise InvalidParameter.of("shares", ", ".join(unknown), allowed)
-    return shares.first(len(addresses), before, names)
+        raise InvalidParameter.of("shares", ", ".join(absent), allowed)
+    for worker, own in zip(training, names, strict=True):
+        if len(twice := [name for name in shares.names if name in own]) > 1:
+            raise InvalidParameter.of("shares", ", ".join(twice), f"one number for the worker {worker.name}")
+    weights = shares.first(len(addresses), before, names)
+    if carried is not None and shares.names:
+        try:
+            dataclasses.replace(plan, first_weights=weights)
+        except InvalidParameter as error:  # the numbers suited the workers that there were before
+            logger.warning("dshuffle: the shares are nearer to equal ones: %s", error)
+            choices = plan.choices
+            bounds = ShareBounds.of(choices.assignment, choices.cache_fraction, plan.n_samples, plan.n_workers)
+            return bounded_weights(np.array(weights, float), bounds)
+    return weights
 
 
 def _find_server(workers: list[WorkerState], server: str | None) -> WorkerState | None:

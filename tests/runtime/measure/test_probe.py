@@ -2,12 +2,16 @@
 
 import asyncio
 import math
+import subprocess
+import sys
 import time
 
 import dask
+import numpy as np
 import pytest
 from distributed import Client
 
+from dshuffle import create_dataset
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.cost import all_ways, recommend
 from dshuffle.planning.cost.job import Work
@@ -167,6 +171,24 @@ def test_chunks_are_read_whole_and_once(small):
     assert (small.traffic - before).requests == 20  # ten of each of two arrays
     assert probe_tasks.read_chunks("a name", seconds=0, seed=1).nbytes == 0
     assert 0 < probe_tasks.request_seconds("a name", 0) < 5
+
+
+def test_reading_loads_no_code_once_a_dataset_is_kept(tmp_path):
+    """In a new process, as in a new cluster. What is loaded later would count as time of the storage."""
+    url = str(tmp_path / "d.zarr")
+    create_dataset(url, {"x": np.zeros((20_000, 50), "f4"), "y": np.arange(20_000)})
+    code = f"""
+import sys
+from dshuffle import open_dataset
+from dshuffle.runtime.measure import probe_tasks
+probe_tasks.keep("a name", open_dataset({url!r}))
+packages = lambda: {{name.partition(".")[0] for name in sys.modules}}
+before = packages()
+assert probe_tasks.read_chunks("a name", 60, 1).nbytes > 0
+print(sorted(packages() - before))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert ran.stdout == "[]\n", ran.stderr
 
 
 def test_kernels_have_rates():
