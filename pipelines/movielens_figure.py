@@ -257,7 +257,7 @@ def write(folder: Path, runs: dict[str, list[Run]], title: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=15, help="at least 2: the first one is only loaded")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--links", default="50mbit", help="emulated rate of each worker's link")
     parser.add_argument("--users", type=int, help="the first users only")
@@ -266,6 +266,8 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=Path("movielens-figure"))
     options = parser.parse_args()
+    if options.epochs < 2:
+        parser.error(f"argument --epochs: {options.epochs} is not allowed: at least 2, to time an exchange")
     try:
         ratings = generated_ratings() if options.generated else real_ratings()
     except ImportError as error:

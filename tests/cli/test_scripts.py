@@ -210,6 +210,15 @@ def test_ratings_are_predicted_with_users_that_move(tmp_path):
     assert (tmp_path / "movielens.html").read_text().count("generated ratings")
 
 
+def test_ratings_of_one_epoch_are_refused_before_training():
+    """The first epoch is only loaded, so that no exchange is timed in it."""
+    options = ["--generated", "--users", 10, "--seeds", 1, "--epochs", 1, "--workers", 2]
+    refused = run("pipelines/movielens_figure.py", *options)
+    assert refused.returncode == 2
+    assert "argument --epochs: 1 is not allowed: at least 2" in refused.stderr
+    assert refused.stdout == ""
+
+
 @pytest.mark.slow
 def test_partial_exchange_is_studied(tmp_path):
     out = tmp_path / "study"
