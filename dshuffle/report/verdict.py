@@ -174,7 +174,8 @@ def _pairs(ways: Iterable[WayResult]) -> list[str]:
 def _hardly_begun(comparison: Comparison) -> str:
     """That training was far from its end, so that more epochs may give another answer to the pairs.
 
-    It was if the last epoch improved the model by more than the margin, and by at least half as much as the mean epoch.
+    Training has hardly begun if the last epoch improved the model by more than the margin, and by at least half of the
+    mean improvement of an epoch.
     """
     pairs = next((way.pairs for way in comparison.ways if way.pairs is not None), None)
     histories = [way.history for way in comparison.ways if way.choices.reshuffles_all and len(way.history) > 2]
