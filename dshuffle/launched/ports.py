@@ -124,12 +124,13 @@ async def _ask(address: str, place: Place, ports: Sequence[int], security: Secur
                     "reply": True,
                 }
             )
-            return await comm.read()
+            return await within(ANSWER_WITHIN, comm.read())
         finally:
             comm.abort()
 
     try:
-        answer = await within(ANSWER_WITHIN, ask())
+        # Connecting ends by itself. Dask does not close a connection if it is cancelled in between.
+        answer = await within(3 * ANSWER_WITHIN, ask())
     except (OSError, MemoryError, ValueError):  # another program answers in another language
         return None
     return answer if isinstance(answer, dict) and answer.get("status") in ("OK", "error") else None

@@ -354,7 +354,10 @@ def test_a_batch_larger_than_a_share_is_refused(in_threads):
     [
         ({"on_loss": "shrink"}, "on_loss is not allowed"),
         ({"elastic": True}, "elastic is not allowed"),
-        ({"shares": {"old-node": 2}}, "its ranks have numbers, and no names. Give 'even', or numbers, one for each"),
+        (
+            {"shares": {"old-node": 2}},
+            "ranks of a job have numbers, and no names. Give 'even', or numbers, one for each",
+        ),
         ({"shares": "measured"}, "a step of the script waits for other ranks. Give 'even', or numbers, one for each"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"mode": "half"}, "mode='half'"),
