@@ -14,10 +14,11 @@ from dshuffle.compare import Way, count_training_workers
 from dshuffle.compare.comparison import check_copy
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.noninferiority import Margin, PairedTest
+from dshuffle.pipeline.background import PipelineRun
 from dshuffle.pipeline.clusters import ClusterSource, LocalWorkers, source_from_dict
 from dshuffle.pipeline.explanation import Explanation, explain
 from dshuffle.pipeline.pairs import check_test
-from dshuffle.pipeline.run import PipelineResult, PipelineRun, execute
+from dshuffle.pipeline.run import PipelineResult, execute
 from dshuffle.pipeline.training import Training
 from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
 from dshuffle.planning.cost import ClusterRates

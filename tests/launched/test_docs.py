@@ -76,10 +76,16 @@ def torchrun(folder: Path, script: str) -> None:
     assert ran.returncode == 0 or PYTORCH_ABORT in ran.stderr, ran.stderr
 
 
-def check_ids(folder: Path, epochs: int) -> None:
-    """Every sample was in one batch of one rank in each epoch."""
+def check_batches(folder: Path, epochs: int) -> list[list[str]]:
+    """Each rank has trained on all of its batches, whose ids are returned."""
     ranks = [(folder / f"ids-{rank}").read_text().splitlines() for rank in range(2)]
     assert [len(batches) for batches in ranks] == [epochs * BATCHES] * 2
+    return ranks
+
+
+def check_ids(folder: Path, epochs: int) -> None:
+    """Every sample was in one batch of one rank in each epoch."""
+    ranks = check_batches(folder, epochs)
     for begin in range(0, epochs * BATCHES, BATCHES):
         ids = " ".join(batch for batches in ranks for batch in batches[begin : begin + BATCHES]).split()
         assert Counter(map(int, ids)) == Counter(range(SAMPLES))
@@ -93,6 +99,7 @@ def test_the_script_runs_before_and_after(torch, folder, arrays, sign):
         for name, array in arrays.items():
             np.save(folder / f"{name}.npy", array)
     torchrun(folder, RECORD_LINEAR + "\n".join(lines))
+    check_batches(folder, epochs=3)
     if sign == "+":
         check_ids(folder, epochs=3)
         check_saved(folder)
