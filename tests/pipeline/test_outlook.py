@@ -78,8 +78,7 @@ def test_arrays_that_are_not_trained_on_do_not_count():
     assert not outlook(arrays, Training(user_fit)).stored_at_random, "the function may train on any array"
 
 
-def test_arrays_of_a_training_step_count():
-    torch = pytest.importorskip("torch")
+def test_arrays_of_a_training_step_count(torch):
     rng = np.random.default_rng(0)
     arrays = {"x": rng.standard_normal((1000, 3)), "day": np.arange(1000) // 50}
     options = {"make_model": torch.nn.Identity, "make_optimizer": torch.optim.SGD, "batch_size": 4}
@@ -184,8 +183,7 @@ def test_batch_norm_that_sees_little_is_warned_of(batch_size, batch_norm, warnin
     assert any("batch norm, which" in sentence for sentence in said) == (batch_norm and batch_size < 16)
 
 
-def test_batch_norm_of_a_module_is_seen():
-    torch = pytest.importorskip("torch")
+def test_batch_norm_of_a_module_is_seen(torch):
 
     def warned(*layers):
         options = {"make_model": lambda: torch.nn.Sequential(*layers), "make_optimizer": torch.optim.SGD}
