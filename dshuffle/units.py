@@ -1,9 +1,11 @@
-"""Formatting of numbers for people, and parsing of rates."""
+"""Formatting of numbers for people, and parsing of rates and counts."""
 
 from __future__ import annotations
 
 import math
 import re
+from argparse import ArgumentTypeError
+from collections.abc import Callable
 
 from dshuffle.errors import InvalidParameter
 
@@ -149,3 +151,23 @@ def _three_figures(value: float) -> str:
     if value < 1:
         return f"{value:.2g}"
     return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return the ``type`` of an option of ``argparse`` that is an integer >= ``least``.
+
+    Examples
+    --------
+    >>> at_least(1)("3")
+    3
+    >>> at_least(1)("0")
+    Traceback (most recent call last):
+    argparse.ArgumentTypeError: 0 is not allowed; it must be an integer >= 1
+    """
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]+", text.strip()) or int(text) < least:
+            raise ArgumentTypeError(f"{text} is not allowed; it must be an integer >= {least}")
+        return int(text)
+
+    return parse
