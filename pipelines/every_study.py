@@ -15,7 +15,7 @@ Each way is compared with a new draw in every epoch, in pairs of runs that share
 
 Digits are stored by class, and rows of the regression by a key. The metric of the digits is the cross-entropy on 597
 held-out ones. Steps are constant, or fall to a twentieth. Samples that are sent are counted in plans. The script prints
-a table and writes study.csv, one line per model, schedule and way. It takes some minutes; the CNNs take an hour.
+a table and writes study.csv, one line per model, schedule and way. It takes some minutes for each model.
 
 References
 ----------
@@ -322,6 +322,15 @@ def table(rows: list[Row]) -> Table:
     return result
 
 
+def write(folder: Path, rows: list[Row]) -> None:
+    """Write the answers so far as CSV."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "study.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(asdict(rows[0])))
+        writer.writeheader()
+        writer.writerows(map(asdict, rows))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -345,11 +354,7 @@ def main() -> None:
     with threadpool_limits(1):  # the matrix products are too small for several threads
         for name, steps in track(cases, "training"):
             rows += rows_of(name, steps, schedules[steps], options)
-    options.output.mkdir(parents=True, exist_ok=True)
-    with (options.output / "study.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(asdict(rows[0])))
-        writer.writeheader()
-        writer.writerows(map(asdict, rows))
+            write(options.output, rows)  # what is done is kept if a later case is interrupted
     console = Console(width=140)
     console.print(table(rows))
     console.print("sent: samples that change workers for an epoch, relative to all samples.")
