@@ -73,8 +73,11 @@ class ClusterRates:
     wire_overhead
         Bytes of headers per byte of a message; 0 if the rates were measured without headers.
     epoch_seconds
-        Time of an exchange of next to nothing: for the order to begin, votes, and the latency of first messages; 0 if
+        Time of an exchange in which no rows move: for the order to begin, what workers prepare, and their votes; 0 if
         it was not measured.
+    first_message_seconds
+        Time that the first message from one participant to another adds to an exchange, if a processor handles no
+        other one. None if it was not measured: then it counts like all messages.
 
     Raises
     ------
@@ -119,6 +122,7 @@ class ClusterRates:
     message_seconds: float = MESSAGE_SECONDS
     wire_overhead: float = 0.046
     epoch_seconds: float = 0.0
+    first_message_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("n_workers", "requests_at_once", "cores", "machine_workers"):
@@ -134,6 +138,7 @@ class ClusterRates:
             _check_rate(name, getattr(self, name), infinite=True)
         for name in ("request_seconds", "index_seconds", "message_seconds", "wire_overhead", "epoch_seconds"):
             as_number(name, getattr(self, name), 0.0)
+        as_number("first_message_seconds", self.first_message_seconds or 0.0, 0.0)
         as_number("oversubscription", self.oversubscription, 1.0)
 
     def _check_link(self, name: str, value: Rate) -> None:

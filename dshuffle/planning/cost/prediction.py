@@ -34,10 +34,25 @@ def last_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
 
 def ends_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
     """What no link is busy for: a message is packed before the first byte is sent, and unpacked after the last one."""
-    messages = message_count(work, loads, float(np.median(cluster.rates("link_down"))))
+    messages = _messages(work, cluster, loads)
     if not messages:
         return 0.0
     return float(loads.worker_in.sum()) / messages * (1 / cluster.send_rate + 1 / cluster.receive_rate)
+
+
+def first_messages(work: Work, cluster: ClusterRates, loads: Loads) -> float:
+    """Estimate the number of messages that are the first ones from their sender to their receiver."""
+    return min(_messages(work, cluster, loads), float(cluster.n_workers**2))
+
+
+def fixed_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
+    """What an exchange takes whatever the length of its messages: the order, the votes, and the first messages."""
+    each = first_messages(work, cluster, loads) / cluster.n_workers * max(1.0, cluster.machine_workers / cluster.cores)
+    return cluster.epoch_seconds + each * (cluster.first_message_seconds or 0.0)
+
+
+def _messages(work: Work, cluster: ClusterRates, loads: Loads) -> float:
+    return message_count(work, loads, float(np.median(cluster.rates("link_down"))))
 
 
 MOST_WORKERS = 64
@@ -176,7 +191,7 @@ def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
     wire = max(wire, _reading_seconds(cluster, loads)) + last_seconds(work, cluster, loads)
     wire += ends_seconds(work, cluster, loads)
     together = float(np.cbrt(wire**3 + resources.get(PROCESSORS, 0.0) ** 3))
-    exchange = together + cluster.epoch_seconds if resources else 0.0
+    exchange = together + fixed_seconds(work, cluster, loads) if resources else 0.0
     from_storage = loads.read if cluster.storage_over_links else 0.0
     training, every = work.training_seconds or 0.0, work.choices.every
     return Prediction(
@@ -260,7 +275,9 @@ def _processor_seconds(cluster: ClusterRates, work: Work, loads: Loads) -> float
 
     It is at least the time of the busiest process, because each process has one network thread.
     """
-    messages = message_count(work, loads, float(np.median(cluster.rates("link_down"))))
+    messages = _messages(work, cluster, loads)
+    if cluster.first_message_seconds is not None:
+        messages -= first_messages(work, cluster, loads)
     workers = (
         loads.worker_out / cluster.send_rate
         + loads.worker_in / cluster.receive_rate

@@ -255,9 +255,8 @@ class _Probe:
         if math.isinf(link):  # with a single worker the link does not matter
             link = kernels.gather
         cores = min(machine.cores for machine in self.machines.values())
-        fixed_seconds, message_seconds = self.short_exchanges(cores, shared.machine_workers, seconds)
         # Processor time per byte at each end, including work besides the network. Messages are counted separately.
-        of_messages = message_seconds * together.messages
+        of_messages = MESSAGE_SECONDS * together.messages
         each_end = max(0.0, together.busy_seconds - of_messages) / max(1, together.nbytes) / 2
         cluster = ClusterRates(
             n_workers=len(self.workers),
@@ -275,9 +274,13 @@ class _Probe:
             decode_rate=kernels.decode,
             index_seconds=kernels.index_seconds,
             wire_overhead=0.0,  # the measured rates do not count headers
-            message_seconds=message_seconds,
-            epoch_seconds=fixed_seconds,
         )
+        if len(self.workers) > 1:
+            short = rehearse(self.client, self.workers, self.server, seconds)
+            messages = (len(self.workers) - 1) * max(1.0, shared.machine_workers / cores)
+            cluster = dataclasses.replace(
+                cluster, epoch_seconds=short.empty, first_message_seconds=short.message_seconds(messages)
+            )
         if reads is None:
             return cluster
         processor_seconds = reads.together.processor_seconds or reads.alone.processor_seconds
@@ -357,13 +360,6 @@ class _Probe:
     def _sleep(self, seconds: float) -> list[Traffic]:
         time.sleep(seconds)
         return []
-
-    def short_exchanges(self, cores: int, machine_workers: int, seconds: float) -> tuple[float, float]:
-        """Seconds of any exchange, whatever it moves, and processor seconds per message."""
-        if len(self.workers) == 1:
-            return 0.0, MESSAGE_SECONDS
-        messages = (len(self.workers) - 1) * max(1.0, machine_workers / cores)
-        return rehearse(self.client, self.workers, self.server, seconds).parts(messages)
 
     # -- workers -----------------------------------------------------------------------------------------------
 

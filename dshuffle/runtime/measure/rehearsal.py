@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 from distributed import Client
 
-from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
 from dshuffle.store.blank import blank_dataset
 
 ROWS_PER_PAIR = 16
 """Rows, of one byte each, that every worker has for every other one. With fewer, some pairs would have none."""
 
-LEAST_EXCHANGES, MOST_EXCHANGES = 3, 9
+LEAST_EXCHANGES, MOST_EXCHANGES = 5, 15
 """How many exchanges of each kind are timed. The median counts."""
 
 
@@ -34,30 +33,15 @@ class ShortExchanges:
     empty: float
     short: float
 
-    def parts(self, messages: float) -> tuple[float, float]:
-        """Divide the time of a short exchange into a fixed part and the processor time of a message.
-
-        Parameters
-        ----------
-        messages
-            Messages that each processor handles in a short exchange.
-
-        Returns
-        -------
-        tuple of float
-            Seconds that do not depend on the number of messages, and seconds per message, at most
-            :data:`~dshuffle.planning.cost.cluster.MESSAGE_SECONDS`. What messages take beyond that is the latency of
-            the network, which many messages share.
+    def message_seconds(self, messages: float) -> float:
+        """Return what a message adds to an exchange, of which a processor handles this many in a short one.
 
         Examples
         --------
-        >>> [round(part, 6) for part in ShortExchanges(empty=0.010, short=0.012).parts(4.0)]
-        [0.01, 0.0005]
-        >>> [round(part, 6) for part in ShortExchanges(empty=0.010, short=0.030).parts(4.0)]
-        [0.026, 0.001]
+        >>> round(ShortExchanges(empty=0.010, short=0.018).message_seconds(4.0), 6)
+        0.002
         """
-        each = min(MESSAGE_SECONDS, max(0.0, self.short - self.empty) / messages)
-        return max(self.empty, self.short - messages * each), each
+        return max(0.0, self.short - self.empty) / messages
 
 
 def rehearse(client: Client, workers: Sequence[str], server: str | None, seconds: float) -> ShortExchanges:
