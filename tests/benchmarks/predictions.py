@@ -10,7 +10,7 @@ some seconds, every way is predicted, then run four times, of which the median o
 runs for a few epochs. A time that processors limited is marked (!): the model is told how busy they are, but ten
 processes on two cores are not the network that it describes.
 
-With ``--fast``, links have 200 Mbit/s to 2 Gbit/s, and exchanges take tens to hundreds of milliseconds, of which much
+With ``--fast``, links have 100 Mbit/s to 2 Gbit/s, and exchanges take tens to hundreds of milliseconds, of which much
 is fixed. A local cluster of few processes emulates links and store, without a testbed, and every way runs eight times.
 """
 
@@ -72,11 +72,11 @@ def draw(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def draw_fast(rng: np.random.Generator) -> dict[str, Any]:
-    """A setting in which a worker's link is busy for 10 to 200 ms."""
-    workers = int(rng.choice([2, 3, 4]))
-    mbit = int(rng.choice([200, 500, 1000, 2000]))
+    """A setting in which a worker's link is busy for 10 to 150 ms."""
+    workers = int(rng.choice([2, 2, 3, 4]))
+    mbit = int(rng.choice([100, 200, 500, 1000, 2000]))
     row_nbytes = int(rng.choice([100, 1024, 4096, 16384]))
-    seconds = float(np.exp(rng.uniform(np.log(0.01), np.log(0.2))))
+    seconds = float(np.exp(rng.uniform(np.log(0.03), np.log(0.5))))  # of all rows of a worker, of which 0.3 move
     rows = int(seconds * mbit * 125_000 / row_nbytes * workers)
     return {
         "workers": workers,

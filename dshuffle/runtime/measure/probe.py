@@ -85,7 +85,8 @@ def measure_cluster(
 
     Other work of the cluster is not stopped, so measure an idle cluster. Some parts of the measurement are tasks: they
     wait for the tasks that their workers have already, however long these take. Rows are read from the dataset, each
-    chunk at most once per worker and phase. Caches of the storage or the operating system affect the result.
+    chunk at most once per worker and phase. Caches of the storage or the operating system affect the result. What an
+    exchange takes whatever it moves is timed in a session of its own, with few rows that are stored nowhere.
 
     Parameters
     ----------
