@@ -9,6 +9,17 @@ from dataclasses import dataclass
 
 from distributed import Client
 
+from dshuffle.planning import Choices, Remainder
+from dshuffle.runtime.client.cluster_view import is_adaptive, resolved_choice
+from dshuffle.runtime.client.open_session import OpenSession, new_id
+from dshuffle.runtime.client.session_client import install_plugin
+from dshuffle.runtime.dataset_inputs import resolved
+from dshuffle.runtime.measure.task_results import task_results
+from dshuffle.runtime.messages import EpochExchange
+from dshuffle.runtime.session_options import SessionOptions
+from dshuffle.runtime.session_spec import DatasetReference, SessionRequest
+from dshuffle.runtime.settings import Settings
+from dshuffle.store import Dataset
 from dshuffle.store.blank import blank_dataset
 
 ROWS_PER_PAIR = 16
@@ -46,21 +57,38 @@ class ShortExchanges:
 
 def rehearse(client: Client, workers: Sequence[str], server: str | None, seconds: float) -> ShortExchanges:
     """Time short exchanges of at least two workers, and of a dedicated server, for about some seconds."""
-    # Sessions choose their delivery from measurements, so their modules import this one.
-    from dshuffle.runtime.client.shuffler import Shuffler
-
-    dataset = blank_dataset(ROWS_PER_PAIR * len(workers) ** 2)
-    # Every second epoch has no exchange.
-    with Shuffler(client, dataset, every=2, workers=workers, server=server, on_loss="raise") as shuffler:
+    exchanges: list[EpochExchange] = []
+    session = _opened(client, workers, server, blank_dataset(ROWS_PER_PAIR * len(workers) ** 2))
+    try:
         ends = time.perf_counter() + seconds
-        for epoch in shuffler.epochs(2 * (MOST_EXCHANGES + 1) + 1):
-            client.gather(epoch.map(len))
-            pairs, rest = divmod(epoch.number, 2)
-            if not rest and pairs > LEAST_EXCHANGES and time.perf_counter() >= ends:
+        for epoch in range(2 * MOST_EXCHANGES + 3):
+            exchanges.append(session.calls.ask(EpochExchange, "advance", epoch=epoch))
+            if epoch % 2 == 0 and epoch // 2 > LEAST_EXCHANGES and time.perf_counter() >= ends:
                 break
-        records = shuffler.records[3:]  # the first exchange opens connections
-    empty, short = (
-        statistics.median(record.exchange_seconds for record in records if record.exchanged is exchanged)
-        for exchanged in (False, True)
+            session.calls.tell("prefetch")
+            # Tasks are submitted while an exchange begins, and take time of the scheduler and of the workers.
+            task_results(client, [client.submit(len, "", workers=[worker], pure=False) for worker in workers], workers)
+    finally:
+        session.close()
+    # The first exchange opens connections.
+    empty, short = exchanges[3::2], exchanges[4::2]
+    return ShortExchanges(*(statistics.median(each.exchange_seconds for each in kind) for kind in (empty, short)))
+
+
+def _opened(client: Client, workers: Sequence[str], server: str | None, dataset: Dataset) -> OpenSession:
+    """Open a session in which every second epoch has an exchange."""
+    options = SessionOptions(workers=tuple(workers), server=server, on_loss="raise")
+    choices = resolved(dataset, Choices(every=2))
+    install_plugin(client)
+    request = SessionRequest(
+        session_id=new_id(),
+        client_id=client.id,
+        dataset=DatasetReference.of(dataset),
+        choices=choices,
+        deliveries={choices.delivery: 0.0},
+        options=options,
+        settings=Settings.from_config(adaptive=is_adaptive(client)),
+        start=Remainder(0, ()),
+        choice=resolved_choice(client, options),
     )
-    return ShortExchanges(empty, short)
+    return OpenSession(client, request)
