@@ -59,16 +59,8 @@ def human_count(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
-def human_error(value: float | None) -> str:
-    """Format a single error with two significant digits. :func:`human_numbers` formats several that are compared.
-
-    Examples
-    --------
-    >>> human_error(0.2345), human_error(0.1), human_error(3.21e-7), human_error(0.0)
-    ('0.23', '0.10', '3.2e-07', '0.0')
-    """
-    return human_numbers([value], 2)[0]
-
+ERROR_DIGITS, METRIC_DIGITS = 2, 4
+"""Significant digits of errors and of other metrics."""
 
 LARGEST_RATIO = 1000.0
 """Numbers of a column whose ratio is larger get significant digits, not decimals."""

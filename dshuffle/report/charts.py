@@ -13,11 +13,11 @@ from bokeh.transform import dodge
 
 from dshuffle.records import PHASES
 from dshuffle.report.colours import DARK, LIGHT, PHASE_COLOURS, WAITING, way_colour
-from dshuffle.report.summary import ERROR_DIGITS, Comparison, Figures, TrainingPoint, WayResult, figures, has_errors
+from dshuffle.report.summary import Comparison, Figures, TrainingPoint, WayResult, figures, has_errors
 from dshuffle.report.swatches import dash_of, marker_of
 from dshuffle.report.tables import mean_note
 from dshuffle.report.verdict import recommended_labels
-from dshuffle.units import human_bytes, human_numbers, human_seconds
+from dshuffle.units import ERROR_DIGITS, human_bytes, human_numbers, human_seconds
 
 RECOMMENDED = " ◀"
 """What follows the time of a way that the verdict recommends."""

@@ -16,7 +16,7 @@ from dshuffle.notebook import html_summary
 from dshuffle.planning import Choices
 from dshuffle.planning.mixing import ShuffleQuality
 from dshuffle.records import PHASES, EpochRecord
-from dshuffle.units import human_numbers, human_seconds
+from dshuffle.units import ERROR_DIGITS, human_numbers, human_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +178,6 @@ class Figures:
     last_error: float | None
     total_seconds: float | None
 
-
-ERROR_DIGITS = 2
-"""Significant digits of errors."""
 
 CPU_BOUND = 0.15
 """With a smaller share of idle processors, a time says nothing about the network or the store."""

@@ -17,7 +17,6 @@ from rich.text import Text
 
 from dshuffle.noninferiority import PairedOutcome, PairedRuns
 from dshuffle.report.summary import (
-    ERROR_DIGITS,
     Comparison,
     Figures,
     Spread,
@@ -28,6 +27,8 @@ from dshuffle.report.summary import (
     limited_by_processors,
 )
 from dshuffle.units import (
+    ERROR_DIGITS,
+    METRIC_DIGITS,
     NO_BREAK,
     UNKNOWN,
     human_bytes,
@@ -72,8 +73,6 @@ QUALITY_MEANINGS = {
 }
 QUALITY_HEADINGS = tuple(QUALITY_MEANINGS)
 PAIR_HEADINGS = ("mean", "difference", "bounds", "pairs", "answer")
-METRIC_DIGITS = 4
-"""Significant digits of metrics."""
 MOST_ERROR_COLUMNS = 7
 """Number of epochs that fit beside the label."""
 

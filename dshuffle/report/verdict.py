@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from dshuffle.report.slow_rank import slow_ranks_of
 from dshuffle.report.summary import (
     CPU_BOUND,
-    ERROR_DIGITS,
     Comparison,
     Figures,
     Spread,
@@ -20,7 +19,7 @@ from dshuffle.report.summary import (
     figures,
     limited_by_processors,
 )
-from dshuffle.units import human_numbers, human_ratio, human_seconds
+from dshuffle.units import ERROR_DIGITS, human_numbers, human_ratio, human_seconds
 
 CLOSE = 1.5
 """If the medians of two ways differ by more than this factor, one is called faster even if their ranges overlap. A

@@ -293,7 +293,7 @@ def test_a_matrix_with_rows_of_any_length_is_completed(tmp_path):
     result = dataclasses.replace(found, cluster=LocalWorkers(2, processes=False)).run(progress=False)
     metrics = result.history.points[-1].validation
     assert metrics["test_error"] < 0.3 < 0.9 < metrics["baseline_error"]
-    assert lines_of(result)[-1] == "  " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    assert lines_of(result, "")[-1] == "  " + ", ".join(f"{name} {value:#.4g}" for name, value in metrics.items())
 
 
 @pytest.mark.slow
