@@ -186,7 +186,7 @@ def _with_copy_seconds(comparison: Comparison, ways: Sequence[Way], seconds: flo
 def _with_source(comparison: Comparison, seed: int) -> Comparison:
     """Say how to generate the dataset again, in place of the temporary folder that it was in."""
     command = f"dshuffle dataset create URL --synthetic rare-keys --seed {seed} --chunk-rows {DEFAULT_CHUNK_ROWS}"
-    facts = {"generated as by": command, **comparison.dataset}
+    facts = {"written again by": command, **comparison.dataset}
     del facts["url"]
     return dataclasses.replace(comparison, dataset=facts)
 

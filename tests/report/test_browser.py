@@ -55,7 +55,7 @@ def browse(page, folder):
         document.body.dataset.roots = Bokeh.documents.flatMap((one) => one.roots()).length;
         document.querySelector("button[data-line]")?.click();
         const renderers = Bokeh.documents.flatMap((one) => [...one._all_models.values()]);
-        document.body.dataset.hidden = renderers.filter((one) => one.visible === false).length;
+        document.body.dataset.hidden = renderers.filter((one) => one.type === "GlyphRenderer" && !one.visible).length;
         document.body.dataset.unpressed = document.querySelectorAll('button[aria-pressed="false"]').length;
     }, 3000))</script></body>"""
     page.write_text(page.read_text().replace("</body>", watch))
