@@ -154,7 +154,7 @@ def _bytes(measured: Mapping[str, Figures]) -> Chart:
     }
     most = max((value(medians) or 0 for medians in measured.values() for _, value in kinds.values()), default=0)
     chart = named_rows(list(measured), x_range=(0, 1.05 * most / 1e6 or 1.0), row_height=52)
-    height = BAR_HEIGHT * 0.75
+    height = 0.24
     for place, (kind, (colour, value)) in enumerate(kinds.items()):
         amounts = [value(medians) or 0 for medians in measured.values()]
         source = ColumnDataSource(
@@ -164,7 +164,7 @@ def _bytes(measured: Mapping[str, Figures]) -> Chart:
                 "text": [human_bytes(amount) for amount in amounts],
             }
         )
-        row = dodge("way", BELOW_NAME + height * (0.7 - place), range=chart.y_range)
+        row = dodge("way", BELOW_NAME + 1.05 * height * (0.5 - place), range=chart.y_range)
         bars = chart.hbar(y=row, right="value", height=height, source=source, fill_color=colour, line_color=None)
         chart.add_tools(HoverTool(renderers=[bars], tooltips=[("@way", f"{kind}: @text")]))
     chart.xaxis.axis_label = "MB per epoch"

@@ -17,8 +17,8 @@ from dshuffle.report.summary import CPU_BOUND, Comparison, WayResult, figures, h
 from dshuffle.report.swatches import line_swatch, swatch
 from dshuffle.report.tables import (
     PAIR_HEADINGS,
-    STORE_CAPTION,
     STORE_HEADINGS,
+    STORE_MEANING,
     TIME_CAPTION,
     TIME_HEADINGS,
     TRAFFIC_CAPTION,
@@ -86,7 +86,7 @@ def render_html(comparison: Comparison) -> str:
 <summary>Traffic</summary>
 {traffic}
 {table((*TRAFFIC_HEADINGS, *STORE_HEADINGS), lambda way: (*traffic_cells(way), *store_cells(way)))}
-<p class="caption">{_text(f"{TRAFFIC_CAPTION} {STORE_CAPTION}")}</p>
+<p class="caption">{_text(f"{TRAFFIC_CAPTION} {STORE_MEANING}")}</p>
 </details>
 <details open>
 <summary>Mixing</summary>

@@ -59,7 +59,8 @@ TRAFFIC_CAPTION = (
     "packets: what was sent for them, each one sample or the XOR of several. "
     "bytes sent: includes those sent by the server."
 )
-STORE_CAPTION = "In one epoch, on all workers. read amplification: bytes read for each byte needed."
+STORE_MEANING = "read amplification: bytes read for each byte needed."
+STORE_CAPTION = f"In one epoch, on all workers. {STORE_MEANING}"
 QUALITY_MEANINGS = {
     "co-location probability": "the probability that two rows of a chunk that were on one worker are on one worker "
     "again in the next epoch",
