@@ -14,6 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from dshuffle import report
 from dshuffle.cli.options import RARE_KEYS_NOISE, RARE_KEYS_ROWS, RARE_KEYS_SAMPLES
 from dshuffle.cli.output import COLUMNS, warnings_as_lines
 from dshuffle.cli.paired_test import paired_test_of, regression_pairs, runs_in_pairs, training_of, with_pairs
@@ -25,14 +26,7 @@ from dshuffle.pipeline.outlook import Outlook
 from dshuffle.pipeline.run import train as run
 from dshuffle.planning import Choices, Classes, ExchangeEpochs, Global, ShuffleSpec
 from dshuffle.planning.exchange_epochs import EVERY_EPOCH
-from dshuffle.report import (
-    Comparison,
-    comparison_tables,
-    to_dict,
-    verdict,
-    verdict_sentences,
-    write_report,
-)
+from dshuffle.report import Comparison, comparison_tables, to_dict, verdict, verdict_sentences
 from dshuffle.report.progress import progress_bar
 from dshuffle.runtime.client.cluster_view import count_training_workers
 from dshuffle.runtime.dataset_inputs import resolved, with_chunks_of
@@ -165,7 +159,7 @@ def compare(
         comparison = _with_copy_seconds(comparison, ways, copy_seconds)
     _show(comparison, as_json)
     try:
-        page = write_report(comparison, output)
+        page = report.write_report(comparison, output)  # loads Bokeh
     except OSError as error:
         raise click.ClickException(f"The report could not be written to {output}: {error}") from error
     click.echo(f"Report: {page}\nBeside it are records.jsonl and summary.json.", err=True)

@@ -111,7 +111,7 @@ def test_results_are_printed_before_the_report_is_written(elsewhere, url, monkey
     shown = []
     monkeypatch.setattr("dshuffle.cli.compare.run", lambda *arguments: SimpleNamespace(comparison="figures"))
     monkeypatch.setattr("dshuffle.cli.compare._show", lambda comparison, as_json: shown.append(comparison))
-    monkeypatch.setattr("dshuffle.cli.compare.write_report", full)
+    monkeypatch.setattr("dshuffle.report.write_report", full)
     result = run(url, "--pairs", 0)
     assert shown == ["figures"]
     assert result.exit_code == 1

@@ -79,7 +79,7 @@ def test_why_there_are_no_pairs_is_said(elsewhere, url, monkeypatch, options, hi
 def test_large_datasets_are_not_read_into_this_process_unasked(elsewhere, url, monkeypatch):
     monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *_: SimpleNamespace(comparison="figures"))
     monkeypatch.setattr("dshuffle.cli.compare._show", lambda *_: None)
-    monkeypatch.setattr("dshuffle.cli.compare.write_report", lambda *_: "page")
+    monkeypatch.setattr("dshuffle.report.write_report", lambda *_: "page")
     tested = []
     monkeypatch.setattr("dshuffle.cli.compare.regression_pairs", lambda *arguments: tested.append(arguments))
     monkeypatch.setattr("dshuffle.cli.compare.with_pairs", lambda comparison, *_: comparison)
