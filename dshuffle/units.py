@@ -1,9 +1,11 @@
-"""Formatting of numbers for people, and parsing of rates."""
+"""Formatting of numbers for people, and parsing of rates and counts."""
 
 from __future__ import annotations
 
 import math
 import re
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Sequence
 
 from dshuffle.errors import InvalidParameter
 
@@ -58,15 +60,71 @@ def human_count(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
-def human_error(value: float | None) -> str:
-    """Format a relative error with two significant digits.
+ERROR_DIGITS, METRIC_DIGITS = 2, 4
+"""Significant digits of errors and of other metrics."""
+
+LARGEST_RATIO = 1000.0
+"""Numbers of a column whose ratio is larger get significant digits, not decimals."""
+
+
+def human_numbers(values: Sequence[float | None], digits: int) -> list[str]:
+    """Format the numbers of a column, or of a comparison, with equally many decimals.
+
+    The largest number has ``digits`` significant digits at least, and the smallest has two. If the numbers differ by
+    more than a factor of :data:`LARGEST_RATIO`, or are very small or large, each has ``digits`` significant digits.
 
     Examples
     --------
-    >>> human_error(0.2345), human_error(3.21e-7), human_error(0.0)
-    ('0.23', '3.2e-07', '0')
+    >>> human_numbers([0.1, 0.098, None], 2), human_numbers([0.2459, 0.1, 0.2066], 4), human_numbers([1, 52.26], 3)
+    (['0.100', '0.098', '-'], ['0.2459', '0.1000', '0.2066'], ['1.0', '52.3'])
+    >>> human_numbers([0.6, 3e-8, 0.0], 2)
+    ['0.60', '3.0e-08', '0.0']
     """
-    return UNKNOWN if value is None else f"{value:.2g}"
+    sizes = [abs(value) for value in values if value is not None and math.isfinite(value) and value != 0]
+    largest, smallest = max(sizes, default=1.0), min(sizes, default=1.0)
+    if largest > LARGEST_RATIO * smallest or not 1e-3 <= largest < 1e6:
+        return [UNKNOWN if value is None else _significant(value, digits) for value in values]
+    decimals = max(decimals_of(largest, digits), decimals_of(smallest, min(digits, 2)))
+    return [UNKNOWN if value is None else f"{value:.{decimals}f}" for value in values]
+
+
+def decimals_of(value: float, digits: int) -> int:
+    """Return the number of decimals of a number with this many significant digits; 0 for large numbers.
+
+    Examples
+    --------
+    >>> decimals_of(0.25, 2), decimals_of(99.96, 3), decimals_of(1234.0, 3), decimals_of(0.0, 2)
+    (2, 0, 0, 1)
+    """
+    if value == 0:
+        return digits - 1
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded number
+    return max(0, digits - 1 - exponent)
+
+
+def _significant(value: float, digits: int) -> str:
+    return f"{value:#.{digits}g}".rstrip(".") if value else f"{0:.{digits - 1}f}"
+
+
+NO_BREAK = "\u00a0"
+"""A space at which no line ends."""
+
+_BEFORE_UNIT = re.compile(r"(?<=[\d\])]) (?=(?:%|[µm]?s|[kMGT]?B|[kMG]?bit/s|pairs)(?!\w))")
+_INTERVAL = re.compile(r"\[[^\s,\]]+, [^\s,\]]+\]")
+_RATIO_OF_NORMS = re.compile(r"‖[^‖]*‖ / ‖[^‖]*‖")
+
+
+def kept_together(text: str) -> str:
+    r"""Return the text with no line break between a number and its unit, or within an interval or a ratio of norms.
+
+    Examples
+    --------
+    >>> kept_together("worse by 1 % [0.9, 1.2] % in 20 ms").split(" ")
+    ['worse', 'by', '1\xa0%', '[0.9,\xa01.2]\xa0%', 'in', '20\xa0ms']
+    """
+    for whole in (_INTERVAL, _RATIO_OF_NORMS):
+        text = whole.sub(lambda match: match[0].replace(" ", NO_BREAK), text)
+    return _BEFORE_UNIT.sub(NO_BREAK, text)
 
 
 def human_ratio(value: float) -> str:
@@ -144,8 +202,25 @@ def parse_rate(name: str, text: str) -> float:
     raise InvalidParameter.of(name, text, "a rate > 0 such as '100mbit', '1.25GB/s' or '25 Gbit/s'")
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """Return the ``type`` of an option of ``argparse`` that is an integer >= ``least``.
+
+    Examples
+    --------
+    >>> at_least(1)("3")
+    3
+    >>> at_least(1)("0")
+    Traceback (most recent call last):
+    argparse.ArgumentTypeError: 0 is not allowed; it must be an integer >= 1
+    """
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]+", text.strip()) or int(text) < least:
+            raise ArgumentTypeError(f"{text} is not allowed; it must be an integer >= {least}")
+        return int(text)
+
+    return parse
+
+
 def _three_figures(value: float) -> str:
-    value = float(f"{value:.3g}")
-    if value < 1:
-        return f"{value:.2g}"
-    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"
+    return f"{value:.{decimals_of(value, 3)}f}"

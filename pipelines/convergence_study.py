@@ -52,7 +52,7 @@ from dshuffle.planning import first_ranks
 from dshuffle.report import chart_page
 from dshuffle.synthetic import keyed_regression, low_rank_entries, low_rank_factors
 from dshuffle.training import Decay, EarlyStopping, History, fit_linear_regression, fit_matrix_completion
-from dshuffle.units import human_seconds
+from dshuffle.units import at_least, human_seconds
 
 DELIVERIES = ("peer", "server", "storage", "clique", "ubershuffle")
 CODED_CACHE = 0.2  # cache fraction of the last two deliveries, as in Chung et al. (2017)
@@ -353,9 +353,9 @@ def main() -> None:
     parser.add_argument("--scheduler", help="address of a Dask scheduler (default: logical workers)")
     parser.add_argument("--data", help="folder or URL for the datasets; all workers must see it (default: temporary)")
     parser.add_argument("--study", dest="studies", action="append", help="sorted, iid, matrix, ... (default: all)")
-    parser.add_argument("--seeds", type=int, help="default: 5")
+    parser.add_argument("--seeds", type=at_least(1), help="default: 5")
     parser.add_argument("--timed-seeds", type=int, default=2, help="seeds that run with all deliveries")
-    parser.add_argument("--samples", type=int, help="samples of the regressions; default: 4000")
+    parser.add_argument("--samples", type=at_least(1), help="samples of the regressions; default: 4000")
     parser.add_argument("--quick", action="store_true", help="small settings, to check that the script runs")
     parser.add_argument("--output", type=Path, default=Path("convergence-study"))
     options = parser.parse_args()

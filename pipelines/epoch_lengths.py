@@ -23,6 +23,7 @@ from rich.table import Table
 import dshuffle
 from dshuffle.compare import local_cluster
 from dshuffle.training import column_blocks, entries_by_block
+from dshuffle.units import at_least
 
 
 def zipf_entries(size: int, per_row: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -52,10 +53,10 @@ def length(client: Client, dataset: dshuffle.Dataset, sharding: str, permute: st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=20)
-    parser.add_argument("--rows", type=int, default=500, help="number of rows and of columns")
-    parser.add_argument("--entries-a-row", type=int, default=20)
+    parser.add_argument("--seeds", type=at_least(1), default=5)
+    parser.add_argument("--workers", type=at_least(1), default=20)
+    parser.add_argument("--rows", type=at_least(1), default=500, help="number of rows and of columns")
+    parser.add_argument("--entries-a-row", type=at_least(1), default=20)
     options = parser.parse_args()
     orders = {"as numbered": ("contiguous", "never"), "permuted once": ("random", "once")}
     found: dict[str, list[float]] = {name: [] for name in orders}

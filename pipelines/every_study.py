@@ -10,10 +10,12 @@ Each way is compared with a new draw in every epoch, in pairs of runs that share
     network      one hidden layer, synchronous SGD of 16 workers, on digits
     batch norm   the same with batch norm, whose statistics are those of a worker's own mini-batch
     sorted       the same, but the first shards have few classes each: a worker begins with consecutive samples
+    cnn, cnn batch norm, cnn sorted
+                 the same three with two convolutions, which need PyTorch (extra torch)
 
 Digits are stored by class, and rows of the regression by a key. The metric of the digits is the cross-entropy on 597
 held-out ones. Steps are constant, or fall to a twentieth. Samples that are sent are counted in plans. The script prints
-a table and writes study.csv, one line per model, schedule and way. It takes some minutes.
+a table and writes study.csv, one line per model, schedule and way. It takes some minutes for each model.
 
 References
 ----------
@@ -25,6 +27,7 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
+import importlib.util
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -48,6 +51,7 @@ from dshuffle.compare import PairedRuns, PairedTest, SimulatedCluster, Way, fit_
 from dshuffle.planning import Choices, EpochPlanner, Global, Local, Partial, ShuffleSpec
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import CONSTANT, Linear, Network, Schedule, fit_linear_regression, fit_parallel_sgd
+from dshuffle.units import at_least
 
 N_TRAIN = 1200
 LAST = 0.05
@@ -124,9 +128,10 @@ def digits() -> tuple[dict[str, NDArray[Any]], NDArray[np.float64], NDArray[np.i
 
 
 @functools.cache
-def digits_on_eight() -> SimulatedCluster:
-    """The training digits on eight workers."""
-    return SimulatedCluster.of(dshuffle.create_dataset("memory://every-digits", digits()[0], overwrite=True), 8)
+def digits_on(n_workers: int) -> SimulatedCluster:
+    """The training digits on some workers."""
+    dataset = dshuffle.create_dataset("memory://every-digits", digits()[0], overwrite=True)
+    return SimulatedCluster.of(dataset, n_workers)
 
 
 def softmax(choices: Choices, seed: int, schedule: Schedule, epochs: int) -> float:
@@ -135,7 +140,7 @@ def softmax(choices: Choices, seed: int, schedule: Schedule, epochs: int) -> flo
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         fit = fit_parallel_sgd(
-            digits_on_eight().session(choices),  # type: ignore[arg-type]
+            digits_on(8).session(choices),  # type: ignore[arg-type]
             model,
             epochs=epochs,
             classes=np.arange(10),
@@ -164,12 +169,72 @@ def network(choices: Choices, seed: int, schedule: Schedule, epochs: int, *, bat
         step=0.3,
         schedule=schedule,
     )
-    scores = fit.model.scores(x)
+    return cross_entropy(fit.model.scores(x), y)
+
+
+def cross_entropy(scores: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    """Mean cross-entropy of the labels and the softmax of the scores."""
     scores = scores - scores.max(axis=1, keepdims=True)
-    return float(np.mean(np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(y)), y]))
+    return float(np.mean(np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(labels)), labels]))
+
+
+def cnn(choices: Choices, seed: int, schedule: Schedule, epochs: int, *, batch_norm: bool) -> float:
+    """Train a network with two convolutions by synchronous SGD."""
+    import torch  # an optional extra
+    from torch import nn
+
+    arrays, x, y = digits()
+    images, held_out = (torch.from_numpy(rows.astype(np.float32).reshape(-1, 1, 8, 8)) for rows in (arrays["x"], x))
+    labels = torch.from_numpy(arrays["y"])
+    torch.set_num_threads(1)  # the images are too small for several threads
+    torch.manual_seed(seed)
+    layers: list[Any] = []
+    for inputs, outputs in ((1, 8), (8, 16)):
+        normal = nn.BatchNorm2d(outputs) if batch_norm else nn.Identity()
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), normal, nn.ReLU(), nn.MaxPool2d(2)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=CNN_STEP)
+    for epoch in digits_on(CNN_WORKERS).session(choices).epochs(epochs):
+        optimizer.param_groups[0]["lr"] = CNN_STEP * schedule(epoch.number)
+        own = np.stack(epoch.orders)  # shares are equal
+        for batch in np.array_split(own, -(-own.shape[1] // 8), axis=1):
+            optimizer.zero_grad()
+            scores = train_scores(model, images[batch.ravel()], CNN_WORKERS)
+            nn.functional.cross_entropy(scores, labels[batch.ravel()]).backward()
+            optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        scores = model(held_out).numpy().astype(np.float64)
+    return cross_entropy(scores, y)
+
+
+def train_scores(model: Any, images: Any, n_workers: int) -> Any:
+    """The scores of one mini-batch per worker, of equal sizes and one after the other.
+
+    Batch norm normalizes over a worker's own mini-batch. Its running statistics take the mean over the workers.
+    """
+    from torch import nn, no_grad, var_mean
+
+    values = images
+    for layer in model:
+        if not isinstance(layer, nn.BatchNorm2d):
+            values = layer(values)
+            continue
+        by_worker = values.unflatten(0, (n_workers, -1))
+        variance, mean = var_mean(by_worker, dim=(1, 3, 4), keepdim=True, correction=0)
+        count = by_worker[0, :, 0].numel()
+        with no_grad():
+            layer.running_mean.lerp_(mean.mean(dim=0).flatten(), layer.momentum)
+            layer.running_var.lerp_(variance.mean(dim=0).flatten() * count / (count - 1), layer.momentum)
+        normal = ((by_worker - mean) / (variance + layer.eps).sqrt()).flatten(0, 1)
+        values = normal * layer.weight[:, None, None] + layer.bias[:, None, None]
+    return values
 
 
 BATCH_NORM = functools.partial(network, batch_norm=True)
+CNN_BATCH_NORM = functools.partial(cnn, batch_norm=True)
+CNN_WORKERS = 16
+CNN_STEP = 0.3
 
 MODELS = {
     "regression": Model(regression, 8, 2000, "25%"),
@@ -177,6 +242,9 @@ MODELS = {
     "network": Model(functools.partial(network, batch_norm=False), 16, N_TRAIN, "10%"),
     "batch norm": Model(BATCH_NORM, 16, N_TRAIN, "10%"),
     "sorted": Model(BATCH_NORM, 16, N_TRAIN, "10%", "contiguous"),
+    "cnn": Model(functools.partial(cnn, batch_norm=False), CNN_WORKERS, N_TRAIN, "10%"),
+    "cnn batch norm": Model(CNN_BATCH_NORM, CNN_WORKERS, N_TRAIN, "25%"),
+    "cnn sorted": Model(CNN_BATCH_NORM, CNN_WORKERS, N_TRAIN, "25%", "contiguous"),
 }
 
 
@@ -254,24 +322,39 @@ def table(rows: list[Row]) -> Table:
     return result
 
 
+def write(folder: Path, rows: list[Row]) -> None:
+    """Write the answers so far as CSV."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "study.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(asdict(rows[0])))
+        writer.writeheader()
+        writer.writerows(map(asdict, rows))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", choices=list(MODELS), help="may be repeated (default: all)")
-    parser.add_argument("--epochs", type=int, default=24)
+    parser.add_argument(
+        "--model", action="append", choices=list(MODELS), help="may be repeated (default: all that are installed)"
+    )
+    parser.add_argument("--epochs", type=at_least(2), default=24)
     parser.add_argument("--pairs", type=int, default=20, help="most pairs of runs for each way")
     parser.add_argument("--output", type=Path, default=Path("every-study"))
     options = parser.parse_args()
     schedules: dict[str, Schedule] = {"constant": CONSTANT, "decaying": Linear(LAST, max(2, options.epochs))}
-    cases = [(name, steps) for name in options.model or MODELS for steps in schedules]
+    try:
+        PairedTest("loss", pairs=options.pairs)
+    except dshuffle.DShuffleError as error:
+        parser.error(str(error))
+    has_torch = importlib.util.find_spec("torch") is not None
+    names = options.model or [name for name in MODELS if has_torch or not name.startswith("cnn")]
+    if not has_torch and any(name.startswith("cnn") for name in names):
+        parser.error('a cnn needs the extra "torch": pip install -e ".[torch]"')
+    cases = [(name, steps) for name in names for steps in schedules]
     rows: list[Row] = []
     with threadpool_limits(1):  # the matrix products are too small for several threads
         for name, steps in track(cases, "training"):
             rows += rows_of(name, steps, schedules[steps], options)
-    options.output.mkdir(parents=True, exist_ok=True)
-    with (options.output / "study.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(asdict(rows[0])))
-        writer.writeheader()
-        writer.writerows(map(asdict, rows))
+            write(options.output, rows)  # what is done is kept if a later case is interrupted
     console = Console(width=140)
     console.print(table(rows))
     console.print("sent: samples that change workers for an epoch, relative to all samples.")

@@ -48,7 +48,7 @@ from dshuffle.planning import Choices, Global, Local, Partial
 from dshuffle.report import chart_page
 from dshuffle.runtime import Partition
 from dshuffle.training import Decay, fit_matrix_completion
-from dshuffle.units import human_seconds, parse_rate
+from dshuffle.units import at_least, human_seconds, parse_rate
 
 PADDING = -1
 HELD_OUT = 0.1
@@ -256,18 +256,16 @@ def write(folder: Path, runs: dict[str, list[Run]], title: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=15, help="at least 2: the first one is only loaded")
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--seeds", type=at_least(1), default=3)
+    parser.add_argument("--epochs", type=at_least(2), default=15, help="at least 2: the first one is only loaded")
+    parser.add_argument("--workers", type=at_least(1), default=4)
     parser.add_argument("--links", default="50mbit", help="emulated rate of each worker's link")
-    parser.add_argument("--users", type=int, help="the first users only")
+    parser.add_argument("--users", type=at_least(1), help="the first users only")
     parser.add_argument(
         "--generated", action="store_true", help="ratings that are made at random, in place of MovieLens"
     )
     parser.add_argument("--output", type=Path, default=Path("movielens-figure"))
     options = parser.parse_args()
-    if options.epochs < 2:
-        parser.error(f"argument --epochs: {options.epochs} is not allowed: at least 2, to time an exchange")
     try:
         ratings = generated_ratings() if options.generated else real_ratings()
     except ImportError as error:

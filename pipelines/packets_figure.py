@@ -23,6 +23,7 @@ from rich.progress import track
 from dshuffle.planning import Aligned, Choices, Global
 from dshuffle.planning.packet_counts import survey
 from dshuffle.report import chart_page
+from dshuffle.units import at_least
 
 N_WORKERS = 20
 FRACTIONS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55)
@@ -93,7 +94,10 @@ def draw(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--samples", type=int, action="append", help="number of samples; may be repeated (default: 10000 and 100000)"
+        "--samples",
+        type=at_least(1),
+        action="append",
+        help="number of samples; may be repeated (default: 10000 and 100000)",
     )
     parser.add_argument("--output", type=Path, default=Path("packets-figure"))
     parser.add_argument("--seed", type=int, default=0)

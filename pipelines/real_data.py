@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dshuffle
+from dshuffle.cli.option_names import one_line
 from dshuffle.units import human_bytes, human_count
 
 Arrays = dict[str, NDArray[Any]]
@@ -115,7 +116,7 @@ def main(name: str, url: str, chunk_rows: int | None, overwrite: bool) -> None:
             f'{name} needs the extra "studies": pip install -e ".[studies]" ({error})'
         ) from error
     except dshuffle.DShuffleError as error:
-        raise click.ClickException(str(error)) from error
+        raise one_line(error, click.get_current_context()) from error
     shapes = ", ".join(f"{key} {array.dtype}{list(array.shape)}" for key, array in arrays.items())
     print(
         f"{human_count(made.n_samples)} samples, {human_bytes(made.n_samples * made.row_nbytes)}: {made.url}\n{shapes}"

@@ -55,6 +55,7 @@ from dshuffle.report import chart_page
 from dshuffle.sharding import Sharding, distribution_aware, stratified
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import SoftmaxRegression, geometric_speeds, simulate_parameter_server
+from dshuffle.units import at_least
 
 N_WORKERS, BATCH, N_CLASSES, SPREAD = 12, 120, 10, 0.1
 RARE = 12  # samples of a rare stratum, of which a third are held out
@@ -301,9 +302,9 @@ def study(runs: int, first_seed: int, samples: int, epochs: int, step: float, ou
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=100, help="runs of each sharding in each setting (default: 100)")
-    parser.add_argument("--samples", type=int, default=2400)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--runs", type=at_least(1), default=100, help="runs of each sharding in each setting")
+    parser.add_argument("--samples", type=at_least(1), default=2400)
+    parser.add_argument("--epochs", type=at_least(1), default=10)
     parser.add_argument("--step", type=float, default=0.3, help="step size alpha of a single worker")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first run")
     parser.add_argument("--output", type=Path, default=Path("sharding-variance"))

@@ -42,7 +42,7 @@ import dshuffle
 from dshuffle.compare import EmulatedRates, Way, connect, count_training_workers, measure_exchanges
 from dshuffle.planning import Choices, Chunks, Global
 from dshuffle.report import CPU_BOUND
-from dshuffle.units import human_bytes, human_ratio, human_seconds, parse_rate
+from dshuffle.units import at_least, human_bytes, human_ratio, human_seconds, parse_rate
 
 PAPER_RATE = 1e9 / 8
 """Rate of the paper's links in bytes per second."""
@@ -167,7 +167,7 @@ def rates_of(options: argparse.Namespace) -> list[tuple[str, str | None]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scheduler", help="address of a Dask scheduler (default: a local cluster)")
-    parser.add_argument("--workers", type=int, default=8, help="number of workers of the local cluster")
+    parser.add_argument("--workers", type=at_least(1), default=8, help="number of workers of the local cluster")
     parser.add_argument("--links", help="emulated rate of every local worker's link, such as 20mbit")
     parser.add_argument("--store", help="emulated rate at which all local workers together read the store")
     parser.add_argument("--mbit", type=float, help="rate of every worker's link in Mbit/s, if it is not emulated")
@@ -177,8 +177,8 @@ def main() -> None:
         "--setup", dest="setups", action="append", choices=[*SETUPS], help="may be repeated (default: all)"
     )
     parser.add_argument("--scale", type=float, default=0.1, help="fraction of the paper's rows")
-    parser.add_argument("--chunk-rows", type=int, default=64, help="rows per chunk at --storage")
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--chunk-rows", type=at_least(1), default=64, help="rows per chunk at --storage")
+    parser.add_argument("--epochs", type=at_least(1), default=3)
     parser.add_argument("--output", type=Path, help="write all figures as JSON")
     options = parser.parse_args()
     if options.scheduler and (options.links or options.store or not options.data):

@@ -25,12 +25,13 @@ from rich.table import Table
 from dshuffle.planning import first_ranks, holders_of
 from dshuffle.planning.bounds import leftover_lower_bound, leftover_rate, worst_case_rate, worst_case_shuffle
 from dshuffle.planning.delivery import plan_delivery, shuffle_matrix
+from dshuffle.units import at_least
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples-per-worker", type=int, default=380)
-    parser.add_argument("--shuffles", type=int, default=20)
+    parser.add_argument("--samples-per-worker", type=at_least(1), default=380)
+    parser.add_argument("--shuffles", type=at_least(1), default=20)
     options = parser.parse_args()
     headings = ("workers", "worst case", "its rate", "random", "Thm 1", "exact", "bound", "clique", "uncoded")
     table = Table(*headings, box=box.SIMPLE_HEAD)

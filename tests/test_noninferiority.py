@@ -68,17 +68,19 @@ def test_the_error_rate_is_spent_in_parts(pairs, looks):
         (
             [3.0, 3.1, 2.9, 3.1, 2.9],
             PairedOutcome.WORSE,
-            "worse by 3 [2.8, 3.2] (95 %, 5 pairs; lower is better)",
+            "worse by 3.00 [2.80, 3.20] (95 % interval, 5 pairs; lower is better)",
         ),
         (
             [1.0, 1.1, 0.9, 1.1, 0.9] * 4,
             PairedOutcome.WORSE,
-            "worse by 1 [0.94, 1.06], but perhaps by less than the margin of 1 (95 %, 20 pairs; lower is better)",
+            "worse by 1.00 [0.94, 1.06], but perhaps by less than the margin of 1 (95 % interval, 20 pairs; lower is "
+            "better)",
         ),
         (
             [2.5, -1.5] * 10,
             PairedOutcome.CANNOT_TELL,
-            "cannot tell: between 0.617 better and 1.62 worse (95 %, 20 pairs; lower is better); the margin is 1",
+            "cannot tell: between 0.62 better and 1.62 worse (95 % interval, 20 pairs; lower is better); the margin "
+            "is 1",
         ),
     ],
 )
@@ -119,7 +121,7 @@ def test_errors_of_rounding_show_nothing():
 
 def test_a_difference_is_no_fraction_of_rounding():
     runs = runs_of([0.001, 0.002, 0.001, 0.002, 0.001], reference=1e-8, margin="1%", rounding=1e-6)
-    assert str(runs) == "worse by 0.0014 [0.00034, 0.00246] (95 %, 5 pairs; lower is better)"
+    assert str(runs) == "worse by 0.00140 [0.00034, 0.00246] (95 % interval, 5 pairs; lower is better)"
     diverged = dataclasses.replace(runs, way=(math.nan,) * 5)
     assert diverged.outcome is PairedOutcome.WORSE
 
@@ -137,7 +139,7 @@ def test_a_null_pair_beyond_the_margin_forbids_not_worse_alone():
     assert runs_of([], null=1.5).outcome is None
     runs = runs_of(even, null=1.5)
     assert runs.outcome is PairedOutcome.CANNOT_TELL, "more pairs would not change it"
-    assert "differ by 1.5; the margin is 1" in str(runs)
+    assert "differ by 1.50; the margin is 1" in str(runs)
     assert runs_of(even, null=0.9).outcome is PairedOutcome.NOT_WORSE
     assert runs_of([30.0, 31.0, 29.0, 31.0, 29.0], null=1.5).outcome is PairedOutcome.WORSE
 
@@ -149,7 +151,7 @@ def test_the_null_pair_and_equal_runs_count_as_measured():
     assert runs.outcome is PairedOutcome.NOT_WORSE
     runs = runs_of(even, null=0.75, repeated=-1.5)
     assert runs.outcome is PairedOutcome.CANNOT_TELL
-    assert "differ by 0.75, and two equal runs by 1.5; the margin is 1" in str(runs)
+    assert "differ by 0.750, and two equal runs by 1.50; the margin is 1" in str(runs)
 
 
 def test_a_way_that_diverges_is_worse():
@@ -164,7 +166,7 @@ def test_a_way_that_diverges_is_worse():
     runs = runs_of([math.nan] * 5)
     assert runs.outcome is PairedOutcome.WORSE
     assert json.loads(json.dumps(runs.to_dict(), allow_nan=False))["interval"] is None
-    assert runs.shown_interval == "[nan, nan]"
+    assert runs.shown_bounds == "[nan, nan]"
 
 
 @pytest.mark.parametrize("field", ["reference", "null", "repeated"])
@@ -217,13 +219,32 @@ def test_the_direction_of_such_a_metric_is_not_guessed(metric):
 
 
 def test_bounds_are_rounded_outward():
-    runs = runs_of([0.123456, 0.0, 0.06, 0.02, 0.1], margin="1%", reference=100.0)
-    shown = [float(text) for text in runs.shown_interval.strip("[] %").split(", ")]
+    runs = runs_of([1.123456, 1.0, 1.06, 1.02, 1.1], margin="1%", reference=100.0)
+    shown = [float(text) for text in runs.shown_bounds.strip("[] %").split(", ")]
     least, most = map(runs.scaled, runs.interval)
-    assert least - 0.001 < shown[0] <= least
-    assert most <= shown[1] < most + 0.001
-    assert runs.shown(-0.0) == "0 %"
+    assert least - 0.01 < shown[0] <= least
+    assert most <= shown[1] < most + 0.01
+    assert runs.shown(-0.0) == "0.00 %"
     assert "-0 " not in str(runs_of([0.0, -0.0] * 10, margin="1%"))
+
+
+@pytest.mark.parametrize("differences", [[0.1, -0.1, 0.0, 0.12, -0.1], [-0.5, -0.73, -0.21, -0.52, -0.48]])
+def test_one_bound_is_shown_of_a_way_that_is_not_worse(differences):
+    """It is the bound that decides, in the sentence and in the tables alike."""
+    runs = runs_of(differences)
+    quantile = scipy.stats.t(4).ppf(1 - 0.05 * 5 / 20)  # the first of the looks at 5, 10 and 20 pairs
+    bound = np.mean(differences) + quantile * np.std(differences, ddof=1) / math.sqrt(5)
+    assert runs.bounds == pytest.approx((-math.inf, bound))
+    shown = float(runs.shown_bounds.removeprefix("≤ "))
+    assert bound <= shown < bound + 0.001
+    words = f"at most {shown} worse" if bound > 0 else f"at least {-shown} better"
+    assert str(runs) == f"not worse than 1: on average {words} (95 % confidence, 5 pairs; lower is better)"
+
+
+def test_a_mean_has_as_many_decimals_as_its_bounds():
+    runs = runs_of([3.0, 3.1, 2.9, 3.1, 2.9], reference=12.0, margin="1%")
+    assert (runs.shown_mean, runs.shown_bounds, runs.shown_margin) == ("25.0 %", "[23.3, 26.7] %", "1 %")
+    assert runs.shown(0.1, sign=True) == "+0.833 %"
 
 
 @pytest.mark.parametrize("margin", [0, -0.1, "0%", "-1%", "much", float("nan"), float("inf"), True, None])

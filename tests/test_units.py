@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.units import human_bytes, human_ratio, human_seconds, parse_rate
+from dshuffle.units import human_bytes, human_numbers, human_ratio, human_seconds, kept_together, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_bytes_stay_within_three_figures(value, text):
         (0.9996, "1.00 s"),
         (0.9994, "999 ms"),
         (72e-3, "72.0 ms"),
-        (1e-7, "0.1 µs"),
+        (1e-7, "0.100 µs"),
         (None, "-"),
     ],
 )
@@ -32,6 +32,43 @@ def test_seconds_choose_their_unit(value, text):
 @pytest.mark.parametrize(("value", "text"), [(1.0, "1.0"), (9.94, "9.9"), (9.96, "10"), (12_345_678, "12,000,000")])
 def test_ratios_have_two_figures(value, text):
     assert human_ratio(value) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "digits", "texts"),
+    [
+        ([0.1, 0.098], 2, ["0.100", "0.098"]),
+        ([0.2459, 0.1, 0.2066], 4, ["0.2459", "0.1000", "0.2066"]),
+        ([12.0, 0.0], 3, ["12.0", "0.0"]),
+        ([9.996, 1.0], 3, ["10.0", "1.0"]),
+        ([-0.5, 0.25], 2, ["-0.50", "0.25"]),
+        ([5e-4, 2e-4], 2, ["0.00050", "0.00020"]),
+        ([0.6, 2e-5], 2, ["0.60", "2.0e-05"]),
+        ([2_000_000.0, 1234.0], 4, ["2.000e+06", "1234"]),
+        ([float("nan"), 1.5, None], 2, ["nan", "1.5", "-"]),
+        ([], 2, []),
+    ],
+)
+def test_compared_numbers_have_equally_many_digits(values, digits, texts):
+    assert human_numbers(values, digits) == texts
+
+
+def test_no_line_ends_between_a_number_and_its_unit():
+    text = "1 % [8.0, 14.9] % (95 %, 5 pairs) of 200 Mbit/s, 5 server and ‖Xw - y‖ / ‖y‖ in 3 s"
+    assert kept_together(text).split(" ") == [
+        "1\xa0%",
+        "[8.0,\xa014.9]\xa0%",
+        "(95\xa0%,",
+        "5\xa0pairs)",
+        "of",
+        "200\xa0Mbit/s,",
+        "5",
+        "server",
+        "and",
+        "‖Xw\xa0-\xa0y‖\xa0/\xa0‖y‖",
+        "in",
+        "3\xa0s",
+    ]
 
 
 @pytest.mark.parametrize(

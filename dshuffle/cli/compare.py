@@ -16,7 +16,7 @@ from rich.console import Console
 
 from dshuffle import report
 from dshuffle.cli.options import RARE_KEYS_NOISE, RARE_KEYS_ROWS, RARE_KEYS_SAMPLES
-from dshuffle.cli.output import COLUMNS, warnings_as_lines
+from dshuffle.cli.output import warnings_as_lines, wrapped
 from dshuffle.cli.paired_test import paired_test_of, regression_pairs, runs_in_pairs, training_of, with_pairs
 from dshuffle.compare import AS_THEY_ARE, Way, connect, default_ways, falling, product_of_ways, stable_step
 from dshuffle.compare.comparison import check_copy
@@ -143,10 +143,10 @@ def compare(
         pipeline = Pipeline(data, training, ways, cluster, report=str(output), test=None if train is None else test)
         if isinstance(cluster, LocalWorkers) and cluster.rates != AS_THEY_ARE:
             emulated = f"Emulated: {cluster.rates}. --links none --store none measures this machine as it is."
-            click.echo(click.wrap_text(emulated, COLUMNS), err=True)
+            click.echo(wrapped(emulated), err=True)
         outlook = Outlook.of(data, training, ways, n_workers)
         for sentence in outlook.sentences:
-            click.echo(click.wrap_text(sentence, COLUMNS), err=True)
+            click.echo(wrapped(sentence), err=True)
         with warnings_as_lines(), progress_bar() as advance:
             pairs_of_ways = (
                 {} if local_test is None else regression_pairs(local_test, training, data, ways, n_workers, advance)
@@ -155,6 +155,8 @@ def compare(
     assert comparison is not None
     if local_test is not None:
         comparison = with_pairs(comparison, ways, pairs_of_ways)
+    if dataset is None:
+        comparison = _with_source(comparison, seed)
     if copy_seconds is not None:
         comparison = _with_copy_seconds(comparison, ways, copy_seconds)
     _show(comparison, as_json)
@@ -179,6 +181,14 @@ def _with_copy_seconds(comparison: Comparison, ways: Sequence[Way], seconds: flo
         for way, result in zip(ways, comparison.ways, strict=True)
     ]
     return dataclasses.replace(comparison, ways=tuple(results))
+
+
+def _with_source(comparison: Comparison, seed: int) -> Comparison:
+    """Say how to generate the dataset again, in place of the temporary folder that it was in."""
+    command = f"dshuffle dataset create URL --synthetic rare-keys --seed {seed} --chunk-rows {DEFAULT_CHUNK_ROWS}"
+    facts = {"written again by": command, **comparison.dataset}
+    del facts["url"]
+    return dataclasses.replace(comparison, dataset=facts)
 
 
 def _exchange_epochs(every: tuple[int, ...], between: tuple[str, ...], epochs: int) -> list[ExchangeEpochs]:
@@ -218,9 +228,10 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         console = Console()
         for table, note in comparison_tables(comparison):
             console.print(table)
-            console.print(f"{note}\n" if note else "", style="dim", highlight=False, markup=False)
+            text = f"{wrapped(note, console.width)}\n" if note else ""
+            console.print(text, style="dim", highlight=False, markup=False)
         for sentence in verdict_sentences(comparison):
-            console.print(sentence, highlight=False, markup=False)
+            console.print(wrapped(sentence, console.width), highlight=False, markup=False)
 
 
 def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) -> tuple[Way, ...]:
@@ -254,6 +265,8 @@ def _make_folder(output: Path) -> None:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise click.UsageError(f"--output {output} cannot be created: {error}") from error
+    if (output / "report.html").exists():
+        click.echo(wrapped(f"The report in {output} will be replaced. --output writes to another folder."), err=True)
 
 
 @contextmanager

@@ -31,6 +31,9 @@ OPTIONS = {
 
 _SUBJECT = re.compile(r"(?P<name>[a-z_.]+)(?==| is not allowed)")
 
+_WORD = re.compile(r"(?<![\w'\"./-])[a-z]+(?:_[a-z]+)+(?![\w'\"./=])")
+"""A parameter in a sentence: it has an underscore, and is not part of a quotation or a path."""
+
 
 class NotingGroup(click.Group):
     """Command group that notes which command runs, so that an error can name its options."""
@@ -69,9 +72,12 @@ def one_line(error: DShuffleError, ctx: click.Context) -> click.ClickException:
     >>> one_line(InvalidParameter.of("memory_budget", "much", "a number of bytes"), context).message
     "--memory='much' is not allowed; it must be a number of bytes"
     """
-    text, command = str(error), ctx.meta.get(COMMAND)
-    if command is not None and (match := _SUBJECT.match(text)) and (option := _option(command, match["name"])):
-        text = option + text[match.end() :]
+    # It is an option of the commands that write datasets, and any command may say that one has to be written again.
+    text, command = str(error).replace("overwrite=True", "--overwrite"), ctx.meta.get(COMMAND)
+    if command is not None:
+        if (match := _SUBJECT.match(text)) and (option := _option(command, match["name"])):
+            text = option + text[match.end() :]
+        text = _WORD.sub(lambda match: _option(command, match[0]) or match[0], text)
     return click.ClickException(text)
 
 

@@ -21,10 +21,15 @@ from dshuffle.errors import ShardingWarning
 from dshuffle.planning import Assignment, parse_assignment
 from dshuffle.planning.cost import Bill, Change, ClusterRates, Prediction, Recommendation, Work, all_ways
 from dshuffle.planning.cost.advice import ASSIGNMENTS
-from dshuffle.units import human_bytes, human_ratio, human_seconds
+from dshuffle.units import NO_BREAK, human_bytes, human_ratio, human_seconds, kept_together
 
 COLUMNS = 80
 """Length of a line of text."""
+
+
+def wrapped(text: str, width: int = COLUMNS) -> str:
+    """Lines of text of at most this width. None ends between a number and its unit."""
+    return click.wrap_text(kept_together(text), width).replace(NO_BREAK, " ")
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from dshuffle.planning.shares import parse_shares
 from dshuffle.report.shares import shares_in_words
 from dshuffle.report.slow_rank import slow_rank_of
 from dshuffle.report.summary import training_fields
-from dshuffle.units import human_bytes, human_error, human_seconds
+from dshuffle.units import ERROR_DIGITS, METRIC_DIGITS, human_bytes, human_numbers, human_seconds
 
 NAME = "pipeline"
 """Name of the pipeline in a file, unless another one is given."""
@@ -57,7 +57,7 @@ def run(
         return
     with warnings_as_lines():
         result = pipeline.run()
-    click.echo("\n".join(_json_lines(result) if as_json else lines_of(result)))
+    click.echo("\n".join(_json_lines(result) if as_json else lines_of(result, pipeline.training.error_meaning)))
 
 
 def with_members(pipeline: Pipeline, workers: str | None, resources: str | None) -> Pipeline:
@@ -156,14 +156,17 @@ def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
     return values
 
 
-def lines_of(result: PipelineResult) -> list[str]:
+def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
     """The records of all ways with their errors, and the validation metrics after the last epoch, as text."""
-    lines = []
+    has_errors = any(way.history is not None and way.history.points for way in result.ways)
+    lines = [f"error: {error_meaning}"] if has_errors else []
     for way in result.ways:
         lines.append(f"{way.label}, {way.n_workers} workers")
+        points = () if way.history is None else way.history.points
+        texts = human_numbers([point.error for point in points], ERROR_DIGITS)
+        errors = {point.epoch: text for point, text in zip(points, texts, strict=True)}
         for record in way.records:
-            errors = {point.epoch: point.error for point in ([] if way.history is None else way.history.points)}
-            error = f", error {human_error(errors[record.epoch])}" if record.epoch in errors else ""
+            error = f", error {errors[record.epoch]}" if record.epoch in errors else ""
             lines.append(
                 f"  epoch {record.epoch} ({record.delivery}): exchange {human_seconds(record.exchange_seconds)} "
                 f"({human_bytes(record.wire_bytes)} on the wire), training {human_seconds(record.training_seconds)}, "
@@ -172,7 +175,10 @@ def lines_of(result: PipelineResult) -> list[str]:
         lines += [f"  {words}" for words in (shares_in_words(way.records), slow_rank_of(way.records)) if words]
         if way.history is not None and way.history.points and way.history.points[-1].validation:
             metrics = way.history.points[-1].validation
-            lines.append("  " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+            lines.append(
+                "  "
+                + ", ".join(f"{name} {human_numbers([value], METRIC_DIGITS)[0]}" for name, value in metrics.items())
+            )
         if way.pairs is not None:
             lines.append(f"  {way.pairs.test.metric}: {way.pairs}")
     if result.report is not None:

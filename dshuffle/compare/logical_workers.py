@@ -33,6 +33,7 @@ def fit_logical_workers(
     batch_size: int,
     step: float,
     seed: int = 0,
+    start: TrainedNetwork | None = None,
     features: str = "x",
     target: str = "y",
     schedule: Schedule = CONSTANT,
@@ -54,6 +55,8 @@ def fit_logical_workers(
         Options of the :class:`dshuffle.Shuffler` to emulate. Its plans say which worker trains on which samples, and
         when. There is no dataset with labels or stored shardings, so ``sharding`` is one of
         :data:`dshuffle.planning.SHARDINGS`.
+    start
+        Trained network of the same shape to begin with. By default, parameters are drawn from ``seed``.
     network, epochs, batch_size, step, seed, features, target, schedule, validate, early_stopping, on_epoch
         See :func:`fit_synchronous_sgd`.
 
@@ -65,7 +68,7 @@ def fit_logical_workers(
     Raises
     ------
     InvalidParameter
-        See :func:`fit_synchronous_sgd`; also if the arrays differ in length.
+        See :func:`fit_synchronous_sgd`; also if the arrays differ in length, or ``start`` has another shape.
 
     Examples
     --------
@@ -92,9 +95,12 @@ def fit_logical_workers(
             seed=shuffle_seed,
         ),
     )
-    parameters, statistics = network.first_parameters(as_integer("seed", seed)), network.first_statistics()
+    if start is not None and start.network != network:
+        raise InvalidParameter.of("start", start, f"a trained {network}")
+    drawn = TrainedNetwork(network, network.first_parameters(as_integer("seed", seed)), network.first_statistics())
+    model = start or drawn
+    parameters, statistics = model.parameters, model.statistics
     recorder: Recorder[TrainedNetwork] = Recorder(validate, early_stopping, on_epoch)
-    model = TrainedNetwork(network, parameters, statistics)
     for number, orders in enumerate(orders_of_first_epochs(spec, epochs)):
         counts = [len(order) for order in orders]
         shares = min(counts), max(counts)

@@ -87,6 +87,8 @@ def standardised(values: NDArray[Any]) -> NDArray[np.float64]:
     flat = values.reshape(len(values), -1)
     step = max(1, -(-flat.shape[1] // MOST_COLUMNS))
     columns = np.nan_to_num(flat[:, ::step].astype(np.float64), posinf=0.0, neginf=0.0)
+    largest = np.abs(columns).max(axis=0, initial=0.0)
+    columns /= np.where(largest > 0, largest, 1)  # squares of the scaled columns do not overflow
     columns -= columns.mean(axis=0)
     scale = columns.std(axis=0)
     return np.asarray(columns[:, scale > 0] / scale[scale > 0])

@@ -33,6 +33,8 @@ ROUNDING = 1e-6
 REGRESSION_METRIC = "rmse"
 """The metric of the linear regression of ``dshuffle compare``."""
 
+METRIC_MEANING = "root mean square error on a held-out tenth of the samples"
+
 
 def check_pairs(n_workers: int, epochs: int) -> None:
     """Refuse runs in which all ways train in the same way.
@@ -90,7 +92,7 @@ def run_in_pairs(
     >>> def run(way, seed, shuffle_seed):
     ...     return 1.0 + 0.001 * (shuffle_seed % 3) + (0.5 if way.label == "local" else 0.0)
     >>> print(run_in_pairs(PairedTest("loss", margin=0.1), ways[0], ways, run)["local"])
-    worse by 0.5 [0.498, 0.502] (95 %, 5 pairs; lower is better)
+    worse by 0.500 [0.498, 0.502] (95 % interval, 5 pairs; lower is better)
     """
     tested: dict[str, PairedRuns] = {}
     try:
@@ -203,7 +205,7 @@ def regression_in_pairs(
     cluster = SimulatedCluster.of(train, n_workers)
     candidates = ways_of_a_part(train, ways, n_workers)
     scale = float(measure(0.0 * train.read_rows([0])[features][0])["rmse_of_mean"])
-    test = PairedTest(REGRESSION_METRIC, margin=margin, pairs=pairs, rounding=ROUNDING * scale)
+    test = PairedTest(REGRESSION_METRIC, margin=margin, pairs=pairs, rounding=ROUNDING * scale, meaning=METRIC_MEANING)
 
     def run(way: Way, _: int, shuffle_seed: int) -> float:
         session = cluster.session(seeded(way, shuffle_seed))

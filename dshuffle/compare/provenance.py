@@ -26,7 +26,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         name: f"{info.dtype} {info.shape}, {info.chunk_rows} rows per chunk" for name, info in dataset.arrays.items()
     }
     return {
-        "url": hide_secrets(dataset.url),
+        "url": "a temporary folder" if dataset.is_temporary else hide_secrets(dataset.url),
         "samples": dataset.n_samples,
         "bytes a sample": dataset.row_nbytes,
         "size": human_bytes(dataset.n_samples * dataset.row_nbytes),

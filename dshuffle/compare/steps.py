@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,8 +12,14 @@ from dshuffle.store import Dataset
 from dshuffle.training.linear_regression import check_dataset
 from dshuffle.training.schedules import CONSTANT, Linear, Schedule
 
-ROWS = 1000
-"""Number of rows that are looked at."""
+PLACES = 1000
+"""Places of a dataset at which consecutive rows are read, if it has too many rows to read all."""
+
+MOST_BYTES = 1 << 25
+"""Most bytes of rows to read. Heavy tails need many rows: a few large ones decide the step."""
+
+MOST_PRODUCTS = 200_000_000
+"""Most products of two features to add up, which takes less than 0.1 s."""
 
 ROUNDING = 1e-6
 """Singular values relative to the largest one that are rounding of float32 data."""
@@ -20,13 +28,15 @@ ROUNDING = 1e-6
 def stable_step(dataset: Dataset, *, features: str = "x", target: str = "y") -> float:
     """Return the step 1 / R² for SGD on single rows, where R² is the least number with ``E[|x|² x xᵀ] ≤ R² E[x xᵀ]``.
 
-    With steps below 2 / R² the mean squared error of the weights does not grow. The expectations are over 1,000 evenly
-    spaced rows. Rows of norm 1 have the step 1.
+    With steps below 2 / R² the mean squared error of the weights does not grow. The expectations are over all rows. Of
+    a dataset with more than 32 MiB, or with so many features that this would take long, they are over rows at 1,000
+    evenly spaced places. Rows of norm 1 have the step 1.
 
     Raises
     ------
     InvalidParameter
-        ``features`` and ``target`` do not suit a linear regression, or all these rows are zero or not finite.
+        ``features`` and ``target`` do not suit a linear regression, all these rows are zero or not finite, or a
+        float64 cannot hold the step.
 
     References
     ----------
@@ -40,11 +50,27 @@ def stable_step(dataset: Dataset, *, features: str = "x", target: str = "y") -> 
     0.04
     """
     check_dataset(dataset, features, target)
-    ids = np.linspace(0, dataset.n_samples - 1, min(ROWS, dataset.n_samples)).astype(np.int64)
+    ids = sample_ids(dataset, dataset.arrays[features].shape[0])
     rows = dataset.read_rows(ids)[features].astype(np.float64)
     if not (np.isfinite(rows).all() and np.any(rows)):
         raise InvalidParameter.of("features", features, "an array of finite values that are not all zero")
-    return 1 / _largest_ratio(rows)
+    largest = float(max(rows.max(), -rows.min()))
+    rows /= largest  # so that squares do not overflow
+    step = 1 / _largest_ratio(rows) / largest / largest
+    if not sys.float_info.min <= step <= sys.float_info.max:
+        hint = f"The largest one is {largest:.3g}. Scale the features."
+        raise InvalidParameter.of("features", features, "an array of values with squares that a float64 can hold", hint)
+    return step
+
+
+def sample_ids(dataset: Dataset, n_features: int) -> NDArray[np.int64]:
+    """The rows to look at: all, or as many as are cheap, at evenly spaced places. Consecutive ones share chunks."""
+    most = min(MOST_BYTES // dataset.row_nbytes, MOST_PRODUCTS // n_features**2)
+    length = max(1, most // PLACES)
+    if dataset.n_samples <= max(most, PLACES):
+        return np.arange(dataset.n_samples)
+    starts = np.linspace(0, dataset.n_samples - length, PLACES).astype(np.int64)
+    return np.unique(starts[:, np.newaxis] + np.arange(length))
 
 
 def _largest_ratio(rows: NDArray[np.float64]) -> float:
@@ -52,9 +78,11 @@ def _largest_ratio(rows: NDArray[np.float64]) -> float:
     norms = np.einsum("ij,ij->i", rows, rows)
     if rows.shape[1] >= len(rows):  # as a rule, no row is a sum of others
         return float(norms.max())
-    left, singular, _ = np.linalg.svd(rows, full_matrices=False)
-    left = left[:, singular > ROUNDING * singular[0]]
-    return float(np.linalg.eigvalsh(left.T @ (left * norms[:, np.newaxis]))[-1])
+    second, fourth = rows.T @ rows, rows.T @ (rows * norms[:, np.newaxis])
+    values, vectors = np.linalg.eigh(second)
+    spanned = values > ROUNDING**2 * values[-1]
+    whitening = vectors[:, spanned] / np.sqrt(values[spanned])
+    return float(np.linalg.eigvalsh(whitening.T @ fourth @ whitening)[-1])
 
 
 def falling(epochs: int) -> Schedule:

@@ -15,9 +15,13 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.noninferiority.paired_test import FEWEST_PAIRS, Margin, PairedTest
+from dshuffle.units import decimals_of, human_numbers
 
 ERROR_RATE = 0.05
 """Probability of a wrong "not worse" if the difference is exactly the margin, over all looks together."""
+
+DIGITS = 3
+"""Significant digits of differences and their bounds."""
 
 SAME = 1e-6
 """Differences between values of a metric, as a fraction of the largest one, that are rounding and not its step."""
@@ -202,6 +206,14 @@ class PairedRuns:
         half = self._half_width(ERROR_RATE / 2)
         return self.mean - half, self.mean + half
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """What is shown of the true difference: the interval, or only the upper bound if the answer rests on that.
+
+        The lower bound of a way that is not worse is -inf.
+        """
+        return (-math.inf, self.worst) if self.outcome is PairedOutcome.NOT_WORSE else self.interval
+
     def _half_width(self, rate: float) -> float:
         """Half of the width of an interval whose bounds each fail with this rate, over all looks; NaN for one pair.
 
@@ -240,23 +252,23 @@ class PairedRuns:
 
     def __str__(self) -> str:
         """The answer, with the number of pairs and the margin."""
-        outcome, margin = self.outcome, self.shown(self.limit)
+        outcome, margin = self.outcome, self.shown_margin
         runs = f"{self.n_pairs} pairs; {self.test.direction}"
         if outcome is None:
             return f"not clear yet ({self.n_pairs} pairs)"
         if outcome is PairedOutcome.NOT_WORSE:
-            bound = self._bound(self.worst, up=True, most="at most ", least="at least ")
+            bound = self._in_words(self.worst, up=True, most="at most ", least="at least ")
             return f"not worse than {margin}: on average {bound} (95 % confidence, {runs})"
         least, most = self.interval
         if outcome is PairedOutcome.CANNOT_TELL:
             if reason := self.reason:
                 return f"cannot tell: {reason}"
-            bounds = f"{self._bound(least, up=False)} and {self._bound(most, up=True)}"
-            return f"cannot tell: between {bounds} (95 %, {runs}); the margin is {margin}"
+            bounds = f"{self._in_words(least, up=False)} and {self._in_words(most, up=True)}"
+            return f"cannot tell: between {bounds} (95 % interval, {runs}); the margin is {margin}"
         if self.n_diverged:
             return f"worse: it diverged in {self.n_diverged} of {self.n_pairs} runs, and reshuffling in none"
         doubt = f", but perhaps by less than the margin of {margin}" if least <= self.limit else ""
-        return f"worse by {self.shown(self.mean)} {self.shown_interval}{doubt} (95 %, {runs})"
+        return f"worse by {self.shown_mean} {self.shown_bounds}{doubt} (95 % interval, {runs})"
 
     @property
     def reason(self) -> str:
@@ -279,7 +291,7 @@ class PairedRuns:
             equal_runs = f", and two equal runs by {self.shown(noise)}" if noise else ""
             return (
                 f"two runs of the reference that differ in the seed of the shuffle alone differ by "
-                f"{self.shown(self.null_difference)}{equal_runs}; the margin is {self.shown(self.limit)}. Take a "
+                f"{self.shown(self.null_difference)}{equal_runs}; the margin is {self.shown_margin}. Take a "
                 "larger margin, or hold out more samples: more pairs do not help"
             )
         if self.is_constant:
@@ -296,22 +308,48 @@ class PairedRuns:
         return " %" if self._is_relative else ""
 
     def shown(self, difference: float, *, sign: bool = False) -> str:
-        """Format a difference like the margin."""
-        plus = "+" if sign and difference >= 0 else ""
-        return f"{plus}{self.scaled(difference) + 0.0:.3g}{self.percent}"  # 0.0 takes the sign from -0.0
+        """Format a difference like the margin, with three significant digits."""
+        scaled = self.scaled(difference) + 0.0  # takes the sign from -0.0
+        return f"{'+' if sign and scaled >= 0 else ''}{human_numbers([scaled], DIGITS)[0]}{self.percent}"
 
     @property
-    def shown_interval(self) -> str:
-        """Both bounds of the interval, rounded outward, with as many decimals."""
-        least, most = _rounded_outward(*map(self.scaled, self.interval))
-        return f"[{least}, {most}]{self.percent}"
+    def shown_margin(self) -> str:
+        """The margin, as short as it was given."""
+        return f"{self.scaled(self.limit):.{DIGITS}g}{self.percent}"
 
-    def _bound(self, difference: float, *, up: bool, most: str = "", least: str = "") -> str:
-        """A bound in words, such as "0.5 % better", rounded up or down."""
+    @property
+    def shown_mean(self) -> str:
+        """The mean difference, with as many decimals as its bounds."""
+        return f"{self.scaled(self.mean) + 0.0:.{self._decimals}f}{self.percent}"
+
+    @property
+    def shown_bounds(self) -> str:
+        """:attr:`bounds`, rounded outward: an interval, or the upper bound alone after a "≤"."""
+        least, most = self.bounds
+        upper = self._rounded(most, up=True)
+        return f"{f'≤ {upper}' if least == -math.inf else f'[{self._rounded(least, up=False)}, {upper}]'}{self.percent}"
+
+    @property
+    def _decimals(self) -> int:
+        """Decimals of the mean and its bounds, of which the largest has :data:`DIGITS` significant digits at most."""
+        sizes = np.abs(_finite([*map(self.scaled, (self.mean, *self.bounds))]))
+        return decimals_of(float(sizes.max(initial=0.0)), DIGITS)
+
+    def _rounded(self, difference: float, *, up: bool) -> str:
+        """A bound of the mean, rounded up or down."""
         scaled = self.scaled(difference)
-        if difference > 0:
-            return f"{most}{_rounded(scaled, up=up)}{self.percent} worse"
-        return f"{least}{_rounded(-scaled, up=not up)}{self.percent} better"
+        if not math.isfinite(scaled):
+            return str(scaled)
+        exact = Decimal(f"{scaled:.9g}")  # without the rounding of binary numbers
+        rounded = exact.quantize(Decimal(1).scaleb(-self._decimals), ROUND_CEILING if up else ROUND_FLOOR)
+        return f"{rounded + 0:f}"
+
+    def _in_words(self, difference: float, *, up: bool, most: str = "", least: str = "") -> str:
+        """A bound in words, such as "0.50 % better", rounded up or down."""
+        text = self._rounded(difference, up=up)
+        if text.startswith("-"):
+            return f"{least}{text[1:]}{self.percent} better"
+        return f"{most}{text}{self.percent} worse"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it."""
@@ -343,30 +381,3 @@ def _finite(values: Sequence[float]) -> NDArray[np.float64]:
 def _or_none(value: float) -> float | None:
     """A number as JSON can hold it."""
     return value if math.isfinite(value) else None
-
-
-def _rounded(value: float, *, up: bool) -> str:
-    """A bound with three digits, rounded up or down."""
-    if not math.isfinite(value):
-        return str(value)
-    exact = Decimal(f"{value:.9g}")  # without the rounding of binary numbers
-    unit = Decimal(1).scaleb(exact.adjusted() - 2)
-    return f"{float(exact.quantize(unit, ROUND_CEILING if up else ROUND_FLOOR)) + 0.0:.3g}"
-
-
-def _rounded_outward(least: float, most: float) -> tuple[str, str]:
-    """The bounds of an interval with as many decimals, of which the larger one has three significant digits at most.
-
-    Examples
-    --------
-    >>> _rounded_outward(-0.0812, 1.2345), _rounded_outward(0.5, 0.5), _rounded_outward(80.02, 81.0)
-    (('-0.09', '1.24'), ('0.5', '0.5'), ('80', '81'))
-    """
-    if not (math.isfinite(least) and math.isfinite(most)):
-        return str(least), str(most)
-    low, high = Decimal(f"{least:.9g}"), Decimal(f"{most:.9g}")  # without the rounding of binary numbers
-    unit = Decimal(1).scaleb(min(0, max(low.adjusted(), high.adjusted()) - 2))
-    texts = f"{low.quantize(unit, ROUND_FLOOR) + 0:f}", f"{high.quantize(unit, ROUND_CEILING) + 0:f}"
-    while "." in texts[0] and all(text.endswith(("0", ".")) for text in texts):
-        texts = texts[0][:-1], texts[1][:-1]
-    return texts

@@ -94,6 +94,8 @@ class PairedTest:
     rounding
         Differences of the metric up to this one are rounding. The margin is at least as large. A metric with a rounding
         is continuous: it has no steps.
+    meaning
+        What the metric is, in words, for reports; empty if it is what a training function calls it.
 
     Raises
     ------
@@ -112,6 +114,7 @@ class PairedTest:
     pairs: int = 20
     higher_is_better: bool | None = None
     rounding: float = 0.0
+    meaning: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "margin", Margin.of(self.margin))

@@ -304,5 +304,6 @@ def _only_load(partition: Partition, fit: Callable[..., Any]) -> None:
 
 def _command() -> str:
     program, *arguments = sys.argv
-    own = Path(program).name == "dshuffle"
+    path = Path(program)
+    own = path.name == "dshuffle" or (path.parent.name, path.name) == ("dshuffle", "__main__.py")
     return hide_secrets(shlex.join(["dshuffle", *arguments] if own else ["python", program, *arguments]))

@@ -9,6 +9,7 @@ from typing import Any
 from bokeh.models import ColumnDataSource, FactorRange, HoverTool, NumeralTickFormatter
 from bokeh.models.annotations import LabelSet
 from bokeh.plotting import figure
+from bokeh.transform import dodge
 
 from dshuffle.records import PHASES
 from dshuffle.report.colours import DARK, LIGHT, PHASE_COLOURS, WAITING, way_colour
@@ -16,12 +17,14 @@ from dshuffle.report.summary import Comparison, Figures, TrainingPoint, WayResul
 from dshuffle.report.swatches import dash_of, marker_of
 from dshuffle.report.tables import mean_note
 from dshuffle.report.verdict import recommended_labels
-from dshuffle.units import human_bytes, human_error, human_seconds
+from dshuffle.units import ERROR_DIGITS, human_bytes, human_numbers, human_seconds
 
 RECOMMENDED = " ◀"
 """What follows the time of a way that the verdict recommends."""
 TEXT_WIDTH = 0.023
 """Width of a letter beside a bar, as a fraction of the axis on the narrowest screen."""
+BAR_HEIGHT, BELOW_NAME = 0.42, -0.2
+"""Height of a bar and its distance from the middle of its row, whose upper half has the name of the way."""
 
 Key = tuple[tuple[str, str], ...]
 
@@ -75,7 +78,13 @@ def _epoch_time(ways: Sequence[WayResult], measured: Mapping[str, Figures], reco
     ]
     source = ColumnDataSource({"way": list(measured), "seconds": seconds, "text": texts})
     labels = LabelSet(
-        x="seconds", y="way", text="text", source=source, x_offset=6, text_baseline="middle", text_font_size="12px"
+        x="seconds",
+        y=_in_row(chart),
+        text="text",
+        source=source,
+        x_offset=6,
+        text_baseline="middle",
+        text_font_size="12px",
     )
     chart.add_layout(labels)
     chart.x_range.end = max(map(_end_of_text, seconds, texts), default=0.0) or 1.0
@@ -122,7 +131,7 @@ def _phases(measured: Mapping[str, Figures]) -> Chart:
         }
     )
     marks = chart.scatter(
-        "seconds", "way", source=whole, marker="diamond", size=13, fill_color="white", line_color="#333333"
+        "seconds", _in_row(chart), source=whole, marker="diamond", size=13, fill_color="white", line_color="#333333"
     )
     chart.add_tools(HoverTool(renderers=[marks], tooltips=[("whole exchange", "@text")]))
     return Chart(
@@ -143,24 +152,22 @@ def _bytes(measured: Mapping[str, Figures]) -> Chart:
         "wire": (DARK, lambda medians: medians.wire_bytes),
         "store": (LIGHT, lambda medians: medians.store_bytes),
     }
-    rows = [(label, kind) for label in measured for kind in kinds]
-    values = [kinds[kind][1](measured[label]) or 0 for label, kind in rows]
-    chart = way_figure(y_range=FactorRange(factors=rows[::-1], group_padding=0.6), height=_height(measured, 50))
-    source = ColumnDataSource(
-        {
-            "row": rows,
-            "value": [value / 1e6 for value in values],
-            "colour": [kinds[kind][0] for _, kind in rows],
-            "text": [human_bytes(value) for value in values],
-        }
-    )
-    bars = chart.hbar(y="row", right="value", height=0.85, source=source, fill_color="colour", line_color=None)
-    chart.add_tools(HoverTool(renderers=[bars], tooltips=[("", "@row: @text")]))
-    chart.x_range.start = 0
+    most = max((value(medians) or 0 for medians in measured.values() for _, value in kinds.values()), default=0)
+    chart = named_rows(list(measured), x_range=(0, 1.05 * most / 1e6 or 1.0), row_height=52)
+    height = 0.24
+    for place, (kind, (colour, value)) in enumerate(kinds.items()):
+        amounts = [value(medians) or 0 for medians in measured.values()]
+        source = ColumnDataSource(
+            {
+                "way": list(measured),
+                "value": [amount / 1e6 for amount in amounts],
+                "text": [human_bytes(amount) for amount in amounts],
+            }
+        )
+        row = dodge("way", BELOW_NAME + 1.05 * height * (0.5 - place), range=chart.y_range)
+        bars = chart.hbar(y=row, right="value", height=height, source=source, fill_color=colour, line_color=None)
+        chart.add_tools(HoverTool(renderers=[bars], tooltips=[("@way", f"{kind}: @text")]))
     chart.xaxis.axis_label = "MB per epoch"
-    chart.yaxis.major_tick_line_color = None
-    chart.yaxis.major_label_text_font_size = "0px"
-    chart.yaxis.group_label_orientation = "horizontal"
     return Chart(
         "Bytes per epoch",
         "Bytes that workers and the server sent, and bytes read from the store, in one epoch.",
@@ -196,9 +203,15 @@ def _errors(ways: tuple[WayResult, ...], meaning: str) -> list[Chart]:
 def _equal(ways: Sequence[WayResult]) -> list[list[str]]:
     """Labels of ways whose lines coincide: every error has the same digits in the tables."""
     labels: dict[tuple[str, ...], list[str]] = {}
-    for way in ways:
-        labels.setdefault(tuple(human_error(point.error) for point in way.history), []).append(way.label)
+    for way, errors in zip(ways, _error_texts(ways), strict=True):
+        labels.setdefault(tuple(errors), []).append(way.label)
     return [group for errors, group in labels.items() if errors and len(group) > 1]
+
+
+def _error_texts(ways: Sequence[WayResult]) -> list[list[str]]:
+    """The errors of each way, with equally many digits."""
+    texts = iter(human_numbers([point.error for way in ways for point in way.history], ERROR_DIGITS))
+    return [[next(texts) for _ in way.history] for way in ways]
 
 
 def _equality_sentence(labels: Sequence[str]) -> str:
@@ -208,13 +221,13 @@ def _equality_sentence(labels: Sequence[str]) -> str:
 def _lines(ways: tuple[WayResult, ...], x: Callable[[WayResult, TrainingPoint], float], label: str) -> Any:
     chart = way_figure(y_axis_type="log", height=340)
     chart.xaxis.axis_label = label
-    for place, way in enumerate(ways):
+    for place, (way, errors) in enumerate(zip(ways, _error_texts(ways), strict=True)):
         source = ColumnDataSource(
             {
                 "x": [x(way, point) for point in way.history],
                 # A logarithmic axis cannot show an exact zero.
                 "error": [max(point.error, 1e-16) for point in way.history],
-                "text": [human_error(point.error) for point in way.history],
+                "text": errors,
                 "way": [way.label] * len(way.history),
             }
         )
@@ -226,7 +239,7 @@ def _lines(ways: tuple[WayResult, ...], x: Callable[[WayResult, TrainingPoint], 
 
 
 def _horizontal(measured: Mapping[str, Figures]) -> Any:
-    chart = way_figure(y_range=FactorRange(factors=list(measured)[::-1]), height=_height(measured, 34))
+    chart = named_rows(list(measured))
     chart.x_range.start = 0
     chart.xaxis.axis_label = "seconds"
     return chart
@@ -241,13 +254,36 @@ def _stack(
     columns = {name: [value(medians) or 0.0 for medians in measured.values()] for name, value in parts.items()}
     texts = {f"{name} text": [human_seconds(second) for second in column] for name, column in columns.items()}
     source = ColumnDataSource({"way": list(measured), **columns, **texts})
-    bars = chart.hbar_stack(list(parts), y="way", height=0.62, fill_color=colours, line_color=None, source=source)
+    bars = chart.hbar_stack(
+        list(parts), y=_in_row(chart), height=BAR_HEIGHT, fill_color=colours, line_color=None, source=source
+    )
     for name, renderer in zip(parts, bars, strict=True):
         chart.add_tools(HoverTool(renderers=[renderer], tooltips=[(name, f"@{{{name} text}}")]))
 
 
-def _height(measured: Mapping[str, Figures], a_way: int) -> int:
-    return 60 + a_way * len(measured)
+def named_rows(labels: Sequence[str], row_height: int = 42, **options: Any) -> Any:
+    """Return a figure with a row for each way. Its name stands above its bars, so bars have the width of a phone."""
+    chart = way_figure(y_range=FactorRange(factors=labels[::-1]), height=60 + row_height * len(labels), **options)
+    names = ColumnDataSource({"x": [0] * len(labels), "way": list(labels), "name": list(labels)})
+    chart.add_layout(
+        LabelSet(
+            x="x",
+            y="way",
+            text="name",
+            source=names,
+            x_units="screen",
+            x_offset=2,
+            y_offset=0.1 * row_height,
+            text_font_size="12px",
+        )
+    )
+    chart.yaxis.visible = False
+    return chart
+
+
+def _in_row(chart: Any) -> Any:
+    """Where a row has its bars."""
+    return dodge("way", BELOW_NAME, range=chart.y_range)
 
 
 def way_figure(**options: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -13,19 +13,18 @@ from dshuffle.report.charts import Chart, Key, charts
 from dshuffle.report.colours import way_colour
 from dshuffle.report.page import page
 from dshuffle.report.pair_chart import pair_chart
-from dshuffle.report.summary import Comparison, WayResult, has_errors, measured_over_predicted
+from dshuffle.report.summary import CPU_BOUND, Comparison, WayResult, figures, has_errors, measured_over_predicted
 from dshuffle.report.swatches import line_swatch, swatch
 from dshuffle.report.tables import (
     PAIR_HEADINGS,
-    STORE_CAPTION,
     STORE_HEADINGS,
+    STORE_MEANING,
     TIME_CAPTION,
     TIME_HEADINGS,
     TRAFFIC_CAPTION,
     TRAFFIC_HEADINGS,
     epochs_of,
     error_cells,
-    mean_note,
     metric_cells,
     metrics_of,
     pair_caption,
@@ -33,6 +32,7 @@ from dshuffle.report.tables import (
     quality_caption,
     quality_cells,
     quality_headings,
+    short_caption,
     short_cells,
     short_headings,
     store_cells,
@@ -41,7 +41,7 @@ from dshuffle.report.tables import (
     traffic_cells,
 )
 from dshuffle.report.verdict import verdict_sentences
-from dshuffle.units import human_bytes, human_count, human_seconds
+from dshuffle.units import NO_BREAK, human_bytes, human_count, human_seconds, kept_together
 
 Cells = Callable[[WayResult], tuple[str, ...]]
 
@@ -50,29 +50,27 @@ def render_html(comparison: Comparison) -> str:
     """Render the report as one HTML document that loads nothing from elsewhere."""
     plots = [*charts(comparison), *filter(None, [pair_chart(comparison)])]
     script, divisions = components([chart.figure for chart in plots])
-    mixing, short = quality_headings(comparison), short_headings(comparison)
+    mixing, short = quality_headings(comparison), short_cells(comparison)
 
     def table(headings: Sequence[str], cells: Cells) -> str:
         rows = [(way.label, way_colour(place), cells(way)) for place, way in enumerate(comparison.ways)]
         return _table(("way", *headings), rows)
 
     answer, *details = verdict_sentences(comparison)
-    sentences = "\n".join(f'<p class="verdict">{_unbroken(escape(sentence))}</p>' for sentence in details)
+    sentences = "\n".join(f'<p class="verdict">{_text(sentence)}</p>' for sentence in details)
     time, phases, traffic, *others = (_figure(*pair) for pair in zip(plots, divisions, strict=True))
     n_lines = sum(chart.lines for chart in plots)
     errors, pairs = others[:n_lines], others[n_lines:]
     body = f"""<header>
 <p class="name">dshuffle compare</p>
-<h1>{_unbroken(escape(answer))}</h1>
+<h1>{_text(answer)}</h1>
 {sentences}
-<p class="facts">{escape(_headline(comparison))}</p>{_outlook(comparison.outlook)}{_emulated(comparison.emulated)}
+<p class="facts">{_text(_headline(comparison))}</p>{_outlook(comparison.outlook)}{_emulated(comparison.emulated)}
 </header>
 {time}
 <section>
-{table(short, lambda way: short_cells(way, short))}
-<p class="caption">Medians of the epochs after the first one. epoch: wall time. {mean_note(comparison.ways)} exchange:
-time until every worker has its samples, while training runs. predicted: the same by the cost model. waited: time that
-training waited for it.</p>
+{table(short_headings(comparison), lambda way: short[way.label])}
+<p class="caption">{_text(short_caption(comparison))}</p>
 </section>
 {_elsewhere(comparison)}
 {f'<section class="charts">{"".join(errors)}</section>' if errors else ""}
@@ -82,18 +80,18 @@ training waited for it.</p>
 <summary>Times in detail</summary>
 {phases}
 {table(TIME_HEADINGS, time_cells)}
-<p class="caption">{escape(TIME_CAPTION)}</p>
+<p class="caption">{_text(TIME_CAPTION)}</p>
 </details>
 <details open>
 <summary>Traffic</summary>
 {traffic}
 {table((*TRAFFIC_HEADINGS, *STORE_HEADINGS), lambda way: (*traffic_cells(way), *store_cells(way)))}
-<p class="caption">{escape(f"{TRAFFIC_CAPTION} {STORE_CAPTION}")}</p>
+<p class="caption">{_text(f"{TRAFFIC_CAPTION} {STORE_MEANING}")}</p>
 </details>
 <details open>
 <summary>Mixing</summary>
 {table(mixing, lambda way: quality_cells(way, mixing))}
-<p class="caption">{escape(quality_caption(comparison))}</p>
+<p class="caption">{_text(quality_caption(comparison))}</p>
 </details>
 {_errors_in_numbers(comparison, table)}
 <section>
@@ -116,10 +114,15 @@ def _errors_in_numbers(comparison: Comparison, table: Callable[[Sequence[str], C
     """The error and each metric after each epoch; nothing if none was reported."""
     epochs = epochs_of(comparison)
     headings = tuple(map(str, epochs))
-    tables = [table(headings, lambda way: error_cells(way, epochs))] if has_errors(comparison) else []
-    for metric in metrics_of(comparison):
-        cells = functools.partial(metric_cells, metric=metric, epochs=epochs)
-        tables.append(f"<h3>{escape(metric)}</h3>\n{table(headings, cells)}")
+
+    def numbers(cells: Mapping[str, tuple[str, ...]]) -> str:
+        return table(headings, lambda way: cells[way.label])
+
+    tables = [numbers(error_cells(comparison, epochs))] if has_errors(comparison) else []
+    tables += [
+        f"<h3>{_text(metric)}</h3>\n{numbers(metric_cells(comparison, metric, epochs))}"
+        for metric in metrics_of(comparison)
+    ]
     if not tables:
         return ""
     return f"<details open>\n<summary>After each epoch, in numbers</summary>\n{''.join(tables)}\n</details>"
@@ -127,23 +130,35 @@ def _errors_in_numbers(comparison: Comparison, table: Callable[[Sequence[str], C
 
 def _elsewhere(comparison: Comparison) -> str:
     """Predicted exchanges on other links."""
-    predicted = [(place, way) for place, way in enumerate(comparison.ways) if way.on_other_links]
+    predicted = [
+        (place, way) for place, way in enumerate(comparison.ways) if way.on_other_links and way.choices.assignment.moves
+    ]
     if not predicted:
         return ""
     names = tuple(predicted[0][1].on_other_links)
-    rows = []
+    rows, busy = [], 0
     for place, way in predicted:
         scale = measured_over_predicted(way)
         seconds = (way.on_other_links.get(name) for name in names)
         cells = tuple(human_seconds(None if second is None else scale * second) for second in seconds)
-        rows.append((way.label, way_colour(place), cells))
+        idle = figures(way).cpu_idle
+        is_busy = idle is not None and idle < CPU_BOUND
+        busy += is_busy
+        rows.append((f"{way.label} *" if is_busy else way.label, way_colour(place), cells))
+    mark = (
+        f" * The processors were idle for less than {100 * CPU_BOUND:.0f} % of such an exchange in this run. They may "
+        "limit it on faster links, too, so it may take longer than this."
+    )
+    caption = (
+        "Predicted by the cost model for links of these rates, with the data, workers, processors and store of this "
+        "run. Predictions are scaled by the ratio of measured to predicted time in this run."
+        f"{mark if busy else ''} An epoch with an exchange takes as long as the exchange or the training, whichever is "
+        "longer. dshuffle advise predicts other data, workers and stores."
+    )
     return f"""<section>
 <h2>An exchange on other links</h2>
 {_table(("way", *names), rows)}
-<p class="caption">Predicted by the cost model for links of these rates, with the data, workers, processors and store of
-this run. Predictions are scaled by the ratio of measured to predicted time in this run. An epoch with an exchange takes
-as long as the exchange or the training, whichever is longer. dshuffle advise predicts other data, workers and
-stores.</p>
+<p class="caption">{_text(caption)}</p>
 </section>"""
 
 
@@ -152,21 +167,21 @@ def _pairs(comparison: Comparison) -> str:
     tested = tested_ways(comparison)
     if not tested:
         return ""
-    runs = tested[-1][2]
-    rows = [(way.label, way_colour(place), pair_cells(pairs)) for place, way, pairs in tested]
+    cells = pair_cells(comparison)
+    rows = [(way.label, way_colour(place), cells[way.label]) for place, way, _ in tested]
     return f"""<section>
-<h2>{escape(runs.test.metric)} in pairs of runs</h2>
+<h2>{_text(tested[0][2].test.metric)} in pairs of runs</h2>
 {_table(("way", *PAIR_HEADINGS), rows)}
-<p class="caption">{escape(pair_caption(runs))}</p>
+<p class="caption">{_text(pair_caption(comparison))}</p>
 </section>"""
 
 
 def _outlook(sentences: Sequence[str]) -> str:
-    return f"<p class='facts'>Before the run: {escape(' '.join(sentences))}</p>" if sentences else ""
+    return f"<p class='facts'>Before the run: {_text(' '.join(sentences))}</p>" if sentences else ""
 
 
 def _emulated(text: str) -> str:
-    return f"<p class='emulated'>Emulated: {escape(text)}</p>" if text else ""
+    return f"<p class='emulated'>Emulated: {_text(text)}</p>" if text else ""
 
 
 def _headline(comparison: Comparison) -> str:
@@ -181,10 +196,10 @@ def _headline(comparison: Comparison) -> str:
 
 
 def _table(headings: Sequence[str], rows: Iterable[tuple[str, str, tuple[str, ...]]]) -> str:
-    head = "".join(f"<th scope='col'>{escape(heading)}</th>" for heading in headings)
+    head = "".join(f"<th scope='col'>{_text(heading)}</th>" for heading in headings)
     body = "\n".join(
-        f"<tr><th scope='row'>{swatch(colour)}{escape(label)}</th>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        f"<tr><th scope='row'><span>{swatch(colour)}<span>{_text(label)}</span></span></th>"
+        + "".join(f"<td>{_text(cell)}</td>" for cell in cells)
         + "</tr>"
         for label, colour, cells in rows
     )
@@ -196,29 +211,30 @@ def _table(headings: Sequence[str], rows: Iterable[tuple[str, str, tuple[str, ..
 
 def _figure(chart: Chart, division: str) -> str:
     return f"""<figure>
-<h2>{escape(chart.title)}</h2>
+<h2>{_text(chart.title)}</h2>
 <p class="key">{_switches(chart.key) if chart.lines else _key(chart.key)}</p>
-<div class="scroll" tabindex="0"><div class="plot">{division}</div></div>
-<figcaption class="caption">{escape(chart.caption)}</figcaption>
+{division}
+<figcaption class="caption">{_text(chart.caption)}</figcaption>
 </figure>"""
 
 
 def _key(key: Key) -> str:
-    return " ".join(f"<span>{swatch(colour) if colour else ''}{escape(meaning)}</span>" for colour, meaning in key)
+    return " ".join(f"<span>{swatch(colour) if colour else ''}{_text(meaning)}</span>" for colour, meaning in key)
 
 
 def _switches(key: Key) -> str:
     """A key that shows and hides lines; see ``theme.js``."""
     return " ".join(
-        f"<button type='button' aria-pressed='true' data-line='{escape(name)}'>{line_swatch(place)}{escape(name)}"
+        f"<button type='button' aria-pressed='true' data-line='{escape(name)}'>{line_swatch(place)}{_text(name)}"
         "</button>"
         for place, (_, name) in enumerate(key)
     )
 
 
-def _unbroken(text: str) -> str:
-    # Prevent a line break within numbers such as 1.2e-07.
-    return text.replace("e-", "e&#8209;")
+def _text(text: str) -> str:
+    """Text in which no line ends within a number such as 1.2e-07, or between a number and its unit."""
+    unbroken = kept_together(text).replace(f"{NO_BREAK}-{NO_BREAK}", f"{NO_BREAK}\u2212{NO_BREAK}")
+    return re.sub(r"(?<=\de)-(?=\d)", "\u2011", escape(unbroken))
 
 
 def _facts(title: str, facts: Mapping[str, Any]) -> str:

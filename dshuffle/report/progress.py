@@ -17,8 +17,8 @@ from dshuffle.units import human_seconds
 Advance = Callable[[int, int, str], None]
 
 
-FIRST, MOST = 3.0, 60.0
-"""Without a terminal, seconds after which a line says that a step is still going on, and the most between two lines."""
+EVERY, RARELY, FIRST_MINUTE = 5.0, 30.0, 60.0
+"""Seconds between two lines without a terminal: in the first minute of a step, and after it."""
 
 
 @contextmanager
@@ -66,40 +66,48 @@ class _Notebook:
 
 
 class _Lines:
-    """Progress as plain lines: each new text at once, and then ever more rarely how long it takes."""
+    """Progress as plain lines: each new text at once, its count every some seconds, and the last count."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._said = ("", 0.0)  # the text, and when it was first said
-        self._counts = (0, 0)
-        self._news = threading.Event()
-        self._closed = False
+        self._lock = threading.Lock()
+        self._text, self._since = "", 0.0  # and when it was first said
+        self._counts = self._said_counts = (0, 0)
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._remind, name="dshuffle-progress", daemon=True)
         self._thread.start()
 
     def advance(self, done: int, total: int, text: str) -> None:
-        self._counts = done, total
-        if text != self._said[0]:
-            self._said = text, time.monotonic()
-            self._print(text)
-            self._news.set()
+        with self._lock:
+            if text != self._text:
+                if total != self._counts[1]:
+                    self._say_last()  # of the step before, which counted something else
+                self._text, self._since = text, time.monotonic()
+                self._counts = done, total
+                self._print(text)
+            self._counts = done, total
 
     def close(self) -> None:
-        self._closed = True
-        self._news.set()
+        self._closed.set()
         self._thread.join()
+        self._say_last()
 
     def _remind(self) -> None:
-        seconds = FIRST
-        while not self._closed:
-            if self._news.wait(seconds):
-                self._news.clear()
-                seconds = FIRST
-            elif self._said[0]:
-                text, since = self._said
-                self._print(f"{text} ({human_seconds(time.monotonic() - since)})")
-                seconds = min(2 * seconds, MOST)
+        last = time.monotonic()
+        while not self._closed.wait(EVERY / 10):
+            with self._lock:
+                now = time.monotonic()
+                seconds = now - self._since
+                pause = EVERY if seconds < FIRST_MINUTE else RARELY
+                if self._text and now - max(last, self._since) >= pause:
+                    last = now
+                    self._print(f"{self._text} ({human_seconds(seconds)})")
+
+    def _say_last(self) -> None:
+        """Print the count of a step at its end, if it has changed since its last line."""
+        if self._text and self._counts != self._said_counts:
+            self._print(self._text)
 
     def _print(self, text: str) -> None:
-        done, total = self._counts
-        self._console.print(f"{done}/{total} {text}", highlight=False, markup=False)
+        done, total = self._said_counts = self._counts
+        self._console.print(f"{done}/{total} {text}", highlight=False, markup=False, soft_wrap=True)

@@ -16,7 +16,7 @@ from dshuffle.notebook import html_summary
 from dshuffle.planning import Choices
 from dshuffle.planning.mixing import ShuffleQuality
 from dshuffle.records import PHASES, EpochRecord
-from dshuffle.units import human_error, human_seconds
+from dshuffle.units import ERROR_DIGITS, human_numbers, human_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +118,11 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         rows, errors = [], has_errors(self)
+        last_errors = last_errors_in_words(self)
         for way in self.ways:
             medians = figures(way)
             exchange = None if medians.shuffle_seconds is None else medians.shuffle_seconds.median
-            error = (human_error(medians.last_error),) if errors else ()
+            error = (last_errors[way.label],) if errors else ()
             rows.append((way.label, human_seconds(medians.epoch_seconds), human_seconds(exchange), *error))
         facts = {"command": self.command, "seed": self.seed}
         headings = ("way", "epoch", "exchange", *(("last error",) if errors else ()))
@@ -153,12 +154,13 @@ class Figures:
     """A way in numbers: medians of the epochs after the first, which is loaded and not exchanged.
 
     ``epoch_seconds`` is wall time; see :class:`~dshuffle.records.EpochRecord`. If only every K-th epoch has an
-    exchange, seconds of exchanges and phases are those of such epochs. All other figures are means per epoch: a K-th of
-    the median of such epochs, and the rest from the median of the other ones.
+    exchange, ``epoch_spread`` and seconds of exchanges and phases are those of such epochs. All other figures are means
+    per epoch: a K-th of the median of such epochs, and the rest from the median of the other ones.
     ``None`` stands where a way ran for too few epochs to tell.
     """
 
     epoch_seconds: float | None
+    epoch_spread: Spread | None
     shuffle_seconds: Spread | None
     training_seconds: float | None
     waited_seconds: float | None
@@ -204,6 +206,7 @@ def figures(way: WayResult) -> Figures:
     errors = [point.error for point in way.history]
     return Figures(
         epoch_seconds=median(lambda record: record.epoch_seconds),
+        epoch_spread=Spread.of([record.epoch_seconds for record in exchanged]) if exchanged else None,
         shuffle_seconds=Spread.of([record.exchange_seconds for record in exchanged]) if exchanged else None,
         training_seconds=median(lambda record: record.training_seconds),
         waited_seconds=median(lambda record: record.waited_seconds),
@@ -230,6 +233,12 @@ def figures(way: WayResult) -> Figures:
 def has_errors(comparison: Comparison) -> bool:
     """Whether a function that trains has reported an error after some epoch."""
     return any(math.isfinite(point.error) for way in comparison.ways for point in way.history)
+
+
+def last_errors_in_words(comparison: Comparison) -> dict[str, str]:
+    """The error after the last epoch of each way, by its label, with equally many digits."""
+    errors = [way.history[-1].error if way.history else None for way in comparison.ways]
+    return dict(zip((way.label for way in comparison.ways), human_numbers(errors, ERROR_DIGITS), strict=True))
 
 
 def limited_by_processors(way: WayResult, medians: Figures) -> bool:

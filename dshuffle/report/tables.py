@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from rich import box
+from rich.console import Console
+from rich.containers import Lines
 from rich.table import Table
 from rich.text import Text
 
-from dshuffle.noninferiority import PairedRuns
-from dshuffle.report.summary import Comparison, Figures, Spread, WayResult, figures, has_errors, limited_by_processors
-from dshuffle.units import UNKNOWN, human_bytes, human_count, human_error, human_ratio, human_seconds
+from dshuffle.noninferiority import PairedOutcome, PairedRuns
+from dshuffle.report.summary import (
+    Comparison,
+    Figures,
+    Spread,
+    WayResult,
+    figures,
+    has_errors,
+    last_errors_in_words,
+    limited_by_processors,
+)
+from dshuffle.units import (
+    ERROR_DIGITS,
+    METRIC_DIGITS,
+    NO_BREAK,
+    UNKNOWN,
+    human_bytes,
+    human_count,
+    human_numbers,
+    human_ratio,
+    human_seconds,
+    kept_together,
+)
 
 TIME_HEADINGS = ("epoch", "exchange", "range", "predicted", "idle CPU", "training", "waited")
 TRAFFIC_HEADINGS = ("samples received", "packets", "bytes sent", "by the server")
@@ -34,7 +59,8 @@ TRAFFIC_CAPTION = (
     "packets: what was sent for them, each one sample or the XOR of several. "
     "bytes sent: includes those sent by the server."
 )
-STORE_CAPTION = "In one epoch, on all workers. read amplification: bytes read for each byte needed."
+STORE_MEANING = "read amplification: bytes read for each byte needed."
+STORE_CAPTION = f"In one epoch, on all workers. {STORE_MEANING}"
 QUALITY_MEANINGS = {
     "co-location probability": "the probability that two rows of a chunk that were on one worker are on one worker "
     "again in the next epoch",
@@ -47,7 +73,7 @@ QUALITY_MEANINGS = {
     "no sample moves, and - if samples move only in whole chunks",
 }
 QUALITY_HEADINGS = tuple(QUALITY_MEANINGS)
-PAIR_HEADINGS = ("mean", "difference", "interval", "pairs", "answer")
+PAIR_HEADINGS = ("mean", "difference", "bounds", "pairs", "answer")
 MOST_ERROR_COLUMNS = 7
 """Number of epochs that fit beside the label."""
 
@@ -103,8 +129,25 @@ def short_headings(comparison: Comparison) -> tuple[str, ...]:
     return (*SHORT_HEADINGS, ERROR_HEADING) if has_errors(comparison) else SHORT_HEADINGS
 
 
-def short_cells(way: WayResult, headings: Sequence[str]) -> tuple[str, ...]:
-    """One cell for each of :func:`short_headings`."""
+def short_cells(comparison: Comparison) -> dict[str, tuple[str, ...]]:
+    """One cell for each of :func:`short_headings`, by the label of each way."""
+    errors = last_errors_in_words(comparison) if has_errors(comparison) else {}
+    return {way.label: (*_short_times(way), *([errors[way.label]] if errors else [])) for way in comparison.ways}
+
+
+def short_caption(comparison: Comparison) -> str:
+    """What the columns of :func:`short_headings` mean."""
+    sentences = [
+        "Medians of the epochs after the first one. epoch: wall time.",
+        mean_note(comparison.ways),
+        "exchange: time until every worker has its samples, while training runs. predicted: the same by the cost "
+        "model. waited: time that training waited for it.",
+        f"{ERROR_HEADING}: {comparison.error_meaning}, after the last epoch." if has_errors(comparison) else "",
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def _short_times(way: WayResult) -> tuple[str, ...]:
     medians = figures(way)
     spread = medians.shuffle_seconds
     return (
@@ -112,7 +155,6 @@ def short_cells(way: WayResult, headings: Sequence[str]) -> tuple[str, ...]:
         human_seconds(None if spread is None else spread.median),
         human_seconds(way.predicted_seconds),
         human_seconds(medians.waited_seconds),
-        *([human_error(medians.last_error)] if ERROR_HEADING in headings else []),
     )
 
 
@@ -159,10 +201,18 @@ def quality_cells(way: WayResult, headings: Sequence[str] = QUALITY_HEADINGS) ->
     return tuple(cell for heading, cell in zip(QUALITY_HEADINGS, cells, strict=True) if heading in headings)
 
 
-def error_cells(way: WayResult, epochs: Iterable[int]) -> tuple[str, ...]:
-    """The error after each of these epochs."""
-    errors = {point.epoch: point.error for point in way.history}
-    return tuple(human_error(errors.get(epoch)) for epoch in epochs)
+def error_cells(comparison: Comparison, epochs: Iterable[int]) -> dict[str, tuple[str, ...]]:
+    """The error after each of these epochs, by the label of each way."""
+    errors = {way.label: {point.epoch: point.error for point in way.history} for way in comparison.ways}
+    return _number_cells(
+        {label: [points.get(epoch) for epoch in epochs] for label, points in errors.items()}, ERROR_DIGITS
+    )
+
+
+def _number_cells(rows: Mapping[str, Sequence[float | None]], digits: int) -> dict[str, tuple[str, ...]]:
+    """Cells of a table of numbers that are compared."""
+    cells = iter(human_numbers([value for row in rows.values() for value in row], digits))
+    return {label: tuple(itertools.islice(cells, len(row))) for label, row in rows.items()}
 
 
 def metrics_of(comparison: Comparison) -> tuple[str, ...]:
@@ -171,49 +221,72 @@ def metrics_of(comparison: Comparison) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for point in points for name in point.validation))
 
 
-def metric_cells(way: WayResult, metric: str, epochs: Iterable[int]) -> tuple[str, ...]:
-    """A validation metric after each of these epochs."""
-    values = {point.epoch: point.validation.get(metric) for point in way.history}
-    return tuple(_metric(values.get(epoch)) for epoch in epochs)
-
-
-def pair_cells(runs: PairedRuns) -> tuple[str, ...]:
-    """One cell for each of :data:`PAIR_HEADINGS`."""
-    answer = "" if runs.outcome is None else runs.outcome.value
-    if not runs.n_pairs:
-        return (UNKNOWN, UNKNOWN, UNKNOWN, "0", answer)
-    return (
-        _metric(statistics.mean(runs.way)),
-        runs.shown(runs.mean, sign=True),
-        runs.shown_interval,
-        str(runs.n_pairs),
-        answer,
+def metric_cells(comparison: Comparison, metric: str, epochs: Iterable[int]) -> dict[str, tuple[str, ...]]:
+    """A validation metric after each of these epochs, by the label of each way."""
+    values = {
+        way.label: {point.epoch: point.validation.get(metric) for point in way.history} for way in comparison.ways
+    }
+    return _number_cells(
+        {label: [points.get(epoch) for epoch in epochs] for label, points in values.items()}, METRIC_DIGITS
     )
 
 
-def pair_caption(runs: PairedRuns) -> str:
-    """What the columns of :data:`PAIR_HEADINGS` mean, the margin, and the null pair."""
-    noise = runs.not_deterministic_by
+def pair_cells(comparison: Comparison) -> dict[str, tuple[str, ...]]:
+    """One cell for each of :data:`PAIR_HEADINGS`, by the label of each tested way."""
+    tested = tested_ways(comparison)
+    *means, _ = _mean_metrics([runs for _, _, runs in tested])
+    return {
+        way.label: (
+            mean,
+            *((_signed(runs.shown_mean), runs.shown_bounds) if runs.n_pairs else (UNKNOWN, UNKNOWN)),
+            str(runs.n_pairs),
+            "" if runs.outcome is None else runs.outcome.value,
+        )
+        for (_, way, runs), mean in zip(tested, means, strict=True)
+    }
+
+
+def _mean_metrics(tested: Sequence[PairedRuns]) -> list[str]:
+    """The mean metric of the runs with each way, and last that of the runs that reshuffle everything."""
+    means = [statistics.mean(runs.way) if runs.n_pairs else None for runs in tested]
+    return human_numbers([*means, statistics.mean(_longest(tested).reference)], METRIC_DIGITS)
+
+
+def _longest(tested: Sequence[PairedRuns]) -> PairedRuns:
+    """The pairs with the most runs of the reference, which all ways share."""
+    return max(tested, key=lambda runs: len(runs.reference))
+
+
+def _signed(text: str) -> str:
+    return text if text.startswith(("-", "nan")) else f"+{text}"
+
+
+def pair_caption(comparison: Comparison) -> str:
+    """What the metric and the columns of :data:`PAIR_HEADINGS` mean, the margin, and the null pair."""
+    tested = [runs for _, _, runs in tested_ways(comparison)]
+    runs = _longest(tested)
+    metric, noise = runs.test.metric, runs.not_deterministic_by
     return " ".join(
         [
-            *([_pair_meanings(runs)] if runs.n_pairs else []),
-            f"The margin is {runs.shown(runs.limit)}.",
+            f"{metric}: {runs.test.meaning or 'what the training returns by this name'}.",
+            *([_pair_meanings(tested)] if any(one.n_pairs for one in tested) else []),
+            f"The margin is {runs.shown_margin}.",
             f"Two runs that reshuffle everything with different seeds differ by {runs.shown(runs.null_difference)}.",
             *([f"Training is not deterministic by {runs.shown(noise)}."] if noise else []),
         ]
     )
 
 
-def _pair_meanings(runs: PairedRuns) -> str:
+def _pair_meanings(tested: Sequence[PairedRuns]) -> str:
+    *_, mean = _mean_metrics(tested)
+    metric, direction = tested[0].test.metric, tested[0].test.direction
+    one_sided = any(runs.outcome is PairedOutcome.NOT_WORSE for runs in tested)
     return (
-        f"mean: of {runs.test.metric} over the runs with the way. The other runs of the pairs reshuffle everything "
-        f"and have the same seeds; their mean is {_metric(statistics.mean(runs.reference))}. "
-        "difference: positive if the way is worse. interval: of the mean difference, at 95 %."
+        f"mean: of {metric} over the runs with the way; {direction}. The other runs of the pairs reshuffle everything "
+        f"and have the same seeds; their mean is {mean}. difference: positive if the way is worse. bounds: of the mean "
+        "difference, with 95 % confidence"
+        + (": an interval, or for a way that is not worse the upper bound alone." if one_sided else ".")
     )
-
-
-def _metric(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.4g}"
 
 
 def epochs_of(comparison: Comparison, most: int | None = None) -> tuple[int, ...]:
@@ -241,6 +314,7 @@ def comparison_tables(comparison: Comparison) -> list[tuple[Table, str]]:
     """
     epochs, mixing = epochs_of(comparison, MOST_ERROR_COLUMNS), quality_headings(comparison)
     emulated = f"Emulated: {comparison.emulated}. " if comparison.emulated else ""
+    errors = error_cells(comparison, epochs)
     cells: tuple[tuple[str, Sequence[str], Callable[[WayResult], tuple[str, ...]], str], ...] = (
         ("Seconds", _but_range(TIME_HEADINGS), lambda way: _but_range(time_cells(way)), emulated + TIME_CAPTION),
         ("Traffic", TRAFFIC_HEADINGS, traffic_cells, TRAFFIC_CAPTION),
@@ -249,7 +323,7 @@ def comparison_tables(comparison: Comparison) -> list[tuple[Table, str]]:
         (
             "Error after each epoch",
             tuple(map(str, epochs)) if has_errors(comparison) else (),
-            lambda way: error_cells(way, epochs),
+            lambda way: errors[way.label],
             f"{comparison.error_meaning[0].upper()}{comparison.error_meaning[1:]}.",
         ),
     )
@@ -259,12 +333,14 @@ def comparison_tables(comparison: Comparison) -> list[tuple[Table, str]]:
         if headings  # a function may report no errors
     ]
     for metric in metrics_of(comparison):
-        rows = [(way, metric_cells(way, metric, epochs)) for way in comparison.ways]
+        values = metric_cells(comparison, metric, epochs)
+        rows = [(way, values[way.label]) for way in comparison.ways]
         tables.append((_table(f"{metric} after each epoch", tuple(map(str, epochs)), rows), ""))
     if tested := tested_ways(comparison):
-        rows = [(way, pair_cells(runs)) for _, way, runs in tested]
+        pairs = pair_cells(comparison)
+        rows = [(way, pairs[way.label]) for _, way, _ in tested]
         tables.append(
-            (_table(f"{tested[0][2].test.metric} in pairs of runs", PAIR_HEADINGS, rows), pair_caption(tested[0][2]))
+            (_table(f"{tested[0][2].test.metric} in pairs of runs", PAIR_HEADINGS, rows), pair_caption(comparison))
         )
     return tables
 
@@ -301,5 +377,13 @@ def _table(title: str, headings: Sequence[str], rows: Iterable[tuple[WayResult, 
         table.add_column(heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
     for way, cells in rows:
         # Text, not str: a label is data, never markup.
-        table.add_row(Text(way.label), *map(Text, cells))
+        table.add_row(_Label(way.label), *map(Text, cells))
     return table
+
+
+class _Label(Text):
+    """The name of a way. No line of it ends between a number and its unit, where Rich would end one."""
+
+    def wrap(self, console: Console, width: int, **_: Any) -> Lines:
+        lines = textwrap.wrap(kept_together(self.plain), width)
+        return Lines(Text(line.replace(NO_BREAK, " ")) for line in lines)

@@ -10,8 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dshuffle.report.slow_rank import slow_ranks_of
-from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, Spread, WayResult, figures, limited_by_processors
-from dshuffle.units import human_error, human_ratio, human_seconds
+from dshuffle.report.summary import (
+    CPU_BOUND,
+    Comparison,
+    Figures,
+    Spread,
+    WayResult,
+    figures,
+    limited_by_processors,
+)
+from dshuffle.units import ERROR_DIGITS, human_numbers, human_ratio, human_seconds
 
 CLOSE = 1.5
 """If the medians of two ways differ by more than this factor, one is called faster even if their ranges overlap. A
@@ -74,9 +82,9 @@ class _MeasuredWay:
 
     @property
     def spread(self) -> Spread:
-        """Seconds of an exchange, of a way that ran for two epochs or more."""
-        assert self.figures.shuffle_seconds is not None
-        return self.figures.shuffle_seconds
+        """Seconds of an epoch, of a way that ran for two epochs or more."""
+        assert self.figures.epoch_spread is not None
+        return self.figures.epoch_spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,7 @@ class _Ranking:
     def of(cls, measured: Iterable[_MeasuredWay]) -> _Ranking | None:
         """Rank the ways by their median; None if no way can be ranked."""
         ranked = sorted(
-            (result for result in measured if result.is_global and result.figures.shuffle_seconds is not None),
+            (result for result in measured if result.is_global and result.figures.epoch_spread is not None),
             key=lambda result: result.spread.median,
         )
         if not ranked:
@@ -117,7 +125,7 @@ class _Ranking:
         ratio = human_ratio(other.spread.median / self.fastest.spread.median)
         limited = limited_by_processors(self.fastest.way, self.fastest.figures)
         where = " here" if limited else ""
-        return f"use {self.fastest.label} (exchanges take {ratio} times as long{where} with {other.label})"
+        return f"use {self.fastest.label} (an epoch takes {ratio} times as long{where} with {other.label})"
 
 
 def _no_ranking(measured: Iterable[_MeasuredWay]) -> str:
@@ -164,11 +172,17 @@ def _pairs(ways: Iterable[WayResult]) -> list[str]:
         metrics = () if pairs.reason else map(str, pairs.way)
         labels.setdefault((pairs.test.metric, str(pairs), *metrics), []).append(way)
     groups = sorted(labels.values(), key=lambda group: not _is_shuffled_once(group[0]))
-    return [
-        f"{_listed([f'“{way.label}”' for way in group])} against reshuffling, in {pairs.test.metric}: {pairs}."
-        for group in groups
-        if (pairs := group[0].pairs) is not None
-    ]
+    sentences: list[str] = []
+    for group in groups:
+        pairs = group[0].pairs
+        assert pairs is not None
+        # The metric is explained where it first stands.
+        metric, meaning = pairs.test.metric, "" if sentences else pairs.test.meaning
+        labels_of_group = _listed([f"“{way.label}”" for way in group])
+        sentences.append(
+            f"{labels_of_group} against reshuffling, in {metric}{f' ({meaning})' if meaning else ''}: {pairs}."
+        )
+    return sentences
 
 
 def _hardly_begun(comparison: Comparison) -> str:
@@ -193,7 +207,10 @@ def _hardly_begun(comparison: Comparison) -> str:
     last, total = values[-1] - values[-2], values[-1] - values[0]
     if not (last > least and last >= total / (len(values) - 1) / 2):
         return ""
-    shown = [pairs.shown(gain) if has_metric else f"{100 * gain / abs(values[0]):.2g} %" for gain in (total, last)]
+    if has_metric:
+        shown = [f"{text}{pairs.percent}" for text in human_numbers([pairs.scaled(total), pairs.scaled(last)], 3)]
+    else:
+        shown = [f"{text} %" for text in human_numbers([100 * gain / abs(values[0]) for gain in (total, last)], 2)]
     what = f"{metric} improved" if has_metric else "the error fell"
     return (
         f"With reshuffling, {what} by {shown[0]} in all, of which {shown[1]} in the last epoch: training has hardly "
@@ -216,7 +233,7 @@ def _times(measured: list[_MeasuredWay], ranking: _Ranking) -> str:
     chunks = [
         result
         for result in measured
-        if result.way.choices.assignment.in_chunks and result.figures.shuffle_seconds and not result.is_sparse
+        if result.way.choices.assignment.in_chunks and result.figures.epoch_spread and not result.is_sparse
     ]
     if chunks:
         best = min(chunks, key=lambda result: result.spread.median)
@@ -239,12 +256,13 @@ def _errors(measured: list[_MeasuredWay], comparison: Comparison) -> str:
     worth = _Worth.of(measured)
     if worth is None:
         return ""
-    parts = [f"{human_error(worth.reshuffled)} with reshuffling"]
+    reshuffled, once, stored = human_numbers([worth.reshuffled, worth.once, worth.stored], ERROR_DIGITS)
+    parts = [f"{reshuffled} with reshuffling"]
     if worth.once is not None:
-        parts.append(f"{human_error(worth.once)} after one shuffle")
+        parts.append(f"{once} after one shuffle")
     if worth.stored is not None:
         random = ", which is random" if comparison.stored_at_random else ""
-        parts.append(f"{human_error(worth.stored)} in stored order{random}")
+        parts.append(f"{stored} in stored order{random}")
     tested = any(result.way.pairs is not None for result in measured)
     doubt = "" if tested else " Single runs do not tell whether they differ by chance."
     return f"After {worth.epochs} epochs, {comparison.error_meaning} is {_listed(parts)}.{doubt}"

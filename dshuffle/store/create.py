@@ -255,7 +255,7 @@ def _refuse_what_stands_there(url: str, overwrite: bool, storage_options: Mappin
     """Refuse what may not be replaced; return whether there is a group to replace."""
     standing = standing_at(url, storage_options)
     if standing == GROUP and not overwrite:
-        raise DatasetExists(f"{url} already exists; replace it with overwrite=True (--overwrite)")
+        raise DatasetExists(f"{url} already exists; replace it with overwrite=True")
     if standing not in ("", GROUP, "an empty folder"):
         raise DatasetExists(f"{url} is {standing}; only a Zarr group can be replaced, so choose another URL")
     return standing == GROUP

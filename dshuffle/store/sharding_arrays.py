@@ -76,9 +76,7 @@ def write_sharding(
     if values.shape != (dataset.n_samples,):
         raise InvalidParameter.of("ranks.shape", values.shape, f"({dataset.n_samples},), one rank for each sample")
     if not overwrite and name in stored_shardings(dataset):
-        raise DatasetExists(
-            f"sharding {name!r} of {dataset.url} already exists; replace it with overwrite=True (--overwrite)"
-        )
+        raise DatasetExists(f"sharding {name!r} of {dataset.url} already exists; replace it with overwrite=True")
     try:
         location = dataset._opening.location
         group = zarr.open_group(store=location.open(read_only=False), path=location.path, mode="r+")

@@ -20,7 +20,7 @@ from dshuffle.report.progress import progress_bar
 from dshuffle.runtime import Epoch, Shuffler
 from dshuffle.training.monitoring import EpochBreakdown, WorkerSpeeds
 from dshuffle.training.parameter_server.staleness import Staleness
-from dshuffle.units import human_error, human_seconds
+from dshuffle.units import ERROR_DIGITS, METRIC_DIGITS, human_numbers, human_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -91,20 +91,18 @@ class History(Generic[Model]):
         if not self.points:
             return f"<History of 0 epochs{early}>"
         first, last = self.points[0], self.points[-1]
-        errors = f"error {human_error(first.error)} to {human_error(last.error)}"
+        errors = f"error {' to '.join(human_numbers([first.error, last.error], ERROR_DIGITS))}"
         return f"<History of {len(self.points)} epochs{early}: {errors} in {human_seconds(last.seconds)}>"
 
     def _repr_html_(self) -> str:
         metrics = sorted({name for point in self.points for name in point.validation})
-        rows = [
-            (
-                point.epoch,
-                human_seconds(point.seconds),
-                human_error(point.error),
-                *(human_error(point.validation.get(name)) for name in metrics),
-            )
-            for point in self.points
+        columns = [
+            [str(point.epoch) for point in self.points],
+            [human_seconds(point.seconds) for point in self.points],
+            human_numbers([point.error for point in self.points], ERROR_DIGITS),
+            *(human_numbers([point.validation.get(name) for point in self.points], METRIC_DIGITS) for name in metrics),
         ]
+        rows = list(zip(*columns, strict=True))
         facts = {"epochs": len(self.points), "stopped early": "yes" if self.stopped_early else "no"}
         return html_summary("History", facts, ("epoch", "seconds", "error", *metrics), rows)
 
@@ -391,8 +389,10 @@ def epoch_bar(epochs: int) -> Iterator[OnEpoch]:
     as_integer("epochs", epochs, 1)
 
     def show(point: TrainingPoint) -> None:
-        metrics = "".join(f", {name} {value:.3g}" for name, value in point.validation.items())
-        advance(point.epoch + 1, epochs, f"error {point.error:.3g}{metrics} after {point.seconds:.1f} s")
+        metrics = "".join(f", {name} {human_numbers([value], 3)[0]}" for name, value in point.validation.items())
+        advance(
+            point.epoch + 1, epochs, f"error {human_numbers([point.error], 3)[0]}{metrics} after {point.seconds:.1f} s"
+        )
 
     with progress_bar() as advance:
         yield show

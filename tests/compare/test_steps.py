@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 import dshuffle
 from dshuffle.compare import falling, stable_step
+from dshuffle.compare.steps import sample_ids
 from dshuffle.errors import InvalidParameter
 
 URL = "memory://steps"
@@ -38,6 +41,47 @@ def test_rows_that_no_step_suits_are_refused(tmp_path):
             stable_step(dataset, features=name)
     with pytest.raises(InvalidParameter, match="target='x'"):
         stable_step(dataset, target="x")
+
+
+@pytest.mark.parametrize("scale", [1e160, 1e-170, 1e300, 5e-324])
+def test_features_whose_squares_no_float_holds_are_refused(scale):
+    x = scale * np.where(np.arange(40).reshape(20, 2) % 3, 1.0, -1.0)
+    dataset = dshuffle.create_dataset(URL, {"x": x, "y": np.ones(20)}, overwrite=True)
+    with pytest.raises(InvalidParameter, match=re.escape(f"The largest one is {scale:.3g}. Scale the features")):
+        stable_step(dataset)
+
+
+@pytest.mark.parametrize("scale", [1e150, 1e-150])
+def test_features_of_any_other_scale_have_the_step_of_their_scale(scale):
+    x = np.random.default_rng(0).standard_normal((300, 3))
+    steps = [
+        stable_step(dshuffle.create_dataset(URL, {"x": factor * x, "y": x[:, 0]}, overwrite=True))
+        for factor in (1, scale)
+    ]
+    assert steps[1] * scale * scale == pytest.approx(steps[0])
+
+
+def test_rare_large_rows_are_not_missed():
+    """A row in ten thousand decides the step."""
+    x = np.ones((50_000, 2))
+    x[:, 1] = np.random.default_rng(0).standard_normal(50_000)
+    x[7::10_000, 1] = 300
+    dataset = dshuffle.create_dataset(URL, {"x": x, "y": x[:, 0]}, overwrite=True)
+    norms = (x**2).sum(axis=1)
+    # The generalised eigenvalues of two 2 x 2 matrices.
+    ratios = np.linalg.eigvals(np.linalg.solve(x.T @ x, (x * norms[:, np.newaxis]).T @ x))
+    assert 1 / stable_step(dataset) == pytest.approx(ratios.max(), rel=1e-6)
+
+
+def test_of_a_larger_dataset_rows_at_many_places_are_read():
+    rows = np.random.default_rng(0).standard_normal((30_000, 400)).astype(np.float32)
+    dataset = dshuffle.create_dataset(URL, {"x": rows, "y": rows[:, 0]}, chunk_rows=1000, overwrite=True)
+    ids = sample_ids(dataset, 400)
+    assert len(ids) == len(set(ids)) == 1000
+    assert np.diff(ids).max() <= 31
+    narrow = sample_ids(dataset, 100)
+    assert 18_000 <= len(narrow) <= 20_000
+    assert (narrow[0], narrow[-1]) == (0, 29_999)
 
 
 def test_one_epoch_has_the_first_step():

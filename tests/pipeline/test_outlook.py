@@ -50,6 +50,12 @@ def test_sorted_features_are_told_from_shuffled_ones(arrays):
     assert shuffled.sentences[0].startswith("The dataset is stored in random order, as far as pairs of neighbouring")
 
 
+@pytest.mark.parametrize("scale", [1e-170, 1e160, 1e307])
+def test_the_scale_of_features_makes_no_difference(scale):
+    x = np.sort(np.random.default_rng(0).standard_normal((2000, 3)), axis=0)
+    assert outlook({"x": scale * x}).sentences[0] == outlook({"x": x}).sentences[0]
+
+
 def test_shards_like_random_ones_are_not_warned_of():
     """Classes in turn are no random order, but each shard has all of them."""
     x = np.random.default_rng(0).standard_normal((1000, 2))

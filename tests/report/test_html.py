@@ -13,6 +13,7 @@ from dshuffle.report import TrainingPoint, comparison_tables, render_html, verdi
 from dshuffle.report.charts import charts
 from dshuffle.report.colours import DARK, DARK_COLOURS, LIGHT, MIDDLE, WAY_COLOURS
 from dshuffle.report.pair_chart import pair_chart
+from dshuffle.units import NO_BREAK
 
 
 class Page(HTMLParser):
@@ -52,7 +53,7 @@ def test_the_page_loads_nothing(comparison):
 def test_the_page_says_what_was_measured(comparison):
     text = " ".join(Page(render_html(comparison)).texts)
     for sentence in verdict_sentences(comparison):
-        assert sentence.replace("e-", "e\u2011") in text
+        assert sentence.replace("e-", "e\u2011") in text.replace(NO_BREAK, " ")
     for way in comparison.ways:
         assert way.label in text
     for fact in (comparison.command, "2026.8.0", "/data/keyed.zarr", "Linux 6.1", "seed 7", "0.02", "3.86"):
@@ -65,10 +66,30 @@ def test_exchanges_on_other_links_are_shown_where_they_are_predicted(comparison)
     assert "other links" not in render_html(comparison)
     ways = [dataclasses.replace(way, on_other_links={"1 Gbit/s": 1.23, "<10>": 0.5}) for way in comparison.ways[1:]]
     page = render_html(dataclasses.replace(comparison, ways=(comparison.ways[0], *ways)))
-    section = page.split("An exchange on other links")[1].split("</section>")[0]
-    assert section.count("1.23 s") == len(ways)
+    section = page.split("An exchange on other links")[1].split("</section>")[0].replace(NO_BREAK, " ")
+    moving = [way for way in ways if way.label != "local, shuffled once"]  # which has no exchange
+    assert section.count("1.23 s") == len(moving)
     assert "&lt;10&gt;" in section
-    assert comparison.ways[0].label not in section
+    assert "local" not in section
+
+
+def test_exchanges_on_other_links_are_marked_if_processors_were_busy(comparison):
+    ways = [dataclasses.replace(way, on_other_links={"1 Gbit/s": 0.5}) for way in comparison.ways[3:]]
+    page = render_html(dataclasses.replace(comparison, ways=tuple(ways)))
+    section = page.split("An exchange on other links")[1].split("</section>")[0].replace(NO_BREAK, " ")
+    # Idle CPU: 40 % with global + storage, and 10 % with the other two.
+    assert re.findall(r"<span>([^<]+)</span></span></th>", section) == [
+        "global + storage",
+        "global + server *",
+        "global + peer *",
+    ]
+    assert "* The processors were idle for less than 15 %" in section
+    idle = [
+        dataclasses.replace(way, records=tuple(dataclasses.replace(record, cpu_idle=0.4) for record in way.records))
+        for way in ways
+    ]
+    section = render_html(dataclasses.replace(comparison, ways=tuple(idle))).split("An exchange on other links")[1]
+    assert "*" not in section.split("</section>")[0]
 
 
 def test_all_text_is_escaped(comparison):
@@ -86,9 +107,8 @@ def test_every_way_is_in_every_chart(comparison):
     labels = {way.label for way in comparison.ways}
     drawn = {chart.title: chart for chart in charts(comparison)}
     assert len(drawn) == 5
-    for title in ("Time per epoch", "Where an exchange spends its time"):
+    for title in ("Time per epoch", "Where an exchange spends its time", "Bytes per epoch"):
         assert set(drawn[title].figure.y_range.factors) == labels
-    assert {label for label, _ in drawn["Bytes per epoch"].figure.y_range.factors} == labels
     for title in ("Error after each epoch", "Error against time"):
         assert {meaning for _, meaning in drawn[title].key} == labels
         lines = [item.data_source.data for item in drawn[title].figure.renderers if "Line" in str(item.glyph)]
@@ -164,18 +184,16 @@ def test_pairs_are_drawn_and_listed(comparison):
     tested = dataclasses.replace(comparison, ways=ways)
     page = render_html(tested)
     section = page.split("val_&lt;loss&gt; in pairs of runs</h2>")[1].split("</section>")[0]
-    for words in (comparison.ways[1].label, "2.604", "+1.6", "The margin is 0.1.", "not deterministic by 0.005"):
+    for words in (comparison.ways[1].label, "2.604", "+1.60", "The margin is 0.1.", "not deterministic by 0.00500"):
         assert words in section
     assert comparison.ways[0].label not in section
     chart = pair_chart(tested)
     assert chart.figure.y_range.factors == [comparison.ways[1].label]
     [marks] = [plot for plot in chart.figure.renderers if "text" in getattr(plot, "data_source", EMPTY).data]
-    assert marks.data_source.data["text"] == ["+0.01", "+0.02", "-0.01", "+0", "+8"]
-    # The last one is beyond the end of the axis, at four margins.
-    assert marks.data_source.data["marker"] == [*["circle"] * 4, "triangle"]
-    assert marks.data_source.data["x"] == pytest.approx([0.01, 0.02, -0.01, 0, 0.4], abs=0.02)
-    [label] = [layout for layout in chart.figure.center if isinstance(layout, LabelSet)]
-    assert label.source.data["text"] == ["+1.6"], "the mean is beyond the axis, too"
+    assert list(marks.data_source.data["text"]) == ["-0.0100", "+0.00", "+0.0100", "+0.0200"]
+    assert marks.data_source.data["x"] == pytest.approx([-0.01, 0, 0.01, 0.02])
+    # The last pair is beyond the end of the axis, at four margins, and so is the mean.
+    assert texts_in(chart, "text") == [["1 pair, mean 1.60"]]
     close = dataclasses.replace(runs, way=(1.01, 1.02, 0.99, 1.0, 1.01))
     ways = (comparison.ways[0], dataclasses.replace(comparison.ways[1], pairs=close), *comparison.ways[2:])
     axis = pair_chart(dataclasses.replace(comparison, ways=ways)).figure.x_range
@@ -191,14 +209,34 @@ def test_pairs_are_drawn_and_listed(comparison):
 EMPTY = SimpleNamespace(data={})
 
 
+def texts_in(chart, column):
+    """The texts of each set of labels with such a column."""
+    labels = [layout.source.data for layout in chart.figure.center if isinstance(layout, LabelSet)]
+    return [list(data[column]) for data in labels if column in data]
+
+
+def test_equal_pairs_are_drawn_apart(comparison):
+    test = PairedTest("loss", margin=0.1)
+    runs = PairedRuns(test=test, reference=(1.0,) * 6, way=(1.02, 1.02, 1.02, 1.08, 9.0, 9.0), null=1.0, repeated=1.0)
+    ways = (dataclasses.replace(comparison.ways[0], pairs=runs), *comparison.ways[1:])
+    chart = pair_chart(dataclasses.replace(comparison, ways=ways))
+    [marks] = [plot for plot in chart.figure.renderers if "text" in getattr(plot, "data_source", EMPTY).data]
+    places = list(zip(marks.data_source.data["x"], marks.data_source.data["row"], strict=True))
+    assert len(places) == len({*places}) == 4
+    heights = [offset for _, (_, offset) in places]
+    assert heights[0] < heights[1] < heights[2], "three equal pairs stand above each other"
+    assert heights[3] == heights[0]
+    assert texts_in(chart, "text") == [["2 pairs, mean 2.69"]]
+
+
 def test_validation_metrics_stand_beside_the_errors(comparison):
     first, *others = comparison.ways
     points = [dataclasses.replace(point, validation={"<rmse>": 2.5 + point.epoch}) for point in first.history]
     comparison = dataclasses.replace(comparison, ways=(dataclasses.replace(first, history=tuple(points)), *others))
     section = render_html(comparison).split("<h3>&lt;rmse&gt;</h3>")[1].split("</details>")[0]
-    assert all(f"<td>{2.5 + epoch:g}</td>" in section for epoch in range(5))
+    assert all(f"<td>{2.5 + epoch:.3f}</td>" in section for epoch in range(5))
     [table] = [table for table, _ in comparison_tables(comparison) if str(table.title) == "<rmse> after each epoch"]
-    assert [cell.plain for cell in table.columns[5].cells] == ["6.5", "-", "-", "-", "-", "-"]
+    assert [cell.plain for cell in table.columns[5].cells] == ["6.500", "-", "-", "-", "-", "-"]
 
 
 def contrast(one, other):
@@ -283,15 +321,15 @@ def test_a_mark_of_a_letter_has_no_swatch(comparison):
 
 def test_texts_beside_bars_end_before_the_axis(comparison):
     chart = charts(comparison)[0].figure
-    [labels] = [item for item in chart.center if isinstance(item, LabelSet)]
+    [labels] = [item for item in chart.center if isinstance(item, LabelSet) and "seconds" in item.source.data]
     for seconds, text in zip(labels.source.data["seconds"], labels.source.data["text"], strict=True):
-        # A plot is 480 pixels wide at least, of which the names of the ways take 200; letters of 12 pixels take 6 each.
-        assert seconds / chart.x_range.end + 6 * len(text) / 280 < 1.01
+        # On a phone of 390 pixels, the axis has 300; letters of 12 pixels take 6 each.
+        assert seconds / chart.x_range.end + 6 * len(text) / 300 < 1.01
 
 
 def test_other_links_are_scaled_by_what_was_measured(comparison):
     slow = dataclasses.replace(comparison.ways[-1], predicted_seconds=0.1, on_other_links={"1 Gbit/s": 0.05})
-    page = render_html(dataclasses.replace(comparison, ways=(slow,)))
+    page = render_html(dataclasses.replace(comparison, ways=(slow,))).replace(NO_BREAK, " ")
     measured = next(cell for cell in re.findall(r"<td>(\d+) ms</td>", page.split("last error")[1])[1:])
     section = page.split("An exchange on other links")[1].split("</section>")[0]
     [shown] = re.findall(r"<td>(\d+) ms</td>", section)

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import sys
-import time
 import types
 
 from dshuffle.report import progress
 from dshuffle.report.progress import progress_bar
 
 
-def test_a_step_that_takes_long_is_said_again_and_ever_more_rarely(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "FIRST", 0.02)
+def test_a_step_that_takes_long_is_said_again_with_its_count(capsys, monkeypatch, eventually):
+    monkeypatch.setattr(progress, "EVERY", 0.01)
+    printed = []
+
+    def reminded():
+        printed.extend(capsys.readouterr().err.splitlines())
+        return any(line.startswith("2/3 second (") for line in printed)
+
     with progress_bar() as advance:
         advance(0, 3, "first")
         advance(1, 3, "second")
-        time.sleep(0.4)
+        advance(2, 3, "second")
+        eventually(reminded)
         advance(2, 3, "third")
-    lines = capsys.readouterr().err.splitlines()
-    assert [lines[0], lines[1], lines[-1]] == ["0/3 first", "1/3 second", "2/3 third"]
-    again = lines[2:-1]
-    assert all(line.startswith("1/3 second (") for line in again)
-    assert 1 <= len(again) <= 5  # after 0.02, 0.06, 0.14 and 0.3 s on a quiet machine
+        advance(3, 3, "third")
+    printed += capsys.readouterr().err.splitlines()
+    assert [line for line in printed if "(" not in line] == ["0/3 first", "1/3 second", "2/3 third", "3/3 third"]
 
 
-def test_short_steps_are_said_once(capsys):
+def test_short_steps_are_said_once_and_the_last_count_of_each(capsys):
     with progress_bar() as advance:
-        advance(0, 2, "first")
-        advance(1, 2, "first")
-        advance(2, 2, "second")
-    assert capsys.readouterr().err.splitlines() == ["0/2 first", "2/2 second"]
+        for done in range(1, 76):
+            advance(done, 75, "rows read")
+        advance(1, 2, "blocks written")
+        advance(2, 2, "marked")
+    assert capsys.readouterr().err.splitlines() == [
+        "1/75 rows read",
+        "75/75 rows read",
+        "1/2 blocks written",
+        "2/2 marked",
+    ]
 
 
 def test_a_notebook_gets_a_bar(monkeypatch):

@@ -30,7 +30,7 @@ def with_seconds(comparison, label, seconds):
         dataclasses.replace(
             way,
             records=tuple(
-                dataclasses.replace(record, exchange_seconds=value, waited_seconds=0.0)
+                dataclasses.replace(record, exchange_seconds=value, epoch_seconds=0.3 + value, waited_seconds=0.0)
                 for record, value in zip(way.records, seconds, strict=True)
             ),
         )
@@ -65,7 +65,7 @@ def test_the_first_sentence_answers(comparison):
         comparison = with_seconds(comparison, label, [seconds] * 5)
     answer, times, *_ = verdict_sentences(comparison)
     assert answer == (
-        "To reshuffle everything every epoch, use “global + peer” (exchanges take 4.5 times as long here with "
+        "To reshuffle everything every epoch, use “global + peer” (an epoch takes 2.4 times as long here with "
         "“global + storage”)."
     )
     assert times == (
@@ -74,7 +74,7 @@ def test_the_first_sentence_answers(comparison):
     )
     without = verdict_sentences(only(comparison, "global + peer", "global + server"))[0]
     assert without == (
-        "To reshuffle everything every epoch, use “global + peer” (exchanges take 3.0 times as long here with "
+        "To reshuffle everything every epoch, use “global + peer” (an epoch takes 1.8 times as long here with "
         "“global + server”)."
     )
 
@@ -116,7 +116,7 @@ def test_what_loaders_do_that_re_read_stands_beside(comparison):
     chunks = dataclasses.replace(comparison.ways[3], label="chunks + storage", choices=Choices("chunks", "storage"))
     comparison = dataclasses.replace(comparison, ways=(*comparison.ways, chunks))
     comparison = with_error(with_seconds(comparison, "chunks + storage", [0.1] * 5), "chunks + storage", 0.03)
-    told = "“chunks + storage” keeps the rows of a chunk together: an epoch takes 1.20 s."
+    told = "“chunks + storage” keeps the rows of a chunk together: an epoch takes 400 ms."
     assert "“chunks" not in verdict_sentences(comparison)[0]
     assert verdict_sentences(comparison)[1].endswith(f". {told}")
 
@@ -248,15 +248,59 @@ def test_pairs_are_the_first_answer(comparison):
     )
     assert use.startswith("To reshuffle everything every epoch, use “global + peer”")
     assert stored == (
-        "“local, as stored” against reshuffling, in rmse: worse by 20 % [18.6, 21.4] % "
-        "(95 %, 5 pairs; lower is better)."
+        "“local, as stored” against reshuffling, in rmse: worse by 20.0 % [18.6, 21.4] % "
+        "(95 % interval, 5 pairs; lower is better)."
     )
+
+
+def test_the_metric_is_explained_where_it_first_stands(comparison):
+    meaning = "error on a held-out tenth"
+    comparison = with_pairs(comparison, ["local, as stored"], BAD, meaning=meaning)
+    comparison = with_pairs(comparison, ["local, shuffled once"], GOOD, meaning=meaning)
+    first, *others = verdict_sentences(comparison)
+    assert first.startswith(f"“local, shuffled once” against reshuffling, in rmse ({meaning}): not worse")
+    assert meaning not in " ".join(others)
+    assert comparison_tables(comparison)[-1][1].startswith(f"rmse: {meaning}. mean: of rmse over the runs")
+    unexplained = with_pairs(comparison, ["local, as stored", "local, shuffled once"], BAD)
+    assert comparison_tables(unexplained)[-1][1].startswith("rmse: what the training returns by this name.")
+
+
+def test_terminal_and_sentence_show_one_bound(comparison):
+    tested = with_pairs(with_pairs(comparison, ["local, as stored"], BAD), ["local, shuffled once"], GOOD)
+    cells = [[str(cell) for cell in column.cells] for column in comparison_tables(tested)[-1][0].columns]
+    assert cells[1:4] == [["1.200", "1.000"], ["+20.0 %", "+0.040 %"], ["[18.6, 21.4] %", "≤ 0.278 %"]]
+    text = verdict(tested)
+    assert "worse by 20.0 % [18.6, 21.4] %" in text
+    assert "on average at most 0.278 % worse" in text
+
+
+def test_ways_by_chunks_are_chosen_by_the_times_that_are_shown(comparison):
+    slow = dataclasses.replace(comparison.ways[3], label="slow", choices=Choices("chunks", "storage"))
+    quick = dataclasses.replace(slow, label="quick")
+    both = dataclasses.replace(comparison, ways=(*comparison.ways, slow, quick))
+    both = with_seconds(with_seconds(both, "slow", [0.1] * 5), "quick", [0.2] * 5)
+    # The way with the longer exchange has the shorter epoch.
+    ways = [
+        dataclasses.replace(
+            way, records=tuple(dataclasses.replace(record, epoch_seconds=0.25) for record in way.records)
+        )
+        if way.label == "quick"
+        else way
+        for way in both.ways
+    ]
+    text = verdict(dataclasses.replace(both, ways=tuple(ways)))
+    assert "“quick” keeps the rows of a chunk together: an epoch takes 250 ms." in text
 
 
 @pytest.mark.parametrize(
     ("errors", "start", "options", "sentence"),
     [
-        ((0.97, 0.95, 0.93), 1.0, {}, "the error fell by 7 % in all, of which 2 % in the last epoch: training has har"),
+        (
+            (0.97, 0.95, 0.93),
+            1.0,
+            {},
+            "the error fell by 7.0 % in all, of which 2.0 % in the last epoch: training has har",
+        ),
         ((0.97, 0.95, 0.93), None, {}, "the error fell by 4.1 % in all, of which 2.1 % in the last epoch"),
         ((0.97, 0.95, 0.93), 1.0, {"margin": "3%"}, ""),
         ((0.97, 0.95, 0.93), 1.0, {"margin": 0.03}, ""),  # of a reference whose mean is 1
@@ -278,7 +322,7 @@ def test_a_training_that_has_hardly_begun_is_said(comparison, errors, start, opt
     [
         (
             (0.7, 0.75, 0.8),
-            "accuracy improved by 0.1 in all, of which 0.05 in the last epoch: training has hardly begun",
+            "accuracy improved by 0.100 in all, of which 0.050 in the last epoch: training has hardly begun",
         ),
         ((0.5, 0.79, 0.8), ""),
         ((0.8, 0.75, 0.7), ""),
@@ -305,14 +349,14 @@ def trained(comparison, errors, metrics=({},) * 3, start=None):
 def test_pairs_are_told_if_no_way_can_be_ranked(comparison):
     tested = with_pairs(only(comparison, "local, as stored"), ["local, as stored"], BAD)
     first, answer, *_ = verdict_sentences(tested)
-    assert "in rmse: worse by 20 %" in first
+    assert "in rmse: worse by 20.0 %" in first
     assert answer.startswith("No way that reshuffles everything ran for two epochs")
 
 
 def test_ways_that_learn_the_same_share_an_answer(comparison):
     text = verdict(with_pairs(comparison, ["local, as stored", "partial:0.1 + peer"], BAD, margin=0.01))
     assert text.startswith(
-        "“local, as stored” and “partial:0.1 + peer” against reshuffling, in rmse: worse by 0.2 [0.18"
+        "“local, as stored” and “partial:0.1 + peer” against reshuffling, in rmse: worse by 0.200 [0.18"
     )
 
 
@@ -332,7 +376,8 @@ def test_a_null_pair_is_told_once_for_all_ways(comparison):
 def test_a_test_without_an_answer(comparison):
     [first, *_] = verdict_sentences(with_pairs(comparison, ["local, shuffled once"], [0.5, -0.5] * 10))
     assert first.endswith(
-        "in rmse: cannot tell: between 28 % better and 28 % worse (95 %, 20 pairs; lower is better); the margin is 1 %."
+        "in rmse: cannot tell: between 28.0 % better and 28.0 % worse (95 % interval, 20 pairs; lower is better); the "
+        "margin is 1 %."
     )
 
 

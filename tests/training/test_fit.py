@@ -111,7 +111,7 @@ def test_progress_is_a_line_an_epoch_where_there_is_no_terminal(fake_shuffler, c
     with epoch_bar(3) as bar:
         fit_linear_regression(shuffler, epochs=3, step=0.5, validate=lambda weights: {"bias": 2.0}, on_epoch=bar)
     first, _, last = capsys.readouterr().err.splitlines()
-    assert first.startswith("1/3 error 0.25, bias 2 after")
+    assert first.startswith("1/3 error 0.250, bias 2.00 after")
     assert last.startswith("3/3 error")
     with pytest.raises(InvalidParameter, match="epochs=0"), epoch_bar(0):
         pass

@@ -137,6 +137,17 @@ def test_arrays_of_different_lengths_are_refused():
         fit_logical_workers({**BLOBS, "y": BLOBS["y"][:-1]}, NETWORK, n_workers=4, **OPTIONS)
 
 
+def test_training_goes_on_from_a_trained_network():
+    """Steps on all samples do not depend on their order, so one epoch twice is two epochs."""
+    network, options = Network((5, 8, 4), batch_norm=False), {"n_workers": 1, "batch_size": 305, "step": 0.3}
+    both = fit_logical_workers(BLOBS, network, **options, epochs=2).model
+    first = fit_logical_workers(BLOBS, network, **options, epochs=1).model
+    second = fit_logical_workers(BLOBS, network, **options, epochs=1, start=first).model
+    np.testing.assert_allclose(second.parameters, both.parameters, rtol=1e-10)
+    with pytest.raises(InvalidParameter, match=r"start=.*a trained Network\(sizes=\(5, 8, 4\), batch_norm=True\)"):
+        fit_logical_workers(BLOBS, NETWORK, **OPTIONS, n_workers=1, start=first)
+
+
 def test_samples_that_cannot_be_trained_on_are_named(fake_shuffler):
     with pytest.raises(InvalidParameter, match=r"target='y'.*integer labels.*float64"):
         fit_synchronous_sgd(fake_shuffler({**BLOBS, "y": BLOBS["y"] + 0.5}), NETWORK, **OPTIONS)

@@ -153,7 +153,7 @@ def recommend(cluster: ClusterRates, ways: Sequence[Work], *, precision: str = "
     >>> cluster = ClusterRates(8, link_up=12.5e6, link_down=12.5e6, storage=50e6, storage_over_links=False)
     >>> advice = recommend(cluster, all_ways(cluster, Work(100_000, 1024)), precision="closed")
     >>> advice.verdict, [(change.what, change.winner.work.delivery.name) for change in advice.changes]
-    ('Use global + peer: 941 ms per epoch.', [('links', 'storage'), ('storage', 'storage')])
+    ('Use global + peer: 942 ms per epoch.', [('links', 'storage'), ('storage', 'storage')])
     """
     candidates = _loads(cluster, ways, precision)
     shuffling = [(way, loads) for way, loads in candidates if way.choices.assignment.redraws_all]

@@ -65,12 +65,19 @@ class ClusterRates:
         Rate, in bytes of rows read, at which one processor encodes packets, and at which it decodes them.
     read_rate
         Rate at which one processor fetches and decodes chunks and copies their rows.
+    index_seconds
+        Processor time per sample that a worker holds, for the next index of its partition and the digests that it
+        votes; 0 if it was not measured.
     message_seconds
         Processor time per message, for sender and receiver together, whatever its length.
     wire_overhead
         Bytes of headers per byte of a message; 0 if the rates were measured without headers.
     epoch_seconds
-        Time of an exchange of next to nothing: for the order to begin, votes, and the latency of first messages.
+        Time of an exchange in which no rows move: for the order to begin, what workers prepare, and their votes; 0 if
+        it was not measured.
+    first_message_seconds
+        Time that the first message from one participant to another adds to an exchange, if a processor handles no
+        other one. None if it was not measured: then it counts like all messages.
 
     Raises
     ------
@@ -111,9 +118,11 @@ class ClusterRates:
     encode_rate: float = 13.2e9
     decode_rate: float = 8.4e9
     read_rate: float = 450e6
+    index_seconds: float = 0.0
     message_seconds: float = MESSAGE_SECONDS
     wire_overhead: float = 0.046
     epoch_seconds: float = 0.0
+    first_message_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("n_workers", "requests_at_once", "cores", "machine_workers"):
@@ -127,8 +136,9 @@ class ClusterRates:
                 _check_rate(name, getattr(self, name), infinite=name != "server_up")
         for name in ("storage_requests", "send_rate", "receive_rate", "encode_rate", "decode_rate", "read_rate"):
             _check_rate(name, getattr(self, name), infinite=True)
-        for name in ("request_seconds", "message_seconds", "wire_overhead", "epoch_seconds"):
+        for name in ("request_seconds", "index_seconds", "message_seconds", "wire_overhead", "epoch_seconds"):
             as_number(name, getattr(self, name), 0.0)
+        as_number("first_message_seconds", self.first_message_seconds or 0.0, 0.0)
         as_number("oversubscription", self.oversubscription, 1.0)
 
     def _check_link(self, name: str, value: Rate) -> None:

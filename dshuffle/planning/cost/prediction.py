@@ -32,6 +32,29 @@ def last_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
     return last * float((loads.worker_out / cluster.rates("link_up")).max()) * (1 + cluster.wire_overhead)
 
 
+def ends_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
+    """What no link is busy for: a message is packed before the first byte is sent, and unpacked after the last one."""
+    messages = _messages(work, cluster, loads)
+    if not messages:
+        return 0.0
+    return float(loads.worker_in.sum()) / messages * (1 / cluster.send_rate + 1 / cluster.receive_rate)
+
+
+def first_messages(work: Work, cluster: ClusterRates, loads: Loads) -> float:
+    """Estimate the number of messages that are the first ones from their sender to their receiver."""
+    return min(_messages(work, cluster, loads), float(cluster.n_workers**2))
+
+
+def fixed_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
+    """What an exchange takes whatever the length of its messages: the order, the votes, and the first messages."""
+    each = first_messages(work, cluster, loads) / cluster.n_workers * max(1.0, cluster.machine_workers / cluster.cores)
+    return cluster.epoch_seconds + each * (cluster.first_message_seconds or 0.0)
+
+
+def _messages(work: Work, cluster: ClusterRates, loads: Loads) -> float:
+    return message_count(work, loads, float(np.median(cluster.rates("link_down"))))
+
+
 MOST_WORKERS = 64
 """Maximum number of workers for a real plan."""
 MOST_SAMPLES = 1_000_000
@@ -154,9 +177,10 @@ def loads_of(cluster: ClusterRates, work: Work, *, precision: str = "auto", most
 def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
     """Compute times from loads; docs/design.md, "Predicting", has the formulas.
 
-    Links and storage work at the same time, so the slowest one determines the time. There are two exceptions. Relays
+    Links and storage work at the same time, so the slowest one determines the time. There are three exceptions. Relays
     forward packets after the server has sent its last one. Workers that read the most share the storage with all others
-    at first, but only their own links limit them in the end.
+    at first, but only their own links limit them in the end. The first message is packed before links are busy, and the
+    last one is unpacked after that.
 
     Processors are shared by all of this, and their time overlaps less with that of the network. The two times are
     combined as the cube root of the sum of their cubes. We fitted the exponent 3: with it, the model is within 6 % of
@@ -165,8 +189,9 @@ def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
     resources = {name: seconds for name, seconds in _seconds(cluster, work, loads).items() if seconds > 0}
     wire = max((seconds for name, seconds in resources.items() if name != PROCESSORS), default=0.0)
     wire = max(wire, _reading_seconds(cluster, loads)) + last_seconds(work, cluster, loads)
+    wire += ends_seconds(work, cluster, loads)
     together = float(np.cbrt(wire**3 + resources.get(PROCESSORS, 0.0) ** 3))
-    exchange = together + cluster.epoch_seconds if resources else 0.0
+    exchange = together + fixed_seconds(work, cluster, loads) if resources else 0.0
     from_storage = loads.read if cluster.storage_over_links else 0.0
     training, every = work.training_seconds or 0.0, work.choices.every
     return Prediction(
@@ -250,13 +275,16 @@ def _processor_seconds(cluster: ClusterRates, work: Work, loads: Loads) -> float
 
     It is at least the time of the busiest process, because each process has one network thread.
     """
-    messages = message_count(work, loads, float(np.median(cluster.rates("link_down"))))
+    messages = _messages(work, cluster, loads)
+    if cluster.first_message_seconds is not None:
+        messages -= first_messages(work, cluster, loads)
     workers = (
         loads.worker_out / cluster.send_rate
         + loads.worker_in / cluster.receive_rate
         + loads.decoded / cluster.decode_rate
         + loads.read / cluster.read_rate
         + messages / cluster.n_workers * cluster.message_seconds
+        + work.alpha(cluster.n_workers) * work.n_samples * cluster.index_seconds
     )
     server = loads.server_out / cluster.send_rate + loads.encoded / cluster.encode_rate
     machines = np.bincount(np.arange(cluster.n_workers) // cluster.machine_workers, workers)

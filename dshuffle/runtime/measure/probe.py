@@ -23,6 +23,7 @@ from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure import probe_tasks
 from dshuffle.runtime.measure.probe_tasks import Kernels, Machine, Traffic
+from dshuffle.runtime.measure.rehearsal import rehearse
 from dshuffle.runtime.measure.shared_links import SharedLinks, pairs_between_machines
 from dshuffle.runtime.measure.task_results import task_results
 from dshuffle.runtime.server_resource import SERVER_RESOURCE, only_serves
@@ -38,9 +39,6 @@ PAIRS = 2
 """Number of links that are measured alone."""
 BUSY = 0.85
 """Processor utilization at which the processors, not the network, count as the bottleneck."""
-
-LEAST_REPEATS, MOST_REPEATS = 3, 9
-"""How often an exchange of nothing but short messages is tried. The median counts, as it does for exchanges."""
 
 REMOVED_WITHIN = 15.0
 """Seconds in which workers must remove the probe, also with a longer ``dshuffle.timeout``."""
@@ -87,7 +85,8 @@ def measure_cluster(
 
     Other work of the cluster is not stopped, so measure an idle cluster. Some parts of the measurement are tasks: they
     wait for the tasks that their workers have already, however long these take. Rows are read from the dataset, each
-    chunk at most once per worker and phase. Caches of the storage or the operating system affect the result.
+    chunk at most once per worker and phase. Caches of the storage or the operating system affect the result. What an
+    exchange takes whatever it moves is timed in a session of its own, with few rows that are stored nowhere.
 
     Parameters
     ----------
@@ -256,10 +255,10 @@ class _Probe:
             link = max(link, link_alone)
         if math.isinf(link):  # with a single worker the link does not matter
             link = kernels.gather
+        cores = min(machine.cores for machine in self.machines.values())
         # Processor time per byte at each end, including work besides the network. Messages are counted separately.
         of_messages = MESSAGE_SECONDS * together.messages
         each_end = max(0.0, together.busy_seconds - of_messages) / max(1, together.nbytes) / 2
-        cores = min(machine.cores for machine in self.machines.values())
         cluster = ClusterRates(
             n_workers=len(self.workers),
             link_up=link,
@@ -274,9 +273,15 @@ class _Probe:
             receive_rate=1 / (each_end + 1 / kernels.scatter),
             encode_rate=kernels.encode,
             decode_rate=kernels.decode,
+            index_seconds=kernels.index_seconds,
             wire_overhead=0.0,  # the measured rates do not count headers
-            epoch_seconds=self.fixed_seconds(cores, shared.machine_workers, seconds),
         )
+        if len(self.workers) > 1:
+            short = rehearse(self.client, self.workers, self.server, seconds)
+            messages = (len(self.workers) - 1) * max(1.0, shared.machine_workers / cores)
+            cluster = dataclasses.replace(
+                cluster, epoch_seconds=short.empty, first_message_seconds=short.message_seconds(messages)
+            )
         if reads is None:
             return cluster
         processor_seconds = reads.together.processor_seconds or reads.alone.processor_seconds
@@ -356,24 +361,6 @@ class _Probe:
     def _sleep(self, seconds: float) -> list[Traffic]:
         time.sleep(seconds)
         return []
-
-    def fixed_seconds(self, cores: int, machine_workers: int, seconds: float) -> float:
-        """Typical time of an exchange of few rows, without the processor time that the model counts for messages.
-
-        An order goes to all workers, each has a short message from every other one, and all of them answer.
-        """
-        request: dict[str, Any] = {"senders": self.workers, "shares_memory": Settings.from_config().shared_memory}
-        counted = MESSAGE_SECONDS * (len(self.workers) - 1) * max(1.0, machine_workers / cores)
-        orders: list[float] = []
-        messages: list[float] = []
-        ends = time.perf_counter() + seconds
-        while len(orders) < LEAST_REPEATS or (len(orders) < MOST_REPEATS and time.perf_counter() < ends):
-            began = time.perf_counter()
-            self._machines()
-            orders.append(time.perf_counter() - began)
-            took = run_on_workers(self.client, probe_tasks.pull_once, workers=self.workers, **request)
-            messages.append(max(took.values()))
-        return statistics.median(orders) + max(0.0, statistics.median(messages) - counted)
 
     # -- workers -----------------------------------------------------------------------------------------------
 

@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from dshuffle.coding import decode, encode
 from dshuffle.exchange.buffers import Buffer, BufferPool
+from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.comms import probe, sent
 from dshuffle.exchange.messages import MIB, MessageId
 from dshuffle.exchange.replies import RowsReply
 from dshuffle.exchange.shared_memory import may_share
 from dshuffle.exchange.warmup import warm_up
-from dshuffle.rows import RowLayout, checksum_rows, gather_rows, scatter_verified
+from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.rows import RowLayout, checksum_rows
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.processors import ProcessorTimes
 from dshuffle.store import Dataset
@@ -41,6 +43,8 @@ HERE = uuid.uuid4().hex
 """Identifies this process together with its PID, because containers on one machine may use the same PIDs."""
 KERNEL_BYTES = 16 * MIB
 """Bytes of rows for the kernels: more than processor caches hold."""
+KERNEL_ROWS = 2**18
+"""Most rows for the kernels. More short ones take as long each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +86,23 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Kernel rates on one processor, in bytes of rows per second: gather, verify and scatter, encode, decode."""
+    """What a partition and the codes take on one processor.
+
+    Parameters
+    ----------
+    gather, scatter
+        Bytes of rows per second that a partition packs, and that it verifies and unpacks.
+    encode, decode
+        Bytes of rows per second that are read to encode packets, and to decode them.
+    index_seconds
+        Seconds per row held, to make the next index of a partition and the digests of a vote.
+    """
 
     gather: float
     scatter: float
     encode: float
     decode: float
+    index_seconds: float
 
 
 _opened: dict[str, Dataset] = {}
@@ -186,17 +201,6 @@ async def pull(
     return Traffic(total, time.perf_counter() - began, messages)
 
 
-async def pull_once(dask_worker: Worker, senders: Sequence[str], shares_memory: bool) -> float:
-    """Seconds in which a short message comes from every other worker, as in an exchange of few rows."""
-    began = time.perf_counter()
-
-    async def ask(other: str) -> None:
-        await _through_a_thread(_touch, await probe(dask_worker, other, 1, shares_memory=shares_memory))
-
-    await asyncio.gather(*(ask(other) for other in senders if other != dask_worker.address))
-    return time.perf_counter() - began
-
-
 def read_chunks(name: str, seconds: float, seed: int) -> Traffic:
     """Read whole chunks in order from a random start, each at most once, for some seconds or until all are read.
 
@@ -240,29 +244,40 @@ def request_seconds(name: str, seed: int, count: int = 8) -> float:
 
 
 def kernels(row_nbytes: int) -> Kernels:
-    """Time the exchange kernels on one processor, for rows of this length and packets of four rows."""
+    """Time on one processor what an exchange does with rows of this length, and with packets of four of them."""
     warm_up(row_nbytes, coded=True)
     layout = RowLayout.of({"x": (np.dtype("u1"), (row_nbytes,))})
-    n_packets = max(2, KERNEL_BYTES // max(1, 4 * row_nbytes))
+    n_packets = min(KERNEL_ROWS, max(8, KERNEL_BYTES // max(1, row_nbytes))) // 4
     n = 4 * n_packets
-    rng = np.random.default_rng(0)
-    rows, out = layout.empty(n), layout.empty(n)
-    rows[:] = rng.integers(0, 256, row_nbytes, dtype=np.uint8)
-    out[:] = 0
-    ids = np.arange(n)
-    slots = rng.permutation(n).reshape(n_packets, 4)
-    sums = checksum_rows(rows, ids)
+    ids, arriving = np.arange(n), np.arange(n, 2 * n)
+    partition = CachePartition(layout, capacity=n, incoming=n)
+    partition.rows[:] = np.random.default_rng(0).integers(0, 256, row_nbytes, dtype=np.uint8)
+    partition.add_checksums(ids, partition.reserve(ids))
+    partition.commit(partition.prepare(ids))
+    leaving = np.random.default_rng(0).permutation(n)
+    message, message_sums = layout.empty(n), np.empty(n, dtype=np.uint32)
+    message[:] = 0
+    gather = _seconds(lambda: partition.pack(leaving, message, message_sums))
+    slots, arriving_sums = partition.reserve(arriving), checksum_rows(message, arriving)
+
+    def next_index() -> None:
+        partition.reserve(arriving)
+        partition.prepare(arriving)
+        SampleDigest.of(leaving, 0)
+
+    rows, sums = partition.rows[:n], partition.checksums[:n]
+    members = leaving.reshape(n_packets, 4)
     packets, packet_sums = layout.empty(n_packets), np.empty(n_packets, dtype=np.uint32)
     packets[:] = 0
     four, three = np.arange(n_packets + 1) * 4, np.arange(n_packets + 1) * 3
-    held, lacking = slots[:, :3].ravel(), slots[:, 3].copy()
+    held, lacking, each = members[:, :3].ravel(), members[:, 3].copy(), np.arange(n_packets)
     nbytes = n * row_nbytes
     return Kernels(
-        gather=nbytes / _seconds(lambda: gather_rows(rows, slots.ravel(), out)),
-        scatter=nbytes / _seconds(lambda: scatter_verified(out, slots.ravel(), rows, ids, sums)),
-        encode=nbytes
-        / _seconds(lambda: encode(rows, sums, four, slots.ravel(), np.arange(n_packets), packets, packet_sums)),
+        gather=nbytes / gather,
+        scatter=nbytes / _seconds(lambda: partition.unpack(arriving, slots, message, arriving_sums)),
+        encode=nbytes / _seconds(lambda: encode(rows, sums, four, leaving, each, packets, packet_sums)),
         decode=nbytes / _seconds(lambda: decode(rows, sums, packets, packet_sums, three, held, lacking, lacking)),
+        index_seconds=_seconds(next_index) / n,
     )
 
 
@@ -280,12 +295,12 @@ def _next_size(nbytes: int, took: float, seconds: float, least: int, most: int) 
 
 
 def _seconds(function: Callable[[], object]) -> float:
-    """Shortest of three runs, in seconds."""
+    """Least processor time of three runs, in seconds. What others do on the processors meanwhile does not count."""
     times = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.thread_time()
         function()
-        times.append(time.perf_counter() - began)
+        times.append(time.thread_time() - began)
     return max(min(times), 1e-9)
 
 

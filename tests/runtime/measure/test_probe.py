@@ -16,7 +16,8 @@ from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.cost import all_ways, recommend
 from dshuffle.planning.cost.job import Work
 from dshuffle.runtime.measure import probe_tasks
-from dshuffle.runtime.measure.probe import _Probe, measure_cluster
+from dshuffle.runtime.measure.probe import measure_cluster
+from dshuffle.runtime.measure.rehearsal import rehearse
 from dshuffle.runtime.measure.task_results import task_results
 from dshuffle.runtime.server_resource import SERVER_RESOURCE
 
@@ -42,6 +43,9 @@ def test_all_that_the_model_needs_is_measured(cluster_of, small):
     assert measured.machine_workers == 3
     assert measured.server_on_machine
     assert measured.wire_overhead == 0
+    assert measured.epoch_seconds > 0
+    assert measured.first_message_seconds is not None
+    assert measured.index_seconds > 0
     for rate in ("link_up", "server_up", "storage", "storage_client", "send_rate", "encode_rate", "read_rate"):
         assert 1e4 < getattr(measured, rate) < math.inf, rate
     assert found.link_alone > 0
@@ -81,29 +85,30 @@ def test_every_byte_counts(cluster_of, shares_memory):
 
 
 @pytest.mark.slow
-def test_the_fixed_time_of_an_exchange_has_short_messages_in_it(cluster_of):
-    """Answers that come 0.3 s late make it longer by 0.3 s, and not by as much for each worker."""
+@pytest.mark.parametrize(("operation", "empty_too"), [("dshuffle_fetch", False), ("dshuffle_begin", True)])
+def test_short_exchanges_are_timed_from_the_order_to_the_votes(cluster_of, operation, empty_too):
+    """Late answers make them longer: of messages only those that have any, and not by as much for each worker."""
     late = 0.3
 
     def delay(dask_worker):
-        give = dask_worker.handlers[probe_tasks.HANDLER]
+        answer = dask_worker.handlers[operation]
 
-        async def delayed(nbytes, host):
+        async def delayed(*args, **message):
             await asyncio.sleep(late)
-            return await give(nbytes, host)
+            reply = answer(*args, **message)
+            return await reply if asyncio.iscoroutine(reply) else reply
 
-        dask_worker.handlers[probe_tasks.HANDLER] = delayed
+        dask_worker.handlers[operation] = delayed
 
-    with cluster_of({name: {} for name in range(4)}) as cluster, Client(cluster) as client:
-        client.wait_for_workers(4)
-        client.run(probe_tasks.install)
-        probe = _Probe(client, None, 1024, list(client.scheduler_info()["workers"]), None)
-        fast = probe.fixed_seconds(4, 4, 0.0)
+    with cluster_of({name: {} for name in range(3)}) as cluster, Client(cluster) as client:
+        client.wait_for_workers(3)
+        workers = list(client.scheduler_info()["workers"])
+        fast = rehearse(client, workers, None, 0.0)
         client.run(delay)
-        slow = probe.fixed_seconds(4, 4, 0.0)
-        probe.remove()
-    assert fast > 0
-    assert late - 0.01 < slow < fast + 2 * late
+        slow = rehearse(client, workers, None, 0.0)
+    assert fast.empty > 0
+    assert late < slow.short < fast.short + 2 * late
+    assert (slow.empty > late) is empty_too
 
 
 @pytest.mark.slow
@@ -194,3 +199,4 @@ print(sorted(packages() - before))
 def test_kernels_have_rates():
     found = probe_tasks.kernels(1000)
     assert min(found.gather, found.scatter, found.encode, found.decode) > 1e6
+    assert 0 < found.index_seconds < 1e-3

@@ -1,0 +1,24 @@
+"""A dataset of zeros that is stored nowhere: whoever unpickles it has it, so every worker can open it."""
+
+from __future__ import annotations
+
+import zarr
+from zarr.storage import MemoryStore
+
+from dshuffle.store.dataset import Dataset
+from dshuffle.store.open import open_dataset
+
+
+def blank_dataset(n_samples: int) -> Dataset:
+    """Make a dataset of samples of one byte. It has metadata only: chunks that are not stored are zeros.
+
+    Examples
+    --------
+    >>> dataset = blank_dataset(100)
+    >>> dataset.n_samples, dataset.row_nbytes
+    (100, 1)
+    """
+    store = MemoryStore()
+    group = zarr.create_group(store=store)
+    group.create_array("x", shape=(n_samples,), chunks=(n_samples,), dtype="u1", fill_value=0)
+    return open_dataset(store)
