@@ -139,11 +139,23 @@ def test_loaders_are_compared():
     assert ran.returncode == 0, ran.stderr
     title, _, *ways = ran.stdout.splitlines()
     assert title.startswith("20,000 rows, 20.5 MB, 2 processes")
-    names = {way[:30].strip() for way in ways} - {way[:30].strip() for way in ways if way.startswith("streaming")}
-    assert names == {
+    assert {way[:30].strip() for way in ways} == {
         "DistributedSampler on a file",
         *(f"dshuffle, {assignment}" for assignment in ("global", "partial:0.1", "chunks")),
     }
+
+
+@pytest.mark.slow
+def test_loaders_of_scripts_are_compared(torch):
+    command = [sys.executable, str(BENCHMARKS / "launchers.py"), "--samples=1000", "--ranks=2", "--rounds=1", "--ways"]
+    ways = ["DistributedSampler", "Dask session, global"]
+    ran = subprocess.run([*command, *ways], capture_output=True, text=True, timeout=280)
+    assert ran.returncode == 0, ran.stderr
+    title, _, size, _, *rows = ran.stdout.splitlines()
+    assert "torch 2" in title
+    assert size.startswith("1,000 images of 32x32x3 bytes, 2 ranks")
+    assert [row[:22].strip() for row in rows] == ways
+    assert all(row.endswith("  0, 0") for row in rows), "each sample comes once an epoch"
 
 
 @pytest.mark.slow

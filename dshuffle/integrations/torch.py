@@ -95,6 +95,8 @@ class PartitionBatches(IterableDataset[Batch]):
         Treatment of samples that do not fill a batch; see :class:`~dshuffle.planning.batching.Batching`.
     arrays
         Array names: each batch is a tuple of these arrays in this order. ``None``: each batch is a dict of all arrays.
+    least
+        With unequal shares, the smallest number of samples in a batch.
 
     Raises
     ------
@@ -106,11 +108,17 @@ class PartitionBatches(IterableDataset[Batch]):
     """
 
     def __init__(
-        self, partition: TrainingPartition, batch_size: int, *, mode: str = DROP, arrays: Sequence[str] | None = None
+        self,
+        partition: TrainingPartition,
+        batch_size: int,
+        *,
+        mode: str = DROP,
+        arrays: Sequence[str] | None = None,
+        least: int = 1,
     ) -> None:
         super().__init__()
         size = as_integer("batch_size", batch_size, 1)
-        self.batching = Batching(len(partition), *partition.shares, size, mode, unequal=partition.unequal)
+        self.batching = Batching(len(partition), *partition.shares, size, mode, partition.unequal, least)
         self._partition = partition
         self._names = tuple(partition.names if arrays is None else arrays)
         self._as_tuple = arrays is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +15,11 @@ from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.launched.launcher import Place
+from dshuffle.launched.mailbox import SAY_AFTER
 from dshuffle.launched.ports import HELLO, job_key
 from dshuffle.runtime.replies import replying
+
+logger = logging.getLogger(__name__)
 
 POST = "dshuffle_post"
 """Stream message to a worker: a method of its mailbox, and the arguments."""
@@ -172,14 +177,23 @@ class Job(SchedulerPlugin):
         ClusterError
             If they do not all come in time.
         """
-        await self._first([self._all_joined, self._failed], seconds)
-        if not self._all_joined.is_set() and self.failure is None:
-            missing = sorted(set(range(self.world_size)) - self._addresses.keys())
-            names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-            raise ClusterError(
-                f"{len(missing)} of {self.world_size} ranks have not come within {seconds:g} s: {names}. Look at their "
-                "output: every rank must call dshuffle.spmd, and reach the host of rank 0"
-            )
+        began, pause = time.monotonic(), SAY_AFTER
+        while not (self._all_joined.is_set() or self._failed.is_set()):
+            waited = time.monotonic() - began
+            if waited >= seconds:
+                raise ClusterError(
+                    f"{self.world_size - len(self._addresses)} of {self.world_size} ranks have not come within "
+                    f"{seconds:g} s: {self._absent()}. Look at their output: every rank must call dshuffle.spmd, and "
+                    "reach the host of rank 0"
+                )
+            if waited >= SAY_AFTER:
+                logger.warning("dshuffle: rank 0 waits for these ranks, for %.0f s: %s", waited, self._absent())
+            await self._first([self._all_joined, self._failed], min(pause, seconds - waited))
+            pause *= 2
+
+    def _absent(self) -> str:
+        absent = sorted(set(range(self.world_size)) - self._addresses.keys())
+        return ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
 
     async def wait_until_left(self, seconds: float) -> bool:
         """Wait until all ranks have left their loops, or the job has failed; whether that is so."""

@@ -257,6 +257,7 @@ class SpmdLoader:
                 self._options,
             )
             process.job.on_failure = self._session.cancel
+            self._check_job()  # it may have failed before it knew this function
             is_rest = self._session.is_rest
         shuffler = self._session.shuffler
         process.call(process.job.open, shuffler.next_epoch, is_rest, pickled(shuffler.attached))

@@ -17,7 +17,7 @@ from dshuffle.runtime import Partition
 logger = logging.getLogger(__name__)
 
 SAY_AFTER = 15.0
-"""Seconds after which a wait says what it waits for; then after twice that time, and so on."""
+"""Seconds after which a wait for other ranks says what it waits for; then after twice that time, and so on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import logging
 import socket
 import time
 from collections.abc import Sequence
@@ -22,7 +23,10 @@ from distributed.comm.core import connect
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.launched.launcher import Place
+from dshuffle.launched.mailbox import SAY_AFTER
 from dshuffle.runtime.replies import message_in, within
+
+logger = logging.getLogger(__name__)
 
 N_PORTS = 8
 """How many ports a job has."""
@@ -93,19 +97,23 @@ async def find_scheduler(place: Place, ports: Sequence[int], protocol: str, secu
     InvalidParameter
         If it refuses this rank.
     """
-    end = time.monotonic() + seconds
+    began, say_at = time.monotonic(), SAY_AFTER
     while True:
         addresses = [f"{protocol}://{unparse_host_port(place.address, port)}" for port in ports]
         answers = await asyncio.gather(*(_ask(address, place, ports, security) for address in addresses))
         for address, answer in zip(addresses, answers, strict=True):
             if answer is not None and message_in(answer, bool, "the scheduler of rank 0"):
                 return address
-        if time.monotonic() > end:
+        waited = time.monotonic() - began
+        if waited > seconds:
             raise ClusterError(
                 f"rank {place.rank} did not find rank 0 on {place.address} within {seconds:g} s (ports "
                 f"{', '.join(map(str, ports))}). Look whether rank 0 runs and calls dshuffle.spmd as well, and whether "
                 "this host reaches it there; address= and port= give another address"
             )
+        if waited >= say_at:
+            logger.warning("dshuffle: rank %d waits for rank 0 on %s, for %.0f s", place.rank, place.address, waited)
+            say_at = 2 * waited
         await asyncio.sleep(PAUSE)
 
 

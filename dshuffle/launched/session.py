@@ -80,7 +80,8 @@ class JobSession:
             check_shares(options.get("shares", choices.shares))
         self._client = Client(address, security=security, set_as_default=False)
         try:
-            options = {**options, "on_loss": "raise", "min_workers": world_size}
+            # All ranks have come. With their names, the session does not wait for a rank that was lost since then.
+            options = {**options, "on_loss": "raise", "workers": [str(rank) for rank in range(world_size)]}
             self.shuffler = self._opened(checkpoint, state, options)
         except BaseException:
             self._client.close()

@@ -33,6 +33,7 @@ REFUSED = {
     "on_loss": "A rank that is lost ends the job, and the launcher starts it again.",
     "elastic": "The number of ranks is that of the launcher. A job that resumes may have another one.",
     "min_workers": "The session waits for all ranks.",
+    "workers": "Each rank is a worker.",
     "client": "The job has a scheduler of its own.",
     "server": "Each rank trains, and rank 0 serves if the delivery needs a server.",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from dshuffle.training.torch_rank import (
     MissingModel,
     end,
     load_state,
+    read_state,
     state_of,
     torch,
     train,
@@ -146,8 +146,8 @@ def fit_torch_ddp(
         PyTorch is not installed in this process or on a worker.
     InvalidParameter
         Two workers are threads of one process, a parameter is out of range, the loss would broadcast the target or does
-        not accept it (the message names the shapes), features are not finite (the message names the sample), or the
-        parameters diverge.
+        not accept it (the message names the shapes), features are not finite (the message names the sample), batch norm
+        gets a mini-batch of one sample, or the parameters diverge.
     CheckpointError
         The checkpoint is one of another trainer, or of another kind of optimizer.
     WorkerLost
@@ -215,8 +215,9 @@ def fit_torch_ddp(
         sizes = {"batch_size": batch_size, "accumulate": accumulate, "max_grad_norm": max_grad_norm}
         state = recorder.begin(shuffler, "fit_torch_ddp", None, optimizer=kind, **sizes)
         if state is not None:
-            load_state(state, model)
-            _warn_of_options(state, optimizer)
+            of_model, of_optimizer = read_state(state)
+            model.load_state_dict(of_model)
+            _warn_of_options(of_optimizer, optimizer)
     breakdown: dict[int, EpochBreakdown] = {}  # keyed by the shuffler's epoch number
     fit: Fit | None = None
     epoch: Epoch | None = None
@@ -274,10 +275,9 @@ def _step(
     return OwnStep(training_step, arrays, metric)
 
 
-def _warn_of_options(state: bytes, optimizer: torch.optim.Optimizer) -> None:
+def _warn_of_options(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
     """Say which options of an optimizer are those of a state, and not those that it was made with."""
-    _, of_optimizer = torch.load(io.BytesIO(state), weights_only=False)
-    for before, made in zip(of_optimizer["param_groups"], optimizer.param_groups, strict=False):
+    for before, made in zip(state["param_groups"], optimizer.param_groups, strict=False):
         for name in sorted((before.keys() & made.keys()) - {"params", "lr"}):
             if repr(before[name]) != repr(made[name]):
                 text = "dshuffle: the optimizer continues with %s=%s of the checkpoint, and not with %s"

@@ -17,7 +17,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,9 +43,10 @@ try:
     # imports it with the first DistributedDataParallel: the connections of that group could never be closed.
     import torch.distributed.nn.functional
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.nn.modules.batchnorm import _BatchNorm
     from torch.nn.parallel import DistributedDataParallel
 
-    from dshuffle.integrations.torch import tensor_of
+    from dshuffle.integrations.torch import PartitionBatches, tensor_of
     from dshuffle.training.torch_step import TrainingStep
 except ImportError as exc:
     raise ImportError(f"dshuffle.training.torch_ddp needs PyTorch ({exc}). {INSTALL_TORCH}") from exc
@@ -188,10 +190,16 @@ def state_of(partition: Partition, name: str, with_optimizer: bool) -> bytes:
     return saved.getvalue()
 
 
-def load_state(state: bytes, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Load what :func:`state_of` returned."""
+def read_state(state: bytes) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """The states of module and optimizer that :func:`state_of` returned."""
     # From our own workers, or from a checkpoint, which is unpickled anyway. Optimizers may keep any object.
     of_model, of_optimizer = torch.load(io.BytesIO(state), weights_only=False)
+    return of_model, of_optimizer
+
+
+def load_state(state: bytes, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Load what :func:`state_of` returned."""
+    of_model, of_optimizer = read_state(state)
     model.load_state_dict(of_model)
     if optimizer is not None:
         optimizer.load_state_dict(of_optimizer)
@@ -217,6 +225,11 @@ class GroupExit:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None:
             return
+        # The frames of an error in the module hold the module, and it the process group: connections would stay open.
+        reason: BaseException | None = error
+        while reason is not None:
+            traceback.clear_frames(reason.__traceback__)
+            reason = reason.__cause__ or reason.__context__
         _leave(self.process)
         of_peers = any(word in str(error) for word in ("gloo", "peer", "ProcessGroup"))
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and of_peers):
@@ -225,7 +238,7 @@ class GroupExit:
 
 def _leave(process: Process) -> None:
     if process.seat is not None:
-        # The module holds the process group, and the frames of an error hold the seat: connections would stay open.
+        # The module holds the process group, and frames that still run hold the seat: connections would stay open.
         process.seat.model = process.seat.optimizer = None
     grouped, process.grouped, process.seat, process.number = process.grouped, False, None, 0
     if grouped and dist.is_initialized():
@@ -312,7 +325,8 @@ def average(seat: TrainingState, bucket: dist.GradBucket) -> torch.futures.Futur
 
 def _steps(partition: Partition, group: Group, seat: TrainingState, fit: Fit) -> PhaseSeconds:
     names = seat.step.arrays(partition.names)
-    batches = partition.to_torch(fit.batch_size, mode=UNEVEN, arrays=names)
+    least = 2 if any(isinstance(module, _BatchNorm) for module in seat.model.modules()) else 1
+    batches = PartitionBatches(partition, fit.batch_size, mode=UNEVEN, arrays=names, least=least)
     positions = [batches.batching.positions(number) for number in range(len(batches))]
     totals = torch.tensor([float(len(batch)) for batch in positions])
     dist.all_reduce(totals)
@@ -330,8 +344,10 @@ def _steps(partition: Partition, group: Group, seat: TrainingState, fit: Fit) ->
             seat.optimizer.zero_grad()
         ends = (number + 1) % fit.accumulate == 0 or number + 1 == len(positions)
         with contextlib.nullcontext() if ends else seat.model.no_sync():
+            with _refusing_single_sample(partition, fit.batch_size, len(chosen)):
+                loss = seat.step.loss(seat.model, batch)
             # The weight makes the mean over ranks the mean over samples.
-            (seat.step.loss(seat.model, batch) * (len(chosen) * group.size / total)).backward()
+            (loss * (len(chosen) * group.size / total)).backward()
         gathering += began - clock
         waited = 0.0
         if ends:
@@ -342,6 +358,27 @@ def _steps(partition: Partition, group: Group, seat: TrainingState, fit: Fit) ->
         clock = time.perf_counter()
         exchanging, computing = exchanging + waited, computing + clock - began - waited
     return PhaseSeconds(batches=gathering, forward_backward=computing, gradient_exchange=exchanging)
+
+
+@contextlib.contextmanager
+def _refusing_single_sample(partition: Partition, batch_size: int, n_samples: int) -> Iterator[None]:
+    """Say what to do if batch norm refuses a mini-batch of one sample. It accepts one if its channels have more values,
+    as those of images do.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if n_samples > 1 or not str(error).startswith("Expected more than 1 value per channel"):
+            raise
+        smallest, largest = partition.shares
+        raise InvalidParameter.of(
+            "batch_size",
+            batch_size,
+            "large enough to give every mini-batch at least 2 samples for batch norm",
+            f"Rank {partition.rank} has {len(partition)} samples, and one of its mini-batches has 1 sample: all ranks "
+            f"have equally many mini-batches, and {smallest} to {largest} samples. Use larger mini-batches, more equal "
+            "shares, fewer workers, or a module without batch norm.",
+        ) from error
 
 
 def _error(partition: Partition, seat: TrainingState) -> float:

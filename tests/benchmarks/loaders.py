@@ -1,4 +1,4 @@
-"""What an epoch of shuffled batches takes with dshuffle, and with loaders that read from files.
+"""What an epoch of shuffled batches takes with dshuffle, and with a file that all processes read.
 
     python tests/benchmarks/loaders.py [--samples 200000] [--row-bytes 1024] [--workers 4] [--training 0.0]
         [--cold] [--folder DIR]
@@ -11,16 +11,14 @@ that files are read from the disk. `--folder` says where all files are, for inst
 * `dshuffle`: partitions in the memory of Dask workers, which exchange samples while the processes train.
 * `DistributedSampler`: every process reads its part of a random permutation from a file in memory (`np.memmap`), a
   batch at a time, some batches ahead. It draws the permutation as PyTorch's `DistributedSampler` does, without PyTorch.
-* `streaming`: MosaicML's `StreamingDataset` on shards on the local disk (`pip install mosaicml-streaming`). It shuffles
-  shards and then within blocks, and yields samples one by one. Left out if it is not installed.
+
+`launchers.py` compares with other loaders, and trains a network.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
-import importlib.util
 import multiprocessing
 import os
 import queue
@@ -90,23 +88,6 @@ def from_memmap(epoch: int, rank: int, folder: str, sizes: tuple[int, int]) -> I
         yield rows[own[first : first + BATCH]]
 
 
-def from_streaming(epoch: int, rank: int, folder: str, sizes: tuple[int, int]) -> Iterator[np.ndarray]:
-    from streaming import StreamingDataset
-
-    os.environ |= {"WORLD_SIZE": str(sizes[0]), "LOCAL_WORLD_SIZE": str(sizes[0]), "RANK": str(rank)}
-    os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577"}
-    dataset = _streaming.setdefault(folder, None) or StreamingDataset(local=folder, shuffle=True, batch_size=BATCH)
-    _streaming[folder] = dataset
-    batch: list[np.ndarray] = []
-    for sample in dataset:
-        batch.append(sample["x"])
-        if len(batch) == BATCH:
-            yield np.stack(batch)
-            batch.clear()
-    if batch:
-        yield np.stack(batch)
-
-
 def prefetched(batches: Iterator[np.ndarray], at_most: int = 8) -> Iterator[np.ndarray]:
     """Read batches ahead in a thread, as a `DataLoader` does in a process."""
     ready: queue.Queue[np.ndarray | None] = queue.Queue(at_most)
@@ -119,17 +100,6 @@ def prefetched(batches: Iterator[np.ndarray], at_most: int = 8) -> Iterator[np.n
     threading.Thread(target=read, daemon=True).start()
     while (batch := ready.get()) is not None:
         yield batch
-
-
-_streaming: dict[str, Any] = {}
-
-
-def write_streaming(x: np.ndarray, folder: str) -> None:
-    from streaming import MDSWriter
-
-    with MDSWriter(out=folder, columns={"x": f"ndarray:{x.dtype.name}:{x.shape[1]}"}) as writer:
-        for row in x:
-            writer.write({"x": row})
 
 
 def _process(
@@ -194,11 +164,6 @@ def main() -> None:
         file = folder()
         np.save(f"{file}/x.npy", x)
         found["DistributedSampler on a file"] = theirs(from_memmap, file, x, *share)
-        if importlib.util.find_spec("streaming") is not None:
-            shards = folder()
-            write_streaming(x, shards)
-            version = importlib.metadata.version("mosaicml-streaming")
-            found[f"streaming {version}"] = theirs(from_streaming, shards, x, *share)
     cold = ", page cache emptied before every epoch" if options.cold else ""
     print(
         f"{options.samples:,} rows, {human_bytes(x.nbytes)}, {options.workers} processes{cold}. Epochs after the first:"

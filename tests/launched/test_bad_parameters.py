@@ -15,6 +15,7 @@ from dshuffle.errors import InvalidParameter
     [
         ({"on_loss": "shrink"}, "on_loss is not allowed"),
         ({"elastic": True}, "elastic is not allowed"),
+        ({"workers": ["0"]}, "workers is not allowed"),
         (
             {"shares": {"old-node": 2}},
             "ranks of a job have numbers, and no names. Give 'even', or numbers, one for each",

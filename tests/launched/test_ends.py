@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import threading
 from types import SimpleNamespace
 
@@ -149,8 +150,10 @@ def test_the_rank_of_a_failed_task_is_that_of_its_worker():
 
 
 @pytest.mark.slow
-def test_ranks_that_came_are_told_which_one_did_not(store, free_port):
-    errors = {}
+def test_ranks_that_came_are_told_which_one_did_not(store, free_port, monkeypatch):
+    errors, lines = {}, []
+    monkeypatch.setattr("dshuffle.launched.job.SAY_AFTER", 0.1)
+    monkeypatch.setattr("dshuffle.launched.job.logger.warning", lambda text, *values: lines.append(text % values))
 
     def rank_of(rank):
         try:
@@ -166,3 +169,4 @@ def test_ranks_that_came_are_told_which_one_did_not(store, free_port):
         thread.join(60)
     assert "1 of 3 ranks have not come within 8 s: 2" in str(errors[0])
     assert "rank 0 of 3 has failed: ClusterError: 1 of 3 ranks have not come within 8 s: 2" in str(errors[1])
+    assert re.fullmatch("dshuffle: rank 0 waits for these ranks, for . s: 2", lines[-1])

@@ -102,6 +102,38 @@ def test_one_rank_ends_and_the_job_resumes(in_processes, in_threads, store, fold
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_lost_while_rank_0_opens_the_session(in_processes, store, folder):
+    """All ranks have come, and the session must not wait for the one that has gone."""
+    script = """
+import os, signal, sys, time
+import dshuffle
+import dshuffle.launched.loader as module
+
+url, folder = sys.argv[1:]
+
+class LateSession(module.JobSession):
+    def __init__(self, *arguments):
+        open(f"{folder}/opens", "w").close()
+        while loader._process.job.failure is None:
+            time.sleep(0.05)
+        super().__init__(*arguments)
+
+module.JobSession = LateSession
+with dshuffle.spmd(url, batch_size=8) as loader:
+    if loader.rank == 2:
+        while not os.path.exists(f"{folder}/opens"):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
+    for epoch in loader.epochs(1):
+        pass
+"""
+    codes, errors = in_processes(script, store, folder, n_ranks=3).end()
+    assert codes == [1, 1, -signal.SIGKILL], errors
+    for error in errors[:2]:
+        assert "WorkerLost: rank 2 of 3 was lost" in error
+
+
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_ends_all_ranks(in_processes, store, folder):
     """A terminal sends SIGINT to all of them."""
     ranks = in_processes(SCRIPT, store, folder, "wait", 0, 100)
