@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -156,6 +157,24 @@ def test_loaders_of_scripts_are_compared(torch):
     assert size.startswith("1,000 images of 32x32x3 bytes, 2 ranks")
     assert [row[:22].strip() for row in rows] == ways
     assert all(row.endswith("  0, 0") for row in rows), "each sample comes once an epoch"
+
+
+@pytest.mark.slow
+def test_rules_that_change_q_are_compared_with_a_constant_one():
+    command = [sys.executable, str(BENCHMARKS / "changing_q.py"), "--model=regression", "--rule=falling", "--pairs=2"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert [line.split(", ")[1:3] for line in lines] == [
+        ["constant steps", "random shards"],
+        ["decaying steps", "random shards"],
+        ["constant steps", "contiguous shards"],
+        ["decaying steps", "contiguous shards"],
+    ]
+    fractions = [math.ceil(250 * (0.01 + (7 / 8 - 0.01) / 2**epoch)) / 250 for epoch in range(23)]
+    assert all(f"mean Q {sum(fractions) / 23:.3f}" in line for line in lines)
+    against_random = [float(line.split("from random shards ")[1].split("%")[0]) for line in lines[2:]]
+    assert against_random[1] > 20, "with decaying steps, the last exchanges count most"
 
 
 @pytest.mark.slow
