@@ -159,7 +159,7 @@ def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
 def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
     """The records of all ways with their errors, and the validation metrics after the last epoch, as text."""
     has_errors = any(way.history is not None and way.history.points for way in result.ways)
-    lines = [f"error: {error_meaning}"] if has_errors else []
+    lines = [f"The error is {error_meaning}."] if has_errors else []
     for way in result.ways:
         lines.append(f"{way.label}, {way.n_workers} workers")
         points = () if way.history is None else way.history.points

@@ -61,7 +61,7 @@ def test_a_file_with_arguments(file, tmp_path):
     ran = run(file, f"url={URL}", "epochs=3", "--report", tmp_path / "report")
     assert ran.exit_code == 0, ran.output
     meaning, *lines = ran.stdout.splitlines()
-    assert meaning == "error: the relative residual ‖Xw - y‖ / ‖y‖ on the whole dataset"
+    assert meaning == "The error is the relative residual ‖Xw - y‖ / ‖y‖ on the whole dataset."
     assert lines[0] == "global + peer, 2 workers"
     assert [line.split(":")[0] for line in lines[1:4]] == [
         f"  epoch {e} ({w})" for e, w in enumerate(["load", "peer", "peer"])

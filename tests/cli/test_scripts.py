@@ -70,7 +70,8 @@ def test_a_dataset_is_made_and_trained_on(tmp_path):
         [Path(sys.executable).parent / "dshuffle", *arguments], capture_output=True, text=True, check=False
     )
     assert trained.returncode == 0, trained.stderr
-    title, *lines, metrics = trained.stdout.splitlines()
+    meaning, title, *lines, metrics = trained.stdout.splitlines()
+    assert meaning.startswith("The error is the relative residual")
     assert title == "global + peer, 2 workers"
     assert metrics.startswith("  rmse ")
     assert ", rmse_of_mean " in metrics
