@@ -5,6 +5,7 @@ import json
 import dask
 import numpy as np
 import pytest
+import zarr
 from click.testing import CliRunner
 from PIL import Image
 
@@ -140,6 +141,7 @@ def test_create_from_a_folder_of_images(tmp_path):
     rows = dshuffle.open_dataset(tmp_path / "d.zarr").read_rows([0, 1])
     assert rows["x"].shape == (2, 8, 12)
     assert rows["y"].tolist() == [0, 1]
+    assert zarr.open_group(tmp_path / "d.zarr", mode="r")["y"].attrs["classes"] == ["cats", "dogs"]
 
 
 def test_create_from_ratings(tmp_path):

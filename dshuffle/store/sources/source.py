@@ -136,6 +136,7 @@ class StreamSource(RowSource):
 class _WatchedSource(RowSource):
     def __init__(self, source: RowSource, read: Callable[[int], None]) -> None:
         super().__init__(source.origin, source.shape, source.dtype)
+        self.classes, self.has_url = source.classes, source.has_url
         self._source = source
         self._read = read
 
