@@ -32,7 +32,7 @@ OPTIONS = {
 _SUBJECT = re.compile(r"(?P<name>[a-z_.]+)(?==| is not allowed)")
 
 _ADVICE = re.compile(
-    r"\b(?P<words>Give|Leave|Set|Use|larger|smaller|higher|lower) (?P<name>[a-z]+(?:_[a-z]+)+)\b(?![='\"/])"
+    r"\b(?P<words>Give|Leave|Set|Use|larger|smaller|higher|lower) (?P<name>[a-z]+(?:_[a-z]+)+)\b(?![='\"/]|\.\w)"
 )
 """A parameter in a hint, after words that only stand before parameters. Other words may be names of the user."""
 
@@ -78,15 +78,15 @@ def one_line(error: DShuffleError, ctx: click.Context) -> click.ClickException:
     "--memory='much' is not allowed; it must be a number of bytes"
     """
     text, command = str(error), ctx.meta.get(COMMAND)
-    if text.endswith(_OVERWRITE):
-        # It is an option of the commands that write datasets, and any command may say that one has to be written again.
-        text = text.removesuffix(_OVERWRITE) + " with --overwrite"
     if command is not None:
         hint = error.hint if isinstance(error, InvalidParameter) else ""
         text = text.removesuffix(hint)
         if (match := _SUBJECT.match(text)) and (option := _option(command, match["name"])):
             text = option + text[match.end() :]
         text += _ADVICE.sub(lambda match: f"{match['words']} {_option(command, match['name']) or match['name']}", hint)
+    if text.endswith(_OVERWRITE):
+        # It is an option of the commands that write datasets, and any command may say that one has to be written again.
+        text = text.removesuffix(_OVERWRITE) + " with --overwrite"
     return click.ClickException(text)
 
 
