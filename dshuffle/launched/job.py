@@ -15,7 +15,7 @@ from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.launched.launcher import Place
-from dshuffle.launched.mailbox import SAY_AFTER
+from dshuffle.launched.mailbox import LOG_AFTER
 from dshuffle.launched.ports import HELLO, job_key
 from dshuffle.runtime.replies import replying
 
@@ -177,7 +177,7 @@ class Job(SchedulerPlugin):
         ClusterError
             If they do not all come in time.
         """
-        began, pause = time.monotonic(), SAY_AFTER
+        began, pause = time.monotonic(), LOG_AFTER
         while not (self._all_joined.is_set() or self._failed.is_set()):
             waited = time.monotonic() - began
             if waited >= seconds:
@@ -186,8 +186,8 @@ class Job(SchedulerPlugin):
                     f"{seconds:g} s: {self._absent()}. Look at their output: every rank must call dshuffle.spmd, and "
                     "reach the host of rank 0"
                 )
-            if waited >= SAY_AFTER:
-                logger.warning("dshuffle: rank 0 waits for these ranks, for %.0f s: %s", waited, self._absent())
+            if waited >= LOG_AFTER:
+                logger.warning("dshuffle: rank 0 has waited %.0f s for ranks %s", waited, self._absent())
             await self._first([self._all_joined, self._failed], min(pause, seconds - waited))
             pause *= 2
 

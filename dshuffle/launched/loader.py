@@ -17,7 +17,7 @@ from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.launched.attached import AttachedObjects, pickled, unpickled
 from dshuffle.launched.epoch_batches import Convert, EpochBatches, batching_of
 from dshuffle.launched.job import Progress, rank_failed
-from dshuffle.launched.mailbox import SAY_AFTER, Mailbox, Terms
+from dshuffle.launched.mailbox import LOG_AFTER, Mailbox, Terms
 from dshuffle.launched.process import RankProcess
 from dshuffle.launched.session import JobSession
 from dshuffle.store import Dataset
@@ -360,7 +360,7 @@ class SpmdLoader:
             mailbox.wait(lambda: mailbox.ended, "for all ranks to leave their loops")
             return
         process.tell_job("leave", -1 if self._next_epoch is None else self._next_epoch - 1, self._progress)
-        pause = SAY_AFTER
+        pause = LOG_AFTER
         while not process.run(process.job.wait_until_left(pause)):
             ranks = ", ".join(map(str, process.job.present[:8]))
             logger.warning("dshuffle: rank 0 has left its loop, and waits for these ranks: %s", ranks)

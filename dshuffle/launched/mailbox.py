@@ -16,7 +16,7 @@ from dshuffle.runtime import Partition
 
 logger = logging.getLogger(__name__)
 
-SAY_AFTER = 15.0
+LOG_AFTER = 15.0
 """Seconds after which a wait for other ranks says what it waits for; then after twice that time, and so on."""
 
 
@@ -218,7 +218,7 @@ class Mailbox:
         DShuffleError
             If the job has failed.
         """
-        began, pause = time.monotonic(), SAY_AFTER
+        began, pause = time.monotonic(), LOG_AFTER
         with self._changed:
             while not self._changed.wait_for(lambda: ready() or self.failure is not None, timeout=pause):
                 logger.warning("dshuffle: rank %d waits %s, for %.0f s", self.rank, what, time.monotonic() - began)

@@ -23,7 +23,7 @@ from distributed.comm.core import connect
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.launched.launcher import Place
-from dshuffle.launched.mailbox import SAY_AFTER
+from dshuffle.launched.mailbox import LOG_AFTER
 from dshuffle.runtime.replies import message_in, within
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ async def find_scheduler(place: Place, ports: Sequence[int], protocol: str, secu
     InvalidParameter
         If it refuses this rank.
     """
-    began, say_at = time.monotonic(), SAY_AFTER
+    began, next_message_at = time.monotonic(), LOG_AFTER
     while True:
         addresses = [f"{protocol}://{unparse_host_port(place.address, port)}" for port in ports]
         answers = await asyncio.gather(*(_ask(address, place, ports, security) for address in addresses))
@@ -111,9 +111,9 @@ async def find_scheduler(place: Place, ports: Sequence[int], protocol: str, secu
                 f"{', '.join(map(str, ports))}). Look whether rank 0 runs and calls dshuffle.spmd as well, and whether "
                 "this host reaches it there; address= and port= give another address"
             )
-        if waited >= say_at:
-            logger.warning("dshuffle: rank %d waits for rank 0 on %s, for %.0f s", place.rank, place.address, waited)
-            say_at = 2 * waited
+        if waited >= next_message_at:
+            logger.warning("dshuffle: rank %d has waited %.0f s for rank 0 on %s", place.rank, waited, place.address)
+            next_message_at = 2 * waited
         await asyncio.sleep(PAUSE)
 
 

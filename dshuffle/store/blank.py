@@ -1,4 +1,4 @@
-"""A dataset of zeros that is stored nowhere: whoever unpickles it has it, so every worker can open it."""
+"""A dataset of zeros without stored chunks. A process that unpickles it can read it."""
 
 from __future__ import annotations
 

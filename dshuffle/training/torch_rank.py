@@ -43,7 +43,6 @@ try:
     # imports it with the first DistributedDataParallel: the connections of that group could never be closed.
     import torch.distributed.nn.functional
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-    from torch.nn.modules.batchnorm import _BatchNorm
     from torch.nn.parallel import DistributedDataParallel
 
     from dshuffle.integrations.torch import PartitionBatches, tensor_of
@@ -226,14 +225,24 @@ class GroupExit:
         if error is None:
             return
         # The frames of an error in the module hold the module, and it the process group: connections would stay open.
-        reason: BaseException | None = error
-        while reason is not None:
+        for reason in _reasons(error):
             traceback.clear_frames(reason.__traceback__)
-            reason = reason.__cause__ or reason.__context__
         _leave(self.process)
         of_peers = any(word in str(error) for word in ("gloo", "peer", "ProcessGroup"))
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and of_peers):
             raise PeerFailed(f"another rank failed or cannot be reached: {error}") from error
+
+
+def _reasons(error: BaseException) -> Iterator[BaseException]:
+    """The error, and all errors that led to it. An error can be its own cause."""
+    errors: list[BaseException | None] = [error]
+    visited: set[int] = set()
+    while errors:
+        reason = errors.pop()
+        if reason is not None and id(reason) not in visited:
+            visited.add(id(reason))
+            errors += [reason.__cause__, reason.__context__]
+            yield reason
 
 
 def _leave(process: Process) -> None:
@@ -325,7 +334,8 @@ def average(seat: TrainingState, bucket: dist.GradBucket) -> torch.futures.Futur
 
 def _steps(partition: Partition, group: Group, seat: TrainingState, fit: Fit) -> PhaseSeconds:
     names = seat.step.arrays(partition.names)
-    least = 2 if any(isinstance(module, _BatchNorm) for module in seat.model.modules()) else 1
+    # The only kind that refuses a single sample as a rule: images have more values in a channel.
+    least = 2 if any(isinstance(module, torch.nn.BatchNorm1d) for module in seat.model.modules()) else 1
     batches = PartitionBatches(partition, fit.batch_size, mode=UNEVEN, arrays=names, least=least)
     positions = [batches.batching.positions(number) for number in range(len(batches))]
     totals = torch.tensor([float(len(batch)) for batch in positions])
@@ -362,8 +372,8 @@ def _steps(partition: Partition, group: Group, seat: TrainingState, fit: Fit) ->
 
 @contextlib.contextmanager
 def _refusing_single_sample(partition: Partition, batch_size: int, n_samples: int) -> Iterator[None]:
-    """Say what to do if batch norm refuses a mini-batch of one sample. It accepts one if its channels have more values,
-    as those of images do.
+    """Say what to do if a normalization refuses a mini-batch of one sample. It accepts one if its channels have more
+    values, as those of images do.
     """
     try:
         yield
@@ -374,10 +384,10 @@ def _refusing_single_sample(partition: Partition, batch_size: int, n_samples: in
         raise InvalidParameter.of(
             "batch_size",
             batch_size,
-            "large enough to give every mini-batch at least 2 samples for batch norm",
+            "large enough to give every mini-batch at least 2 samples, which the module normalizes",
             f"Rank {partition.rank} has {len(partition)} samples, and one of its mini-batches has 1 sample: all ranks "
             f"have equally many mini-batches, and {smallest} to {largest} samples. Use larger mini-batches, more equal "
-            "shares, fewer workers, or a module without batch norm.",
+            "shares, fewer workers, or a module that normalizes each sample alone, such as LayerNorm.",
         ) from error
 
 

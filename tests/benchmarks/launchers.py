@@ -169,33 +169,33 @@ def as_rank(way: str, folder: Path, group: Path) -> None:
     make = WAYS[way][1]
     assert make is not None
     n_samples = len(np.load(folder / "i.npy", mmap_mode="r"))
-    found: dict[str, Any] = {}
+    measures: dict[str, Any] = {}
     for name, epochs in (("loading", LOADING_EPOCHS), ("training", TRAINING_EPOCHS)):
         step = trainer() if name == "training" else None
         dist.barrier()
-        began, started, seconds, seen, firsts = time.perf_counter(), time.time(), [], [], []
+        began, started, seconds, samples, firsts = time.perf_counter(), time.time(), [], [], []
         for batches in make(folder, epochs):
             numbers, first = run_through(batches, step)
-            seen.append(numbers)
+            samples.append(numbers)
             firsts.append(first - started)
             dist.barrier()
             seconds.append(time.perf_counter() - began)
             began = time.perf_counter()
-        found[name] = [n_samples / taken for taken in seconds[1:]]
+        measures[name] = [n_samples / taken for taken in seconds[1:]]
         everything: list[Any] = [None] * size
-        dist.all_gather_object(everything, (seen, firsts))
+        dist.all_gather_object(everything, (samples, firsts))
         if name == "loading":
-            found["first"] = max(of_rank[0] for _, of_rank in everything)
-            found["once"] = [misses([of_rank[e] for of_rank, _ in everything], n_samples) for e in range(epochs)]
+            measures["first"] = max(of_rank[0] for _, of_rank in everything)
+            measures["once"] = [misses([of_rank[e] for of_rank, _ in everything], n_samples) for e in range(epochs)]
     if rank == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(measures), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def misses(seen: list[np.ndarray], n_samples: int) -> tuple[int, int]:
+def misses(samples: list[np.ndarray], n_samples: int) -> tuple[int, int]:
     """How many samples are missing, and how many came more than once."""
-    counts = np.bincount(np.concatenate(seen), minlength=n_samples)
+    counts = np.bincount(np.concatenate(samples), minlength=n_samples)
     return int((counts == 0).sum()), int((counts > 1).sum())
 
 
@@ -218,7 +218,7 @@ def as_session(folder: Path, group: Path, n_ranks: int) -> None:
     """The client of a Dask session."""
     from distributed import Client, LocalCluster
 
-    found: dict[str, Any] = {}
+    measures: dict[str, Any] = {}
     dataset = dshuffle.open_dataset(f"{folder}/d.zarr")
     with (
         LocalCluster(n_workers=n_ranks, threads_per_worker=1, dashboard_address=":0") as cluster,
@@ -231,11 +231,11 @@ def as_session(folder: Path, group: Path, n_ranks: int) -> None:
                     results = client.gather(epoch.map(of_worker, str(group), name == "training"))
                     seconds.append(time.perf_counter() - began)
                     if name == "loading":
-                        found.setdefault("first", max(first for _, first in results) - started)
-                        found.setdefault("once", []).append(misses([i for i, _ in results], dataset.n_samples))
+                        measures.setdefault("first", max(first for _, first in results) - started)
+                        measures.setdefault("once", []).append(misses([i for i, _ in results], dataset.n_samples))
                     began = time.perf_counter()
-            found[name] = [dataset.n_samples / taken for taken in seconds[1:]]
-    print(json.dumps(found), flush=True)
+            measures[name] = [dataset.n_samples / taken for taken in seconds[1:]]
+    print(json.dumps(measures), flush=True)
 
 
 def measured(way: str, folder: Path, n_ranks: int) -> dict[str, Any]:
@@ -348,11 +348,11 @@ def main() -> None:
                     results[way].append(measured(way, Path(place), n_ranks))
             print(f"\n{options.samples:,} images of {SIDE}x{SIDE}x3 bytes, {n_ranks} ranks, {options.rounds} rounds")
             print(f"{'':22} {'loading':32} {'training':32} {'first':>7} {'memory':>9}  missing, repeated")
-            for way, found in results.items():
-                rates = [spread([rate for one in found for rate in one[name]]) for name in ("loading", "training")]
-                first = statistics.median(one["first"] for one in found)
-                memory = max(one["memory"] for one in found) / 2**20
-                worst = [max(column) for column in zip(*(pair for one in found for pair in one["once"]), strict=True)]
+            for way, runs in results.items():
+                rates = [spread([rate for run in runs for rate in run[name]]) for name in ("loading", "training")]
+                first = statistics.median(run["first"] for run in runs)
+                memory = max(run["memory"] for run in runs) / 2**20
+                worst = [max(column) for column in zip(*(pair for run in runs for pair in run["once"]), strict=True)]
                 print(
                     f"{way:22} {rates[0]:32} {rates[1]:32} {first:5.2f} s {memory:5,.0f} MiB  {worst[0]}, {worst[1]}",
                     flush=True,

@@ -103,11 +103,11 @@ async def test_a_rank_of_another_world_size_is_refused(free_port):
 
 @in_event_loop
 async def test_a_scheduler_without_a_job_is_not_joined(free_port, monkeypatch, caplog):
-    monkeypatch.setattr("dshuffle.launched.ports.SAY_AFTER", 0.1)
+    monkeypatch.setattr("dshuffle.launched.ports.LOG_AFTER", 0.0)
     async with Scheduler(host="127.0.0.1", port=free_port, dashboard_address=":0"):
         with pytest.raises(ClusterError, match="rank 1 did not find rank 0"):
             await find_scheduler(PLACE, [free_port], "tcp", Security(), 0.5)
-    assert "dshuffle: rank 1 waits for rank 0 on 127.0.0.1, for 0 s" in caplog.text
+    assert "dshuffle: rank 1 has waited 0 s for rank 0 on 127.0.0.1" in caplog.text
 
 
 def test_tls(in_threads):

@@ -76,8 +76,8 @@ class ClusterRates:
         Time of an exchange in which no rows move: for the order to begin, what workers prepare, and their votes; 0 if
         it was not measured.
     first_message_seconds
-        Time that the first message from one participant to another adds to an exchange, if a processor handles no
-        other one. None if it was not measured: then it counts like all messages.
+        Time that the first message between two participants adds to an exchange, if a processor handles no other one.
+        None if it was not measured: first messages then count like all others.
 
     Raises
     ------

@@ -33,7 +33,7 @@ def last_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
 
 
 def ends_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
-    """What no link is busy for: a message is packed before the first byte is sent, and unpacked after the last one."""
+    """Seconds in which no link is busy: to pack the first message, and to unpack the last one."""
     messages = _messages(work, cluster, loads)
     if not messages:
         return 0.0
@@ -42,13 +42,15 @@ def ends_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
 
 def first_messages(work: Work, cluster: ClusterRates, loads: Loads) -> float:
     """Estimate the number of messages that are the first ones from their sender to their receiver."""
-    return min(_messages(work, cluster, loads), float(cluster.n_workers**2))
+    pairs = work.delivery.pair_count(cluster.n_workers, work.choices.relay)
+    return min(_messages(work, cluster, loads), float(pairs))
 
 
 def fixed_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
-    """What an exchange takes whatever the length of its messages: the order, the votes, and the first messages."""
-    each = first_messages(work, cluster, loads) / cluster.n_workers * max(1.0, cluster.machine_workers / cluster.cores)
-    return cluster.epoch_seconds + each * (cluster.first_message_seconds or 0.0)
+    """Seconds of an exchange that do not depend on the lengths of messages: the order, votes, and first messages."""
+    per_worker = first_messages(work, cluster, loads) / cluster.n_workers
+    per_processor = per_worker * max(1.0, cluster.machine_workers / cluster.cores)
+    return cluster.epoch_seconds + per_processor * (cluster.first_message_seconds or 0.0)
 
 
 def _messages(work: Work, cluster: ClusterRates, loads: Loads) -> float:
@@ -284,8 +286,9 @@ def _processor_seconds(cluster: ClusterRates, work: Work, loads: Loads) -> float
         + loads.decoded / cluster.decode_rate
         + loads.read / cluster.read_rate
         + messages / cluster.n_workers * cluster.message_seconds
-        + work.alpha(cluster.n_workers) * work.n_samples * cluster.index_seconds
     )
+    if loads.worker_in.any() or loads.read.any():  # else the partition keeps its index
+        workers = workers + work.alpha(cluster.n_workers) * work.n_samples * cluster.index_seconds
     server = loads.server_out / cluster.send_rate + loads.encoded / cluster.encode_rate
     machines = np.bincount(np.arange(cluster.n_workers) // cluster.machine_workers, workers)
     if cluster.server_on_machine:

@@ -215,6 +215,10 @@ class Delivery(ABC):
         """Expected number of packets, for needed samples with such holders."""
         return max(0.0, sets.needed)
 
+    def pair_count(self, n_workers: int, relay: str) -> int:
+        """Return the number of pairs of participants of which the first sends rows to the second: all workers."""
+        return n_workers * (n_workers - 1)
+
     @abstractmethod
     def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
         """Estimate the number of messages that bring rows, on links of a rate (bytes per second).

@@ -157,9 +157,13 @@ class Grid(RowsFromPeers):
         links = loads_of_hops(demand, starts[moves], ends[moves], demand.wire_nbytes * growth)
         return dataclasses.replace(demand.no_loads(exact=True, packets=plan.n_packets * growth), **links)
 
-    def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
+    def pair_count(self, n_workers: int, relay: str) -> int:
         """Workers send to the forwarders in their grid row, and to the members of their column."""
-        return messages_of_rows(loads, row_nbytes, WorkerGrid(len(loads.worker_in)).n_messages, rate)
+        return WorkerGrid(n_workers).n_messages
+
+    def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
+        """Each pair has messages that suit the rate."""
+        return messages_of_rows(loads, row_nbytes, self.pair_count(len(loads.worker_in), relay), rate)
 
 
 def loads_over_grid(racks: Numbers, n_racks: int, received: Amounts) -> dict[str, Any]:

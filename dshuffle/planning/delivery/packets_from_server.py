@@ -116,6 +116,10 @@ class PacketsFromServer(RowsFromServer):
             return max(0.0, sets.needed)
         return self.packet_model.packets(sets)
 
+    def pair_count(self, n_workers: int, relay: str) -> int:
+        """The server sends to every worker. As relays, workers send to each other."""
+        return n_workers if relay == "unicast" else n_workers * n_workers
+
     def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
         """Packets are sent in batches. A relay forwards each batch in one message to each of the other workers.
 

@@ -114,8 +114,7 @@ class RowsFromPeers(Delivery):
 
     def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
         """Every worker sends to every other one."""
-        n = len(loads.worker_in)
-        return messages_of_rows(loads, row_nbytes, n * (n - 1), rate)
+        return messages_of_rows(loads, row_nbytes, self.pair_count(len(loads.worker_in), relay), rate)
 
 
 class Peer(RowsFromPeers):

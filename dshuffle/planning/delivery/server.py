@@ -53,9 +53,13 @@ class RowsFromServer(Delivery):
         """Every packet takes one hop."""
         return loads_of_one_hop(demand, plan, n_planned)
 
+    def pair_count(self, n_workers: int, relay: str) -> int:
+        """The server sends to every worker."""
+        return n_workers
+
     def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
-        """The server sends full messages to every worker."""
-        return messages_of_rows(loads, row_nbytes, len(loads.worker_in), math.inf)
+        """Messages are full."""
+        return messages_of_rows(loads, row_nbytes, self.pair_count(len(loads.worker_in), relay), math.inf)
 
 
 SERVER_ROWS = RowsFromServer()

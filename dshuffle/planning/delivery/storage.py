@@ -56,6 +56,10 @@ class RowsFromStore(Delivery):
             read |= _chunks(demand, plan)
         return dataclasses.replace(demand.no_loads(exact=True, packets=plan.n_packets * growth), **read)
 
+    def pair_count(self, n_workers: int, relay: str) -> int:
+        """No rows come from other participants."""
+        return 0
+
     def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
         """No rows come from other participants."""
         return 0.0

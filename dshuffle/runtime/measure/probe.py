@@ -23,8 +23,8 @@ from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure import probe_tasks
 from dshuffle.runtime.measure.probe_tasks import Kernels, Machine, Traffic
-from dshuffle.runtime.measure.rehearsal import rehearse
 from dshuffle.runtime.measure.shared_links import SharedLinks, pairs_between_machines
+from dshuffle.runtime.measure.short_exchanges import time_short_exchanges
 from dshuffle.runtime.measure.task_results import task_results
 from dshuffle.runtime.server_resource import SERVER_RESOURCE, only_serves
 from dshuffle.runtime.settings import Settings
@@ -98,6 +98,10 @@ def measure_cluster(
         Bytes per sample, if there is no dataset.
     seconds
         Duration of the measurement, at most 20. Less than 3 seconds gives only a rough estimate.
+
+    Notes
+    -----
+    Very short exchanges are timed in a separate session. So the scheduler needs dshuffle, too, and keeps its plugin.
 
     Raises
     ------
@@ -277,7 +281,7 @@ class _Probe:
             wire_overhead=0.0,  # the measured rates do not count headers
         )
         if len(self.workers) > 1:
-            short = rehearse(self.client, self.workers, self.server, seconds)
+            short = time_short_exchanges(self.client, self.workers, self.server, seconds)
             messages = (len(self.workers) - 1) * max(1.0, shared.machine_workers / cores)
             cluster = dataclasses.replace(
                 cluster, epoch_seconds=short.empty, first_message_seconds=short.message_seconds(messages)

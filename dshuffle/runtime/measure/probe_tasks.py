@@ -245,6 +245,7 @@ def request_seconds(name: str, seed: int, count: int = 8) -> float:
 
 def kernels(row_nbytes: int) -> Kernels:
     """Time on one processor what an exchange does with rows of this length, and with packets of four of them."""
+    row_nbytes = min(row_nbytes, KERNEL_BYTES // 8)  # rates are per byte, and longer rows would take much memory
     warm_up(row_nbytes, coded=True)
     layout = RowLayout.of({"x": (np.dtype("u1"), (row_nbytes,))})
     n_packets = min(KERNEL_ROWS, max(8, KERNEL_BYTES // max(1, row_nbytes))) // 4
@@ -270,12 +271,12 @@ def kernels(row_nbytes: int) -> Kernels:
     packets, packet_sums = layout.empty(n_packets), np.empty(n_packets, dtype=np.uint32)
     packets[:] = 0
     four, three = np.arange(n_packets + 1) * 4, np.arange(n_packets + 1) * 3
-    held, lacking, each = members[:, :3].ravel(), members[:, 3].copy(), np.arange(n_packets)
+    held, lacking, packet_numbers = members[:, :3].ravel(), members[:, 3].copy(), np.arange(n_packets)
     nbytes = n * row_nbytes
     return Kernels(
         gather=nbytes / gather,
         scatter=nbytes / _seconds(lambda: partition.unpack(arriving, slots, message, arriving_sums)),
-        encode=nbytes / _seconds(lambda: encode(rows, sums, four, leaving, each, packets, packet_sums)),
+        encode=nbytes / _seconds(lambda: encode(rows, sums, four, leaving, packet_numbers, packets, packet_sums)),
         decode=nbytes / _seconds(lambda: decode(rows, sums, packets, packet_sums, three, held, lacking, lacking)),
         index_seconds=_seconds(next_index) / n,
     )

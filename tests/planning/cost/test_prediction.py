@@ -13,7 +13,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec, parse_assignment
 from dshuffle.planning.cost import ClusterRates, Work, predict
 from dshuffle.planning.cost.loads_expected import expected_loads
-from dshuffle.planning.cost.prediction import ends_seconds, loads_of, timed
+from dshuffle.planning.cost.prediction import ends_seconds, first_messages, loads_of, message_count, timed
 from dshuffle.planning.delivery.relay import route
 from dshuffle.planning.packets import SERVER
 
@@ -321,8 +321,10 @@ def test_training_hides_the_exchange():
     assert predict(network(4), dataclasses.replace(work, training_seconds=None)).epoch_seconds < 1
 
 
-def test_local_moves_nothing():
-    predicted = predict(ClusterRates(4, 1e6, 1e6, epoch_seconds=0.3), Work(10_000, 1000, Choices(assignment="local")))
+@pytest.mark.parametrize(("workers", "assignment"), [(4, "local"), (1, "global")])
+def test_nothing_takes_no_time_where_nothing_moves(workers, assignment):
+    cluster = ClusterRates(workers, 1e6, 1e6, index_seconds=1e-6, epoch_seconds=0.3, first_message_seconds=0.1)
+    predicted = predict(cluster, Work(10_000, 1000, Choices(assignment=assignment)))
     assert (predicted.exchange_seconds, predicted.needed, predicted.bottleneck) == (0.0, 0.0, "")
 
 
@@ -343,6 +345,23 @@ def test_an_exchange_of_next_to_nothing_takes_its_fixed_time(precision, delivery
     pairs = len(set(zip(packets.senders.tolist(), receivers.tolist(), strict=True)))
     fixed = 0.02 + pairs / n * shares_processor * 0.003
     assert predict(cluster, work, precision=precision).exchange_seconds == pytest.approx(fixed)
+
+
+@pytest.mark.parametrize(("delivery", "relay"), [("peer", "pipelined"), ("server", "pipelined"), ("clique", "unicast")])
+def test_each_pair_has_one_first_message_however_many_follow(delivery, relay):
+    cluster = network(4, server_up=RATE)
+    work = Work(400, 1 << 22, Choices(delivery=delivery, relay=relay, cache_fraction=0.5))
+    planner = EpochPlanner(ShuffleSpec(400, 4, work.choices))
+    planner.load()
+    packets = planner.advance().packets
+    pairs = {
+        (int(sender), int(receiver))
+        for number, sender in enumerate(packets.senders)
+        for receiver in packets.destinations[packets.offsets[number] : packets.offsets[number + 1]]
+    }
+    loads = loads_of(cluster, work)
+    assert message_count(work, loads) > len(pairs)
+    assert first_messages(work, cluster, loads) == len(pairs)
 
 
 def test_first_messages_count_like_all_others_where_they_were_not_measured():

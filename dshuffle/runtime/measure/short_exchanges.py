@@ -1,4 +1,4 @@
-"""Exchanges of next to nothing, in a session of their own: what any exchange takes, whatever it moves."""
+"""Times very short exchanges in a separate session: the part of an exchange that does not depend on what it moves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from distributed import Client
 
+from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
 from dshuffle.planning import Choices, Remainder
 from dshuffle.runtime.client.cluster_view import is_adaptive, resolved_choice
 from dshuffle.runtime.client.open_session import OpenSession, new_id
@@ -55,8 +56,14 @@ class ShortExchanges:
         return max(0.0, self.short - self.empty) / messages
 
 
-def rehearse(client: Client, workers: Sequence[str], server: str | None, seconds: float) -> ShortExchanges:
-    """Time short exchanges of at least two workers, and of a dedicated server, for about some seconds."""
+def time_short_exchanges(client: Client, workers: Sequence[str], server: str | None, seconds: float) -> ShortExchanges:
+    """Time short exchanges of at least two workers, and of a dedicated server, for about some seconds.
+
+    Raises
+    ------
+    ClusterError
+        If one of the workers has left or is paused, or has no room for a few rows.
+    """
     exchanges: list[EpochExchange] = []
     session = _opened(client, workers, server, blank_dataset(ROWS_PER_PAIR * len(workers) ** 2))
     try:
@@ -72,14 +79,20 @@ def rehearse(client: Client, workers: Sequence[str], server: str | None, seconds
         session.close()
     # The first exchange opens connections.
     empty, short = exchanges[3::2], exchanges[4::2]
-    return ShortExchanges(*(statistics.median(each.exchange_seconds for each in kind) for kind in (empty, short)))
+    medians = (statistics.median(exchange.exchange_seconds for exchange in kind) for kind in (empty, short))
+    return ShortExchanges(*medians)
 
 
 def _opened(client: Client, workers: Sequence[str], server: str | None, dataset: Dataset) -> OpenSession:
-    """Open a session in which every second epoch has an exchange."""
+    """Open a session of all these workers in which every second epoch has an exchange."""
     options = SessionOptions(workers=tuple(workers), server=server, on_loss="raise")
     choices = resolved(dataset, Choices(every=2))
     install_plugin(client)
+    lost = "a worker was lost while the cluster was measured"
+    try:
+        choice = resolved_choice(client, options)
+    except InvalidParameter as error:  # these workers were there at the start
+        raise ClusterError(f"{lost}: {error}") from error
     request = SessionRequest(
         session_id=new_id(),
         client_id=client.id,
@@ -89,6 +102,13 @@ def _opened(client: Client, workers: Sequence[str], server: str | None, dataset:
         options=options,
         settings=Settings.from_config(adaptive=is_adaptive(client)),
         start=Remainder(0, ()),
-        choice=resolved_choice(client, options),
+        choice=choice,
     )
-    return OpenSession(client, request)
+    try:
+        session = OpenSession(client, request)
+    except CacheBudgetError as error:
+        raise ClusterError(f"short exchanges cannot be measured: {error}") from error
+    if session.n_workers != len(workers):
+        session.close()
+        raise ClusterError(f"{lost}, or is paused: {session.n_workers} of {len(workers)} take part in short exchanges")
+    return session
