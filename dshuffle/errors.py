@@ -43,7 +43,15 @@ class DShuffleError(Exception):
 
 
 class InvalidParameter(DShuffleError, ValueError):
-    """A parameter has a value that is not allowed."""
+    """A parameter has a value that is not allowed.
+
+    Attributes
+    ----------
+    hint
+        What to do, as the message ends; empty if it ends without.
+    """
+
+    hint: str = ""
 
     @classmethod
     def of(cls, name: str, value: object, allowed: str, hint: str = "") -> Self:
@@ -54,8 +62,7 @@ class InvalidParameter(DShuffleError, ValueError):
         >>> print(InvalidParameter.of("workers", 0, "an integer >= 1"))
         workers=0 is not allowed; it must be an integer >= 1
         """
-        message = f"{name}={short_repr(value)} is not allowed; it must be {allowed}"
-        return cls(f"{message}. {hint}" if hint else message)
+        return cls._with_hint(f"{name}={short_repr(value)} is not allowed; it must be {allowed}", hint)
 
     @classmethod
     def because(cls, name: str, reason: str, hint: str = "") -> Self:
@@ -66,8 +73,13 @@ class InvalidParameter(DShuffleError, ValueError):
         >>> print(InvalidParameter.because("estimator", "it has no partial_fit", "Use an SGDRegressor."))
         estimator is not allowed: it has no partial_fit. Use an SGDRegressor.
         """
-        message = f"{name} is not allowed: {reason}"
-        return cls(f"{message}. {hint}" if hint else message)
+        return cls._with_hint(f"{name} is not allowed: {reason}", hint)
+
+    @classmethod
+    def _with_hint(cls, message: str, hint: str) -> Self:
+        error = cls(f"{message}. {hint}" if hint else message)
+        error.hint = hide_secrets(hint)
+        return error
 
 
 class TrainingDiverged(InvalidParameter):

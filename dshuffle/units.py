@@ -16,7 +16,7 @@ _PREFIXES: dict[str, int] = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10*
 
 
 def human_bytes(value: float | None) -> str:
-    """Format bytes in decimal units, with three significant digits.
+    """Format bytes in decimal units: a whole number of bytes, or at least three significant digits.
 
     Examples
     --------
@@ -71,7 +71,8 @@ def human_numbers(values: Sequence[float | None], digits: int) -> list[str]:
     """Format the numbers of a column, or of a comparison, with equally many decimals.
 
     The largest number has ``digits`` significant digits at least, and the smallest has two. If the numbers differ by
-    more than a factor of :data:`LARGEST_RATIO`, or are very small or large, each has ``digits`` significant digits.
+    more than a factor of :data:`LARGEST_RATIO`, or are very small or large, each has ``digits`` significant digits at
+    least, and very small or large ones have an exponent.
 
     Examples
     --------
@@ -79,17 +80,20 @@ def human_numbers(values: Sequence[float | None], digits: int) -> list[str]:
     (['0.100', '0.098', '-'], ['0.2459', '0.1000', '0.2066'], ['1.0', '52.3'])
     >>> human_numbers([0.6, 3e-8, 0.0], 2)
     ['0.60', '3.0e-08', '0.0']
+    >>> human_numbers([123_456, 50.0], 2)
+    ['123456', '50']
     """
     sizes = [abs(value) for value in values if value is not None and math.isfinite(value) and value != 0]
     largest, smallest = max(sizes, default=1.0), min(sizes, default=1.0)
-    if largest > LARGEST_RATIO * smallest or not 1e-3 <= largest < 1e6:
+    if largest > LARGEST_RATIO * smallest or not _has_plain_decimals(largest):
         return [UNKNOWN if value is None else _significant(value, digits) for value in values]
     decimals = max(decimals_of(largest, digits), decimals_of(smallest, min(digits, 2)))
-    return [UNKNOWN if value is None else f"{value:.{decimals}f}" for value in values]
+    return [UNKNOWN if value is None else f"{value:z.{decimals}f}" for value in values]
 
 
 def decimals_of(value: float, digits: int) -> int:
-    """Return the number of decimals of a number with this many significant digits; 0 for large numbers.
+    """Return the number of decimals of a number with this many significant digits; 0 for large numbers and those
+    that are not finite.
 
     Examples
     --------
@@ -98,18 +102,27 @@ def decimals_of(value: float, digits: int) -> int:
     """
     if value == 0:
         return digits - 1
+    if not math.isfinite(value):
+        return 0
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded number
     return max(0, digits - 1 - exponent)
 
 
+def _has_plain_decimals(value: float) -> bool:
+    """Whether a number is easier to read without an exponent."""
+    return 1e-3 <= abs(value) < 1e6 or value == 0
+
+
 def _significant(value: float, digits: int) -> str:
-    return f"{value:#.{digits}g}".rstrip(".") if value else f"{0:.{digits - 1}f}"
+    if _has_plain_decimals(value):
+        return f"{value:z.{decimals_of(value, digits)}f}"
+    return f"{value:#.{digits}g}".rstrip(".")
 
 
 NO_BREAK = "\u00a0"
 """A space at which no line ends."""
 
-_BEFORE_UNIT = re.compile(r"(?<=[\d\])]) (?=(?:%|[µm]?s|[kMGT]?B|[kMG]?bit/s|pairs)(?!\w))")
+_BEFORE_UNIT = re.compile(r"(?<=[\d\])]) (?=(?:%|[µm]?s|[kMGT]?B|[kMG]?bit/s|pairs?)(?!\w))")
 _INTERVAL = re.compile(r"\[[^\s,\]]+, [^\s,\]]+\]")
 _RATIO_OF_NORMS = re.compile(r"‖[^‖]*‖ / ‖[^‖]*‖")
 
@@ -122,8 +135,8 @@ def kept_together(text: str) -> str:
     >>> kept_together("worse by 1 % [0.9, 1.2] % in 20 ms").split(" ")
     ['worse', 'by', '1\xa0%', '[0.9,\xa01.2]\xa0%', 'in', '20\xa0ms']
     """
-    for whole in (_INTERVAL, _RATIO_OF_NORMS):
-        text = whole.sub(lambda match: match[0].replace(" ", NO_BREAK), text)
+    for pattern in (_INTERVAL, _RATIO_OF_NORMS):
+        text = pattern.sub(lambda match: match[0].replace(" ", NO_BREAK), text)
     return _BEFORE_UNIT.sub(NO_BREAK, text)
 
 
@@ -135,13 +148,13 @@ def human_ratio(value: float) -> str:
     >>> human_ratio(1.234), human_ratio(41.7), human_ratio(1234.0)
     ('1.2', '42', '1,200')
     """
-    if value < 9.95:
+    if value < 9.95 or not math.isfinite(value):
         return f"{value:.1f}"
     return f"{round(value, 1 - math.floor(math.log10(value))):,.0f}"
 
 
 def human_rate(value: float | None) -> str:
-    """Format a rate in bytes/s with three significant digits.
+    """Format a rate in bytes/s, like :func:`human_bytes`.
 
     Examples
     --------

@@ -45,6 +45,12 @@ def test_an_error_that_takes_a_message_only_is_named_as_well() -> None:
     assert (str(named), named.transient) == ("rank 1: too small", False)
 
 
+def test_a_hint_travels_with_its_error_and_hides_secrets() -> None:
+    error = InvalidParameter.of("url", "x", "another", "Give s3://key:secret@host/bucket.")
+    assert str(error).endswith(f". {error.hint}")
+    assert pickle.loads(pickle.dumps(error)).hint == "Give s3://***@host/bucket."
+
+
 def test_the_class_is_not_changed() -> None:
     assert not ClusterError("the epoch has ended", transient=False).transient
     assert not InvalidParameter.of("seed", True, "an integer").transient

@@ -53,6 +53,7 @@ def test_the_error_rate_is_spent_in_parts(pairs, looks):
     ("differences", "outcome", "text"),
     [
         ([], None, "not clear yet (0 pairs)"),
+        ([0.1], None, "not clear yet (1 pair)"),
         ([0.1, -0.1, 0.0, 0.1], None, "not clear yet (4 pairs)"),
         (
             [0.1, -0.1, 0.0, 0.1, -0.1],
@@ -245,6 +246,15 @@ def test_a_mean_has_as_many_decimals_as_its_bounds():
     runs = runs_of([3.0, 3.1, 2.9, 3.1, 2.9], reference=12.0, margin="1%")
     assert (runs.shown_mean, runs.shown_bounds, runs.shown_margin) == ("25.0 %", "[23.3, 26.7] %", "1 %")
     assert runs.shown(0.1, sign=True) == "+0.833 %"
+
+
+def test_huge_differences_have_an_exponent_and_no_mean_is_minus_zero():
+    runs = dataclasses.replace(runs_of([0.0] * 5, reference=1.0), way=(1e30, 2e30, 1e30, 3e30, 1e30))
+    assert runs.shown_mean == "1.60e+30"
+    assert [f"{bound:.2e}" for bound in runs.bounds] == runs.shown_bounds.strip("[]").split(", ")
+    json.dumps(runs.to_dict(), allow_nan=False)
+    runs = runs_of([-1.004, 0.996, -0.004, -1.004, 0.996])
+    assert (runs.mean, runs.shown_mean) == (pytest.approx(-0.004), "0.00")
 
 
 @pytest.mark.parametrize("margin", [0, -0.1, "0%", "-1%", "much", float("nan"), float("inf"), True, None])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from dshuffle.errors import InvalidParameter
@@ -8,7 +10,14 @@ from dshuffle.units import human_bytes, human_numbers, human_ratio, human_second
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(999.4, "999 B"), (999.6, "1.00 kB"), (1e6, "1.00 MB"), (999_600, "1.00 MB"), (2.5e15, "2500 TB")],
+    [
+        (999.4, "999 B"),
+        (999.6, "1.00 kB"),
+        (1e6, "1.00 MB"),
+        (999_600, "1.00 MB"),
+        (2.5e15, "2500 TB"),
+        (math.inf, "inf TB"),
+    ],
 )
 def test_bytes_stay_within_three_figures(value, text):
     assert human_bytes(value) == text
@@ -23,13 +32,16 @@ def test_bytes_stay_within_three_figures(value, text):
         (72e-3, "72.0 ms"),
         (1e-7, "0.100 µs"),
         (None, "-"),
+        (math.nan, "nan s"),
     ],
 )
 def test_seconds_choose_their_unit(value, text):
     assert human_seconds(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(1.0, "1.0"), (9.94, "9.9"), (9.96, "10"), (12_345_678, "12,000,000")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.0, "1.0"), (9.94, "9.9"), (9.96, "10"), (12_345_678, "12,000,000"), (math.inf, "inf")]
+)
 def test_ratios_have_two_figures(value, text):
     assert human_ratio(value) == text
 
@@ -46,6 +58,10 @@ def test_ratios_have_two_figures(value, text):
         ([0.6, 2e-5], 2, ["0.60", "2.0e-05"]),
         ([2_000_000.0, 1234.0], 4, ["2.000e+06", "1234"]),
         ([float("nan"), 1.5, None], 2, ["nan", "1.5", "-"]),
+        ([100.0, 0.01], 2, ["100", "0.010"]),
+        ([123_456, 50.0, 0.0], 2, ["123456", "50", "0.0"]),
+        ([-0.5, -0.0], 2, ["-0.50", "0.00"]),
+        ([-0.004, 1.0], 2, ["-0.0040", "1.0000"]),
         ([], 2, []),
     ],
 )

@@ -147,6 +147,8 @@ def compare(
         outlook = Outlook.of(data, training, ways, n_workers)
         for sentence in outlook.sentences:
             click.echo(wrapped(sentence), err=True)
+        if (output / "report.html").exists():
+            click.echo(wrapped(f"This run replaces the report in {output}. --output names another folder."), err=True)
         with warnings_as_lines(), progress_bar() as advance:
             pairs_of_ways = (
                 {} if local_test is None else regression_pairs(local_test, training, data, ways, n_workers, advance)
@@ -186,7 +188,7 @@ def _with_copy_seconds(comparison: Comparison, ways: Sequence[Way], seconds: flo
 def _with_source(comparison: Comparison, seed: int) -> Comparison:
     """Say how to generate the dataset again, in place of the temporary folder that it was in."""
     command = f"dshuffle dataset create URL --synthetic rare-keys --seed {seed} --chunk-rows {DEFAULT_CHUNK_ROWS}"
-    facts = {"written again by": command, **comparison.dataset}
+    facts = {"command that writes it": command, **comparison.dataset}
     del facts["url"]
     return dataclasses.replace(comparison, dataset=facts)
 
@@ -265,8 +267,6 @@ def _make_folder(output: Path) -> None:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise click.UsageError(f"--output {output} cannot be created: {error}") from error
-    if (output / "report.html").exists():
-        click.echo(wrapped(f"The report in {output} will be replaced. --output writes to another folder."), err=True)
 
 
 @contextmanager

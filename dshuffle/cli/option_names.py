@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from dshuffle.errors import DShuffleError
+from dshuffle.errors import DShuffleError, InvalidParameter
 
 COMMAND = "dshuffle.command"
 """Key of the command that runs, in click's metadata of the context."""
@@ -31,8 +31,13 @@ OPTIONS = {
 
 _SUBJECT = re.compile(r"(?P<name>[a-z_.]+)(?==| is not allowed)")
 
-_WORD = re.compile(r"(?<![\w'\"./-])[a-z]+(?:_[a-z]+)+(?![\w'\"./=])")
-"""A parameter in a sentence: it has an underscore, and is not part of a quotation or a path."""
+_ADVICE = re.compile(
+    r"\b(?P<words>Give|Leave|Set|Use|larger|smaller|higher|lower) (?P<name>[a-z]+(?:_[a-z]+)+)\b(?![='\"/]|\.\w)"
+)
+"""A parameter in a hint, after words that only stand before parameters. Other words may be names of the user."""
+
+_OVERWRITE = " with overwrite=True"
+"""How an error ends that advises this."""
 
 
 class NotingGroup(click.Group):
@@ -72,12 +77,16 @@ def one_line(error: DShuffleError, ctx: click.Context) -> click.ClickException:
     >>> one_line(InvalidParameter.of("memory_budget", "much", "a number of bytes"), context).message
     "--memory='much' is not allowed; it must be a number of bytes"
     """
-    # It is an option of the commands that write datasets, and any command may say that one has to be written again.
-    text, command = str(error).replace("overwrite=True", "--overwrite"), ctx.meta.get(COMMAND)
+    text, command = str(error), ctx.meta.get(COMMAND)
     if command is not None:
+        hint = error.hint if isinstance(error, InvalidParameter) else ""
+        text = text.removesuffix(hint)
         if (match := _SUBJECT.match(text)) and (option := _option(command, match["name"])):
             text = option + text[match.end() :]
-        text = _WORD.sub(lambda match: _option(command, match[0]) or match[0], text)
+        text += _ADVICE.sub(lambda match: f"{match['words']} {_option(command, match['name']) or match['name']}", hint)
+    if text.endswith(_OVERWRITE):
+        # It is an option of the commands that write datasets, and any command may say that one has to be written again.
+        text = text.removesuffix(_OVERWRITE) + " with --overwrite"
     return click.ClickException(text)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import json
+import math
 import os
 import runpy
 import sys
@@ -158,11 +159,12 @@ def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
 
 def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
     """The records of all ways with their errors, and the validation metrics after the last epoch, as text."""
-    has_errors = any(way.history is not None and way.history.points for way in result.ways)
+    histories = [way.history.points for way in result.ways if way.history is not None]
+    has_errors = any(math.isfinite(point.error) for points in histories for point in points)
     lines = [f"The error is {error_meaning}."] if has_errors else []
     for way in result.ways:
         lines.append(f"{way.label}, {way.n_workers} workers")
-        points = () if way.history is None else way.history.points
+        points = [] if way.history is None else [point for point in way.history.points if not math.isnan(point.error)]
         texts = human_numbers([point.error for point in points], ERROR_DIGITS)
         errors = {point.epoch: text for point, text in zip(points, texts, strict=True)}
         for record in way.records:

@@ -23,6 +23,9 @@ ERROR_RATE = 0.05
 DIGITS = 3
 """Significant digits of differences and their bounds."""
 
+WITH_EXPONENT = 1e15
+"""Differences from this size on are shown with an exponent."""
+
 SAME = 1e-6
 """Differences between values of a metric, as a fraction of the largest one, that are rounding and not its step."""
 
@@ -208,9 +211,9 @@ class PairedRuns:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """What is shown of the true difference: the interval, or only the upper bound if the answer rests on that.
+        """The bounds that are shown: the interval, or only the upper bound if the answer is *not worse*.
 
-        The lower bound of a way that is not worse is -inf.
+        The lower bound is then -inf.
         """
         return (-math.inf, self.worst) if self.outcome is PairedOutcome.NOT_WORSE else self.interval
 
@@ -255,7 +258,7 @@ class PairedRuns:
         outcome, margin = self.outcome, self.shown_margin
         runs = f"{self.n_pairs} pairs; {self.test.direction}"
         if outcome is None:
-            return f"not clear yet ({self.n_pairs} pairs)"
+            return f"not clear yet ({self.n_pairs} pair{'' if self.n_pairs == 1 else 's'})"
         if outcome is PairedOutcome.NOT_WORSE:
             bound = self._in_words(self.worst, up=True, most="at most ", least="at least ")
             return f"not worse than {margin}: on average {bound} (95 % confidence, {runs})"
@@ -320,7 +323,9 @@ class PairedRuns:
     @property
     def shown_mean(self) -> str:
         """The mean difference, with as many decimals as its bounds."""
-        return f"{self.scaled(self.mean) + 0.0:.{self._decimals}f}{self.percent}"
+        mean = self.scaled(self.mean)
+        text = f"{mean:.{DIGITS - 1}e}" if abs(mean) >= WITH_EXPONENT else f"{mean:z.{self._decimals}f}"
+        return f"{text}{self.percent}"
 
     @property
     def shown_bounds(self) -> str:
@@ -340,6 +345,8 @@ class PairedRuns:
         scaled = self.scaled(difference)
         if not math.isfinite(scaled):
             return str(scaled)
+        if abs(scaled) >= WITH_EXPONENT:
+            return f"{scaled:.{DIGITS - 1}e}"
         exact = Decimal(f"{scaled:.9g}")  # without the rounding of binary numbers
         rounded = exact.quantize(Decimal(1).scaleb(-self._decimals), ROUND_CEILING if up else ROUND_FLOOR)
         return f"{rounded + 0:f}"

@@ -262,7 +262,10 @@ def _stack(
 
 
 def named_rows(labels: Sequence[str], row_height: int = 42, **options: Any) -> Any:
-    """Return a figure with a row for each way. Its name stands above its bars, so bars have the width of a phone."""
+    """Return a figure with one row per way.
+
+    The name is above the bars, so that bars are as wide as the chart on a phone.
+    """
     chart = way_figure(y_range=FactorRange(factors=labels[::-1]), height=60 + row_height * len(labels), **options)
     names = ColumnDataSource({"x": [0] * len(labels), "way": list(labels), "name": list(labels)})
     chart.add_layout(

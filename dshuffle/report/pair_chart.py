@@ -25,6 +25,8 @@ MARK_WIDTH = 0.03
 """Width of a mark as a fraction of the axis, on the narrowest screen."""
 NAME_PIXELS, LEVEL_PIXELS = 30, 7
 """Height of a row: its name, and each level of marks."""
+MOST_LEVELS = 12
+"""Marks that would need more levels share the last one, so that equal pairs do not make the rows of all ways high."""
 
 
 def pair_chart(comparison: Comparison) -> Chart | None:
@@ -81,7 +83,7 @@ class _Marks:
 
 
 def _levels(values: Sequence[float], width: float) -> tuple[int, ...]:
-    """The level of each of some ascending values: the lowest one without a mark that is closer than a width.
+    """The level of each of some ascending values: the lowest one without a mark closer than a width, or the last one.
 
     Examples
     --------
@@ -92,6 +94,7 @@ def _levels(values: Sequence[float], width: float) -> tuple[int, ...]:
     levels = []
     for value in values:
         level = next((place for place, before in enumerate(last) if value - before >= width), len(last))
+        level = min(level, MOST_LEVELS - 1)
         last[level : level + 1] = [value]
         levels.append(level)
     return tuple(levels)
@@ -101,10 +104,11 @@ def _edges(margin: float, tested: Sequence[PairedRuns]) -> tuple[float, float]:
     """The ends of the axis: around 0, the margin, the pairs and their bounds, but not far beyond the closest way."""
     shown = [runs.scaled(value) for runs in tested for value in (*runs.differences, *runs.bounds)]
     shown = [value for value in shown if math.isfinite(value)]
-    closest = min(abs(runs.scaled(statistics.median(runs.differences))) for runs in tested)
-    end = max(MARGINS_SHOWN * margin, BEYOND_CLOSEST * closest)
-    room = 0.25 * margin
-    least, most = min(0.0, *shown) - room, max(margin, *shown) + room
+    medians = [abs(runs.scaled(statistics.median(runs.differences))) for runs in tested if len(runs.differences)]
+    closest = min(medians, default=margin)  # without differences, all pairs diverged
+    end = max(MARGINS_SHOWN * margin, BEYOND_CLOSEST * closest) or 1.0
+    room = 0.25 * (margin or end)  # a fraction of a reference that diverged is 0
+    least, most = min([0.0, *shown]) - room, max([margin, *shown]) + room
     return max(least, -end), min(most, end)
 
 
@@ -119,12 +123,13 @@ def _draw(
 ) -> None:
     """Draw the pairs of one way, the bounds of their mean, and how many are beyond the axis."""
     start, end = edges
-    least, most = (min(max(runs.scaled(bound), start), end) for bound in runs.bounds)
     middle = (label, BELOW_NAME)
-    height = level_height * (marks.n_levels + 1)
-    chart.hbar(
-        y=[middle], left=[least], right=[most], height=height, fill_color=colour, fill_alpha=0.3, line_color=None
-    )
+    if not any(map(math.isnan, runs.bounds)):  # one pair has no bounds
+        left, right = ([min(max(runs.scaled(bound), start), end)] for bound in runs.bounds)
+        height = level_height * (marks.n_levels + 1)
+        chart.hbar(
+            y=[middle], left=left, right=right, height=height, fill_color=colour, fill_alpha=0.3, line_color=None
+        )
     centre = (marks.n_levels - 1) / 2
     source = ColumnDataSource(
         {

@@ -71,8 +71,8 @@ class _Lines:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._lock = threading.Lock()
-        self._text, self._since = "", 0.0  # and when it was first said
-        self._counts = self._said_counts = (0, 0)
+        self._text, self._since = "", 0.0  # and when it was first printed
+        self._counts = self._printed_counts = (0, 0)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._remind, name="dshuffle-progress", daemon=True)
         self._thread.start()
@@ -81,7 +81,7 @@ class _Lines:
         with self._lock:
             if text != self._text:
                 if total != self._counts[1]:
-                    self._say_last()  # of the step before, which counted something else
+                    self._print_last()  # of the step before, which counted something else
                 self._text, self._since = text, time.monotonic()
                 self._counts = done, total
                 self._print(text)
@@ -90,7 +90,7 @@ class _Lines:
     def close(self) -> None:
         self._closed.set()
         self._thread.join()
-        self._say_last()
+        self._print_last()
 
     def _remind(self) -> None:
         last = time.monotonic()
@@ -103,11 +103,11 @@ class _Lines:
                     last = now
                     self._print(f"{self._text} ({human_seconds(seconds)})")
 
-    def _say_last(self) -> None:
+    def _print_last(self) -> None:
         """Print the count of a step at its end, if it has changed since its last line."""
-        if self._text and self._counts != self._said_counts:
+        if self._text and self._counts != self._printed_counts:
             self._print(self._text)
 
     def _print(self, text: str) -> None:
-        done, total = self._said_counts = self._counts
+        done, total = self._printed_counts = self._counts
         self._console.print(f"{done}/{total} {text}", highlight=False, markup=False, soft_wrap=True)

@@ -269,7 +269,7 @@ def pair_caption(comparison: Comparison) -> str:
     return " ".join(
         [
             f"{metric}: {runs.test.meaning or 'what the training returns by this name'}.",
-            *([_pair_meanings(tested)] if any(one.n_pairs for one in tested) else []),
+            *([_pair_meanings(tested)] if any(runs.n_pairs for runs in tested) else []),
             f"The margin is {runs.shown_margin}.",
             f"Two runs that reshuffle everything with different seeds differ by {runs.shown(runs.null_difference)}.",
             *([f"Training is not deterministic by {runs.shown(noise)}."] if noise else []),

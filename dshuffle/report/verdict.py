@@ -25,6 +25,9 @@ CLOSE = 1.5
 """If the medians of two ways differ by more than this factor, one is called faster even if their ranges overlap. A
 single slow epoch can make ranges overlap."""
 
+ALIKE = 1.05
+"""If the medians of two ways differ by less than this factor, none is called faster even if their ranges are apart."""
+
 
 def verdict(comparison: Comparison) -> str:
     """Return all sentences as one text."""
@@ -89,7 +92,7 @@ class _MeasuredWay:
 
 @dataclass(frozen=True, slots=True)
 class _Ranking:
-    """The ways that reshuffle everything: the fastest, those with times in the same range, and the slower ones."""
+    """The ways that reshuffle everything: the fastest, those with times like its times, and the slower ones."""
 
     fastest: _MeasuredWay
     alike: tuple[_MeasuredWay, ...]
@@ -108,7 +111,8 @@ class _Ranking:
         close = {
             id(result)
             for result in remaining
-            if result.spread.least <= fastest.spread.greatest and result.spread.median <= CLOSE * fastest.spread.median
+            if result.spread.median < ALIKE * fastest.spread.median
+            or (_overlap(fastest, result) and result.spread.median <= CLOSE * fastest.spread.median)
         }
         alike = tuple(result for result in remaining if id(result) in close)
         return cls(fastest, alike, tuple(result for result in remaining if id(result) not in close))
@@ -117,7 +121,9 @@ class _Ranking:
     def use(self) -> str:
         """What to use, and how much faster it is than a way that reads again, or than the next slower way."""
         if self.alike:
-            return f"use {self.fastest.label} or {self.alike[0].label}, whose times overlap"
+            differ = f"median times differ by less than {100 * (ALIKE - 1):.0f} %"
+            reason = "times overlap" if _overlap(self.fastest, self.alike[0]) else differ
+            return f"use {self.fastest.label} or {self.alike[0].label}, whose {reason}"
         if not self.slower:
             return f"use {self.fastest.label}, the only such way that ran"
         rereading = [result for result in self.slower if result.way.choices.reads_store]
@@ -126,6 +132,11 @@ class _Ranking:
         limited = limited_by_processors(self.fastest.way, self.fastest.figures)
         where = " here" if limited else ""
         return f"use {self.fastest.label} (an epoch takes {ratio} times as long{where} with {other.label})"
+
+
+def _overlap(fastest: _MeasuredWay, other: _MeasuredWay) -> bool:
+    """Whether an epoch with the other way was as fast as one with the fastest."""
+    return other.spread.least <= fastest.spread.greatest
 
 
 def _no_ranking(measured: Iterable[_MeasuredWay]) -> str:

@@ -61,12 +61,9 @@ class Cut:
         chunk = _positive("chunk_rows", chunk_rows, "chunks of about 4 MiB")
         shard = _positive("shard_rows", shard_rows, "no shards")
         if shard is not None and (chunk is None or shard % chunk):
-            raise InvalidParameter.of(
-                "shard_rows",
-                shard,
-                f"a multiple of chunk_rows ({chunk})",
-                "Give chunk_rows too." if chunk is None else f"For example {-(-shard // chunk) * chunk}.",
-            )
+            allowed = "a multiple of the rows of a chunk" + ("" if chunk is None else f" ({chunk})")
+            hint = "Give chunk_rows too." if chunk is None else f"For example {-(-shard // chunk) * chunk}."
+            raise InvalidParameter.of("shard_rows", shard, allowed, hint)
         return cls(chunk, shard)
 
     def new_array(self, values: Any, dimensions: tuple[str, ...] | None) -> NewArray:

@@ -271,8 +271,8 @@ def test_a_step_that_diverges_is_one_line(elsewhere, url):
 def test_a_generated_dataset_can_be_written_again(tmp_path, seed):
     """The report has the command, as the dataset was in a temporary folder."""
     comparison = _with_source(Comparison(ways=(), seed=seed, command="", dataset={"url": "/tmp/gone"}), seed)
-    assert list(comparison.dataset) == ["written again by"]
-    _, *words = comparison.dataset["written again by"].replace("URL", f"{tmp_path}/again.zarr").split()
+    assert list(comparison.dataset) == ["command that writes it"]
+    _, *words = comparison.dataset["command that writes it"].replace("URL", f"{tmp_path}/again.zarr").split()
     written = CliRunner().invoke(main, words)
     assert written.exit_code == 0, written.output
     again = dshuffle.open_dataset(tmp_path / "again.zarr")
@@ -283,12 +283,16 @@ def test_a_generated_dataset_can_be_written_again(tmp_path, seed):
     assert all((rows[name] == rows_again[name]).all() for name in ("x", "y"))
 
 
-def test_a_report_that_will_be_replaced_is_named(elsewhere, url):
+def test_a_report_that_a_run_replaces_is_named(elsewhere, url, monkeypatch):
+    monkeypatch.setattr("dshuffle.cli.compare.run", lambda *arguments: 1 / 0)
     (elsewhere / "mine").mkdir()
-    options = (url, "--target", "absent", "--output", "mine")
-    assert "will be replaced" not in run(*options).stderr
+    options = (url, "--pairs", 0, "--output", "mine")
+    assert "replaces" not in run(*options).stderr
     (elsewhere / "mine" / "report.html").write_text("")
-    assert run(*options).stderr.startswith("The report in mine will be replaced. --output writes to another folder.")
+    assert "This run replaces the report in mine. --output names another folder.\n" in run(*options).stderr
+    refused = run(*options, "--target", "absent")
+    assert refused.exit_code == 1
+    assert "replaces" not in refused.stderr, "a check ended the command before the run"
 
 
 @pytest.mark.slow
@@ -312,7 +316,7 @@ def test_the_default_run(elsewhere, tmp_path, monkeypatch):
     assert {*copies.values()} == {None}
     assert summary["stored_at_random"] is False
     assert "url" not in summary["dataset"], "the temporary folder is gone"
-    assert summary["dataset"]["written again by"].startswith("dshuffle dataset create URL --synthetic rare-keys")
+    assert summary["dataset"]["command that writes it"].startswith("dshuffle dataset create URL --synthetic rare-keys")
     left = [path.name for path in (tmp_path / "temporary").iterdir()]
     assert not [name for name in left if name.startswith("dshuffle-")], "the generated dataset is removed"
     shutil.rmtree(elsewhere / "dshuffle-report")

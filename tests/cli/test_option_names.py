@@ -7,16 +7,19 @@ import signal
 import subprocess
 import sys
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import dshuffle
 from dshuffle.cli import main
+from dshuffle.cli.option_names import COMMAND, one_line
+from dshuffle.errors import DatasetExists, DatasetNotFound, InvalidParameter, PeerFailed
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("plan", "--samples", 100, "--workers", 4, "--cache-fraction", 3), "--cache-fraction=3.0 is not allowed"),
         *(
@@ -33,21 +36,53 @@ from dshuffle.cli import main
         (("dataset", "create", "{0}/d", "--from", "{0}/x.npy"), "{0}/d already exists; replace it with --overwrite\n"),
         (
             ("dataset", "create", "{0}/new", "--from", "{0}/x.npy", "--shard-rows", 3),
-            "--shard-rows=3 is not allowed; it must be a multiple of --chunk-rows (None). Give --chunk-rows too.",
+            "--shard-rows=3 is not allowed; it must be a multiple of the rows of a chunk. Give --chunk-rows too.",
         ),
         (("compare", "{0}/d", "--delivery", "pear"), "--delivery='pear' is not allowed"),
         (("compare", "{0}/d", "--target", "z"), "--target='z' is not allowed"),
         (("compare", "{0}/d", "--shuffled", "{0}/d"), "--shuffled is not allowed: <Dataset"),
     ],
 )
-def test_an_error_names_the_option(tmp_path, monkeypatch, arguments, told):
+def test_an_error_names_the_option(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     np.save(tmp_path / "x.npy", np.ones(3))
     (tmp_path / "x.csv").write_text("1,2\n")
     dshuffle.create_dataset(tmp_path / "d", {"x": np.ones((9, 2)), "y": np.ones(9)})
     ran = CliRunner().invoke(main, [str(argument).format(tmp_path) for argument in arguments])
     assert ran.exit_code == 1
-    assert ran.stderr.startswith(f"Error: {told.format(tmp_path)}")
+    assert ran.stderr.startswith(f"Error: {message.format(tmp_path)}")
+
+
+TRAIN = click.Command("train", params=[click.Option(["--batch-size"]), click.Option(["--cache-fraction"])])
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            InvalidParameter.of("cache_fraction", 0.1, "larger", "Take a larger cache_fraction. Or less"),
+            "--cache-fraction=0.1 is not allowed; it must be larger. Take a larger --cache-fraction. Or less",
+        ),
+        (DatasetExists("/d already exists; replace it with overwrite=True"), "/d already exists; replace it with --ov"),
+        (DatasetExists("s3://b/overwrite=True/x already exists"), None),
+        (DatasetNotFound("there is no dataset at /data/my batch_size runs/x.zarr"), None),
+        (
+            InvalidParameter.because("url", "it is absent", "Give another than /my batch_size runs/x or 'batch_size'."),
+            None,
+        ),
+        (
+            InvalidParameter.of("features", "the batch_size array", "one of batch_size, y", "They have batch_size, y."),
+            None,
+        ),
+        (InvalidParameter.of("features", "Give batch_size", "one of batch_size, y"), None),
+        (PeerFailed("rank 1: a task failed (ValueError: batch_size too big)"), None),
+        (InvalidParameter.of("batch_size", 0, "larger", "Use a larger batch_size.").raised_by("rank 1"), None),
+    ],
+)
+def test_what_is_no_parameter_is_not_changed(error, message):
+    context = click.Context(TRAIN)
+    context.meta[COMMAND] = TRAIN
+    assert one_line(error, context).message.startswith(message or str(error))
 
 
 def test_arrays_that_the_files_have_are_listed(tmp_path):

@@ -79,6 +79,34 @@ def test_json_lines_have_what_training_reported(file):
     assert 0 < errors[1] < errors[0] < 1
 
 
+REPORTS = """
+from dshuffle.report import TrainingPoint
+from dshuffle.training import History
+
+
+def reports(shuffler, *, epochs, last):
+    each(shuffler, epochs=epochs)
+    errors = enumerate([float("nan"), last])
+    return History(tuple(TrainingPoint(epoch=epoch, seconds=1.0, error=error) for epoch, error in errors), None)
+
+
+def reported(last):
+    training = Training(reports, epochs=2, last=last)
+    return Pipeline("memory://test-run", training, cluster=LocalWorkers(2, processes=False))
+"""
+
+
+@pytest.mark.parametrize(("last", "heading", "error"), [("NaN", [], []), ("0.5", ["The error is the"], ["error 0.50"])])
+def test_errors_that_training_did_not_report_are_not_printed(file, last, heading, error):
+    file.write_text(FILE + REPORTS)
+    ran = run(f"{file}:reported", f"last={last}")
+    assert ran.exit_code == 0, ran.output
+    *headings, _, first, second = ran.stdout.splitlines()
+    assert [line[:16] for line in headings] == heading
+    assert "error" not in first
+    assert second.split(", ")[3:] == error
+
+
 def test_functions_of_the_file_run_on_workers(file):
     ran = run(f"{file}:other", "--json")
     assert ran.exit_code == 0, ran.output

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -227,6 +228,40 @@ def test_equal_pairs_are_drawn_apart(comparison):
     assert heights[0] < heights[1] < heights[2], "three equal pairs stand above each other"
     assert heights[3] == heights[0]
     assert texts_in(chart, "text") == [["2 pairs, mean 2.69"]]
+
+
+@pytest.mark.parametrize("margin", [0.1, "10%"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"way": (math.nan,) * 5},
+        {"reference": (math.nan,) * 5, "null": math.nan, "repeated": math.nan},
+        {"way": (1e30, 2e30, 1e30, 3e30, 1e30)},
+        {"way": (1.01,)},
+    ],
+)
+def test_ways_without_differences_or_bounds_have_a_report(comparison, values, margin):
+    """It diverged, or ran once."""
+    sound = {"reference": (1.0,) * 5, "way": (1.01,) * 5, "null": 1.01, "repeated": 1.0}
+    runs = PairedRuns(test=PairedTest("loss", margin=margin), **(sound | values))
+    ways = (dataclasses.replace(comparison.ways[0], pairs=runs), *comparison.ways[1:])
+    chart = pair_chart(dataclasses.replace(comparison, ways=ways))
+    assert -math.inf < chart.figure.x_range.start < 0 < chart.figure.x_range.end < math.inf
+    bars = [
+        plot.data_source.data for plot in chart.figure.renderers if "left" in getattr(plot, "data_source", EMPTY).data
+    ]
+    assert len(bars) == (values.get("way", (0,))[0] == 1e30)
+    assert "in pairs of runs" in render_html(dataclasses.replace(comparison, ways=ways))
+
+
+def test_many_equal_pairs_do_not_make_high_rows(comparison):
+    test = PairedTest("loss", margin=0.1, pairs=200)
+    runs = PairedRuns(test=test, reference=(1.0,) * 200, way=(1.02,) * 200, null=1.0, repeated=1.0)
+    ways = (dataclasses.replace(comparison.ways[0], pairs=runs), *comparison.ways[1:])
+    chart = pair_chart(dataclasses.replace(comparison, ways=ways))
+    [marks] = [plot for plot in chart.figure.renderers if "text" in getattr(plot, "data_source", EMPTY).data]
+    assert len({*marks.data_source.data["row"]}) == 12
+    assert chart.figure.height < 200
 
 
 def test_validation_metrics_stand_beside_the_errors(comparison):

@@ -116,9 +116,9 @@ def test_what_loaders_do_that_re_read_stands_beside(comparison):
     chunks = dataclasses.replace(comparison.ways[3], label="chunks + storage", choices=Choices("chunks", "storage"))
     comparison = dataclasses.replace(comparison, ways=(*comparison.ways, chunks))
     comparison = with_error(with_seconds(comparison, "chunks + storage", [0.1] * 5), "chunks + storage", 0.03)
-    told = "“chunks + storage” keeps the rows of a chunk together: an epoch takes 400 ms."
+    sentence = "“chunks + storage” keeps the rows of a chunk together: an epoch takes 400 ms."
     assert "“chunks" not in verdict_sentences(comparison)[0]
-    assert verdict_sentences(comparison)[1].endswith(f". {told}")
+    assert verdict_sentences(comparison)[1].endswith(f". {sentence}")
 
 
 def with_idle(comparison, idle):
@@ -211,6 +211,15 @@ def test_overlapping_ranges_are_not_called_faster(comparison):
     assert "times as long" not in text
     # One slow epoch of the fastest does not make a way that is usually three times as slow an equal one.
     assert "times overlap" not in verdict(with_seconds(comparison, "global + server", [9, 0.6, 0.6, 0.6, 0.6]))
+
+
+def test_medians_within_5_percent_are_alike(comparison):
+    comparison = only(comparison, "global + peer", "global + server")
+    comparison = with_seconds(comparison, "global + peer", [9, 0.70, 0.70, 0.71, 0.71])
+    text = verdict(with_seconds(comparison, "global + server", [9, 0.72, 0.72, 0.73, 0.73]))
+    assert "use “global + peer” or “global + server”, whose median times differ by less than 5 %." in text
+    text = verdict(with_seconds(comparison, "global + server", [9, 0.77, 0.77, 0.77, 0.77]))
+    assert "use “global + peer” (an epoch takes 1.1 times as long" in text
 
 
 def test_without_a_local_way_only_epochs_with_an_exchange_are_told(comparison):

@@ -101,7 +101,7 @@ def test_dask_arrays_are_written_shard_by_shard(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"chunk_rows": 5, "shard_rows": 12}, r"shard_rows=12 .*multiple of chunk_rows \(5\).*15"),
+        ({"chunk_rows": 5, "shard_rows": 12}, r"shard_rows=12 .*multiple of the rows of a chunk \(5\).*15"),
         ({"shard_rows": 12}, r"shard_rows=12 .*Give chunk_rows"),
         ({"chunk_rows": 5, "shard_rows": 0}, "shard_rows=0 "),
         ({"chunk_rows": 5, "shard_rows": 2.5}, "shard_rows=2.5 "),
