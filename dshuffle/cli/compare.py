@@ -89,7 +89,7 @@ def compare(
     if shuffled and not dataset:
         raise click.UsageError("--shuffled needs DATASET: a copy of the generated samples is generated, too.")
     if train and not dataset:
-        raise click.UsageError("--train needs DATASET.")
+        raise click.UsageError("--train needs DATASET, the URL of the samples to train on.")
     test = paired_test_of(train, metric, margin, pairs, higher_is_better)
     cluster = _cluster(scheduler, workers, dataset is None, links=links, store=store)
     base = Choices(cache_fraction=cache_fraction, seed=seed)

@@ -162,15 +162,17 @@ def _is_error(reply: Any) -> bool:
 def _not_set_up(replies: dict[str, Any], n_workers: int) -> ClusterError:
     address, reply = min(replies.items())
     reason = "the worker's log has the reason"
+    advice = "Make sure that the worker runs and that the same version of dshuffle is installed there"
     if isinstance(reply, BaseException):
         reason = f"{type(reply).__name__}: {reply}"
     elif isinstance(reply, dict) and reply.get("is_set_up") is False:
-        reason = "it still loads or compiles kernels; open the session again later, or run dshuffle warmup there"
+        reason = "it still loads or compiles kernels"
+        advice = "Run dshuffle warmup on its machine, or open the session again later"
     elif _is_error(reply):
         reason = f"{reply.get('exception_text', 'the plugin was refused')}"
     # Another attempt would install the same plugin on the same worker.
     return ClusterError(
-        f"dshuffle could not be set up on {len(replies)} of {n_workers} workers, among them {address} ({reason}). Make "
-        "sure that the worker runs and that the same version of dshuffle is installed there",
+        f"dshuffle could not be set up on {len(replies)} of {n_workers} workers, among them {address} ({reason}). "
+        f"{advice}",
         transient=not _is_error(reply),
     )
