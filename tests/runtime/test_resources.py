@@ -125,16 +125,24 @@ def check_unchanged(dataset: Dataset, folder: str) -> Callable[..., None]:
 
 
 def check(client: Client, folder: str, before: dict[str, Census], *, objects: bool) -> None:
-    """Nothing is left in any worker. Only threads may take a moment to end."""
+    """Nothing is left in any worker. Threads may take a moment to end, and an import reads folders and files."""
     for address, now in client.run(census, folder).items():
         nothing = {"maps": [], "room": 0, **({"objects": []} if objects else {})}
         assert {name: now[name] for name in nothing} == nothing, address
         assert not [name for name in now["descriptors"] if name.startswith((folder, "/memfd:dshuffle"))]
-        if address in before:  # else it has come since
-            assert now["descriptors"] == before[address]["descriptors"]
-    deadline = time.monotonic() + 5
-    while any(now["threads"] for now in client.run(census, folder).values()):
-        assert time.monotonic() < deadline, "a thread does not end"
+
+    def left() -> dict[str, Any]:
+        """What each worker has beside what it had; the descriptors of a worker that has come since may differ."""
+        counts = client.run(census, folder)
+        return {
+            address: (now["threads"], now["descriptors"])
+            for address, now in counts.items()
+            if now["threads"] or now["descriptors"] != before.get(address, now)["descriptors"]
+        }
+
+    deadline = time.monotonic() + 30
+    while remains := left():
+        assert time.monotonic() < deadline, (remains, before)
         time.sleep(0.02)
 
 

@@ -73,7 +73,7 @@ def test_a_share_of_few_samples_has_larger_batches_beside_it(fake_shuffler, batc
 
 
 def test_batch_norm_needs_two_samples_with_measured_shares_too():
-    with pytest.raises(InvalidParameter, match=r"batch_size=1 is not allowed.*at least 2 samples, which the module"):
+    with pytest.raises(InvalidParameter, match=r"batch_size=1 is not allowed.*at least 2 samples for batch norm"):
         checked_batching(Network((5, 8, 4)), 100, (100, 100), 1, unequal=True)
 
 
