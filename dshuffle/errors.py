@@ -6,6 +6,7 @@ error are pickled with it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Self
 
 from dshuffle.redaction import hide_secrets, short_repr
@@ -95,6 +96,18 @@ def what_happened(error: BaseException) -> str:
     'rank 1 has left'
     """
     return str(error).partition(". ")[0]
+
+
+def reasons_of(error: BaseException) -> Iterator[BaseException]:
+    """Iterate over an error and all errors that led to it. An error can be its own cause."""
+    errors: list[BaseException | None] = [error]
+    visited: set[int] = set()
+    while errors:
+        reason = errors.pop()
+        if reason is not None and id(reason) not in visited:
+            visited.add(id(reason))
+            errors += [reason.__cause__, reason.__context__]
+            yield reason
 
 
 class DatasetError(DShuffleError):

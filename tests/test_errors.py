@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dshuffle import errors
-from dshuffle.errors import CacheBudgetError, ClusterError, DShuffleError, InvalidParameter, WorkerLost
+from dshuffle.errors import CacheBudgetError, ClusterError, DShuffleError, InvalidParameter, WorkerLost, reasons_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -62,3 +62,13 @@ def test_the_documentation_lists_these_classes() -> None:
     text = (DOCS / "errors.md").read_text()
     [listed] = re.findall(r"^By default, another attempt can help after (.*?)\.$", text, re.MULTILINE | re.DOTALL)
     assert set(re.findall(r"`(\w+)`", listed)) == TRANSIENT - {"ChecksumMismatch", "MembershipChanged"}
+
+
+def test_every_error_that_led_to_another_is_visited_once():
+    """`raise error from error.__cause__` and the like make circles."""
+    first, second, third = OSError("first"), ValueError("second"), RuntimeError("third")
+    third.__cause__, third.__context__ = second, first
+    second.__cause__, first.__context__ = second, third
+    reasons = list(reasons_of(third))
+    assert len(reasons) == 3
+    assert set(reasons) == {first, second, third}

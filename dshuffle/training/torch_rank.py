@@ -27,7 +27,7 @@ import numpy as np
 from distributed import get_worker
 from numpy.typing import NDArray
 
-from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLost
+from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLost, reasons_of
 from dshuffle.integrations import INSTALL_TORCH
 from dshuffle.planning.batching import UNEVEN
 from dshuffle.runtime import Group, Partition
@@ -225,24 +225,12 @@ class GroupExit:
         if error is None:
             return
         # The frames of an error in the module hold the module, and it the process group: connections would stay open.
-        for reason in _reasons(error):
+        for reason in reasons_of(error):
             traceback.clear_frames(reason.__traceback__)
         _leave(self.process)
         of_peers = any(word in str(error) for word in ("gloo", "peer", "ProcessGroup"))
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and of_peers):
             raise PeerFailed(f"another rank failed or cannot be reached: {error}") from error
-
-
-def _reasons(error: BaseException) -> Iterator[BaseException]:
-    """The error, and all errors that led to it. An error can be its own cause."""
-    errors: list[BaseException | None] = [error]
-    visited: set[int] = set()
-    while errors:
-        reason = errors.pop()
-        if reason is not None and id(reason) not in visited:
-            visited.add(id(reason))
-            errors += [reason.__cause__, reason.__context__]
-            yield reason
 
 
 def _leave(process: Process) -> None:

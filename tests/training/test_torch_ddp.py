@@ -139,17 +139,6 @@ def test_a_fit_that_fails_says_why_and_the_next_one_works(torch, ddp, processes,
     assert len(history.points) == 2
 
 
-def test_every_error_that_led_to_another_is_visited_once(torch):
-    """`raise error from error.__cause__` and the like make circles."""
-    torch_rank = importlib.import_module("dshuffle.training.torch_rank")
-    first, second, third = OSError("first"), ValueError("second"), RuntimeError("third")
-    third.__cause__, third.__context__ = second, first
-    second.__cause__, first.__context__ = second, third
-    reasons = list(torch_rank._reasons(third))
-    assert len(reasons) == 3
-    assert set(reasons) == {first, second, third}
-
-
 @pytest.mark.slow
 def test_the_first_fit_of_a_process_may_fail(ddp, cluster_of, tmp_path, makers):
     """The other ranks wait for a gradient, and no longer once the rank that has failed closes its connections."""
