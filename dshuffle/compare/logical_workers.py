@@ -97,8 +97,8 @@ def fit_logical_workers(
     )
     if start is not None and start.network != network:
         raise InvalidParameter.of("start", start, f"a trained {network}")
-    drawn = TrainedNetwork(network, network.first_parameters(as_integer("seed", seed)), network.first_statistics())
-    model = start or drawn
+    initial = TrainedNetwork(network, network.first_parameters(as_integer("seed", seed)), network.first_statistics())
+    model = start or initial
     parameters, statistics = model.parameters, model.statistics
     recorder: Recorder[TrainedNetwork] = Recorder(validate, early_stopping, on_epoch)
     for number, orders in enumerate(orders_of_first_epochs(spec, epochs)):
