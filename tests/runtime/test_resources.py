@@ -6,10 +6,14 @@ The garbage collector is off in all workers. Every worker process is compared wi
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import reprlib
 import signal
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +67,28 @@ def census(folder: str) -> Census:
         ),
         "objects": sorted(kind for kind in kinds if kind in session),
     }
+
+
+def holders() -> list[str]:
+    """What refers to the sessions of this process, from each session outwards: a failure says what kept it."""
+    lines, seen = [], {id(sys._getframe())}
+
+    def follow(thing: Any, depth: int) -> None:
+        for referrer in gc.get_referrers(thing):
+            if depth > 6 or len(lines) > 100 or id(referrer) in seen:
+                continue
+            if isinstance(referrer, types.FrameType) and referrer.f_code.co_name in ("follow", "holders"):
+                continue
+            if isinstance(referrer, list | type(iter([]))):  # those of this search
+                continue
+            seen.add(id(referrer))
+            lines.append(f"{'  ' * depth}{type(referrer).__name__} {reprlib.repr(referrer)}")
+            follow(referrer, depth + 1)
+
+    for thing in [thing for thing in gc.get_objects() if type(thing).__name__ == "WorkerSession"]:
+        lines.append(f"{thing.spec.session_id}, rank {thing.rank}")
+        follow(thing, 1)
+    return lines
 
 
 def ids(partition: Any) -> np.ndarray:
@@ -127,22 +153,25 @@ def check_unchanged(dataset: Dataset, folder: str) -> Callable[..., None]:
 def check(client: Client, folder: str, before: dict[str, Census], *, objects: bool) -> None:
     """Nothing is left in any worker. Threads may take a moment to end, and an import reads folders and files."""
     for address, now in client.run(census, folder).items():
-        nothing = {"maps": [], "room": 0, **({"objects": []} if objects else {})}
-        assert {name: now[name] for name in nothing} == nothing, address
+        assert (now["maps"], now["room"]) == ([], 0), address
         assert not [name for name in now["descriptors"] if name.startswith((folder, "/memfd:dshuffle"))]
 
     def left() -> dict[str, Any]:
         """What each worker has beside what it had; the descriptors of a worker that has come since may differ."""
         counts = client.run(census, folder)
         return {
-            address: (now["threads"], now["descriptors"])
+            address: (now["threads"], now["descriptors"], now["objects"])
             for address, now in counts.items()
-            if now["threads"] or now["descriptors"] != before.get(address, now)["descriptors"]
+            if now["threads"]
+            or now["descriptors"] != before.get(address, now)["descriptors"]
+            or (objects and now["objects"])
         }
 
     deadline = time.monotonic() + 30
     while remains := left():
-        assert time.monotonic() < deadline, (remains, before)
+        if time.monotonic() > deadline:
+            lines = itertools.chain.from_iterable(client.run(holders, workers=list(remains)).values())
+            pytest.fail("\n".join([f"left: {remains}", f"before: {before}", *lines]))
         time.sleep(0.02)
 
 
@@ -220,7 +249,7 @@ def test_a_session_that_does_not_open(client, dataset, folder, check_unchanged) 
         with pytest.raises(CacheBudgetError, match="the server needs room"):  # when the files are there already
             Shuffler(client, dataset, delivery="server", cache_directory=folder, memory_limit=1_000_000)
 
-    check_unchanged(client, end, objects=False)  # the traceback of the error has a session that was not finished
+    check_unchanged(client, end)
 
 
 def test_the_client_is_gone(client, dataset, folder, check_unchanged, eventually) -> None:

@@ -100,9 +100,13 @@ class WorkerSession:
         )
         self._carriers = Carriers(network, JobQueue(2, "dshuffle"), JobQueue(1, "dshuffle-read"))
         file = None if disk is None else disk.file
-        self._parts: MemberParts | None = build_parts(
-            worker, spec, dataset, rank, self._carriers, self._received, file, rows_here
-        )
+        try:
+            self._parts: MemberParts | None = build_parts(
+                worker, spec, dataset, rank, self._carriers, self._received, file, rows_here
+            )
+        except BaseException:
+            network.close()  # it has methods of this session
+            raise
 
     @property
     def is_loading(self) -> bool:

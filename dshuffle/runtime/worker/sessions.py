@@ -142,6 +142,8 @@ class WorkerSessions(Mapping[str, WorkerSession]):
             if not opening.cancelled():
                 raise
             raise ClusterError(f"session {session_id} was closed while it was being opened") from None
+        finally:
+            del opening  # its error has this frame in its traceback: a cycle that keeps the rows until a collection
 
     async def _open_now(
         self, spec: SessionSpec, number: int, last_run: int, epoch: int | None, digest: SampleDigest | None
