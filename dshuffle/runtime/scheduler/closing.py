@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from distributed import Scheduler
@@ -49,7 +49,8 @@ class Closing:
     async def close(self, addresses: Iterable[str]) -> set[str]:
         """Close the session on workers, and return those that are in the cluster and did not answer."""
         present = sorted(self._scheduler.workers.keys() & set(addresses))
-        closed = await asyncio.gather(*map(self._is_closed, present))
+        turn = self._turn()
+        closed = await asyncio.gather(*(self._is_closed(address, self._session_id, turn) for address in present))
         return {
             address for address, done in zip(present, closed, strict=True) if not done
         } & self._scheduler.workers.keys()
@@ -59,18 +60,30 @@ class Closing:
         while late := await self.close(late):
             await asyncio.sleep(self._heartbeat)
 
-    async def close_given_up(self, address: str) -> None:
+    def close_given_up(self, address: str) -> Coroutine[Any, Any, None]:
         """Close the session on a worker that was replaced, if it ever answers, unless it gets a rank again."""
-        while address in self.given_up and await self.close({address}):
-            await asyncio.sleep(self._heartbeat)
+        number = self._turn()  # of now: an order that gives it a rank may be the next one
 
-    async def close_adopted(self, address: str, session_id: str) -> None:
+        async def close() -> None:
+            while address in self.given_up and address in self._scheduler.workers:
+                if await self._is_closed(address, self._session_id, number):
+                    return
+                await asyncio.sleep(self._heartbeat)
+
+        return close()
+
+    def close_adopted(self, address: str, session_id: str) -> Coroutine[Any, Any, None]:
         """Free a rank that a worker had adopted. If that fails, it is freed with the session."""
-        await self._is_closed(address, session_id)
+        number = self._turn()  # of now: the worker may adopt the rank again
 
-    async def _is_closed(self, address: str, session_id: str | None = None) -> bool:
+        async def close() -> None:
+            await self._is_closed(address, session_id, number)
+
+        return close()
+
+    async def _is_closed(self, address: str, session_id: str, number: int) -> bool:
         rpc: Any = self._scheduler.rpc(address)
-        order = CloseOrder(session_id=session_id or self._session_id, number=self._turn())
+        order = CloseOrder(session_id=session_id, number=number)
         call = rpc.dshuffle_close(**to_fields(order), cause=ToPickle(self._cause()))
         try:
             await within(self._heartbeat, call)

@@ -136,10 +136,13 @@ class Replacements:
         """Whether a worker is the lost one, and still has the partition of the present epoch.
 
         Then its tasks go on, and their results count. It was only silent: stopped, or cut from the network. A worker
-        that was given up may have an order to close on the way.
+        that was given up may have an order to close on the way. One that had adopted the rank has lost its own rank to
+        another worker by now, and opens the session again with this one.
         """
         machine = self._machine
         if worker.address != self._participants.addresses[participant] or worker.address in self._closing.given_up:
+            return False
+        if participant in machine.adopted:
             return False
         try:
             state = await self._participants.ask(MemberState, "status", participant)
@@ -181,10 +184,13 @@ class Replacements:
         before = addresses[participant]
         words = self._joining_words(participant, worker.address, adopted=adopted)
         logger.warning("dshuffle: %s %s", self._participants.name_of(participant), words)
-        if before in {addresses[rank] for rank in machine.participants if rank not in machine.missing}:
+        others = {rank for rank in machine.participants if addresses[rank] == before} - set(machine.missing)
+        if others and participant in machine.adopted:
             # The worker that had adopted this rank is not lost: it keeps its own rank.
             self._driver.spawn(self._closing.close_adopted(before, adopted_id(self._spec.session_id, participant)))
-        elif before != worker.address and before not in self._participants.retired:
+        elif before != worker.address and before not in self._participants.retired and others <= machine.adopted:
+            # Ranks that it had adopted beside this one go with it.
+            self._driver.run(machine.lost, sorted(others), "was adopted by a worker that has lost its own rank")
             self._give_up(before)
         self._closing.given_up.discard(worker.address)
         for member, address in list(addresses.items()):

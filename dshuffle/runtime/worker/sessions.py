@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,14 @@ MOST_CLOSED = 1000
 """Closed sessions that a worker remembers. An order to open one may arrive late."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """A session that is being opened, and the number of the order."""
+
+    number: int
+    task: asyncio.Task[None]
+
+
 class WorkerSessions(Mapping[str, WorkerSession]):
     """The open sessions of a worker, by id, and what other processes may ask of each.
 
@@ -41,7 +50,8 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         self.shared = shared
         self.collectives = Collectives()
         self._open: dict[str, WorkerSession] = {}
-        self._opening: dict[str, asyncio.Task[None]] = {}
+        self._opening: dict[str, _Opening] = {}
+        self._freeing: dict[str, asyncio.Future[None]] = {}
         self._signs: dict[str, SignsOfLife] = {}
         self._closed: dict[str, int] = {}  # session -> number of the order to close it
         self._causes: dict[str, DShuffleError] = {}  # with which sessions have ended that their clients did not close
@@ -57,8 +67,8 @@ class WorkerSessions(Mapping[str, WorkerSession]):
 
     @property
     def ids(self) -> list[str]:
-        """Ids of the sessions that are open or being opened."""
-        return [*self._open, *self._opening]
+        """Ids of the sessions that are open, being opened or being closed."""
+        return list({**self._open, **self._opening, **self._freeing})
 
     def session(self, session_id: str) -> WorkerSession:
         """An open session.
@@ -94,7 +104,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         epoch: int | None = None,
         digest: SampleDigest | None = None,
     ) -> None:
-        """Allocate this worker's part of a session. Another call waits for the first one.
+        """Allocate this worker's part of a session, after everything that earlier orders have begun.
 
         Parameters
         ----------
@@ -117,6 +127,8 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         check_emulated_rates()
         session_spec = SessionSpec.unpacked(spec)
         session_id, rank = session_spec.session_id, rank_on(self.shared.worker.address, session_spec)
+        while (before := self._earlier(session_id, number, restore)) is not None:
+            await asyncio.wait([before])
         if number <= self._closed.get(session_id, -1):
             raise ClusterError(f"session {session_id} was closed on this worker")
         session = self._open.get(session_id)
@@ -127,6 +139,9 @@ class WorkerSessions(Mapping[str, WorkerSession]):
                 await session.go_on(session_spec.addresses, number, last_run)
                 return
             await self.close(session_id, number - 1)
+            # Other orders may have come meanwhile.
+            await self.open(spec, number, last_run, restore=restore, epoch=epoch, digest=digest)
+            return
         opening = self._opening.get(session_id)
         if opening is None:
             # Memory is reserved before anything is awaited, so that two sessions do not count on the same bytes.
@@ -134,16 +149,24 @@ class WorkerSessions(Mapping[str, WorkerSession]):
             limit, nbytes = self.shared.reserved.memory(loaded).check(session_spec, trains=rank is not None)
             self.shared.reserved.reserve(session_id, nbytes)
             session_spec = session_spec if limit is None else session_spec.with_memory_limit(limit)
-            opening = asyncio.create_task(self._open_now(session_spec, number, last_run, epoch, digest))
-            self._opening[session_id] = opening
+            task = asyncio.create_task(self._open_now(session_spec, number, last_run, epoch, digest))
+            self._opening[session_id] = opening = _Opening(number, task)
+            del task
         try:
-            await asyncio.shield(opening)
+            await asyncio.shield(opening.task)
         except asyncio.CancelledError:
-            if not opening.cancelled():
+            if not opening.task.cancelled():
                 raise
             raise ClusterError(f"session {session_id} was closed while it was being opened") from None
         finally:
             del opening  # its error has this frame in its traceback: a cycle that keeps the rows until a collection
+
+    def _earlier(self, session_id: str, number: int, restore: bool) -> asyncio.Future[None] | None:
+        """What an earlier order has begun and an order to open has to wait for."""
+        opening = self._opening.get(session_id)
+        if opening is not None and restore and opening.number < number:
+            return opening.task
+        return self._freeing.get(session_id)
 
     async def _open_now(
         self, spec: SessionSpec, number: int, last_run: int, epoch: int | None, digest: SampleDigest | None
@@ -160,7 +183,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
             await session.abort(last_run)
             self._open[session_id], self._signs[session_id] = session, signs
         finally:
-            self._opening.pop(session_id, None)
+            del self._opening[session_id]
 
     async def close(self, session_id: str, number: int, cause: Any = None) -> None:
         """Free this worker's part of a session, and refuse to open it with an order up to this number.
@@ -168,32 +191,44 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         Tasks that come later raise the ``cause``, if the session has ended with an error.
         """
         cause = cause.data if isinstance(cause, ToPickle) else cause  # it is not sent if this is one process
-        if session_id in self._open and self._open[session_id].number > number:  # an order that comes late
+        if self._has_later(session_id, number):
             return
         while len(self._closed) >= MOST_CLOSED:
             oldest = next(iter(self._closed))
             del self._closed[oldest]
             self._causes.pop(oldest, None)
-        self._closed[session_id] = number
+        self._closed[session_id] = max(number, self._closed.get(session_id, number))
         if cause is not None:
             self._causes[session_id] = cause
         self.collectives.end(session_id)
         for name in self.ids:
             if is_adopted_by(session_id, name):
                 await self.close(name, number, cause)
-        opening = self._opening.pop(session_id, None)
-        if opening is not None:
-            opening.cancel()
-            await asyncio.wait([opening])
-        session = self._open.pop(session_id, None)
-        if (signs := self._signs.pop(session_id, None)) is not None:
-            signs.close()
+        if (freeing := self._freeing.get(session_id)) is not None:
+            await asyncio.wait([freeing])
+        if session_id not in self.ids or self._has_later(session_id, number):
+            return
+        freed = self._freeing[session_id] = asyncio.get_running_loop().create_future()
         try:
+            if (opening := self._opening.get(session_id)) is not None:
+                opening.task.cancel()
+                await asyncio.wait([opening.task])
+                self._opening.pop(session_id, None)  # if it had not begun
+            session = self._open.pop(session_id, None)
+            if (signs := self._signs.pop(session_id, None)) is not None:
+                signs.close()
             if session is not None:
                 await session.close(cause)
         finally:
             self.shared.reserved.release(session_id)
             self.shared.kept.close(session_id)
+            del self._freeing[session_id]
+            freed.set_result(None)
+
+    def _has_later(self, session_id: str, number: int) -> bool:
+        """Whether a later order than this one has opened the session, or is opening it."""
+        opened = self._open.get(session_id) or self._opening.get(session_id)
+        return opened is not None and opened.number > number
 
     def status(self, session_id: str) -> MemberState:
         """The state of a session here."""

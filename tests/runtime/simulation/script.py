@@ -35,6 +35,10 @@ HARMLESS = {"corrupt", "store away", *MISTAKES}
 """Faults that do not lose workers."""
 
 
+UNEXPECTED = {"AssertionError", "AttributeError", "IndexError", "KeyError", "NameError", "TypeError", "ValueError"}
+"""Errors of programs."""
+
+
 class Mistake(Exception):
     """An error of a user's function."""
 
@@ -210,6 +214,7 @@ class Script:
 
     def _refused(self, error: BaseException) -> None:
         """The epoch does not end, or the next one does not begin: try again."""
+        check_meant(error)
         self.epochs = None
         self.world.seen[f"refused: {type(error).__name__}"] += 1
         if isinstance(error, WorkerLost):
@@ -286,6 +291,7 @@ class Script:
             self._failed(call, error)
 
     def _failed(self, call: Call, error: BaseException) -> None:
+        check_meant(error)
         self.world.seen[f"a task: {type(error).__name__}"] += 1
         if not call.mistaken and not call.excused and not self.world.schedule.faults - HARMLESS:
             raise AssertionError("a task has failed for no reason") from error
@@ -366,6 +372,13 @@ class Script:
                 self.world.seen["resumed"] += 1
                 return shuffler
         raise WorkerLost("the session could not be resumed")
+
+
+def check_meant(error: BaseException) -> None:
+    """An error that a process did not expect travels as a ClusterError with its name. No fault is a reason for it."""
+    name, colon, _ = str(error).partition(":")
+    if colon and name in UNEXPECTED:
+        raise AssertionError(f"{type(error).__name__}: {error}") from error
 
 
 async def _inner(worker: SimulatedWorker, mistaken: bool) -> int:
