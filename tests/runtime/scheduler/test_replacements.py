@@ -1,4 +1,4 @@
-"""What the log says of workers that take lost ranks."""
+"""Workers that take lost ranks: what the log says of them, and what is closed on the workers before them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,63 @@ from dshuffle.errors import CacheBudgetError
 from dshuffle.runtime.messages import MemberState
 from dshuffle.runtime.scheduler import replacements
 from dshuffle.runtime.scheduler.machine.phases import Phase
+from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
 from dshuffle.runtime.scheduler.replacements import Replacements
+from dshuffle.runtime.session_spec import adopted_id
 
-from .machines import given_order, replacing_machine
+from .machines import committed_machine, given_order, replacing_machine
 
-LOST, SPARE = "tcp://10.0.0.1:1", "tcp://10.0.0.2:1"
+FIRST, LOST, SPARE = "tcp://10.0.0.0:1", "tcp://10.0.0.1:1", "tcp://10.0.0.2:1"
+
+
+class Closed:
+    """Notes where sessions are closed."""
+
+    def __init__(self) -> None:
+        self.given_up: set[str] = set()
+        self.adopted: list[tuple[str, str]] = []
+        self.whole: list[str] = []
+
+    def close_adopted(self, address: str, session_id: str) -> None:
+        self.adopted.append((address, session_id))
+
+    def close_given_up(self, address: str) -> None:
+        self.whole.append(address)
+
+
+def replacements_of(machine: SessionMachine, places: dict[int, str], addresses: list[str], closed: Closed) -> Any:
+    """Replacements by the workers at these addresses, one after the other."""
+
+    async def ask(*_: Any) -> MemberState:
+        return MemberState(open=False)
+
+    participants = SimpleNamespace(
+        addresses=places, move=places.__setitem__, ask=ask, name_of="rank {}".format, retired={}, handed_over={}
+    )
+    next_address = iter(addresses)
+
+    async def find(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(address=next(next_address))
+
+    return Replacements(
+        SimpleNamespace(workers=dict.fromkeys([FIRST, LOST, SPARE])),
+        SimpleNamespace(session_id="session-7", options=SimpleNamespace(elastic=False, on_loss="replace"), former=None),
+        participants,
+        SimpleNamespace(find=find, why_unfit="", remember=lambda worker: None, refuse=lambda address: None),
+        machine,
+        SimpleNamespace(
+            run=lambda method, *arguments, **options: method(*arguments, now=0.0, **options), spawn=lambda work: None
+        ),
+        closed,
+        is_followed=lambda: False,
+        move_tasks=lambda: None,
+    )
+
+
+async def search_ends(machine: SessionMachine) -> None:
+    async with asyncio.timeout(10):
+        while machine.phase is Phase.WAITING:
+            await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(
@@ -40,41 +92,13 @@ def test_the_log_says_how_a_worker_takes_a_rank(
     """The workers at these addresses take rank 1 one after the other. It is lost again, or refused for lack of room."""
     monkeypatch.setattr(replacements, "TICK", 0.0)
     machine = replacing_machine(2)
-
-    async def ask(*_: Any) -> MemberState:
-        return MemberState(open=False)
-
-    places = {0: "tcp://10.0.0.0:1", 1: LOST}
-    participants = SimpleNamespace(
-        addresses=places, move=places.__setitem__, ask=ask, name_of="rank {}".format, retired={}, handed_over={}
-    )
-    next_address = iter(addresses)
-
-    async def find(*_: Any, **__: Any) -> Any:
-        return SimpleNamespace(address=next(next_address))
-
-    candidates = SimpleNamespace(find=find, why_unfit="", remember=lambda worker: None, refuse=lambda address: None)
-    driver = SimpleNamespace(run=lambda method, *arguments, **options: method(*arguments, now=0.0, **options))
-    options = SimpleNamespace(elastic=False, on_loss="replace")
-    search = Replacements(
-        SimpleNamespace(workers={}),
-        SimpleNamespace(session_id="session-7", options=options, former=None),
-        participants,
-        candidates,
-        machine,
-        driver,
-        SimpleNamespace(given_up=set()),
-        is_followed=lambda: False,
-        move_tasks=lambda: None,
-    )
+    search = replacements_of(machine, {0: FIRST, 1: LOST}, addresses, Closed())
 
     async def run() -> None:
         machine.lost([1], "has left", 0.0)
         for number, address in enumerate(addresses):
             search.search()
-            async with asyncio.timeout(10):
-                while machine.phase is Phase.WAITING:
-                    await asyncio.sleep(0)
+            await search_ends(machine)
             if number + 1 < len(addresses) and refuses:
                 search.refuse(1, address)
                 machine.refused(given_order(machine, "restore", 1, 0), CacheBudgetError("no room here"), 0.0)
@@ -83,3 +107,50 @@ def test_the_log_says_how_a_worker_takes_a_rank(
 
     asyncio.run(run())
     assert [record.getMessage() for record in caplog.records] == [f"dshuffle: rank 1 {words}" for words in logged]
+
+
+def test_a_worker_that_has_lost_its_own_rank_loses_those_that_it_had_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the session of its own rank would stay open there, and tasks of the adopted rank would look into it."""
+    monkeypatch.setattr(replacements, "TICK", 0.0)
+    machine, closed = committed_machine(3), Closed()
+    machine.lost([2], "has left", 0.3)
+    machine.replaced(2, 0.3, adopted=True)
+    machine.answered(given_order(machine, "restore", 2, 1), None, 0.4)
+    for rank in (0, 1):
+        machine.answered(given_order(machine, "members", rank, 1), None, 0.4)
+    assert machine.adopted == {2}
+    assert machine.phase is Phase.IDLE
+    places = {0: FIRST, 1: LOST, 2: FIRST}
+    search = replacements_of(machine, places, [SPARE, FIRST], closed)
+
+    async def run() -> None:
+        machine.lost([0], "does not answer", 0.5)
+        search.search()
+        await search_ends(machine)
+
+    asyncio.run(run())
+    assert closed.whole == [FIRST]
+    assert places == {0: SPARE, 1: LOST, 2: FIRST}
+    assert machine.phase is Phase.RESTORING
+    assert machine.newcomers == {0, 2}
+    assert not machine.adopted
+    assert not machine.kept
+    assert not closed.given_up  # the worker has a rank again
+
+
+def test_a_worker_whose_adopted_rank_is_taken_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replacements, "TICK", 0.0)
+    machine, closed = committed_machine(3), Closed()
+    machine.lost([2], "has left", 0.3)
+    machine.replaced(2, 0.3, adopted=True)
+    machine.refused(given_order(machine, "restore", 2, 1), CacheBudgetError("no room here"), 0.4)
+    search = replacements_of(machine, {0: FIRST, 1: LOST, 2: FIRST}, [SPARE], closed)
+
+    async def run() -> None:
+        search.search()
+        await search_ends(machine)
+
+    asyncio.run(run())
+    assert closed.adopted == [(FIRST, adopted_id("session-7", 2))]
+    assert not closed.whole
+    assert machine.newcomers == {2}
