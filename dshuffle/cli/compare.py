@@ -6,7 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -262,11 +262,19 @@ def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) ->
 
 
 def _make_folder(output: Path) -> None:
-    # Before the long run, not after it.
+    """Make the folder of the report before the long run, not after it. If nothing gets into it, it is removed again."""
+    is_new = not output.exists()
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise click.UsageError(f"--output {output} cannot be created: {error}") from error
+
+    def remove_if_empty() -> None:
+        with suppress(OSError):
+            output.rmdir()
+
+    if is_new:
+        click.get_current_context().call_on_close(remove_if_empty)
 
 
 @contextmanager

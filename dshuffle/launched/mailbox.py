@@ -16,7 +16,7 @@ from dshuffle.runtime import Partition
 
 logger = logging.getLogger(__name__)
 
-LOG_AFTER = 15.0
+LOG_AFTER = 3.0
 """Seconds after which a wait for other ranks says what it waits for; then after twice that time, and so on."""
 
 

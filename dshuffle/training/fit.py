@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -91,15 +92,16 @@ class History(Generic[Model]):
         if not self.points:
             return f"<History of 0 epochs{early}>"
         first, last = self.points[0], self.points[-1]
-        errors = f"error {' to '.join(human_numbers([first.error, last.error], ERROR_DIGITS))}"
-        return f"<History of {len(self.points)} epochs{early}: {errors} in {human_seconds(last.seconds)}>"
+        known = not math.isnan(first.error) and not math.isnan(last.error)
+        errors = f": error {' to '.join(human_numbers([first.error, last.error], ERROR_DIGITS))}" if known else ""
+        return f"<History of {len(self.points)} epochs{early}{errors} in {human_seconds(last.seconds)}>"
 
     def _repr_html_(self) -> str:
         metrics = sorted({name for point in self.points for name in point.validation})
         columns = [
             [str(point.epoch) for point in self.points],
             [human_seconds(point.seconds) for point in self.points],
-            human_numbers([point.error for point in self.points], ERROR_DIGITS),
+            human_numbers([None if math.isnan(point.error) else point.error for point in self.points], ERROR_DIGITS),
             *(human_numbers([point.validation.get(name) for point in self.points], METRIC_DIGITS) for name in metrics),
         ]
         rows = list(zip(*columns, strict=True))
@@ -389,10 +391,9 @@ def epoch_bar(epochs: int) -> Iterator[OnEpoch]:
     as_integer("epochs", epochs, 1)
 
     def show(point: TrainingPoint) -> None:
-        metrics = "".join(f", {name} {human_numbers([value], 3)[0]}" for name, value in point.validation.items())
-        advance(
-            point.epoch + 1, epochs, f"error {human_numbers([point.error], 3)[0]}{metrics} after {point.seconds:.1f} s"
-        )
+        numbers = {**({} if math.isnan(point.error) else {"error": point.error}), **point.validation}
+        words = ", ".join(f"{name} {human_numbers([value], 3)[0]}" for name, value in numbers.items())
+        advance(point.epoch + 1, epochs, f"{words} after {point.seconds:.1f} s".lstrip())
 
     with progress_bar() as advance:
         yield show

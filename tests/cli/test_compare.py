@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import dask
@@ -105,6 +106,16 @@ def test_a_default_way_without_a_chunk_for_every_worker_is_left_out(elsewhere, u
     chosen = run(url, "--assignment", "chunks", "--delivery", "storage")
     assert chosen.exit_code == 1
     assert "chunk_rows=400" in chosen.stderr
+
+
+def test_a_run_that_is_aborted_leaves_no_empty_folder(elsewhere, url, monkeypatch):
+    monkeypatch.setattr("dshuffle.cli.compare.run", lambda *_: 1 / 0)
+    assert isinstance(run(url, "--pairs", 0).exception, ZeroDivisionError)
+    assert not Path("dshuffle-report").exists()
+    Path("dshuffle-report").mkdir()
+    (Path("dshuffle-report") / "report.html").touch()
+    run(url, "--pairs", 0)
+    assert (Path("dshuffle-report") / "report.html").exists()
 
 
 def test_results_are_printed_before_the_report_is_written(elsewhere, url, monkeypatch):

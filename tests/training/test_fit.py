@@ -113,6 +113,9 @@ def test_progress_is_a_line_an_epoch_where_there_is_no_terminal(fake_shuffler, c
     first, _, last = capsys.readouterr().err.splitlines()
     assert first.startswith("1/3 error 0.250, bias 2.00 after")
     assert last.startswith("3/3 error")
+    with epoch_bar(1) as bar:  # of a function that reports no error
+        bar(TrainingPoint(epoch=0, seconds=1.5, error=float("nan")))
+    assert capsys.readouterr().err == "1/1 after 1.5 s\n"
     with pytest.raises(InvalidParameter, match="epochs=0"), epoch_bar(0):
         pass
 
