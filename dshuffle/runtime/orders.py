@@ -46,7 +46,7 @@ class OpenOrder(Order, frozen=True, rename={"digest": "drawn"}):
 
 
 class CloseOrder(SessionOrder, frozen=True):
-    """Close a session. Orders to open it up to this number are refused from now on."""
+    """Close a session, unless a later order has opened it. After it, orders to open up to this number are refused."""
 
     number: int
 

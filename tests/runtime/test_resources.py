@@ -151,7 +151,7 @@ def check_unchanged(dataset: Dataset, folder: str) -> Callable[..., None]:
 
 
 def check(client: Client, folder: str, before: dict[str, Census], *, objects: bool) -> None:
-    """Nothing is left in any worker. Threads may take a moment to end, and an import reads folders and files."""
+    """Nothing is left in any worker. Threads take a moment to end, and hold objects until then. Imports open files."""
     for address, now in client.run(census, folder).items():
         assert (now["maps"], now["room"]) == ([], 0), address
         assert not [name for name in now["descriptors"] if name.startswith((folder, "/memfd:dshuffle"))]

@@ -62,7 +62,7 @@ class Closing:
 
     def close_given_up(self, address: str) -> Coroutine[Any, Any, None]:
         """Close the session on a worker that was replaced, if it ever answers, unless it gets a rank again."""
-        number = self._turn()  # of now: an order that gives it a rank may be the next one
+        number = self._turn()  # taken now: the next order may give it a rank
 
         async def close() -> None:
             while address in self.given_up and address in self._scheduler.workers:
@@ -74,7 +74,7 @@ class Closing:
 
     def close_adopted(self, address: str, session_id: str) -> Coroutine[Any, Any, None]:
         """Free a rank that a worker had adopted. If that fails, it is freed with the session."""
-        number = self._turn()  # of now: the worker may adopt the rank again
+        number = self._turn()  # taken now: the worker may adopt the rank again
 
         async def close() -> None:
             await self._is_closed(address, session_id, number)

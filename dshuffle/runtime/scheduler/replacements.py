@@ -102,8 +102,10 @@ class Replacements:
 
     async def _find_all(self) -> None:
         while missing := self._machine.missing:
-            # Ranks first: without them nothing goes on.
-            for participant in sorted(missing, key=lambda participant: participant == SERVER):
+            # Ranks first: without them nothing goes on. A worker that answers again gets its own rank before another
+            # one that it had adopted.
+            adopted = self._machine.adopted
+            for participant in sorted(missing, key=lambda participant: (participant == SERVER, participant in adopted)):
                 try:
                     await self._find(participant)
                 except Exception:  # the end of the search would look like a lack of workers
@@ -185,12 +187,12 @@ class Replacements:
         words = self._joining_words(participant, worker.address, adopted=adopted)
         logger.warning("dshuffle: %s %s", self._participants.name_of(participant), words)
         others = {rank for rank in machine.participants if addresses[rank] == before} - set(machine.missing)
+        lost_too: list[int] = []
         if others and participant in machine.adopted:
             # The worker that had adopted this rank is not lost: it keeps its own rank.
             self._driver.spawn(self._closing.close_adopted(before, adopted_id(self._spec.session_id, participant)))
         elif before != worker.address and before not in self._participants.retired and others <= machine.adopted:
-            # Ranks that it had adopted beside this one go with it.
-            self._driver.run(machine.lost, sorted(others), "was adopted by a worker that has lost its own rank")
+            lost_too = sorted(others)  # it had adopted them beside this one
             self._give_up(before)
         self._closing.given_up.discard(worker.address)
         for member, address in list(addresses.items()):
@@ -199,6 +201,7 @@ class Replacements:
                 self._participants.move(member, worker.address)
         self._candidates.remember(worker)
         self._driver.run(machine.replaced, participant, adopted=adopted, kept=kept)
+        self._driver.run(machine.lost, lost_too, "was adopted by a worker that has lost its own rank")
         self._move_tasks()
 
     def _joining_words(self, participant: int, address: str, *, adopted: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,8 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         self.collectives = Collectives()
         self._open: dict[str, WorkerSession] = {}
         self._opening: dict[str, _Opening] = {}
-        self._freeing: dict[str, asyncio.Future[None]] = {}
+        self._freeing: dict[str, asyncio.Task[None]] = {}
+        self._ended = False
         self._signs: dict[str, SignsOfLife] = {}
         self._closed: dict[str, int] = {}  # session -> number of the order to close it
         self._causes: dict[str, DShuffleError] = {}  # with which sessions have ended that their clients did not close
@@ -104,7 +106,9 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         epoch: int | None = None,
         digest: SampleDigest | None = None,
     ) -> None:
-        """Allocate this worker's part of a session, after everything that earlier orders have begun.
+        """Allocate this worker's part of a session. Another call with the same order waits for the first one.
+
+        An order to restore a rank waits for an opening of an earlier order, and every order for the end of a closing.
 
         Parameters
         ----------
@@ -117,6 +121,8 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         ------
         ClusterError
             If the session was closed.
+        WorkerLost
+            If this worker closes.
         InvalidParameter
             If a rate in the configuration of this process is wrong.
         CacheBudgetError
@@ -129,7 +135,9 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         session_id, rank = session_spec.session_id, rank_on(self.shared.worker.address, session_spec)
         while (before := self._earlier(session_id, number, restore)) is not None:
             await asyncio.wait([before])
-        if number <= self._closed.get(session_id, -1):
+        if self._ended:
+            raise WorkerLost(f"worker {self.shared.worker.address} closes")
+        if number <= max(self._closed.get(name, -1) for name in (session_id, base_id(session_id))):
             raise ClusterError(f"session {session_id} was closed on this worker")
         session = self._open.get(session_id)
         if session is not None and (not restore or number <= session.number):  # an order that comes twice, or late
@@ -162,7 +170,10 @@ class WorkerSessions(Mapping[str, WorkerSession]):
             del opening  # its error has this frame in its traceback: a cycle that keeps the rows until a collection
 
     def _earlier(self, session_id: str, number: int, restore: bool) -> asyncio.Future[None] | None:
-        """What an earlier order has begun and an order to open has to wait for."""
+        """What an order to open has to wait for; None if there is nothing.
+
+        Orders that restore nothing are those that open the session everywhere. They have the same number.
+        """
         opening = self._opening.get(session_id)
         if opening is not None and restore and opening.number < number:
             return opening.task
@@ -206,9 +217,12 @@ class WorkerSessions(Mapping[str, WorkerSession]):
                 await self.close(name, number, cause)
         if (freeing := self._freeing.get(session_id)) is not None:
             await asyncio.wait([freeing])
-        if session_id not in self.ids or self._has_later(session_id, number):
-            return
-        freed = self._freeing[session_id] = asyncio.get_running_loop().create_future()
+        if session_id in self.ids and not self._has_later(session_id, number):
+            # It goes on if the process that gave the order goes away.
+            self._freeing[session_id] = asyncio.create_task(self._free(session_id, cause))
+            await asyncio.shield(self._freeing[session_id])
+
+    async def _free(self, session_id: str, cause: DShuffleError | None) -> None:
         try:
             if (opening := self._opening.get(session_id)) is not None:
                 opening.task.cancel()
@@ -223,7 +237,12 @@ class WorkerSessions(Mapping[str, WorkerSession]):
             self.shared.reserved.release(session_id)
             self.shared.kept.close(session_id)
             del self._freeing[session_id]
-            freed.set_result(None)
+
+    async def end(self) -> None:
+        """Close all sessions, because the worker closes, and open no other one."""
+        self._ended = True
+        for session_id in self.ids:
+            await self.close(session_id, sys.maxsize)
 
     def _has_later(self, session_id: str, number: int) -> bool:
         """Whether a later order than this one has opened the session, or is opening it."""

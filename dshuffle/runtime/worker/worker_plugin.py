@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -139,8 +138,7 @@ class DShuffleWorker(WorkerPlugin):
         if any(session.rank is not None and not session.is_loading for session in sessions.values()):
             await hand_over(worker)
         self.torn_down = True
-        for session_id in sessions.ids:
-            await sessions.close(session_id, sys.maxsize)
+        await sessions.end()
         sessions.shared.executor.shutdown(wait=False, cancel_futures=True)
 
 

@@ -109,18 +109,21 @@ def test_the_log_says_how_a_worker_takes_a_rank(
     assert [record.getMessage() for record in caplog.records] == [f"dshuffle: rank 1 {words}" for words in logged]
 
 
-def test_a_worker_that_has_lost_its_own_rank_loses_those_that_it_had_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("n_ranks", [2, 3])
+def test_a_worker_that_has_lost_its_own_rank_loses_those_that_it_had_adopted(
+    n_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the session of its own rank would stay open there, and tasks of the adopted rank would look into it."""
     monkeypatch.setattr(replacements, "TICK", 0.0)
-    machine, closed = committed_machine(3), Closed()
-    machine.lost([2], "has left", 0.3)
-    machine.replaced(2, 0.3, adopted=True)
-    machine.answered(given_order(machine, "restore", 2, 1), None, 0.4)
-    for rank in (0, 1):
+    machine, closed, adopted = committed_machine(n_ranks), Closed(), n_ranks - 1
+    machine.lost([adopted], "has left", 0.3)
+    machine.replaced(adopted, 0.3, adopted=True)
+    machine.answered(given_order(machine, "restore", adopted, 1), None, 0.4)
+    for rank in range(adopted):
         machine.answered(given_order(machine, "members", rank, 1), None, 0.4)
-    assert machine.adopted == {2}
+    assert machine.adopted == {adopted}
     assert machine.phase is Phase.IDLE
-    places = {0: FIRST, 1: LOST, 2: FIRST}
+    places = {**{0: FIRST, 1: LOST}, adopted: FIRST}
     search = replacements_of(machine, places, [SPARE, FIRST], closed)
 
     async def run() -> None:
@@ -130,9 +133,9 @@ def test_a_worker_that_has_lost_its_own_rank_loses_those_that_it_had_adopted(mon
 
     asyncio.run(run())
     assert closed.whole == [FIRST]
-    assert places == {0: SPARE, 1: LOST, 2: FIRST}
+    assert places == {**{0: SPARE, 1: LOST}, adopted: FIRST}
     assert machine.phase is Phase.RESTORING
-    assert machine.newcomers == {0, 2}
+    assert machine.newcomers == {0, adopted}
     assert not machine.adopted
     assert not machine.kept
     assert not closed.given_up  # the worker has a rank again
@@ -154,3 +157,26 @@ def test_a_worker_whose_adopted_rank_is_taken_keeps_its_own(monkeypatch: pytest.
     assert closed.adopted == [(FIRST, adopted_id("session-7", 2))]
     assert not closed.whole
     assert machine.newcomers == {2}
+
+
+def test_a_worker_that_answers_again_gets_its_own_rank_before_one_that_it_had_adopted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker of rank 2 had adopted rank 0, and both are lost."""
+    monkeypatch.setattr(replacements, "TICK", 0.0)
+    machine, closed = committed_machine(3), Closed()
+    machine.lost([0], "has left", 0.3)
+    machine.replaced(0, 0.3, adopted=True)
+    machine.answered(given_order(machine, "restore", 0, 1), None, 0.4)
+    for rank in (1, 2):
+        machine.answered(given_order(machine, "members", rank, 1), None, 0.4)
+    places = {0: FIRST, 1: LOST, 2: FIRST}
+    search = replacements_of(machine, places, [FIRST, SPARE], closed)
+
+    async def run() -> None:
+        machine.lost([0, 2], "does not answer", 0.5)
+        search.search()
+        await search_ends(machine)
+
+    asyncio.run(run())
+    assert places == {0: SPARE, 1: LOST, 2: FIRST}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Generator, Iterator
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
@@ -35,8 +36,8 @@ HARMLESS = {"corrupt", "store away", *MISTAKES}
 """Faults that do not lose workers."""
 
 
-UNEXPECTED = {"AssertionError", "AttributeError", "IndexError", "KeyError", "NameError", "TypeError", "ValueError"}
-"""Errors of programs."""
+UNEXPECTED = re.compile(r"\b(Assertion|Attribute|Index|Key|Name|Runtime|Type|Value)Error: ")
+"""Errors of programs, in the texts of other errors."""
 
 
 class Mistake(Exception):
@@ -375,9 +376,8 @@ class Script:
 
 
 def check_meant(error: BaseException) -> None:
-    """An error that a process did not expect travels as a ClusterError with its name. No fault is a reason for it."""
-    name, colon, _ = str(error).partition(":")
-    if colon and name in UNEXPECTED:
+    """An error that a process did not expect travels as text with its name. No fault is a reason for it."""
+    if UNEXPECTED.search(str(error)):
         raise AssertionError(f"{type(error).__name__}: {error}") from error
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dshuffle.errors import ClusterError, DatasetError
+from dshuffle.errors import ClusterError, DatasetError, WorkerLost
 from dshuffle.runtime.worker import sessions as module
 from dshuffle.runtime.worker.sessions import WorkerSessions
 
@@ -104,7 +104,7 @@ def test_rows_of_a_session_that_does_not_open_are_free_at_once(
         del opening  # its error has this frame in its traceback
 
     monkeypatch.setattr(module, "open_session", open_session)
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 30))
     assert held[0]() is None
 
 
@@ -131,7 +131,7 @@ def test_an_order_to_close_that_comes_while_an_earlier_session_closes_counts(
             await opening
 
     monkeypatch.setattr(module, "open_session", open_session)
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 30))
     assert made[0].closed
     assert len(made) == 1
     assert not sessions
@@ -178,7 +178,7 @@ def test_a_session_opens_after_an_earlier_opening_has_been_cancelled(
         await sessions.close("a", 7)
 
     monkeypatch.setattr(module, "open_session", open_session)
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 30))
     assert made[0].closed
     assert not sessions.ids
     assert not reserved
@@ -202,4 +202,76 @@ def test_an_order_to_close_that_comes_late_does_not_cancel_a_later_opening(
         assert sessions["a"].number == 7
 
     monkeypatch.setattr(module, "open_session", open_session)
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_an_adopted_rank_does_not_open_after_its_session_was_closed(
+    monkeypatch: pytest.MonkeyPatch, sessions: WorkerSessions, reserved: dict[str, int]
+) -> None:
+    """Its order took another way than the one to close."""
+
+    async def run() -> None:
+        await sessions.close("a", 8)
+        with pytest.raises(ClusterError, match=r"session a\+2 was closed on this worker"):
+            await sessions.open(b"2", 8, restore=True, epoch=0)
+
+    def unpacked(rank: bytes) -> Any:
+        return types.SimpleNamespace(session_id="a+2", addresses={int(rank): "tcp://here"})
+
+    monkeypatch.setattr(module, "SessionSpec", types.SimpleNamespace(unpacked=unpacked))
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert not reserved
+
+
+def test_closing_goes_on_if_whoever_asked_for_it_goes_away(
+    monkeypatch: pytest.MonkeyPatch, sessions: WorkerSessions, reserved: dict[str, int]
+) -> None:
+    made: list[Session] = []
+
+    async def open_session(*_: Any) -> tuple[Session, Any]:
+        made.append(Session())
+        return made[-1], types.SimpleNamespace(close=lambda: None)
+
+    async def run() -> None:
+        await sessions.open(b"0", 1)
+        closing = asyncio.create_task(sessions.close("a", 1))
+        await turns()
+        closing.cancel()
+        again = asyncio.create_task(sessions.close("a", 2))
+        await turns()
+        assert not again.done()
+        assert reserved
+        made[0].end.set()
+        await again
+
+    monkeypatch.setattr(module, "open_session", open_session)
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert made[0].closed
+    assert not reserved
+
+
+def test_a_worker_that_closes_opens_nothing_that_waits(
+    monkeypatch: pytest.MonkeyPatch, sessions: WorkerSessions
+) -> None:
+    made: list[Session] = []
+
+    async def open_session(*_: Any) -> tuple[Session, Any]:
+        made.append(Session())
+        return made[-1], types.SimpleNamespace(close=lambda: None)
+
+    async def run() -> None:
+        await sessions.open(b"0", 1)
+        closing = asyncio.create_task(sessions.close("a", 1))
+        await turns()
+        opening = asyncio.create_task(sessions.open(b"0", 2, restore=True, epoch=0))
+        await turns()
+        made[0].end.set()
+        ending = asyncio.create_task(sessions.end())
+        await closing
+        with pytest.raises(WorkerLost, match="worker tcp://here closes"):
+            await opening
+        await ending
+
+    monkeypatch.setattr(module, "open_session", open_session)
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert len(made) == 1
