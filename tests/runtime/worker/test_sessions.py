@@ -65,6 +65,19 @@ def sessions(monkeypatch: pytest.MonkeyPatch, reserved: dict[str, int]) -> Worke
 
 
 @pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Session]:
+    """The sessions that have been opened."""
+    made: list[Session] = []
+
+    async def open_session(*_: Any) -> tuple[Session, Any]:
+        made.append(Session())
+        return made[-1], types.SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(module, "open_session", open_session)
+    return made
+
+
+@pytest.fixture
 def no_collection() -> Iterator[None]:
     gc.collect()
     gc.disable()
@@ -109,14 +122,9 @@ def test_rows_of_a_session_that_does_not_open_are_free_at_once(
 
 
 def test_an_order_to_close_that_comes_while_an_earlier_session_closes_counts(
-    monkeypatch: pytest.MonkeyPatch, sessions: WorkerSessions, reserved: dict[str, int]
+    made: list[Session], sessions: WorkerSessions, reserved: dict[str, int]
 ) -> None:
     """The worker gets rank 1, and closes its session as rank 0 for that. Then the session ends."""
-    made: list[Session] = []
-
-    async def open_session(*_: Any) -> tuple[Session, Any]:
-        made.append(Session())
-        return made[-1], types.SimpleNamespace(close=lambda: None)
 
     async def run() -> None:
         await sessions.open(b"0", 1)
@@ -130,7 +138,6 @@ def test_an_order_to_close_that_comes_while_an_earlier_session_closes_counts(
         with pytest.raises(ClusterError, match="was closed on this worker"):
             await opening
 
-    monkeypatch.setattr(module, "open_session", open_session)
     asyncio.run(asyncio.wait_for(run(), 30))
     assert made[0].closed
     assert len(made) == 1
@@ -224,14 +231,8 @@ def test_an_adopted_rank_does_not_open_after_its_session_was_closed(
 
 
 def test_closing_goes_on_if_whoever_asked_for_it_goes_away(
-    monkeypatch: pytest.MonkeyPatch, sessions: WorkerSessions, reserved: dict[str, int]
+    made: list[Session], sessions: WorkerSessions, reserved: dict[str, int]
 ) -> None:
-    made: list[Session] = []
-
-    async def open_session(*_: Any) -> tuple[Session, Any]:
-        made.append(Session())
-        return made[-1], types.SimpleNamespace(close=lambda: None)
-
     async def run() -> None:
         await sessions.open(b"0", 1)
         closing = asyncio.create_task(sessions.close("a", 1))
@@ -244,21 +245,12 @@ def test_closing_goes_on_if_whoever_asked_for_it_goes_away(
         made[0].end.set()
         await again
 
-    monkeypatch.setattr(module, "open_session", open_session)
     asyncio.run(asyncio.wait_for(run(), 30))
     assert made[0].closed
     assert not reserved
 
 
-def test_a_worker_that_closes_opens_nothing_that_waits(
-    monkeypatch: pytest.MonkeyPatch, sessions: WorkerSessions
-) -> None:
-    made: list[Session] = []
-
-    async def open_session(*_: Any) -> tuple[Session, Any]:
-        made.append(Session())
-        return made[-1], types.SimpleNamespace(close=lambda: None)
-
+def test_a_worker_that_closes_opens_nothing_that_waits(made: list[Session], sessions: WorkerSessions) -> None:
     async def run() -> None:
         await sessions.open(b"0", 1)
         closing = asyncio.create_task(sessions.close("a", 1))
@@ -272,6 +264,5 @@ def test_a_worker_that_closes_opens_nothing_that_waits(
             await opening
         await ending
 
-    monkeypatch.setattr(module, "open_session", open_session)
     asyncio.run(asyncio.wait_for(run(), 30))
     assert len(made) == 1
