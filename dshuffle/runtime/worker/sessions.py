@@ -211,7 +211,6 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         self._closed[session_id] = max(number, self._closed.get(session_id, number))
         if cause is not None:
             self._causes[session_id] = cause
-        self.collectives.end(session_id)
         for name in self.ids:
             if is_adopted_by(session_id, name):
                 await self.close(name, number, cause)
@@ -229,6 +228,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
                 await asyncio.wait([opening.task])
                 self._opening.pop(session_id, None)  # if it had not begun
             session = self._open.pop(session_id, None)
+            self.collectives.end(session_id)  # not earlier: ranks may ask for a mean until the session is not open
             if (signs := self._signs.pop(session_id, None)) is not None:
                 signs.close()
             if session is not None:

@@ -9,9 +9,10 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
-from dshuffle.errors import ClusterError, DatasetError, WorkerLost
+from dshuffle.errors import ClusterError, DatasetError, PeerFailed, WorkerLost
 from dshuffle.runtime.worker import sessions as module
 from dshuffle.runtime.worker.sessions import WorkerSessions
 
@@ -45,10 +46,11 @@ def reserved() -> dict[str, int]:
 
 @pytest.fixture
 def sessions(monkeypatch: pytest.MonkeyPatch, reserved: dict[str, int]) -> WorkerSessions:
-    """No sessions. An order to open has the rank of this worker as its spec."""
+    """No sessions. The spec of an order to open is the id and the rank of this worker."""
 
-    def unpacked(rank: bytes) -> Any:
-        return types.SimpleNamespace(session_id="a", addresses={int(rank): "tcp://here"})
+    def unpacked(spec: bytes) -> Any:
+        session_id, _, rank = spec.decode().partition(":")
+        return types.SimpleNamespace(session_id=session_id, addresses={int(rank): "tcp://here"})
 
     monkeypatch.setattr(module, "SessionSpec", types.SimpleNamespace(unpacked=unpacked))
     memory = types.SimpleNamespace(check=lambda spec, trains: (None, 1))
@@ -106,7 +108,7 @@ def test_rows_of_a_session_that_does_not_open_are_free_at_once(
         raise DatasetError("the dataset is away")
 
     async def run() -> None:
-        opening = asyncio.create_task(sessions.open(b"0", 1))
+        opening = asyncio.create_task(sessions.open(b"a:0", 1))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert held[0]() is not None
@@ -127,8 +129,8 @@ def test_an_order_to_close_that_comes_while_an_earlier_session_closes_counts(
     """The worker gets rank 1, and closes its session as rank 0 for that. Then the session ends."""
 
     async def run() -> None:
-        await sessions.open(b"0", 1)
-        opening = asyncio.create_task(sessions.open(b"1", 6, restore=True, epoch=0))
+        await sessions.open(b"a:0", 1)
+        opening = asyncio.create_task(sessions.open(b"a:1", 6, restore=True, epoch=0))
         await turns()
         closing = asyncio.create_task(sessions.close("a", 6))
         await turns()
@@ -165,11 +167,11 @@ def test_a_session_opens_after_an_earlier_opening_has_been_cancelled(
         return made[-1], types.SimpleNamespace(close=lambda: None)
 
     async def run() -> None:
-        first = asyncio.create_task(sessions.open(b"0", 6, restore=True, epoch=0))
+        first = asyncio.create_task(sessions.open(b"a:0", 6, restore=True, epoch=0))
         await turns()
         closing = asyncio.create_task(sessions.close("a", 6))
         await turns()
-        second = asyncio.create_task(sessions.open(b"0", 7, restore=True, epoch=0))
+        second = asyncio.create_task(sessions.open(b"a:0", 7, restore=True, epoch=0))
         await turns()
         assert n_openings == 1
         may_end.set()
@@ -201,7 +203,7 @@ def test_an_order_to_close_that_comes_late_does_not_cancel_a_later_opening(
         return Session(), types.SimpleNamespace(close=lambda: None)
 
     async def run() -> None:
-        opening = asyncio.create_task(sessions.open(b"0", 7, restore=True, epoch=0))
+        opening = asyncio.create_task(sessions.open(b"a:0", 7, restore=True, epoch=0))
         await turns()
         await sessions.close("a", 6)
         may_open.set()
@@ -213,19 +215,15 @@ def test_an_order_to_close_that_comes_late_does_not_cancel_a_later_opening(
 
 
 def test_an_adopted_rank_does_not_open_after_its_session_was_closed(
-    monkeypatch: pytest.MonkeyPatch, sessions: WorkerSessions, reserved: dict[str, int]
+    sessions: WorkerSessions, reserved: dict[str, int]
 ) -> None:
     """Its order took another way than the one to close."""
 
     async def run() -> None:
         await sessions.close("a", 8)
         with pytest.raises(ClusterError, match=r"session a\+2 was closed on this worker"):
-            await sessions.open(b"2", 8, restore=True, epoch=0)
+            await sessions.open(b"a+2:2", 8, restore=True, epoch=0)
 
-    def unpacked(rank: bytes) -> Any:
-        return types.SimpleNamespace(session_id="a+2", addresses={int(rank): "tcp://here"})
-
-    monkeypatch.setattr(module, "SessionSpec", types.SimpleNamespace(unpacked=unpacked))
     asyncio.run(asyncio.wait_for(run(), 30))
     assert not reserved
 
@@ -234,7 +232,7 @@ def test_closing_goes_on_if_whoever_asked_for_it_goes_away(
     made: list[Session], sessions: WorkerSessions, reserved: dict[str, int]
 ) -> None:
     async def run() -> None:
-        await sessions.open(b"0", 1)
+        await sessions.open(b"a:0", 1)
         closing = asyncio.create_task(sessions.close("a", 1))
         await turns()
         closing.cancel()
@@ -252,10 +250,10 @@ def test_closing_goes_on_if_whoever_asked_for_it_goes_away(
 
 def test_a_worker_that_closes_opens_nothing_that_waits(made: list[Session], sessions: WorkerSessions) -> None:
     async def run() -> None:
-        await sessions.open(b"0", 1)
+        await sessions.open(b"a:0", 1)
         closing = asyncio.create_task(sessions.close("a", 1))
         await turns()
-        opening = asyncio.create_task(sessions.open(b"0", 2, restore=True, epoch=0))
+        opening = asyncio.create_task(sessions.open(b"a:0", 2, restore=True, epoch=0))
         await turns()
         made[0].end.set()
         ending = asyncio.create_task(sessions.end())
@@ -266,3 +264,24 @@ def test_a_worker_that_closes_opens_nothing_that_waits(made: list[Session], sess
 
     asyncio.run(asyncio.wait_for(run(), 30))
     assert len(made) == 1
+
+
+def test_a_rank_that_asks_for_a_mean_while_adopted_ranks_are_closed_does_not_wait_for_ever(
+    made: list[Session], sessions: WorkerSessions
+) -> None:
+    async def run() -> None:
+        await sessions.open(b"a:0", 1)
+        await sessions.open(b"a+1:1", 2, restore=True, epoch=0)
+        closing = asyncio.create_task(sessions.close("a", 3))
+        await turns()
+        mean = asyncio.create_task(sessions.mean("a", 0, values=np.ones(1), size=2, step=0, rank=0, weight=1.0))
+        await turns()
+        assert not mean.done()
+        for session in made:
+            session.end.set()
+        await closing
+        with pytest.raises(PeerFailed):
+            await mean
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert len(made) == 2
