@@ -47,7 +47,9 @@
         model.setv({ grid_line_color: line });
       } else if (model.type === "Figure" || model.type === "Plot") {
         model.setv({ background_fill_color: null, border_fill_color: null, outline_line_color: null });
-      } else if (model.type === "Title" || model.type === "LabelSet") {
+      } else if (model.type === "LabelSet") { // names and numbers may stand on lines
+        model.setv({ text_color: ink, background_fill_color: card });
+      } else if (model.type === "Title") {
         model.setv({ text_color: ink });
       } else if (model.type === "Legend") {
         model.setv({ label_text_color: soft, background_fill_color: card, border_line_color: null });
