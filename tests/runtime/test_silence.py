@@ -56,3 +56,30 @@ def test_attempts_that_fail_late_do_not_end_the_silence(monkeypatch: pytest.Monk
     )
     with pytest.raises(ClusterError, match=r"does not answer \(timed out\): it has died"):
         SessionClient(client, "0").tell("begin")
+
+
+@pytest.mark.parametrize(("statuses", "is_closed"), [(("connecting", "running"), True), (("closed",), False)])
+def test_a_session_is_closed_in_the_background_once_the_client_is_connected_again(
+    statuses: tuple[str, ...], is_closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_client, "CLOSE_AGAIN_AFTER", 0.0)
+    following, closed = iter(statuses), []
+
+    async def close(session_id: str) -> None:
+        if client.status != "running" or not closed:
+            closed.append(session_id)
+            client.status = next(following, client.status)
+            raise OSError("not connected")
+        closed.append("answered")
+
+    works: list[Any] = []
+    client: Any = SimpleNamespace(
+        status="connecting",
+        loop=SimpleNamespace(add_callback=works.append),
+        scheduler=SimpleNamespace(dshuffle_close=close),
+    )
+    SessionClient(client, "0").close_soon()
+    [work] = works
+    asyncio.run(asyncio.wait_for(work(), 30))
+    assert closed[0] == "0"
+    assert (closed[-1] == "answered") == is_closed

@@ -37,6 +37,9 @@ LEAVE_WITHIN = 4.0
 LOOK = 0.5
 """Seconds between two looks at the connection while a call waits."""
 
+CLOSE_AGAIN_AFTER = 0.5
+"""Seconds between two attempts to close a session in the background."""
+
 
 @dataclass
 class Silence:
@@ -248,16 +251,23 @@ class SessionClient:
             return ""
 
     def close_soon(self) -> None:
-        """Close the session without waiting; for a shuffler that was dropped."""
+        """Close the session without waiting: of a shuffler that was dropped, or whose scheduler did not answer.
+
+        A client that is about to be connected again closes it then. Otherwise it would be open until the client leaves.
+        """
         if not self.connected:
             return
 
         async def close() -> None:
             scheduler: Any = self.client.scheduler
-            try:
-                await scheduler.dshuffle_close(session_id=self.session_id)
-            except OSError:
-                logger.debug("dshuffle: session %s could not be closed", self.session_id, exc_info=True)
+            while self.connected:
+                try:
+                    await scheduler.dshuffle_close(session_id=self.session_id)
+                except OSError:
+                    logger.debug("dshuffle: session %s could not be closed", self.session_id, exc_info=True)
+                    await asyncio.sleep(CLOSE_AGAIN_AFTER)
+                else:
+                    return
 
         loop: Any = self.client.loop
         loop.add_callback(close)
