@@ -52,6 +52,8 @@ class Participants:
 
     def move(self, participant: int, address: str) -> None:
         """Note that another worker is a participant from now on."""
+        if self.retired.pop(address, None) is not None:  # it is a new one, at the address of one that has closed
+            self.forget(address)
         self.addresses[participant] = address
         self._moved.add(participant)
         self._packed = self._snapshot = None

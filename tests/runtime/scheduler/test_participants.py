@@ -74,3 +74,15 @@ def test_epochs_share_the_addresses_that_they_had() -> None:
     assert participants.snapshot is before
     participants.move(1, "d")
     assert (before[1], participants.snapshot[1]) == ("b", "d")
+
+
+def test_a_worker_at_the_address_of_one_that_has_retired_is_another_one() -> None:
+    """As with fixed ports."""
+    participants = participants_of(spec_of({0: "a", 1: "b", 2: "c"}))
+    participants.retires("a", [0, 1, 2], 1.0)
+    assert participants.has_retired(0, 2.0, recently=False)
+    assert participants.handed_over == {0: ("a", "session")}
+    participants.move(0, "a")
+    assert not participants.has_retired(0, 2.0, recently=False)
+    assert not participants.handed_over
+    assert not participants.is_read("a", [], 2.0)
