@@ -214,7 +214,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         for name in self.ids:
             if is_adopted_by(session_id, name):
                 await self.close(name, number, cause)
-        if (freeing := self._freeing.get(session_id)) is not None:
+        while (freeing := self._freeing.get(session_id)) is not None:
             await asyncio.wait([freeing])
         if session_id in self.ids and not self._has_later(session_id, number):
             # It goes on if the process that gave the order goes away.
