@@ -51,6 +51,7 @@ class SimulatedClient(Client):
         }
         self.process = cluster.network.add(f"tcp://{name}:1", reliable=True)
         self.scheduler = SchedulerRpc(self)
+        self._unsent: list[dict[str, Any]] = []  # until it is connected again, as in Dask
         self._connect()
 
     @property
@@ -102,6 +103,9 @@ class SimulatedClient(Client):
         )
         scheduler.connect(self.id, Stream(cluster.network, cluster.main, self.process, self._receive))
         self.status = "running"
+        unsent, self._unsent = self._unsent, []
+        for message in unsent:
+            self.scheduler_comm.send(message)
 
     def _receive(self, message: dict[str, Any]) -> None:
         message = dict(message)
@@ -109,8 +113,12 @@ class SimulatedClient(Client):
 
     def _send_to_scheduler(self, msg: dict[str, Any]) -> None:
         message = {key: value for key, value in msg.items() if key != "client"}
-        if not self.simulation.loop.is_closed() and self.status == "running":
+        if self.simulation.loop.is_closed():
+            return
+        if self.status == "running":
             self.scheduler_comm.send(message)
+        else:
+            self._unsent.append(message)
 
     def _add_callback(self, callback: Callable[..., Any], *args: Any) -> None:
         """As Tornado does, run what a coroutine function returns."""
