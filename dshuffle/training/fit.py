@@ -92,8 +92,8 @@ class History(Generic[Model]):
         if not self.points:
             return f"<History of 0 epochs{early}>"
         first, last = self.points[0], self.points[-1]
-        known = not math.isnan(first.error) and not math.isnan(last.error)
-        errors = f": error {' to '.join(human_numbers([first.error, last.error], ERROR_DIGITS))}" if known else ""
+        has_errors = not math.isnan(first.error) and not math.isnan(last.error)
+        errors = f": error {' to '.join(human_numbers([first.error, last.error], ERROR_DIGITS))}" if has_errors else ""
         return f"<History of {len(self.points)} epochs{early}{errors} in {human_seconds(last.seconds)}>"
 
     def _repr_html_(self) -> str:

@@ -79,7 +79,7 @@ def holders() -> list[str]:
                 continue
             if isinstance(referrer, types.FrameType) and referrer.f_code.co_name in ("follow", "holders"):
                 continue
-            if isinstance(referrer, list | type(iter([]))):  # those of this search
+            if isinstance(referrer, list | type(iter([]))):  # made by this search
                 continue
             seen.add(id(referrer))
             lines.append(f"{'  ' * depth}{type(referrer).__name__} {reprlib.repr(referrer)}")

@@ -186,13 +186,13 @@ class Replacements:
         before = addresses[participant]
         words = self._joining_words(participant, worker.address, adopted=adopted)
         logger.warning("dshuffle: %s %s", self._participants.name_of(participant), words)
-        others = {rank for rank in machine.participants if addresses[rank] == before} - set(machine.missing)
+        ranks_beside = {rank for rank in machine.participants if addresses[rank] == before} - set(machine.missing)
         lost_too: list[int] = []
-        if others and participant in machine.adopted:
+        if ranks_beside and participant in machine.adopted:
             # The worker that had adopted this rank is not lost: it keeps its own rank.
             self._driver.spawn(self._closing.close_adopted(before, adopted_id(self._spec.session_id, participant)))
-        elif before != worker.address and before not in self._participants.retired and others <= machine.adopted:
-            lost_too = sorted(others)  # it had adopted them beside this one
+        elif before != worker.address and before not in self._participants.retired and ranks_beside <= machine.adopted:
+            lost_too = sorted(ranks_beside)  # which that worker had adopted
             self._give_up(before)
         self._closing.given_up.discard(worker.address)
         for member, address in list(addresses.items()):

@@ -172,7 +172,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
     def _earlier(self, session_id: str, number: int, restore: bool) -> asyncio.Future[None] | None:
         """What an order to open has to wait for; None if there is nothing.
 
-        Orders that restore nothing are those that open the session everywhere. They have the same number.
+        Without ``restore``, all orders come from the same opening of the session on all workers, and have one number.
         """
         opening = self._opening.get(session_id)
         if opening is not None and restore and opening.number < number:

@@ -124,7 +124,7 @@ class World:
         """Let a fault strike; whether it can."""
         cluster, rng, now = self.cluster, self.rng, self.loop.now
         alive = cluster.alive()
-        if not alive:  # those that were left have retired
+        if not alive:  # the last ones have retired
             return False
         if fault == "crash" and len(alive) > 1:
             cluster.crash(rng.choice(alive), comes_back=rng.random() < 0.9, noticed=rng.random() < 0.7)

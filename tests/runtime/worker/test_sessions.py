@@ -1,4 +1,4 @@
-"""Orders to open and close one session on a worker, in any order, and what is left of those that fail."""
+"""A worker carries out overlapping orders to open and close a session, and keeps nothing of those that fail."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Session:
         self.closed = False
 
     async def abort(self, run_id: int) -> None:
-        """There is no run."""
+        """Do nothing: no exchange is under way."""
 
     async def close(self, cause: object) -> None:
         await self.end.wait()
