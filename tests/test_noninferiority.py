@@ -58,12 +58,12 @@ def test_the_error_rate_is_spent_in_parts(pairs, looks):
         (
             [0.1, -0.1, 0.0, 0.1, -0.1],
             PairedOutcome.NOT_WORSE,
-            "not worse than 1: on average at most 0.157 worse (95 % confidence, 5 pairs; lower is better)",
+            "not worse by more than 1: on average at most 0.157 worse (95 % confidence, 5 pairs; lower is better)",
         ),
         (
             [-0.5, -0.75, -0.25, -0.5, -0.5],
             PairedOutcome.NOT_WORSE,
-            "not worse than 1: on average at least 0.109 better (95 % confidence, 5 pairs; lower is better)",
+            "not worse by more than 1: on average at least 0.109 better (95 % confidence, 5 pairs; lower is better)",
         ),
         ([0.1, -0.1, 0.0, 0.1, -0.1, 0.0], None, "not clear yet (6 pairs)"),
         (
@@ -101,7 +101,7 @@ def test_higher_may_be_better():
 def test_a_relative_margin_is_a_fraction_of_the_reference():
     runs = runs_of([0.01, 0.0, 0.02, 0.01, 0.0], reference=-2.0, margin="5%")
     assert runs.limit == pytest.approx(0.1)
-    text = "not worse than 5 %: on average at most 1.19 % worse (95 % confidence, 5 pairs; lower is better)"
+    text = "not worse by more than 5 %: on average at most 1.19 % worse (95 % confidence, 5 pairs; lower is better)"
     assert str(runs) == text
     assert runs_of([0.2, 0.21, 0.2, 0.19, 0.2], reference=2.0, margin="5%").outcome is PairedOutcome.WORSE
 
@@ -239,7 +239,7 @@ def test_one_bound_is_shown_of_a_way_that_is_not_worse(differences):
     shown = float(runs.shown_bounds.removeprefix("≤ "))
     assert bound <= shown < bound + 0.001
     words = f"at most {shown} worse" if bound > 0 else f"at least {-shown} better"
-    assert str(runs) == f"not worse than 1: on average {words} (95 % confidence, 5 pairs; lower is better)"
+    assert str(runs) == f"not worse by more than 1: on average {words} (95 % confidence, 5 pairs; lower is better)"
 
 
 def test_a_mean_has_as_many_decimals_as_its_bounds():

@@ -147,6 +147,8 @@ def compare(
         outlook = Outlook.of(data, training, ways, n_workers)
         for sentence in outlook.sentences:
             click.echo(wrapped(sentence), err=True)
+        if train is None and step is None:
+            click.echo("This schedule suits the rows. --step sets a constant step.", err=True)
         if (output / "report.html").exists():
             click.echo(wrapped(f"This run replaces the report in {output}. --output names another folder."), err=True)
         with warnings_as_lines(), progress_bar() as advance:
@@ -262,8 +264,8 @@ def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) ->
 
 
 def _make_folder(output: Path) -> None:
-    """Make the folder of the report before the long run, not after it. If nothing gets into it, it is removed again."""
-    is_new = not output.exists()
+    """Make the folder of the report before the long run. New folders that stay empty are removed again."""
+    new = [folder for folder in (output, *output.parents) if not folder.exists()]
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -271,10 +273,10 @@ def _make_folder(output: Path) -> None:
 
     def remove_if_empty() -> None:
         with suppress(OSError):
-            output.rmdir()
+            for folder in new:
+                folder.rmdir()
 
-    if is_new:
-        click.get_current_context().call_on_close(remove_if_empty)
+    click.get_current_context().call_on_close(remove_if_empty)
 
 
 @contextmanager

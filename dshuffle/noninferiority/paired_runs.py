@@ -67,7 +67,7 @@ class PairedRuns:
     ...     repeated=1.0,
     ... )
     >>> print(runs)
-    not worse than 0.1: on average at most 0.0197 worse (95 % confidence, 5 pairs; lower is better)
+    not worse by more than 0.1: on average at most 0.0197 worse (95 % confidence, 5 pairs; lower is better)
     """
 
     test: PairedTest
@@ -261,7 +261,7 @@ class PairedRuns:
             return f"not clear yet ({self.n_pairs} pair{'' if self.n_pairs == 1 else 's'})"
         if outcome is PairedOutcome.NOT_WORSE:
             bound = self._in_words(self.worst, up=True, most="at most ", least="at least ")
-            return f"not worse than {margin}: on average {bound} (95 % confidence, {runs})"
+            return f"not worse by more than {margin}: on average {bound} (95 % confidence, {runs})"
         least, most = self.interval
         if outcome is PairedOutcome.CANNOT_TELL:
             if reason := self.reason:

@@ -305,6 +305,21 @@ def test_a_report_that_a_run_replaces_is_named(elsewhere, url, monkeypatch):
     assert "replaces" not in refused.stderr, "a check ended the command before the run"
 
 
+def test_an_aborted_run_leaves_no_new_folder(elsewhere, url, monkeypatch):
+    monkeypatch.setattr("dshuffle.cli.compare.run", lambda *arguments: 1 / 0)
+    (elsewhere / "mine").mkdir()
+    result = run(url, "--pairs", 0, "--output", "mine/new/report")
+    assert isinstance(result.exception, ZeroDivisionError)
+    assert list((elsewhere / "mine").iterdir()) == []
+
+
+def test_a_default_step_is_called_one(elsewhere, url, monkeypatch):
+    monkeypatch.setattr("dshuffle.cli.compare.run", lambda *arguments: 1 / 0)
+    default, chosen = (run(url, "--pairs", 0, *options).stderr for options in ((), ("--step", 0.1)))
+    assert "\nThis schedule suits the rows. --step sets a constant step.\n" in default
+    assert "This schedule" not in chosen
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_default_run(elsewhere, tmp_path, monkeypatch):
