@@ -210,13 +210,13 @@ def test_equal_differences_decide_at_the_last_look():
     assert rounded.step is None, "rounding is not a step"
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "val_accuracy", "ROC_AUC", "f1", "r2", "score", "precision", "recall"])
+@pytest.mark.parametrize("metric", ["accuracy", "val_acc", "ROC_AUC", "f1", "top1", "iou", "neg_mean_squared_error"])
 def test_the_direction_of_such_a_metric_is_not_guessed(metric):
     with pytest.raises(InvalidParameter, match=rf"metric='{metric}' is not.*Add --higher-is-better or --lower-is-bett"):
         PairedTest(metric)
     assert PairedTest(metric, higher_is_better=False).direction == "lower is better"
     assert PairedTest(metric, higher_is_better=True).direction == "higher is better"
-    assert PairedTest("val_loss").higher_is_better is False
+    assert not any(PairedTest(name).higher_is_better for name in ("val_loss", "error", "RMSE", "test_mae"))
 
 
 def test_bounds_are_rounded_outward():

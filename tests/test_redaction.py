@@ -37,8 +37,11 @@ def dataset():
     "url",
     [
         "https://planted-user:planted-password@localhost:1/d.zarr",
-        "https://localhost:1/d.zarr?sv=1&sig=planted-signature&se=2",
-        "https://localhost:1/d.zarr?X-Amz-Signature=planted-signature&X-Amz-Security-Token=planted-deep",
+        pytest.param("https://localhost:1/d.zarr?sv=1&sig=planted-signature&se=2", marks=pytest.mark.slow),
+        pytest.param(
+            "https://localhost:1/d.zarr?X-Amz-Signature=planted-signature&X-Amz-Security-Token=planted-deep",
+            marks=pytest.mark.slow,
+        ),
         "memory://planted-user:planted-password@nowhere/d.zarr",
     ],
 )

@@ -27,6 +27,7 @@ from dshuffle.pipeline.run import train as run
 from dshuffle.planning import Choices, Classes, ExchangeEpochs, Global, ShuffleSpec
 from dshuffle.planning.exchange_epochs import EVERY_EPOCH
 from dshuffle.report import Comparison, comparison_tables, to_dict, verdict, verdict_sentences
+from dshuffle.report.folder import make_folder
 from dshuffle.report.progress import progress_bar
 from dshuffle.runtime.client.cluster_view import count_training_workers
 from dshuffle.runtime.dataset_inputs import resolved, with_chunks_of
@@ -267,9 +268,9 @@ def _make_folder(output: Path) -> None:
     """Make the folder of the report before the long run. New folders that stay empty are removed again."""
     new = [folder for folder in (output, *output.parents) if not folder.exists()]
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        make_folder(output)
     except OSError as error:
-        raise click.UsageError(f"--output {output} cannot be created: {error}") from error
+        raise click.UsageError(f"--output {output} cannot be written to: {error}") from error
 
     def remove_if_empty() -> None:
         with suppress(OSError):

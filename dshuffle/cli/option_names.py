@@ -17,6 +17,7 @@ COMMAND = "dshuffle.command"
 OPTIONS = {
     "files": "from",
     "fit": "train",
+    "folder": "from-folder",
     "memory_budget": "memory",
     "n_samples": "samples",
     "n_workers": "workers",
@@ -26,10 +27,11 @@ OPTIONS = {
     "prices.egress": "egress-price",
     "prices.requests": "request-price",
     "prices.worker_egress": "worker-egress-price",
+    "size": "image-size",
 }
 """Parameters whose option has another name. All others have their own name, with hyphens."""
 
-_SUBJECT = re.compile(r"(?P<name>[a-z_.]+)(?==| is not allowed)")
+_SUBJECT = re.compile(r"(?P<name>[a-z_.]+)(?==| is not allowed| is needed)")
 
 _ADVICE = re.compile(
     r"\b(?P<words>Give|Leave|Set|Use|larger|smaller|higher|lower) (?P<name>[a-z]+(?:_[a-z]+)+)\b(?![='\"/]|\.\w)"

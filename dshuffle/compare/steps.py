@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.store import Dataset
+from dshuffle.training.inputs import check_finite
 from dshuffle.training.linear_regression import check_dataset
 from dshuffle.training.schedules import CONSTANT, Linear, Schedule
 
@@ -52,8 +53,9 @@ def stable_step(dataset: Dataset, *, features: str = "x", target: str = "y") -> 
     check_dataset(dataset, features, target)
     ids = sample_ids(dataset, dataset.arrays[features].shape[0])
     rows = dataset.read_rows(ids)[features].astype(np.float64)
-    if not (np.isfinite(rows).all() and np.any(rows)):
-        raise InvalidParameter.of("features", features, "an array of finite values that are not all zero")
+    check_finite("features", features, rows, ids)
+    if not np.any(rows):
+        raise InvalidParameter.of("features", features, "an array of values that are not all zero")
     largest = float(max(rows.max(), -rows.min()))
     rows /= largest  # so that squares do not overflow
     step = 1 / _largest_ratio(rows) / largest / largest

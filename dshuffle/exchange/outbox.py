@@ -73,6 +73,7 @@ class Outbox:
         self._open_gates: set[int] = set()
         self._waiting: OrderedDict[MessageId, None] = OrderedDict()  # one entry per message
         self._in_flight: set[MessageId] = set()
+        self._to_one = window
 
     @property
     def in_flight(self) -> frozenset[MessageId]:
@@ -90,6 +91,7 @@ class Outbox:
         *,
         gates: Mapping[int, Sequence[int]] | None = None,
         window: int | None = None,
+        to_one: int | None = None,
     ) -> list[OutboxInstruction]:
         """Start a run.
 
@@ -103,9 +105,12 @@ class Outbox:
             Destination -> gate that each of its messages waits for, or -1. Messages to other destinations do not wait.
         window
             New window; ``None`` keeps the current one.
+        to_one
+            Maximum number of messages in the window that have the same destination; by default there is no limit.
         """
         self.run_id = run_id
         self.window = window or self.window
+        self._to_one = to_one or self.window
         self._open = True
         self._owed = dict(owed)
         self._gates = gates or {}
@@ -137,12 +142,19 @@ class Outbox:
             return [Refuse(message, f"this run has {owed} messages for destination {message.destination}")]
         gates = self._gates.get(message.destination)
         shut = gates is not None and gates[message.sequence] not in self._open_gates
-        if message in self._in_flight or (not shut and len(self._in_flight) < self.window):
+        if message in self._in_flight or (not shut and self._has_room(message.destination)):
             # A message in flight that is requested again was lost; it keeps its window slot.
             self._in_flight.add(message)
             return [Send(message)]
         self._waiting[message] = None
         return []
+
+    def _has_room(self, destination: int) -> bool:
+        """Whether the window has a slot for another message to a destination."""
+        return len(self._in_flight) < self.window and (
+            self._to_one >= self.window
+            or sum(message.destination == destination for message in self._in_flight) < self._to_one
+        )
 
     def withdraw(self, message: MessageId) -> None:
         """Drop a request that waits: its receiver will ask again."""
@@ -167,10 +179,11 @@ class Outbox:
         return refused + [Refuse(message, f"{name_of(self.sender)} has left") for message in waiting]
 
     def _ask_again(self) -> list[OutboxInstruction]:
-        """Retry the waiting requests in order while the window has free slots."""
+        """Retry the waiting requests while the window has free slots, those for earlier messages of a flow first."""
         instructions: list[OutboxInstruction] = []
-        for _ in range(len(self._waiting)):
+        for message in sorted(self._waiting, key=lambda message: message.sequence):
             if len(self._in_flight) >= self.window:
                 break
-            instructions.extend(self.request(self._waiting.popitem(last=False)[0]))
+            del self._waiting[message]
+            instructions.extend(self.request(message))
         return instructions

@@ -70,10 +70,14 @@ class PacketTransport(Transport):
     def answered_by(self, participant: int) -> int:
         """Number of messages that a participant sends at once.
 
-        A server answers only a few requests at a time, in the order of arrival. If it answered all at once, workers
-        with fast connections would be done early, and the packets that the others relay would be late.
+        A server answers only a few requests at a time. If it answered all at once, workers with fast connections would
+        be done early, and the packets that the others relay would be late.
         """
         return self.plan.limits.window if participant == SERVER else self.messages.answers
+
+    def answered_to_one_by(self, participant: int) -> int | None:
+        """An equal part of the server's window, so that all workers have packets to pass on at about the same time."""
+        return max(1, self.plan.limits.window // self.plan.spec.n_workers) if participant == SERVER else None
 
     def source(self, rank: int, cache: CachePartition) -> RowSource:
         """Packets that the rank passes on."""

@@ -59,6 +59,7 @@ class Sender:
         source: asyncio.Future[RowSource],
         *,
         window: int | None = None,
+        to_one: int | None = None,
         acknowledged: bool = True,
         mend: Callable[[], int] = nothing_to_mend,
         reuses: bool = True,
@@ -80,7 +81,7 @@ class Sender:
         self._buffers.begin(max((flow.longest for flow in flows.values()), default=0))
         owed = {to: flow.n_messages for to, flow in flows.items()}
         gates = {to: flow.gates.tolist() for to, flow in flows.items() if flow.gates is not None}
-        self._perform(self._outbox.begin(run_id, owed, gates=gates, window=window))
+        self._perform(self._outbox.begin(run_id, owed, gates=gates, window=window, to_one=to_one))
 
     def refuse(self, run_id: int, reason: str) -> None:
         """Start a run in which this sender cannot send anything. Receivers read the rows from the store instead."""

@@ -161,6 +161,10 @@ class Transport(ABC):
         """Number of messages that a participant sends at once."""
         return self.messages.answers
 
+    def answered_to_one_by(self, participant: int) -> int | None:
+        """Number of messages to one destination that a participant sends at once; None for no limit of its own."""
+        return None
+
     def reuses_buffers(self, participant: int) -> bool:
         """Whether a participant may use the buffers of a message again, once it has been received."""
         return True

@@ -295,7 +295,7 @@ class PairedRuns:
             return (
                 f"two runs of the reference that differ in the seed of the shuffle alone differ by "
                 f"{self.shown(self.null_difference)}{equal_runs}; the margin is {self.shown_margin}. Take a "
-                "larger margin, or hold out more samples: more pairs do not help"
+                "larger margin, or hold out more samples (compare on a larger dataset): more pairs do not help"
             )
         if self.is_constant:
             return "the metric is the same in every run, so it tests nothing"

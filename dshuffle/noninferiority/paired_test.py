@@ -12,8 +12,8 @@ FEWEST_PAIRS = 5
 """Least number of pairs. The variance of fewer differences is hardly known."""
 
 
-HIGHER_METRICS = ("accuracy", "auc", "f1", "r2", "score", "precision", "recall")
-"""Parts of the names of metrics of which higher values are usually better."""
+LOWER_METRICS = ("loss", "error", "mse", "mae", "perplexity")
+"""Parts of the names of metrics of which lower values are better. The direction of all others must be given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class PairedTest:
     pairs
         Largest number of pairs.
     higher_is_better
-        Whether higher values of the metric are better, as for an accuracy. None stands for False, but is refused for a
-        name that contains one of :data:`HIGHER_METRICS`.
+        Whether higher values of the metric are better, as for an accuracy. None stands for False, and is refused for a
+        name that contains none of :data:`LOWER_METRICS`, or that is a negated one (``neg_mean_squared_error``).
     rounding
         Differences of the metric up to this one are rounding. The margin is at least as large. A metric with a rounding
         is continuous: it has no steps.
@@ -120,7 +120,8 @@ class PairedTest:
         object.__setattr__(self, "margin", Margin.of(self.margin))
         as_integer("pairs", self.pairs, FEWEST_PAIRS, "The variance of fewer differences is hardly known.")
         if self.higher_is_better is None:
-            if any(part in self.metric.lower() for part in HIGHER_METRICS):
+            name = self.metric.lower()
+            if name.startswith("neg") or not any(part in name for part in LOWER_METRICS):
                 hint = "Add --higher-is-better or --lower-is-better; in Python, higher_is_better=True or False."
                 raise InvalidParameter.of("metric", self.metric, "given with the direction that is better", hint)
             object.__setattr__(self, "higher_is_better", False)

@@ -7,7 +7,6 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 from dshuffle.compare import Way, count_training_workers
@@ -23,6 +22,7 @@ from dshuffle.pipeline.training import Training
 from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.redaction import hide_secrets
+from dshuffle.report.folder import make_folder
 from dshuffle.report.progress import progress_bar
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.memory import check_budget
@@ -184,9 +184,9 @@ class Pipeline:
                 check_test(self.test, self.training, self.ways, self._n_workers)
         if self.report is not None:
             try:
-                Path(self.report).mkdir(parents=True, exist_ok=True)
+                make_folder(self.report)
             except OSError as error:
-                problems.append(f"report={self.report!r} cannot be created: {error}")
+                problems.append(f"report={self.report!r} cannot be written to: {error}")
         if problems:
             raise InvalidParameter(f"this pipeline cannot run: {'; '.join(problems)}")
         return dataset

@@ -73,9 +73,11 @@ class Training:
         try:
             inspect.signature(function).bind(None, epochs=epochs, **options)
         except TypeError as error:
-            names = [name for name in inspect.signature(function).parameters if name != "shuffler"]
+            names = ", ".join(inspect.signature(function).parameters)
             raise InvalidParameter.because(
-                f"Training({self.name})", str(error), f"Its parameters are {', '.join(names)}."
+                f"Training({self.name})",
+                str(error),
+                f"It is called with a shuffler, epochs= and the options of the training. Its parameters are {names}.",
             ) from None
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from dshuffle.report.folder import make_folder
 from dshuffle.report.html import render_html
 from dshuffle.report.summary import Comparison, to_dict, write_records
 from dshuffle.report.verdict import verdict
@@ -29,7 +30,7 @@ def write_report(comparison: Comparison, directory: str | Path) -> Path:
         Path of ``report.html``.
     """
     folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     summary = json.dumps(to_dict(comparison, verdict(comparison)), indent=2)
     with tempfile.TemporaryDirectory(prefix=".report-", dir=folder) as new:
         (Path(new) / "report.html").write_text(render_html(comparison), encoding="utf-8")

@@ -13,7 +13,7 @@ from dshuffle.report.charts import Chart, Key, charts
 from dshuffle.report.colours import way_colour
 from dshuffle.report.page import page
 from dshuffle.report.pair_chart import pair_chart
-from dshuffle.report.summary import CPU_BOUND, Comparison, WayResult, figures, has_errors, measured_over_predicted
+from dshuffle.report.summary import CPU_BOUND, Comparison, WayResult, corrected, figures, has_errors
 from dshuffle.report.swatches import line_swatch, swatch
 from dshuffle.report.tables import (
     PAIR_HEADINGS,
@@ -125,7 +125,9 @@ def _errors_in_numbers(comparison: Comparison, table: Callable[[Sequence[str], C
     ]
     if not tables:
         return ""
-    return f"<details open>\n<summary>After each epoch, in numbers</summary>\n{''.join(tables)}\n</details>"
+    meaning = f"{comparison.error_meaning}, after each epoch. " if has_errors(comparison) else ""
+    caption = f'<p class="caption">{_text(meaning[:1].upper() + meaning[1:])}</p>\n' if meaning else ""
+    return f"<details open>\n<summary>After each epoch, in numbers</summary>\n{caption}{''.join(tables)}\n</details>"
 
 
 def _elsewhere(comparison: Comparison) -> str:
@@ -138,9 +140,8 @@ def _elsewhere(comparison: Comparison) -> str:
     names = tuple(predicted[0][1].on_other_links)
     rows, busy = [], 0
     for place, way in predicted:
-        scale = measured_over_predicted(way)
         seconds = (way.on_other_links.get(name) for name in names)
-        cells = tuple(human_seconds(None if second is None else scale * second) for second in seconds)
+        cells = tuple(human_seconds(None if second is None else corrected(way, second)) for second in seconds)
         idle = figures(way).cpu_idle
         is_busy = idle is not None and idle < CPU_BOUND
         busy += is_busy
@@ -151,7 +152,8 @@ def _elsewhere(comparison: Comparison) -> str:
     )
     caption = (
         "Predicted by the cost model for links of these rates, with the data, workers, processors and store of this "
-        "run. Predictions are scaled by the ratio of measured to predicted time in this run."
+        "run. What exchanges took longer than predicted in this run is added; if they took less, predictions are "
+        "scaled."
         f"{mark if busy else ''} An epoch with an exchange takes as long as the exchange or the training, whichever is "
         "longer. dshuffle advise predicts other data, workers and stores."
     )

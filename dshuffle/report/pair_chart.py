@@ -51,7 +51,8 @@ def pair_chart(comparison: Comparison) -> Chart | None:
         "Pairs of runs",
         f"The difference in {runs.test.metric} between a run with the way and one that reshuffles everything with the "
         "same seeds. On the right the way is worse. Each circle is a pair; circles of nearly equal pairs stand above "
-        f"each other, and a triangle stands for pairs beyond the axis. The bar shows the mean difference {interval}",
+        f"each other. The bar shows the mean difference {interval} A triangle stands for pairs or an end of the bar "
+        "beyond the axis.",
         ((WAITING, f"margin, {runs.shown_margin}"), (MIDDLE, "no difference")),
         chart,
     )
@@ -130,6 +131,10 @@ def _draw(
         chart.hbar(
             y=[middle], left=left, right=right, height=height, fill_color=colour, fill_alpha=0.3, line_color=None
         )
+        for bound, is_right in zip(map(runs.scaled, runs.bounds), (False, True), strict=True):
+            is_cut = bound > end if is_right else bound < start
+            if is_cut and math.isfinite(bound) and not (marks.n_right if is_right else marks.n_left):
+                _draw_triangle(chart, middle, colour, edges, is_right=is_right)
     centre = (marks.n_levels - 1) / 2
     source = ColumnDataSource(
         {
@@ -146,18 +151,26 @@ def _draw(
         if n_pairs:
             beyond = mean > end if is_right else mean < start
             text = f"{n_pairs} pair{'s' if n_pairs > 1 else ''}" + (f", mean {runs.shown_mean}" if beyond else "")
-            _draw_beyond(chart, middle, colour, text, edges, is_right=is_right)
+            x = _draw_triangle(chart, middle, colour, edges, is_right=is_right)
+            _draw_text(chart, x, middle, text, LEVEL_PIXELS * (marks.n_levels + 1) / 2, is_right=is_right)
 
 
-def _draw_beyond(
-    chart: Any, middle: tuple[str, float], colour: str, text: str, edges: tuple[float, float], *, is_right: bool
-) -> None:
-    """Draw a triangle at an end of the axis, with a text."""
+def _draw_triangle(
+    chart: Any, middle: tuple[str, float], colour: str, edges: tuple[float, float], *, is_right: bool
+) -> float:
+    """Draw a triangle at an end of the axis, and return where."""
     start, end = edges
     inset = 0.01 * (end - start)
     x, angle = (end - inset, -math.pi / 2) if is_right else (start + inset, math.pi / 2)
     chart.scatter([x], [middle], marker="triangle", angle=angle, size=9, color=colour, fill_alpha=0.6)
-    align, offset = ("right", -12) if is_right else ("left", 12)
+    return x
+
+
+def _draw_text(
+    chart: Any, x: float, middle: tuple[str, float], text: str, bar_pixels: float, *, is_right: bool
+) -> None:
+    """Write beside a triangle: at the right above the bar, at the left on it, as the name of the way is above."""
+    align, x_offset, y_offset = ("right", 4, bar_pixels) if is_right else ("left", 12, 0)
     chart.add_layout(
         LabelSet(
             x="x",
@@ -165,8 +178,9 @@ def _draw_beyond(
             text="text",
             source=ColumnDataSource({"x": [x], "row": [middle], "text": [text]}),
             text_align=align,
-            x_offset=offset,
-            text_baseline="middle",
+            x_offset=x_offset,
+            y_offset=y_offset,
+            text_baseline="bottom" if is_right else "middle",
             text_font_size="12px",
         )
     )

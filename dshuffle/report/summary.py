@@ -248,13 +248,22 @@ def limited_by_processors(way: WayResult, medians: Figures) -> bool:
     """
     if medians.cpu_idle is None or medians.cpu_idle >= CPU_BOUND or medians.shuffle_seconds is None:
         return False
+    if not medians.needed:  # nothing moves
+        return False
     return way.predicted_wire_seconds is None or way.predicted_wire_seconds < medians.shuffle_seconds.median / 2
 
 
-def measured_over_predicted(way: WayResult) -> float:
-    """The median exchange over the predicted one; 1 if one of them is unknown, or no exchange was predicted."""
+def corrected(way: WayResult, seconds: float) -> float:
+    """A predicted exchange, corrected by what this run measured.
+
+    What the exchanges took longer than predicted is added. It is mostly time of processors, which other links do not
+    change. If they took less, the prediction is scaled, so that it stays above 0.
+    """
     spread = figures(way).shuffle_seconds
-    return 1.0 if spread is None or not way.predicted_seconds else spread.median / way.predicted_seconds
+    if spread is None or not way.predicted_seconds:
+        return seconds
+    excess = spread.median - way.predicted_seconds
+    return seconds + excess if excess > 0 else seconds * spread.median / way.predicted_seconds
 
 
 def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:

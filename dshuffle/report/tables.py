@@ -163,7 +163,7 @@ def traffic_cells(way: WayResult) -> tuple[str, ...]:
     medians = figures(way)
     return (
         human_count(medians.needed),
-        human_count(medians.packets),
+        human_count(0 if medians.wire_bytes == 0 else medians.packets),
         human_bytes(medians.wire_bytes),
         human_bytes(medians.server_sent_bytes),
     )
@@ -266,6 +266,8 @@ def pair_caption(comparison: Comparison) -> str:
     tested = [runs for _, _, runs in tested_ways(comparison)]
     runs = _longest(tested)
     metric, noise = runs.test.metric, runs.not_deterministic_by
+    untested = [f"“{way.label}”" for way in comparison.ways if way.pairs is None and not way.choices.reshuffles_all]
+    own_data = "A way that reads a copy of the dataset, or shards that are stored with it, cannot be tested."
     return " ".join(
         [
             f"{metric}: {runs.test.meaning or 'what the training returns by this name'}.",
@@ -273,6 +275,7 @@ def pair_caption(comparison: Comparison) -> str:
             f"The margin is {runs.shown_margin}.",
             f"Two runs that reshuffle everything with different seeds differ by {runs.shown(runs.null_difference)}.",
             *([f"Training is not deterministic by {runs.shown(noise)}."] if noise else []),
+            *([f"Not tested: {', '.join(untested)}. {own_data}"] if untested else []),
         ]
     )
 

@@ -57,6 +57,7 @@ def test_bad_choices_are_one_line_and_exit_code_1(elsewhere, options, message):
         (("--workers", 0), "--workers"),
         (("--epochs", "x"), "--epochs"),
         (("--output", "file"), "--output"),
+        (("--output", "/proc/self"), "--output /proc/self cannot be written to: "),
         (("d.zarr", "--scheduler", "tcp://127.0.0.1:1", "--store", "1gbit"), "--store cannot be used with --scheduler"),
         (("--train", "linear_regression"), "--train needs DATASET"),
         (("d.zarr", "--train", "linear_regression"), "--train needs --metric NAME"),

@@ -20,7 +20,7 @@ from .conftest import run
         ),
         (("--train", "own:missing"), "--train is not allowed: own:missing cannot be imported: module 'own' has no"),
         (("--train", "linear"), "--train='linear' is not allowed; it must be a function, one of linear_regression"),
-        (("--train", "linear_regression"), "missing a required argument: 'step'. Its parameters are epochs, step"),
+        (("--train", "linear_regression"), "missing a required argument: 'step'. It is called with"),
         (("--train", "own:fit", "--step", 1), "--step is not a parameter of --train own:fit: omit it"),
         (("--train", "own:fit", "--workers", 1), "test: workers=1 is not allowed; it must be an integer >= 2"),
         (

@@ -134,13 +134,18 @@ def test_create_from_a_folder_of_images(tmp_path):
     for name in ("cats", "dogs"):
         (tmp_path / "images" / name).mkdir(parents=True)
         Image.new("RGB", (60, 40), 200).save(tmp_path / "images" / name / "0.png")
+    Image.new("RGB", (30, 40), 200).save(tmp_path / "images" / "dogs" / "1.png")
+    (tmp_path / "images" / "dogs" / "2.heic").write_bytes(b"of another kind")
+    unsized = run("create", tmp_path / "d.zarr", "--from-folder", tmp_path / "images")
+    assert unsized.stderr.startswith("Error: --image-size is needed, as images differ: ")
     options = ("--from-folder", tmp_path / "images", "--image-size", 8, 12, "--grey")
     result = run("create", tmp_path / "d.zarr", *options)
     assert result.exit_code == 0, result.output
     assert "classes: 0 cats, 1 dogs" in result.stdout
-    rows = dshuffle.open_dataset(tmp_path / "d.zarr").read_rows([0, 1])
-    assert rows["x"].shape == (2, 8, 12)
-    assert rows["y"].tolist() == [0, 1]
+    assert f"left out: 1 file is no image, such as {tmp_path / 'images' / 'dogs' / '2.heic'}" in result.stderr
+    rows = dshuffle.open_dataset(tmp_path / "d.zarr").read_rows([0, 1, 2])
+    assert rows["x"].shape == (3, 8, 12)
+    assert rows["y"].tolist() == [0, 1, 1]
     assert zarr.open_group(tmp_path / "d.zarr", mode="r")["y"].attrs["classes"] == ["cats", "dogs"]
 
 

@@ -180,6 +180,7 @@ def test_only_our_own_errors_are_caught(monkeypatch):
     assert CliRunner().invoke(main, ["x"]).exit_code == 1
 
 
+@pytest.mark.slow
 def test_kernels_are_compiled_ahead(tmp_path):
     ran = CliRunner().invoke(main, ["warmup"], catch_exceptions=False)
     assert ran.exit_code == 0

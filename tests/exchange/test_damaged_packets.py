@@ -51,6 +51,7 @@ def verified_alone(world: World) -> list[int]:
     relay=st.sampled_from(sorted(RELAYS)),
     excess=st.booleans(),
 )
+@pytest.mark.slow
 def test_a_damaged_packet_is_named_at_once_and_the_right_one_taken_afterwards(
     seed: int, delivery: str, relay: str, excess: bool
 ) -> None:

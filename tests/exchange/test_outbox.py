@@ -21,13 +21,31 @@ def started(window: int = 2, owed: int = 9, run_id: int = 1) -> Outbox:
     return outbox
 
 
-def test_requests_beyond_the_window_wait_for_acknowledgements_in_their_order() -> None:
+def test_requests_beyond_the_window_wait_for_acknowledgements_and_the_earliest_message_comes_first() -> None:
     outbox = started(window=2)
     assert [outbox.request(message(i)) for i in (4, 1, 3, 0)] == [[Send(message(4))], [Send(message(1))], [], []]
     assert outbox.in_flight == {message(4), message(1)}
-    assert outbox.acknowledged(message(1)) == [Send(message(3))]
-    assert outbox.acknowledged(message(4)) == [Send(message(0))]
+    assert outbox.acknowledged(message(1)) == [Send(message(0))]
+    assert outbox.acknowledged(message(4)) == [Send(message(3))]
     assert outbox.in_flight == {message(3), message(0)}
+
+
+def test_a_destination_takes_no_more_than_its_part_of_the_window() -> None:
+    """Two destinations with two messages each at a time, although the first one has asked for all of its own before."""
+    first, second = ([MessageId(1, 0, destination, sequence) for sequence in range(4)] for destination in (2, 3))
+    outbox = Outbox(0, window=4)
+    assert outbox.begin(1, {2: 4, 3: 4}, to_one=2) == []
+    assert [bool(outbox.request(message)) for message in first] == [True, True, False, False]
+    assert [bool(outbox.request(message)) for message in second[1:]] == [True, True, False]
+    assert outbox.request(second[0]) == []
+    assert outbox.acknowledged(first[1]) == [Send(first[2])]
+    assert outbox.acknowledged(second[1]) == [Send(second[0])]
+    assert outbox.acknowledged(first[0]) == [Send(first[3])]
+    assert outbox.acknowledged(first[2]) == outbox.acknowledged(first[3]) == []
+    # The limit is that of one run.
+    outbox.end()
+    outbox.begin(2, {2: 4})
+    assert all(outbox.request(MessageId(2, 0, 2, sequence)) for sequence in range(4))
 
 
 def test_requests_that_come_before_the_run_are_answered_when_it_begins() -> None:
@@ -170,8 +188,8 @@ def test_an_open_gate_lets_through_no_more_than_the_window() -> None:
     outbox = gated(0, 0, 0, window=2)
     for sequence in (2, 0, 1):
         assert outbox.request(message(sequence)) == []
-    assert outbox.open_gate(1, 0) == [Send(message(2)), Send(message(0))]
-    assert outbox.acknowledged(message(0)) == [Send(message(1))]
+    assert outbox.open_gate(1, 0) == [Send(message(0)), Send(message(1))]
+    assert outbox.acknowledged(message(0)) == [Send(message(2))]
 
 
 def test_what_a_gate_holds_back_takes_no_place_in_the_window() -> None:

@@ -58,6 +58,7 @@ def test_other_programs_may_have_the_ports(in_threads, monkeypatch):
     assert sorted(ranks) == [51, 52]
 
 
+@pytest.mark.slow
 def test_two_jobs_that_derive_the_same_ports(store, in_threads, free_port, eventually, monkeypatch):
     """Rank 0 of the first job waits for its rank 1 meanwhile. The ranks of the second one do not take it for theirs."""
     monkeypatch.setattr("dshuffle.launched.spmd.ports_of", lambda place, port: list(range(free_port, free_port + 8)))

@@ -72,6 +72,7 @@ def test_a_command_that_is_not_there_is_a_refusal(slurm):
         opened(1)
 
 
+@pytest.mark.slow
 def test_jobs_that_end_before_their_workers_connect_are_submitted_three_times(slurm, caplog):
     with pytest.raises(ClusterError, match=r"[12] of 2 jobs have ended 3 times") as raised:
         opened(2, python="/nowhere/python")
@@ -106,6 +107,7 @@ def test_the_line_of_a_wait_tells_pending_running_and_failed_jobs_apart(slurm, e
     assert {(job / "state").read_text().strip() for job in slurm.jobs} == {"CANCELLED"}
 
 
+@pytest.mark.slow
 def test_the_error_of_a_wait_that_is_too_long_has_the_states(slurm):
     slurm.be_full()
     cluster = BatchJobs("SLURM", 2, options=OPTIONS, patience=3)

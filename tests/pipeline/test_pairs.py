@@ -128,7 +128,8 @@ def nothing(shuffler, *, epochs):
     ],
 )
 def test_metrics_that_are_none_are_refused_after_the_first_way(digits, fit, options, metric, message):
-    pipeline = Pipeline(digits[0], Training(fit, epochs=2, **options), WAYS, HERE, test=PairedTest(metric))
+    test = PairedTest(metric, higher_is_better=False)
+    pipeline = Pipeline(digits[0], Training(fit, epochs=2, **options), WAYS, HERE, test=test)
     with pytest.raises(InvalidParameter, match=message):
         pipeline.run(progress=False)
 

@@ -59,6 +59,7 @@ def test_a_function_of_the_user_runs_on_every_sample_once():
         assert np.array_equal(np.sort(np.concatenate(epoch)), np.arange(300))
 
 
+@pytest.mark.slow
 def test_several_ways_are_compared_in_the_report(tmp_path):
     ways = ["local", Way("from shared storage", Choices("global", "storage")), Choices("global")]
     pipeline = Pipeline(URL, LINEAR, shuffle=ways, cluster=HERE, report=tmp_path / "report")
@@ -287,7 +288,8 @@ def test_a_running_cluster_is_used_and_left_running():
         (lambda: Training(each_epoch, epochs=0, fn=len), "epochs=0 is not allowed"),
         (
             lambda: Training("linear_regression"),
-            "missing a required argument: 'step'. Its parameters are epochs, step,",
+            "missing a required argument: 'step'. It is called with a shuffler, epochs= and the options of the training. "
+            "Its parameters are shuffler, epochs, step,",
         ),
         (lambda: Training("linear_regression", step=1, stop=2), "unexpected keyword argument 'stop'"),
         (

@@ -187,7 +187,7 @@ def test_pairs_are_drawn_and_listed(comparison):
     section = page.split("val_&lt;loss&gt; in pairs of runs</h2>")[1].split("</section>")[0]
     for words in (comparison.ways[1].label, "2.604", "+1.60", "The margin is 0.1.", "not deterministic by 0.00500"):
         assert words in section
-    assert comparison.ways[0].label not in section
+    assert comparison.ways[0].label not in section.split("Not tested: ")[0]
     chart = pair_chart(tested)
     assert chart.figure.y_range.factors == [comparison.ways[1].label]
     [marks] = [plot for plot in chart.figure.renderers if "text" in getattr(plot, "data_source", EMPTY).data]
@@ -214,6 +214,21 @@ def texts_in(chart, column):
     """The texts of each set of labels with such a column."""
     labels = [layout.source.data for layout in chart.figure.center if isinstance(layout, LabelSet)]
     return [list(data[column]) for data in labels if column in data]
+
+
+def test_a_bar_that_the_axis_cuts_ends_in_a_triangle(comparison):
+    """All pairs are on the axis, and the upper bound is beyond its end."""
+    test = PairedTest("val_loss", margin=0.1, pairs=5)
+    runs = PairedRuns(test=test, reference=(1.0,) * 5, way=(1.0, 1.0, 1.0, 1.39, 1.39), null=1.0, repeated=1.0)
+    ways = (dataclasses.replace(comparison.ways[0], pairs=runs), *comparison.ways[1:])
+    tested = dataclasses.replace(comparison, ways=ways)
+    chart = pair_chart(tested).figure
+    assert max(map(runs.scaled, runs.differences)) < chart.x_range.end < runs.scaled(runs.bounds[1])
+    marks = [renderer.glyph for renderer in chart.renderers if getattr(renderer.glyph, "marker", "") == "triangle"]
+    assert len(marks) == 1
+    untested = [way.label for way in comparison.ways[1:] if not way.choices.reshuffles_all]
+    page = render_html(tested)
+    assert f"Not tested: {', '.join(f'“{label}”' for label in untested)}. A way that reads a copy" in page
 
 
 def test_equal_pairs_are_drawn_apart(comparison):
@@ -362,10 +377,14 @@ def test_texts_beside_bars_end_before_the_axis(comparison):
         assert seconds / chart.x_range.end + 6 * len(text) / 300 < 1.01
 
 
-def test_other_links_are_scaled_by_what_was_measured(comparison):
-    slow = dataclasses.replace(comparison.ways[-1], predicted_seconds=0.1, on_other_links={"1 Gbit/s": 0.05})
-    page = render_html(dataclasses.replace(comparison, ways=(slow,))).replace(NO_BREAK, " ")
+@pytest.mark.parametrize(
+    ("predicted", "corrected"), [(0.1, lambda measured: measured - 50), (0.4, lambda measured: measured / 8)]
+)
+def test_other_links_are_corrected_by_what_was_measured(comparison, predicted, corrected):
+    """Time beyond the prediction is not that of links, so it is not multiplied by what slower links take longer."""
+    way = dataclasses.replace(comparison.ways[-1], predicted_seconds=predicted, on_other_links={"1 Gbit/s": 0.05})
+    page = render_html(dataclasses.replace(comparison, ways=(way,))).replace(NO_BREAK, " ")
     measured = next(cell for cell in re.findall(r"<td>(\d+) ms</td>", page.split("last error")[1])[1:])
     section = page.split("An exchange on other links")[1].split("</section>")[0]
-    [shown] = re.findall(r"<td>(\d+) ms</td>", section)
-    assert int(shown) == pytest.approx(int(measured) / 2, abs=1)
+    [shown] = re.findall(r"<td>([\d.]+) ms</td>", section)
+    assert float(shown) == pytest.approx(corrected(int(measured)), abs=1)

@@ -40,6 +40,7 @@ def test_a_connection_that_came_back_between_two_attempts_ends_the_silence(monke
     assert silences[1] > 0
 
 
+@pytest.mark.slow
 def test_attempts_that_fail_late_do_not_end_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client is connected, and other connections to the scheduler fail after some time."""
     monkeypatch.setattr(session_client, "LOOK", 0.01)

@@ -87,6 +87,7 @@ def test_linear_regression_follows_schedule_validation_and_early_stopping(fake_s
         fit_linear_regression(shuffler, epochs=1, step=0.1, step_decay=0.9, schedule=Decay(0.9))
 
 
+@pytest.mark.slow
 def test_a_slow_worker_is_told_of_and_waited_for(fake_shuffler, monkeypatch, caplog):
     def slow_on_rank_2(partition, *args, **kwargs):
         time.sleep(0.2 if partition.rank == 2 else 0.02)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dshuffle.planning.cost.cluster import ClusterRates
-from dshuffle.planning.cost.prediction import PROCESSORS, Prediction
+from dshuffle.planning.cost.prediction import FIXED, PROCESSORS, Prediction
 
 EQUALLY = 0.02
 """Relative tolerance for equal times."""
@@ -74,8 +74,7 @@ def explain(
         reading = seconds_of(single.exchange_seconds)
         notes.append(f"With one row per chunk, re-reading would take {reading}{faster}.")
     if best.bottleneck == PROCESSORS:
-        links = max((seconds for name, seconds in best.resources if name != PROCESSORS), default=0.0)
-        if links < dict(best.resources)[PROCESSORS] / 2:
+        if best.wire_seconds < dict(best.resources)[PROCESSORS] / 2:
             notes.append("Processors are the bottleneck. More processors would make it faster; faster links would not.")
         else:
             notes.append("Processors are the bottleneck, followed by the network. Both would have to be faster.")
@@ -120,6 +119,8 @@ def _why(cluster: ClusterRates, p: Prediction) -> str:
     match p.bottleneck:
         case "":
             return "nothing has to move"
+        case _ if p.bottleneck == FIXED:
+            return f"any exchange takes {seconds_of(dict(p.resources)[FIXED])} here, whatever it moves"
         case "worker ingress":
             rate = min(cluster.rates("link_down")) / (1 + cluster.wire_overhead)
             return p.work.delivery.explain_ingress(bytes_of(p.most_ingress), _amplified(p), bytes_of(rate))

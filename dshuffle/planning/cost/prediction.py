@@ -6,6 +6,7 @@ Messages add processor time, and relays add the time to forward the last packets
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,21 @@ def last_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
     """What relays still send when the last packets have left the server."""
     last = work.delivery.last_fraction(loads, work.row_nbytes, work.choices.relay)
     return last * float((loads.worker_out / cluster.rates("link_up")).max()) * (1 + cluster.wire_overhead)
+
+
+def relayed_seconds(work: Work, cluster: ClusterRates, loads: Loads, resources: Mapping[str, float]) -> float:
+    """Seconds until all relays have passed on their packets, if they cannot begin at once; 0 without such relays.
+
+    Until the first packets have arrived, relays send nothing, and a link into a worker carries its part of the server's
+    packets only.
+    """
+    first = work.delivery.first_fraction(loads, work.row_nbytes, work.choices.relay)
+    if not first:
+        return 0.0
+    down, server = float(np.min(cluster.rates("link_down"))), cluster.server_link
+    began = first * loads.server_out * (1 + cluster.wire_overhead) / server
+    arrived = began * min(1.0, server / (cluster.n_workers * down))
+    return began + max(resources.get("worker egress", 0.0), resources.get("worker ingress", 0.0) - arrived)
 
 
 def ends_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
@@ -62,7 +78,7 @@ MOST_WORKERS = 64
 MOST_SAMPLES = 1_000_000
 """Maximum number of samples for a real plan; plans of larger jobs are scaled from this many."""
 
-PROCESSORS = "processors"
+PROCESSORS, FIXED = "processors", "fixed cost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +97,8 @@ class Prediction:
         Exchange time or training time, whichever is longer; the mean over all epochs, if only every K-th has an
         exchange. All other figures are those of an exchange.
     resources
-        ``(name, seconds)`` that each part of the cluster is busy, the busiest first.
+        ``(name, seconds)`` that each part of the cluster is busy, the busiest first. The ``"fixed cost"`` among them
+        is what an exchange takes whatever it moves: the order, first messages, and votes.
     needed, packets
         Number of samples that a worker lacks, and of packets sent to deliver them.
     server_egress, worker_egress, worker_ingress, storage_bytes
@@ -118,7 +135,7 @@ class Prediction:
     @property
     def wire_seconds(self) -> float:
         """Time that the busiest link, or the store, takes by itself."""
-        return max((seconds for name, seconds in self.resources if name != PROCESSORS), default=0.0)
+        return max((seconds for name, seconds in self.resources if name not in (PROCESSORS, FIXED)), default=0.0)
 
 
 def predict(
@@ -182,7 +199,7 @@ def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
     Links and storage work at the same time, so the slowest one determines the time. There are three exceptions. Relays
     forward packets after the server has sent its last one. Workers that read the most share the storage with all others
     at first, but only their own links limit them in the end. The first message is packed before links are busy, and the
-    last one is unpacked after that.
+    last one is unpacked after that. Relays also begin later than the server: see :func:`relayed_seconds`.
 
     Processors are shared by all of this, and their time overlaps less with that of the network. The two times are
     combined as the cube root of the sum of their cubes. We fitted the exponent 3: with it, the model is within 6 % of
@@ -191,9 +208,12 @@ def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
     resources = {name: seconds for name, seconds in _seconds(cluster, work, loads).items() if seconds > 0}
     wire = max((seconds for name, seconds in resources.items() if name != PROCESSORS), default=0.0)
     wire = max(wire, _reading_seconds(cluster, loads)) + last_seconds(work, cluster, loads)
-    wire += ends_seconds(work, cluster, loads)
+    wire = max(wire, relayed_seconds(work, cluster, loads, resources)) + ends_seconds(work, cluster, loads)
     together = float(np.cbrt(wire**3 + resources.get(PROCESSORS, 0.0) ** 3))
-    exchange = together + fixed_seconds(work, cluster, loads) if resources else 0.0
+    exchange = 0.0
+    if resources:
+        resources[FIXED] = fixed_seconds(work, cluster, loads)
+        exchange = together + resources[FIXED]
     from_storage = loads.read if cluster.storage_over_links else 0.0
     training, every = work.training_seconds or 0.0, work.choices.every
     return Prediction(
@@ -201,7 +221,7 @@ def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
         exact=loads.exact,
         exchange_seconds=exchange,
         epoch_seconds=(max(exchange, training) + (every - 1) * training) / every,
-        resources=tuple(sorted(resources.items(), key=lambda item: -item[1])),
+        resources=tuple(sorted(((name, busy) for name, busy in resources.items() if busy), key=lambda item: -item[1])),
         needed=loads.needed,
         packets=loads.packets,
         server_egress=loads.server_out,

@@ -230,6 +230,10 @@ class Delivery(ABC):
         """Part of what workers send that they send only once the server has sent everything."""
         return 0.0
 
+    def first_fraction(self, loads: Loads, row_nbytes: int, relay: str) -> float:
+        """Part of what the server sends that it sends before all relays have something to pass on."""
+        return 0.0
+
     @property
     def relays(self) -> tuple[str, ...]:
         """Relays that make a difference to it; a single one if none does."""

@@ -7,6 +7,7 @@ import functools
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dshuffle.planning.delivery.definition import Excess
 from dshuffle.planning.delivery.demand import Demand
@@ -14,7 +15,14 @@ from dshuffle.planning.delivery.holder_sets import HolderSets
 from dshuffle.planning.delivery.link_loads import loads_from_server, loads_of_hops
 from dshuffle.planning.delivery.loads import Loads
 from dshuffle.planning.delivery.packet_models import PacketModel
-from dshuffle.planning.delivery.relay import RELAYS, batch_sizes, packets_per_batch, route
+from dshuffle.planning.delivery.relay import (
+    MESSAGE_BYTES,
+    RELAYS,
+    WINDOW_BYTES,
+    batch_sizes,
+    packets_per_batch,
+    route,
+)
 from dshuffle.planning.delivery.server import RowsFromServer
 from dshuffle.planning.delivery.storage import STORAGE
 from dshuffle.planning.packets import SERVER, Packets
@@ -127,7 +135,7 @@ class PacketsFromServer(RowsFromServer):
         """
         n, rows, packets = len(loads.worker_in), loads.rows_received(row_nbytes), round(loads.packets)
         if relay == "pipelined":
-            return min(rows, _in_batches(packets, n, row_nbytes, rows)[0])
+            return min(rows, _pipelined_messages(packets, n, row_nbytes, rows))
         batches = rows / packets_per_batch(packets, n, row_nbytes)
         if relay == "unicast":
             return max(float(min(n, rows)), batches)
@@ -138,7 +146,17 @@ class PacketsFromServer(RowsFromServer):
         """The last batch of a pipelined relay: much of all, if there are few packets."""
         if relay != "pipelined" or loads.packets < 1:
             return 0.0
-        return _in_batches(round(loads.packets), len(loads.worker_in), row_nbytes, loads.rows_received(row_nbytes))[1]
+        return float(_batch_fractions(loads, row_nbytes)[-1])
+
+    def first_fraction(self, loads: Loads, row_nbytes: int, relay: str) -> float:
+        """The first batches of all workers, which share the server's link.
+
+        If there are few workers, each has more than one batch on the way. The shortest of them arrives first.
+        """
+        if relay != "pipelined" or loads.packets < 1:
+            return 0.0
+        first = _batch_fractions(loads, row_nbytes)[: max(1, WINDOW_BYTES // MESSAGE_BYTES // len(loads.worker_in))]
+        return float(len(first) * first.min())
 
     @property
     def relays(self) -> tuple[str, ...]:
@@ -184,10 +202,22 @@ class PacketsFromServer(RowsFromServer):
 
 
 @functools.lru_cache(maxsize=256)  # called again for every scaled cluster
-def _in_batches(packets: int, n_workers: int, row_nbytes: int, rows: float) -> tuple[float, float]:
-    """Return the messages of a pipelined relay, and the fraction of its packets in the last batch."""
-    n, sizes = n_workers, np.array(batch_sizes(packets, n_workers, row_nbytes))
+def _sizes(packets: int, n_workers: int, row_nbytes: int) -> NDArray[np.int64]:
+    """Return the sizes of a worker's batches."""
+    return np.array(batch_sizes(packets, n_workers, row_nbytes))
+
+
+@functools.lru_cache(maxsize=256)
+def _pipelined_messages(packets: int, n_workers: int, row_nbytes: int, rows: float) -> float:
+    """Return the number of messages of a pipelined relay."""
+    n, sizes = n_workers, _sizes(packets, n_workers, row_nbytes)
     # Probability that another worker needs a packet. A batch without one is not sent to it.
     probability = min(1.0, (rows / packets - 1) / max(1, n - 1))
     handed_on = n * (n - 1) * float((1 - (1 - probability) ** sizes).sum())
-    return n * len(sizes) + handed_on, float(sizes[-1] / sizes.sum())
+    return n * len(sizes) + handed_on
+
+
+def _batch_fractions(loads: Loads, row_nbytes: int) -> NDArray[np.float64]:
+    """Return the fraction of a worker's packets in each of its batches."""
+    sizes = _sizes(round(loads.packets), len(loads.worker_in), row_nbytes)
+    return sizes / sizes.sum()

@@ -49,7 +49,9 @@ def checkpoint_lock(place: str, *, new: bool = True) -> Iterator[None]:
         if new:
             os.makedirs(os.path.dirname(place), exist_ok=True)
         elif not os.path.isdir(os.path.dirname(place)):
-            raise CheckpointError(f"there is no checkpoint at {place}")
+            raise CheckpointError(
+                f"there is no checkpoint at {place}. Correct the path, or begin a new session with it"
+            )
         file, folder = _locked(f"{place}.lock")
     except BlockingIOError as error:
         raise CheckpointError(

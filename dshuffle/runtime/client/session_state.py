@@ -154,7 +154,8 @@ class SessionState:
             raise CheckpointError(
                 f"the state belongs to another dataset ({state['dataset']}, {state['n_samples']} samples) than "
                 f"{dataset.url} ({dataset.identity}, {dataset.n_samples} samples). Open the dataset that "
-                "it belongs to. Data that were written again, with overwrite=True for example, are another dataset"
+                "it belongs to; if that was a part, split the dataset in the same way again. Data that were written "
+                "again, with overwrite=True for example, are another dataset"
             )
         try:
             trained = tuple(tuple(map(operator.index, each)) for each in state["trained"])

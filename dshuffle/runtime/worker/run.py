@@ -223,6 +223,7 @@ class ExchangeRun:
             exchange.outgoing(participant),
             source,
             window=transport.answered_by(participant),
+            to_one=transport.answered_to_one_by(participant),
             acknowledged=transport.messages.acknowledged,
             mend=self._mending.mend if participant != SERVER else nothing_to_mend,
             reuses=transport.reuses_buffers(participant),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.store.sources.source import RowSource, unreadable
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SUFFIXES = (".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 CHANNELS = {"L": (), "RGB": (3,)}
 """Axes of a pixel in each mode: grey, and red, green and blue."""
 
@@ -41,6 +42,8 @@ class ImageFolder:
         the number of the class. In the dataset this array has the attribute ``classes``, a list of the names.
     classes
         Names of the folders in ascending order. Class k is ``classes[k]``.
+    other_files
+        Visible files beside the images, which were left out.
 
     Examples
     --------
@@ -58,6 +61,7 @@ class ImageFolder:
 
     arrays: dict[str, RowSource]
     classes: tuple[str, ...]
+    other_files: tuple[Path, ...] = ()
 
     @classmethod
     def of(cls, folder: str | os.PathLike[str], *, size: Sequence[int] | None = None, mode: str = "RGB") -> Self:
@@ -66,8 +70,8 @@ class ImageFolder:
         Parameters
         ----------
         folder
-            Folder with one folder for each class, in which images may be at any depth. Hidden files and folders, files
-            of other kinds, and classes without images are left out. Links to folders are not followed.
+            Folder with one folder for each class, in which images may be at any depth. Hidden files and folders, and
+            files of other kinds, are left out. Links to folders are not followed.
         size
             Height and width in pixels. Images of another size are scaled to cover it, and cut around their centre. By
             default all images must have the same size, and all files are opened to check that.
@@ -81,25 +85,30 @@ class ImageFolder:
         DatasetError
             If a file cannot be read, or has more than eight bits for each channel.
         InvalidParameter
-            If ``size`` or ``mode`` is not allowed, there are no folders with images, or sizes differ.
+            If ``size`` or ``mode`` is not allowed, there are no folders, one of them has no images, or sizes differ.
         """
         if mode not in CHANNELS:
             raise InvalidParameter.of("mode", mode, f"one of {', '.join(CHANNELS)}")
         root = Path(folder)
         if not root.is_dir():
             raise DatasetNotFound(f"{root} is not a folder")
-        folders = [path for path in sorted(root.iterdir()) if _is_visible_folder(path)]
-        images_of = {folder.name: paths for folder in folders if (paths := _images(folder))}
+        files_of = {path.name: _files(path) for path in sorted(root.iterdir()) if _is_visible_folder(path)}
+        images_of = {name: [path for path in files if _is_image(path)] for name, files in files_of.items()}
+        if not images_of or not all(images_of.values()):
+            empty = next((name for name, images in images_of.items() if not images), None)
+            raise InvalidParameter.of(
+                "folder",
+                str(root),
+                f"a folder with a folder of images ({', '.join(SUFFIXES)}) for each class",
+                "" if empty is None else f"{root / empty} has no image. Convert its files, or move the folder away.",
+            )
         images = [(path, label) for label, paths in enumerate(images_of.values()) for path in paths]
-        if not images:
-            allowed = f"a folder with a folder of images ({', '.join(SUFFIXES)}) for each class"
-            raise InvalidParameter.of("folder", str(root), allowed)
         paths = [path for path, _ in images]
         height, width = _common_size(paths) if size is None else _checked_size(size)
         labels = np.array([label for _, label in images], np.int64)
         classes = tuple(images_of)
         arrays = {"x": _Images(str(root), paths, (height, width), mode), "y": _Labels(str(root), labels, classes)}
-        return cls(arrays, classes)
+        return cls(arrays, classes, tuple(path for path in chain(*files_of.values()) if not _is_image(path)))
 
 
 class _Images(RowSource):
@@ -133,19 +142,24 @@ def _is_visible_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
 
 
-def _images(folder: Path) -> list[Path]:
-    images: list[Path] = []
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
+
+
+def _files(folder: Path) -> list[Path]:
+    """The visible files of a folder and those below."""
+    files: list[Path] = []
     for path in sorted(folder.iterdir()):
         if _is_visible_folder(path):
-            images += _images(path)
-        elif path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file():
-            images.append(path)
-    return images
+            files += _files(path)
+        elif path.is_file() and not path.name.startswith("."):
+            files.append(path)
+    return files
 
 
 def _checked_size(size: Sequence[int]) -> tuple[int, int]:
-    if len(size) != 2:
-        raise InvalidParameter.of("size", size, "height and width")
+    if not isinstance(size, Sequence) or len(size) != 2:
+        raise InvalidParameter.of("size", size, "height and width, such as (64, 64)")
     return as_integer("size[0]", size[0], 1), as_integer("size[1]", size[1], 1)
 
 
@@ -156,9 +170,11 @@ def _common_size(paths: Sequence[Path]) -> tuple[int, int]:
             some = paths[begin : begin + FILES_AT_A_TIME]
             for path, (height, width) in zip(some, pool.map(_size, some), strict=True):
                 if (height, width) != first:
-                    sizes = f"{first_height} x {first_width} pixels (height x width), and {path} {height} x {width}"
-                    hint = "Give the size that all images should have."
-                    raise InvalidParameter.because("size", f"{paths[0]} has {sizes}", hint)
+                    raise InvalidParameter(
+                        f"size is needed, as images differ: {paths[0]} has {first_height} x {first_width} pixels "
+                        f"(height x width), and {path} {height} x {width}. Give the size that all should have, such as "
+                        "64 64"
+                    )
     return first
 
 

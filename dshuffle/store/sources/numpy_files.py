@@ -36,6 +36,10 @@ class _Npy(RowSource):
 def _mapped(path: str) -> NDArray[Any]:
     try:
         return npy.open_memmap(path, mode="r")
+    except ValueError as exc:
+        if "Python objects" in str(exc):
+            raise DatasetError(f"{path} has Python objects, which are not read. Save an array of numbers") from exc
+        raise unreadable(path, exc) from exc
     except Exception as exc:
         raise unreadable(path, exc) from exc
 

@@ -29,6 +29,7 @@ def situations(draw):
 
 
 @given(situations(), st.integers(), st.sampled_from([0, 0.3, 1]))
+@pytest.mark.slow
 def test_draws_are_balanced_and_their_packets_perfect(situation, seed, fraction):
     n, previous, holders = situation
     assignment = Aligned(fraction)

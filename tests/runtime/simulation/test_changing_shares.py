@@ -59,6 +59,7 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return seen
 
 
+@pytest.mark.slow
 def test_every_sample_once_while_shares_change(changes: Counter[str]) -> None:
     """The simulation checks what each rank has trained on, the rows, and that nothing is left of a session."""
     seen = simulate(range(1000, 1012)).seen

@@ -27,7 +27,6 @@ def folder(tmp_path):
     for hidden in (root / ".thumbnails", root / "dogs" / ".ipynb_checkpoints"):
         hidden.mkdir()
         Image.fromarray(PIXELS[0]).save(hidden / "b.png")
-    (root / "birds").mkdir()  # without images
     (root / "dogs" / "all").symlink_to(root)
     return root
 
@@ -40,6 +39,7 @@ def rows_of(arrays):
 def test_pixels_and_labels_are_those_of_the_files(folder):
     images = ImageFolder.of(folder)
     assert images.classes == ("ants", "cats", "dogs")
+    assert images.other_files == (folder / "cats" / "notes.txt",)
     rows = rows_of(images.arrays)
     assert rows["y"].tolist() == [0, 1, 1, 2, 2]
     np.testing.assert_array_equal(rows["x"], PIXELS[[4, 1, 0, 3, 2]])
@@ -82,7 +82,7 @@ def test_photographs_are_turned_as_their_camera_says(tmp_path):
 
 def test_images_of_different_sizes_need_a_size(folder):
     Image.fromarray(PIXELS[0][:5]).save(folder / "dogs" / "z.png")
-    with pytest.raises(InvalidParameter, match=r"e.png has 12 x 16 pixels .*z.png 5 x 16. Give the size"):
+    with pytest.raises(InvalidParameter, match=r"size is needed.*e.png has 12 x 16 pixels .*z.png 5 x 16. Give the"):
         ImageFolder.of(folder)
     assert rows_of(ImageFolder.of(folder, size=(8, 8)).arrays)["x"].shape == (6, 8, 8, 3)
 
@@ -101,6 +101,7 @@ def test_a_damaged_image_is_named(folder):
     ("options", "message"),
     [
         ({"size": (8,)}, "size=.* must be height and width"),
+        ({"size": 64}, r"size=64 .* must be height and width, such as \(64, 64\)"),
         ({"size": (8, 0)}, r"size\[1\]=0"),
         ({"mode": "CMYK"}, "mode='CMYK' .* one of L, RGB"),
     ],
@@ -116,6 +117,14 @@ def test_folders_without_images(tmp_path):
     Image.fromarray(PIXELS[0]).save(tmp_path / "0.png")  # in no class
     with pytest.raises(InvalidParameter, match="a folder with a folder of images"):
         ImageFolder.of(tmp_path)
+
+
+def test_a_class_without_images_is_refused_and_not_left_out(folder):
+    """Without it, all later classes would have other numbers."""
+    (folder / "birds").mkdir()
+    (folder / "birds" / "a.heic").write_bytes(b"of another kind")
+    with pytest.raises(InvalidParameter, match=r"folder=.*birds has no image. Convert its files, or move the folder"):
+        ImageFolder.of(folder)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
