@@ -288,8 +288,8 @@ def test_a_running_cluster_is_used_and_left_running():
         (lambda: Training(each_epoch, epochs=0, fn=len), "epochs=0 is not allowed"),
         (
             lambda: Training("linear_regression"),
-            "missing a required argument: 'step'. It is called with a shuffler, epochs= and the options of the training. "
-            "Its parameters are shuffler, epochs, step,",
+            "missing a required argument: 'step'. It is called with a shuffler, epochs= and the options of "
+            "the training. Its parameters are shuffler, epochs, step,",
         ),
         (lambda: Training("linear_regression", step=1, stop=2), "unexpected keyword argument 'stop'"),
         (

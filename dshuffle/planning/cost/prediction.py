@@ -6,7 +6,6 @@ Messages add processor time, and relays add the time to forward the last packets
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,25 +26,19 @@ def message_count(work: Work, loads: Loads, rate: float = math.inf) -> float:
     return work.delivery.message_count(loads, work.row_nbytes, work.choices.relay, rate)
 
 
-def last_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
-    """What relays still send when the last packets have left the server."""
-    last = work.delivery.last_fraction(loads, work.row_nbytes, work.choices.relay)
-    return last * float((loads.worker_out / cluster.rates("link_up")).max()) * (1 + cluster.wire_overhead)
-
-
-def relayed_seconds(work: Work, cluster: ClusterRates, loads: Loads, resources: Mapping[str, float]) -> float:
-    """Seconds until all relays have passed on their packets, if they cannot begin at once; 0 without such relays.
-
-    Until the first packets have arrived, relays send nothing, and a link into a worker carries its part of the server's
-    packets only.
-    """
-    first = work.delivery.first_fraction(loads, work.row_nbytes, work.choices.relay)
-    if not first:
+def relayed_seconds(work: Work, cluster: ClusterRates, loads: Loads, server_seconds: float) -> float:
+    """Seconds until relays have passed on all batches, none of them before it has arrived; 0 without such relays."""
+    batches = work.delivery.batches(loads, work.row_nbytes, work.choices.relay)
+    if batches is None:
         return 0.0
-    down, server = float(np.min(cluster.rates("link_down"))), cluster.server_link
-    began = first * loads.server_out * (1 + cluster.wire_overhead) / server
-    arrived = began * min(1.0, server / (cluster.n_workers * down))
-    return began + max(resources.get("worker egress", 0.0), resources.get("worker ingress", 0.0) - arrived)
+    wire, served = 1 + cluster.wire_overhead, loads.server_out / cluster.n_workers
+    up, down = cluster.rates("link_up"), cluster.rates("link_down")
+    return batches.seconds(
+        server=server_seconds,
+        to_others=float((loads.worker_out / up).max()) * wire,
+        from_others=float(((loads.worker_in - served) / down).max()) * wire,
+        from_server=float((served / down).max()) * wire,
+    )
 
 
 def ends_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
@@ -197,9 +190,9 @@ def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
     """Compute times from loads; docs/design.md, "Predicting", has the formulas.
 
     Links and storage work at the same time, so the slowest one determines the time. There are three exceptions. Relays
-    forward packets after the server has sent its last one. Workers that read the most share the storage with all others
+    pass on a batch of packets once all of it has arrived. Workers that read the most share the storage with all others
     at first, but only their own links limit them in the end. The first message is packed before links are busy, and the
-    last one is unpacked after that. Relays also begin later than the server: see :func:`relayed_seconds`.
+    last one is unpacked after that.
 
     Processors are shared by all of this, and their time overlaps less with that of the network. The two times are
     combined as the cube root of the sum of their cubes. We fitted the exponent 3: with it, the model is within 6 % of
@@ -207,8 +200,9 @@ def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
     """
     resources = {name: seconds for name, seconds in _seconds(cluster, work, loads).items() if seconds > 0}
     wire = max((seconds for name, seconds in resources.items() if name != PROCESSORS), default=0.0)
-    wire = max(wire, _reading_seconds(cluster, loads)) + last_seconds(work, cluster, loads)
-    wire = max(wire, relayed_seconds(work, cluster, loads, resources)) + ends_seconds(work, cluster, loads)
+    served = resources.get("server egress", 0.0)
+    wire = max(wire, _reading_seconds(cluster, loads), relayed_seconds(work, cluster, loads, served))
+    wire += ends_seconds(work, cluster, loads)
     together = float(np.cbrt(wire**3 + resources.get(PROCESSORS, 0.0) ** 3))
     exchange = 0.0
     if resources:

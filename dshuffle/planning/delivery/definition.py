@@ -9,6 +9,7 @@ from enum import Enum
 from typing import ClassVar
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning.delivery.batches import Batches
 from dshuffle.planning.delivery.demand import Demand
 from dshuffle.planning.delivery.holder_sets import HolderSets
 from dshuffle.planning.delivery.loads import Loads
@@ -226,13 +227,9 @@ class Delivery(ABC):
         Some rows reach workers from other participants.
         """
 
-    def last_fraction(self, loads: Loads, row_nbytes: int, relay: str) -> float:
-        """Part of what workers send that they send only once the server has sent everything."""
-        return 0.0
-
-    def first_fraction(self, loads: Loads, row_nbytes: int, relay: str) -> float:
-        """Part of what the server sends that it sends before all relays have something to pass on."""
-        return 0.0
+    def batches(self, loads: Loads, row_nbytes: int, relay: str) -> Batches | None:
+        """The batches that relays pass on, each once all of it has arrived; None without such relays."""
+        return None
 
     @property
     def relays(self) -> tuple[str, ...]:

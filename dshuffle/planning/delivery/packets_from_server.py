@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.planning.delivery.batches import Batches
 from dshuffle.planning.delivery.definition import Excess
 from dshuffle.planning.delivery.demand import Demand
 from dshuffle.planning.delivery.holder_sets import HolderSets
@@ -142,21 +143,11 @@ class PacketsFromServer(RowsFromServer):
         rounds = float(loads.worker_in.sum()) / loads.server_out - 1
         return min(rows, n * (1 + (n - 1) * rounds) + batches)
 
-    def last_fraction(self, loads: Loads, row_nbytes: int, relay: str) -> float:
-        """The last batch of a pipelined relay: much of all, if there are few packets."""
+    def batches(self, loads: Loads, row_nbytes: int, relay: str) -> Batches | None:
+        """Those of a pipelined relay. The server sends as many to all workers at a time."""
         if relay != "pipelined" or loads.packets < 1:
-            return 0.0
-        return float(_batch_fractions(loads, row_nbytes)[-1])
-
-    def first_fraction(self, loads: Loads, row_nbytes: int, relay: str) -> float:
-        """The first batches of all workers, which share the server's link.
-
-        If there are few workers, each has more than one batch on the way. The shortest of them arrives first.
-        """
-        if relay != "pipelined" or loads.packets < 1:
-            return 0.0
-        first = _batch_fractions(loads, row_nbytes)[: max(1, WINDOW_BYTES // MESSAGE_BYTES // len(loads.worker_in))]
-        return float(len(first) * first.min())
+            return None
+        return _batches(round(loads.packets), len(loads.worker_in), row_nbytes)
 
     @property
     def relays(self) -> tuple[str, ...]:
@@ -217,7 +208,6 @@ def _pipelined_messages(packets: int, n_workers: int, row_nbytes: int, rows: flo
     return n * len(sizes) + handed_on
 
 
-def _batch_fractions(loads: Loads, row_nbytes: int) -> NDArray[np.float64]:
-    """Return the fraction of a worker's packets in each of its batches."""
-    sizes = _sizes(round(loads.packets), len(loads.worker_in), row_nbytes)
-    return sizes / sizes.sum()
+@functools.lru_cache(maxsize=256)
+def _batches(packets: int, n_workers: int, row_nbytes: int) -> Batches:
+    return Batches.of(_sizes(packets, n_workers, row_nbytes), WINDOW_BYTES // MESSAGE_BYTES // n_workers)
