@@ -97,18 +97,21 @@ def run_here(client: Client, setting: dict[str, Any], options: argparse.Namespac
     # What loads the caches of network ways is not measured here.
     local = dshuffle.create_dataset(options.local, {"x": rows}, overwrite=True) if options.local else dataset
     fraction = setting["cache_fraction"]
-    exchanges, training_seconds = (FAST_EXCHANGES, 0.2) if options.fast else (EXCHANGES, 0.3)
+    exchanges = FAST_EXCHANGES if options.fast else EXCHANGES
     results: dict[str, Any] = {}
     measured = measure_cluster(client, dataset, seconds=options.seconds)
     for name, (assignment, delivery, relay) in WAYS.items():
         # Contiguous shares are loaded chunk by chunk. The first exchange does not count: the server reads its rows.
         way = Way(name, Choices(assignment, delivery, relay=relay, cache_fraction=fraction, sharding="contiguous"))
         source = dataset if delivery == "storage" else local
+        seconds = predicted(measured.cluster, dataset, way).exchange_seconds
+        # An exchange begins with the plan of the epoch if training has ended before the plan of the next one.
+        training_seconds = 0.2 + 1.5 * seconds if options.fast else 0.3
         records = measure_exchanges(client, source, way, epochs=1 + exchanges, training_seconds=training_seconds)
         middle = sorted(records[-exchanges:], key=lambda record: record.exchange_seconds)[exchanges // 2]
         results[name] = {
             "measured": middle.exchange_seconds,
-            "predicted": predicted(measured.cluster, dataset, way).exchange_seconds,
+            "predicted": seconds,
             # The counters of processors tick a hundred times per second, so one short exchange does not show it.
             "cpu_idle": statistics.mean(record.cpu_idle for record in records[-exchanges:]),
         }

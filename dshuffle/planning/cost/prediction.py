@@ -33,7 +33,8 @@ def relayed_seconds(work: Work, cluster: ClusterRates, loads: Loads, server_seco
         return 0.0
     wire, served = 1 + cluster.wire_overhead, loads.server_out / cluster.n_workers
     up, down = cluster.rates("link_up"), cluster.rates("link_down")
-    return batches.seconds(
+    pauses = batches.pauses * PAUSE_MESSAGES * (cluster.first_message_seconds or 0.0)
+    return pauses + batches.seconds(
         server=server_seconds,
         to_others=float((loads.worker_out / up).max()) * wire,
         from_others=float(((loads.worker_in - served) / down).max()) * wire,
@@ -65,6 +66,9 @@ def fixed_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
 def _messages(work: Work, cluster: ClusterRates, loads: Loads) -> float:
     return message_count(work, loads, float(np.median(cluster.rates("link_down"))))
 
+
+PAUSE_MESSAGES = 2
+"""Messages between two batches to a worker: it acknowledges the first one and asks for the next."""
 
 MOST_WORKERS = 64
 """Maximum number of workers for a real plan."""

@@ -22,29 +22,34 @@ class Batches:
     left
         ``(K,)`` float64. Fraction of the packets that the worker has not begun to pass on until then: batch k and
         those after it.
+    pauses
+        How often the server waits until workers have asked for their next batches, as all of them were served at the
+        same time.
     """
 
     sent: NDArray[np.float64]
     left: NDArray[np.float64]
+    pauses: int = 0
 
     @classmethod
     def of(cls, sizes: Sequence[int] | NDArray[np.integer], at_a_time: int = 1) -> Self:
         """Return the batches of these numbers of packets, of which the server sends several at a time to each worker.
 
-        Batches that are sent at a time share the link, so each arrives later than alone.
+        Batches that are sent at a time share the link, so each arrives later than alone. If a worker has one at a time,
+        the server pauses after each.
 
         Examples
         --------
         >>> batches = Batches.of([5, 3, 2])
-        >>> batches.sent, batches.left
-        (array([0.5, 0.8, 1. ]), array([1. , 0.5, 0.2]))
+        >>> batches.sent, batches.left, batches.pauses
+        (array([0.5, 0.8, 1. ]), array([1. , 0.5, 0.2]), 2)
         >>> Batches.of([5, 3, 2], at_a_time=2).sent
         array([0.8, 1. , 1. ])
         """
         parts = np.asarray(sizes) / np.sum(sizes)
         until = np.cumsum(parts)
         places = np.minimum(np.arange(len(parts)) + max(1, at_a_time) - 1, len(parts) - 1)
-        return cls(until[places], 1 - until + parts)
+        return cls(until[places], 1 - until + parts, 0 if at_a_time > 1 else len(parts) - 1)
 
     def seconds(self, server: float, to_others: float, from_others: float, from_server: float) -> float:
         """Return how long an exchange takes at least.
