@@ -31,8 +31,7 @@ from dshuffle.report.folder import make_folder
 from dshuffle.report.progress import progress_bar
 from dshuffle.runtime.client.cluster_view import count_training_workers
 from dshuffle.runtime.dataset_inputs import resolved, with_chunks_of
-from dshuffle.store import Dataset, create_dataset, open_dataset, shuffle_dataset
-from dshuffle.synthetic import rare_keys_regression
+from dshuffle.store import Dataset, open_dataset
 from dshuffle.training.inputs import check_step
 from dshuffle.training.linear_regression import check_dataset, fit_linear_regression
 
@@ -288,6 +287,9 @@ def _datasets(
     if url is not None:
         yield open_dataset(url), None if shuffled is None else open_dataset(shuffled), None
         return
+    from dshuffle.store import create_dataset, shuffle_dataset  # they load dask.array, which takes half a second
+    from dshuffle.synthetic import rare_keys_regression
+
     with TemporaryDirectory(prefix="dshuffle-") as folder:
         n_keys = RARE_KEYS_SAMPLES // RARE_KEYS_ROWS
         arrays = rare_keys_regression(RARE_KEYS_SAMPLES, n_keys, seed=seed, noise=RARE_KEYS_NOISE)

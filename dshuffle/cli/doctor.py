@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 
 import click
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from dshuffle.compare.local_cluster import connect
 from dshuffle.report.progress import progress_bar
 from dshuffle.runtime.measure.diagnosis import diagnose
 from dshuffle.runtime.measure.diagnosis_of_use import of_links
-from dshuffle.runtime.measure.finding import Level
+from dshuffle.runtime.measure.finding import Finding, Level
 from dshuffle.store import open_dataset
 
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
@@ -30,17 +32,21 @@ def doctor(dataset: str | None, scheduler: str | None, as_json: bool) -> None:
             if data is not None and not any(finding.level is Level.ERROR for finding in findings):
                 advance(0, 1, "measuring links")
                 findings.append(of_links(client, data))
-    console = Console()
-    for finding in findings:
-        if as_json:
+    if as_json:
+        for finding in findings:
             click.echo(json.dumps({**dataclasses.asdict(finding), "level": finding.level.value}))
-            continue
-        console.print(
-            Text(f"{finding.level.value:<8}", STYLES[finding.level]),
-            Text(f"{finding.subject}: {finding.observation}"),
-            sep="",
-        )
-        if finding.remedy:
-            console.print(Text(f"{'':<8}{finding.remedy}", "bold"))
+    else:
+        Console().print(_table(findings))
     if any(finding.level is Level.ERROR for finding in findings):
         raise SystemExit(1)
+
+
+def _table(findings: Iterable[Finding]) -> Table:
+    """One row for each finding, and one for what to do about it."""
+    table = Table.grid(padding=(0, 1))
+    for finding in findings:
+        level = Text(finding.level.value, STYLES[finding.level])
+        table.add_row(level, Text(f"{finding.subject}: {finding.observation}"))
+        if finding.remedy:
+            table.add_row("", Text(finding.remedy, "bold"))
+    return table
