@@ -210,7 +210,20 @@ def test_equal_differences_decide_at_the_last_look():
     assert rounded.step is None, "rounding is not a step"
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "val_acc", "ROC_AUC", "f1", "top1", "iou", "neg_mean_squared_error"])
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "accuracy",
+        "val_acc",
+        "ROC_AUC",
+        "f1",
+        "top1",
+        "iou",
+        "test_neg_mean_squared_error",
+        "d2_log_loss_score",
+        "-loss",
+    ],
+)
 def test_the_direction_of_such_a_metric_is_not_guessed(metric):
     with pytest.raises(InvalidParameter, match=rf"metric='{metric}' is not.*Add --higher-is-better or --lower-is-bett"):
         PairedTest(metric)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +15,6 @@ import click
 from rich.console import Console
 
 from dshuffle import report
-from dshuffle.cli.options import RARE_KEYS_NOISE, RARE_KEYS_ROWS, RARE_KEYS_SAMPLES
 from dshuffle.cli.output import warnings_as_lines, wrapped
 from dshuffle.cli.paired_test import paired_test_of, regression_pairs, runs_in_pairs, training_of, with_pairs
 from dshuffle.compare import AS_THEY_ARE, Way, connect, default_ways, falling, product_of_ways, stable_step
@@ -148,7 +147,7 @@ def compare(
         for sentence in outlook.sentences:
             click.echo(wrapped(sentence), err=True)
         if train is None and step is None:
-            click.echo("This schedule suits the rows. --step sets a constant step.", err=True)
+            click.echo("The default steps suit the rows. --step sets a constant step.", err=True)
         if (output / "report.html").exists():
             click.echo(wrapped(f"This run replaces the report in {output}. --output names another folder."), err=True)
         with warnings_as_lines(), progress_bar() as advance:
@@ -287,16 +286,7 @@ def _datasets(
     if url is not None:
         yield open_dataset(url), None if shuffled is None else open_dataset(shuffled), None
         return
-    from dshuffle.store import create_dataset, shuffle_dataset  # they load dask.array, which takes half a second
-    from dshuffle.synthetic import rare_keys_regression
-
     with TemporaryDirectory(prefix="dshuffle-") as folder:
-        n_keys = RARE_KEYS_SAMPLES // RARE_KEYS_ROWS
-        arrays = rare_keys_regression(RARE_KEYS_SAMPLES, n_keys, seed=seed, noise=RARE_KEYS_NOISE)
-        data = create_dataset(f"{folder}/rare-keys.zarr", arrays, chunk_rows=DEFAULT_CHUNK_ROWS)
-        if not copied:
-            yield data, None, None
-            return
-        start = time.perf_counter()
-        copy = shuffle_dataset(data, f"{folder}/shuffled.zarr", seed=seed, chunk_rows=DEFAULT_CHUNK_ROWS)
-        yield data, copy, time.perf_counter() - start
+        yield importlib.import_module("dshuffle.cli.generated_dataset").generate(
+            folder, seed, DEFAULT_CHUNK_ROWS, copied=copied
+        )

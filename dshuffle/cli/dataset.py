@@ -78,8 +78,8 @@ def create(
     if source == "from_folder":
         click.echo("classes: " + ", ".join(f"{label} {name}" for label, name in enumerate(images.classes)))
         if others := images.other_files:
-            files = "1 file is no image" if len(others) == 1 else f"{human_count(len(others))} files are no images"
-            click.echo(f"left out: {files}, such as {others[0]}", err=True)
+            files = "1 file is not an image:" if len(others) == 1 else f"{len(others):,} files are not images, such as"
+            click.echo(f"left out: {files} {others[0]}", err=True)
     click.echo(
         f"wrote {human_count(made.n_samples)} samples of {human_bytes(made.row_nbytes)} "
         f"({human_bytes(made.n_samples * made.row_nbytes)}) to {hide_secrets(made.url)}"

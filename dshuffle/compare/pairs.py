@@ -118,7 +118,7 @@ def _growing_pairs(
     first = reference.choices.seed
     null_runs = []
     for done, shuffle_seed in enumerate((first, first + test.pairs, first)):
-        say(done, 3, f"“{reference.label}” in pairs: two seeds of the shuffle, and one again")
+        say(done, 3, f"“{reference.label}” in pairs: two seeds of the shuffle, then the first one again")
         null_runs.append(metric(reference, first, shuffle_seed))
     begun, null, repeated = null_runs
     references = [begun]

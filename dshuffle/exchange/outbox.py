@@ -74,6 +74,7 @@ class Outbox:
         self._waiting: OrderedDict[MessageId, None] = OrderedDict()  # one entry per message
         self._in_flight: set[MessageId] = set()
         self._to_one = window
+        self._unlimited: set[int] = set()
 
     @property
     def in_flight(self) -> frozenset[MessageId]:
@@ -106,11 +107,14 @@ class Outbox:
         window
             New window; ``None`` keeps the current one.
         to_one
-            Maximum number of messages in the window that have the same destination; by default there is no limit.
+            Maximum number of messages in the window that have the same destination; by default there is no limit. The
+            limit is given up for a destination that has waited so long that its request was withdrawn, because its
+            acknowledgement may be lost.
         """
         self.run_id = run_id
         self.window = window or self.window
         self._to_one = to_one or self.window
+        self._unlimited.clear()
         self._open = True
         self._owed = dict(owed)
         self._gates = gates or {}
@@ -145,6 +149,7 @@ class Outbox:
         if message in self._in_flight or (not shut and self._has_room(message.destination)):
             # A message in flight that is requested again was lost; it keeps its window slot.
             self._in_flight.add(message)
+            self._waiting.pop(message, None)  # it may have waited for the limit of its destination
             return [Send(message)]
         self._waiting[message] = None
         return []
@@ -153,12 +158,14 @@ class Outbox:
         """Whether the window has a slot for another message to a destination."""
         return len(self._in_flight) < self.window and (
             self._to_one >= self.window
+            or destination in self._unlimited
             or sum(message.destination == destination for message in self._in_flight) < self._to_one
         )
 
     def withdraw(self, message: MessageId) -> None:
         """Drop a request that waits: its receiver will ask again."""
         self._waiting.pop(message, None)
+        self._unlimited.add(message.destination)
 
     def acknowledged(self, message: MessageId) -> list[OutboxInstruction]:
         """Free the window slot of a message that the receiver has unpacked or no longer waits for."""

@@ -77,7 +77,10 @@ class PacketTransport(Transport):
 
     def answered_to_one_by(self, participant: int) -> int | None:
         """An equal part of the server's window, so that all workers have packets to pass on at about the same time."""
-        return max(1, self.plan.limits.window // self.plan.spec.n_workers) if participant == SERVER else None
+        choices, n_workers = self.plan.spec.choices, self.plan.spec.n_workers
+        if participant != SERVER or choices.relay == "unicast":
+            return None
+        return max(1, self.plan.limits.window // n_workers)
 
     def source(self, rank: int, cache: CachePartition) -> RowSource:
         """Packets that the rank passes on."""

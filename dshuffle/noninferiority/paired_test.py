@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from dshuffle.checks import as_integer
@@ -12,8 +13,11 @@ FEWEST_PAIRS = 5
 """Least number of pairs. The variance of fewer differences is hardly known."""
 
 
-LOWER_METRICS = ("loss", "error", "mse", "mae", "perplexity")
-"""Parts of the names of metrics of which lower values are better. The direction of all others must be given."""
+LOWER_METRICS = re.compile("loss|error|mse|mae|perplexity")
+"""Names of metrics of which lower values are better, unless they are :data:`IN_DOUBT` as well."""
+
+IN_DOUBT = re.compile(r"(^|[^a-z])(neg|minus)|^-|accuracy|auc|f1|r2|score|precision|recall")
+"""Negated metrics, and parts of names of which higher values are better: ``neg_mean_squared_error``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +93,8 @@ class PairedTest:
     pairs
         Largest number of pairs.
     higher_is_better
-        Whether higher values of the metric are better, as for an accuracy. None stands for False, and is refused for a
-        name that contains none of :data:`LOWER_METRICS`, or that is a negated one (``neg_mean_squared_error``).
+        Whether higher values of the metric are better, as for an accuracy. None stands for False, and is refused if
+        the name does not say so: it matches :data:`LOWER_METRICS` and not :data:`IN_DOUBT`.
     rounding
         Differences of the metric up to this one are rounding. The margin is at least as large. A metric with a rounding
         is continuous: it has no steps.
@@ -121,7 +125,7 @@ class PairedTest:
         as_integer("pairs", self.pairs, FEWEST_PAIRS, "The variance of fewer differences is hardly known.")
         if self.higher_is_better is None:
             name = self.metric.lower()
-            if name.startswith("neg") or not any(part in name for part in LOWER_METRICS):
+            if IN_DOUBT.search(name) or not LOWER_METRICS.search(name):
                 hint = "Add --higher-is-better or --lower-is-better; in Python, higher_is_better=True or False."
                 raise InvalidParameter.of("metric", self.metric, "given with the direction that is better", hint)
             object.__setattr__(self, "higher_is_better", False)

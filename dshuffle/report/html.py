@@ -152,8 +152,8 @@ def _elsewhere(comparison: Comparison) -> str:
     )
     caption = (
         "Predicted by the cost model for links of these rates, with the data, workers, processors and store of this "
-        "run. What exchanges took longer than predicted in this run is added; if they took less, predictions are "
-        "scaled."
+        "run. Predictions are scaled by the ratio of measured to predicted time in this run. If processors limited "
+        "the exchanges, the difference is added instead."
         f"{mark if busy else ''} An epoch with an exchange takes as long as the exchange or the training, whichever is "
         "longer. dshuffle advise predicts other data, workers and stores."
     )

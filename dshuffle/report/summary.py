@@ -248,22 +248,25 @@ def limited_by_processors(way: WayResult, medians: Figures) -> bool:
     """
     if medians.cpu_idle is None or medians.cpu_idle >= CPU_BOUND or medians.shuffle_seconds is None:
         return False
-    if not medians.needed:  # nothing moves
+    if medians.needed == 0:  # nothing moves
         return False
     return way.predicted_wire_seconds is None or way.predicted_wire_seconds < medians.shuffle_seconds.median / 2
 
 
 def corrected(way: WayResult, seconds: float) -> float:
-    """A predicted exchange, corrected by what this run measured.
+    """A predicted exchange on other links, corrected by what this run measured.
 
-    What the exchanges took longer than predicted is added. It is mostly time of processors, which other links do not
-    change. If they took less, the prediction is scaled, so that it stays above 0.
+    If processors limited the exchanges, what they took longer than predicted is added, as other links do not change it.
+    Otherwise the prediction is scaled.
     """
-    spread = figures(way).shuffle_seconds
+    medians = figures(way)
+    spread = medians.shuffle_seconds
     if spread is None or not way.predicted_seconds:
         return seconds
     excess = spread.median - way.predicted_seconds
-    return seconds + excess if excess > 0 else seconds * spread.median / way.predicted_seconds
+    if excess > 0 and limited_by_processors(way, medians):
+        return seconds + excess
+    return seconds * spread.median / way.predicted_seconds
 
 
 def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:

@@ -267,7 +267,6 @@ def pair_caption(comparison: Comparison) -> str:
     runs = _longest(tested)
     metric, noise = runs.test.metric, runs.not_deterministic_by
     untested = [f"“{way.label}”" for way in comparison.ways if way.pairs is None and not way.choices.reshuffles_all]
-    own_data = "A way that reads a copy of the dataset, or shards that are stored with it, cannot be tested."
     return " ".join(
         [
             f"{metric}: {runs.test.meaning or 'what the training returns by this name'}.",
@@ -275,7 +274,7 @@ def pair_caption(comparison: Comparison) -> str:
             f"The margin is {runs.shown_margin}.",
             f"Two runs that reshuffle everything with different seeds differ by {runs.shown(runs.null_difference)}.",
             *([f"Training is not deterministic by {runs.shown(noise)}."] if noise else []),
-            *([f"Not tested: {', '.join(untested)}. {own_data}"] if untested else []),
+            *([f"Not tested: {', '.join(untested)}."] if untested else []),
         ]
     )
 

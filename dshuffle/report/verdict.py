@@ -122,7 +122,7 @@ class _Ranking:
         """What to use, and how much faster it is than a way that reads again, or than the next slower way."""
         if self.alike:
             differ = f"median times differ by less than {100 * (ALIKE - 1):.0f} %"
-            reason = "epochs take about as long" if _overlap(self.fastest, self.alike[0]) else differ
+            reason = "epochs take about the same time" if _overlap(self.fastest, self.alike[0]) else differ
             return f"use {self.fastest.label} or {self.alike[0].label}, whose {reason}"
         if not self.slower:
             return f"use {self.fastest.label}, the only such way that ran"

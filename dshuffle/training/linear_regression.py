@@ -278,8 +278,8 @@ def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: 
                 parameter,
                 name,
                 f"a {dimensions}-D array of {allowed} (it is {n_dimensions}-D, {dtype})",
-                f"Choose another array with {parameter} (--{parameter} on the command line), or write this one as such "
-                "rows (docs/from-your-files.md).",
+                f"Choose another array with {parameter} (--{parameter} on the command line), or store this one in "
+                "that form (see docs/from-your-files.md).",
             )
 
 

@@ -317,8 +317,8 @@ def test_an_aborted_run_leaves_no_new_folder(elsewhere, url, monkeypatch):
 def test_a_default_step_is_called_one(elsewhere, url, monkeypatch):
     monkeypatch.setattr("dshuffle.cli.compare.run", lambda *arguments: 1 / 0)
     default, chosen = (run(url, "--pairs", 0, *options).stderr for options in ((), ("--step", 0.1)))
-    assert "\nThis schedule suits the rows. --step sets a constant step.\n" in default
-    assert "This schedule" not in chosen
+    assert "\nThe default steps suit the rows. --step sets a constant step.\n" in default
+    assert "default steps" not in chosen
 
 
 @pytest.mark.slow

@@ -137,12 +137,12 @@ def test_create_from_a_folder_of_images(tmp_path):
     Image.new("RGB", (30, 40), 200).save(tmp_path / "images" / "dogs" / "1.png")
     (tmp_path / "images" / "dogs" / "2.heic").write_bytes(b"of another kind")
     unsized = run("create", tmp_path / "d.zarr", "--from-folder", tmp_path / "images")
-    assert unsized.stderr.startswith("Error: --image-size is needed, as images differ: ")
+    assert unsized.stderr.startswith("Error: --image-size is needed, as images differ in size: ")
     options = ("--from-folder", tmp_path / "images", "--image-size", 8, 12, "--grey")
     result = run("create", tmp_path / "d.zarr", *options)
     assert result.exit_code == 0, result.output
     assert "classes: 0 cats, 1 dogs" in result.stdout
-    assert f"left out: 1 file is no image, such as {tmp_path / 'images' / 'dogs' / '2.heic'}" in result.stderr
+    assert f"left out: 1 file is not an image: {tmp_path / 'images' / 'dogs' / '2.heic'}" in result.stderr
     rows = dshuffle.open_dataset(tmp_path / "d.zarr").read_rows([0, 1, 2])
     assert rows["x"].shape == (3, 8, 12)
     assert rows["y"].tolist() == [0, 1, 1]

@@ -42,6 +42,10 @@ def test_a_destination_takes_no_more_than_its_part_of_the_window() -> None:
     assert outbox.acknowledged(second[1]) == [Send(second[0])]
     assert outbox.acknowledged(first[0]) == [Send(first[3])]
     assert outbox.acknowledged(first[2]) == outbox.acknowledged(first[3]) == []
+    # A request that waited too long lifts the limit for its destination: an acknowledgement may be lost.
+    assert outbox.request(second[3]) == []
+    outbox.withdraw(second[3])
+    assert outbox.request(second[3]) == [Send(second[3])]
     # The limit is that of one run.
     outbox.end()
     outbox.begin(2, {2: 4})

@@ -45,6 +45,7 @@ class World:
         n_ranks = rng.randint(1, 5)
         lowest = rng.choice([0, SERVER])
         self.window_in, self.window_out = rng.randint(1, 4), rng.randint(1, 4)
+        self.to_one = rng.choice([None, 1, 2])
         self.relays = rng.random() < 0.5
         if self.relays:
             n_ranks = max(3, n_ranks)
@@ -114,13 +115,19 @@ class World:
         gate = self.waits_for[message.sender, message.destination][message.sequence]
         return gate >= 0 and not self.towards[message.sender, gate] <= self.peers[message.sender].counted
 
+    def full(self, outbox: Outbox, message: MessageId) -> bool:
+        """Whether the window has no slot for a message, or none for its destination."""
+        same = sum(other.destination == message.destination for other in outbox.in_flight)
+        return len(outbox.in_flight) == self.window_out or (self.to_one is not None and same >= self.to_one)
+
     def begin(self, rank: int) -> None:
         peer, outbox = self.peers[rank], self.peers[rank].outbox
         peer.begun = True
         self.seen["early"] += any(message.sender == rank for message in self.unanswered)
         sends = {to: count for (sender, to), count in self.owed.items() if sender == rank}
         gates = {to: gates for (sender, to), gates in self.waits_for.items() if sender == rank}
-        self.answer(outbox.begin(self.run_id, sends, gates=gates if self.relays else None))
+        gates_or_none = gates if self.relays else None
+        self.answer(outbox.begin(self.run_id, sends, gates=gates_or_none, to_one=self.to_one))
         for to, gate in [gate for gate, messages in self.towards.items() if messages <= peer.counted]:
             if to == rank and gate >= 0:
                 self.answer(outbox.open_gate(self.run_id, gate))
@@ -128,7 +135,7 @@ class World:
         for message in self.unanswered:
             if message.sender == rank:
                 assert message.run_id == self.run_id
-                assert len(outbox.in_flight) == self.window_out or self.shut(message)
+                assert self.full(outbox, message) or self.shut(message)
         if peer.inbox is None:
             peer.vote = "ready"
         else:
@@ -273,7 +280,7 @@ class World:
         for message in self.unanswered:
             peer = self.peers[message.sender]
             if peer.begun and message.run_id == self.run_id:
-                assert len(peer.outbox.in_flight) == self.window_out or self.shut(message), "waits for nothing"
+                assert self.full(peer.outbox, message) or self.shut(message), "waits for nothing"
 
     # -- what happens next -------------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from dshuffle.exchange.transports import TRANSPORTS, transport_of
-from dshuffle.planning import DELIVERIES
+from dshuffle.planning import DELIVERIES, SERVER, Choices
 
 
 def test_every_delivery_names_a_transport():
@@ -27,3 +29,15 @@ def test_kernels_of_coding_are_those_of_the_widest_words(row_nbytes):
     assert [row_nbytes % width == 0 for width in (4, 8)] == [length % width == 0 for width in (4, 8)]
     assert length in TRANSPORTS["packets"].coded_lengths(None)
     assert TRANSPORTS["rows"].coded_lengths(row_nbytes) == TRANSPORTS["bundles"].coded_lengths(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("relay", "n_workers", "each"),
+    [("pipelined", 2, 2), ("pipelined", 3, 1), ("ring", 4, 1), ("pipelined", 9, 1), ("unicast", 2, None)],
+)
+def test_a_server_sends_equally_many_messages_at_a_time_to_workers_that_pass_them_on(relay, n_workers, each):
+    spec = SimpleNamespace(n_workers=n_workers, choices=Choices(relay=relay))
+    transport = SimpleNamespace(plan=SimpleNamespace(limits=SimpleNamespace(window=4), spec=spec))
+    answered = TRANSPORTS["packets"].answered_to_one_by
+    assert answered(transport, SERVER) == each
+    assert answered(transport, 0) is None

@@ -228,7 +228,7 @@ def test_a_bar_that_the_axis_cuts_ends_in_a_triangle(comparison):
     assert len(marks) == 1
     untested = [way.label for way in comparison.ways[1:] if not way.choices.reshuffles_all]
     page = render_html(tested)
-    assert f"Not tested: {', '.join(f'“{label}”' for label in untested)}. A way that reads a copy" in page
+    assert f"Not tested: {', '.join(f'“{label}”' for label in untested)}." in page
 
 
 def test_equal_pairs_are_drawn_apart(comparison):
@@ -378,11 +378,21 @@ def test_texts_beside_bars_end_before_the_axis(comparison):
 
 
 @pytest.mark.parametrize(
-    ("predicted", "corrected"), [(0.1, lambda measured: measured - 50), (0.4, lambda measured: measured / 8)]
+    ("predicted", "wire", "corrected"),
+    [
+        (0.1, 0.01, lambda measured: measured - 50),
+        (0.15, 0.15, lambda measured: measured / 3),
+        (0.4, 0.01, lambda measured: measured / 8),
+    ],
 )
-def test_other_links_are_corrected_by_what_was_measured(comparison, predicted, corrected):
-    """Time beyond the prediction is not that of links, so it is not multiplied by what slower links take longer."""
-    way = dataclasses.replace(comparison.ways[-1], predicted_seconds=predicted, on_other_links={"1 Gbit/s": 0.05})
+def test_other_links_are_corrected_by_what_was_measured(comparison, predicted, wire, corrected):
+    """What processors take longer than predicted is not multiplied by what slower links take longer."""
+    way = dataclasses.replace(
+        comparison.ways[-1],
+        predicted_seconds=predicted,
+        predicted_wire_seconds=wire,
+        on_other_links={"1 Gbit/s": 0.05},
+    )
     page = render_html(dataclasses.replace(comparison, ways=(way,))).replace(NO_BREAK, " ")
     measured = next(cell for cell in re.findall(r"<td>(\d+) ms</td>", page.split("last error")[1])[1:])
     section = page.split("An exchange on other links")[1].split("</section>")[0]

@@ -68,6 +68,9 @@ def test_storage_and_processors(comparison):
     assert store_cells(peer) == ("0 B", "-", "0", "-")
     assert time_cells(storage)[4] == "40 %"
     assert time_cells(peer)[4] == "10 % !"
+    local = comparison.ways[0]
+    assert time_cells(local)[4] == "10 %", "nothing moves, so nothing limits it"
+    assert traffic_cells(storage)[1:3] == ("0", "0 B"), "what is read is not sent"
 
 
 def test_quality_is_shown_as_far_as_it_is_known(comparison):

@@ -118,7 +118,7 @@ from dshuffle.cli.options import RegistryOption
 @click.option(
     "--higher-is-better/--lower-is-better",
     default=None,
-    help="Which values of the metric are better.  [default: lower for a loss or an error; else needed]",
+    help="Which values of the metric are better.  [default: lower for a loss or an error; otherwise required]",
 )
 @click.option(
     "--margin",

@@ -120,7 +120,7 @@ def _why(cluster: ClusterRates, p: Prediction) -> str:
         case "":
             return "nothing has to move"
         case _ if p.bottleneck == FIXED:
-            return f"any exchange takes {seconds_of(dict(p.resources)[FIXED])} here, whatever it moves"
+            return f"{seconds_of(dict(p.resources)[FIXED])} are its fixed cost: the order, first messages, and votes"
         case "worker ingress":
             rate = min(cluster.rates("link_down")) / (1 + cluster.wire_overhead)
             return p.work.delivery.explain_ingress(bytes_of(p.most_ingress), _amplified(p), bytes_of(rate))

@@ -1,6 +1,6 @@
 """Predicted time of an epoch's exchange: the load of each part of a cluster divided by its rate.
 
-Messages add processor time, and relays add the time to forward the last packets.
+Messages add processor time, and relays pass on packets only once their batch has arrived.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _messages(work: Work, cluster: ClusterRates, loads: Loads) -> float:
 
 
 PAUSE_MESSAGES = 2
-"""Messages between two batches to a worker: it acknowledges the first one and asks for the next."""
+"""Messages in a pause between two batches: an acknowledgement, and the next batch. Fitted with 3 and 4 workers."""
 
 MOST_WORKERS = 64
 """Maximum number of workers for a real plan."""
@@ -95,7 +95,7 @@ class Prediction:
         exchange. All other figures are those of an exchange.
     resources
         ``(name, seconds)`` that each part of the cluster is busy, the busiest first. The ``"fixed cost"`` among them
-        is what an exchange takes whatever it moves: the order, first messages, and votes.
+        is the part that does not depend on how much moves: the order, first messages, and votes.
     needed, packets
         Number of samples that a worker lacks, and of packets sent to deliver them.
     server_egress, worker_egress, worker_ingress, storage_bytes
@@ -126,7 +126,7 @@ class Prediction:
 
     @property
     def bottleneck(self) -> str:
-        """Name of the busiest part of the cluster; empty if nothing moves."""
+        """Name of the busiest part of the cluster, or ``"fixed cost"``; empty if nothing moves."""
         return self.resources[0][0] if self.resources else ""
 
     @property

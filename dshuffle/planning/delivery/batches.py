@@ -23,8 +23,7 @@ class Batches:
         ``(K,)`` float64. Fraction of the packets that the worker has not begun to pass on until then: batch k and
         those after it.
     pauses
-        How often the server waits until workers have asked for their next batches, as all of them were served at the
-        same time.
+        Number of times that the server waits for workers to ask for their next batches.
     """
 
     sent: NDArray[np.float64]
@@ -35,8 +34,8 @@ class Batches:
     def of(cls, sizes: Sequence[int] | NDArray[np.integer], at_a_time: int = 1) -> Self:
         """Return the batches of these numbers of packets, of which the server sends several at a time to each worker.
 
-        Batches that are sent at a time share the link, so each arrives later than alone. If a worker has one at a time,
-        the server pauses after each.
+        Batches that are sent at a time share the link, so each arrives later than alone. If all workers have one at a
+        time, the server pauses after each. With ``at_a_time=0``, requests of other workers wait already.
 
         Examples
         --------
@@ -49,7 +48,7 @@ class Batches:
         parts = np.asarray(sizes) / np.sum(sizes)
         until = np.cumsum(parts)
         places = np.minimum(np.arange(len(parts)) + max(1, at_a_time) - 1, len(parts) - 1)
-        return cls(until[places], 1 - until + parts, 0 if at_a_time > 1 else len(parts) - 1)
+        return cls(until[places], 1 - until + parts, len(parts) - 1 if at_a_time == 1 else 0)
 
     def seconds(self, server: float, to_others: float, from_others: float, from_server: float) -> float:
         """Return how long an exchange takes at least.

@@ -144,7 +144,7 @@ class PacketsFromServer(RowsFromServer):
         return min(rows, n * (1 + (n - 1) * rounds) + batches)
 
     def batches(self, loads: Loads, row_nbytes: int, relay: str) -> Batches | None:
-        """Those of a pipelined relay. The server sends as many to all workers at a time."""
+        """The batches of a pipelined relay. The server sends equally many to each worker at a time."""
         if relay != "pipelined" or loads.packets < 1:
             return None
         return _batches(round(loads.packets), len(loads.worker_in), row_nbytes)

@@ -97,7 +97,9 @@ def read_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, 
     """
     state = find_checkpoint(url, dataset)
     if state is None:
-        raise CheckpointError(f"there is no checkpoint at {url}. Correct the path, or begin a new session with it")
+        raise CheckpointError(
+            f"there is no checkpoint at {url}. Correct the path, or begin a new session with this checkpoint"
+        )
     return state
 
 

@@ -158,7 +158,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _checked_size(size: Sequence[int]) -> tuple[int, int]:
-    if not isinstance(size, Sequence) or len(size) != 2:
+    if np.shape(size) != (2,):
         raise InvalidParameter.of("size", size, "height and width, such as (64, 64)")
     return as_integer("size[0]", size[0], 1), as_integer("size[1]", size[1], 1)
 
@@ -171,9 +171,9 @@ def _common_size(paths: Sequence[Path]) -> tuple[int, int]:
             for path, (height, width) in zip(some, pool.map(_size, some), strict=True):
                 if (height, width) != first:
                     raise InvalidParameter(
-                        f"size is needed, as images differ: {paths[0]} has {first_height} x {first_width} pixels "
-                        f"(height x width), and {path} {height} x {width}. Give the size that all should have, such as "
-                        "64 64"
+                        f"size is needed, as images differ in size: {paths[0]} has {first_height} x {first_width} "
+                        f"pixels (height x width), and {path} {height} x {width}. Give the height and width that all "
+                        "should have"
                     )
     return first
 

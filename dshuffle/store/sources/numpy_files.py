@@ -38,7 +38,7 @@ def _mapped(path: str) -> NDArray[Any]:
         return npy.open_memmap(path, mode="r")
     except ValueError as exc:
         if "Python objects" in str(exc):
-            raise DatasetError(f"{path} has Python objects, which are not read. Save an array of numbers") from exc
+            raise DatasetError(f"{path} contains Python objects, which cannot be read. Save numbers") from exc
         raise unreadable(path, exc) from exc
     except Exception as exc:
         raise unreadable(path, exc) from exc

@@ -61,7 +61,7 @@ REFUSED: list[tuple[str, Callable[[Path], list[Any]], type[Exception], str]] = [
     ("no content", lambda f: [text(f / "a.npy", "")], DatasetError, r"cannot read .*a\.npy"),
     ("pickle", lambda f: [text(f / "a.npy", "x" * 200)], DatasetError, r"cannot read .*a\.npy"),
     ("truncated", lambda f: [cut(saved(f / "a.npy", X), 0.5)], DatasetError, r"cannot read .*a\.npy"),
-    ("objects", lambda f: [saved(f / "a.npy", np.array([{}, 1]))], DatasetError, "object"),
+    ("objects", lambda f: [saved(f / "a.npy", np.array([{}, 1]))], DatasetError, r"a.npy contains Python objects"),
     ("scalar", lambda f: [saved(f / "a.npy", 3.0)], InvalidParameter, "single number"),
     (
         "no rows",
