@@ -76,11 +76,13 @@ class PacketTransport(Transport):
         return self.plan.limits.window if participant == SERVER else self.messages.answers
 
     def answered_to_one_by(self, participant: int) -> int | None:
-        """An equal part of the server's window, so that all workers have packets to pass on at about the same time."""
-        choices, n_workers = self.plan.spec.choices, self.plan.spec.n_workers
-        if participant != SERVER or choices.relay == "unicast":
+        """An equal part of the server's window, if workers pass on packets while others come.
+
+        They then have something to pass on at about the same time. With other relays it would only add pauses.
+        """
+        if participant != SERVER or self.plan.spec.choices.relay != "pipelined":
             return None
-        return max(1, self.plan.limits.window // n_workers)
+        return max(1, self.plan.limits.window // self.plan.spec.n_workers)
 
     def source(self, rank: int, cache: CachePartition) -> RowSource:
         """Packets that the rank passes on."""
