@@ -18,6 +18,7 @@ def run(*arguments):
     return CliRunner().invoke(main, ["advise", *arguments])
 
 
+@pytest.mark.slow
 def test_an_assignment_that_these_caches_do_not_allow_is_told_of():
     job = ("--workers", "8", "--samples", "2000", "--bandwidth", "100mbit", "--assignment", "aligned:0.3")
     ran = run(*job)

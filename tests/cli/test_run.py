@@ -57,6 +57,7 @@ def run(*arguments):
     return CliRunner().invoke(main, ["run", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_a_file_with_arguments(file, tmp_path):
     ran = run(file, f"url={URL}", "epochs=3", "--report", tmp_path / "report")
     assert ran.exit_code == 0, ran.output

@@ -29,6 +29,7 @@ from ..conftest import at_most
     every=st.integers(1, 3),
     between=st.sampled_from(["redraw", "reverse"]),
 )
+@pytest.mark.slow
 def test_each_epoch_has_the_samples_and_order_of_a_shuffler(
     n_samples, world_size, assignment, sharding, n_classes, seed, every, between
 ):

@@ -52,6 +52,7 @@ def compared(digits, fit, test, *, cluster=HERE, epochs=2, ways=WAYS, **options)
     return Pipeline(train, training, ways, cluster, test=test).run(progress=False)
 
 
+@pytest.mark.slow
 def test_a_function_in_numpy(digits, examples):
     result = compared(digits, examples.with_numpy, PairedTest("error_rate", margin=0.1, pairs=5))
     reference, local = result.ways

@@ -50,6 +50,7 @@ def specs(draw):
 
 
 @given(specs())
+@pytest.mark.slow
 def test_broadcast_samples_are_with_every_worker_and_never_move(spec):
     broadcast = spec.choices.sharding.broadcast
     others = np.delete(np.arange(spec.n_samples), broadcast)

@@ -50,6 +50,7 @@ def test_draws_are_balanced_and_their_packets_perfect(situation, seed, fraction)
     np.testing.assert_array_equal(ranks, again)
 
 
+@pytest.mark.slow
 def test_draws_differ_by_seed_epoch_and_holders():
     previous = first_ranks("random", 60, 5, seed=0)
     holders = [first_holders(previous, 5, 24, seed=seed) for seed in (0, 1)]

@@ -141,6 +141,7 @@ def test_fewer_packets_than_ubershuffle_for_few_sets_of_holders(n):
         pytest.param(1024, 10**6, 1.9, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_more_than_64_workers_gain_too(n, q, gain):
     holders, destinations = fresh(q, n, 4 / n)
     plan = plan_delivery("clique", holders, destinations, n)
