@@ -10,6 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,10 +103,11 @@ class JobQueue:
             except BaseException as error:
                 traceback.clear_frames(error.__traceback__)  # their locals hold rows
                 results.append((job.future, None, error))
-        try:
+        with suppress(RuntimeError):  # the loop has been closed, so nobody waits
             loop.call_soon_threadsafe(self._finish, loop, results)
-        except RuntimeError:  # the loop has been closed, so nobody waits
-            return
+        # An error holds this frame and the executor's. They must not hold the jobs, whose futures hold the error.
+        group.clear()
+        del results, job
 
     def _finish(
         self,

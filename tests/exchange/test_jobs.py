@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -105,3 +107,34 @@ def test_cancelled_jobs_are_skipped_and_closing_fails_the_rest():
         return done
 
     assert play(scenario, 1) == ["kept"]
+
+
+def test_a_job_that_has_failed_is_freed_with_its_future():
+    """Its error must not hold the frame that ran it, as that holds the job, and so the future with the error."""
+
+    class Rows:
+        pass
+
+    def fail(rows: Rows) -> None:
+        raise ValueError("no disk")
+
+    async def scenario() -> None:
+        jobs = JobQueue(1, "test")
+        rows = Rows()
+        alive, future = weakref.ref(rows), jobs.run(fail, rows)
+        await asyncio.wait([future])
+        assert isinstance(future.exception(), ValueError)
+        del rows, future
+        await jobs.close()
+        for _ in range(500):
+            if alive() is None:
+                return
+            await asyncio.sleep(0.01)  # the thread may not have ended its job
+        pytest.fail("the job is still held")
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()
