@@ -107,9 +107,8 @@ class Outbox:
         window
             New window; ``None`` keeps the current one.
         to_one
-            Maximum number of messages in the window that have the same destination; by default there is no limit. The
-            limit is given up for a destination that has waited so long that its request was withdrawn, because its
-            acknowledgement may be lost.
+            Maximum number of messages to one destination in the window; ``None`` for no limit. The limit ends for a
+            destination whose request was withdrawn after a long wait, because an acknowledgement may be lost.
         """
         self.run_id = run_id
         self.window = window or self.window

@@ -93,8 +93,8 @@ class PairedTest:
     pairs
         Largest number of pairs.
     higher_is_better
-        Whether higher values of the metric are better, as for an accuracy. None stands for False, and is refused if
-        the name does not say so: it matches :data:`LOWER_METRICS` and not :data:`IN_DOUBT`.
+        Whether higher values of the metric are better, as for an accuracy. None means that
+        the name tells: it must match :data:`LOWER_METRICS` and not :data:`IN_DOUBT`. Lower values are then better.
     rounding
         Differences of the metric up to this one are rounding. The margin is at least as large. A metric with a rounding
         is continuous: it has no steps.

@@ -51,8 +51,8 @@ def pair_chart(comparison: Comparison) -> Chart | None:
         "Pairs of runs",
         f"The difference in {runs.test.metric} between a run with the way and one that reshuffles everything with the "
         "same seeds. On the right the way is worse. Each circle is a pair; circles of nearly equal pairs stand above "
-        f"each other. The bar shows the mean difference {interval} A triangle stands for pairs or an end of the bar "
-        "beyond the axis.",
+        f"each other. The bar shows the mean difference {interval} A triangle marks pairs, or an end of the bar, "
+        "that are beyond the axis.",
         ((WAITING, f"margin, {runs.shown_margin}"), (MIDDLE, "no difference")),
         chart,
     )

@@ -50,7 +50,7 @@ def checkpoint_lock(place: str, *, new: bool = True) -> Iterator[None]:
             os.makedirs(os.path.dirname(place), exist_ok=True)
         elif not os.path.isdir(os.path.dirname(place)):
             raise CheckpointError(
-                f"there is no checkpoint at {place}. Correct the path, or begin a new session with this checkpoint"
+                f"there is no checkpoint at {place}. Correct the path, or start a new session that writes it"
             )
         file, folder = _locked(f"{place}.lock")
     except BlockingIOError as error:

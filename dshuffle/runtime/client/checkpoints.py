@@ -98,7 +98,7 @@ def read_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, 
     state = find_checkpoint(url, dataset)
     if state is None:
         raise CheckpointError(
-            f"there is no checkpoint at {url}. Correct the path, or begin a new session with this checkpoint"
+            f"there is no checkpoint at {url}. Correct the path, or start a new session that writes it"
         )
     return state
 

@@ -85,7 +85,7 @@ class ImageFolder:
         DatasetError
             If a file cannot be read, or has more than eight bits for each channel.
         InvalidParameter
-            If ``size`` or ``mode`` is not allowed, there are no folders, one of them has no images, or sizes differ.
+            If ``size`` or ``mode`` is not allowed, if there are no folders or one has no images, or if sizes differ.
         """
         if mode not in CHANNELS:
             raise InvalidParameter.of("mode", mode, f"one of {', '.join(CHANNELS)}")
