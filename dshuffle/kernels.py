@@ -6,10 +6,12 @@ Loading numba and its first kernel takes half a second of processor time, so a p
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -43,8 +45,21 @@ class Kernel:
         """What numba makes of the function."""
         with _making:  # one for all threads
             if self._dispatcher is None:
-                self._dispatcher = _numba_support().dispatcher(self._function, self._options)
+                self._dispatcher = _numba_support().dispatcher(self._function, self._options, self.stamp())
             return self._dispatcher
+
+    def stamp(self) -> str:
+        """Return a digest of what the machine code depends on: the function, what it calls, and global numbers."""
+        parts = [line for called in self._called({}) for line in _lines(called._function)]
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+    def _called(self, known: dict[Kernel, None]) -> dict[Kernel, None]:
+        """All kernels that are called, itself first, in the order of the calls."""
+        known[self] = None
+        for value in _globals_of(self._function).values():
+            if isinstance(value, Kernel) and value not in known:
+                value._called(known)
+        return known
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the compiled function."""
@@ -58,6 +73,27 @@ class Kernel:
 
     def __reduce__(self) -> str:
         return str(self.__qualname__)
+
+
+def _globals_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Global variables that a function uses."""
+    variables = function.__globals__
+    return {name: variables[name] for name in function.__code__.co_names if name in variables}
+
+
+def _lines(function: Callable[..., Any]) -> Iterator[str]:
+    """What a function does, without its place: its code, and the numbers and instructions that it uses."""
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        constants = [value for value in code.co_consts if not isinstance(value, CodeType)]
+        codes += [value for value in code.co_consts if isinstance(value, CodeType)]
+        yield f"{code.co_code!r} {code.co_names} {code.co_varnames} {constants}"
+    for name, value in _globals_of(function).items():
+        if isinstance(value, (int, float, np.generic)):
+            yield f"{name} = {value!r}"
+        elif isinstance(value, Instruction):
+            yield f"{name} = {value.name}"
 
 
 class Instruction:

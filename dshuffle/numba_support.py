@@ -11,10 +11,25 @@ from numba.core.cgutils import get_or_insert_function, ir, voidptr_t  # type: ig
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, typeof_impl
 
+from dshuffle.numba_cache import KernelCache
 
-def dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Return the function as numba calls it: compiled, or loaded from the cache on disk, at its first call."""
-    return numba.njit(**options)(function)
+
+def dispatcher(function: Callable[..., Any], options: dict[str, Any], stamp: str) -> Any:
+    """Return the function as numba calls it: compiled, or loaded from the cache on disk, at its first call.
+
+    Parameters
+    ----------
+    function
+        The function.
+    options
+        Those of :func:`numba.njit`.
+    stamp
+        What its machine code depends on beside its own file.
+    """
+    made = numba.njit(**options)(function)
+    if options.get("cache"):
+        made._cache = KernelCache(function, stamp)  # what `cache=True` does, with another class
+    return made
 
 
 @intrinsic

@@ -17,8 +17,8 @@ PACKAGE = Path(dshuffle.__file__).parent
 
 # A module imports from its own package and from rows above it, never from another package of its own row.
 ROWS = [
-    {"numba_support", "redaction"},
-    {"errors"},
+    {"numba_cache", "redaction"},
+    {"errors", "numba_support"},
     {"checks", "kernels", "lazy_names", "notebook", "private_files", "process_exit", "process_state", "times"}
     | {"units", "unnamed_file"},
     {"encodings", "noninferiority", "slow_rank"},
@@ -177,6 +177,7 @@ def test_planning_is_pure():
         "planning",
         "coding",
         "kernels",
+        "numba_cache",
         "numba_support",
         "rows",
         "errors",
@@ -212,7 +213,7 @@ def test_the_session_machine_is_pure(module):
         ("bokeh", {"report", "runtime"}),  # plots of the report, and of the dashboard
         ("sklearn", {"sharding", "training"}),  # ShuffledSGD alone
         ("click", {"cli"}),
-        ("numba", {"numba_support"}),
+        ("numba", {"numba_cache", "numba_support"}),
     ],
 )
 def test_a_library_has_its_place(library, places):
