@@ -38,7 +38,7 @@ DEFAULT_CHUNK_ROWS = 70
 CODED_FRACTION = 0.5
 """Cache fraction of coded deliveries of the generated samples. Without excess, there is nothing to code."""
 
-DEFAULT_RATES = {"links": "200mbit", "store": "800mbit"}
+DEFAULT_RATES = {"links": "500mbit", "store": "2gbit"}
 """Rates that two cores can fill with the generated samples, so that they and not the processors limit the times."""
 
 NO_RATE = "none"

@@ -87,13 +87,13 @@ from dshuffle.cli.options import RegistryOption
     "--links",
     metavar="RATE",
     help="Emulated rate of each local worker's link, such as 1gbit, or none.  "
-    "[default: 200mbit, if DATASET is omitted]",
+    "[default: 500mbit, if DATASET is omitted]",
 )
 @click.option(
     "--store",
     metavar="RATE",
     help="Emulated rate at which all local workers together read the store, or none.  "
-    "[default: 800mbit, if DATASET is omitted]",
+    "[default: 2gbit, if DATASET is omitted]",
 )
 @click.option(
     "--output",
