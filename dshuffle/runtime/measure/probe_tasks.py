@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import mmap
 import os
 import time
@@ -37,8 +38,10 @@ WINDOW = 4
 LEAST_BYTES = MIB // 2
 """Size of the first request and of requests on slow links. With less, long queues make this measure round trips, not
 the rate."""
-READ_BYTES = 16 * MIB
+READ_BYTES = 64 * MIB
 """Maximum bytes of rows to read in one call."""
+READ_GROWTH = 32
+"""How much longer than the one before a call may be. The store may serve its first bytes faster than others."""
 HERE = uuid.uuid4().hex
 """Identifies this process together with its PID, because containers on one machine may use the same PIDs."""
 KERNEL_BYTES = 16 * MIB
@@ -205,29 +208,32 @@ def read_chunks(name: str, seconds: float, seed: int) -> Traffic:
     """Read whole chunks in order from a random start, each at most once, for some seconds or until all are read.
 
     This is what the delivery ``"storage"`` does: if chunks have more rows than there are workers, it reads nearly all
-    chunks, in order.
+    chunks, in order and in one call. So the calls here are long, too, and the rate is that of all but the first one,
+    which is short and tells how many bytes can be read. Each of many short calls would wait for its slowest request.
     """
     dataset = _opened[name]
     chunk_rows = min(unit_rows(dataset), dataset.n_samples)
     chunk_bytes = max(1, chunk_rows * dataset.row_nbytes)
     n_chunks = -(-dataset.n_samples // chunk_rows)
     order = (np.arange(n_chunks) + np.random.default_rng(seed).integers(n_chunks)) % n_chunks
-    most = max(1, READ_BYTES // chunk_bytes)
-    rows = dataset.layout.empty(min(dataset.n_samples, most * chunk_rows))
+    rows = dataset.layout.empty(min(dataset.n_samples, max(1, READ_BYTES // chunk_bytes) * chunk_rows))
+    rows[:] = 0  # a partition is in memory, too
+    nbytes, calls, first = LEAST_BYTES, list[tuple[int, float]](), 0
     began = time.perf_counter()
-    total = first = 0
-    nbytes = LEAST_BYTES
-    while first < len(order) and (left := seconds - (start := time.perf_counter()) + began) > 0:
+    while first < len(order) and (start := time.perf_counter()) - began < seconds:
         chunks = order[first : first + max(1, nbytes // chunk_bytes)]
         ids = _rows_of(chunks, chunk_rows, dataset.n_samples)
         dataset.read_into(rows, np.arange(len(ids)), ids)
         first += len(chunks)
-        total += len(ids) * dataset.row_nbytes
-        # Read as much as possible in one call, as the real delivery does: each of many small calls would wait for its
-        # slowest request.
-        possible = int(nbytes / (time.perf_counter() - start) * left)
-        nbytes = min(READ_BYTES, 8 * nbytes, max(LEAST_BYTES, possible))
-    return Traffic(total, time.perf_counter() - began)
+        end = time.perf_counter()
+        read = len(ids) * dataset.row_nbytes
+        calls.append((read, end - start))
+        possible = int(read / (end - start) * (began + seconds - end))
+        nbytes = min(READ_BYTES, READ_GROWTH * read, max(LEAST_BYTES, possible))
+    total = sum(read for read, _ in calls)
+    long = calls[1:] or calls
+    seconds_a_byte = math.fsum(took for _, took in long) / max(1, sum(read for read, _ in long))
+    return Traffic(total, total * seconds_a_byte)
 
 
 def request_seconds(name: str, seed: int, count: int = 8) -> float:

@@ -193,6 +193,30 @@ def test_chunks_are_read_whole_and_once(small):
     assert 0 < probe_tasks.request_seconds("a name", 0) < 5
 
 
+def test_the_rate_of_a_store_is_that_of_its_long_reads(monkeypatch):
+    """A request takes 50 ms, and then the store gives 100 MB/s."""
+    dataset = create_dataset("memory://long-reads", {"x": np.zeros((3000, 1000), "u1")}, chunk_rows=100, overwrite=True)
+    clock, calls = [0.0], []
+
+    def read_into(rows, slots, ids):
+        calls.append(len(ids))
+        clock[0] += 0.05 + len(ids) * 1000 / 100e6
+
+    monkeypatch.setattr(type(dataset), "read_into", lambda self, *given: read_into(*given))
+    monkeypatch.setattr(probe_tasks.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setitem(probe_tasks._opened, "a name", dataset)
+    traffic = probe_tasks.read_chunks("a name", seconds=60, seed=1)
+    assert calls == [500, 2500]
+    assert traffic.nbytes == 3_000_000
+    assert traffic.rate == pytest.approx(2.5e6 / (0.05 + 0.025))
+
+    calls.clear()
+    clock[0] = 0.0
+    traffic = probe_tasks.read_chunks("a name", seconds=0.01, seed=1)
+    assert calls == [500]
+    assert traffic.rate == pytest.approx(0.5e6 / (0.05 + 0.005))
+
+
 def test_reading_loads_no_code_once_a_dataset_is_kept(tmp_path):
     """In a new process, as in a new cluster. What is loaded later would count as time of the storage."""
     url = str(tmp_path / "d.zarr")
