@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 from dshuffle.planning.choices import Choices
 from dshuffle.planning.cost.cluster import ClusterRates
@@ -17,14 +18,18 @@ from dshuffle.planning.planner import EpochPlanner
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 
 EPOCHS = 3
-"""Epoch that is planned. By then the caches hold what eviction has left, not what was loaded."""
+"""First epoch that is planned. By then the caches hold what eviction has left, not what was loaded."""
 LEAST_CHUNKS = 4
 """Least number of chunks per worker for a real plan. With fewer, the loads of one plan depend too much on chance."""
+FEW_UNITS = 10_000
+"""Samples, or chunks that move as a whole, below which the loads differ much between epochs."""
+PLANS_OF_FEW = 9
+"""Epochs that are planned if there are so few. The one in the middle counts, by the bytes of the busiest participant."""
 SEED = 0
 
 
 def counted_loads(work: Work, cluster: ClusterRates, *, at_most: int) -> Loads:
-    """Count the loads of every part of the cluster in the plan of an epoch.
+    """Count the loads of every part of the cluster in the plan of an epoch; if few samples move, in a typical one.
 
     Parameters
     ----------
@@ -34,22 +39,36 @@ def counted_loads(work: Work, cluster: ClusterRates, *, at_most: int) -> Loads:
     """
     n = cluster.n_workers
     n_planned = min(work.n_samples, max(at_most, n))
-    plan, needed = _planned(work, n_planned, n)
+    units = n_planned // work.group_rows if work.in_chunks else n_planned
+    loads = [
+        _loads_of(work, cluster, plan, needed, n_planned)
+        for plan, needed in _planned(work, n_planned, n, epochs=PLANS_OF_FEW if units < FEW_UNITS else 1)
+    ]
+    return sorted(loads, key=_most_bytes)[len(loads) // 2]
+
+
+def _loads_of(work: Work, cluster: ClusterRates, plan: Packets, needed: int, n_planned: int) -> Loads:
     growth = work.n_samples / n_planned
     if not plan.n_components:
-        return Loads.none(n, cluster.n_racks, exact=True, needed=needed * growth, packets=plan.n_packets * growth)
+        n, racks = cluster.n_workers, cluster.n_racks
+        return Loads.none(n, racks, exact=True, needed=needed * growth, packets=plan.n_packets * growth)
     loads = work.delivery.counted_loads(demand_of(work, cluster), plan, n_planned)
     return dataclasses.replace(loads, needed=needed * growth)
 
 
-def _planned(work: Work, n_samples: int, n_workers: int) -> tuple[Packets, int]:
-    """Return the plan of an epoch and the number of samples that it delivers."""
+def _most_bytes(loads: Loads) -> float:
+    return max(loads.server_out, *(float(nbytes.max()) for nbytes in (loads.worker_out, loads.worker_in, loads.read)))
+
+
+def _planned(work: Work, n_samples: int, n_workers: int, *, epochs: int) -> Iterator[tuple[Packets, int]]:
+    """Yield the plans of some epochs and the number of samples that each delivers."""
     choices = _countable_choices(work)
     # The previous epoch is the same for all deliveries and relays.
     planner = copy.deepcopy(_epoch_before(n_samples, n_workers, dataclasses.replace(choices, delivery=STORAGE.name)))
     planner.spec.with_choices(delivery=work.delivery.name)  # raises if it is not allowed
-    epoch = planner.advance(work.delivery.name)
-    return epoch.packets, epoch.n_needed
+    for _ in range(epochs):
+        epoch = planner.advance(work.delivery.name)
+        yield epoch.packets, epoch.n_needed
 
 
 @functools.lru_cache(maxsize=6)

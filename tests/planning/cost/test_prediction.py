@@ -165,11 +165,11 @@ def test_more_of_anything_is_never_slower(delivery, name, factor, racks, over_li
 @pytest.mark.parametrize("delivery", ["peer", "clique"])
 def test_the_bytes_are_those_of_the_hops(delivery):
     """An exact prediction beside a planner's own plan of the same shuffle."""
-    work = Work(6000, 96, Choices(delivery=delivery, cache_fraction=0.4))
+    work = Work(12_000, 96, Choices(delivery=delivery, cache_fraction=0.4))
     predicted = predict(network(6), work, precision="exact")
     planner = EpochPlanner(
         ShuffleSpec(
-            6000,
+            12_000,
             6,
             Choices(
                 assignment=parse_assignment("global"), delivery=delivery, cache_fraction=0.4, sharding="random", seed=0
@@ -365,3 +365,16 @@ def test_precision_is_checked():
         predict(network(4), Work(1000, 8), precision="best")
     with pytest.raises(InvalidParameter, match="at most 64 workers"):
         predict(network(100), Work(1000, 8), precision="exact")
+
+
+@pytest.mark.parametrize("delivery", ["peer", "server", "storage"])
+def test_few_samples_are_counted_in_a_typical_epoch(delivery):
+    """With two workers and 100 samples, the busiest lacks about 16, and a fifth more or less in single epochs."""
+    cluster = ClusterRates(2, link_up=1e6, link_down=1e6, server_up=1e6, storage=1e9)
+    most = []
+    for n_samples in range(90, 110):
+        work = Work(n_samples, 1000, Choices(delivery=delivery, cache_fraction=0.7, caching="uniform"), chunk_rows=1)
+        loads = loads_of(cluster, work)
+        most.append(max((loads.worker_in + loads.read) / 1000 / n_samples))
+    assert np.mean(most) == pytest.approx(0.16, abs=0.01)
+    assert np.std(most) < 0.013
