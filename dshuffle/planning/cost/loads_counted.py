@@ -24,7 +24,7 @@ LEAST_CHUNKS = 4
 FEW_UNITS = 10_000
 """Samples, or chunks that move as a whole, below which the loads differ much between epochs."""
 PLANS_OF_FEW = 9
-"""Epochs that are planned if there are so few. The one in the middle counts, by the bytes of the busiest participant."""
+"""Epochs that are planned if there are so few. The one in the middle counts, by the bytes on the busiest link."""
 SEED = 0
 
 
