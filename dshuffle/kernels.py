@@ -50,16 +50,40 @@ class Kernel:
 
     def stamp(self) -> str:
         """Return a digest of what the machine code depends on: the function, what it calls, and global numbers."""
-        parts = [line for called in self._called({}) for line in _lines(called._function)]
+        parts = [line for called in self._called({}) for line in called._lines()]
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
     def _called(self, known: dict[Kernel, None]) -> dict[Kernel, None]:
         """All kernels that are called, itself first, in the order of the calls."""
         known[self] = None
-        for value in _globals_of(self._function).values():
+        for value in self._globals().values():
             if isinstance(value, Kernel) and value not in known:
                 value._called(known)
         return known
+
+    def _codes(self) -> Iterator[CodeType]:
+        """The code of the function, and of those within it."""
+        codes = [self._function.__code__]
+        while codes:
+            yield codes[-1]
+            codes += [value for value in codes.pop().co_consts if isinstance(value, CodeType)]
+
+    def _globals(self) -> dict[str, Any]:
+        """Global variables that the function uses."""
+        variables = self._function.__globals__
+        return {name: variables[name] for code in self._codes() for name in code.co_names if name in variables}
+
+    def _lines(self) -> Iterator[str]:
+        """What the function does, without its place: options, code, and the numbers and instructions that it uses."""
+        yield f"{sorted(self._options.items())} {self._function.__defaults__}"
+        for code in self._codes():
+            constants = [value for value in code.co_consts if not isinstance(value, CodeType)]
+            yield f"{code.co_code!r} {code.co_names} {code.co_varnames} {constants}"
+        for name, value in self._globals().items():
+            if isinstance(value, (int, float, str, tuple, np.generic)):
+                yield f"{name} = {value!r}"
+            elif isinstance(value, Instruction):
+                yield f"{name} = {value.name}"
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the compiled function."""
@@ -73,27 +97,6 @@ class Kernel:
 
     def __reduce__(self) -> str:
         return str(self.__qualname__)
-
-
-def _globals_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Global variables that a function uses."""
-    variables = function.__globals__
-    return {name: variables[name] for name in function.__code__.co_names if name in variables}
-
-
-def _lines(function: Callable[..., Any]) -> Iterator[str]:
-    """What a function does, without its place: its code, and the numbers and instructions that it uses."""
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        constants = [value for value in code.co_consts if not isinstance(value, CodeType)]
-        codes += [value for value in code.co_consts if isinstance(value, CodeType)]
-        yield f"{code.co_code!r} {code.co_names} {code.co_varnames} {constants}"
-    for name, value in _globals_of(function).items():
-        if isinstance(value, (int, float, np.generic)):
-            yield f"{name} = {value!r}"
-        elif isinstance(value, Instruction):
-            yield f"{name} = {value.name}"
 
 
 class Instruction:

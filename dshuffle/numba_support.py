@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +14,10 @@ from numba.core.cgutils import get_or_insert_function, ir, voidptr_t  # type: ig
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, typeof_impl
 
-from dshuffle.numba_cache import KernelCache
+try:
+    from dshuffle.numba_cache import KernelCache
+except (ImportError, AttributeError):  # a later release, whose own cache is used until this one knows it
+    KernelCache = None  # type: ignore[assignment, misc]
 
 
 def dispatcher(function: Callable[..., Any], options: dict[str, Any], stamp: str) -> Any:
@@ -26,10 +32,21 @@ def dispatcher(function: Callable[..., Any], options: dict[str, Any], stamp: str
     stamp
         What its machine code depends on beside its own file.
     """
-    made = numba.njit(**options)(function)
+    if KernelCache is None:
+        return numba.njit(**options)(function)
+    made = numba.njit(**{**options, "cache": False})(function)
     if options.get("cache"):
-        made._cache = KernelCache(function, stamp)  # what `cache=True` does, with another class
+        made._cache = KernelCache(function, f"{stamp} {_own_source()}")  # what `cache=True` does, with another class
     return made
+
+
+@functools.cache
+def _own_source() -> str:
+    """The code of the instructions below, if it is installed as source."""
+    try:
+        return inspect.getsource(sys.modules[__name__])
+    except OSError:
+        return ""
 
 
 @intrinsic

@@ -1,11 +1,14 @@
-"""Kernels come from numba's cache on disk only if they are surely what was compiled for this function and version."""
+"""Kernels come from numba's cache on disk only if their label is that of this function, version and signature."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,11 +159,86 @@ def test_a_stamp_covers_constants_global_numbers_and_what_is_called(monkeypatch)
     assert stamp(later) != earlier
 
 
-def test_a_stamp_does_not_depend_on_the_process():
-    code = "from tests.test_numba_cache import later; print(later.stamp())"
-    root = Path(__file__).parent.parent
-    stamps = {
-        subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    }
-    assert stamps == {stamp(later) + "\n"}
+STAMPS = """
+import importlib, json, sys
+from dshuffle.kernels import Kernel
+names = ["coding", "rows", "exchange.row_file", "planning.bijection", "planning.delivery.clique_packing"]
+modules = [importlib.import_module(f"dshuffle.{name}") for name in names]
+kernels = {f"{module.__name__}.{name}": kernel for module in modules for name, kernel in vars(module).items()}
+print(json.dumps({name: kernel.stamp() for name, kernel in kernels.items() if isinstance(kernel, Kernel)}))
+"""
+
+
+def test_stamps_do_not_depend_on_the_process():
+    stamps = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", STAMPS]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        stamps.append(json.loads(ran.stdout))
+    assert stamps[0] == stamps[1]
+    assert len(set(stamps[0].values())) > 20
+
+
+def test_options_and_inner_functions_count():
+    plain, inlined = (kernel(cache=False, **options)(product.__wrapped__) for options in ({}, {"inline": "always"}))
+    assert plain.stamp() != inlined.stamp()
+    first, second = (
+        kernel(cache=False)(namespace["function"])
+        for namespace in (
+            run_code("FACTOR = 2\ndef function(n):\n    return [FACTOR * k for k in range(n)]"),
+            run_code("FACTOR = 3\ndef function(n):\n    return [FACTOR * k for k in range(n)]"),
+        )
+    )
+    assert first.stamp() != second.stamp()
+
+
+def run_code(code: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names
+
+
+UNWRITABLE = """
+from numba.core import caching
+
+def refuse(self):
+    raise PermissionError(13, "Permission denied")
+
+in_tree = getattr(caching, "InTreeCacheLocator", None) or caching._InTreeCacheLocator
+{0}.ensure_cache_path = refuse
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("refused", ["in_tree", "caching._CacheLocator"], ids=["beside the module", "anywhere"])
+def test_a_user_who_cannot_write_loads_what_the_owner_has_compiled(tmp_path, refused):
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    (tmp_path / "called.py").write_text(CALLED.format(factor=3))
+    environment = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1", "XDG_CACHE_HOME": str(tmp_path / "home")}
+
+    def run(code: str) -> list[str]:
+        command = [sys.executable, "-c", f"{code}\nimport kernels"]
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        return ran.stdout.split()
+
+    assert run("") == ["18", "0"]
+    shutil.rmtree(tmp_path / "home", ignore_errors=True)
+    assert run(UNWRITABLE.format(refused)) == ["18", "1"]
+
+
+def test_code_that_cannot_be_saved_is_used(monkeypatch, caplog):
+    """The disk is full."""
+
+    @kernel()
+    def one_more(number):
+        return number + 1
+
+    def full(self, name, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(IndexDataCacheFile, "_save_data", full)
+    assert one_more(1) == 2
+    assert one_more(1.5) == 2.5
+    assert caplog.text.count("No space left on device") <= 1
