@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Iterator
+
+import numpy as np
 
 from dshuffle.planning.choices import Choices
 from dshuffle.planning.cost.cluster import ClusterRates
@@ -17,14 +18,14 @@ from dshuffle.planning.packets import Packets
 from dshuffle.planning.planner import EpochPlanner
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 
-EPOCHS = 3
-"""First epoch that is planned. By then the caches hold what eviction has left, not what was loaded."""
+FIRST_EPOCH = 3
+"""First epoch that may be planned. By then the caches hold what eviction has left, not what was loaded."""
 LEAST_CHUNKS = 4
 """Least number of chunks per worker for a real plan. With fewer, the loads of one plan depend too much on chance."""
 FEW_UNITS = 10_000
 """Samples, or chunks that move as a whole, below which the loads differ much between epochs."""
-PLANS_OF_FEW = 9
-"""Epochs that are planned if there are so few. The one in the middle counts, by the bytes on the busiest link."""
+EPOCHS_OF_FEW = 9
+"""Number of epochs among which a typical one is chosen if there are so few."""
 SEED = 0
 
 
@@ -39,46 +40,46 @@ def counted_loads(work: Work, cluster: ClusterRates, *, at_most: int) -> Loads:
     """
     n = cluster.n_workers
     n_planned = min(work.n_samples, max(at_most, n))
-    units = n_planned // work.group_rows if work.in_chunks else n_planned
-    loads = [
-        _loads_of(work, cluster, plan, needed, n_planned)
-        for plan, needed in _planned(work, n_planned, n, epochs=PLANS_OF_FEW if units < FEW_UNITS else 1)
-    ]
-    return sorted(loads, key=_most_bytes)[len(loads) // 2]
-
-
-def _loads_of(work: Work, cluster: ClusterRates, plan: Packets, needed: int, n_planned: int) -> Loads:
+    plan, needed = _planned(work, n_planned, n)
     growth = work.n_samples / n_planned
     if not plan.n_components:
-        n, racks = cluster.n_workers, cluster.n_racks
-        return Loads.none(n, racks, exact=True, needed=needed * growth, packets=plan.n_packets * growth)
+        return Loads.none(n, cluster.n_racks, exact=True, needed=needed * growth, packets=plan.n_packets * growth)
     loads = work.delivery.counted_loads(demand_of(work, cluster), plan, n_planned)
     return dataclasses.replace(loads, needed=needed * growth)
 
 
-def _most_bytes(loads: Loads) -> float:
-    return max(loads.server_out, *(float(nbytes.max()) for nbytes in (loads.worker_out, loads.worker_in, loads.read)))
-
-
-def _planned(work: Work, n_samples: int, n_workers: int, *, epochs: int) -> Iterator[tuple[Packets, int]]:
-    """Yield the plans of some epochs and the number of samples that each delivers."""
+def _planned(work: Work, n_samples: int, n_workers: int) -> tuple[Packets, int]:
+    """Return the plan of an epoch and the number of samples that it delivers."""
     choices = _countable_choices(work)
     # The previous epoch is the same for all deliveries and relays.
     planner = copy.deepcopy(_epoch_before(n_samples, n_workers, dataclasses.replace(choices, delivery=STORAGE.name)))
     planner.spec.with_choices(delivery=work.delivery.name)  # raises if it is not allowed
-    for _ in range(epochs):
-        epoch = planner.advance(work.delivery.name)
-        yield epoch.packets, epoch.n_needed
+    epoch = planner.advance(work.delivery.name)
+    return epoch.packets, epoch.n_needed
 
 
 @functools.lru_cache(maxsize=6)
 def _epoch_before(n_samples: int, n_workers: int, choices: Choices) -> EpochPlanner:
-    """Return a planner at the previous epoch."""
+    """Return a planner at the epoch before the one to plan; if there are few samples, before a typical one."""
     planner = EpochPlanner(ShuffleSpec(n_samples, n_workers, choices), checks=False)
     planner.load()
-    for _ in range(1, EPOCHS):
+    for _ in range(1, FIRST_EPOCH):
         planner.advance()
+    assignment = choices.assignment
+    if n_samples < FEW_UNITS * ((assignment.in_chunks and assignment.unit) or 1):
+        for _ in range(_typical_epoch(copy.deepcopy(planner))):
+            planner.advance()
     return planner
+
+
+def _typical_epoch(planner: EpochPlanner) -> int:
+    """Return which of the next epochs is typical in two numbers: samples that are needed, and that one worker lacks."""
+    lacking = []
+    for _ in range(EPOCHS_OF_FEW):
+        epoch = planner.advance()
+        lacking.append([epoch.n_needed, int(np.bincount(epoch.packets.destinations).max(initial=0))])
+    middle = np.maximum(1, np.median(lacking, axis=0))
+    return int(np.abs(np.array(lacking) / middle - 1).sum(axis=1).argmin())
 
 
 def _countable_choices(work: Work) -> Choices:

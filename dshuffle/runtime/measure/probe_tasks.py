@@ -26,7 +26,7 @@ from dshuffle.exchange.replies import RowsReply
 from dshuffle.exchange.shared_memory import may_share
 from dshuffle.exchange.warmup import warm_up
 from dshuffle.planning.sample_digest import SampleDigest
-from dshuffle.rows import RowLayout, checksum_rows
+from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.processors import ProcessorTimes
 from dshuffle.store import Dataset
@@ -40,7 +40,7 @@ LEAST_BYTES = MIB // 2
 the rate."""
 READ_BYTES = 64 * MIB
 """Maximum bytes of rows to read in one call."""
-READ_GROWTH = 32
+READ_GROWTH = 16
 """How much longer than the one before a call may be. The store may serve its first bytes faster than others."""
 HERE = uuid.uuid4().hex
 """Identifies this process together with its PID, because containers on one machine may use the same PIDs."""
@@ -75,7 +75,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes received by one worker, the duration in seconds, and the number of messages."""
+    """Bytes received or read by one worker, the seconds that they take, and the number of messages."""
 
     nbytes: int
     seconds: float
@@ -108,8 +108,9 @@ class Kernels:
     index_seconds: float
 
 
-_opened: dict[str, Dataset] = {}
-"""Open datasets by the name of the probe. Many workers that open one at once take seconds, which are not read time."""
+_opened: dict[str, tuple[Dataset, ByteMatrix]] = {}
+"""Open datasets by the name of the probe, each with memory for its rows. Many workers that open one at once take
+seconds, which are not read time, and a partition is in memory, too."""
 
 
 async def install(dask_worker: Worker) -> None:
@@ -143,7 +144,11 @@ def keep(name: str, dataset: Dataset) -> None:
     Unpickling has opened it. Reading some chunks connects to its storage, and loads code: numba alone takes a second,
     which would otherwise be counted as time of the storage.
     """
-    _opened[name] = dataset
+    chunk_rows = min(unit_rows(dataset), dataset.n_samples)
+    most = max(1, READ_BYTES // max(1, chunk_rows * dataset.row_nbytes))
+    rows = dataset.layout.empty(min(dataset.n_samples, most * chunk_rows))
+    rows[:] = 0
+    _opened[name] = dataset, rows
     read_chunks(name, seconds=0.001, seed=0)
 
 
@@ -207,38 +212,40 @@ async def pull(
 def read_chunks(name: str, seconds: float, seed: int) -> Traffic:
     """Read whole chunks in order from a random start, each at most once, for some seconds or until all are read.
 
-    This is what the delivery ``"storage"`` does: if chunks have more rows than there are workers, it reads nearly all
-    chunks, in order and in one call. So the calls here are long, too, and the rate is that of all but the first one,
-    which is short and tells how many bytes can be read. Each of many short calls would wait for its slowest request.
+    The delivery ``"storage"`` reads in the same way: if chunks have more rows than there are workers, it reads nearly
+    all chunks, in order and in one call. So the calls here are long, too. The first one is short and tells how many
+    bytes can be read. The rate is that of the others, because a short call mostly waits for its slowest request.
+
+    Returns
+    -------
+    Traffic
+        All bytes that were read, and the seconds that they take in long calls.
     """
-    dataset = _opened[name]
+    dataset, rows = _opened[name]
     chunk_rows = min(unit_rows(dataset), dataset.n_samples)
-    chunk_bytes = max(1, chunk_rows * dataset.row_nbytes)
+    chunk_nbytes = max(1, chunk_rows * dataset.row_nbytes)
     n_chunks = -(-dataset.n_samples // chunk_rows)
     order = (np.arange(n_chunks) + np.random.default_rng(seed).integers(n_chunks)) % n_chunks
-    rows = dataset.layout.empty(min(dataset.n_samples, max(1, READ_BYTES // chunk_bytes) * chunk_rows))
-    rows[:] = 0  # a partition is in memory, too
     nbytes, calls, first = LEAST_BYTES, list[tuple[int, float]](), 0
     began = time.perf_counter()
     while first < len(order) and (start := time.perf_counter()) - began < seconds:
-        chunks = order[first : first + max(1, nbytes // chunk_bytes)]
+        chunks = order[first : first + max(1, nbytes // chunk_nbytes)]
         ids = _rows_of(chunks, chunk_rows, dataset.n_samples)
         dataset.read_into(rows, np.arange(len(ids)), ids)
-        first += len(chunks)
         end = time.perf_counter()
-        read = len(ids) * dataset.row_nbytes
-        calls.append((read, end - start))
-        possible = int(read / (end - start) * (began + seconds - end))
-        nbytes = min(READ_BYTES, READ_GROWTH * read, max(LEAST_BYTES, possible))
-    total = sum(read for read, _ in calls)
-    long = calls[1:] or calls
-    seconds_a_byte = math.fsum(took for _, took in long) / max(1, sum(read for read, _ in long))
-    return Traffic(total, total * seconds_a_byte)
+        calls.append((len(ids) * dataset.row_nbytes, end - start))
+        first += len(chunks)
+        in_time = int(calls[-1][0] / (end - start) * (began + seconds - end))
+        nbytes = min(READ_BYTES, READ_GROWTH * max(LEAST_BYTES, calls[-1][0]), max(LEAST_BYTES, in_time))
+    long_calls = calls[1:] or calls
+    seconds_per_byte = math.fsum(call[1] for call in long_calls) / max(1, sum(call[0] for call in long_calls))
+    total = sum(call[0] for call in calls)
+    return Traffic(total, total * seconds_per_byte)
 
 
 def request_seconds(name: str, seed: int, count: int = 8) -> float:
     """Median time to read a single row."""
-    dataset = _opened[name]
+    dataset, _ = _opened[name]
     ids = np.random.default_rng(seed).integers(0, dataset.n_samples, count)
     rows = dataset.layout.empty(1)
     times = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -72,7 +73,8 @@ def _unless_lost(
         result: T = task.result()
         return result
     finally:
-        client.sync(_cancelled, task)
+        with contextlib.suppress(RuntimeError):  # the client's event loop has ended, and the task with it
+            client.sync(_cancelled, task)
 
 
 async def _have_ended(futures: Sequence[Any]) -> None:

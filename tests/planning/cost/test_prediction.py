@@ -249,7 +249,7 @@ def test_groups_that_are_not_the_stores_chunks_are_read_with_the_chunks_around_t
     counted, expected = (
         predict(network(5, storage=1e8), work, precision=precision) for precision in ("exact", "closed")
     )
-    assert expected.read_amplification == pytest.approx(counted.read_amplification, rel=0.03)
+    assert expected.read_amplification == pytest.approx(counted.read_amplification, rel=0.05)
     assert (expected.read_amplification > 1.05) == (rows % chunk_rows > 0)
     assert work.way == f"chunks:{rows} + storage"
 

@@ -204,7 +204,7 @@ def test_the_rate_of_a_store_is_that_of_its_long_reads(monkeypatch):
 
     monkeypatch.setattr(type(dataset), "read_into", lambda self, *given: read_into(*given))
     monkeypatch.setattr(probe_tasks.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setitem(probe_tasks._opened, "a name", dataset)
+    monkeypatch.setitem(probe_tasks._opened, "a name", (dataset, dataset.layout.empty(3000)))
     traffic = probe_tasks.read_chunks("a name", seconds=60, seed=1)
     assert calls == [500, 2500]
     assert traffic.nbytes == 3_000_000
