@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,26 @@ def warnings_as_lines() -> Iterator[None]:
         elif str(warning.message) not in said_before:
             said_before.add(str(warning.message))
             click.echo(f"warning: {warning.message}", err=True)
+
+
+class _Lines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(wrapped(record.getMessage().removeprefix("dshuffle: ")), err=True)
+
+
+@contextmanager
+def logged_as_lines(logger: logging.Logger) -> Iterator[None]:
+    """Print what a logger says."""
+    level, handler = logger.level, _Lines()
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.propagate = True
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def ways_of(cluster: ClusterRates, work: Work, assignments: tuple[str, ...]) -> tuple[Work, ...]:

@@ -16,13 +16,13 @@ from typing import Any
 
 import click
 
-from dshuffle.cli.output import warnings_as_lines
+from dshuffle.cli.output import logged_as_lines, warnings_as_lines
 from dshuffle.errors import InvalidParameter
-from dshuffle.pipeline import Pipeline, PipelineResult, RunningScheduler
+from dshuffle.pipeline import Pipeline, PipelineResult, RunningScheduler, outlook
 from dshuffle.planning.shares import parse_shares
 from dshuffle.report.shares import shares_in_words
 from dshuffle.report.slow_rank import slow_rank_of
-from dshuffle.report.summary import training_fields
+from dshuffle.report.summary import finite, training_fields
 from dshuffle.units import ERROR_DIGITS, METRIC_DIGITS, human_bytes, human_numbers, human_seconds
 
 NAME = "pipeline"
@@ -56,9 +56,9 @@ def run(
     if only_explain:
         click.echo(str(pipeline.explain()))
         return
-    with warnings_as_lines():
+    with warnings_as_lines(), logged_as_lines(outlook.logger):
         result = pipeline.run()
-    click.echo("\n".join(_json_lines(result) if as_json else lines_of(result, pipeline.training.error_meaning)))
+    click.echo("\n".join(json_lines(result) if as_json else lines_of(result, pipeline.training.error_meaning)))
 
 
 def with_members(pipeline: Pipeline, workers: str | None, resources: str | None) -> Pipeline:
@@ -159,12 +159,11 @@ def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
 
 def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
     """The records of all ways with their errors, and the validation metrics after the last epoch, as text."""
-    histories = [way.history.points for way in result.ways if way.history is not None]
-    has_errors = any(math.isfinite(point.error) for points in histories for point in points)
+    has_errors = any(math.isfinite(point.error) for way in result.ways for point in way.points)
     lines = [f"The error is {error_meaning}."] if has_errors else []
     for way in result.ways:
         lines.append(f"{way.label}, {way.n_workers} workers")
-        points = [] if way.history is None else [point for point in way.history.points if not math.isnan(point.error)]
+        points = [point for point in way.points if not math.isnan(point.error)]
         texts = human_numbers([point.error for point in points], ERROR_DIGITS)
         errors = {point.epoch: text for point, text in zip(points, texts, strict=True)}
         for record in way.records:
@@ -175,11 +174,10 @@ def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
                 f"waited {human_seconds(record.waited_seconds)}{error}"
             )
         lines += [f"  {words}" for words in (shares_in_words(way.records), slow_rank_of(way.records)) if words]
-        if way.history is not None and way.history.points and way.history.points[-1].validation:
-            metrics = way.history.points[-1].validation
+        if way.metrics:
+            metrics = way.metrics.items()
             lines.append(
-                "  "
-                + ", ".join(f"{name} {human_numbers([value], METRIC_DIGITS)[0]}" for name, value in metrics.items())
+                "  " + ", ".join(f"{name} {human_numbers([value], METRIC_DIGITS)[0]}" for name, value in metrics)
             )
         if way.pairs is not None:
             lines.append(f"  {way.pairs.test.metric}: {way.pairs}")
@@ -188,12 +186,18 @@ def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
     return lines
 
 
-def _json_lines(result: PipelineResult) -> list[str]:
+def json_lines(result: PipelineResult) -> list[str]:
+    """The records of all ways, each with what training reported after it, then its metrics and its pairs, as JSON."""
     lines = []
     for way in result.ways:
-        points = {} if way.history is None else {point.epoch: point for point in way.history.points}
+        points = {point.epoch: point for point in way.points}
         lines += [
             json.dumps({"way": way.label, **record.to_dict(), **training_fields(points.get(record.epoch))})
             for record in way.records
         ]
+        answer: dict[str, Any] = {"metrics": finite(way.metrics)} if way.metrics else {}
+        if way.pairs is not None:
+            answer["pairs"] = way.pairs.to_dict()
+        if answer:
+            lines.append(json.dumps({"way": way.label, **answer}))
     return lines

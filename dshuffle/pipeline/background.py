@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from dshuffle.errors import ClusterError, InvalidParameter, RunCancelled
-from dshuffle.pipeline.run import PipelineResult, Runnable, execute
+from dshuffle.pipeline.run import PipelineResult, Runnable, execute, n_preparations
 
 
 class PipelineRun:
@@ -20,7 +20,8 @@ class PipelineRun:
     def __init__(self, pipeline: Runnable) -> None:
         self.pipeline = pipeline
         self._cancelled = threading.Event()
-        self._progress = (0, len(pipeline.ways) * pipeline.training.epochs, "starting")
+        total = n_preparations(pipeline) + len(pipeline.ways) * pipeline.training.epochs
+        self._progress = (0, total, "starting")
         self._result: PipelineResult | None = None
         self._resumed: PipelineRun | None = None
         self._error: BaseException | None = None
@@ -41,7 +42,7 @@ class PipelineRun:
 
     @property
     def progress(self) -> tuple[int, int, str]:
-        """Number of epochs that are done, number of all epochs, and what is going on. In pairs of runs: of pairs."""
+        """Number of preparations and epochs that are done, of all, and what is going on. In pairs of runs: of pairs."""
         return self._progress
 
     def cancel(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from dshuffle.compare.neighbours import NeighbourPairs, standardised
 from dshuffle.pipeline.training import Training
 from dshuffle.store import Dataset
 from dshuffle.training import CONSTANT, Decay, Network
+
+logger = logging.getLogger(__name__)
 
 FEWEST_ROWS = 16
 """Least number of rows that are read of a shard. With more workers, larger parts of the dataset are looked at."""
@@ -46,6 +49,8 @@ class Outlook:
         Whether the dataset seems to be stored in random order.
     sentences
         The sentences, for the terminal and the report.
+    warning
+        The one of them that is a warning, if any.
 
     References
     ----------
@@ -66,6 +71,12 @@ class Outlook:
 
     stored_at_random: bool
     sentences: tuple[str, ...]
+    warning: str = ""
+
+    def tell(self) -> None:
+        """Log the sentences."""
+        for sentence in self.sentences:
+            logger.log(logging.WARNING if sentence == self.warning else logging.INFO, "dshuffle: %s", sentence)
 
     @classmethod
     def of(cls, dataset: Dataset, training: Training, ways: Iterable[Way], n_workers: int) -> Self:
@@ -76,12 +87,9 @@ class Outlook:
         starts_as_stored = any(
             str(way.choices.sharding) == "contiguous" and not way.choices.assignment.redraws_all for way in ways
         )
-        sentences = (
-            _stored_order(pairs, classes, n_workers) if starts_as_stored and n_workers > 1 else "",
-            _batch_norm(training, dataset.n_samples, n_workers, classes if starts_as_stored else None),
-            _steps(training),
-        )
-        return cls(pairs.look_random, tuple(filter(None, sentences)))
+        warning = _batch_norm(training, dataset.n_samples, n_workers, classes if starts_as_stored else None)
+        stored = _stored_order(pairs, classes, n_workers) if starts_as_stored and n_workers > 1 else ""
+        return cls(pairs.look_random, tuple(filter(None, (stored, warning, _steps(training)))), warning)
 
 
 @dataclass(frozen=True, slots=True)

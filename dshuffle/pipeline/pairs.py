@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,21 @@ def check_test(test: PairedTest, training: Training, ways: Sequence[Way], n_work
     if all(way.choices.reshuffles_all for way in ways):
         labels = [way.label for way in ways]
         raise InvalidParameter.of("shuffle", labels, f"ways to compare {test.metric} of, such as 'local', beside one")
+
+
+def numbers_in(value: object) -> dict[str, float]:
+    """The metrics that a function has returned, if it is a mapping from names to numbers; otherwise none.
+
+    Examples
+    --------
+    >>> numbers_in({"val_loss": np.float32(0.5), "epochs": 3, "model": None})
+    {'val_loss': 0.5, 'epochs': 3.0}
+    """
+    numbers: dict[str, float] = {}
+    for name, number in value.items() if isinstance(value, Mapping) else ():
+        with suppress(TypeError, ValueError, RuntimeError):
+            numbers[str(name)] = float(number)
+    return numbers
 
 
 def metric_of(value: object, name: str) -> float:

@@ -20,7 +20,7 @@ from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.notebook import html_summary
 from dshuffle.pipeline.clusters import ClusterSource
 from dshuffle.pipeline.outlook import Outlook
-from dshuffle.pipeline.pairs import metric_of, pairs_of
+from dshuffle.pipeline.pairs import metric_of, numbers_in, pairs_of
 from dshuffle.pipeline.training import Training
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets
@@ -90,6 +90,8 @@ class TrainedWay:
         Number of workers that trained.
     pairs
         Pairs of runs with the way and with one that reshuffles everything, if the pipeline has a test.
+    reported
+        What a function of your own has said of its epochs with ``on_epoch``.
     """
 
     label: str
@@ -97,6 +99,7 @@ class TrainedWay:
     records: tuple[EpochRecord, ...]
     n_workers: int
     pairs: PairedRuns | None = None
+    reported: tuple[TrainingPoint, ...] = ()
 
     def __repr__(self) -> str:
         return f"<{self.label} on {self.n_workers} workers: {self.value!r:.200}>"
@@ -110,6 +113,17 @@ class TrainedWay:
     def model(self) -> Any:
         """The model of a trainer, or what a function of your own returned."""
         return self.value if self.history is None else self.history.model
+
+    @property
+    def points(self) -> tuple[TrainingPoint, ...]:
+        """Errors and metrics after each epoch, as far as they were told."""
+        return self.reported if self.history is None else self.history.points
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics after the last epoch, such as those of held-out samples: told, or returned as a dictionary."""
+        returned = numbers_in(self.value)
+        return returned or dict(self.points[-1].validation if self.points else {})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -163,6 +177,13 @@ def execute(pipeline: Runnable, advance: Advance, check: Callable[[], None]) -> 
     return train(pipeline, advance, check, write=write)
 
 
+def n_preparations(pipeline: Runnable, outlook: Outlook | None = None) -> int:
+    """Number of steps before the first way: compile, wait for the cluster; for a report, read, measure and load."""
+    if pipeline.report is None:
+        return 2
+    return 5 if outlook is None else 4
+
+
 def train(
     pipeline: Runnable,
     advance: Advance,
@@ -175,7 +196,7 @@ def train(
     Parameters
     ----------
     advance
-        Called with the number of epochs that are done, the number of all, and what is going on.
+        Called with the number of preparations and epochs that are done, the number of all, and what is going on.
     check
         Called between epochs. It raises an error to end the run.
     outlook
@@ -184,7 +205,8 @@ def train(
         Writes the report, if one is wanted, before the cluster is closed; None to leave that to the caller.
     """
     dataset = pipeline.checked()
-    total, done = len(pipeline.ways) * pipeline.training.epochs, 0
+    prepared = n_preparations(pipeline, outlook)
+    total, done = prepared + len(pipeline.ways) * pipeline.training.epochs, 0
 
     def count(done: int, most: int, text: str) -> None:
         check()
@@ -195,37 +217,45 @@ def train(
 
     say("loading compiled code; the first run compiles it")
     compile_kernels((way.choices for way in pipeline.ways), dataset.layout)
+    done += 1
     say(f"waiting for {pipeline.cluster}")
 
     def waiting(text: str) -> None:
         say(f"waiting for {pipeline.cluster}: {text}")
 
     with pipeline.cluster.open(waiting) as client:
+        done += 1
         measured, results = None, []
         if pipeline.report is not None:
             choice = pipeline.options.choice
             if outlook is None:
                 say("reading some rows of the dataset")
                 outlook = Outlook.of(dataset, pipeline.training, pipeline.ways, count_training_workers(client, choice))
+                outlook.tell()
+                done += 1
             say("measuring the cluster")
             measured = measure_workers(client, choice, dataset, seconds=MEASURING_SECONDS).cluster
+            done += 1
             say("loading code on the workers")
             _warm_up(pipeline, client, pipeline.ways[-1].dataset(dataset))
+            done += 1
         shufflers: list[Shuffler] = []
         reported: dict[str, dict[int, TrainingPoint]] = {way.label: {} for way in pipeline.ways}
         for place, way in enumerate(pipeline.ways):
             say(way.label)
 
-            def on_epoch(point: TrainingPoint, way: Way = way, before: int = place * pipeline.training.epochs) -> None:
+            def on_epoch(point: TrainingPoint, way: Way = way, before: int = done) -> None:
                 nonlocal done
                 reported[way.label][point.epoch] = point  # after an interruption, an epoch may run again
                 done = before + point.epoch + 1  # a run that continues does not begin with the first epoch
                 say(way.label)
 
             value, shuffler = _train(pipeline, client, way.dataset(dataset), way, on_epoch)
-            results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers))
+            told = tuple(reported[way.label].values())
+            results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers, reported=told))
             shufflers.append(shuffler)
-            done = (place + 1) * pipeline.training.epochs  # also if the function does not say when an epoch ends
+            # Also if the function does not say when an epoch ends.
+            done = prepared + (place + 1) * pipeline.training.epochs
             say(way.label)
             if pipeline.test is not None:
                 metric_of(value, pipeline.test.metric)  # now, and not after all ways
@@ -239,10 +269,10 @@ def train(
             quality = QualityOfWays(dataset, target)
             compared: list[WayResult] = []
             for way, result, shuffler in zip(pipeline.ways, results, shufflers, strict=True):
-                history = result.history
-                points = tuple(reported[way.label].values()) if history is None else history.points
                 of_way = quality if way.copy is None else QualityOfWays(way.copy, target, in_random_order=True)
-                compared.append(result_of(way, shuffler, points, measured=measured, quality=of_way, pairs=result.pairs))
+                compared.append(
+                    result_of(way, shuffler, result.points, measured=measured, quality=of_way, pairs=result.pairs)
+                )
             comparison = comparison_of(
                 client,
                 dataset,

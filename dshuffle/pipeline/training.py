@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from dshuffle.report import TrainingPoint
 from dshuffle.runtime import Shuffler, gathered
 from dshuffle.store import Dataset
 from dshuffle.training import OnEpoch, fit_linear_regression
+from dshuffle.training.fit import numbers_of
 
 FITS = {
     name: f"dshuffle.training:fit_{name}"
@@ -37,8 +39,9 @@ class Training:
     ----------
     fit
         Function ``fit(shuffler, *, epochs, **options)``: a trainer of :mod:`dshuffle.training`, its name without
-        ``fit_``, or a function of your own. If it has a parameter ``on_epoch``, a pipeline shows progress and can be
-        cancelled between epochs.
+        ``fit_``, or a function of your own. If it has a parameter ``on_epoch``, this is a function to call after every
+        epoch: with nothing, the error as a number, a dict of metrics, or a :class:`dshuffle.report.TrainingPoint`. Then
+        a pipeline shows progress and can be cancelled between epochs, and a report has what was given.
     epochs
         Number of passes over the dataset, including those of earlier sessions if a checkpoint continues them:
         :attr:`dshuffle.Shuffler.next_epoch` says how many are done.
@@ -150,9 +153,10 @@ class Training:
     def run(self, shuffler: Shuffler, on_epoch: OnEpoch) -> Any:
         """Train, and call ``on_epoch`` after every epoch, if the function says when one has ended."""
         options = dict(self.options)
-        own = options.get("on_epoch")
+        own, began = options.get("on_epoch"), time.perf_counter()
 
-        def both(point: TrainingPoint) -> None:
+        def both(given: TrainingPoint | Mapping[str, Any] | float | None = None) -> None:
+            point = _point_of(given, shuffler.epoch or 0, time.perf_counter() - began)
             if own is not None:
                 own(point)
             on_epoch(point)
@@ -195,6 +199,27 @@ class Training:
 
 def _training(fit: Callable[..., Any], epochs: int, options: dict[str, Any]) -> Training:
     return Training(fit, epochs, **options)
+
+
+def _point_of(given: object, epoch: int, seconds: float) -> TrainingPoint:
+    """What a function has said after an epoch, as a point of the history.
+
+    Raises
+    ------
+    InvalidParameter
+        If it is nothing of what ``on_epoch`` takes.
+    """
+    if isinstance(given, TrainingPoint):
+        return given
+    try:
+        if given is None or isinstance(given, Mapping):
+            metrics = numbers_of(given or {})
+            return TrainingPoint(epoch=epoch, seconds=seconds, error=math.nan, validation=metrics)
+        [error] = numbers_of({"error": given}).values()
+    except InvalidParameter:
+        allowed = "called with nothing, the error as a number, a dict of metrics, or a dshuffle.report.TrainingPoint"
+        raise InvalidParameter.of("on_epoch", given, allowed) from None
+    return TrainingPoint(epoch=epoch, seconds=seconds, error=error)
 
 
 def _function_name(value: object) -> str:

@@ -287,13 +287,13 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
             {
                 "label": way.label,
                 **way.choices.to_dict(),
-                "figures": _finite(asdict(figures(way))),
+                "figures": finite(asdict(figures(way))),
                 "predicted_seconds": way.predicted_seconds,
                 "predicted_wire_seconds": way.predicted_wire_seconds,
                 "on_other_links": dict(way.on_other_links),
                 "copy_seconds": way.copy_seconds,
-                "quality": None if way.quality is None else _finite(asdict(way.quality)),
-                "history": [_finite(asdict(point)) for point in way.history],
+                "quality": None if way.quality is None else finite(asdict(way.quality)),
+                "history": [finite(asdict(point)) for point in way.history],
                 "pairs": None if way.pairs is None else way.pairs.to_dict(),
             }
             for way in comparison.ways
@@ -301,7 +301,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
     }
 
 
-def _finite(fields: dict[str, Any]) -> dict[str, Any]:
+def finite(fields: dict[str, Any]) -> dict[str, Any]:
     """JSON has no infinity and no NaN: what never happens, and an error that is not a number, is None."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in fields.items()
@@ -325,5 +325,5 @@ def training_fields(point: TrainingPoint | None) -> dict[str, Any]:
     """What training reported after an epoch, for a JSON line: its ``error``, and its metrics as ``validation``."""
     if point is None:
         return {}
-    validation = {"validation": _finite(dict(point.validation))} if point.validation else {}
-    return {**_finite({"error": point.error}), **validation}
+    validation = {"validation": finite(dict(point.validation))} if point.validation else {}
+    return {**finite({"error": point.error}), **validation}

@@ -50,8 +50,8 @@ TIME_CAPTION = (
     "exchange: time until every worker has its samples, while training runs; local ways only plan and switch. "
     "predicted: time of an exchange by the cost model, from rates measured before training; the model does not know "
     "that training competes for the processors. "
-    "idle CPU: on the busiest host during an exchange; marked ! if it is below 15 % and links and store alone would "
-    "take less than half of the exchange: then the processors limit the time. "
+    "idle CPU: on the busiest host during an exchange; marked ! where samples move, if it is below 15 % and links and "
+    "store alone would take less than half of the exchange, or are not predicted: then the processors limit the time. "
     "waited: time that training waited for the exchange."
 )
 TRAFFIC_CAPTION = (

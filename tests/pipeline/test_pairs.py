@@ -144,7 +144,7 @@ def test_progress_counts_ways_and_then_pairs(digits):
     )
     execute(pipeline, lambda done, most, text: calls.append((done, most, text)), lambda: None)
     counts = [call[:2] for call in calls]
-    assert [counts.count((done, 4)) > 0 for done in (0, 2, 4)] == [True] * 3
+    assert [counts.count((done, 6)) > 0 for done in (0, 1, 2, 4, 6)] == [True] * 5, "two preparations, then epochs"
     assert counts[-8:] == [*((run, 3) for run in range(3)), *((pair, 20) for pair in range(5))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 import types
@@ -13,9 +14,11 @@ from distributed import Client, LocalCluster
 
 import dshuffle
 from dshuffle import Choices, InvalidParameter, Pipeline, Training
+from dshuffle.cli.run import json_lines, lines_of
 from dshuffle.compare import Way
 from dshuffle.errors import ClusterError, DatasetNotFound, RunCancelled
-from dshuffle.pipeline import BatchJobs, LocalWorkers, RunningScheduler, each_epoch
+from dshuffle.pipeline import BatchJobs, LocalWorkers, PipelineResult, RunningScheduler, each_epoch
+from dshuffle.pipeline.run import TrainedWay
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.report import TrainingPoint
 from dshuffle.runtime.client.waiting import wait_for_workers
@@ -65,7 +68,7 @@ def test_several_ways_are_compared_in_the_report(tmp_path):
     pipeline = Pipeline(URL, LINEAR, shuffle=ways, cluster=HERE, report=tmp_path / "report")
     run = pipeline.submit()
     result = run.result(timeout=60)
-    assert run.progress == (9, 9, "global + peer")
+    assert run.progress == (14, 14, "global + peer"), "5 preparations, and 3 epochs of each way"
     assert [way.label for way in result.ways] == ["local", "from shared storage", "global + peer"]
     assert result.model is result.ways[0].model
     summary = json.loads((tmp_path / "report" / "summary.json").read_text())
@@ -107,6 +110,37 @@ def test_a_function_that_calls_on_epoch_has_a_history(tmp_path):
     assert "‖" not in page
 
 
+def test_on_epoch_takes_nothing_a_number_or_metrics():
+    class Session:
+        epoch = None
+
+    own = TrainingPoint(epoch=7, seconds=1.0, error=0.1)
+
+    def fit(shuffler, *, epochs, on_epoch=None):
+        for shuffler.epoch, given in enumerate([(), (np.float32(0.5),), ({"val_loss": 0.25},), (own,)]):
+            on_epoch(*given)
+
+    points = []
+    Training(fit).run(Session(), points.append)
+    assert [point.epoch for point in points] == [0, 1, 2, 7]
+    assert str([point.error for point in points]) == "[nan, 0.5, nan, 0.1]"
+    assert [dict(point.validation) for point in points] == [{}, {}, {"val_loss": 0.25}, {}]
+    for wrong in ("x", {"val_loss": "x"}, [0.5, 0.5]):
+        with pytest.raises(InvalidParameter, match=r"on_epoch=.* is not allowed; it must be called with nothing, the"):
+            Training(lambda shuffler, *, epochs, on_epoch=None, wrong=wrong: on_epoch(wrong)).run(Session(), print)
+
+
+def test_metrics_of_a_function_are_those_that_it_returned_or_told():
+    told = TrainingPoint(epoch=0, seconds=1.0, error=math.nan, validation={"val_loss": 0.5})
+    assert TrainedWay("local", {"loss": np.float32(0.25), "model": None}, (), 2).metrics == {"loss": 0.25}
+    way = TrainedWay("local", None, (), 2, reported=(told,))
+    assert way.metrics == {"val_loss": 0.5}
+    assert [json.loads(line) for line in json_lines(PipelineResult((way,), None))] == [
+        {"way": "local", "metrics": {"val_loss": 0.5}}
+    ]
+    assert lines_of(PipelineResult((way,), None), "") == ["local, 2 workers", "  val_loss 0.5000"]
+
+
 def test_a_pipeline_continues_from_its_checkpoint(tmp_path):
     failures = [ClusterError("the cluster is gone")]
 
@@ -136,14 +170,14 @@ def test_a_run_in_the_background_says_how_far_it_is():
         assert gate.wait(60)
 
     run = Pipeline(URL, Training("linear_regression", epochs=2, step=0.1, on_epoch=wait), cluster=HERE).submit()
-    with pytest.raises(TimeoutError, match=r"not ended after 0\.1 s: <PipelineRun 0 of 2, "):
+    with pytest.raises(TimeoutError, match=r"not ended after 0\.1 s: <PipelineRun [012] of 4, "):
         run.result(timeout=0.1)
     assert not run.done
     gate.set()
     assert len(run.result(timeout=60).history.points) == 2
     assert run.done
     assert seen == [0, 1]
-    assert run.progress[:2] == (2, 2)
+    assert run.progress[:2] == (4, 4), "2 preparations, and 2 epochs"
     assert repr(run) == "<PipelineRun done>"
 
 
@@ -173,7 +207,7 @@ def test_a_run_is_cancelled_after_the_epoch_and_continued_from_its_checkpoint(tm
     with pytest.raises(ClusterError, match="has its result"):
         resumed.resume()
     assert len(result.history.points) == 4
-    assert resumed.progress[:2] == (4, 4)
+    assert resumed.progress[:2] == (6, 6)
     assert np.array_equal(result.model, Pipeline(URL, build().training, cluster=HERE).run(progress=False).model)
 
 

@@ -36,7 +36,8 @@ from dshuffle.cli.commands import work_of
     "--json",
     "as_json",
     is_flag=True,
-    help="Print the records of all epochs, and what training reported after them, as JSON lines.",
+    help="Print the records of all epochs, and what training reported after them, as JSON lines. The last line of a "
+    "way has its metrics, and its pairs of runs.",
 )
 def run(**options: Any) -> None:
     """Run the pipeline TARGET.
