@@ -80,8 +80,8 @@ def test_the_error_rate_is_spent_in_parts(pairs, looks):
         (
             [2.5, -1.5] * 10,
             PairedOutcome.CANNOT_TELL,
-            "cannot tell: between 0.62 better and 1.62 worse (95 % interval, 20 pairs; lower is better); the margin "
-            "is 1",
+            "cannot tell: differences below 1.12 cannot be seen with 20 pairs, and this one is between 0.62 better and "
+            "1.62 worse (95 % interval; lower is better); the margin is 1",
         ),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_null_pair_beyond_the_margin_forbids_not_worse_alone():
     assert runs_of([], null=1.5).outcome is None
     runs = runs_of(even, null=1.5)
     assert runs.outcome is PairedOutcome.CANNOT_TELL, "more pairs would not change it"
-    assert "differ by 1.50; the margin is 1" in str(runs)
+    assert "differ by 1.50. So smaller differences cannot be seen, and the margin is 1." in str(runs)
     assert runs_of(even, null=0.9).outcome is PairedOutcome.NOT_WORSE
     assert runs_of([30.0, 31.0, 29.0, 31.0, 29.0], null=1.5).outcome is PairedOutcome.WORSE
 
@@ -152,7 +152,7 @@ def test_the_null_pair_and_equal_runs_count_as_measured():
     assert runs.outcome is PairedOutcome.NOT_WORSE
     runs = runs_of(even, null=0.75, repeated=-1.5)
     assert runs.outcome is PairedOutcome.CANNOT_TELL
-    assert "differ by 0.750, and two equal runs by 1.50; the margin is 1" in str(runs)
+    assert "differ by 0.750, and two equal runs by 1.50. So smaller" in str(runs)
 
 
 def test_a_way_that_diverges_is_worse():

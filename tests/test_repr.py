@@ -25,6 +25,7 @@ def test_every_object_says_what_it_is():
     shown = dataset._repr_html_()
     assert "1,000" in shown
     assert "float64" in shown
+    assert "<td>10 of 1,000</td>" in dataset.select(np.arange(10))._repr_html_()
     with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
         with dshuffle.Shuffler(client, dataset, cache_fraction=0.75) as shuffler:
             assert "workers 2" in repr(shuffler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -264,11 +265,7 @@ def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) ->
 
 def _make_folder(output: Path) -> None:
     """Make the folder of the report before the long run. New folders that stay empty are removed again."""
-    new = [folder for folder in (output, *output.parents) if not folder.exists()]
-    try:
-        make_folder(output)
-    except OSError as error:
-        raise click.UsageError(f"--output {output} cannot be written to: {error}") from error
+    new = [folder for folder in (output, *output.parents) if not os.path.exists(folder)]
 
     def remove_if_empty() -> None:
         with suppress(OSError):
@@ -276,6 +273,10 @@ def _make_folder(output: Path) -> None:
                 folder.rmdir()
 
     click.get_current_context().call_on_close(remove_if_empty)
+    try:
+        make_folder(output)
+    except OSError as error:
+        raise click.UsageError(f"--output {output} cannot be written to: {error}") from error
 
 
 @contextmanager

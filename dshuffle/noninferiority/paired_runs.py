@@ -266,8 +266,12 @@ class PairedRuns:
         if outcome is PairedOutcome.CANNOT_TELL:
             if reason := self.reason:
                 return f"cannot tell: {reason}"
+            smallest = self.shown((most - least) / 2)
             bounds = f"{self._in_words(least, up=False)} and {self._in_words(most, up=True)}"
-            return f"cannot tell: between {bounds} (95 % interval, {runs}); the margin is {margin}"
+            return (
+                f"cannot tell: differences below {smallest} cannot be seen with {self.n_pairs} pairs, and this one is "
+                f"between {bounds} (95 % interval; {self.test.direction}); the margin is {margin}"
+            )
         if self.n_diverged:
             return f"worse: it diverged in {self.n_diverged} of {self.n_pairs} runs, and reshuffling in none"
         doubt = f", but perhaps by less than the margin of {margin}" if least <= self.limit else ""
@@ -294,8 +298,9 @@ class PairedRuns:
             equal_runs = f", and two equal runs by {self.shown(noise)}" if noise else ""
             return (
                 f"two runs of the reference that differ in the seed of the shuffle alone differ by "
-                f"{self.shown(self.null_difference)}{equal_runs}; the margin is {self.shown_margin}. Take a "
-                "larger margin, or hold out more samples (compare on a larger dataset): more pairs do not help"
+                f"{self.shown(self.null_difference)}{equal_runs}. So smaller differences cannot be seen, and the "
+                f"margin is {self.shown_margin}. Take a larger margin, or hold out more samples (compare on a larger "
+                "dataset): more pairs do not help"
             )
         if self.is_constant:
             return "the metric is the same in every run, so it tests nothing"

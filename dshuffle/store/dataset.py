@@ -315,8 +315,9 @@ class Dataset(Views):
 
     def _repr_html_(self) -> str:
         size = human_bytes(self.n_samples * self.row_nbytes)
+        part = "" if self._view.selection is None else f" of {human_count(self._view.n_whole)}"
         facts: dict[str, object] = {
-            "samples": human_count(self.n_samples),
+            "samples": human_count(self.n_samples) + part,
             "bytes per sample": self.row_nbytes,
             "size": size,
         }

@@ -19,6 +19,9 @@ from dshuffle.store.windows import Offsets, Windows
 
 logger = logging.getLogger(__name__)
 
+LIKE_CLASSES = 20
+"""Arrays with so few different values may be labels."""
+
 ORDER = "Make windows of the whole dataset first, then patches, and parts of them afterwards."
 
 
@@ -142,7 +145,9 @@ class Views(ABC):
         elif by == "chunk":
             first, second = split_samples(self.n_samples, fraction, self._chunks(), seed)
         else:
-            first, second = split_samples(self.n_samples, fraction, self._values("by", by), seed)
+            values = self._values("by", by)
+            first, second = split_samples(self.n_samples, fraction, values, seed)
+            _say_what_is_held_out(by, values, second)
         apart = self._view.apart(second, first)
         if not apart.any():
             hint = "Keep larger groups together, or use smaller windows."
@@ -275,3 +280,17 @@ class Views(ABC):
                         f"dimension {name} has length {lengths[name]} in one array, and {length} in {source.name}"
                     )
         return self._seen_as(View(self._view.n_rows, self._view.windows, Patches.of(sizes, stride, lengths)))
+
+
+def _say_what_is_held_out(name: str, values: NDArray[Any], second: NDArray[np.int64]) -> None:
+    """Say which values the first part lacks, if they are so few that they may be classes."""
+    total, held_out = len(np.unique(values)), len(np.unique(values[second]))
+    if total <= LIKE_CLASSES:
+        logger.warning(
+            "dshuffle: %d of %d values of %s are in the second part alone, so nothing is learned of them from the "
+            "first. If they are classes, split with stratify=%r",
+            held_out,
+            total,
+            name,
+            name,
+        )

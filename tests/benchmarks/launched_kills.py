@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -76,11 +77,13 @@ def run_job(folder: Path, url: str, kills: int, n_ranks: int, rng: random.Random
             time.sleep(rng.uniform(0.0, 9.0))  # while ranks meet, while the session opens, and in any epoch
             if job.poll() is not None:
                 break
-            os.kill(rng.choice(ranks), signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the rank has ended
+                os.kill(rng.choice(ranks), signal.SIGKILL)
             struck, attempt = time.monotonic(), attempt + 1
             while len(started(folder, attempt)) < n_ranks and job.poll() is None:
                 time.sleep(0.02)
-            seconds.append(time.monotonic() - struck)
+            if len(started(folder, attempt)) == n_ranks:  # otherwise all ranks had ended before the kill
+                seconds.append(time.monotonic() - struck)
     if job.returncode:
         sys.exit(f"the job failed:\n{log.read_text()[-4000:]}")
     return seconds

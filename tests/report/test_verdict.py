@@ -385,8 +385,8 @@ def test_a_null_pair_is_told_once_for_all_ways(comparison):
 def test_a_test_without_an_answer(comparison):
     [first, *_] = verdict_sentences(with_pairs(comparison, ["local, shuffled once"], [0.5, -0.5] * 10))
     assert first.endswith(
-        "in rmse: cannot tell: between 28.0 % better and 28.0 % worse (95 % interval, 20 pairs; lower is better); the "
-        "margin is 1 %."
+        "in rmse: cannot tell: differences below 27.9 % cannot be seen with 20 pairs, and this one is between 28.0 % "
+        "better and 28.0 % worse (95 % interval; lower is better); the margin is 1 %."
     )
 
 

@@ -234,11 +234,13 @@ def test_a_chunk_is_corrupted_before_the_first_epoch(threads, small, check_order
             with pytest.raises(ExchangeError, match=r"epoch 0 could not be exchanged: rank .*chunk \(3, 0\).*'x'"):
                 next(shuffler.epochs(3))
         assert shuffler.records == []
-        with pytest.raises(IndexError, match="no epoch has ended yet"):
+        with pytest.raises(IndexError, match="no epoch has ended, and there is no record -1"):
             shuffler.records[-1]
         chunk.write_bytes(good)
         check_orders(shuffler, 3)
     assert [record.epoch for record in shuffler.records] == [0, 1, 2]
+    with pytest.raises(IndexError, match="only 3 epochs have ended, and there is no record 3"):
+        shuffler.records[3]
     assert shuffler.records[0].run_id > 1
     assert sessions_left(threads) == (0, 0)
 

@@ -156,3 +156,15 @@ def test_shardings_are_stored_with_whole_datasets(dataset):
     assert stored_shardings(dataset) == ("mine",)
     with pytest.raises(InvalidParameter, match="not those of the stored dataset"):
         write_sharding(part, "other", np.arange(10) % 2)
+
+
+def test_classes_of_which_nothing_is_learned_are_counted(dataset, caplog):
+    _, second = dataset.split(0.7, by="group", seed=3)
+    held_out = len(np.unique(second.read_rows(np.arange(second.n_samples))["group"]))
+    assert f"{held_out} of 11 values of group are in the second part alone" in caplog.text
+    assert "stratify='group'" in caplog.text
+    caplog.clear()
+    many = {"x": np.arange(100.0), "patient": np.arange(100) // 4}
+    dshuffle.create_dataset("memory://test-patients", many, overwrite=True).split(0.7, by="patient")
+    dataset.split(0.7, stratify="group")
+    assert not caplog.text

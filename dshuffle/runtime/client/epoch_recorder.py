@@ -20,9 +20,12 @@ class EpochRecords(list[EpochRecord]):
 
     def __getitem__(self, place: Any) -> Any:
         """A record, or a list of some."""
-        if not self and not isinstance(place, slice):
-            raise IndexError("no epoch has ended yet. An epoch is recorded when the next one begins, or the loop ends")
-        return super().__getitem__(place)
+        try:
+            return super().__getitem__(place)
+        except IndexError:
+            ended = {0: "no epoch has", 1: "only one epoch has"}.get(len(self), f"only {len(self)} epochs have")
+            message = f"{ended} ended, and there is no record {place}. An epoch is recorded when the next one begins"
+            raise IndexError(f"{message}, or the loop ends") from None
 
 
 class EpochRecorder:

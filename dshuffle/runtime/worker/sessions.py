@@ -234,9 +234,9 @@ class WorkerSessions(Mapping[str, WorkerSession]):
             if session is not None:
                 await session.close(cause)
         finally:
+            del self._freeing[session_id]
             self.shared.reserved.release(session_id)
             self.shared.kept.close(session_id)
-            del self._freeing[session_id]
 
     async def end(self) -> None:
         """Close all sessions, because the worker closes, and open no other one."""
