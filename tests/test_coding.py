@@ -181,7 +181,9 @@ def test_a_fault_is_found_where_it_is_and_nothing_after_it_counts_as_right(
     np.testing.assert_array_equal(np.delete(case.rows, unclear, axis=0), np.delete(rows, unclear, axis=0))
 
 
-@pytest.mark.parametrize("nbytes", [1, 4, 11, 12, 16, 64, 67, 72])
+@pytest.mark.parametrize(
+    "nbytes", [4, 11, *(pytest.param(nbytes, marks=pytest.mark.slow) for nbytes in (1, 12, 16, 64, 67, 72))]
+)
 @pytest.mark.parametrize("place", ["packet", "held"])
 def test_every_flipped_bit_shows(nbytes: int, place: str) -> None:
     rng = np.random.default_rng(nbytes)

@@ -32,7 +32,7 @@ from .virtual_time import NothingEnds, NothingHappensAnyMore, VirtualLoop
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*never awaited:RuntimeWarning")  # of processes that are killed
 
-QUICK = range(15)
+QUICK = range(6)
 MANY = range(len(QUICK), 200)
 
 
