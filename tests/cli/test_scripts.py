@@ -312,6 +312,7 @@ def test_late_workers_are_studied(tmp_path):
     untrained, repeated = np.mean([*shares["old samples"]], axis=0)
     assert untrained == repeated == pytest.approx(1 / 8 * 7 / 8, rel=0.1)
     assert "1.00" in ran.stdout, "every epoch waits"
+    assert ran.stdout.count(" equal ") == 2 * 2
     assert "<html" in (tmp_path / "straggler.html").read_text()
 
 
