@@ -232,7 +232,7 @@ def panel(across: str, runs: dict[str, list[Run]]) -> Any:
     for label, place, dash in (("mean and biases", of_biases, "dashed"), ("mean alone", of_mean_at, "dotted")):
         plot.line([0, last], [place] * 2, line_dash=dash, color="#8A8F98", line_width=2, legend_label=label)
     plot.add_layout(plot.legend[0], "below")
-    plot.legend.ncols, plot.legend.label_text_font_size = 3, "11px"
+    plot.legend.update(ncols=3, spacing=8, label_text_font_size="11px")
     return plot
 
 

@@ -19,6 +19,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from bokeh.plotting import figure
 
 import dshuffle
 from dshuffle.cli.run import lines_of, pipeline_of
@@ -209,7 +210,16 @@ def test_ratings_are_predicted_with_users_that_move(tmp_path):
     )
     mean_alone = np.sqrt(np.mean((value - arrays["values"][rated].mean()) ** 2))
     assert f"{mean_alone:.4f} [" in ran.stdout
-    assert (tmp_path / "movielens.html").read_text().count("generated ratings")
+    page = (tmp_path / "movielens.html").read_text()
+    assert page.count("generated ratings")
+    assert page.count('"mean and biases"') == page.count('"mean alone"') == 2, "both are drawn in both plots"
+    break_axis = names["break_axis"]
+    plot = figure()
+    place = break_axis(plot, 0.87, 0.89, 1.059)
+    assert plot.yaxis[0].ticker.ticks == pytest.approx([0.87, 0.875, 0.88, 0.885, 0.89, place])
+    assert plot.yaxis[0].major_label_overrides == {place: "1.059"}
+    assert 0.89 < place < plot.y_range.end < 0.9
+    assert break_axis(figure(), 0.87, 0.89, 0.892) == 0.892, "near enough for one axis"
 
 
 @pytest.mark.parametrize(
