@@ -6,7 +6,8 @@
 
 A sample is a user with all ratings, padded with films of number -1, so that users move between workers as a whole. A
 tenth of each user's ratings is held out. The model is the mean of the ratings, biases of users and films, and a product
-of factors. The figure also says the error of the mean alone, and of the mean and the biases. The ways are
+of factors. The figure also shows the errors of the mean and the biases, and of the mean alone, beyond a break of the
+axis. The ways are
 
     none              stored order of users and films, no randomness
     once              one random order of users and films
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -35,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bokeh.models.annotations import BoxAnnotation
 from bokeh.plotting import figure
 from numpy.typing import NDArray
 from rich import box
@@ -212,7 +215,7 @@ def run(client: Any, dataset: dshuffle.Dataset, test: Ratings, policy: Policy, e
 
 
 def panel(across: str, runs: dict[str, list[Run]]) -> Any:
-    """Plot the median error over the seeds with a band from minimum to maximum, and that of the mean and the biases."""
+    """Plot the median error over the seeds, a band from minimum to maximum, and the errors without factors."""
     plot = figure(x_axis_label=across, y_axis_label="error on held-out ratings (stars, root mean square)", height=460)
     for (label, same), colour in zip(runs.items(), COLOURS, strict=True):
         errors = np.array([run.rmse for run in same])
@@ -221,16 +224,38 @@ def panel(across: str, runs: dict[str, list[Run]]) -> Any:
         plot.varea(x, errors.min(0), errors.max(0), color=colour, alpha=0.15)
         plot.line(x, np.median(errors, 0), color=colour, line_width=2, legend_label=label)
     every = [run for same in runs.values() for run in same]
-    of_biases = statistics.fmean(run.of_biases for run in every)
+    of_biases, of_mean = (statistics.fmean(getattr(run, name) for run in every) for name in ("of_biases", "of_mean"))
     last = max(len(run.rmse) if across == "epochs" else run.seconds[-1] for run in every)
-    plot.line(
-        [0, last], [of_biases] * 2, line_dash="dashed", color="#8A8F98", line_width=2, legend_label="mean and biases"
-    )
     lowest = min(min(run.rmse) for run in every)
-    plot.y_range.update(start=lowest - 0.1 * (of_biases - lowest), end=of_biases + 0.1 * (of_biases - lowest))
+    highest = max(of_biases, *(max(run.rmse) for run in every))
+    of_mean_at = break_axis(plot, lowest, highest, of_mean)
+    for label, place, dash in (("mean and biases", of_biases, "dashed"), ("mean alone", of_mean_at, "dotted")):
+        plot.line([0, last], [place] * 2, line_dash=dash, color="#8A8F98", line_width=2, legend_label=label)
     plot.add_layout(plot.legend[0], "below")
-    plot.legend.ncols, plot.legend.label_text_font_size = 3, "11px"
+    plot.legend.update(ncols=3, spacing=8, label_text_font_size="11px")
     return plot
+
+
+def break_axis(plot: Any, lowest: float, highest: float, far: float) -> float:
+    """Break the y axis between ``highest`` and ``far`` if ``far`` is much larger, and return the place of ``far``.
+
+    The break is a hatched band.
+    """
+    height = highest - lowest
+    start = lowest - 0.1 * height
+    place = highest + 0.3 * height
+    if far < place:
+        plot.y_range.update(start=start, end=max(far, highest) + 0.1 * height)
+        return far
+    plot.y_range.update(start=start, end=place + 0.1 * height)
+    step = next(size for k in range(-9, 9) for size in (10.0**k, 2 * 10.0**k, 5 * 10.0**k) if height < 5 * size)
+    ticks = [float(f"{step * n:.9g}") for n in range(math.ceil(start / step), math.floor(highest / step) + 1)]
+    plot.yaxis.ticker = [*ticks, place]
+    plot.yaxis.major_label_overrides = {place: f"{far:.3f}"}
+    band = BoxAnnotation(bottom=highest + 0.13 * height, top=highest + 0.18 * height, fill_alpha=0, line_color=None)
+    band.update(hatch_pattern="right_diagonal_line", hatch_color="#8A8F98")
+    plot.add_layout(band)
+    return place
 
 
 def spread(values: list[float]) -> str:

@@ -19,6 +19,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from bokeh.plotting import figure
 
 import dshuffle
 from dshuffle.cli.run import lines_of, pipeline_of
@@ -209,7 +210,16 @@ def test_ratings_are_predicted_with_users_that_move(tmp_path):
     )
     mean_alone = np.sqrt(np.mean((value - arrays["values"][rated].mean()) ** 2))
     assert f"{mean_alone:.4f} [" in ran.stdout
-    assert (tmp_path / "movielens.html").read_text().count("generated ratings")
+    page = (tmp_path / "movielens.html").read_text()
+    assert page.count("generated ratings")
+    assert page.count('"mean and biases"') == page.count('"mean alone"') == 2, "both are drawn in both plots"
+    break_axis = names["break_axis"]
+    plot = figure()
+    place = break_axis(plot, 0.87, 0.89, 1.059)
+    assert plot.yaxis[0].ticker.ticks == pytest.approx([0.87, 0.875, 0.88, 0.885, 0.89, place])
+    assert plot.yaxis[0].major_label_overrides == {place: "1.059"}
+    assert 0.89 < place < plot.y_range.end < 0.9
+    assert break_axis(figure(), 0.87, 0.89, 0.892) == 0.892, "near enough for one axis"
 
 
 @pytest.mark.parametrize(
@@ -219,6 +229,8 @@ def test_ratings_are_predicted_with_users_that_move(tmp_path):
         ("movielens_figure", "--epochs", 1, "argument --epochs: 1 is not allowed; it must be an integer >= 2"),
         ("movielens_figure", "--seeds", 0, "argument --seeds: 0 is not allowed; it must be an integer >= 1"),
         ("every_study", "--pairs", 4, "pairs=4 is not allowed; it must be an integer >= 5"),
+        ("straggler_study", "--pairs", 4, "pairs=4 is not allowed; it must be an integer >= 5"),
+        ("straggler_study", "--late", "often", "'often' is neither a number in [0, 1) nor 'always'"),
         ("partial_exchange_study", "--global-batch", 9, "--global-batch 9 has fewer than 2 samples for each of 60"),
     ],
 )
@@ -287,6 +299,39 @@ def test_fewer_exchanges_are_studied(tmp_path):
     sent = [row["samples_sent"] for row in rows if (row["model"], row["way"]) == ("regression", "every 2, redraw")]
     assert [float(share) for share in sent] == pytest.approx([0.5 * 7 / 8] * 2, rel=0.02)
     assert {row["answer"] for row in rows} <= {"not worse", "worse", "cannot tell"}
+
+
+@pytest.mark.slow
+def test_late_workers_are_studied(tmp_path):
+    options = ("--model", "regression", "--pairs", 5, "--epochs", 4)
+    ran = run("pipelines/straggler_study.py", *options, "--late", 0, "--late", "always", "--output", tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    with (tmp_path / "straggler.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 3 * 5 * 4
+    errors = {tuple(row[name] for name in ("steps", "late", "way", "seed", "epoch")): row["error"] for row in rows}
+    for (steps, late, _, *which), error in errors.items():
+        if late == "0" or which[1] == "1":
+            assert error == errors[steps, late, "exactly once", *which], "nobody is late"
+    shares = defaultdict(set)
+    for row in rows:
+        if row["late"] == "always" and row["epoch"] != "1":
+            shares[row["way"]].add((float(row["untrained"]), float(row["repeated"])))
+    assert shares["exactly once"] == {(0, 0)}
+    assert shares["left out"] == {(1 / 8, 0)}
+    untrained, repeated = np.mean([*shares["old samples"]], axis=0)
+    assert untrained == repeated == pytest.approx(1 / 8 * 7 / 8, rel=0.1)
+    assert "1.00" in ran.stdout, "every epoch waits"
+    assert ran.stdout.count(" equal ") == 2 * 2
+    assert "<html" in (tmp_path / "straggler.html").read_text()
+
+
+def test_someone_is_always_in_time():
+    study = runpy.run_path(str(ROOT / "pipelines/straggler_study.py"))
+    often, seldom = (study["Lateness"].of(text).draw(50, seed=0) for text in ("0.99", "0.3"))
+    assert not often.all(axis=1).any()
+    assert not often[0].any()
+    assert (often | ~seldom)[:, :-1].all(), "a larger probability adds late workers"
 
 
 def test_batch_norm_of_the_cnn_is_that_of_each_worker(torch):

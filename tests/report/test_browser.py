@@ -15,6 +15,10 @@ from dshuffle.report.class_spread import box_plot_page
 from dshuffle.report.colours import DARK_COLOURS, WAITING, WAY_COLOURS
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+WIDTHS = (1280, 500, 390)
+LEAST_WINDOW = 500
+"""Pixels. A window is not narrower, but a frame in it may be."""
+
 QUIET = [
     "--headless",
     "--no-sandbox",
@@ -51,6 +55,9 @@ def browse(page, folder):
             const box = chart.getBoundingClientRect(), frame = chart.closest("figure").getBoundingClientRect();
             return box.left >= frame.left && box.right <= frame.right;
         }).length;
+        const scrolls = (one) => one && (getComputedStyle(one).overflowX === "auto" || scrolls(one.parentElement));
+        document.body.dataset.lost = [...document.querySelectorAll("main *")].filter(
+            (one) => one.getBoundingClientRect().right > innerWidth && !scrolls(one)).length;
         document.body.dataset.sticks = document.documentElement.scrollWidth - innerWidth;
         document.body.dataset.roots = Bokeh.documents.flatMap((one) => one.roots()).length;
         document.querySelector("button[data-line]")?.click();
@@ -60,16 +67,16 @@ def browse(page, folder):
     }, 3000))</script></body>"""
     page.write_text(page.read_text().replace("</body>", watch))
     found = {}
-    for width in (1280, 500):
+    for width in WIDTHS:
         done = subprocess.run(
             [
                 str(CHROMIUM),
                 *QUIET,
                 f"--user-data-dir={folder / str(width)}",
-                f"--window-size={width},900",
+                f"--window-size={max(LEAST_WINDOW, width)},900",
                 "--virtual-time-budget=8000",
                 "--dump-dom",
-                page.as_uri(),
+                (page if width >= LEAST_WINDOW else framed(page, folder, width)).as_uri(),
             ],
             capture_output=True,
             text=True,
@@ -80,8 +87,21 @@ def browse(page, folder):
     return found
 
 
+def framed(page, folder, width):
+    """A page with a frame that is narrower than a window can be. It becomes what the page in the frame tells it."""
+    tells = """<script>addEventListener("load", () => setTimeout(
+        () => parent.postMessage(document.documentElement.innerHTML, "*"), 3500))</script></body>"""
+    (folder / "inner.html").write_text(page.read_text().replace("</body>", tells))
+    frame = folder / "outer.html"
+    frame.write_text(
+        f"""<body style="margin: 0"><iframe src="inner.html" style="border: 0" width="{width}" height="900"></iframe>
+        <script>addEventListener("message", (told) => {{ document.documentElement.innerHTML = told.data; }})</script>"""
+    )
+    return frame
+
+
 def colours_on(page, folder, width, *options):
-    """The colours of all pixels of a picture of a page. A frame has the width, as a window has 500 pixels at least."""
+    """The colours of all pixels of a picture of a page. A frame has the width."""
     frame = folder / "frame.html"
     frame.write_text(
         f"<body style='margin: 0'><iframe src='{page.name}' style='border: 0' width='{width}' height='4200'>"
@@ -92,7 +112,7 @@ def colours_on(page, folder, width, *options):
             *QUIET,
             *options,
             f"--user-data-dir={folder / 'pictures'}",
-            f"--window-size={max(500, width)},4200",
+            f"--window-size={max(LEAST_WINDOW, width)},4200",
             "--virtual-time-budget=8000",
             f"--screenshot={folder / 'picture.png'}",
             frame.as_uri(),
@@ -134,7 +154,7 @@ def opened(comparison, tmp_path_factory):
     return browse(write_report(comparison, folder), folder)
 
 
-@pytest.mark.parametrize("width", [1280, 500])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_draws_everything_and_complains_of_nothing(opened, width):
     document, console = opened[width]
     # Bokeh greets; anything that a console shows as an error or a warning does not pass.
@@ -145,6 +165,7 @@ def test_the_page_draws_everything_and_complains_of_nothing(opened, width):
     assert n_charts >= 5
     assert int(facts["drawn"]) == int(facts["fit"]) == int(facts["roots"]) == n_charts
     assert int(facts["sticks"]) <= 0
+    assert int(facts["lost"]) == 0, "what is beyond the edge can be scrolled to"
     assert int(facts["folded"]) == document.count("<details") >= 4
     # The name of a way hides its line and its marks in both charts of errors.
     assert int(facts["hidden"]) == 2 * 2
