@@ -2,7 +2,7 @@
 
     dshuffle run pipelines/parameter_server.py url=classes.zarr classes=10 epochs=20 --report report
     python pipelines/parameter_server.py [--seeds 50] [--ratio 10]
-    python pipelines/parameter_server.py --url mnist.zarr --seeds 16 --batch-size 128 --step 0.1 --held-out 0.1
+    python pipelines/parameter_server.py --url mnist.zarr --seeds 16 --step 0.1 --held-out 0.1
 
 The first command trains once, on a cluster. The others train with many seeds of shards and orders, with equal and with
 unequal workers. They print mean and standard deviation of the results over the seeds, and the variance with random
