@@ -23,7 +23,7 @@ With broadcast samples, an epoch has as many updates as without them, as in the 
 
 References
 ----------
-Provatas et al. (2021), Tables II to V; see docs/papers.md.
+Provatas et al. (2021), Tables II, IV and V; see docs/papers.md.
 """
 
 from __future__ import annotations

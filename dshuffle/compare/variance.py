@@ -80,7 +80,7 @@ def variance_ratio(baseline: ArrayLike, other: ArrayLike, *, resamples: int = 50
     References
     ----------
     M. B. Brown and A. B. Forsythe, "Robust tests for the equality of variances", 1974: Levene's test with the median.
-    Provatas et al. (2021), Tables II to V, give variances of five runs; see docs/papers.md.
+    Provatas et al. (2021), Tables II, IV and V, give variances of five runs; see docs/papers.md.
 
     Examples
     --------
