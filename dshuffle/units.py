@@ -60,7 +60,7 @@ def human_count(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
-ERROR_DIGITS, METRIC_DIGITS = 2, 4
+ERROR_DIGITS, METRIC_DIGITS = 3, 4
 """Significant digits of errors and of other metrics."""
 
 LARGEST_RATIO = 1000.0

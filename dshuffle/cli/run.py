@@ -10,7 +10,8 @@ import math
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,11 @@ def run(
     if only_explain:
         click.echo(str(pipeline.explain()))
         return
-    with warnings_as_lines(), logged_as_lines(outlook.logger):
+    if pipeline.report is not None and (Path(pipeline.report) / "report.html").exists():
+        click.echo(f"This run replaces the report in {pipeline.report}. --report names another folder.", err=True)
+    # What functions of the user print is not among the JSON lines.
+    printed = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    with warnings_as_lines(), logged_as_lines(outlook.logger), printed:
         result = pipeline.run()
     click.echo("\n".join(json_lines(result) if as_json else lines_of(result, pipeline.training.error_meaning)))
 
@@ -115,7 +120,8 @@ def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
         try:
             inspect.signature(value).bind(**arguments)
         except TypeError as error:
-            raise InvalidParameter.because("NAME=VALUE", f"{name} in {place}: {error}", _usage(value)) from None
+            given = " ".join(f"{argument}={text}" for argument, text in arguments.items()) or "NAME=VALUE"
+            raise InvalidParameter.because(given, f"{name} in {place}: {error}", _usage(value)) from None
         value = value(**arguments)
     elif arguments:
         raise InvalidParameter.of("NAME=VALUE", sorted(arguments), f"left out, as {name} in {place} is not a function")
@@ -166,8 +172,10 @@ def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
         points = [point for point in way.points if not math.isnan(point.error)]
         texts = human_numbers([point.error for point in points], ERROR_DIGITS)
         errors = {point.epoch: text for point, text in zip(points, texts, strict=True)}
+        told = {point.epoch: f", {_metrics_in_words(point.validation)}" for point in way.points if point.validation}
         for record in way.records:
             error = f", error {errors[record.epoch]}" if record.epoch in errors else ""
+            error += told.get(record.epoch, "")
             lines.append(
                 f"  epoch {record.epoch} ({record.delivery}): exchange {human_seconds(record.exchange_seconds)} "
                 f"({human_bytes(record.wire_bytes)} on the wire), training {human_seconds(record.training_seconds)}, "
@@ -175,15 +183,16 @@ def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
             )
         lines += [f"  {words}" for words in (shares_in_words(way.records), slow_rank_of(way.records)) if words]
         if way.metrics:
-            metrics = way.metrics.items()
-            lines.append(
-                "  " + ", ".join(f"{name} {human_numbers([value], METRIC_DIGITS)[0]}" for name, value in metrics)
-            )
+            lines.append(f"  {_metrics_in_words(way.metrics)}")
         if way.pairs is not None:
             lines.append(f"  {way.pairs.test.metric}: {way.pairs}")
     if result.report is not None:
         lines.append(f"Report: {result.report}")
     return lines
+
+
+def _metrics_in_words(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {human_numbers([value], METRIC_DIGITS)[0]}" for name, value in metrics.items())
 
 
 def json_lines(result: PipelineResult) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +32,8 @@ from dshuffle.runtime.measure.probe import measure_workers
 from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.store import Dataset
 from dshuffle.training import History
+
+logger = logging.getLogger(__name__)
 
 MEASURING_SECONDS = 3.0
 """Time in which a cluster is measured for the predictions of a report."""
@@ -264,7 +267,7 @@ def train(
             pairs = pairs_of(client, dataset, pipeline.test, pipeline.training, pipeline.options, timed, check, count)
             results = [dataclasses.replace(result, pairs=pairs.get(result.label)) for result in results]
         comparison, page = None, None
-        if pipeline.report is not None and outlook is not None:
+        if pipeline.report is not None and outlook is not None and _has_trained(results):
             target = pipeline.training.arrays.get("target")
             quality = QualityOfWays(dataset, target)
             compared: list[WayResult] = []
@@ -289,6 +292,14 @@ def train(
     return PipelineResult(tuple(results), page, comparison)
 
 
+def _has_trained(results: Sequence[TrainedWay]) -> bool:
+    """Whether an epoch has run. Otherwise the report of an earlier run stays."""
+    if any(result.records for result in results):
+        return True
+    logger.warning("dshuffle: all epochs were done before, as the checkpoint says. No report is written.")
+    return False
+
+
 def _train(
     pipeline: Runnable, client: Client, dataset: Dataset, way: Way, on_epoch: Callable[[TrainingPoint], None]
 ) -> tuple[Any, Shuffler]:
@@ -299,6 +310,12 @@ def _train(
             return pipeline.training.run(shuffler, on_epoch), shuffler
 
     def train(shuffler: Shuffler) -> tuple[Any, Shuffler]:
+        if shuffler.next_epoch > 0 and shuffler.attached is None:
+            logger.warning(
+                "dshuffle: epochs before %d are done, and no model was attached in them. Attach it after each epoch "
+                "(Shuffler.attach), or load it in the function that trains.",
+                shuffler.next_epoch,
+            )
         return pipeline.training.run(shuffler, on_epoch), shuffler
 
     workers, patience = pipeline.cluster.awaited

@@ -85,7 +85,7 @@ class Training:
 
     def __repr__(self) -> str:
         options = "".join(
-            f", {name}={_function_name(value) or repr(value):.60}" for name, value in self.options.items()
+            f", {name}={_function_name(value) or short_repr(value)}" for name, value in self.options.items()
         )
         return f"Training({self.name}, epochs={self.epochs}{options})"
 
@@ -187,7 +187,7 @@ class Training:
                 json.dumps(value)
             except TypeError:
                 raise InvalidParameter.because(
-                    option, f"{value!r:.60} cannot be written as JSON", "Keep this pipeline as Python code."
+                    option, f"{short_repr(value)} cannot be written as JSON", "Keep this pipeline as Python code."
                 ) from None
         return {"fit": name, "epochs": self.epochs, "options": dict(self.options)}
 

@@ -62,7 +62,7 @@ def render_html(comparison: Comparison) -> str:
     n_lines = sum(chart.lines for chart in plots)
     errors, pairs = others[:n_lines], others[n_lines:]
     body = f"""<header>
-<p class="name">dshuffle compare</p>
+<p class="name">{_program(comparison.command)}</p>
 <h1>{_text(answer)}</h1>
 {sentences}
 <p class="facts">{_text(_headline(comparison))}</p>{_outlook(comparison.outlook)}{_emulated(comparison.emulated)}
@@ -107,7 +107,7 @@ def render_html(comparison: Comparison) -> str:
 <p class="caption">Beside this file, records.jsonl has one record for each epoch of each way, and summary.json has the
 figures.</p>
 </section>"""
-    return page(f"dshuffle compare: {answer}", body, script)
+    return page(f"{_program(comparison.command)}: {answer}", body, script)
 
 
 def _errors_in_numbers(comparison: Comparison, table: Callable[[Sequence[str], Cells], str]) -> str:
@@ -184,6 +184,12 @@ def _outlook(sentences: Sequence[str]) -> str:
 
 def _emulated(text: str) -> str:
     return f"<p class='emulated'>Emulated: {_text(text)}</p>" if text else ""
+
+
+def _program(command: str) -> str:
+    """The command that wrote the report, without its arguments; "dshuffle" for a script."""
+    program, *arguments = command.split()
+    return " ".join([program, *arguments[:1]]) if program == "dshuffle" else "dshuffle"
 
 
 def _headline(comparison: Comparison) -> str:

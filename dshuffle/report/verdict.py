@@ -304,8 +304,8 @@ def _doubt(ranking: _Ranking) -> str:
         return ""
     which = "all of these ways" if len(busy) == len(observed) > 1 else _listed(busy)
     return (
-        f"Processors were idle for less than {100 * CPU_BOUND:.0f} % of the time with {which}: they limit these times, "
-        "not the network or the store."
+        f"Processors were idle for less than {100 * CPU_BOUND:.0f} % of an exchange with {which}: they, or other "
+        "programs on them, limit these exchanges, not the network or the store."
     )
 
 

@@ -141,6 +141,41 @@ def test_metrics_of_a_function_are_those_that_it_returned_or_told():
     assert lines_of(PipelineResult((way,), None), "") == ["local, 2 workers", "  val_loss 0.5000"]
 
 
+def counting(shuffler, *, epochs, keep=True, seen=None):
+    """Count epochs, and keep the count in the checkpoint."""
+    count = shuffler.attached or 0
+    for epoch in shuffler.epochs(max(0, epochs - shuffler.next_epoch)):
+        shuffler.client.gather(epoch.map(len))
+        count += 1
+        if keep:
+            shuffler.attach(count)
+    return count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_checkpoint_without_a_model_is_noticed(tmp_path, caplog, keep):
+    checkpoint = tmp_path / "run.json"
+    for epochs, done in ((2, 2), (3, 3 if keep else 1)):
+        training = Training(counting, epochs=epochs, keep=keep)
+        assert Pipeline(URL, training, cluster=HERE, checkpoint=checkpoint).run(progress=False).model == done
+    assert ("epochs before 2 are done, and no model was attached in them" in caplog.text) == (not keep)
+
+
+@pytest.mark.slow
+def test_a_run_without_epochs_leaves_the_report_as_it_is(tmp_path, caplog):
+    pipeline = Pipeline(
+        URL, Training(counting, epochs=2), cluster=HERE, checkpoint=tmp_path / "run.json", report=tmp_path / "report"
+    )
+    page = pipeline.run(progress=False).report
+    before = page.read_text()
+    again = pipeline.run(progress=False)
+    assert again.report is None
+    assert again.records == ()
+    assert page.read_text() == before
+    assert "all epochs were done before, as the checkpoint says" in caplog.text
+
+
 def test_a_pipeline_continues_from_its_checkpoint(tmp_path):
     failures = [ClusterError("the cluster is gone")]
 

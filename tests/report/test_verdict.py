@@ -138,9 +138,9 @@ def test_times_that_processors_limit_are_doubted(comparison):
     assert "processors" not in verdict(with_idle(comparison, idle))
     assert "Processors" not in verdict(with_idle(comparison, idle))
     one = verdict_sentences(with_idle(comparison, idle | {"global + server": 0.1}))[-1]
-    assert one.startswith("Processors were idle for less than 15 % of the time with “global + server”: they limit")
+    assert one.startswith("Processors were idle for less than 15 % of an exchange with “global + server”: they, or")
     whole = verdict_sentences(with_idle(comparison, dict.fromkeys(idle, 0.0)))[-1]
-    assert whole.startswith("Processors were idle for less than 15 % of the time with all of these ways: they limit")
+    assert whole.startswith("Processors were idle for less than 15 % of an exchange with all of these ways: they, or")
 
 
 def test_processors_are_not_blamed_where_a_link_explains_the_time(comparison):
@@ -152,7 +152,7 @@ def test_processors_are_not_blamed_where_a_link_explains_the_time(comparison):
         return verdict(dataclasses.replace(comparison, ways=tuple(ways)))
 
     assert "Processors" not in said(0.51)
-    assert "with “global + server” and “global + storage”: they limit" in said(0.49)
+    assert "with “global + server” and “global + storage”: they, or" in said(0.49)
 
 
 def test_local_ways_are_never_the_fastest_shuffle(comparison):
@@ -394,7 +394,7 @@ def test_a_test_without_an_answer(comparison):
 def test_without_pairs_nothing_is_enough(comparison, once):
     """Single runs are told, and no answer is drawn from them."""
     text = verdict(with_error(comparison, "local, shuffled once", once))
-    assert f"after one shuffle and 0.19 in stored order. {DOUBT}" in text
+    assert f"after one shuffle and 0.190 in stored order. {DOUBT}" in text
     assert "enough" not in text
     assert "not worse" not in text
     assert DOUBT not in verdict(with_pairs(comparison, ["local, shuffled once"], GOOD))
