@@ -278,7 +278,7 @@ def test_a_step_that_diverges_is_one_line(elsewhere, url):
     assert "take a smaller step" in result.stderr
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_generated_dataset_can_be_written_again(tmp_path, seed):
     """The report has the command, as the dataset was in a temporary folder."""
     comparison = _with_source(Comparison(ways=(), seed=seed, command="", dataset={"url": "/tmp/gone"}), seed)

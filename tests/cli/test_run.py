@@ -98,7 +98,9 @@ def reported(last):
 """
 
 
-@pytest.mark.parametrize(("last", "heading", "error"), [("NaN", [], []), ("0.5", ["The error is the"], ["error 0.500"])])
+@pytest.mark.parametrize(
+    ("last", "heading", "error"), [("NaN", [], []), ("0.5", ["The error is the"], ["error 0.500"])]
+)
 def test_errors_that_training_did_not_report_are_not_printed(file, last, heading, error):
     file.write_text(FILE + REPORTS)
     ran = run(f"{file}:reported", f"last={last}")

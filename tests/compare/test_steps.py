@@ -13,7 +13,7 @@ from dshuffle.errors import InvalidParameter
 URL = "memory://steps"
 
 
-@pytest.mark.parametrize("width", [3, 900])
+@pytest.mark.parametrize("width", [3, pytest.param(900, marks=pytest.mark.slow)])
 def test_at_most_twice_the_step_keeps_the_mean_squared_error_from_growing(width):
     """The error after a step on a random row is computed exactly, in the direction in which it grows fastest."""
     rng = np.random.default_rng(0)

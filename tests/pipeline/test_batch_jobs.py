@@ -76,6 +76,7 @@ def test_jobs_preload_dshuffle_beside_the_arguments_of_the_user(slurm):
         assert "--lifetime 115m --preload dshuffle" in scripts[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "configured", "n_workers"), [({}, 2, 6), ({"processes": 4}, 2, 12), ({}, None, 3)])
 def test_a_job_is_a_single_worker_unless_the_user_has_set_another_number(slurm, options, configured, n_workers):
     """Dask-jobqueue itself starts several for a job of many cores."""

@@ -38,6 +38,7 @@ def test_classes_of_a_shard_are_counted_as_they_are_in_the_whole_dataset():
     assert "“local” as stored may learn less" in first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arrays", [keyed_regression(6000), rare_keys_regression(3000, 600)])
 def test_sorted_features_are_told_from_shuffled_ones(arrays):
     first, _ = (stored := outlook(arrays)).sentences

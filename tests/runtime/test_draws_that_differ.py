@@ -97,6 +97,7 @@ def test_one_worker_draws_other_samples_of_what_is_left(threads, small, differen
         next(shuffler.epochs(1))
 
 
+@pytest.mark.slow
 def test_a_state_has_the_digest_of_what_was_trained_on(threads, small):
     """Of three sessions in one epoch, and also of a task that ran twice."""
     state, seen = stopped(threads, small, [20, 0, 7, 50, 1])

@@ -364,7 +364,7 @@ def test_a_disk_that_others_fill_is_an_error_that_says_so(threads, small, check_
     eventually(lambda: len(os.listdir(directory)) == 5)
 
 
-@pytest.mark.parametrize("full", ["index", "file"])
+@pytest.mark.parametrize("full", [pytest.param("index", marks=pytest.mark.slow), "file"])
 def test_a_folder_that_cannot_be_used_is_refused(threads, small, tmp_path, monkeypatch, within, eventually, full):
     directory = tmp_path / "rows"
     if full == "file":

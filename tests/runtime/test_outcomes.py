@@ -192,6 +192,7 @@ def test_results_that_were_given_up_have_finished(threads, small):
     assert len(shuffler.records) == 2
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_cut_cancels_tasks(cluster_of, small, eventually):
     with cluster_of({"0": {}, "1": {}}) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
         epochs = shuffler.epochs(1)

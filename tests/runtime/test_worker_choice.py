@@ -118,6 +118,7 @@ def test_a_lost_rank_goes_to_no_worker_outside_the_choice(new_processes: Any, sm
             train()
 
 
+@pytest.mark.slow
 def test_resources_choose_the_members(cluster_of: Any, small: Any) -> None:
     gpu = {"resources": {"GPU": 1}}
     with (

@@ -45,6 +45,7 @@ def test_the_checks_of_scikit_learn(client, estimator):
     assert sum(one["status"] == "passed" for one in results) > 45
 
 
+@pytest.mark.slow
 def test_it_trains_as_the_trainer_does(client, rows, tmp_path):
     x, y = rows
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": x, "y": y})
@@ -110,6 +111,7 @@ def test_a_fit_that_fails_leaves_the_earlier_one(client, rows, monkeypatch):
     assert model.predict(x[:5]).tolist() == before
 
 
+@pytest.mark.slow
 def test_in_a_pipeline_and_a_search(client, rows):
     x, _ = rows
     pipeline = make_pipeline(StandardScaler(), ShuffledSGD(SGDRegressor(), epochs=2))

@@ -217,6 +217,7 @@ def test_the_rate_of_a_store_is_that_of_its_long_reads(monkeypatch):
     assert traffic.rate == pytest.approx(0.5e6 / (0.05 + 0.005))
 
 
+@pytest.mark.slow
 def test_reading_loads_no_code_once_a_dataset_is_kept(tmp_path):
     """In a new process, as in a new cluster. What is loaded later would count as time of the storage."""
     url = str(tmp_path / "d.zarr")

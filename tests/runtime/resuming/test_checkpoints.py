@@ -15,7 +15,7 @@ from .stopping import trained
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.mark.parametrize("scheme", ["path", "memory"])
+@pytest.mark.parametrize("scheme", ["path", pytest.param("memory", marks=pytest.mark.slow)])
 def test_a_checkpoint_is_written_at_the_start_of_every_epoch(clusters, labelled, tmp_path, scheme):
     url = str(tmp_path / "run.json") if scheme == "path" else "memory://checkpoints/run.json"
     with Shuffler(clusters[3], labelled, checkpoint=url, seed=9) as shuffler:

@@ -115,7 +115,7 @@ URLS = ["s3://bucket/v2", "s3://bucket/v3"]
 
 
 @pytest.mark.parametrize("url", URLS)
-@pytest.mark.parametrize("chunk_cache", [None, "1 MiB"])
+@pytest.mark.parametrize("chunk_cache", [None, pytest.param("1 MiB", marks=pytest.mark.slow)])
 def test_a_refused_chunk_is_the_fill_value_if_the_user_says_so(bucket: Bucket, url: str, chunk_cache: Any) -> None:
     dataset = open_dataset(
         url, arrays=["x"], storage_options=bucket.options, absent_chunks="fill", chunk_cache=chunk_cache
