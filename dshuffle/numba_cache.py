@@ -77,7 +77,7 @@ class KernelCache(caching.FunctionCache):
         try:
             super().save_overload(sig, data)
         except OSError as error:
-            _warn_of_unsaved_code(self.cache_path, str(error))
+            _warn_of_unsaved_code(self.cache_path, error.strerror or str(error))  # once: names of files differ
 
 
 class LabelledFiles(caching.IndexDataCacheFile):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 import types
@@ -14,13 +13,10 @@ from distributed import Client, LocalCluster
 
 import dshuffle
 from dshuffle import Choices, InvalidParameter, Pipeline, Training
-from dshuffle.cli.run import json_lines, lines_of
 from dshuffle.compare import Way
 from dshuffle.errors import ClusterError, DatasetNotFound, RunCancelled
-from dshuffle.pipeline import BatchJobs, LocalWorkers, PipelineResult, RunningScheduler, each_epoch
-from dshuffle.pipeline.run import TrainedWay
+from dshuffle.pipeline import BatchJobs, LocalWorkers, RunningScheduler, each_epoch
 from dshuffle.planning.cost import ClusterRates
-from dshuffle.report import TrainingPoint
 from dshuffle.runtime.client.waiting import wait_for_workers
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import fit_linear_regression
@@ -90,90 +86,6 @@ def test_a_report_of_a_function_that_has_no_error(tmp_path):
     assert [point["error"] for point in way["history"]] == [None] * 3, "it calls on_epoch, without an error"
     assert way["figures"]["epoch_seconds"] > way["figures"]["training_seconds"]
     assert "Error after each epoch" not in result.report.read_text()
-
-
-@pytest.mark.slow
-def test_a_function_that_calls_on_epoch_has_a_history(tmp_path):
-    def fit(shuffler, *, epochs, on_epoch=None):
-        for epoch in shuffler.epochs(epochs):
-            shuffler.client.gather(epoch.map(len))
-            time.sleep(0.05)  # what the client does after an epoch belongs to its time
-            on_epoch(TrainingPoint(epoch=epoch.number, seconds=1.0, error=0.5 / (1 + epoch.number)))
-        return {"loss": 0.25}
-
-    result = Pipeline(URL, Training(fit, epochs=3), cluster=HERE, report=tmp_path).run(progress=False)
-    assert result.history is None
-    assert [point.error for point in result.comparison.ways[0].history] == [0.5, 0.25, 0.5 / 3]
-    assert all(record.epoch_seconds >= 0.05 for record in result.records)
-    page = result.report.read_text()
-    assert "The error that the training function reports, on a logarithmic scale" in page
-    assert "‖" not in page
-
-
-def test_on_epoch_takes_nothing_a_number_or_metrics():
-    class Session:
-        epoch = None
-
-    own = TrainingPoint(epoch=7, seconds=1.0, error=0.1)
-
-    def fit(shuffler, *, epochs, on_epoch=None):
-        for shuffler.epoch, given in enumerate([(), (np.float32(0.5),), ({"val_loss": 0.25},), (own,)]):
-            on_epoch(*given)
-
-    points = []
-    Training(fit).run(Session(), points.append)
-    assert [point.epoch for point in points] == [0, 1, 2, 7]
-    assert str([point.error for point in points]) == "[nan, 0.5, nan, 0.1]"
-    assert [dict(point.validation) for point in points] == [{}, {}, {"val_loss": 0.25}, {}]
-    for wrong in ("x", {"val_loss": "x"}, [0.5, 0.5]):
-        with pytest.raises(InvalidParameter, match=r"on_epoch=.* is not allowed; it must be called with nothing, the"):
-            Training(lambda shuffler, *, epochs, on_epoch=None, wrong=wrong: on_epoch(wrong)).run(Session(), print)
-
-
-def test_metrics_of_a_function_are_those_that_it_returned_or_told():
-    told = TrainingPoint(epoch=0, seconds=1.0, error=math.nan, validation={"val_loss": 0.5})
-    assert TrainedWay("local", {"loss": np.float32(0.25), "model": None}, (), 2).metrics == {"loss": 0.25}
-    way = TrainedWay("local", None, (), 2, reported=(told,))
-    assert way.metrics == {"val_loss": 0.5}
-    assert [json.loads(line) for line in json_lines(PipelineResult((way,), None))] == [
-        {"way": "local", "metrics": {"val_loss": 0.5}}
-    ]
-    assert lines_of(PipelineResult((way,), None), "") == ["local, 2 workers", "  val_loss 0.5000"]
-
-
-def counting(shuffler, *, epochs, keep=True, seen=None):
-    """Count epochs, and keep the count in the checkpoint."""
-    count = shuffler.attached or 0
-    for epoch in shuffler.epochs(max(0, epochs - shuffler.next_epoch)):
-        shuffler.client.gather(epoch.map(len))
-        count += 1
-        if keep:
-            shuffler.attach(count)
-    return count
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keep", [True, False])
-def test_a_checkpoint_without_a_model_is_noticed(tmp_path, caplog, keep):
-    checkpoint = tmp_path / "run.json"
-    for epochs, done in ((2, 2), (3, 3 if keep else 1)):
-        training = Training(counting, epochs=epochs, keep=keep)
-        assert Pipeline(URL, training, cluster=HERE, checkpoint=checkpoint).run(progress=False).model == done
-    assert ("epochs before 2 are done, and no model was attached in them" in caplog.text) == (not keep)
-
-
-@pytest.mark.slow
-def test_a_run_without_epochs_leaves_the_report_as_it_is(tmp_path, caplog):
-    pipeline = Pipeline(
-        URL, Training(counting, epochs=2), cluster=HERE, checkpoint=tmp_path / "run.json", report=tmp_path / "report"
-    )
-    page = pipeline.run(progress=False).report
-    before = page.read_text()
-    again = pipeline.run(progress=False)
-    assert again.report is None
-    assert again.records == ()
-    assert page.read_text() == before
-    assert "all epochs were done before, as the checkpoint says" in caplog.text
 
 
 def test_a_pipeline_continues_from_its_checkpoint(tmp_path):
