@@ -42,7 +42,8 @@ def test_a_dataset_is_made_and_trained_on(tmp_path):
     assert title == "global + peer, 2 workers"
     assert metrics.startswith("  rmse ")
     assert ", rmse_of_mean " in metrics
-    errors = [float(line.split("error ")[1]) for line in lines]
+    errors = [float(line.split("error ")[1].split(",")[0]) for line in lines]
+    assert all(", rmse " in line for line in lines), "held-out metrics stand beside errors"
     assert errors[0] > errors[1] > errors[2]
     assert [line.split(":")[0].strip() for line in lines] == ["epoch 0 (load)", "epoch 1 (peer)", "epoch 2 (peer)"]
 

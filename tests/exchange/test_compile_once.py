@@ -191,18 +191,27 @@ def test_only_long_work_is_announced(folder, monkeypatch, caplog):
 @pytest.mark.slow
 def test_processes_share_what_one_compiled(tmp_path):
     """Of three processes at once, one compiles, and the others load what it stored."""
-    code = """
-from dshuffle.exchange.warmup import load_exchange_kernels
-from dshuffle.exchange.cache_partition import _merge
-load_exchange_kernels()
-print(sum(_merge.stats.cache_misses.values()), sum(_merge.stats.cache_hits.values()))
-"""
+    script = tmp_path / "kernels.py"
+    script.write_text("""
+import numpy as np
+from dshuffle.exchange.compile_once import compile_once
+from dshuffle.kernels import kernel
+
+@kernel()
+def total(numbers):
+    result = 0
+    for number in numbers:
+        result += number
+    return result
+
+with compile_once("of a test"):
+    total(np.arange(3))
+print(sum(total.stats.cache_misses.values()), sum(total.stats.cache_hits.values()))
+""")
     folders = {"NUMBA_CACHE_DIR": tmp_path / "numba", "XDG_CACHE_HOME": tmp_path, "TMPDIR": tmp_path}
     environment = {**{name: str(folder) for name, folder in folders.items()}, "PATH": "/usr/bin:/bin"}
     running = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
-        )
+        subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
         for _ in range(3)
     ]
     said = [process.communicate(timeout=300)[0].split() for process in running]
