@@ -25,8 +25,8 @@ from numba.core import caching
 logger = logging.getLogger(__name__)
 
 # Numba 0.68 removed the underscore.
-names = ("InTreeCacheLocator", "_InTreeCacheLocator")
-InTreeCacheLocator: Any = next(getattr(caching, name) for name in names if hasattr(caching, name))
+_NAMES = ("InTreeCacheLocator", "_InTreeCacheLocator")
+InTreeCacheLocator: Any = next(getattr(caching, name) for name in _NAMES if hasattr(caching, name))
 
 
 class UnwritableLocator(InTreeCacheLocator):
