@@ -120,7 +120,8 @@ def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
         try:
             inspect.signature(value).bind(**arguments)
         except TypeError as error:
-            given = " ".join(f"{argument}={text}" for argument, text in arguments.items()) or "NAME=VALUE"
+            unknown = [argument for argument in arguments if argument not in inspect.signature(value).parameters]
+            given = " ".join(f"{argument}={arguments[argument]}" for argument in unknown or arguments) or "NAME=VALUE"
             raise InvalidParameter.because(given, f"{name} in {place}: {error}", _usage(value)) from None
         value = value(**arguments)
     elif arguments:
