@@ -50,15 +50,15 @@ class Kernel:
 
     def stamp(self) -> str:
         """Return a digest of what the machine code depends on: the function, what it calls, and global numbers."""
-        parts = [line for called in self._called({}) for line in called._lines()]
+        parts = [line for callee in self._called_kernels({}) for line in callee._lines()]
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
-    def _called(self, known: dict[Kernel, None]) -> dict[Kernel, None]:
+    def _called_kernels(self, known: dict[Kernel, None]) -> dict[Kernel, None]:
         """All kernels that are called, itself first, in the order of the calls."""
         known[self] = None
         for value in self._globals().values():
             if isinstance(value, Kernel) and value not in known:
-                value._called(known)
+                value._called_kernels(known)
         return known
 
     def _codes(self) -> Iterator[CodeType]:

@@ -42,7 +42,7 @@ SPREAD = 0.1
 """Standard deviation of a class, if the centres of the classes are standard normal."""
 SHARDS = ("random", "stratified")
 METRICS = ("loss", "accuracy")
-Found = dict[tuple[float, str], dict[str, list[float]]]
+Results = dict[tuple[float, str], dict[str, list[float]]]
 """By ratio of the speeds and kind of shards: for each metric, its value after the last epoch with each seed."""
 
 
@@ -83,7 +83,7 @@ def tight_classes(n_samples: int) -> dshuffle.Dataset:
 
 def results(
     train: dshuffle.Dataset, test: dshuffle.Dataset, seeds: int, ratios: list[float], workers: int, **options: Any
-) -> Found:
+) -> Results:
     """Train once per seed with every ratio of speeds and both kinds of shards; return the final metrics."""
     arrays = train.read_rows(np.arange(train.n_samples))
     model = SoftmaxRegression(int(arrays["y"].max()) + 1)
@@ -96,8 +96,8 @@ def results(
 
     # The two kinds of shards do not share seeds, so that their runs are independent.
     first_seed = {shards: place * seeds for place, shards in enumerate(SHARDS)}
-    found: Found = {(ratio, shards): defaultdict(list) for ratio in ratios for shards in SHARDS}
-    runs = [(*setting, first_seed[setting[1]] + number) for setting in found for number in range(seeds)]
+    outcomes: Results = {(ratio, shards): defaultdict(list) for ratio in ratios for shards in SHARDS}
+    runs = [(*setting, first_seed[setting[1]] + number) for setting in outcomes for number in range(seeds)]
     for ratio, shards, seed in track(runs, "training"):
         speeds = geometric_speeds(workers, ratio)
         history = simulate_parameter_server(
@@ -105,11 +105,11 @@ def results(
         )
         last = history.points[-1]
         for name, value in {"loss": last.error, **last.validation}.items():
-            found[ratio, shards][name].append(value)
-    return found
+            outcomes[ratio, shards][name].append(value)
+    return outcomes
 
 
-def table(found: Found, title: str) -> Table:
+def table(outcomes: Results, title: str) -> Table:
     """Means and standard deviations, and the ratios of the variances beside stratified shards."""
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for heading in (
@@ -119,13 +119,15 @@ def table(found: Found, title: str) -> Table:
         *(f"{name}: ratio of variances" for name in METRICS),
     ):
         made.add_column(heading, justify="left" if heading == "shards" else "right")
-    for (ratio, shards), values in found.items():
+    for (ratio, shards), values in outcomes.items():
         cells = [f"{np.mean(values[name]):.4f} ± {np.std(values[name], ddof=1):.2g}" for name in METRICS]
         if shards != "random":
             for name in METRICS:
-                one = variance_ratio(found[ratio, "random"][name], values[name])
-                equal = np.isnan(one.ratio)
-                cells.append("all equal" if equal else f"{one.ratio:.3g} [{one.low:.3g}, {one.high:.3g}]")
+                variances = variance_ratio(outcomes[ratio, "random"][name], values[name])
+                equal = np.isnan(variances.ratio)
+                cells.append(
+                    "all equal" if equal else f"{variances.ratio:.3g} [{variances.low:.3g}, {variances.high:.3g}]"
+                )
         made.add_row(f"{ratio:g}", shards, *cells, end_section=shards != "random")
     return made
 
@@ -147,12 +149,12 @@ def main(
     try:
         dataset = tight_classes(samples) if url is None else open_dataset(url)
         train, test = dataset.split(1 - held_out)
-        found = results(train, test, seeds, sorted({1.0, ratio}), workers, **options)
+        outcomes = results(train, test, seeds, sorted({1.0, ratio}), workers, **options)
     except dshuffle.DShuffleError as error:
         raise click.ClickException(str(error)) from error
     console = Console(width=140)
-    console.print(table(found, f"{workers} workers, {seeds} seeds each: mean ± standard deviation"))
-    majority = found[1.0, "random"]["accuracy_of_majority"][0]
+    console.print(table(outcomes, f"{workers} workers, {seeds} seeds each: mean ± standard deviation"))
+    majority = outcomes[1.0, "random"]["accuracy_of_majority"][0]
     console.print(
         f"{train.n_samples:,} samples to train, {test.n_samples:,} held out. Accuracy of the most frequent label: "
         f"{majority:.3f}. Ratio of variances: random / stratified shards [95 %].",

@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 
 from dshuffle import report
-from dshuffle.cli.output import warnings_as_lines, wrapped
+from dshuffle.cli.output import say_if_replaced, warnings_as_lines, wrapped
 from dshuffle.cli.paired_test import paired_test_of, regression_pairs, runs_in_pairs, training_of, with_pairs
 from dshuffle.compare import AS_THEY_ARE, Way, connect, default_ways, falling, product_of_ways, stable_step
 from dshuffle.compare.comparison import check_copy
@@ -149,8 +149,7 @@ def compare(
             click.echo(wrapped(sentence), err=True)
         if train is None and step is None:
             click.echo("The default steps suit the rows. --step sets a constant step.", err=True)
-        if (output / "report.html").exists():
-            click.echo(wrapped(f"This run replaces the report in {output}. --output names another folder."), err=True)
+        say_if_replaced(output, "--output")
         with warnings_as_lines(), progress_bar() as advance:
             pairs_of_ways = (
                 {} if local_test is None else regression_pairs(local_test, training, data, ways, n_workers, advance)

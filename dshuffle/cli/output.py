@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -46,6 +47,12 @@ def warnings_as_lines() -> Iterator[None]:
         elif str(warning.message) not in said_before:
             said_before.add(str(warning.message))
             click.echo(f"warning: {warning.message}", err=True)
+
+
+def say_if_replaced(folder: Path, option: str) -> None:
+    """Say that a run will replace the report of an earlier one, if there is one."""
+    if (folder / "report.html").exists():
+        click.echo(wrapped(f"This run replaces the report in {folder}. {option} names another folder."), err=True)
 
 
 class _Lines(logging.Handler):

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from dshuffle.cli.output import logged_as_lines, warnings_as_lines
+from dshuffle.cli.output import logged_as_lines, say_if_replaced, warnings_as_lines
 from dshuffle.errors import InvalidParameter
 from dshuffle.pipeline import Pipeline, PipelineResult, RunningScheduler, outlook
 from dshuffle.planning.shares import parse_shares
@@ -57,11 +57,10 @@ def run(
     if only_explain:
         click.echo(str(pipeline.explain()))
         return
-    if pipeline.report is not None and (Path(pipeline.report) / "report.html").exists():
-        click.echo(f"This run replaces the report in {pipeline.report}. --report names another folder.", err=True)
-    # What functions of the user print is not among the JSON lines.
-    printed = redirect_stdout(sys.stderr) if as_json else nullcontext()
-    with warnings_as_lines(), logged_as_lines(outlook.logger), printed:
+    if pipeline.report is not None:
+        say_if_replaced(Path(pipeline.report), "--report")
+    output = redirect_stdout(sys.stderr) if as_json else nullcontext()  # what functions of the user print is not JSON
+    with warnings_as_lines(), logged_as_lines(outlook.logger), output:
         result = pipeline.run()
     click.echo("\n".join(json_lines(result) if as_json else lines_of(result, pipeline.training.error_meaning)))
 
@@ -121,8 +120,10 @@ def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
             inspect.signature(value).bind(**arguments)
         except TypeError as error:
             unknown = [argument for argument in arguments if argument not in inspect.signature(value).parameters]
-            given = " ".join(f"{argument}={arguments[argument]}" for argument in unknown or arguments) or "NAME=VALUE"
-            raise InvalidParameter.because(given, f"{name} in {place}: {error}", _usage(value)) from None
+            refused = " ".join(f"{argument}={arguments[argument]}" for argument in unknown or arguments)
+            raise InvalidParameter.because(
+                refused or "NAME=VALUE", f"{name} in {place}: {error}", _usage(value)
+            ) from None
         value = value(**arguments)
     elif arguments:
         raise InvalidParameter.of("NAME=VALUE", sorted(arguments), f"left out, as {name} in {place} is not a function")
@@ -165,7 +166,7 @@ def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
 
 
 def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
-    """The records of all ways with their errors, and the validation metrics after the last epoch, as text."""
+    """The records of all ways with their errors and metrics, and the metrics after the last epoch, as text."""
     has_errors = any(math.isfinite(point.error) for way in result.ways for point in way.points)
     lines = [f"The error is {error_meaning}."] if has_errors else []
     for way in result.ways:
@@ -173,14 +174,13 @@ def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
         points = [point for point in way.points if not math.isnan(point.error)]
         texts = human_numbers([point.error for point in points], ERROR_DIGITS)
         errors = {point.epoch: text for point, text in zip(points, texts, strict=True)}
-        told = {point.epoch: f", {_metrics_in_words(point.validation)}" for point in way.points if point.validation}
+        metrics = {point.epoch: f", {_metrics_in_words(point.validation)}" for point in way.points if point.validation}
         for record in way.records:
             error = f", error {errors[record.epoch]}" if record.epoch in errors else ""
-            error += told.get(record.epoch, "")
             lines.append(
                 f"  epoch {record.epoch} ({record.delivery}): exchange {human_seconds(record.exchange_seconds)} "
                 f"({human_bytes(record.wire_bytes)} on the wire), training {human_seconds(record.training_seconds)}, "
-                f"waited {human_seconds(record.waited_seconds)}{error}"
+                f"waited {human_seconds(record.waited_seconds)}{error}{metrics.get(record.epoch, '')}"
             )
         lines += [f"  {words}" for words in (shares_in_words(way.records), slow_rank_of(way.records)) if words]
         if way.metrics:

@@ -119,12 +119,12 @@ class TrainedWay:
 
     @property
     def points(self) -> tuple[TrainingPoint, ...]:
-        """Errors and metrics after each epoch, as far as they were told."""
+        """Errors and metrics after each epoch, as far as the function reports them."""
         return self.reported if self.history is None else self.history.points
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics after the last epoch, such as those of held-out samples: told, or returned as a dictionary."""
+        """Metrics after the last epoch, such as those of held-out samples: returned, or else the last ones reported."""
         returned = numbers_in(self.value)
         return returned or dict(self.points[-1].validation if self.points else {})
 
@@ -254,8 +254,8 @@ def train(
                 say(way.label)
 
             value, shuffler = _train(pipeline, client, way.dataset(dataset), way, on_epoch)
-            told = tuple(reported[way.label].values())
-            results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers, reported=told))
+            points = tuple(reported[way.label].values())
+            results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers, reported=points))
             shufflers.append(shuffler)
             # Also if the function does not say when an epoch ends.
             done = prepared + (place + 1) * pipeline.training.epochs

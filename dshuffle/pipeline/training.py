@@ -41,7 +41,7 @@ class Training:
         Function ``fit(shuffler, *, epochs, **options)``: a trainer of :mod:`dshuffle.training`, its name without
         ``fit_``, or a function of your own. If it has a parameter ``on_epoch``, this is a function to call after every
         epoch: with nothing, the error as a number, a dict of metrics, or a :class:`dshuffle.report.TrainingPoint`. Then
-        a pipeline shows progress and can be cancelled between epochs, and a report has what was given.
+        a pipeline shows progress and can be cancelled between epochs, and a report has these numbers.
     epochs
         Number of passes over the dataset, including those of earlier sessions if a checkpoint continues them:
         :attr:`dshuffle.Shuffler.next_epoch` says how many are done.
@@ -155,14 +155,14 @@ class Training:
         options = dict(self.options)
         own, began = options.get("on_epoch"), time.perf_counter()
 
-        def both(given: TrainingPoint | Mapping[str, Any] | float | None = None) -> None:
-            point = _point_of(given, shuffler.epoch or 0, time.perf_counter() - began)
+        def report(result: TrainingPoint | Mapping[str, Any] | float | None = None) -> None:
+            point = _point_of(result, shuffler.epoch or 0, time.perf_counter() - began)
             if own is not None:
                 own(point)
             on_epoch(point)
 
         if self.reports_epochs:
-            options["on_epoch"] = both
+            options["on_epoch"] = report
         return self.fit(shuffler, epochs=self.epochs, **options)
 
     def to_dict(self) -> dict[str, Any]:
@@ -201,24 +201,24 @@ def _training(fit: Callable[..., Any], epochs: int, options: dict[str, Any]) -> 
     return Training(fit, epochs, **options)
 
 
-def _point_of(given: object, epoch: int, seconds: float) -> TrainingPoint:
-    """What a function has said after an epoch, as a point of the history.
+def _point_of(result: object, epoch: int, seconds: float) -> TrainingPoint:
+    """Make a point of the history from what a function reports after an epoch.
 
     Raises
     ------
     InvalidParameter
-        If it is nothing of what ``on_epoch`` takes.
+        If ``on_epoch`` does not take such a value.
     """
-    if isinstance(given, TrainingPoint):
-        return given
+    if isinstance(result, TrainingPoint):
+        return result
     try:
-        if given is None or isinstance(given, Mapping):
-            metrics = numbers_of(given or {})
+        if result is None or isinstance(result, Mapping):
+            metrics = numbers_of(result or {})
             return TrainingPoint(epoch=epoch, seconds=seconds, error=math.nan, validation=metrics)
-        [error] = numbers_of({"error": given}).values()
+        [error] = numbers_of({"error": result}).values()
     except InvalidParameter:
         allowed = "called with nothing, the error as a number, a dict of metrics, or a dshuffle.report.TrainingPoint"
-        raise InvalidParameter.of("on_epoch", given, allowed) from None
+        raise InvalidParameter.of("on_epoch", result, allowed) from None
     return TrainingPoint(epoch=epoch, seconds=seconds, error=error)
 
 
