@@ -360,6 +360,7 @@ OF_SESSION: dict[str, Callable[..., Any]] = {
     "members": session_queries.member_addresses,
     "membership": session_queries.membership,
     "end_collective": session_queries.end_collective,
+    "reader": session_queries.substitute_reader,
 }
 """What clients and workers may ask of an open session, by name."""
 

@@ -23,13 +23,15 @@ from dshuffle.exchange.transports import transport_of
 from dshuffle.planning import SERVER, STORE, get_delivery
 from dshuffle.planning.packets import FORWARDER, forwarder_of
 from dshuffle.runtime.memory import for_partition, partition_nbytes
-from dshuffle.runtime.session_spec import SessionSpec
+from dshuffle.runtime.session_spec import SessionSpec, base_id
 from dshuffle.runtime.worker.epoch_lock import EpochLock
-from dshuffle.runtime.worker.former_partitions import FormerPartitions, LocalRows
+from dshuffle.runtime.worker.loading import Loader, LocalRows
 from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
 from dshuffle.runtime.worker.plans import Plans, planner_of
 from dshuffle.runtime.worker.server_rows import ServerRows
+from dshuffle.runtime.worker.store_reader import StoreReader
 from dshuffle.store import Dataset
+from dshuffle.store.row_blocks import RowBlocks
 
 EndOfRun = Callable[[int, str | None, bool], None]
 """Called with the number of a run, why it has failed (None if it has not), and whether another one may succeed."""
@@ -106,13 +108,25 @@ def build_parts(
                 training.cache.close()
             raise
         add_sender(SERVER)
-    former = None
-    if spec.former is not None and rows_here is not None:
-        former = FormerPartitions(worker, spec.former, dataset, settings, carriers.jobs, rows_here)
+    in_chunks = spec.shuffle.chunk_rows if spec.shuffle.choices.assignment.in_chunks else 1
+    blocks = RowBlocks(dataset, spec.shuffle.n_workers, in_chunks)
+    reader = StoreReader(blocks, carriers.reading, carriers.jobs)
+    loader = Loader(
+        worker,
+        base_id(spec.session_id),
+        dataset,
+        blocks,
+        settings,
+        carriers.jobs,
+        carriers.reading,
+        reader,
+        spec.former,
+        rows_here,
+    )
     planned = [participant for participant in senders if participant > FORWARDER]
     plans = Plans(planner_of(spec.shuffle, spec.deliveries, rank), layout, settings, planned)
     shuffle, start, deliveries = spec.shuffle, spec.start, spec.deliveries
-    return MemberParts(shuffle, start, deliveries, dataset, plans, senders, training, server_rows, former)
+    return MemberParts(shuffle, start, deliveries, dataset, plans, senders, training, server_rows, loader, reader)
 
 
 def _training_state(

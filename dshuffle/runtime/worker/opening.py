@@ -18,11 +18,12 @@ from dshuffle.exchange.warmup import load_session_kernels
 from dshuffle.planning import SERVER
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.dataset_inputs import with_data
+from dshuffle.runtime.orders import Together
 from dshuffle.runtime.session_options import LOCAL
 from dshuffle.runtime.session_spec import PartitionSources, SessionSpec, base_id
 from dshuffle.runtime.timeline import Timeline
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
-from dshuffle.runtime.worker.former_partitions import LocalRows
+from dshuffle.runtime.worker.loading import LocalRows
 from dshuffle.runtime.worker.made_in_thread import made_in_thread
 from dshuffle.runtime.worker.reports import ReportSender
 from dshuffle.runtime.worker.reserved_memory import ReservedMemory
@@ -60,6 +61,8 @@ async def open_session(
     look: Callable[[], dict[int, float] | None],
     epoch: int | None,
     digest: SampleDigest | None,
+    number: int,
+    together: Together,
 ) -> tuple[WorkerSession, SignsOfLife]:
     """Open a session whose memory has been reserved. If that fails, everything is freed, the memory as well.
 
@@ -76,6 +79,8 @@ async def open_session(
     epoch, digest
         The epoch whose partition is read, and the digest of its samples if it is known. None for a first epoch that has
         not begun.
+    number, together
+        Number of the order, and who loads together with this worker.
 
     Raises
     ------
@@ -117,7 +122,7 @@ async def open_session(
         session = WorkerSession(worker, spec, dataset, rank, reports, disk, rows_here)
         on_error.push_async_callback(session.close)
         if epoch is not None:
-            await session.restore(epoch, digest)
+            await session.restore(epoch, digest, number, together)
             shared.kept.close(session_id)
             timeline.end_step("partition read")
         on_error.pop_all()
