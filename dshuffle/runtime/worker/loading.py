@@ -16,9 +16,9 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from distributed import Worker
@@ -62,6 +62,7 @@ ATTEMPTS = 3
 DIRECT_NBYTES = 256 * MIB
 """Rows that a worker reads by itself at a time."""
 
+T = TypeVar("T")
 Samples = NDArray[np.int64]
 Stop = Callable[[], bool]
 
@@ -337,12 +338,10 @@ class Loader:
                 if block < 0:
                     self._reader.announce(load.name, load.owner, numbers.tolist())
                     return None
-                here = asyncio.ensure_future(self._reader.rows(load.name, load.owner, load.n_owners, block, numbers))
+                here = self._reader.rows(load.name, load.owner, load.n_owners, block, numbers)
                 reply: Any = await self._until(attempt, reader, address, here)
             else:
-                query = {"load": load.name, "owner": load.owner, "n_owners": load.n_owners, "block": block}
-                asking = within(self._limit, request_block(self._worker, address, self._session_id, numbers, **query))
-                fields: Any = await self._until(attempt, reader, address, asyncio.ensure_future(asking))
+                fields: Any = await self._until(attempt, reader, address, self._request(load, address, block, numbers))
                 if isinstance(fields, dict) and fields.get("status") == "later":
                     continue
                 fields = unwrap(fields, address)
@@ -353,8 +352,13 @@ class Loader:
                 assert isinstance(reply, RowsReply)
                 return reply
 
-    async def _until(self, attempt: _Attempt, reader: _Reader, address: str, asking: asyncio.Future[Any]) -> Any:
+    async def _request(self, load: Load, address: str, block: int, numbers: NDArray[Any]) -> object:
+        query = {"load": load.name, "owner": load.owner, "n_owners": load.n_owners, "block": block}
+        return await within(self._limit, request_block(self._worker, address, self._session_id, numbers, **query))
+
+    async def _until(self, attempt: _Attempt, reader: _Reader, address: str, call: Coroutine[Any, Any, T]) -> T:
         """The answer to a request, unless the load ends or another reader takes the place of this one."""
+        asking = asyncio.ensure_future(call)
         try:
             while not (await asyncio.wait([asking], timeout=LOOK_EVERY))[0]:
                 if attempt.stopped:
@@ -468,14 +472,11 @@ class Loader:
             return await self._rows_here(session_id, former.epoch, sample_ids)
 
         async def request() -> RowsReply:
-            fields = unwrap(await request_rows(self._worker, address, session_id, former.epoch, sample_ids), address)
+            asking = request_rows(self._worker, address, session_id, former.epoch, sample_ids)
+            fields = unwrap(await within(self._limit, asking), address)
             return await received(self._worker, rows_from_fields(fields, address))
 
-        holder = _Reader(address, deque(), 0)
-        reply: RowsReply = await self._until(
-            attempt, holder, address, asyncio.ensure_future(within(self._limit, request()))
-        )
-        return reply
+        return await self._until(attempt, _Reader(address, deque(), 0), address, request())
 
 
 @dataclass(slots=True, eq=False)
