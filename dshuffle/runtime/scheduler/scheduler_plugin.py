@@ -110,7 +110,7 @@ class DShuffleScheduler(SchedulerPlugin):
         """What a session waits for, in words; empty if it does not wait."""
         assert self._scheduler is not None
         coordinator = self.coordinators.get(session_id)
-        reasons = [] if coordinator is None else [coordinator.machine.waiting_for()]
+        reasons = [] if coordinator is None else [coordinator.waiting_for()]
         return "; ".join(filter(None, [*reasons, *self._unrunnable.waiting_for(self._scheduler)]))
 
     def snapshot(self, session_id: str) -> SessionSnapshot:

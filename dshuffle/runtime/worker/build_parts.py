@@ -99,7 +99,7 @@ def build_parts(
     server_rows = None
     if spec.addresses.get(SERVER) == worker.address:
         if budget is not None and training is not None:  # training and serving share the budget
-            budget -= partition_nbytes(spec.shuffle, layout, on_disk=spec.options.on_disk)
+            budget -= partition_nbytes(spec.shuffle, layout, on_disk=spec.options.on_disk, rank=rank)
         try:
             server_rows = _server_rows(spec, dataset, budget)
         except BaseException:
@@ -140,10 +140,11 @@ def _training_state(
     file: RowFile | None,
     budget: int | None,
 ) -> TrainingState:
+    capacity, incoming = spec.shuffle.room(rank)
     cache = CachePartition(
         dataset.layout,
-        capacity=spec.shuffle.capacity,
-        incoming=spec.shuffle.max_incoming,
+        capacity=capacity,
+        incoming=incoming,
         budget=budget,
         file=file,
     )

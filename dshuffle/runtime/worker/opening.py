@@ -110,7 +110,7 @@ async def open_session(
             spec = spec if former is None else spec.with_former(former)
         if rank is not None and (directory := spec.options.cache_directory) is not None:
             directory = str(worker.local_directory) if directory == LOCAL else directory
-            layout, n_slots = spec.dataset.layout, spec.shuffle.capacity + spec.shuffle.max_incoming
+            layout, n_slots = spec.dataset.layout, sum(spec.shuffle.room(rank))
             make = functools.partial(PartitionOnDisk, directory, layout, n_slots, memory_limit, _label(spec, rank))
             disk = await made_in_thread(threads, make, close=PartitionOnDisk.close)
             on_error.callback(disk.close)
@@ -135,7 +135,7 @@ def _label(spec: SessionSpec, rank: int) -> KeptLabel | None:
     if spec.kept_as is None:
         return None
     shuffle, layout = spec.shuffle, spec.dataset.layout
-    n_slots, session_id = shuffle.capacity + shuffle.max_incoming, base_id(spec.session_id)
+    n_slots, session_id = sum(shuffle.room(rank)), base_id(spec.session_id)
     return KeptLabel(spec.dataset.identity, spec.kept_as, session_id, layout.nbytes, n_slots, shuffle.history, rank)
 
 

@@ -158,7 +158,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         if opening is None:
             # Memory is reserved before anything is awaited, so that two sessions do not count on the same bytes.
             loaded = {name for name, session in self._open.items() if not session.is_loading}
-            limit, nbytes = self.shared.reserved.memory(loaded).check(session_spec, trains=rank is not None)
+            limit, nbytes = self.shared.reserved.memory(loaded).check(session_spec, rank)
             self.shared.reserved.reserve(session_id, nbytes)
             session_spec = session_spec if limit is None else session_spec.with_memory_limit(limit)
             task = asyncio.create_task(self._open_now(session_spec, number, last_run, epoch, digest, together))
