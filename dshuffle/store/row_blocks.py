@@ -148,6 +148,11 @@ class RowBlocks:
         group = self.group_of(block)
         return min(group.step, self._view.n_items) * (group.rows.layout.nbytes + 4)
 
+    @property
+    def largest_nbytes(self) -> int:
+        """Bytes of the rows of the largest block."""
+        return max(self.nbytes(group.first) for group in self.groups)
+
     def read(self, block: int, stop: Callable[[], bool]) -> Block:
         """Read the rows of a block that samples consist of.
 

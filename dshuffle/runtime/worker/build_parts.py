@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from distributed import Worker
 
+from dshuffle.errors import CacheBudgetError
 from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.comms import DaskNetwork
@@ -29,7 +30,7 @@ from dshuffle.runtime.worker.loading import Loader, LocalRows
 from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
 from dshuffle.runtime.worker.plans import Plans, planner_of
 from dshuffle.runtime.worker.server_rows import ServerRows
-from dshuffle.runtime.worker.store_reader import StoreReader
+from dshuffle.runtime.worker.store_reader import READING_COST, READING_NBYTES, StoreReader
 from dshuffle.store import Dataset
 from dshuffle.store.row_blocks import RowBlocks
 
@@ -77,6 +78,9 @@ def build_parts(
     file
         The file for the rows; ``None`` to keep them in memory.
     """
+    in_chunks = spec.shuffle.chunk_rows if spec.shuffle.choices.assignment.in_chunks else 1
+    blocks = RowBlocks(dataset, spec.shuffle.n_workers, in_chunks)
+    _check_reading(worker, spec, blocks, rank)
     layout, settings = dataset.layout, spec.settings
     senders: dict[int, Sender] = {}
 
@@ -108,8 +112,6 @@ def build_parts(
                 training.cache.close()
             raise
         add_sender(SERVER)
-    in_chunks = spec.shuffle.chunk_rows if spec.shuffle.choices.assignment.in_chunks else 1
-    blocks = RowBlocks(dataset, spec.shuffle.n_workers, in_chunks)
     reader = StoreReader(blocks, carriers.reading, carriers.jobs)
     loader = Loader(
         worker,
@@ -127,6 +129,20 @@ def build_parts(
     plans = Plans(planner_of(spec.shuffle, spec.deliveries, rank), layout, settings, planned)
     shuffle, start, deliveries = spec.shuffle, spec.start, spec.deliveries
     return MemberParts(shuffle, start, deliveries, dataset, plans, senders, training, server_rows, loader, reader)
+
+
+def _check_reading(worker: Worker, spec: SessionSpec, blocks: RowBlocks, rank: int | None) -> None:
+    """Refuse a dataset whose chunks cannot be read beside the partition."""
+    limit, nbytes = worker.memory_manager.memory_limit, blocks.largest_nbytes
+    partition = 0
+    if rank is not None:
+        partition = partition_nbytes(spec.shuffle, spec.dataset.layout, on_disk=spec.options.on_disk, rank=rank)
+    if limit and READING_COST * nbytes > READING_NBYTES and partition + READING_COST * nbytes > limit:
+        raise CacheBudgetError(
+            f"reading a chunk of {nbytes} bytes takes {READING_COST * nbytes} bytes; beside a partition of {partition} "
+            f"bytes the worker's memory limit of {limit} bytes does not allow that. Use workers with more memory, or "
+            "copy the dataset with a smaller chunk_rows"
+        )
 
 
 def _training_state(

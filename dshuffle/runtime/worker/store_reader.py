@@ -16,7 +16,10 @@ from dshuffle.exchange.replies import Later, RowsReply
 from dshuffle.store.row_blocks import Block, RowBlocks
 
 READING_NBYTES = 64 * MIB
-"""Bytes of blocks in memory. A block that is read counts three times: stored, decoded, and as rows."""
+"""Bytes of blocks in memory."""
+
+READING_COST = 3
+"""How often a block counts while it is read: stored, decoded, and as rows."""
 
 ANSWER_AFTER = 10.0
 """Seconds after which a request that has to wait is answered with :class:`.Later`, so that it is made again."""
@@ -168,7 +171,7 @@ class StoreReader:
         loop = asyncio.get_running_loop()
         nbytes = self._blocks.nbytes(block)
         future = self._reading.run(self._blocks.read, block, lambda: self._closed)
-        held = self._held[block] = _Held(future, 3 * nbytes, loop.time())
+        held = self._held[block] = _Held(future, READING_COST * nbytes, loop.time())
 
         def read(future: asyncio.Future[Block]) -> None:
             held.nbytes = nbytes
@@ -184,7 +187,7 @@ class StoreReader:
 
     def _has_room(self, block: int) -> bool:
         """Whether a block may be read now; blocks that nobody waits for make room."""
-        now, needed = asyncio.get_running_loop().time(), 3 * self._blocks.nbytes(block)
+        now, needed = asyncio.get_running_loop().time(), READING_COST * self._blocks.nbytes(block)
 
         def fits() -> bool:
             return not self._held or needed + sum(held.nbytes for held in self._held.values()) <= READING_NBYTES
