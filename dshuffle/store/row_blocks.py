@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.rows import ByteMatrix, Checksums, checksum_rows
+from dshuffle.rows import ByteMatrix, Checksums, checksum_rows, gather_rows
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.scatter import scatter_rows
 from dshuffle.store.stored_array import StoredArray
@@ -41,7 +41,9 @@ class Block:
         """Rows and checksums of some of these rows."""
         whole = len(self.items) and self.items[-1] - self.items[0] + 1 == len(self.items)
         places = items - self.items[0] if whole else np.searchsorted(self.items, items)
-        return np.take(self.rows, places, axis=0), self.checksums[places]
+        rows = np.empty((len(places), self.rows.shape[1]), np.uint8)
+        gather_rows(self.rows, places, rows)
+        return rows, self.checksums[places]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
