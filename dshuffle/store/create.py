@@ -31,8 +31,7 @@ from dshuffle.store.backends.urls import canonical_url, is_local, is_memory
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.mark import Mark
 from dshuffle.store.open import open_dataset
-from dshuffle.store.sources.array_values import array_of
-from dshuffle.store.sources.in_memory import arrays_of
+from dshuffle.store.sources.in_memory import array_of, arrays_of
 from dshuffle.store.sources.source import RowSource
 from dshuffle.store.temporary_folder import TemporaryFolder
 from dshuffle.store.zarr_arrays import NewArray, Slab, create_arrays, write_slabs
@@ -116,6 +115,7 @@ def create_dataset(
         of 32 MiB or one chunk.
 
         In a DataFrame (pandas, Dask) or an Arrow table (pyarrow, Polars, DuckDB, ...), each column becomes an array.
+        Columns with missing values (nulls, NaN, NaT) are refused, as in Parquet files. Arrays may have NaN.
         From an ``xarray.Dataset``, all variables with the sample dimension are taken, which is the first dimension of
         the largest variable (``ds.transpose("time", ...)`` chooses another one). :attr:`Dataset.skipped` names the
         others. An ``xarray.DataArray`` with a name becomes an array, and so do its coordinates along its first
@@ -182,7 +182,14 @@ def create_dataset(
 
 
 def _checked(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    checked = {name: _checked_array(name, value) for name, value in arrays.items()}
+    checked, wrong = {}, []
+    for name, value in arrays.items():
+        try:
+            checked[name] = _checked_array(name, value)
+        except InvalidParameter as error:
+            wrong.append(error)
+    if wrong:
+        raise InvalidParameter.of_all(wrong)
     lengths = {name: len(array) for name, array in checked.items()}
     if len(set(lengths.values())) > 1:
         raise InvalidParameter.because(
@@ -194,8 +201,16 @@ def _checked(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked_array(name: object, value: Any) -> Any:
-    if not isinstance(name, str) or not name or "/" in name or name.startswith(("__", ".")) or name == "zarr.json":
-        raise InvalidParameter.of("array name", name, "a string without '/' that does not start with '__' or '.'")
+    # Zarr takes a backslash as a slash, so two names could mean one array.
+    if (
+        not isinstance(name, str)
+        or not name
+        or set(name) & set("/\\")
+        or name.startswith(("__", "."))
+        or name == "zarr.json"
+    ):
+        allowed = "a string without '/' or '\\' that does not start with '__' or '.'"
+        raise InvalidParameter.of("array name", name, allowed, "Rename it." if isinstance(name, str) else "")
     label = f"arrays[{name!r}]"
     value = array_of(label, value)
     if value.ndim == 0:

@@ -1,8 +1,9 @@
-"""Base classes for arrays outside a dataset that are read in ascending slabs and may be larger than memory."""
+"""Arrays outside a dataset that are read in ascending slabs and may be larger than memory."""
 
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.errors import DatasetError, DShuffleError
+from dshuffle.errors import DatasetError, DShuffleError, InvalidParameter
 
 # Streams are read in blocks of about this many bytes; larger blocks are not faster.
 _BLOCK_NBYTES = 4 << 20
@@ -36,12 +37,11 @@ class RowSource(ABC):
         Whether the origin is a file or URL. Otherwise it is a store object, and nobody knows where that keeps its data.
     """
 
+    classes: tuple[str, ...] = ()
+    has_url = True
+
     def __init__(self, origin: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.origin = origin
-        self.classes: tuple[str, ...] = ()
-        self.has_url = True
-        self.shape = shape
-        self.dtype = dtype
+        self.origin, self.shape, self.dtype = origin, shape, dtype
 
     @property
     def ndim(self) -> int:
@@ -49,7 +49,7 @@ class RowSource(ABC):
         return len(self.shape)
 
     def __len__(self) -> int:
-        return self.shape[0]
+        return self.shape[0] if self.shape else 0
 
     @abstractmethod
     def __getitem__(self, rows: slice) -> NDArray[Any]:
@@ -62,17 +62,10 @@ def block_rows(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 class StreamSource(RowSource):
-    """Rows of a stream that can only be read from its beginning, such as a compressed member or a CSV file.
+    """Rows of a stream that can only be read from its beginning, such as a file of Parquet.
 
-    Reading ascending slabs reads the stream once. Reading an earlier slab opens the stream again.
-
-    Parameters
-    ----------
-    origin, shape, dtype
-        As for :class:`RowSource`.
-    blocks
-        Function that opens the stream and returns an iterator over arrays of consecutive rows. Its exceptions become
-        a :class:`~dshuffle.errors.DatasetError` that names the origin.
+    Reading ascending slabs reads the stream once. Reading an earlier slab opens the stream again with ``blocks``, which
+    returns an iterator over arrays of consecutive rows. Its exceptions become errors that name the origin.
     """
 
     def __init__(
@@ -107,38 +100,36 @@ class StreamSource(RowSource):
 
     def _take(self, most: int) -> NDArray[Any]:
         """Return the next rows, at least one and at most ``most``."""
-        while not len(self._rest):
-            block = self._next_block()
-            if block is None:
-                raise DatasetError(
-                    f"{self.origin} ended after {self._at} of {len(self)} rows; was it changed while being read?"
-                )
-            self._rest = block
+        if not self._fill():
+            raise DatasetError(
+                f"{self.origin} ended after {self._at} of {len(self)} rows; was it changed while being read?"
+            )
         piece, self._rest = self._rest[:most], self._rest[most:] if len(self._rest) > most else self._none
         self._at += len(piece)
-        if self._at == len(self):
-            # Read to the very end, where a stream closes its file and may verify a checksum.
-            while len(self._rest) == 0 and (block := self._next_block()) is not None:
-                self._rest = block
-            if len(self._rest):
-                raise DatasetError(f"{self.origin} has more than {len(self)} rows; was it changed while being read?")
+        # At the end, read on to where a stream closes its file and may verify a checksum.
+        if self._at == len(self) and self._fill():
+            raise DatasetError(f"{self.origin} has more than {len(self)} rows; was it changed while being read?")
         return piece
 
-    def _next_block(self) -> NDArray[Any] | None:
+    def _fill(self) -> bool:
+        """Read blocks until there are rows; False at the end of the stream."""
         try:
-            return next(self._blocks, None)
+            while not len(self._rest):
+                if (block := next(self._blocks, None)) is None:
+                    return False
+                self._rest = block
         except (DShuffleError, MemoryError):
             raise
         except Exception as exc:
             raise unreadable(self.origin, exc) from exc
+        return True
 
 
-class _WatchedSource(RowSource):
+class _Watched(RowSource):
     def __init__(self, source: RowSource, read: Callable[[int], None]) -> None:
         super().__init__(source.origin, source.shape, source.dtype)
         self.classes, self.has_url = source.classes, source.has_url
-        self._source = source
-        self._read = read
+        self._source, self._read = source, read
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         slab = self._source[rows]
@@ -147,17 +138,8 @@ class _WatchedSource(RowSource):
 
 
 def watched(sources: Mapping[str, RowSource], progress: Callable[[int, int, str], None]) -> dict[str, RowSource]:
-    """Wrap sources so that they report progress.
-
-    Parameters
-    ----------
-    sources
-        Name -> rows.
-    progress
-        Called as ``progress(rows read, total rows, text)``, counting the rows of all arrays.
-    """
-    total = sum(map(len, sources.values()))
-    done = 0
+    """Wrap sources so that they call ``progress(rows read, total rows, text)``, counting the rows of all arrays."""
+    total, done = sum(map(len, sources.values())), 0
 
     def reporter(name: str) -> Callable[[int], None]:
         def read(n_rows: int) -> None:
@@ -167,7 +149,35 @@ def watched(sources: Mapping[str, RowSource], progress: Callable[[int, int, str]
 
         return read
 
-    return {name: _WatchedSource(source, reporter(name)) for name, source in sources.items()}
+    return {name: _Watched(source, reporter(name)) for name, source in sources.items()}
+
+
+def files_below(folder: str, hidden: str, key: Callable[[str], Any], above: tuple[str, ...] = ()) -> list[str]:
+    """The files at any depth, folder by folder, in the order of their names.
+
+    Names that begin with a character of ``hidden`` are left out. Links to folders are followed, except those that lead
+    back to a folder above.
+    """
+    if (real := os.path.realpath(folder)) in above:
+        return []
+    files: list[str] = []
+    for name in sorted((name for name in os.listdir(folder) if name[0] not in hidden), key=key):
+        path = os.path.join(folder, name)
+        files += files_below(path, hidden, key, (*above, real)) if os.path.isdir(path) else [path]
+    return files
+
+
+def complete(label: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Return the values of a column of a table, in which NaN and NaT mean a missing value as nulls do."""
+    if values.dtype.kind in "fcmM" and np.isnan(values).any():
+        raise missing(label, "NaT" if values.dtype.kind in "mM" else "NaN")
+    return values
+
+
+def missing(label: str, what: str) -> InvalidParameter:
+    """Build the error for a column with missing values."""
+    hint = "Fill the missing values, or leave the column out. Arrays that are not columns of a table may have NaN."
+    return InvalidParameter.because(label, f"it contains {what}", hint)
 
 
 def unreadable(origin: str, error: Exception) -> DatasetError:
