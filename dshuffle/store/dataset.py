@@ -307,8 +307,8 @@ class Dataset(Views):
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Say what to do instead: scikit-learn's steps and functions of NumPy call this."""
         hint = (
-            'Take rows into memory with dataset.read_rows(ids)["x"]. Or train with ShuffledSGD(estimator).fit(dataset); '
-            "steps before it in a Pipeline, such as a scaler, need arrays, so write a dataset with their results."
+            'Take rows into memory with dataset.read_rows(ids)["x"], or train with ShuffledSGD(...).fit(dataset), '
+            "before which a Pipeline has no other steps."
         )
         raise InvalidParameter.because("a Dataset in place of an array", "its samples are not in memory", hint)
 

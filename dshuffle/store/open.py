@@ -163,8 +163,9 @@ def open_stored(opening: Opening, decoding: Decoding | None = None) -> Dataset:
     if decoding is None:
         decoding, refused = _decoding(chosen, choice)
         skipped |= refused
-        for name, reason in decoding.undecoded.items():
-            logger.warning("Array %r of %s is not decoded: %s", name, hide_secrets(url), reason)
+        for reason in dict.fromkeys(decoding.undecoded.values()):
+            names = ", ".join(repr(name) for name, its in decoding.undecoded.items() if its == reason)
+            logger.warning("Array %s of %s is not decoded: %s", names, hide_secrets(url), reason)
     encodings = {name: how for name, how in decoding.encodings.items() if name in chosen.arrays}
     sources = {
         name: StoredArray.of(url, name, chosen.arrays[name], cache, axis=chosen.axes[name], encoding=encoding)
