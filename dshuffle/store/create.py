@@ -24,6 +24,7 @@ from zarr.abc.store import Store
 from zarr.errors import UnstableSpecificationWarning
 from zarr.storage import MemoryStore
 
+from dshuffle.checks import each
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
 from dshuffle.store.backends import open_store
 from dshuffle.store.backends.standing import GROUP, standing_at
@@ -182,14 +183,7 @@ def create_dataset(
 
 
 def _checked(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    checked, wrong = {}, []
-    for name, value in arrays.items():
-        try:
-            checked[name] = _checked_array(name, value)
-        except InvalidParameter as error:
-            wrong.append(error)
-    if wrong:
-        raise InvalidParameter.of_all(wrong)
+    checked = each(arrays, lambda name: _checked_array(name, arrays[name]))
     lengths = {name: len(array) for name, array in checked.items()}
     if len(set(lengths.values())) > 1:
         raise InvalidParameter.because(

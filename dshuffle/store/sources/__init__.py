@@ -18,9 +18,10 @@ from dask.utils import natural_sort_key
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from dshuffle.checks import each
 from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.store.backends.urls import canonical_url, is_local
-from dshuffle.store.sources.source import RowSource, StreamSource, files_below, unreadable
+from dshuffle.store.sources.source import RowSource, files_below, stream, unreadable
 from dshuffle.store.sources.zarr_nodes import zarr_arrays
 
 PARQUET = (".parquet", ".parq", ".pq")
@@ -146,54 +147,35 @@ def numpy_arrays(path: str, suffix: str) -> dict[str, RowSource]:
     """Open the array of a ``.npy`` file, or the members of a ``.npz`` file."""
     try:
         if suffix == ".npy":
-            return {Path(path).stem: _Npy(path)}
+            whole = np.load(path, mmap_mode="r")
+            # Copy the rows and map each slab separately: mapped pages count as process memory while the mapping exists.
+            return {
+                Path(path).stem: RowSource(
+                    path, whole.shape, whole.dtype, lambda rows: np.array(np.load(path, mmap_mode="r")[rows], order="C")
+                )
+            }
         with np.load(path) as archive:
             return {name: _member(path, archive, name) for name in archive.files}
     except Exception as exc:
         raise unreadable(path, exc) from exc
 
 
-class _Npy(RowSource):
-    def __init__(self, path: str) -> None:
-        whole = np.load(path, mmap_mode="r")
-        super().__init__(path, whole.shape, whole.dtype)
-
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        # Copy the rows and map each slab separately: mapped pages count as process memory while the mapping exists.
-        return np.array(np.load(self.origin, mmap_mode="r")[rows], order="C")
-
-
 def _member(path: str, archive: Any, name: str) -> RowSource:
-    with archive.zip.open(f"{name}.npy") as stream:
-        version = "_".join(map(str, npy.read_magic(stream)))
-        shape, _, dtype = getattr(npy, f"read_array_header_{version}")(stream)
+    with archive.zip.open(f"{name}.npy") as member:
+        version = "_".join(map(str, npy.read_magic(member)))
+        shape, _, dtype = getattr(npy, f"read_array_header_{version}")(member)
 
     def blocks() -> Iterator[NDArray[Any]]:
         with np.load(path) as again:
             yield again[name]
 
-    return StreamSource(path, shape, dtype, blocks)
+    return stream(path, shape, dtype, blocks)
 
 
 def _check(sources: dict[str, RowSource]) -> None:
     if not sources:
         raise InvalidParameter.because("files", "they do not contain any array", "Give files with at least one array.")
-    wrong = []
-    for name, source in sources.items():
-        if source.ndim == 0:
-            reason, hint = "it is a single number", "Leave it out by naming the other arrays."
-        elif source.dtype.hasobject or source.dtype.kind in "OT":
-            reason, hint = (
-                f"its dtype {source.dtype} does not have a fixed size",
-                "Cast it to numbers, or leave it out.",
-            )
-        elif not len(source):
-            reason, hint = "it is empty", "Give at least one sample."
-        else:
-            continue
-        wrong.append(InvalidParameter.because(f"{source.origin}: array {name!r}", reason, hint))
-    if wrong:
-        raise InvalidParameter.of_all(wrong)
+    each(sources, lambda name: _check_items(f"{sources[name].origin}: array {name!r}", sources[name]))
     first, *following = sources.items()
     for name, source in following:
         if len(source) != len(first[1]):
@@ -203,3 +185,13 @@ def _check(sources: dict[str, RowSource]) -> None:
                 f"but array {name!r} of {source.origin} has {len(source)}",
                 "All arrays must have the same length.",
             )
+
+
+def _check_items(label: str, source: RowSource) -> None:
+    if source.ndim == 0:
+        raise InvalidParameter.because(label, "it is a single number", "Leave it out by naming the other arrays.")
+    if source.dtype.hasobject or source.dtype.kind in "OT":
+        reason = f"its dtype {source.dtype} does not have a fixed size"
+        raise InvalidParameter.because(label, reason, "Cast it to numbers, or leave it out.")
+    if not len(source):
+        raise InvalidParameter.because(label, "it is empty", "Give at least one sample.")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -20,12 +21,6 @@ from dshuffle.store.sources.source import RowSource, files_below, unreadable
 SUFFIXES = (".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 CHANNELS = {"L": (), "RGB": (3,)}
 """Axes of a pixel in each mode: grey, and red, green and blue."""
-
-GREY = ("1", "L", "LA")
-STORED_MODES = (*GREY, "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
-"""Modes of files with at most eight bits for each channel. Pillow would clip the values of others."""
-
-TRANSPARENT = ("LA", "PA", "RGBA")
 
 FILES_AT_A_TIME = 4096
 """Files of which the headers are looked at before the next ones are opened."""
@@ -104,28 +99,17 @@ class ImageFolder:
                 f"{empty} Convert its files, or move the folder away." if classes else "",
             )
         paths = [path for path, _ in images]
-        (height, width), common_mode = _common(paths, None if size is None else _checked_size(size), mode)
-        labels = _Rows(str(root), np.array([label for _, label in images]).__getitem__, (len(images),), np.int64)
-        labels.classes = tuple(classes)
+        (height, width), mode = _common(paths, None if size is None else _checked_size(size), mode)
+        labels = np.array([label for _, label in images], np.int64)
         others = tuple(path for paths in files for path in paths if not _is_image(path))
 
-        def pixels(rows: slice) -> NDArray[Any]:
+        def read(rows: slice) -> NDArray[Any]:
             with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders release the GIL
-                return np.stack(list(pool.map(lambda path: _pixels(path, (height, width), common_mode), paths[rows])))
+                return np.stack(list(pool.map(lambda path: _pixels(path, (height, width), mode), paths[rows])))
 
-        shape = (len(images), height, width, *CHANNELS[common_mode])
-        return cls({"x": _Rows(str(root), pixels, shape, np.uint8), "y": labels}, labels.classes, others)
-
-
-class _Rows(RowSource):
-    """Rows that a function reads."""
-
-    def __init__(self, origin: str, read: Callable[[slice], NDArray[Any]], shape: tuple[int, ...], dtype: Any) -> None:
-        super().__init__(origin, shape, np.dtype(dtype))
-        self._read = read
-
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        return self._read(rows)
+        pixels = RowSource(str(root), (len(images), height, width, *CHANNELS[mode]), np.dtype(np.uint8), read)
+        numbers = RowSource(str(root), labels.shape, labels.dtype, labels.__getitem__, tuple(classes))
+        return cls({"x": pixels, "y": numbers}, tuple(classes), others)
 
 
 def _is_image(path: Path) -> bool:
@@ -140,53 +124,53 @@ def _checked_size(size: Sequence[int]) -> tuple[int, int]:
 
 def _common(paths: Sequence[Path], size: tuple[int, int] | None, mode: str | None) -> tuple[tuple[int, int], str]:
     """The size and the mode of all images: as asked for, or by their headers."""
-    common = size
+    first, all_grey = size, True
     for path, found, is_grey in _headers(paths) if size is None or mode is None else ():
-        common = common or found
-        if size is None and found != common:
+        first, all_grey = first or found, all_grey and is_grey
+        if size is None and found != first:
             raise InvalidParameter(
-                f"size is needed, as images differ in size: {paths[0]} has {common[0]} x {common[1]} pixels (height x "
+                f"size is needed, as images differ in size: {paths[0]} has {first[0]} x {first[1]} pixels (height x "
                 f"width), and {path} {found[0]} x {found[1]}. Give the height and width that all should have"
             )
-        if not is_grey:
-            mode = mode or "RGB"
-            if size is not None:
-                break
-    assert common is not None
-    return common, mode or "L"
+        if size is not None and not is_grey:
+            break
+    assert first is not None
+    return first, mode or ("L" if all_grey else "RGB")
 
 
 def _headers(paths: Sequence[Path]) -> Iterator[tuple[Path, tuple[int, int], bool]]:
+    """Height and width of each image, as its orientation in the EXIF data shows it, and whether it is grey."""
+
+    def header(path: Path) -> tuple[Path, tuple[int, int], bool]:
+        with _opened(path) as image:
+            turned = image.getexif().get(0x0112, 1) >= 5
+            return path, (image.size if turned else image.size[::-1]), image.mode in ("1", "L", "LA")
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for begin in range(0, len(paths), FILES_AT_A_TIME):
-            yield from pool.map(_header, paths[begin : begin + FILES_AT_A_TIME])
+            yield from pool.map(header, paths[begin : begin + FILES_AT_A_TIME])
 
 
-def _header(path: Path) -> tuple[Path, tuple[int, int], bool]:
-    """Height and width of an image, as its orientation in the EXIF data shows it, and whether it is grey."""
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
     try:
         with Image.open(path) as image:
-            turned = image.getexif().get(0x0112, 1) >= 5
-            return path, (image.size if turned else image.size[::-1]), image.mode in GREY
+            yield image
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise unreadable(str(path), error) from error
 
 
 def _pixels(path: Path, size: tuple[int, int], mode: str) -> NDArray[np.uint8]:
-    height, width = size
-    try:
-        with Image.open(path) as image:
-            if image.mode not in STORED_MODES:
-                raise DatasetError(
-                    f"{path} has the mode {image.mode}, with more than eight bits for each channel, which would be "
-                    "clipped. Scale it to eight bits, or write the values yourself with create_dataset"
-                )
-            upright = ImageOps.exif_transpose(image)
-            if image.mode in TRANSPARENT or "transparency" in image.info:  # hidden colours must not show
-                upright = Image.alpha_composite(Image.new("RGBA", upright.size, "black"), upright.convert("RGBA"))
-            upright = upright.convert(mode)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise unreadable(str(path), error) from error
-    if upright.size != (width, height):
-        upright = ImageOps.fit(upright, (width, height), Image.Resampling.BILINEAR)
+    with _opened(path) as image:
+        if image.mode.startswith(("I", "F")):  # Pillow would clip the values
+            raise DatasetError(
+                f"{path} has the mode {image.mode}, with more than eight bits for each channel, which would be "
+                "clipped. Scale it to eight bits, or write the values yourself with create_dataset"
+            )
+        upright = ImageOps.exif_transpose(image)
+        if image.has_transparency_data:  # hidden colours must not show
+            upright = Image.alpha_composite(Image.new("RGBA", upright.size, "black"), upright.convert("RGBA"))
+        upright = upright.convert(mode)
+    if upright.size != size[::-1]:
+        upright = ImageOps.fit(upright, size[::-1], Image.Resampling.BILINEAR)
     return np.asarray(upright)

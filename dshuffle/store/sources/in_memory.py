@@ -6,7 +6,6 @@ Except for Dask, these libraries are not imported here: whoever passes such an o
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ import dask.array as da
 import dask.base
 import numpy as np
 
+from dshuffle.checks import each
 from dshuffle.errors import InvalidParameter
 from dshuffle.store.sources import module_with_pyarrow
 from dshuffle.store.sources.source import RowSource, complete
@@ -22,12 +22,10 @@ from dshuffle.store.sources.source import RowSource, complete
 Arrays = tuple[dict[str, Any], dict[str, str], dict[str, tuple[str, ...]]]
 """Name -> array, name -> why something is not one of the arrays, and name -> dimensions, if they have names."""
 
-ADVICE = {
-    "LazyFrame": "Compute it with .collect().",
-    "Series": "Make a table of it with .to_frame().",
-    "AnnData": "Write it with .write_zarr(URL), and open that with open_dataset.",
-}
-"""What to do with objects of other kinds."""
+HINT = (
+    'Give an array a name ({"x": array}), make a table of a Series (.to_frame()) or a LazyFrame (.collect()), and open '
+    "what is stored with open_dataset or dshuffle.store.read_sources."
+)
 
 
 def arrays_of(data: Any) -> Arrays:
@@ -52,7 +50,6 @@ def arrays_of(data: Any) -> Arrays:
     ({'x': [1, 2]}, {}, {})
     """
     libraries = {kind.__module__.partition(".")[0] for kind in type(data).__mro__}
-    is_series = hasattr(data, "to_frame")
     skipped: dict[str, str] = {}
     arrays: dict[str, Any]
     if "xarray" in libraries:
@@ -62,18 +59,13 @@ def arrays_of(data: Any) -> Arrays:
         arrays = _of_frame(data)
         if "pandas" in libraries:
             skipped = {str(n): "it is the index; reset_index() makes it a column" for n in data.index.names if n}
-    elif hasattr(data, "__arrow_c_stream__") and not is_series:
+    elif hasattr(data, "__arrow_c_stream__") and not hasattr(data, "to_frame"):  # as a Series has it
         arrays = module_with_pyarrow().table_arrays(data)
     elif isinstance(data, Mapping) and data:
         return _with_known_chunks(dict(data)), {}, {}
     else:
-        hint = ADVICE.get(type(data).__name__, "")
-        if isinstance(data, str | os.PathLike) or libraries & {"zarr", "dshuffle"}:
-            hint = "What is stored is opened with open_dataset, or read with dshuffle.store.read_sources."
-        elif not hint and (hasattr(data, "__array__") or hasattr(data, "todense") or isinstance(data, list | tuple)):
-            hint = 'Give the array a name: {"x": array}.'
         raise InvalidParameter.of(
-            "arrays", data, "a mapping of at least one name to an array, a table or an xarray.Dataset", hint
+            "arrays", data, "a mapping of at least one name to an array, a table or an xarray.Dataset", HINT
         )
     if not arrays:
         raise InvalidParameter.because("arrays", f"this {type(data).__name__} has no columns", "Give at least one.")
@@ -123,15 +115,7 @@ def _of_frame(frame: Any) -> dict[str, Any]:
     """The columns of a DataFrame of pandas or Dask."""
     if frame.columns.has_duplicates:
         raise InvalidParameter.of("columns", list(frame.columns), "distinct")
-    arrays, wrong = {}, []
-    for name in frame.columns:
-        try:
-            arrays[name] = _of_series(f"column {name!r}", frame[name])
-        except InvalidParameter as error:
-            wrong.append(error)
-    if wrong:
-        raise InvalidParameter.of_all(wrong)
-    return arrays
+    return each(frame.columns, lambda name: _of_series(f"column {name!r}", frame[name]))
 
 
 def _of_series(label: str, series: Any) -> Any:
@@ -153,26 +137,21 @@ def _of_xarray(data: Any) -> Arrays:
     Of a dataset, these are the variables with the first dimension of the largest one; of a data array, itself and its
     coordinates along its first dimension. The dimension of samples moves to the front.
     """
-    kind = type(data).__name__
-    if children := getattr(data, "children", None):
-        paths = sorted(map(str, children))
-        hint = f"Give one of them, such as tree[{paths[0]!r}].to_dataset()."
-        raise InvalidParameter.because("arrays", f"this {kind} has the groups {', '.join(paths)}", hint)
-    if hasattr(data, "data_vars"):
-        variables = [variable for variable in data.data_vars.values() if variable.ndim]
-        largest = max(variables, key=lambda variable: variable.nbytes, default=None)
-        if largest is None:
-            raise InvalidParameter.because("arrays", f"this xarray.{kind} has no variables with a dimension")
-        return _along(data.variables, largest.dims[0])
-    if not hasattr(data, "coords"):
-        hint = "Give an xarray.Dataset or DataArray."
-        raise InvalidParameter.because("arrays", f"this xarray object is a {kind}", hint)
+    whole = isinstance(getattr(data, "data_vars", None), Mapping)  # a Dataset or a node of a DataTree
+    if not whole and not hasattr(data, "coords"):
+        raise InvalidParameter.of("arrays", data, "an xarray.Dataset or DataArray")
+    variables = data.data_vars.values() if whole else [data.variable]
+    main = max(variables, key=lambda variable: variable.nbytes if variable.ndim else -1, default=None)
+    groups = [f"Give one of them, such as tree[{name!r}]." for name in getattr(data, "children", ())]
+    if main is None or not main.ndim or groups:
+        reason = f"this {type(data).__name__} has " + ("groups" if groups else "no variables with a dimension")
+        raise InvalidParameter.because("arrays", reason, "".join(groups[:1]))
+    if whole:
+        return _along(data.variables, main.dims[0])
     if data.name is None:
-        raise InvalidParameter.because("arrays", f"this xarray.{kind} has no name", 'Name it with .rename("x").')
-    if not data.ndim:
-        raise InvalidParameter.because("arrays", f"this xarray.{kind} has no dimension", "It must have one of samples.")
+        raise InvalidParameter.because("arrays", "this DataArray has no name", 'Name it with .rename("x").')
     coordinates = {name: coordinate.variable for name, coordinate in data.coords.items()}
-    return _along({**coordinates, data.name: data.variable}, data.dims[0])
+    return _along({**coordinates, data.name: main}, main.dims[0])
 
 
 def _along(variables: Mapping[Hashable, Any], samples: Hashable) -> Arrays:

@@ -15,8 +15,9 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from dshuffle.checks import each
 from dshuffle.errors import DatasetError, InvalidParameter
-from dshuffle.store.sources.source import RowSource, StreamSource, block_rows, complete, missing, unreadable
+from dshuffle.store.sources.source import RowSource, block_rows, complete, missing, stream, unreadable
 
 FORMAT = pa.dataset.ParquetFileFormat(
     # Nanoseconds, the default, reach from 1677 to 2262, and pyarrow wraps what lies outside.
@@ -44,26 +45,14 @@ def parquet_arrays(tables: Mapping[str, Sequence[str]], chosen: set[str] | None)
     """
     parts = [part for path, files in tables.items() for part in _parts(path, files)]
     first = parts[0]
-    names = [name for name in first.schema.names if chosen is None or name in chosen]
-    if len(set(names)) < len(names):
-        raise InvalidParameter.of(f"{first.path}: columns", names, "distinct")
-    wrong: dict[str, InvalidParameter] = {}
-    for part in parts:
-        with_nulls = part.with_nulls()
-        for name in names:
-            label = f"{part.path}: column {name!r}"
-            if name not in part.schema.names:
-                error = InvalidParameter.because(label, f"it is missing, but exists in {first.path}")
-            elif (kind := part.schema.field(name).type) != (right := first.schema.field(name).type):
-                reason = f"its type is {kind}, but {right} in {first.path}"
-                error = InvalidParameter.because(label, reason, "All files must have the same types.")
-            elif name in with_nulls:
-                error = missing(label, "nulls")
-            else:
-                continue
-            wrong.setdefault(name, error)
-    n_rows = sum(part.metadata.num_rows for part in parts)
-    return _each(names, wrong, lambda name: _column(parts, name, first.schema.field(name).type, n_rows))
+    names = _distinct([name for name in first.schema.names if chosen is None or name in chosen])
+
+    def column(name: str) -> RowSource:
+        for part in parts:
+            part.check(name, first)
+        return _column(parts, name, first.schema.field(name).type)
+
+    return each(names, column)
 
 
 def table_arrays(data: Any) -> dict[str, NDArray[Any]]:
@@ -78,10 +67,13 @@ def table_arrays(data: Any) -> dict[str, NDArray[Any]]:
         table = pa.table(data)
     except (pa.ArrowInvalid, TypeError) as exc:
         raise InvalidParameter.because("arrays", f"{type(data).__name__} is not a table ({exc})") from exc
-    names = table.column_names
+    return each(_distinct(table.column_names), lambda name: column_array(f"column {name!r}", table[name]))
+
+
+def _distinct(names: list[str]) -> list[str]:
     if len(set(names)) < len(names):
         raise InvalidParameter.of("columns", names, "distinct")
-    return _each(names, {}, lambda name: column_array(f"column {name!r}", table[name]))
+    return names
 
 
 def column_array(label: str, values: Any) -> NDArray[Any]:
@@ -97,33 +89,28 @@ def column_array(label: str, values: Any) -> NDArray[Any]:
     return _numbers(label, column, sizes)
 
 
-def _each(names: Sequence[str], wrong: dict[str, InvalidParameter], read: Callable[[str], Any]) -> dict[str, Any]:
-    """The array of each column, or one error for all that are wrong."""
-    arrays = {}
-    for name in names:
-        try:
-            if name not in wrong:
-                arrays[name] = read(name)
-        except InvalidParameter as error:
-            wrong[name] = error
-    if wrong:
-        raise InvalidParameter.of_all([wrong[name] for name in names if name in wrong])
-    return arrays
-
-
 class _Part:
     """A file of a table, and the values of the columns that the names of its folders make."""
 
     def __init__(self, path: str, metadata: Any, schema: Any, keys: Mapping[str, Any]) -> None:
         self.path, self.metadata, self.schema, self.keys = path, metadata, schema, keys
+        columns = [metadata.schema.column(index) for index in range(metadata.num_columns)]
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        # The statistics of a list would count empty lists, too.
+        flat = [(index, column.path) for index, column in enumerate(columns) if column.name == column.path]
+        known = ((path, group.column(index).statistics) for group in groups for index, path in flat)
+        self._with_nulls = {path for path, statistics in known if statistics and statistics.null_count}
 
-    def with_nulls(self) -> set[str]:
-        """Columns with nulls, by the footer. Its statistics of a list would count empty lists, too."""
-        columns = [self.metadata.schema.column(index) for index in range(self.metadata.num_columns)]
-        groups = [self.metadata.row_group(number) for number in range(self.metadata.num_row_groups)]
-        flat = [index for index, column in enumerate(columns) if column.name == column.path]
-        statistics = ((index, group.column(index).statistics) for group in groups for index in flat)
-        return {columns[index].path for index, known in statistics if known and known.null_count}
+    def check(self, name: str, first: _Part) -> None:
+        """Refuse a column that is not as in the first file, or has nulls according to the footer."""
+        label = f"{self.path}: column {name!r}"
+        if name not in self.schema.names:
+            raise InvalidParameter.because(label, f"it is missing, but exists in {first.path}")
+        if (kind := self.schema.field(name).type) != (right := first.schema.field(name).type):
+            reason = f"its type is {kind}, but {right} in {first.path}"
+            raise InvalidParameter.because(label, reason, "All files must have the same types.")
+        if name in self._with_nulls:
+            raise missing(label, "nulls")
 
     def batches(self, name: str, rows: int) -> Iterator[Any]:
         """The values of a column, in order."""
@@ -174,7 +161,7 @@ def _items(label: str, kind: Any, first_length: Callable[[], int]) -> tuple[tupl
     raise InvalidParameter.because(label, reason, hint)
 
 
-def _column(parts: list[_Part], name: str, kind: Any, n_rows: int) -> RowSource:
+def _column(parts: list[_Part], name: str, kind: Any) -> RowSource:
     def label(part: _Part) -> str:
         return f"{part.path}: column {name!r}"
 
@@ -183,14 +170,14 @@ def _column(parts: list[_Part], name: str, kind: Any, n_rows: int) -> RowSource:
         return next((_length_of_first(label(part), batch) for part, batch in firsts), 0)
 
     sizes, dtype = _items(label(parts[0]), kind, first_length)
-    shape = (n_rows, *sizes)
+    shape = (sum(part.metadata.num_rows for part in parts), *sizes)
 
     def blocks() -> Iterator[NDArray[Any]]:
         for part in parts:
             for batch in part.batches(name, block_rows(shape, dtype)):
                 yield _numbers(label(part), batch, sizes)
 
-    return StreamSource(", ".join(part.path for part in parts), shape, dtype, blocks)
+    return stream(", ".join(part.path for part in parts), shape, dtype, blocks)
 
 
 def _length_of_first(label: str, values: Any) -> int:

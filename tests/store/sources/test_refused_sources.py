@@ -15,7 +15,7 @@ import zarr
 
 from dshuffle.errors import CorruptChunk, DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.store import create_dataset, open_dataset, read_sources
-from dshuffle.store.sources.source import StreamSource
+from dshuffle.store.sources.source import stream
 
 RNG = np.random.default_rng(0)
 X = RNG.random((1000, 3, 2), np.float32)
@@ -222,7 +222,7 @@ def test_a_member_that_is_shorter_than_its_header_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rows", "words"), [([4], "ended after 4 of 10"), ([10, 0, 1], "has more than 10")])
 def test_a_file_that_changes_while_it_is_read(rows: list[int], words: str) -> None:
-    source = StreamSource("ratings.csv", (10,), np.dtype(int), lambda: iter([np.arange(n) for n in rows]))
+    source = stream("ratings.csv", (10,), np.dtype(int), lambda: iter([np.arange(n) for n in rows]))
     with pytest.raises(DatasetError, match=rf"ratings\.csv {words}"):
         source[0:10]
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.store import create_dataset, open_dataset, read_sources, watched
-from dshuffle.store.sources.source import StreamSource
+from dshuffle.store.sources.source import stream
 
 RNG = np.random.default_rng(0)
 X = RNG.random((1000, 3, 2), np.float32)
@@ -228,7 +228,7 @@ def test_a_dataset_is_rechunked_in_its_own_place(tmp_path: Path) -> None:
 )
 def test_a_stream_gives_any_slab(cuts: list[int], slabs: list[list[int]]) -> None:
     rows = np.arange(60).reshape(30, 2)
-    source = StreamSource("here", rows.shape, rows.dtype, lambda: iter(np.split(rows, cuts)))
+    source = stream("here", rows.shape, rows.dtype, lambda: iter(np.split(rows, cuts)))
     for start, stop in slabs:
         np.testing.assert_array_equal(source[start:stop], rows[start:stop])
 
@@ -240,7 +240,7 @@ def test_ascending_slabs_open_a_stream_once() -> None:
         opened.append(True)
         return iter(np.split(np.arange(30), 3))
 
-    source = StreamSource("here", (30,), np.dtype(int), blocks)
+    source = stream("here", (30,), np.dtype(int), blocks)
     assert np.concatenate([source[start : start + 4] for start in range(0, 30, 4)]).tolist() == list(range(30))
     assert len(opened) == 1
 
