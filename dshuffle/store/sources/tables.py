@@ -121,7 +121,7 @@ class _Part:
             return
         # Without a buffer pyarrow fetches the whole column of a row group at once, which may be the whole file.
         options = {"buffer_size": 1 << 20, "pre_buffer": False, "coerce_int96_timestamp_unit": "us"}
-        with pq.ParquetFile(self.path, **options) as file:
+        with pq.ParquetFile(self.path, metadata=self.metadata, **options) as file:
             for batch in file.iter_batches(batch_size=rows, columns=[name], use_threads=False):
                 yield batch.column(name)  # beside a column "a.b", "a" means both
 
