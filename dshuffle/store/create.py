@@ -8,9 +8,11 @@ import functools
 import math
 import os
 import shutil
+import tempfile
 import time
 import uuid
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -30,11 +32,10 @@ from dshuffle.store.backends import open_store
 from dshuffle.store.backends.standing import GROUP, standing_at
 from dshuffle.store.backends.urls import canonical_url, is_local, is_memory
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.mark import Mark
+from dshuffle.store.identity import Mark
 from dshuffle.store.open import open_dataset
 from dshuffle.store.sources.in_memory import array_of, arrays_of
 from dshuffle.store.sources.source import RowSource
-from dshuffle.store.temporary_folder import TemporaryFolder
 from dshuffle.store.zarr_arrays import NewArray, Slab, create_arrays, write_slabs
 
 _CHUNK_NBYTES = 4 << 20
@@ -358,3 +359,31 @@ def _unstable_dtypes_allowed() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnstableSpecificationWarning)
         yield
+
+
+class TemporaryFolder:
+    """A folder that is removed with this object, or when the process ends.
+
+    Raises
+    ------
+    DatasetError
+        If it cannot be made.
+    """
+
+    def __init__(self) -> None:
+        place = dask.config.get("temporary-directory", None) or tempfile.gettempdir()
+        try:
+            self._folder = tempfile.mkdtemp(prefix="dshuffle-", dir=place)
+        except OSError as error:
+            raise DatasetError(f"a temporary folder cannot be made in {place}: {error}") from error
+        weakref.finalize(self, remove_if_mine, self._folder, os.getpid())
+
+    def path(self, name: str) -> str:
+        """Path of something in the folder."""
+        return os.path.join(self._folder, name)
+
+
+def remove_if_mine(folder: str, process: int) -> None:
+    """Remove a folder of a process, unless this is another process that was forked from it."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -24,8 +24,7 @@ from dshuffle.store.backends.urls import is_memory
 from dshuffle.store.both_ways import FirstReads
 from dshuffle.store.cf import Decoding, attributes_of, encoding_of
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.identity import identity_of
-from dshuffle.store.mark import Mark
+from dshuffle.store.identity import Mark, identity_of
 from dshuffle.store.opening import Opening
 from dshuffle.store.sample_arrays import ArrayChoice, SampleArrays, find_arrays
 from dshuffle.store.stored_array import StoredArray

@@ -20,7 +20,7 @@ from distributed import Client
 import dshuffle
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.store import read_array, read_sources
-from dshuffle.store.temporary_folder import remove_if_mine
+from dshuffle.store.create import remove_if_mine
 
 N = 50
 RNG = np.random.default_rng(3)
