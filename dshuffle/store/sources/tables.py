@@ -94,12 +94,9 @@ class _Part:
 
     def __init__(self, path: str, metadata: Any, schema: Any, keys: Mapping[str, Any]) -> None:
         self.path, self.metadata, self.schema, self.keys = path, metadata, schema, keys
-        columns = [metadata.schema.column(index) for index in range(metadata.num_columns)]
-        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-        # The statistics of a list would count empty lists, too.
-        flat = [(index, column.path) for index, column in enumerate(columns) if column.name == column.path]
-        known = ((path, group.column(index).statistics) for group in groups for index, path in flat)
-        self._with_nulls = {path for path, statistics in known if statistics and statistics.null_count}
+        columns = ((index, metadata.schema.column(index)) for index in range(metadata.num_columns))
+        # Columns without items of their own: the statistics of a list would count empty lists, too.
+        self._flat = {column.path: index for index, column in columns if column.name == column.path}
 
     def check(self, name: str, first: _Part) -> None:
         """Refuse a column that is not as in the first file, or has nulls according to the footer."""
@@ -109,7 +106,9 @@ class _Part:
         if (kind := self.schema.field(name).type) != (right := first.schema.field(name).type):
             reason = f"its type is {kind}, but {right} in {first.path}"
             raise InvalidParameter.because(label, reason, "All files must have the same types.")
-        if name in self._with_nulls:
+        index, groups = self._flat.get(name), range(self.metadata.num_row_groups)
+        known = (self.metadata.row_group(group).column(index).statistics for group in groups if index is not None)
+        if any(statistics and statistics.null_count for statistics in known):
             raise missing(label, "nulls")
 
     def batches(self, name: str, rows: int) -> Iterator[Any]:
