@@ -83,10 +83,12 @@ class InvalidParameter(DShuffleError, ValueError):
         """Return one error for all that is wrong, such as the columns of a file."""
         if len(errors) == 1:
             return errors[0]
-        named = [str(error).removesuffix(f". {error.hint}") for error in errors[:_MOST_NAMED]]
-        more = [f"and {len(errors) - len(named)} more"] if len(errors) > len(named) else []
+        first, *others = [str(error).removesuffix(f". {error.hint}") for error in errors[:_MOST_NAMED]]
+        others = [text.removeprefix(first.partition(": ")[0] + ": ") for text in others]  # the same file
+        if (more := len(errors) - _MOST_NAMED) > 0:
+            others.append(f"and {more} more")
         hints = dict.fromkeys(error.hint for error in errors if error.hint)
-        return cls._with_hint("; ".join(named + more), " ".join(hints))
+        return cls._with_hint("; ".join([first, *others]), " ".join(hints))
 
     @classmethod
     def _with_hint(cls, message: str, hint: str) -> Self:

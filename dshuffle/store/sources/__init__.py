@@ -138,7 +138,8 @@ def _opened(places: list[str], tables: dict[str, list[str]], chosen: set[str] | 
             yield zarr_arrays(place)
         else:
             kinds = f"a file of .npy, .npz, {', '.join(PARQUET)}, or a Zarr array or group"
-            raise InvalidParameter.of("files", place, kinds)
+            hint = "Read CSV files with pandas or Dask, and give the table to create_dataset."
+            raise InvalidParameter.of("files", place, kinds, hint if suffix == ".csv" else "")
     if tables:
         yield module_with_pyarrow().parquet_arrays(tables, chosen)
 

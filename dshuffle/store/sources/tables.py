@@ -152,12 +152,15 @@ def _items(label: str, kind: Any, first_length: Callable[[], int]) -> tuple[tupl
     numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_duration, pa.types.is_date)
     if any(holds(items) for holds in numbers) or (pa.types.is_timestamp(items) and items.tz is None):
         return tuple(sizes), pa.array([], items).to_numpy(zero_copy_only=False).dtype
-    hint = "Cast it, or leave it out by naming the other columns. Class labels must be numbers (pandas: .cat.codes)."
+    hint = (
+        "Columns must be numbers, booleans, times, or lists of these of equal length: cast them (class labels of "
+        "pandas: .cat.codes), or leave them out by naming the others."
+    )
     if pa.types.is_timestamp(items):
-        cast = f"Cast it to timestamp[{items.unit}] (pandas: .dt.tz_convert(None)) for times in UTC"
-        hint = f"NumPy's times have no zone. {cast}, or leave it out."
-    reason = f"its type is {kind}, not numbers, booleans, times, or lists of these of equal length"
-    raise InvalidParameter.because(label, reason, hint)
+        hint = (
+            f"NumPy's times have no zone: cast them to timestamp[{items.unit}] in UTC (pandas: .dt.tz_convert(None))."
+        )
+    raise InvalidParameter.because(label, f"its type is {kind}", hint)
 
 
 def _column(parts: list[_Part], name: str, kind: Any) -> RowSource:

@@ -98,7 +98,7 @@ REFUSED: list[tuple[str, Callable[[Path], list[Any]], type[Exception], str]] = [
         "times with a zone",
         lambda f: [table(f / "a.pq", w=pa.array([1], pa.timestamp("us", "UTC")))],
         InvalidParameter,
-        r"column 'w' .* its type is timestamp\[us, tz=UTC\].*Cast it to timestamp\[us\]",
+        r"column 'w' .* its type is timestamp\[us, tz=UTC\].*cast them to timestamp\[us\]",
     ),
     (
         "missing times",
