@@ -13,7 +13,7 @@ from distributed import Client, Future, Security
 from distributed.client import ClosedClientError
 
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.launched.mailbox import Terms, hold_partition, mark_batches
+from dshuffle.launched.mailbox import hold_partition, mark_batches
 from dshuffle.planning.shares import Shares, parse_shares
 from dshuffle.runtime import Shuffler
 from dshuffle.runtime.client.checkpoints import find_checkpoint, write_checkpoint
@@ -50,8 +50,6 @@ class JobSession:
         The dataset.
     world_size
         Number of ranks.
-    terms
-        What must be the same on all ranks.
     checkpoint
         Where the position is written, if anywhere. If there is a checkpoint, the session continues it.
     state
@@ -66,12 +64,11 @@ class JobSession:
         security: Security,
         dataset: Dataset,
         world_size: int,
-        terms: Terms,
         checkpoint: str | os.PathLike[str] | None,
         state: Mapping[str, Any] | None,
         options: Mapping[str, Any],
     ) -> None:
-        self.dataset, self._terms, self._checkpoint = dataset, terms, checkpoint
+        self.dataset, self._checkpoint = dataset, checkpoint
         self._futures: list[Future[Any]] = []
         self._is_closing = False
         if state is not None:
@@ -119,7 +116,7 @@ class JobSession:
             Called in another thread with the address of a worker and the reason if its task does not finish.
         """
         epoch = next(self.shuffler.epochs(count))
-        self._futures = epoch.map(hold_partition, self._terms)
+        self._futures = epoch.map(hold_partition)
         for address, future in zip(self.shuffler.addresses, self._futures, strict=True):
             future.add_done_callback(functools.partial(self._call_if_failed, on_failure, address))
 
