@@ -167,7 +167,8 @@ class SpmdLoader:
     def _state_dict(self, session: JobSession) -> dict[str, Any]:
         epoch = None if self._waits else self._epoch
         n_batches, is_complete = (0, False) if epoch is None else (epoch.n_trained, epoch.is_complete)
-        return session.state_dict(self._attached.states(), n_batches, is_complete=is_complete)
+        with self._job_errors():
+            return session.state_dict(self._attached.states(), n_batches, is_complete=is_complete)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Continue from a state, with any number of ranks. Call it on all ranks, before :meth:`attach`.

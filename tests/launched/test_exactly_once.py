@@ -241,9 +241,12 @@ def test_a_position_that_a_rank_has_not_reached_is_not_saved(in_threads, tmp_pat
         batches = iter(next(loader.epochs(1)))
         for _ in range(3 - loader.rank):
             next(batches)
+        everywhere.wait(60)
         if loader.rank == 0:
             loader.save()
+        loader._mailbox.wait(lambda: False, "for the failure of rank 0")
 
+    everywhere = threading.Barrier(2)
     results = in_threads(2, stops, checkpoint=tmp_path / "run.json")
     assert "rank 1 was not given 3 batches of epoch 0, and rank 0 was" in str(results[0])
 
