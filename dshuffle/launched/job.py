@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -224,7 +225,8 @@ class Job(SchedulerPlugin):
             self.failure = failure
             self._failed.set()
             if self.on_failure is not None:
-                asyncio.get_running_loop().run_in_executor(None, self.on_failure)
+                # A thread that does not hold up the end of the process: the client may wait for a scheduler that closes.
+                threading.Thread(target=self.on_failure, daemon=True).start()
             self._post(self._addresses.values(), "post_failure", ToPickle(failure))
 
     def _check_left(self) -> None:

@@ -30,6 +30,8 @@ from dshuffle.launched.mailbox import MAILBOXES, Mailbox, Progress
 from dshuffle.launched.ports import Terms, find_scheduler, hosts_of, is_free, ports_of
 from dshuffle.launched.secret import PROTOCOL, SecretSecurity, key_of
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 CLOSE_WITHIN, FAIL_WITHIN = 5.0, 1.0
@@ -276,14 +278,20 @@ class RankProcess:
             self._stay.cancel()
         if self._worker is not None:
             MAILBOXES.pop(self._worker.address, None)
-            with contextlib.suppress(TimeoutError):
-                closing = self._worker.close(timeout=seconds, executor_wait=False, nanny=False)
-                await asyncio.wait_for(closing, seconds)
+            await self._closed(self._worker.close(timeout=seconds, executor_wait=False, nanny=False), seconds)
         if self._scheduler is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._scheduler.close(), seconds)
+            await self._closed(self._scheduler.close(), seconds)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
+
+    @staticmethod
+    async def _closed(closing: Coroutine[Any, Any, Any], seconds: float) -> None:
+        """Wait until something is closed. An error here must not hide the reason for which the job ends."""
+        try:
+            await asyncio.wait_for(closing, seconds)
+        except Exception as error:
+            # Dask raises RuntimeError if it closes a connection twice that is being opened.
+            logger.debug("dshuffle: closing failed: %r", error)
