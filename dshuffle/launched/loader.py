@@ -162,13 +162,14 @@ class SpmdLoader:
             return {"rank": self.rank, "epoch": number, "batches": n_batches}
         self._opened()
         assert self._session is not None
-        return self._state_dict(self._session)
+        return self._state_dict(self._session, has_model=True)
 
-    def _state_dict(self, session: JobSession) -> dict[str, Any]:
+    def _state_dict(self, session: JobSession, *, has_model: bool) -> dict[str, Any]:
         epoch = None if self._waits else self._epoch
         n_batches, is_complete = (0, False) if epoch is None else (epoch.n_trained, epoch.is_complete)
         with self._job_errors():
-            return session.state_dict(self._attached.states(), n_batches, is_complete=is_complete)
+            states = self._attached.states()
+            return session.state_dict(states, n_batches, is_complete=is_complete, has_model=has_model)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Continue from a state, with any number of ranks. Call it on all ranks, before :meth:`attach`.
@@ -206,9 +207,9 @@ class SpmdLoader:
         if self._checkpoint is None:
             raise InvalidParameter.of("checkpoint", None, "a file or an object, to save the position there")
         if not self.rank:
-            state = self.state_dict()
+            self._opened()
             assert self._session is not None
-            self._session.save(state)
+            self._session.save(self._state_dict(self._session, has_model=False))
 
     def __enter__(self) -> Self:
         return self
@@ -385,7 +386,7 @@ class SpmdLoader:
                 self._end_epoch()
             elif self._epoch is not None:
                 if epoch is not None and self._checkpoint is not None:
-                    session.save(self._state_dict(session))
+                    session.save(self._state_dict(session, has_model=False))
                 process.tell_job("release")
             with self._job_errors():
                 session.close()

@@ -130,7 +130,9 @@ class JobSession:
         for _ in self.shuffler.epochs(0):
             pass
 
-    def state_dict(self, states: Mapping[str, Any], n_batches: int, *, is_complete: bool) -> dict[str, Any]:
+    def state_dict(
+        self, states: Mapping[str, Any], n_batches: int, *, is_complete: bool, has_model: bool
+    ) -> dict[str, Any]:
         """The state of the session, after a number of batches of the current epoch on every rank.
 
         Parameters
@@ -141,6 +143,8 @@ class JobSession:
             Number of batches.
         is_complete
             Whether these are all batches of the epoch, so that the state is that of the next one.
+        has_model
+            Whether the caller keeps a model with the state, so that a warning that none is attached would be wrong.
 
         Raises
         ------
@@ -148,8 +152,8 @@ class JobSession:
             If a rank has not come so far.
         """
         shuffler = self.shuffler
-        if states:
-            shuffler.attach(dict(states))
+        if states or has_model:
+            shuffler.attach(dict(states) or shuffler.attached)
         if shuffler.epoch is not None and n_batches:
             answers = self._client.run(mark_batches, shuffler.epoch, n_batches, workers=list(shuffler.addresses))
             for error in filter(None, answers.values()):
