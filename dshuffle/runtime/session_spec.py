@@ -24,7 +24,7 @@ from dshuffle.store import Dataset
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 30
+PROTOCOL = 31
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from distributed import Scheduler, Status
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.protocol.pickle import dumps
+from distributed.protocol.pickle import dumps, loads
 from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
@@ -136,14 +136,20 @@ class DShuffleScheduler(SchedulerPlugin):
                 "restarted. Make a new Shuffler"
             ) from None
 
-    async def open(self, session_id: str, order: SessionRequest, protocol: int | None = None) -> OpenedSession:
-        """Assign ranks and open the session on all participants, or on none if that fails."""
+    async def open(self, session_id: str, order: bytes, protocol: int | None = None) -> OpenedSession:
+        """Assign ranks and open the session on all participants, or on none if that fails.
+
+        The order is a pickled :class:`SessionRequest`, which is read only if it has this protocol.
+        """
         if protocol != PROTOCOL:  # releases before protocol 27 did not say
             raise ClusterError(
                 f"the client uses protocol {protocol or 'below 27'} and the scheduler uses protocol {PROTOCOL}. "
                 "Install the same version of dshuffle on both",
                 transient=False,
             )
+        return await self._open(session_id, loads(order))
+
+    async def _open(self, session_id: str, order: SessionRequest) -> OpenedSession:
         assert self._scheduler is not None
         assert self._hello is not None
         self._opening.add(session_id)
