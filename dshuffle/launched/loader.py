@@ -310,7 +310,7 @@ class SpmdLoader:
         if self._epoch is None:
             return  # a partition that is there belongs to the first epoch, which this rank has not begun
         if self._session is not None and self._attached.names:
-            self._session.shuffler.attach(self._attached.states())
+            self._session.shuffler.attach(self._attached.states(), self._epoch.number)
         self._mailbox.give_back()
 
     def _fail_for(self, worker: str, reason: str) -> None:

@@ -152,7 +152,7 @@ class JobSession:
         """
         shuffler = self.shuffler
         if states:
-            shuffler.attach(dict(states))
+            shuffler.attach(dict(states), shuffler.epoch)
         if shuffler.epoch is not None and n_batches:
             answers = self._client.run(mark_batches, shuffler.epoch, n_batches, workers=list(shuffler.addresses))
             for error in filter(None, answers.values()):

@@ -164,6 +164,12 @@ class EpochSequence:
         current = self.membership.current
         return CollectiveId(self.calls.session_id, next(self._collectives), current.n_workers, current.ranks[0])
 
+    def attach(self, value: Any, epoch: int | None) -> None:
+        """Keep a value with the state. After the last epoch, the checkpoint has it at once."""
+        self.position.attach(value, epoch)
+        if self.position.ended and not self.closed:
+            self.write_checkpoint()
+
     # -- the state ---------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:

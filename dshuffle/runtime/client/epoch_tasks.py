@@ -52,6 +52,11 @@ class EpochTasks:
         return self.n_calls > 0
 
     @property
+    def any_call_done(self) -> bool:
+        """Whether all tasks of some call have ended."""
+        return any(all(future.done() for future in call) for call in self.calls.values())
+
+    @property
     def futures(self) -> list[Future[Any]]:
         """The tasks of all calls."""
         return [future for call in self.calls.values() for future in call]
