@@ -48,7 +48,8 @@ class Epoch:
         Parameters
         ----------
         fn
-            Function to call with the worker's :class:`Partition`, which is valid until the function returns.
+            Function to call with the worker's :class:`Partition`, which is valid until the function returns. What a
+            function of a script changes in global variables is lost after the task.
         *args, **kwargs
             Further arguments of ``fn``. Futures are replaced by their results. For a :class:`PerRank`, each worker gets
             its own value.
