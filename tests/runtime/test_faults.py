@@ -86,8 +86,21 @@ def test_a_task_of_a_worker_that_stays_paused_fails(cluster_of, small, check_ids
         [epoch] = shuffler.epochs(1)
         set_status(client, "1", Status.paused, eventually)
         futures = epoch.map(check_ids)
-        with pytest.raises(ClusterError, match=r"a task waited 2 s because rank 1 \(tcp://.*is paused in Dask"):
+        with pytest.raises(ClusterError, match=r"a task waited 2 s .*because rank 1 \(tcp://.*is paused in Dask"):
             within(20, lambda: client.gather(futures))
+        epoch.accept(futures)
+
+
+def test_a_task_that_needs_resources_which_its_worker_lacks_says_so(threads, small, check_ids, within):
+    with dask.config.set({"dshuffle.paused-timeout": "2s"}), Shuffler(threads, small) as shuffler:
+        [epoch] = shuffler.epochs(1)
+        with dask.annotate(resources={"GPU": 1}):
+            futures = epoch.map(check_ids)
+        words = (
+            r"waited 2 s \(dshuffle.paused-timeout\) because it needs the resources GPU=1, and rank \d .* has none\. S"
+        )
+        with pytest.raises(ClusterError, match=words):
+            within(20, lambda: threads.gather(futures))
         epoch.accept(futures)
 
 
