@@ -13,7 +13,7 @@ from unittest.mock import create_autospec
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster, Worker
+from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster, Status, Worker
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter, WorkerLost
@@ -330,10 +330,36 @@ def test_a_local_cluster_keeps_the_nannies_of_lost_workers(monkeypatch, nannies,
     client = create_autospec(Client, instance=True)
     client.cluster = create_autospec(LocalCluster, instance=True)
     client.cluster.workers = {0: create_autospec(Nanny if nannies else Worker, instance=True)}
-    client.cluster._adaptive = object() if adaptive else None
+    client.cluster._adaptive, client.cluster.status = object() if adaptive else None, Status.closed
     with dask.config.set({LOST_WORKER: before}):
-        keep_nannies(client)
-        assert dask.config.get(LOST_WORKER) == after
+        first, second = keep_nannies(client), keep_nannies(client)
+        for release in (first, first, second):
+            assert dask.config.get(LOST_WORKER) == after
+            release()
+        assert dask.config.get(LOST_WORKER) == before
+
+
+@pytest.mark.parametrize("when", ["while it is open", "after it"])
+def test_a_session_leaves_the_cluster_as_it_was(small, monkeypatch, eventually, when):
+    """A worker that was retired comes back when the user scales the cluster."""
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.DEFAULT_LOST", "100ms")
+    with (
+        dask.config.set({LOST_WORKER: "100ms"}),
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        before = dask.config.config["distributed"]
+        with Shuffler(client, small, elastic=True) as shuffler:
+            for epoch in shuffler.epochs(3):
+                client.gather(epoch.map(len))
+                if epoch.number == 1 and when == "while it is open":
+                    client.retire_workers([shuffler.addresses[0]])
+        assert dask.config.config["distributed"] == before
+        if when == "after it":
+            client.retire_workers([next(iter(client.scheduler_info()["workers"]))])
+        eventually(lambda: len(cluster.workers) == 1)
+        cluster.scale(2)
+        client.wait_for_workers(2, timeout=30)
 
 
 def test_the_nanny_of_a_slow_worker_brings_it_back(small, check_ids, within, monkeypatch):

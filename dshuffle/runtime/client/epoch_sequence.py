@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from distributed import Client
@@ -41,6 +41,8 @@ class EpochSequence:
         The current epoch, and the state.
     checkpoint
         Where the state is written in every epoch; None if nowhere.
+    release
+        Called when the sequence is closed.
     """
 
     def __init__(
@@ -50,12 +52,14 @@ class EpochSequence:
         membership: Membership,
         position: SessionPosition,
         checkpoint: CheckpointFile | None,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         self.client = client
         self.dataset = dataset
         self.membership = membership
         self.position = position
         self.checkpoint = checkpoint
+        self._release = release
         self.recorder = EpochRecorder(dataset, self.choices)
         self.closed = False
         self._handed_out = True  # whether the current epoch has been yielded
@@ -213,6 +217,7 @@ class EpochSequence:
             try:
                 self.membership.close()
             finally:
+                self._release()
                 if self.checkpoint is not None:
                     self.checkpoint.release()
 
@@ -245,6 +250,7 @@ class EpochSequence:
             self.closed = True
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
             self.membership.close_soon()
+            self._release()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

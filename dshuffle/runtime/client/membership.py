@@ -137,7 +137,7 @@ class Membership:
             logger.warning("dshuffle: epoch %d keeps its workers: %s", epoch, what_happened(error))
         else:
             before, now = self.current.ranks, self._following.ranks
-            text = f"dshuffle: epoch {epoch} is trained on by {len(now)} workers"
+            text = f"dshuffle: epoch {epoch} is trained on by {len(now)} worker{'s' * (len(now) != 1)}"
             text += f" instead of {len(before)}" if len(now) != len(before) else ""
             n_new = len(set(now) - set(before))
             logger.warning(text + (f", {n_new} of which {'is' if n_new == 1 else 'are'} new" if n_new else ""))
