@@ -51,7 +51,6 @@ def test_one_worker_has_nothing_to_compare(elsewhere, url, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--workers", 1), "--workers=1 is not allowed; it must be an integer >= 2. One worker trains on all samples"),
         (
             ("--delivery", "peer"),
             "--pairs needs a way that reshuffles everything before every epoch, such as global, a",
