@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 MEASURING_SECONDS = 3.0
 """Time in which a cluster is measured for the predictions of a report."""
 
+ON_CLIENT = ("on_epoch", "validate", "early_stopping")
+"""Options of a training that the workers do not need."""
+
 WARM_UP_EPOCHS = 2
 """The first epoch is loaded, and the second one exchanged."""
 
@@ -233,7 +236,8 @@ def train(
 
     with pipeline.cluster.open(waiting) as client:
         done += 1
-        _check_loads(client, pipeline)
+        if pipeline.report is not None:
+            _check_loads(client, pipeline)
         measured, results = None, []
         if pipeline.report is not None:
             choice = pipeline.options.choice
@@ -348,11 +352,10 @@ def _check_loads(client: Client, pipeline: Runnable) -> None:
     ClusterError
         If they cannot, for instance because a module is missing there.
     """
-    training = pipeline.training
-    given = [value for value in (training.fit, *training.options.values()) if callable(value)]
-    functions = [value for value in given if not str(getattr(value, "__module__", "")).startswith("dshuffle.")]
-    if not functions:
-        return
+    given = {"fit": pipeline.training.fit, **pipeline.training.options}
+    functions = [value for name, value in given.items() if callable(value) and name not in ON_CLIENT]
+    if pipeline.training.is_trainer:
+        functions.remove(pipeline.training.fit)
     present = WorkerFacts.of_all(cluster_info(client)["workers"])
     chosen = [worker.address for worker in present if pipeline.options.choice.allows(worker)]
     reasons = run_on_workers(client, _load_error, dumps(functions), workers=chosen)

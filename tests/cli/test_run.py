@@ -227,17 +227,15 @@ def resumed(epochs):
     assert words.replace(" ", "") in "".join(ran.stderr.split())
 
 
-@pytest.mark.parametrize("report", [False, True])
-def test_functions_that_workers_cannot_load_are_refused_before_any_preparation(tmp_path, monkeypatch, report):
+def test_functions_that_workers_cannot_load_are_refused_before_any_preparation(tmp_path, monkeypatch):
     (tmp_path / "only_here.py").write_text("def each(shuffler, *, epochs):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     only_here = importlib.import_module("only_here")
     monkeypatch.setattr("dshuffle.pipeline.run.measure_workers", lambda *_, **__: pytest.fail("measured"))
-    options = {"report": tmp_path / "report"} if report else {}
     folder = str(tmp_path)
     with LocalCluster(n_workers=2, dashboard_address=":0") as cluster, Client(cluster) as client:
         client.run(lambda: [sys.path.remove(folder) for _ in range(sys.path.count(folder))])
         here = RunningScheduler(cluster.scheduler_address)
         words = r"tcp://.* and 1 others cannot load .*: ModuleNotFoundError: No module named 'only_here'\. Install"
         with pytest.raises(ClusterError, match=words):
-            Pipeline(URL, Training(only_here.each), cluster=here, **options).run(progress=False)
+            Pipeline(URL, Training(only_here.each), cluster=here, report=tmp_path / "report").run(progress=False)
