@@ -421,3 +421,20 @@ def test_a_worker_that_is_lost_while_a_session_opens_comes_back(cluster, small, 
         assert shuffler.n_workers == 3
         for epoch in shuffler.epochs(2):
             assert np.array_equal(np.sort(np.concatenate(cluster.gather(epoch.map(checked)))), np.arange(1000))
+
+
+def test_a_dataset_that_was_rewritten_is_no_reason_to_try_again(tmp_path, within, caplog):
+    """The lost worker comes back and finds another dataset, and so it always will."""
+    dataset = create_dataset(tmp_path / "d.zarr", {"x": np.arange(1000.0)}, chunk_rows=100)
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        pytest.raises(WorkerLost, match="is not the one on the client"),
+        Shuffler(client, dataset) as shuffler,
+    ):
+        epochs = shuffler.epochs(3)
+        client.gather(next(epochs).map(len))
+        create_dataset(tmp_path / "d.zarr", {"x": np.ones(1000)}, chunk_rows=100, overwrite=True)
+        kill(client, shuffler, 1)
+        within(40, lambda: [client.gather(epoch.map(len)) for epoch in epochs])
+    assert caplog.text.count("a worker cannot take a lost rank") == 1
