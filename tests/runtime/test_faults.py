@@ -425,3 +425,24 @@ def test_an_adaptive_cluster_keeps_the_workers_of_a_session(new_processes, small
                 time.sleep(1.0)
             assert shuffler.addresses == before
         eventually(lambda: len(client.scheduler_info()["workers"]) == 1)
+
+
+def test_a_stopped_worker_is_named_while_the_client_gathers(new_processes, small, monkeypatch, caplog):
+    monkeypatch.setattr("dshuffle.runtime.client.epoch_sequence.PATIENCE", 0.6)
+    with (
+        dask.config.set({"dshuffle.heartbeat": "2s"}),
+        new_processes(2) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small) as shuffler,
+    ):
+        [epoch] = shuffler.epochs(1)
+        client.gather(epoch.map(len))
+        [pid] = client.run(os.getpid, workers=[shuffler.addresses[1]]).values()
+        futures = epoch.map(lambda partition: time.sleep(1))
+        time.sleep(0.3)
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(8, os.kill, (pid, signal.SIGCONT)).start()
+        client.gather(futures)
+    said = [record.getMessage() for record in caplog.records if "waiting for tasks on" in record.getMessage()]
+    assert 1 <= len(said) <= 4
+    assert all("rank 1 (tcp://" in text and "which has not answered for " in text for text in said)

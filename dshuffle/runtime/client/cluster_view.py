@@ -175,9 +175,15 @@ def _keep_no_longer(cluster: LocalCluster) -> None:
 def starts_no_more(client: Client, choice: WorkerChoice = EVERY_WORKER) -> str | None:
     """Say that an adaptive cluster will start no more workers although it may have more, if that is so.
 
-    Dask starts workers only when tasks wait. A session never has waiting tasks, because it has one for each worker.
+    Dask starts workers only when tasks wait. A session never has waiting tasks, because it has one for each worker. And
+    it does not notice when a worker is lost whose job has several.
     """
     adaptive = getattr(client.cluster, "_adaptive", None)
+    if adaptive is not None and "group" in (getattr(client.cluster, "new_spec", None) or {}):
+        return (
+            "each job of the adaptive cluster has several workers, and then Dask submits no job in place of one that "
+            "ends. Give each job one worker: processes=1"
+        )
     if adaptive is None or adaptive.minimum >= adaptive.maximum or choice.is_restricted:
         return None
     n_workers = count_training_workers(client)

@@ -70,6 +70,7 @@ class Epoch:
         session_id = current.calls.session_id
         futures = submit_to_all(sequence.client, current.ranks, session_id, self.number, call, fn, args, kwargs)
         tasks.calls[call] = futures
+        sequence.watch_tasks()
         return list(futures)
 
     def accept(self, futures: list[Future[Any]] | None = None) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -18,7 +20,7 @@ from dshuffle.runtime.client.checkpoint_file import CheckpointFile
 from dshuffle.runtime.client.epoch_recorder import EpochRecorder
 from dshuffle.runtime.client.epoch_tasks import EpochTasks
 from dshuffle.runtime.client.membership import Membership
-from dshuffle.runtime.client.session_client import SessionClient
+from dshuffle.runtime.client.session_client import PATIENCE, SessionClient
 from dshuffle.runtime.client.session_position import SessionPosition
 from dshuffle.runtime.client.shuffler_summary import ShufflerSummary
 from dshuffle.runtime.collective import CollectiveId
@@ -60,6 +62,7 @@ class EpochSequence:
         self.position = position
         self.checkpoint = checkpoint
         self._release = release
+        self._watches = False  # whether somebody looks at the tasks
         self.recorder = EpochRecorder(dataset, self.choices)
         self.closed = False
         self._handed_out = True  # whether the current epoch has been yielded
@@ -163,6 +166,13 @@ class EpochSequence:
             raise ClusterError(f"epoch {tasks.epoch} has ended; its shuffler is {now}", transient=False)
         self.calls.check_process()
 
+    def watch_tasks(self) -> None:
+        """From now on, say what tasks wait for, also while the user waits for them in calls of Dask."""
+        if not self._watches:
+            self._watches = True
+            loop: Any = self.client.loop
+            loop.add_callback(_watch, weakref.ref(self))
+
     def new_collective(self) -> CollectiveId:
         """Number and place of a call of :meth:`dshuffle.Epoch.together`."""
         current = self.membership.current
@@ -258,3 +268,18 @@ class EpochSequence:
             "this process. Pass the object itself to other functions. In another process, make a new one, or use "
             "Epoch.map to run functions on the workers"
         )
+
+
+async def _watch(watched: weakref.ref[EpochSequence]) -> None:
+    """Say what the tasks of a sequence wait for after some seconds, then after twice that time, and so on."""
+    said_after = 0.0
+    while (sequence := watched()) is not None and not sequence.closed and sequence.calls.connected:
+        calls, tasks = sequence.calls, sequence.position.tasks
+        seconds = 0.0 if tasks is None else tasks.waiting_seconds
+        del sequence, tasks
+        if seconds < PATIENCE:
+            said_after = 0.0
+        elif seconds >= 2 * said_after:
+            said_after = seconds
+            await calls.say_what_for(tasks=True)
+        await asyncio.sleep(PATIENCE / 3)

@@ -106,12 +106,14 @@ class DShuffleScheduler(SchedulerPlugin):
                 coordinator.participants.forget(address)
         return needed
 
-    def waiting(self, session_id: str) -> str:
-        """What a session waits for, in words; empty if it does not wait."""
+    def waiting(self, session_id: str, tasks: bool = False) -> str:
+        """What a session waits for, in words, or what its tasks wait for alone; empty if it does not wait."""
         assert self._scheduler is not None
-        coordinator = self.coordinators.get(session_id)
-        reasons = [] if coordinator is None else [coordinator.machine.waiting_for()]
-        return "; ".join(filter(None, [*reasons, *self._unrunnable.waiting_for(self._scheduler)]))
+        coordinator, reasons = self.coordinators.get(session_id), self._unrunnable.waiting_for(self._scheduler)
+        if coordinator is not None:
+            exchange = "" if tasks and not coordinator.machine.missing else coordinator.machine.waiting_for()
+            reasons += [exchange, *(session_queries.silent_tasks(coordinator) if tasks else ())]
+        return "; ".join(filter(None, reasons))
 
     def snapshot(self, session_id: str) -> SessionSnapshot:
         """What a session does at this moment."""
