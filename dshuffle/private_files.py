@@ -54,6 +54,51 @@ def private_folder(path: str | os.PathLike[str]) -> Iterator[int]:
         os.close(folder)
 
 
+def open_own_folder(path: str | os.PathLike[str]) -> int:
+    """Open a folder in which not everybody can replace files, and return its descriptor. It may be a link.
+
+    Raises
+    ------
+    OSError
+        If it is no folder, another user than root owns it, or everybody can replace files in it.
+    """
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(folder)
+        if status.st_uid not in (0, os.geteuid()):
+            raise PermissionError(f"the folder {path} belongs to the user {status.st_uid}, and not to {os.geteuid()}")
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+            raise PermissionError(
+                f"the folder {path} has the mode {stat.S_IMODE(status.st_mode):04o}, so all users can replace files in "
+                "it. Change it with chmod o-w"
+            )
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
+
+
+def read_own_file(path: str) -> bytes | None:
+    """Read a file that no other user can have put there; None if there is none. See :func:`open_private_file`.
+
+    Raises
+    ------
+    OSError
+        If another user can have put it there. Nothing was read.
+    """
+    check_replaceable(path)  # with an error that says more than that of the system
+    try:
+        folder = open_own_folder(os.path.dirname(path))
+        try:
+            file = open_private_file(os.path.basename(path), folder, os.O_RDONLY)
+        finally:
+            os.close(folder)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(file, "rb") as opened:
+        return opened.read()
+
+
 def open_private_file(name: str, folder: int, flags: int) -> int:
     """Open a regular file of this user, which is made with the mode 0600 if ``flags`` say so. It is not truncated.
 
@@ -74,7 +119,8 @@ def open_private_file(name: str, folder: int, flags: int) -> int:
     Raises
     ------
     OSError
-        If it does not exist, is a symbolic link or another kind of file, or belongs to another user.
+        If it does not exist, is a symbolic link or another kind of file, belongs to another user, or others can write
+        it.
 
     Examples
     --------
@@ -95,6 +141,9 @@ def open_private_file(name: str, folder: int, flags: int) -> int:
             raise OSError(f"{name} is not a regular file")
         if status.st_uid != os.geteuid():
             raise PermissionError(f"{name} belongs to the user {status.st_uid}, and not to {os.geteuid()}")
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            mode = stat.S_IMODE(status.st_mode)
+            raise PermissionError(f"{name} has the mode {mode:04o}, so other users can write it. Change it to 0600")
     except BaseException:
         os.close(file)
         raise
@@ -135,7 +184,7 @@ def replace_file(path: str, data: bytes) -> None:
     ('0o100600', ['x'])
     """
     folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(folder, 0o755, exist_ok=True)
     check_replaceable(path)
     file, new = tempfile.mkstemp(prefix="dshuffle-", suffix=".partial", dir=folder)
     try:

@@ -325,7 +325,7 @@ class SpmdLoader:
                     *(epoch.number, epoch.n_given, len(epoch)),
                 )
             if self._attached.names:
-                self._session.shuffler.attach(self._attached.states())
+                self._session.shuffler.attach(self._attached.states(), epoch.number)
         self._mailbox.give_back()
 
     def _fail_for(self, worker: str, reason: str) -> None:

@@ -153,7 +153,7 @@ class JobSession:
         """
         shuffler = self.shuffler
         if states or has_model:
-            shuffler.attach(dict(states) or shuffler.attached)
+            shuffler.attach(dict(states) or shuffler.attached, shuffler.epoch)
         if shuffler.epoch is not None and n_batches:
             answers = self._client.run(mark_batches, shuffler.epoch, n_batches, workers=list(shuffler.addresses))
             for error in filter(None, answers.values()):
