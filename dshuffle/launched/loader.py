@@ -227,6 +227,7 @@ class SpmdLoader:
         """Open the session, or wait until rank 0 has opened it; the number of the next epoch."""
         if self._closed:
             raise ClusterError("this loader is closed. Make a new one", transient=False)
+        self._mailbox.check()
         if self._next_epoch is None:
             if self._process.job is not None:
                 self._open(self._process)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
@@ -122,6 +123,7 @@ class RankProcess:
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         self._stay: asyncio.Task[None] | None = None
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._on_close = contextlib.ExitStack()
         # Dask logs pages when a connection ends. What ends a job is raised in the script.
@@ -167,8 +169,8 @@ class RankProcess:
 
     def close(self, *, failed: bool) -> None:
         """Close worker and scheduler, and stop the event loop. Takes seconds at most."""
-        if self._loop.is_closed():
-            return
+        if self._loop.is_closed() or os.getpid() != self._process:
+            return  # a forked process has the loop without its thread
         with self._on_close:
             try:
                 self.run(self._close(FAIL_WITHIN if failed else CLOSE_WITHIN))

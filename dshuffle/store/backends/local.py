@@ -23,6 +23,14 @@ from dshuffle.private_files import replace_file
 _POOL = ThreadPoolExecutor(16, thread_name_prefix="dshuffle-files")
 
 
+def _renew_pool() -> None:
+    global _POOL
+    _POOL = ThreadPoolExecutor(16, thread_name_prefix="dshuffle-files")
+
+
+os.register_at_fork(after_in_child=_renew_pool)  # threads do not survive a fork
+
+
 class LocalFiles(LocalStore):
     """zarr's local store, with batches of files read in one thread, and a quicker way to write a file."""
 
