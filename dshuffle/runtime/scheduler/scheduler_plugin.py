@@ -110,7 +110,7 @@ class DShuffleScheduler(SchedulerPlugin):
         """What a session waits for, in words; empty if it does not wait."""
         assert self._scheduler is not None
         coordinator = self.coordinators.get(session_id)
-        reasons = [] if coordinator is None else [coordinator.machine.waiting_for()]
+        reasons = [] if coordinator is None else [coordinator.waiting_for()]
         return "; ".join(filter(None, [*reasons, *self._unrunnable.waiting_for(self._scheduler)]))
 
     def snapshot(self, session_id: str) -> SessionSnapshot:
@@ -360,6 +360,7 @@ OF_SESSION: dict[str, Callable[..., Any]] = {
     "members": session_queries.member_addresses,
     "membership": session_queries.membership,
     "end_collective": session_queries.end_collective,
+    "reader": session_queries.substitute_reader,
 }
 """What clients and workers may ask of an open session, by name."""
 
