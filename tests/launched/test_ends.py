@@ -15,6 +15,8 @@ from dshuffle.errors import ClusterError, PeerFailed
 from dshuffle.launched.job import Job
 from dshuffle.launched.launcher import place_of
 
+from ..conftest import in_a_fork
+
 SAME_EPOCHS = "All ranks must go through the same epochs"
 
 
@@ -47,6 +49,19 @@ def test_a_rank_that_leaves_an_epoch_earlier_and_then_works(in_threads, tmp_path
         assert "rank 1 of 2 has left its loop" in str(error)
         assert SAME_EPOCHS in str(error)
     assert json.loads((tmp_path / "run.json").read_text())["state"]["epoch"] == 1
+
+
+def test_a_forked_process_reads_datasets_and_has_no_part_in_the_job(in_threads, store):
+    def loop(loader):
+        data = dshuffle.open_dataset(store)
+        epoch = next(loader.epochs(1))
+        uses = (lambda: data.read_rows([5])["id"], lambda: next(iter(epoch)), loader.close, loader.state_dict)
+        return [in_a_fork(use) for use in uses]
+
+    [[read, *refused]] = in_threads(1, loop)
+    assert read == "returned [5]"
+    for words in refused:
+        assert re.match(r"ClusterError: this loader works only in process \d+, which made it, .* forked", words)
 
 
 @pytest.mark.parametrize("ends_loop", [False, True])

@@ -59,7 +59,6 @@ class RunMeasures:
             store_bytes=traffic.fetched_bytes,
             store_delivered_bytes=traffic.delivered_bytes,
             store_retries=traffic.retries,
-            store_cache_hits=traffic.cache_hits,
             plan_seconds=exchange.seconds,
             gather_seconds=sum(sender.gather_seconds for sender in sent.values()),
             transfer_seconds=meter.transfer_seconds if meter else 0.0,
