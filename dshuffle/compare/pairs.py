@@ -339,6 +339,7 @@ def regression_in_pairs(
             cluster.session(seeded(way, shuffle_seed)),  # type: ignore[arg-type]  # all that this trainer uses
             epochs=epochs,
             average=average,  # type: ignore[arg-type]
+            measure_error=False,
             schedule=schedule or (CONSTANT if step else falling(epochs)),
             **steps[average],
             **names,

@@ -40,6 +40,7 @@ def fit_linear_regression(
     step_decay: float = 1.0,
     average: Literal["models", "gradients"] = "models",
     batch_size: int = 1,
+    measure_error: bool = True,
     features: str = "x",
     target: str = "y",
     truth: NDArray[np.floating[Any]] | None = None,
@@ -66,6 +67,8 @@ def fit_linear_regression(
     batch_size
         With ``"gradients"``, the largest number of samples of one worker in a step. Models are averaged after steps of
         one sample each.
+    measure_error
+        Whether to compute the error on the whole dataset after every epoch, in a second pass. Otherwise it is NaN.
     features, target
         Names of arrays in the dataset: ``(q, m)``, float32 or float64, and ``(q,)``, also integers.
     truth
@@ -140,13 +143,16 @@ def fit_linear_regression(
             raise InvalidParameter.because(
                 "truth", f"its shape is {np.shape(truth)}", f"Pass an array of shape {weights.shape}."
             )
-        sums = np.sum(gathered(epoch.map(residual, weights, features=features, target=target)), axis=0)
-        if not np.isfinite(sums).all():
-            raise diverged(size, number, what="weights", remedy=REMEDY)
-        if sums[1] == 0:
-            raise InvalidParameter.of("target", target, "an array with at least one non-zero value")
+        error = math.nan
+        if measure_error:
+            sums = np.sum(gathered(epoch.map(residual, weights, features=features, target=target)), axis=0)
+            if not np.isfinite(sums).all():
+                raise diverged(size, number, what="weights", remedy=REMEDY)
+            if sums[1] == 0:
+                raise InvalidParameter.of("target", target, "an array with at least one non-zero value")
+            error = math.sqrt(sums[0] / sums[1])
         distance = None if truth is None else _distance(weights, truth)
-        if recorder.add(weights, math.sqrt(sums[0] / sums[1]), distance):
+        if recorder.add(weights, error, distance):
             break
     assert weights is not None
     return recorder.history(weights)

@@ -78,6 +78,9 @@ def test_gradients_averaged_in_every_step(client, regression, choices):
         assert [record.needed > 0 for record in shuffler.records[1:]] == [choices.assignment.moves] * 2
     np.testing.assert_allclose(simulated.model, real.model, rtol=1e-5)
     assert [point.error for point in simulated.points] == pytest.approx([point.error for point in real.points])
+    unmeasured = fit_linear_regression(cluster.session(choices), **options, measure_error=False)
+    np.testing.assert_array_equal(unmeasured.model, simulated.model)
+    assert np.isnan([point.error for point in unmeasured.points]).all()
     rows = regression.read_rows(np.arange(600))
     weights = np.zeros(rows["x"].shape[1])
     for epoch in cluster.session(choices).epochs(3):
