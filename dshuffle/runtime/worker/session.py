@@ -279,7 +279,7 @@ class WorkerSession:
             if parts.training is not None and run.prepared is not None:
                 parts.training.receiver.commit(run_id)
                 parts.training.cache.commit(run.prepared.swap)
-            parts.reader.clear()
+            parts.reader.end_load()
             parts.plans.forget(run.epoch)
             self.epoch, self._run = run.epoch, None
             return True
