@@ -199,11 +199,12 @@ def replace_file(path: str, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def cache_folder() -> Iterator[int]:
+def cache_folder(*, temporary: bool = True) -> Iterator[int]:
     """Open dshuffle's own folder among the caches of this user. It is made if it does not exist.
 
     It is ``dshuffle`` in ``XDG_CACHE_HOME`` or ``~/.cache``. If that cannot be used, for instance because nobody can
-    write the home directory of a container, it is ``dshuffle-UID`` in the folder for temporary files.
+    write the home directory of a container, it is ``dshuffle-UID`` in the folder for temporary files, unless
+    ``temporary`` is false, for what the user's hosts must have in common.
 
     Yields
     ------
@@ -219,6 +220,8 @@ def cache_folder() -> Iterator[int]:
         try:
             folder = opened.enter_context(_made(_caches() / "dshuffle"))
         except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
+            if not temporary:
+                raise
             try:
                 folder = opened.enter_context(_made(Path(tempfile.gettempdir()) / f"dshuffle-{os.geteuid()}"))
             except OSError as temporary_error:
@@ -226,7 +229,7 @@ def cache_folder() -> Iterator[int]:
         yield folder
 
 
-def user_key() -> bytes:
+def user_key(*, temporary: bool = True) -> bytes:
     """Random bytes that only this user has, on all hosts that share the user's cache folder.
 
     They are in the file ``key`` of :func:`cache_folder`, which is made if it does not exist.
@@ -241,7 +244,7 @@ def user_key() -> bytes:
     OSError
         If there is no such folder, or the file is damaged.
     """
-    with cache_folder() as folder:
+    with cache_folder(temporary=temporary) as folder:
         with contextlib.suppress(FileNotFoundError):
             return _key(folder)
         new = f"key-{secrets.token_hex(8)}"

@@ -3,8 +3,10 @@
 import gc
 import importlib
 import os
+import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Generator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -133,3 +135,25 @@ def eventually() -> Callable[..., None]:
             time.sleep(0.02)
 
     return eventually
+
+
+def in_a_fork(call: Callable[[], object]) -> str:
+    """What a call says in a forked process, within some seconds."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads and fork: it is what this test is about
+        child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        try:
+            text = f"returned {call()}"
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        text = answer.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return text

@@ -111,7 +111,7 @@ class DShuffleScheduler(SchedulerPlugin):
         assert self._scheduler is not None
         coordinator, reasons = self.coordinators.get(session_id), self._unrunnable.waiting_for(self._scheduler)
         if coordinator is not None:
-            exchange = "" if tasks and not coordinator.machine.missing else coordinator.machine.waiting_for()
+            exchange = "" if tasks and not coordinator.machine.missing else coordinator.waiting_for()
             reasons += [exchange, *(session_queries.silent_tasks(coordinator) if tasks else ())]
         return "; ".join(filter(None, reasons))
 
@@ -368,6 +368,7 @@ OF_SESSION: dict[str, Callable[..., Any]] = {
     "members": session_queries.member_addresses,
     "membership": session_queries.membership,
     "end_collective": session_queries.end_collective,
+    "reader": session_queries.substitute_reader,
 }
 """What clients and workers may ask of an open session, by name."""
 

@@ -96,6 +96,12 @@ def membership(session: Coordinator) -> MemberChanges:
     return member_changes(session.scheduler, session.choice, session.addresses, session.machine.adopted)
 
 
+def substitute_reader(session: Coordinator, load: str, address: str, reason: str) -> str:
+    """Address of the worker that reads the store in place of one that is late or lost."""
+    session.check()
+    return session.participants.reader_for(load, address, session.machine.unsettled, reason)
+
+
 def end_collective(session: Coordinator, address: str, **call: Any) -> None:
     """Fail the ranks that wait for a mean at rank 0. If rank 0 has left this address, nobody waits there."""
     if session.addresses[0] == address:
