@@ -23,7 +23,7 @@ from dshuffle.store import Dataset
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 31
+PROTOCOL = 32
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 

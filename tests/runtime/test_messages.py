@@ -38,7 +38,7 @@ from dshuffle.runtime.scheduler.snapshot import LinkFigures, Participant, Sessio
 from dshuffle.runtime.session_spec import PROTOCOL
 from dshuffle.runtime.worker import row_handlers, worker_plugin
 
-MESSAGES_OF = (31, 1999020774)
+MESSAGES_OF = (32, 2063516600)
 """The protocol, and the checksum of its messages. If they change, so does the number: see the failure of the test."""
 
 SPOKEN = (messages, orders, replies, row_handlers, snapshot, session_spec)
