@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import threading
 import time
 from typing import Literal
@@ -113,3 +114,6 @@ def check_emulated_rates() -> None:
 @functools.cache
 def _link(what: str, name: str, rate: str) -> EmulatedLink:
     return EmulatedLink(parse_rate(f"dshuffle.emulated-{what}", rate))
+
+
+os.register_at_fork(after_in_child=_link.cache_clear)  # another thread may hold the lock of a link

@@ -144,10 +144,6 @@ class CorruptChunk(DatasetError, OSError):
     """A chunk is missing, truncated or fails its checksum; the message names it."""
 
 
-class ReadersDiffer(DatasetError):
-    """Zarr and dshuffle's own reader get different bytes from a chunk. This is a bug; no row of the array is read."""
-
-
 class CheckpointError(DShuffleError):
     """The state of a session cannot be written or read, is damaged, or belongs to another dataset or release."""
 

@@ -30,8 +30,6 @@ class StoreTraffic:
         Wall time of the reads. Concurrent reads of one call count once.
     retries
         Number of requests repeated after a transient error.
-    cache_hits
-        Number of requests answered by the chunk cache; ``requests`` does not include them.
     """
 
     requests: int = 0
@@ -39,7 +37,6 @@ class StoreTraffic:
     delivered_bytes: int = 0
     seconds: float = 0.0
     retries: int = 0
-    cache_hits: int = 0
 
     def __add__(self, other: StoreTraffic) -> StoreTraffic:
         return StoreTraffic(
@@ -48,7 +45,6 @@ class StoreTraffic:
             delivered_bytes=self.delivered_bytes + other.delivered_bytes,
             seconds=self.seconds + other.seconds,
             retries=self.retries + other.retries,
-            cache_hits=self.cache_hits + other.cache_hits,
         )
 
     def __sub__(self, other: StoreTraffic) -> StoreTraffic:
@@ -58,7 +54,6 @@ class StoreTraffic:
             delivered_bytes=self.delivered_bytes - other.delivered_bytes,
             seconds=self.seconds - other.seconds,
             retries=self.retries - other.retries,
-            cache_hits=self.cache_hits - other.cache_hits,
         )
 
 
@@ -114,8 +109,8 @@ class Measures:
         Rows read from the store because their sender could not deliver them, delivered them corrupted, or was slow.
     store_requests, store_bytes, store_delivered_bytes
         Requests, bytes fetched and bytes of rows delivered by the store.
-    store_retries, store_cache_hits
-        Requests that were repeated after a transient error, and requests answered from a chunk cache.
+    store_retries
+        Requests that were repeated after a transient error.
     plan_seconds
         Making the plan.
     gather_seconds
@@ -148,7 +143,6 @@ class Measures:
     store_bytes: int = _measure("bytes", total)
     store_delivered_bytes: int = _measure("bytes", total)
     store_retries: int = _measure("requests", total)
-    store_cache_hits: int = _measure("requests", total)
     plan_seconds: float = _measure("seconds", slowest, 0.0, "plan")
     gather_seconds: float = _measure("seconds", slowest, 0.0, "gather or encode")
     transfer_seconds: float = _measure("seconds", slowest, 0.0, "transfer")

@@ -3,8 +3,10 @@
 import gc
 import importlib
 import os
+import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Generator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -17,6 +19,8 @@ from distributed.utils import get_mp_context
 from hypothesis import settings
 
 from dshuffle.compare import compile_kernels
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.assignment import ASSIGNMENTS, parse_assignment
 
 # No deadlines: the first call of a kernel compiles it, or loads it from numba's cache. No module loads a profile of its
 # own: it would count for all modules that are collected after it.
@@ -33,6 +37,17 @@ MANY = 500
 def at_most(examples: int) -> settings:
     """As many examples as the profile draws, or fewer: for tests whose examples are slow."""
     return settings(max_examples=min(examples, settings.default.max_examples))
+
+
+def written(rule: str, *, fraction: float = 0.3, rows: int | None = 2) -> str:
+    """How an assignment of the registry is written: its name, with a fraction or a number of rows if it needs one."""
+    for text in (rule, f"{rule}:{fraction}", f"{rule}:{rows}"):
+        try:
+            parsed = parse_assignment(text)
+        except InvalidParameter:
+            continue
+        return text if rows is None or parsed.unit is not None else str(parsed.with_unit(rows))
+    raise AssertionError(f"no example of the assignment {rule!r}, which is written {ASSIGNMENTS[rule].forms}")
 
 
 def is_quick(config: pytest.Config) -> bool:
@@ -120,3 +135,25 @@ def eventually() -> Callable[..., None]:
             time.sleep(0.02)
 
     return eventually
+
+
+def in_a_fork(call: Callable[[], object]) -> str:
+    """What a call says in a forked process, within some seconds."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads and fork: it is what this test is about
+        child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        try:
+            text = f"returned {call()}"
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        text = answer.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return text

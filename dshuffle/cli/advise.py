@@ -79,7 +79,7 @@ def advise(
     if text and not as_json:
         wrapper = textwrap.TextWrapper(COLUMNS, break_long_words=False, break_on_hyphens=False)
         click.echo("\n".join(map(wrapper.fill, text.splitlines())) + "\n")
-    bills = None if prices is None else [Bill.of(prices, p, cluster.n_workers, epochs) for p in predictions]
+    bills = None if prices is None else [Bill.of(prices, p, cluster, epochs) for p in predictions]
     show(cluster, predictions, advice, as_json=as_json, facts=facts, bills=bills)
 
 

@@ -135,6 +135,9 @@ def compare(
                 raise click.UsageError("--shuffled has the samples that --train holds out: omit one of them.")
         # Check everything possible before the long run.
         n_workers = workers if scheduler is None else _count_workers(scheduler)
+        if n_workers < 2:
+            hint = "One worker trains on all samples with every way, so there is nothing to compare."
+            raise InvalidParameter.of("workers", n_workers, "an integer >= 2", hint)
         ways = _possible(ways, chosen, data, n_workers)
         explicit = pairs is not None
         local_test = test if train is None else None

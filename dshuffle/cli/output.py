@@ -116,6 +116,9 @@ def show(
     console.print(_table(predictions))
     for sentence in (advice.verdict, advice.reason, *advice.notes):
         console.print(sentence, highlight=False, markup=False)
+    if (load := predictions[0].load_seconds) is not None:
+        words = f"Loading the first partitions, for which every chunk is read once, takes {human_seconds(load)}."
+        console.print(words, highlight=False)
     console.print("\nWhat would change this:", highlight=False)
     for line in [_change(cluster, change) for change in advice.changes] or [
         "  nothing: it stays the fastest global shuffle even if any one rate is 256 times higher or lower"

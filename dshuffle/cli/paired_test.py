@@ -94,17 +94,17 @@ def runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, epochs: in
     click.UsageError
         With ``explicit``, if no way reshuffles everything, or the dataset does not fit into memory.
     InvalidParameter
-        With ``explicit``, if there is one worker.
+        With ``explicit``, if there is one epoch.
     """
     kinds = _kinds(data, ways, n_workers)
     comparable = kinds == {True, False}
     nbytes = data.n_samples * data.row_nbytes
     if not explicit:
-        if n_workers > 1 and kinds == {False}:
+        if kinds == {False}:
             click.echo(
                 f"No pairs of runs: no way reshuffles everything before every epoch. {_reference(ways)}", err=True
             )
-        if not comparable or n_workers < 2:
+        if not comparable:
             return False
         if nbytes > MOST_NBYTES:
             hint = f"--pairs {PAIRS} reads it into the memory of this process"

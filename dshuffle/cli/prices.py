@@ -27,7 +27,7 @@ def _table(priced: Priced) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         show_edge=False,
-        caption="In the currency of the prices. first load: every worker reads its samples. epoch: a later one, on "
+        caption="In the currency of the prices. first load: every chunk is read once. epoch: a later one, on "
         "average. What a server reads is not included.",
         caption_justify="left",
     )

@@ -13,7 +13,7 @@ from dshuffle.planning import DELIVERIES, Aligned, Choices, Chunks, Global, Part
 from dshuffle.planning.mixing import planned_quality
 from dshuffle.planning.small_plan import compile_planner
 from dshuffle.rows import RowLayout
-from dshuffle.store.scatter import scatter_columns, scatter_patches, scatter_rows
+from dshuffle.store.scatter import scatter_columns, scatter_patches
 from dshuffle.training.linear_regression import sgd_pass, squared_residual
 
 FEW_WORKERS = 4
@@ -75,7 +75,6 @@ def compile_kernels(choices: Iterable[Choices] | None = None, layout: RowLayout 
         block = np.zeros((1, 1), np.uint8)
         block.flags.writeable = writeable
         zero = np.zeros(1, np.int64)
-        scatter_rows(block, zero, 0, np.zeros(1, np.uint8), zero)
         scatter_patches(block, zero, 0, np.zeros(1, np.uint8), zero, zero, zero, 1)
     for word in ("u1", "u2", "u4", "u8"):
         scatter_columns(np.zeros(1, word), zero, zero, zero, zero, 0, np.zeros(1, word), zero)

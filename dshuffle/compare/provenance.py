@@ -31,7 +31,6 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         "bytes a sample": dataset.row_nbytes,
         "size": human_bytes(dataset.n_samples * dataset.row_nbytes),
         **{f"array {name}": text for name, text in arrays.items()},
-        "chunks read": ", ".join(f"{name} {how}" for name, how in dataset.read_by.items()),
     }
 
 

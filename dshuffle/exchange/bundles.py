@@ -118,6 +118,7 @@ class ForwardedRows:
     """
 
     intact = True
+    n_loading = 0
 
     def __init__(self, routes: Routes, rank: int, layout: RowLayout) -> None:
         self._layout = layout
@@ -154,10 +155,7 @@ class ForwardedRows:
             raise ExchangeError(f"a bundle has {len(rows) - n_header} rows, but its header says {counts.sum()}")
         self._rows[first], self._checksums[first], self._counts[first] = rows[n_header:], checksums[n_header:], counts
 
-    async def read_former(self, first: int, last: int, stop: Callable[[], bool]) -> None:
-        """Bundles are not read from former partitions."""
-
-    def read_store(self, first: int, last: int, stop: Callable[[], bool]) -> None:
+    async def load(self, first: int, last: int, stop: Callable[[], bool], *, recovers: bool) -> None:
         """Raise ExchangeError: a forwarder does not know the samples of a bundle."""
         raise ExchangeError("a bundle cannot be read from the store")
 

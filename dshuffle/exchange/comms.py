@@ -143,6 +143,13 @@ async def request_rows(
     return fields
 
 
+async def request_block(worker: Worker, address: str, session_id: str, numbers: NDArray[Any], **query: Any) -> object:
+    """Request rows of a block of the store from the worker that reads it, and return the fields of its reply."""
+    sent_numbers = to_serialize(numbers)
+    fields: object = await worker.rpc(address).dshuffle_block(session_id=session_id, numbers=sent_numbers, **query)
+    return fields
+
+
 async def request_mean(worker: Worker, address: str, **message: Any) -> object:
     """Send one rank's array to the worker that averages, and wait for the mean of all ranks' arrays."""
     values = to_serialize(message.pop("values"))

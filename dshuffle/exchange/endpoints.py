@@ -43,11 +43,15 @@ class RowSink(Protocol):
     def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
         """Verify and keep items ``first`` to ``last - 1``. Raises ChecksumMismatch if one is corrupted."""
 
-    async def read_former(self, first: int, last: int, stop: Callable[[], bool]) -> None:
-        """Read what former partitions have of items ``first`` to ``last - 1``, before the store is read."""
+    @property
+    def n_loading(self) -> int:
+        """Items that have come so far of those that are being loaded."""
 
-    def read_store(self, first: int, last: int, stop: Callable[[], bool]) -> None:
-        """Read items ``first`` to ``last - 1`` from the store, unless ``stop`` returns true."""
+    async def load(self, first: int, last: int, stop: Callable[[], bool], *, recovers: bool) -> None:
+        """Load items ``first`` to ``last - 1``, unless ``stop`` returns true.
+
+        ``recovers`` if a sender was to deliver them, and cannot.
+        """
 
 
 class Network(Protocol):

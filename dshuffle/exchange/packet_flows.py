@@ -184,10 +184,12 @@ class PacketDecoder:
             with self._lock:  # two messages may contain packets of the same row
                 self._add(first, last, rows, checksums)
 
-    async def read_former(self, first: int, last: int, stop: Callable[[], bool]) -> None:
-        """Packets are not read from former partitions."""
+    @property
+    def n_loading(self) -> int:
+        """Packets are not loaded."""
+        return 0
 
-    def read_store(self, first: int, last: int, stop: Callable[[], bool]) -> None:
+    async def load(self, first: int, last: int, stop: Callable[[], bool], *, recovers: bool) -> None:
         """Raise ExchangeError: coded plans do not read from the store."""
         raise ExchangeError("a packet cannot be read from the store")
 

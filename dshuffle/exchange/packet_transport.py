@@ -9,8 +9,9 @@ from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.endpoints import RowSink, RowSource
 from dshuffle.exchange.messages import rows_per_message
 from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
+from dshuffle.exchange.row_flows import Bring
 from dshuffle.exchange.row_transport import RowTransport
-from dshuffle.exchange.transport import Flows, FormerReader, ProcessPlan, ServerHolder, StoreReader, Transport
+from dshuffle.exchange.transport import Flows, ProcessPlan, ServerHolder, Transport
 from dshuffle.planning import SERVER, EpochPlan
 from dshuffle.planning.delivery.relay import Hops, packets_per_batch, route
 
@@ -97,8 +98,7 @@ class PacketTransport(Transport):
         rank: int,
         cache: CachePartition,
         source: RowSource,
-        read_store: StoreReader,
-        read_former: FormerReader | None = None,
+        bring: Bring,
     ) -> RowSink:
         """Packets that are decoded into free slots of the cache, and passed on."""
         assert isinstance(source, PacketStore)

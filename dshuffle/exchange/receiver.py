@@ -47,7 +47,7 @@ class Receiver:
     jobs
         Threads that unpack messages.
     reading
-        Threads that read the store.
+        Threads that read corrupted rows again.
     store
         Sender id of the store. Its rows are read instead of requested.
     report
@@ -92,6 +92,7 @@ class Receiver:
         self._mend: Callable[[], int] = nothing_to_mend
         self._owed: Counter[int] = Counter()  # rows by sender, in this run
         self._rows_from: Counter[int] = Counter()
+        self._recovered: Counter[str] = Counter()  # why rows of others are loaded, in this run
         self._timer: asyncio.TimerHandle | None = None
         self._started = 0.0
 
@@ -105,7 +106,7 @@ class Receiver:
         resumed: bool = False,
         stop: Callable[[], bool] = lambda: False,
         mend: Callable[[], int] = nothing_to_mend,
-        read_rate: float = 0.0,
+        seconds_to_read: Callable[[int], float] | None = None,
     ) -> None:
         """Start a run.
 
@@ -127,8 +128,9 @@ class Receiver:
         mend
             Called when a message fails its checksum, because rows that are held here and used to decode it may be
             corrupted.
-        read_rate
-            Rows per second that this worker reads from the store; 0 if what a slow sender owes cannot be read instead.
+        seconds_to_read
+            Returns about how long it takes to load a number of rows from the store; None if what a slow sender owes
+            cannot be loaded instead.
         """
         self.meter = Meter()
         self._started = time.perf_counter()
@@ -136,10 +138,11 @@ class Receiver:
         if not resumed:
             self._arrived.clear()
         self._rows_from = Counter()
-        if read_rate:
+        self._recovered = Counter()
+        if seconds_to_read is not None:
             loop = asyncio.get_running_loop()
             now = loop.time()
-            self._timer = loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, now, read_rate)
+            self._timer = loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, now, seconds_to_read)
         self._due_at_gates = Counter()
         for flow in flows.values():
             if flow.gates is not None:
@@ -159,7 +162,8 @@ class Receiver:
     def arrived(self) -> float:
         """Fraction of the run's items that have arrived."""
         expected = sum(flow.n_items for sender, flow in self._flows.items() if sender != self._inbox.rank)
-        return self.meter.rows / expected if expected else 1.0
+        loading = 0 if self._sink is None or not _is_ready(self._sink) else self._sink.result().n_loading
+        return min(1.0, (self.meter.rows + loading) / expected) if expected else 1.0
 
     def hear(self, ages: Mapping[int, float]) -> None:
         """Give senders more time from which bytes came some seconds ago: long messages take long on a slow link."""
@@ -199,6 +203,7 @@ class Receiver:
                 case ReadInstead(message):
                     self._spawn(message, read=True)
                 case ReportReady(run_id):
+                    self._log_recovered()
                     self._report(run_id, None, False)
                 case ReportFailed(run_id, reason, again):
                     self._report(run_id, reason, again)
@@ -227,11 +232,10 @@ class Receiver:
             if message not in self._inbox.outstanding:  # the run was aborted meanwhile
                 return
             if reply is None:
-                if message.sender == self._store:
-                    reading = asyncio.ensure_future(sink.read_former(first, last, self._stop))
-                    await self._touch_cache(reading)
-                await self._touch_cache(self._reading.run(sink.read_store, first, last, self._stop))
-                if message.sender != self._store:
+                recovers = message.sender != self._store
+                loading = sink.load(first, last, self._stop, recovers=recovers)
+                await self._touch_cache(asyncio.ensure_future(loading))
+                if recovers:
                     self.meter.recovered_rows += last - first
                     with contextlib.suppress(OSError):
                         await self._network.acknowledge(message)  # its sender may still hold it ready
@@ -269,8 +273,17 @@ class Receiver:
     def _failed(self, message: MessageId, reason: str, *, again: bool) -> None:
         instructions = self._inbox.failed(message, reason, again=again)
         if ReadInstead(message) in instructions:
-            logger.warning("dshuffle: %s cannot be delivered (%s); trying to read its rows", message, reason)
+            logger.debug("dshuffle: %s cannot be delivered (%s); trying to load its rows", message, reason)
+            self._recovered[f"{name_of(message.sender)} cannot deliver ({reason})"] += 1
         self._perform(instructions)
+
+    def _log_recovered(self) -> None:
+        """Say once what was not delivered, and why."""
+        if self._recovered and self.meter.recovered_rows:
+            [(reason, _)] = self._recovered.most_common(1)
+            others = f", and {len(self._recovered) - 1} more reasons" if len(self._recovered) > 1 else ""
+            words = "dshuffle: %d rows that others were to send came from the store: %s%s"
+            logger.warning(words, self.meter.recovered_rows, reason, others)
 
     def _meter_rows(self, sender: int, n_rows: int) -> None:
         if sender != self._inbox.rank:  # rows that only move to other slots do not count
@@ -282,17 +295,17 @@ class Receiver:
             self._timer.cancel()
             self._timer = None
 
-    def _look_for_slow_senders(self, run_id: int, started: float, read_rate: float) -> None:
+    def _look_for_slow_senders(self, run_id: int, started: float, seconds_to_read: Callable[[int], float]) -> None:
         """Give up senders whose rows are read faster from the store."""
         if self._inbox.run_id != run_id or self._inbox.state is not InboxState.RECEIVING:
             return
         loop = asyncio.get_running_loop()
         seconds = loop.time() - started
-        for sender in slow_senders(self._owed, self._rows_from, seconds=seconds, read_rate=read_rate):
-            left = self._owed[sender] - self._rows_from[sender]
-            logger.warning("dshuffle: %s is slow; reading %d of its rows from the store", name_of(sender), left)
+        owed, rows_from = self._owed, self._rows_from
+        for sender in slow_senders(owed, rows_from, seconds=seconds, seconds_to_read=seconds_to_read):
+            self._recovered[f"{name_of(sender)} is slow"] += 1
             self._perform(self._inbox.give_up(sender, list(self._requests)))
-        self._timer = loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, started, read_rate)
+        self._timer = loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, started, seconds_to_read)
 
     def _count_towards_gate(self, message: MessageId) -> None:
         gates = self._flows[message.sender].gates
@@ -334,6 +347,10 @@ class Receiver:
                 self._deadlines.pop(message, None)
             if not isinstance(reply, Later):
                 return reply
+
+
+def _is_ready(future: asyncio.Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _ignore_end(run_id: int, reason: str | None, again: bool) -> None:

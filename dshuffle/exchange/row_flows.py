@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.planning.types import Samples
@@ -41,6 +42,22 @@ class LeavingRows:
         self._holder.pack(self._sample_ids[first:last], rows, checksums)
 
 
+class Bring(Protocol):
+    """Brings samples into reserved slots, from wherever they are."""
+
+    async def __call__(
+        self,
+        sample_ids: Samples,
+        slots: Samples,
+        stop: Stop,
+        *,
+        done: NDArray[np.bool_],
+        progress: Callable[[int], None],
+        recovers: bool,
+    ) -> None:
+        """Bring those that are not ``done``, and note them there."""
+
+
 class ArrivingRows:
     """The rows that a rank receives in a run: a :class:`~dshuffle.exchange.endpoints.RowSink`.
 
@@ -50,48 +67,38 @@ class ArrivingRows:
         Cache partition that receives the rows.
     sample_ids, slots
         ``(m,)`` sample and reserved slot of each item.
-    read_store
-        Function that reads samples from the store into slots.
-    read_former
-        Function that reads samples from former partitions into slots. It returns the places of the samples that are
-        left. None if there are no former partitions.
+    bring
+        Brings samples into slots.
     """
 
-    def __init__(
-        self,
-        cache: CachePartition,
-        sample_ids: Samples,
-        slots: Samples,
-        read_store: Callable[[Samples, Samples, Stop], None],
-        read_former: Callable[[Samples, Samples, Stop], Awaitable[Samples]] | None = None,
-    ) -> None:
+    intact = True  # rows do not depend on each other
+
+    def __init__(self, cache: CachePartition, sample_ids: Samples, slots: Samples, bring: Bring) -> None:
+        self.n_loading = 0
         self._cache = cache
         self._sample_ids = sample_ids
         self._slots = slots
-        self._read_store = read_store
-        self._read_former = read_former
-        self._read = np.zeros(0 if read_former is None else len(sample_ids), np.bool_)  # from former partitions
-
-    @property
-    def intact(self) -> bool:
-        """Rows do not depend on each other, so this is always true."""
-        return True
+        self._bring = bring
+        self._brought: dict[int, NDArray[np.bool_]] = {}  # of loads that have failed, by their first item
 
     def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
         """Verify rows and copy them into their slots."""
         self._cache.unpack(self._sample_ids[first:last], self._slots[first:last], rows, checksums)
 
-    async def read_former(self, first: int, last: int, stop: Stop) -> None:
-        """Read rows from former partitions into their slots, as far as these have them."""
-        if self._read_former is not None:
-            left = await self._read_former(self._sample_ids[first:last], self._slots[first:last], stop)
-            self._read[first:last] = True
-            self._read[first + left] = False
+    async def load(self, first: int, last: int, stop: Stop, *, recovers: bool) -> None:
+        """Bring rows into their slots; those that an earlier attempt has brought stay there."""
+        done = self._brought.setdefault(first, np.zeros(last - first, np.bool_))
+        n_loaded = int(np.count_nonzero(done))
 
-    def read_store(self, first: int, last: int, stop: Stop) -> None:
-        """Read rows from the store into their slots."""
-        sample_ids, slots = self._sample_ids[first:last], self._slots[first:last]
-        if self._read_former is not None:
-            left = ~self._read[first:last]
-            sample_ids, slots = sample_ids[left], slots[left]
-        self._read_store(sample_ids, slots, stop)
+        def progress(n_rows: int) -> None:
+            nonlocal n_loaded
+            n_loaded += n_rows
+            self.n_loading += n_rows
+
+        self.n_loading += n_loaded
+        try:
+            sample_ids, slots = self._sample_ids[first:last], self._slots[first:last]
+            await self._bring(sample_ids, slots, stop, done=done, progress=progress, recovers=recovers)
+        finally:
+            self.n_loading -= n_loaded
+        del self._brought[first]

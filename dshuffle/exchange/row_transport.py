@@ -10,13 +10,11 @@ from typing import ClassVar, Self
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.endpoints import RowSink, RowSource
 from dshuffle.exchange.messages import MIB, Items, flows_of_samples, rows_per_message
-from dshuffle.exchange.row_flows import ArrivingRows, LeavingRows
+from dshuffle.exchange.row_flows import ArrivingRows, Bring, LeavingRows
 from dshuffle.exchange.transport import (
     Flows,
-    FormerReader,
     ItemsInFlows,
     ServerHolder,
-    StoreReader,
     Transport,
 )
 from dshuffle.planning import SERVER, STORE, WorkerPart
@@ -25,9 +23,6 @@ from dshuffle.planning.pacing import Pacing
 
 UNACKNOWLEDGED_BYTES = MIB // 4
 """Messages up to this length are not acknowledged. An acknowledgement costs nearly as much as a short message."""
-
-STORE_BYTES = 256 * MIB
-"""Rows that are read from the store at a time. If reading fails, only these are read again."""
 
 SHORT_ROW = 16 * 2**10
 """Rows on a disk up to this length move to the order of the next epoch. Random reads of longer ones are fast."""
@@ -69,7 +64,7 @@ class RowTransport(Transport):
             pacing = Pacing(limits.message_bytes, limits.window_bytes)
         at_most = rows_per_message(nbytes, pacing.message_nbytes)
         sends = {participant: self.sent_by(participant, part, at_most) for participant, part in parts.items()}
-        at_most_from = {STORE: rows_per_message(nbytes, STORE_BYTES)}
+        at_most_from = {STORE: self.plan.spec.n_samples}  # it is loaded as one
         receives = {
             participant: flows_of_samples(
                 self.received_by(participant, part), at_most=at_most, at_most_from=at_most_from
@@ -79,8 +74,6 @@ class RowTransport(Transport):
         leaving = _longest(sends) * nbytes
         answers = max(1, limits.window_bytes // max(1, leaving))
         requests = pacing.asked(_longest(receives) * nbytes)
-        if any(STORE in part.receives for part in parts.values()):
-            requests = max(requests, 2)  # one is read while another waits for the thread that reads
         # Nothing but the requests limits what unacknowledged messages take, so all of them together must fit the
         # window.
         total = sum(len(items) for items, _ in sends.values()) * nbytes
@@ -109,8 +102,7 @@ class RowTransport(Transport):
         rank: int,
         cache: CachePartition,
         source: RowSource,
-        read_store: StoreReader,
-        read_former: FormerReader | None = None,
+        bring: Bring,
     ) -> RowSink:
         """Rows that go to free slots of the cache."""
         arriving, part = self.messages.receives[rank][0], self.plan.parts[rank]
@@ -118,7 +110,7 @@ class RowTransport(Transport):
         # written through the memory map, and pages beside each other share faults.
         sorts = cache.on_disk and STORE not in part.receives
         positions = part.positions_of(arriving) if sorts else None
-        return ArrivingRows(cache, arriving, cache.reserve(arriving, positions), read_store, read_former)
+        return ArrivingRows(cache, arriving, cache.reserve(arriving, positions), bring)
 
     def _cut(self, flows: Flows) -> Self:
         return dataclasses.replace(self, flows=flows)

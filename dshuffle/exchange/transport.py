@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -11,14 +11,11 @@ from dshuffle.exchange.bundles import ForwardedRows
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.endpoints import RowSink, RowSource
 from dshuffle.exchange.messages import Flow, Items
-from dshuffle.exchange.row_flows import RowHolder
+from dshuffle.exchange.row_flows import Bring, RowHolder
 from dshuffle.planning import EpochPlan, Packets, ShuffleSpec, WorkerPart
 from dshuffle.rows import RowLayout
 
 ItemsInFlows = tuple[Items, dict[int, Flow]]
-Stop = Callable[[], bool]
-FormerReader = Callable[[Items, Items, Stop], Awaitable[Items]]
-StoreReader = Callable[[Items, Items, Stop], None]
 
 
 class MessageLimits(Protocol):
@@ -183,8 +180,7 @@ class Transport(ABC):
         rank: int,
         cache: CachePartition,
         source: RowSource,
-        read_store: StoreReader,
-        read_former: FormerReader | None = None,
+        bring: Bring,
     ) -> RowSink:
         """Make the sink of the items that the rank receives; ``source`` is the source that it sends from."""
 

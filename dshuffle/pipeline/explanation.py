@@ -178,7 +178,7 @@ def _explained(dataset: Dataset, way: Way, n_workers: int, rates: ClusterRates, 
     return WayExplanation(
         label=way.label,
         memory_nbytes=member_nbytes(spec, dataset.layout, on_disk=on_disk),
-        load_nbytes=spec.capacity * n_workers * dataset.row_nbytes,
+        load_nbytes=dataset.n_samples * dataset.row_nbytes,
         exchange_nbytes=prediction.needed * dataset.row_nbytes,
         exchange_seconds=None if auto else prediction.exchange_seconds,
         bottleneck="" if auto else prediction.bottleneck,

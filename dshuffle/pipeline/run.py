@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from distributed import Client
+from distributed.protocol.pickle import dumps, loads
 
 from dshuffle import report
 from dshuffle.compare import Way, compile_kernels, count_training_workers
 from dshuffle.compare.comparison import comparison_of, result_of
 from dshuffle.compare.mixing_of_ways import QualityOfWays
+from dshuffle.errors import ClusterError
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.notebook import html_summary
 from dshuffle.pipeline.clusters import ClusterSource
@@ -28,8 +30,11 @@ from dshuffle.redaction import hide_secrets
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.report.progress import Advance
 from dshuffle.runtime import Partition, Shuffler, gathered, retrying
+from dshuffle.runtime.client.bounded_calls import run_on_workers
+from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.measure.probe import measure_workers
 from dshuffle.runtime.session_options import SessionOptions
+from dshuffle.runtime.worker_choice import WorkerFacts
 from dshuffle.store import Dataset
 from dshuffle.training import History
 
@@ -37,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 MEASURING_SECONDS = 3.0
 """Time in which a cluster is measured for the predictions of a report."""
+
+ON_CLIENT = ("on_epoch", "validate", "early_stopping")
+"""Options of a training that the workers do not need."""
 
 WARM_UP_EPOCHS = 2
 """The first epoch is loaded, and the second one exchanged."""
@@ -228,6 +236,8 @@ def train(
 
     with pipeline.cluster.open(waiting) as client:
         done += 1
+        if pipeline.report is not None:
+            _check_loads(client, pipeline)
         measured, results = None, []
         if pipeline.report is not None:
             choice = pipeline.options.choice
@@ -310,6 +320,10 @@ def _train(
             return pipeline.training.run(shuffler, on_epoch), shuffler
 
     def train(shuffler: Shuffler) -> tuple[Any, Shuffler]:
+        if 0 < shuffler.next_epoch < pipeline.training.epochs:
+            text = "dshuffle: training goes on with epoch %d, after %d of %d, from the checkpoint %s"
+            done, every = shuffler.next_epoch, pipeline.training.epochs
+            logger.info(text, done, done, every, pipeline.checkpoint)
         if shuffler.next_epoch > 0 and shuffler.attached is None:
             logger.warning(
                 "dshuffle: epochs before %d are done, and no model was attached in them. Attach it after each epoch "
@@ -328,6 +342,40 @@ def _train(
         patience=patience,
         **options,
     )
+
+
+def _check_loads(client: Client, pipeline: Runnable) -> None:
+    """Refuse functions of the user that the workers cannot load, before anything is prepared.
+
+    Raises
+    ------
+    ClusterError
+        If they cannot, for instance because a module is missing there.
+    """
+    given = {"fit": pipeline.training.fit, **pipeline.training.options}
+    functions = [value for name, value in given.items() if callable(value) and name not in ON_CLIENT]
+    if pipeline.training.is_trainer:
+        functions.remove(pipeline.training.fit)
+    present = WorkerFacts.of_all(cluster_info(client)["workers"])
+    chosen = [worker.address for worker in present if pipeline.options.choice.allows(worker)]
+    reasons = run_on_workers(client, _load_error, dumps(functions), workers=chosen)
+    if failed := {address: reason for address, reason in reasons.items() if reason}:
+        address, reason = next(iter(failed.items()))
+        others = f" and {len(failed) - 1} others" if len(failed) > 1 else ""
+        raise ClusterError(
+            f"the worker {address}{others} cannot load the functions of the training: {reason}. Install what is "
+            "missing there, or put it into the file of the pipeline",
+            transient=False,
+        )
+
+
+def _load_error(pickled: bytes) -> str:
+    """Why this worker cannot load what was pickled; empty if it can."""
+    try:
+        loads(pickled)
+    except Exception as error:  # whatever the user's module raises
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _warm_up(pipeline: Runnable, client: Client, dataset: Dataset) -> None:

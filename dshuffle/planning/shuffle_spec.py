@@ -224,6 +224,23 @@ class ShuffleSpec:
         dealt = cache_capacity(self.choices.cache_fraction, self.n_dealt, self.n_workers, chunk_rows=self.chunk_rows)
         return max(dealt + self.n_broadcast, self.largest_share)
 
+    def room(self, rank: int | None = None) -> tuple[int, int]:
+        """Rows that a rank holds between epochs, and rows that it receives in one exchange, at most.
+
+        Without a rank, those of the one with the largest share.
+
+        Examples
+        --------
+        >>> spec = ShuffleSpec(100, 2, Choices("global"), first_weights=(1000, 250))
+        >>> spec.room(), spec.room(1)
+        ((80, 80), (20, 20))
+        """
+        if rank is None or not self.weights or self.choices.cache_fraction is not None:
+            return self.capacity, self.max_incoming
+        n_units, short = divmod(self.n_dealt, self.chunk_rows)  # any rank may get a short chunk at the end
+        share = int(share_sizes(n_units, self.weights)[rank]) * self.chunk_rows + short
+        return share + self.n_broadcast, self.choices.assignment.most_incoming(self.n_dealt, self.n_workers, share)
+
     @property
     def has_excess(self) -> bool:
         """Whether workers hold more than their shares."""
@@ -306,12 +323,10 @@ class ShuffleSpec:
 
     def draw(self, before: EpochDraw, epoch: int, holders: Holders | None = None) -> EpochDraw:
         """Draw the ranks of all samples for an epoch with an exchange, given what was drawn for the previous one."""
-        choices = self.choices
-        return choices.assignment.draw(
-            Draw(
-                before.ranks, self.n_workers, choices.seed, epoch, holders, choices.balance, before.slots, self.weights
-            )
-        )
+        rule, seed, classes = self.choices.assignment, self.choices.seed, self.choices.balance
+        ranks, slots = (None, None) if rule.forgets else (before.ranks, before.slots)
+        n_samples = len(before.ranks)
+        return rule.draw(Draw(n_samples, self.n_workers, seed, epoch, ranks, holders, classes, slots, self.weights))
 
     @property
     def max_incoming(self) -> int:

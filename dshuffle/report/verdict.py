@@ -223,9 +223,12 @@ def _hardly_begun(comparison: Comparison) -> str:
     else:
         shown = [f"{text} %" for text in human_numbers([100 * gain / abs(values[0]) for gain in (total, last)], 2)]
     what = f"{metric} improved" if has_metric else "the error fell"
+    course = f"by {shown[0]} in all, of which {shown[1]} in the last epoch"
+    if last > total:
+        course = f"by {shown[1]} in the last epoch, after it had become worse"
     return (
-        f"With reshuffling, {what} by {shown[0]} in all, of which {shown[1]} in the last epoch: training has hardly "
-        "begun. Before you rely on the answer, train for more epochs, or with a larger step."
+        f"With reshuffling, {what} {course}: training has hardly begun. "
+        "Before you rely on the answer, train for more epochs, or with a larger step."
     )
 
 

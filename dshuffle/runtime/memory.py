@@ -14,8 +14,10 @@ from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_spec import SessionSpec
 
 
-def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, on_disk: bool = False) -> None:
-    """Refuse a session whose cache partitions do not fit. With ``on_disk``, their rows do not count.
+def check_budget(
+    shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, on_disk: bool = False, rank: int | None = None
+) -> None:
+    """Refuse a session whose cache partitions do not fit, or that of a rank. With ``on_disk``, rows do not count.
 
     Raises
     ------
@@ -23,7 +25,8 @@ def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, 
         If a partition exceeds the limit. The message gives the bytes that are needed, and the number of workers that
         would be enough.
     """
-    needed = member_nbytes(shuffle, layout, on_disk=on_disk)
+    needed = member_nbytes(shuffle, layout, on_disk=on_disk, rank=rank)
+    capacity, incoming = shuffle.room(rank)
     if limit is None or needed <= limit:
         return
     workers = None if on_disk else workers_that_fit(shuffle, layout, limit)
@@ -41,8 +44,8 @@ def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, 
     if plan := _plan_nbytes(shuffle):
         planning = f", and {plan} bytes for plans of all {shuffle.n_samples} samples"
     raise CacheBudgetError(
-        f"a cache partition needs {needed} bytes on each of {shuffle.n_workers} workers ({shuffle.capacity} rows of "
-        f"{layout.nbytes} bytes and room for {shuffle.max_incoming} incoming ones{relayed}{planning}); memory_limit "
+        f"a cache partition needs {needed} bytes on each of {shuffle.n_workers} workers ({capacity} rows of "
+        f"{layout.nbytes} bytes and room for {incoming} incoming ones{relayed}{planning}); memory_limit "
         f"allows {limit} bytes. {way_out}"
     )
 
@@ -83,8 +86,10 @@ class WorkerMemory:
         allowed = int(self.limit * self.pause_fraction)
         return max(0, allowed - self.process_nbytes - messages_nbytes)
 
-    def check(self, spec: SessionSpec, *, trains: bool) -> tuple[int | None, int]:
+    def check(self, spec: SessionSpec, rank: int | None) -> tuple[int | None, int]:
         """Check that a session fits, and return its byte limit, if it has one, and the bytes of its partition.
+
+        ``rank`` is None for a worker that only serves.
 
         Raises
         ------
@@ -97,10 +102,10 @@ class WorkerMemory:
             limit = max(0, int(settings.memory_fraction * self.limit) - sum(self.reserved.values()))
         room = self.room(settings.messages_nbytes)
         on_disk = spec.options.on_disk
-        needed = member_nbytes(spec.shuffle, layout, on_disk=on_disk) if trains else 0
-        if trains:
+        needed = 0 if rank is None else member_nbytes(spec.shuffle, layout, on_disk=on_disk, rank=rank)
+        if rank is not None:
             try:
-                check_budget(spec.shuffle, layout, limit, on_disk=on_disk)
+                check_budget(spec.shuffle, layout, limit, on_disk=on_disk, rank=rank)
             except CacheBudgetError as error:
                 if user_limit is not None or not self.reserved:
                     raise
@@ -123,9 +128,9 @@ class WorkerMemory:
         return f"Open sessions on this worker: {names}. Close sessions that are no longer used"
 
 
-def member_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool = False) -> int:
-    """Maximum bytes of memory that a worker needs for its partition, and for plans of all samples."""
-    return partition_nbytes(shuffle, layout, on_disk=on_disk) + _plan_nbytes(shuffle)
+def member_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool = False, rank: int | None = None) -> int:
+    """Maximum bytes of memory that a worker, or that of a rank, needs for its partition and its plans."""
+    return partition_nbytes(shuffle, layout, on_disk=on_disk, rank=rank) + _plan_nbytes(shuffle)
 
 
 def for_partition(shuffle: ShuffleSpec, limit: int | None) -> int | None:
@@ -138,9 +143,9 @@ def _plan_nbytes(shuffle: ShuffleSpec) -> int:
     return 0 if plans_own_parts(shuffle, shuffle.choices.delivery) else plan_nbytes(shuffle)
 
 
-def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool = False) -> int:
+def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool = False, rank: int | None = None) -> int:
     """Maximum bytes of memory that a worker needs for its rows, for incoming rows, and for what it passes on."""
-    slots = CachePartition.nbytes_for(layout, shuffle.capacity + shuffle.max_incoming, on_disk=on_disk)
+    slots = CachePartition.nbytes_for(layout, sum(shuffle.room(rank)), on_disk=on_disk)
     return slots + CachePartition.nbytes_for(layout, _relayed(shuffle))
 
 

@@ -21,6 +21,13 @@ class SessionOrder(Order, frozen=True):
     session_id: str
 
 
+class Together(Order, frozen=True):
+    """Ranks that load their partitions together, and addresses of the workers that read the store for them."""
+
+    ranks: list[int] = []
+    readers: list[str] = []
+
+
 class OpenOrder(Order, frozen=True, rename={"digest": "drawn"}):
     """Open a session.
 
@@ -36,6 +43,8 @@ class OpenOrder(Order, frozen=True, rename={"digest": "drawn"}):
         With ``restore``, the epoch whose partition is read; None if the first epoch has not begun.
     digest
         Digest of the samples of the rank in this epoch; None if it is not known.
+    together
+        With ``restore``, who loads together.
     """
 
     number: int
@@ -43,6 +52,7 @@ class OpenOrder(Order, frozen=True, rename={"digest": "drawn"}):
     restore: bool = False
     epoch: int | None = None
     digest: SampleDigest | None = None
+    together: Together = Together()
 
 
 class CloseOrder(SessionOrder, frozen=True):
@@ -114,6 +124,25 @@ class RowsQuery(SessionOrder, frozen=True):
     """Send rows of the partition of an epoch. The samples are beside the fields."""
 
     epoch: int
+
+
+class BlockQuery(SessionOrder, frozen=True):
+    """Send rows of a block of the store, whose numbers are beside the fields.
+
+    Parameters
+    ----------
+    load
+        Name of the load.
+    owner, n_owners
+        The participant that needs the rows, and how many take part in the load.
+    block
+        Number of the block. With -1, blocks are announced whose rows the participant will ask for.
+    """
+
+    load: str
+    owner: int
+    n_owners: int
+    block: int
 
 
 class MeanQuery(SessionOrder, frozen=True):

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import numpy as np
 from distributed.protocol.pickle import dumps, loads
 
 from dshuffle.errors import ClusterError, DatasetChanged
 from dshuffle.planning import NEW, Choices, GivenSharding, Remainder, ShuffleSpec, WorkerHistory
 from dshuffle.planning.share_sizes import Weights
-from dshuffle.rows import RowLayout, checksum_rows
+from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker_choice import WorkerChoice
@@ -24,12 +23,8 @@ from dshuffle.store import Dataset
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 30
+PROTOCOL = 31
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
-
-
-SAMPLED_ROWS = 3
-"""Rows of a dataset that the client and all workers read and compare before a session opens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +38,12 @@ class DatasetReference:
     n_samples: int
     layout: RowLayout
     identity: str
-    checksums: tuple[int, ...]
+    ends: str
     pickled: bytes = field(repr=False)
 
     @classmethod
     def of(cls, dataset: Dataset) -> DatasetReference:
-        """Make a reference to an open dataset. Reads a few of its rows.
+        """Make a reference to an open dataset. Reads the ends of a few of its chunks.
 
         Raises
         ------
@@ -56,8 +51,7 @@ class DatasetReference:
             If the dataset has changed since it was opened, or cannot be read any more.
         """
         dataset.check_unchanged()
-        checksums = _sampled_checksums(dataset)
-        return cls(dataset.n_samples, dataset.layout, dataset.identity, checksums, dumps(dataset))
+        return cls(dataset.n_samples, dataset.layout, dataset.identity, dataset.ends(), dumps(dataset))
 
     def open(self) -> Dataset:
         """Open the dataset in this process.
@@ -83,21 +77,12 @@ class DatasetReference:
                 f"and {self.identity} there. Either it was rewritten after the client opened it, or this worker has a "
                 "different copy. Renew the copy if there is one, open the dataset again, and make a new Shuffler"
             )
-        if _sampled_checksums(dataset) != self.checksums:
+        if dataset.ends() != self.ends:
             raise DatasetChanged(
-                f"rows of the dataset at {dataset.url} differ from those that the client reads, although its identity "
-                "is the same: a copy is damaged or out of date. Renew it, and make a new Shuffler"
+                f"chunks of the dataset at {dataset.url} differ from those that the client reads, although its "
+                "identity is the same: a copy is damaged or out of date. Renew it, and make a new Shuffler"
             )
         return dataset
-
-
-def _sampled_checksums(dataset: Dataset) -> tuple[int, ...]:
-    # The same rows in every process, and others in another dataset.
-    seed = zlib.crc32(dataset.identity.encode())
-    ids = np.sort(np.random.default_rng(seed).choice(dataset.n_samples, min(SAMPLED_ROWS, dataset.n_samples), False))
-    rows = dataset.layout.empty(len(ids))
-    dataset.read_into(rows, np.arange(len(ids)), ids)
-    return tuple(checksum_rows(rows, ids).tolist())
 
 
 def adopted_id(session_id: str, rank: int) -> str:

@@ -13,17 +13,16 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.errors import CorruptChunk, DatasetChanged, DatasetError, InvalidParameter
+from dshuffle.errors import DatasetChanged, DatasetError, InvalidParameter
 from dshuffle.notebook import html_summary
 from dshuffle.records import StoreTraffic
 from dshuffle.redaction import hide_secrets
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.store import reader
-from dshuffle.store.backends.chunk_cache import ChunkCache
-from dshuffle.store.backends.metered import Meter, MeteredStore
-from dshuffle.store.both_ways import FirstReads
+from dshuffle.store.backends.patient_store import Meter, PatientStore
 from dshuffle.store.cf import Decoding
 from dshuffle.store.checked import check_memory_budget, checked_indices, checked_slots
+from dshuffle.store.identity import ends_of
 from dshuffle.store.opening import Opening
 from dshuffle.store.sink import Sink
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
@@ -62,11 +61,9 @@ class Dataset(Views):
     undecoded: Mapping[str, str]
     layout: RowLayout
     _stored_identity: str
-    _store: MeteredStore
+    _store: PatientStore
     _sources: Mapping[str, StoredArray]
     _meter: Meter
-    _cache: ChunkCache | None
-    _first_reads: FirstReads
     _opening: Opening
     _open: Callable[[Opening, Decoding], Dataset]
     _view: View
@@ -102,17 +99,6 @@ class Dataset(Views):
         return self.layout.nbytes
 
     @property
-    def read_by(self) -> dict[str, str]:
-        """Name -> ``"direct"`` for arrays whose chunks are read without zarr's codec pipeline, else ``"zarr"``.
-
-        An array is read directly if its chunks (inner chunks, if sharded) span all axes except the first, and if its
-        metadata contain nothing but little-endian bytes and the codecs crc32c, zstd, gzip and blosc (in Zarr v2: no
-        filters, and a compressor of numcodecs). Before the first read, a chunk of it is also read with zarr and
-        compared (of at most eight arrays with the same metadata).
-        """
-        return {name: "zarr" if source.direct is None else "direct" for name, source in self._sources.items()}
-
-    @property
     def storage_options(self) -> Mapping[str, Any] | None:
         """Options of the store, with which it was opened. They may hold secrets."""
         return self._opening.location.storage_options
@@ -143,8 +129,6 @@ class Dataset(Views):
             If an id is out of range.
         CorruptChunk
             If a chunk is missing, truncated or fails its checksum.
-        ReadersDiffer
-            If zarr and dshuffle's own reader get different bytes from a chunk.
         DatasetError
             If a date or duration is beyond what its dtype can hold.
 
@@ -237,6 +221,10 @@ class Dataset(Views):
             if len(ids := self._view.within(begin, begin + step)):
                 yield ids
 
+    def ends(self) -> str:
+        """Digest of the last bytes of a few chunks, for a comparison with what other processes see."""
+        return ends_of(self._store.bare, (source.array for source in self._sources.values()))
+
     def close(self) -> None:
         """Close the files and connections of the store. They are opened again if more is read."""
         self._store.close()
@@ -292,16 +280,8 @@ class Dataset(Views):
         stop: Callable[[], bool] | None = None,
     ) -> None:
         check_memory_budget(memory_budget)
-        items = self._view.items(ids)
-        if items.size:
-            self._first_reads.compare(((sink.source, sink.chunk_of(items[0])) for sink in sinks), memory_budget)
         start = time.perf_counter()
-        try:
-            reader.read_rows(sinks, items, slots, memory_budget=memory_budget, stop=stop)
-        except CorruptChunk:
-            if self._cache is not None:
-                self._cache.forget()
-            raise
+        reader.read_rows(sinks, self._view.items(ids), slots, memory_budget=memory_budget, stop=stop)
         self._meter.add(StoreTraffic(delivered_bytes=ids.size * self.row_nbytes, seconds=time.perf_counter() - start))
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -38,10 +38,9 @@ def describe(dataset: Dataset) -> str | dict[str, Any]:
         )
     chosen = {
         **dataclasses.asdict(opening.choice),
-        "chunk_cache": opening.chunk_cache,
         "absent_chunks": opening.absent_chunks,
     }
-    defaults = {**dataclasses.asdict(ArrayChoice()), "chunk_cache": 0, "absent_chunks": None}
+    defaults = {**dataclasses.asdict(ArrayChoice()), "absent_chunks": None}
     fields = {name: value for name, value in chosen.items() if value != defaults[name]}
     if windows is not None:
         fields["windows"] = dict(windows.offsets)

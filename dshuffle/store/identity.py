@@ -12,7 +12,7 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -22,7 +22,7 @@ from zarr.abc.store import Store, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from dshuffle.store.backends.refusals import AccessRefused
+from dshuffle.store.backends.store_errors import AccessRefused
 from dshuffle.store.cf import DECISIVE, attributes_of
 from dshuffle.store.sample_arrays import ArrayChoice, SampleArrays
 
@@ -88,6 +88,9 @@ class Mark:
 SAMPLED = 8
 """Stored objects of a group from elsewhere that its digest looks at, spread over each array."""
 
+SAMPLED_BY_ALL = 3
+"""Stored objects of an array of which every worker compares the end before a session opens, for the largest arrays."""
+
 SAMPLED_NBYTES = 4096
 """Bytes at the end of each of these objects."""
 
@@ -144,13 +147,27 @@ def _meaning(chosen: SampleArrays, choice: ArrayChoice) -> str:
     return json.dumps(meaning, sort_keys=True, default=str) if meaning else ""
 
 
-async def _sampled_chunks(store: Store, array: Array[Any]) -> list[bytes]:
+def ends_of(store: Store, arrays: Iterable[Array[Any]]) -> str:
+    """Digest of the last bytes of a few chunks: those of a copy that is damaged or out of date may differ.
+
+    A dataset from :func:`~dshuffle.store.create_dataset` has the checksums of chunks there. Whole chunks are not read,
+    since every worker looks at them.
+    """
+    digest = hashlib.sha256()
+    largest = sorted(arrays, key=lambda array: (-array.nbytes, array.path))[:SAMPLED]
+    for array in largest:
+        for end in sync(_sampled_chunks(store, array, SAMPLED_BY_ALL)):
+            digest.update(end)
+    return digest.hexdigest()[:32]
+
+
+async def _sampled_chunks(store: Store, array: Array[Any], n_sampled: int = SAMPLED) -> list[bytes]:
     stored = array.shards or array.chunks
     grid = [math.ceil(size / each) for size, each in zip(array.shape, stored, strict=True)]
     total = math.prod(grid)
     if not total:
         return []
-    numbers = sorted({i * (total - 1) // max(1, SAMPLED - 1) for i in range(min(SAMPLED, total))} | {total - 1})
+    numbers = sorted({i * (total - 1) // max(1, n_sampled - 1) for i in range(min(n_sampled, total))} | {total - 1})
     steps = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
     indices = (tuple(n // step % size for step, size in zip(steps, grid, strict=True)) for n in numbers)
     keys = [f"{array.path}/{array.metadata.encode_chunk_key(index)}" for index in indices]

@@ -15,13 +15,10 @@ from zarr.storage import StorePath
 from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.redaction import hide_secrets
 from dshuffle.rows import RowLayout
-from dshuffle.store.backends.chunk_cache import ChunkCache, cache_nbytes
 from dshuffle.store.backends.location import Location, Place
-from dshuffle.store.backends.metered import Meter, MeteredStore
-from dshuffle.store.backends.refusals import checked_absent_chunks
+from dshuffle.store.backends.patient_store import Meter
 from dshuffle.store.backends.standing import ARRAY, GROUP
 from dshuffle.store.backends.urls import is_memory
-from dshuffle.store.both_ways import FirstReads
 from dshuffle.store.cf import Decoding, attributes_of, encoding_of
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.identity import Mark, identity_of
@@ -40,7 +37,6 @@ def open_dataset(
     sample_dim: str | int | None = None,
     decode: bool = True,
     storage_options: Mapping[str, Any] | None = None,
-    chunk_cache: int | str | None = None,
     absent_chunks: str | None = None,
 ) -> Dataset:
     """Open a dataset: any Zarr group (v2 or v3) with arrays that share a dimension of samples.
@@ -71,11 +67,8 @@ def open_dataset(
         ``endpoint``, ``skip_signature`` and obstore's other options, or s3fs's names for them (``key``, ``secret``,
         ``endpoint_url``, ``client_kwargs``, ...). Missing options come from ``AWS_ACCESS_KEY_ID``,
         ``AWS_ENDPOINT_URL``, .... The URL of an endpoint without TLS must begin with ``http://``. For other schemes:
-        the options of fsspec. For all stores except ``memory://``: ``max_retries`` (7) and ``timeout`` (60 s); see
-        ``Patience``.
-    chunk_cache
-        Bytes (or ``"256 MiB"``) of stored chunks that each process keeps in memory between epochs; by default none.
-        It applies to arrays whose chunks span all axes except the first.
+        the options of fsspec. For all stores: ``max_retries`` (7), ``timeout`` (60 s), and ``connections``, the largest
+        number of requests of a process at one server at a time (16 for HTTP, otherwise 64).
     absent_chunks
         What a chunk is that the store does not have: ``"fill"`` for the fill value, ``"error"`` for a
         :class:`CorruptChunk`. By default an error in a dataset from :func:`create_dataset`, and the fill value in any
@@ -106,7 +99,9 @@ def open_dataset(
     """
     choice = ArrayChoice(arrays, sample_dim, decode)
     location = Location.of(url, storage_options)
-    return open_stored(Opening(location, choice, cache_nbytes(chunk_cache), checked_absent_chunks(absent_chunks)))
+    if absent_chunks not in (None, "fill", "error"):
+        raise InvalidParameter.of("absent_chunks", absent_chunks, '"fill", "error" or None')
+    return open_stored(Opening(location, choice, absent_chunks))
 
 
 def as_dataset(dataset: Dataset | Place) -> Dataset:
@@ -134,13 +129,11 @@ def open_stored(opening: Opening, decoding: Decoding | None = None) -> Dataset:
     decoding
         What the process that opened it first has decided, so that values are the same everywhere.
     """
-    url, choice, nbytes = opening.url, opening.choice, opening.chunk_cache
+    url, choice = opening.url, opening.choice
     meter = Meter()
-    bare, standing = opening.location.open_to_read(opening.absent_chunks, meter.count_retry)
+    store, standing = opening.location.open_to_read(opening.absent_chunks, meter)
     if standing.kind != GROUP:
         raise _not_found(opening.location, standing.kind)
-    store = MeteredStore(bare, meter)
-    cache = ChunkCache(store, nbytes, meter) if nbytes else None
     try:
         group = opening.group(store, standing.zarr_format)
         mark = Mark.of(group.attrs)
@@ -167,7 +160,7 @@ def open_stored(opening: Opening, decoding: Decoding | None = None) -> Dataset:
             logger.warning("Array %s of %s is not decoded: %s", names, hide_secrets(url), reason)
     encodings = {name: how for name, how in decoding.encodings.items() if name in chosen.arrays}
     sources = {
-        name: StoredArray.of(url, name, chosen.arrays[name], cache, axis=chosen.axes[name], encoding=encoding)
+        name: StoredArray.of(url, name, chosen.arrays[name], axis=chosen.axes[name], encoding=encoding)
         for name, encoding in encodings.items()
     }
     return Dataset(
@@ -184,8 +177,6 @@ def open_stored(opening: Opening, decoding: Decoding | None = None) -> Dataset:
         _store=store,
         _sources=sources,
         _meter=meter,
-        _cache=cache,
-        _first_reads=FirstReads(store.bare),
         _opening=opening,
         _open=open_stored,
         _view=View(chosen.n_samples),

@@ -8,7 +8,7 @@ from typing import Literal
 import zarr
 
 from dshuffle.store.backends.location import Location
-from dshuffle.store.backends.metered import MeteredStore
+from dshuffle.store.backends.patient_store import PatientStore
 from dshuffle.store.identity import identity_of
 from dshuffle.store.sample_arrays import ArrayChoice, find_arrays
 
@@ -23,15 +23,12 @@ class Opening:
         Where it is.
     choice
         Which arrays, and what they mean.
-    chunk_cache
-        Bytes of chunks that each process keeps; 0 for none.
     absent_chunks
         What an absent chunk is, ``"fill"`` or ``"error"``; None for what suits the group and the store.
     """
 
     location: Location
     choice: ArrayChoice
-    chunk_cache: int
     absent_chunks: str | None = None
 
     @property
@@ -39,12 +36,12 @@ class Opening:
         """Canonical URL, or the name of a store object."""
         return self.location.url
 
-    def identity(self, store: MeteredStore) -> str:
+    def identity(self, store: PatientStore) -> str:
         """The identity of what is stored now."""
         group = self.group(store, None)
         return identity_of(store.bare, group, find_arrays(group, self.location, self.choice), self.choice)
 
-    def group(self, store: MeteredStore, zarr_format: Literal[2, 3] | None) -> zarr.Group:
+    def group(self, store: PatientStore, zarr_format: Literal[2, 3] | None) -> zarr.Group:
         """The group in a store that was opened."""
         path = self.location.path
         try:

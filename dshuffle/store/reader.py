@@ -11,15 +11,16 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from zarr.core.sync import sync
 
 from dshuffle.errors import DatasetError
-from dshuffle.store.direct_read import DirectArray
+from dshuffle.store.backends.patient_store import PatientStore
 from dshuffle.store.patches import Box, box_items
-from dshuffle.store.scatter import scatter_columns
+from dshuffle.store.scatter import load_kernels, scatter_columns
 from dshuffle.store.sink import Sink
 from dshuffle.store.stored_array import StoredArray
 
@@ -31,10 +32,10 @@ MEMORY_BUDGET = 64 << 20
 _SPAN_NBYTES = 4 << 20
 # Largest number of concurrent reads, however small they are.
 _MAX_IN_FLIGHT = 64
-# Below this size, copying on zarr's loop takes less time than handing the copy to a thread.
-_THREAD_NBYTES = 1 << 20
-# The same limit for decompression, which takes longer.
-_DECODE_NBYTES = 128 << 10
+# Below this size, unpacking on zarr's loop takes less time than handing it to a thread.
+_THREAD_NBYTES = 128 << 10
+# Small local files are read together in one thread up to this size.
+_FILES_NBYTES = 1 << 20
 
 # Arrays with shorter rows are read together, if they can: those of a table may have hundreds.
 _NARROW_NBYTES = 64
@@ -54,16 +55,9 @@ def read_rows(
     order = np.argsort(ids)
     ids, slots = ids[order], slots[order]
     span_nbytes = min(_SPAN_NBYTES, memory_budget // 8)
-    limit = asyncio.Semaphore(_MAX_IN_FLIGHT)  # of all jobs that read several columns
-    jobs = (
-        job
-        for group in _groups(sinks, span_nbytes)
-        for job in (
-            _jobs(group[0], *group[0].places(ids, slots), span_nbytes)
-            if len(group) == 1
-            else _jobs_of_columns(group, ids, slots, limit)
-        )
-    )
+    sinks = list(sinks)
+    load_kernels(ids.size * sum(sink.source.row_nbytes for sink in sinks))
+    jobs = (job for group in _groups(sinks, span_nbytes) for job in _jobs(group, ids, slots, span_nbytes))
     sync(run_bounded(jobs if stop is None else _until(stop, jobs), memory_budget))
 
 
@@ -120,13 +114,16 @@ async def run_bounded(jobs: Iterable[Job], budget: int) -> None:
         raise errors[0]
 
 
-def _jobs(sink: Sink, ids: NDArray[np.int64], places: NDArray[np.int64], span_nbytes: int) -> Iterator[Job]:
-    source, band_items, direct = sink.source, sink.band_items, sink.source.direct
+def _jobs(group: list[Sink], ids: NDArray[np.int64], slots: NDArray[np.int64], span_nbytes: int) -> Iterator[Job]:
+    sink = group[0]
+    source, band_items = sink.source, sink.band_items
     if source.row_nbytes == 0 or ids.size == 0:
         return
-    max_bands = max(1, span_nbytes // source.band_nbytes)
-    if direct is None:
-        for start, stop, first, last in spans(ids, band_items, max_bands):
+    ids, places = sink.places(ids, slots) if len(group) == 1 else (ids, slots * sink.matrix.shape[1])
+    shard_bands = (source.info.shard_rows or 0) // source.info.chunk_rows
+    if source.decoders is None:
+        max_bands = max(1, span_nbytes // source.band_nbytes)
+        for start, stop, first, last in spans(ids, band_items, max_bands, shard_bands):
             items, starts = ids[first:last], places[first:last]
             if sink.cut is None:
                 nbytes = (stop - start) // band_items * source.band_nbytes
@@ -135,23 +132,20 @@ def _jobs(sink: Sink, ids: NDArray[np.int64], places: NDArray[np.int64], span_nb
             for box, which in sink.cut.boxes(items):
                 nbytes = (stop - start) // sink.n_patches * source.dtype.itemsize * box_items(box)
                 yield cost(nbytes), partial(_read_span, sink, start, stop, items[which], starts[which], box)
-    elif direct.shard_chunks:
-        if direct.cached:
-            max_bands = 1  # the chunks wanted together differ between epochs
-        for start, stop, first, last in spans(ids, band_items, max_bands, direct.shard_chunks):
-            chunks = list(range(start // band_items, stop // band_items))
-            read = partial(_read_chunks, sink, direct, chunks, ids[first:last], places[first:last])
-            yield cost(len(chunks) * source.band_nbytes), read
-    else:
-        bands = ids // band_items
-        firsts = np.flatnonzero(np.diff(bands, prepend=-1))
-        ends = np.append(firsts[1:], ids.size)
-        step = min(max_bands, max(1, source.batch_nbytes // source.band_nbytes))
-        for at in range(0, firsts.size, step):
-            part = slice(firsts[at], ends[min(at + step, ends.size) - 1])
-            chunks = bands[firsts[at : at + step]].tolist()
-            read = partial(_read_chunks, sink, direct, chunks, ids[part], places[part])
-            yield cost(len(chunks) * source.band_nbytes), read
+        return
+    nbytes = sum(sink.source.band_nbytes for sink in group)
+    if not shard_bands:
+        span_nbytes = min(_FILES_NBYTES, span_nbytes) if _local_store(source) else 0
+    for _, _, first, last in spans(ids, band_items, max(1, span_nbytes // nbytes), shard_bands, gaps=True):
+        bands = ids[first:last] // band_items
+        chunks = bands[np.diff(bands, prepend=-1) != 0].tolist()
+        yield cost(len(chunks) * nbytes), partial(_read_chunks, group, chunks, ids[first:last], places[first:last])
+
+
+def _local_store(source: StoredArray) -> PatientStore | None:
+    """The store of an array, if it has files whose threads need no event loop."""
+    store = source.array.store
+    return store if isinstance(store, PatientStore) and store.root else None
 
 
 def _groups(sinks: Iterable[Sink], span_nbytes: int) -> Iterator[list[Sink]]:
@@ -160,8 +154,8 @@ def _groups(sinks: Iterable[Sink], span_nbytes: int) -> Iterator[list[Sink]]:
     nbytes: dict[tuple[int, int], int] = {}
     for sink in sinks:
         source = sink.source
-        directly = source.direct is not None and not source.direct.shard_chunks
-        if not (directly and sink.cut is None and sink.window == (0,) and 0 < source.row_nbytes < _NARROW_NBYTES):
+        together = source.decoders is not None and not source.info.shard_rows
+        if not (together and sink.cut is None and sink.window == (0,) and 0 < source.row_nbytes < _NARROW_NBYTES):
             yield [sink]
             continue
         key = id(sink.matrix), source.info.chunk_rows
@@ -173,23 +167,12 @@ def _groups(sinks: Iterable[Sink], span_nbytes: int) -> Iterator[list[Sink]]:
     yield from groups.values()
 
 
-def _jobs_of_columns(
-    sinks: list[Sink], ids: NDArray[np.int64], slots: NDArray[np.int64], limit: asyncio.Semaphore
-) -> Iterator[Job]:
-    if ids.size == 0:
-        return
-    bands = ids // sinks[0].source.info.chunk_rows
-    firsts = np.flatnonzero(np.diff(bands, prepend=-1))
-    nbytes = sum(sink.source.band_nbytes for sink in sinks)
-    for first, end in zip(firsts.tolist(), np.append(firsts[1:], ids.size).tolist(), strict=True):
-        of_band = slice(first, end)
-        yield cost(nbytes), partial(_read_columns, sinks, int(bands[first]), ids[of_band], slots[of_band], limit)
-
-
 def spans(
-    ids: NDArray[np.int64], band_items: int, max_bands: int, shard_bands: int = 0
+    ids: NDArray[np.int64], band_items: int, max_bands: int, shard_bands: int = 0, *, gaps: bool = False
 ) -> list[tuple[int, int, int, int]]:
     """Group sorted ids into spans that are read in one call; with ``shard_bands`` a span stays within one shard.
+
+    With ``gaps``, bands without ids may lie within a span, and do not count.
 
     Returns
     -------
@@ -210,9 +193,9 @@ def spans(
     firsts = np.flatnonzero(np.diff(bands, prepend=-1))
     bands = bands[firsts]
     at = np.arange(bands.size)
-    gap = np.diff(bands, prepend=-2) != 1
+    gap = np.diff(bands, prepend=-2) != 1 if not gaps else at == 0
     if shard_bands:
-        gap |= bands % shard_bands == 0
+        gap |= np.diff(bands // shard_bands, prepend=-1) != 0
     since_gap = at - np.maximum.accumulate(np.where(gap, at, 0))
     begins = np.flatnonzero(since_gap % max_bands == 0)
     ends = np.append(begins[1:], bands.size)
@@ -242,128 +225,56 @@ async def _read_span(
         await asyncio.to_thread(sink.fill, block, ids, start, places, box)
 
 
-async def _read_chunks(
-    sink: Sink, direct: DirectArray, chunks: list[int], ids: NDArray[np.int64], places: NDArray[np.int64]
-) -> None:
-    source = sink.source
-    try:
-        stored = await direct.fetch(chunks, sink.indexes)
-    except (DatasetError, MemoryError):
-        raise
-    except Exception as exc:
-        # A chunk is missing, or the index of a shard is damaged. Without shards, read several chunks one by one to find
-        # out which is missing.
-        if len(chunks) > 1 and not direct.shard_chunks:
-            return await _one_by_one(sink, direct, chunks, ids, places)
-        raise source.corrupt(_index(source, chunks[0]), exc) from exc
-    if stored is None:
-        return await _one_by_one(sink, None, chunks, ids, places)
-    nbytes = len(chunks) * source.band_nbytes
-    if nbytes < (_DECODE_NBYTES if direct.decompresses else _THREAD_NBYTES):
-        _unpack(sink, direct, chunks, stored, ids, places)
+async def _read_chunks(group: list[Sink], chunks: list[int], ids: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+    unpack, source = partial(_unpack, group, chunks, ids, places), group[0].source
+    pieces = [(sink.source, chunk) for chunk in chunks for sink in group]
+    if source.info.shard_rows:
+        contents = await source.fetch(chunks)
+    elif (store := _local_store(source)) is not None:
+        await store.read_files([each.key(chunk) for each, chunk in pieces], unpack)
+        return
     else:
-        await asyncio.to_thread(_unpack, sink, direct, chunks, stored, ids, places)
-
-
-async def _one_by_one(
-    sink: Sink, direct: DirectArray | None, chunks: list[int], ids: NDArray[np.int64], places: NDArray[np.int64]
-) -> None:
-    """Read chunks one by one; if ``direct`` is ``None``, through zarr, which fills in missing chunks."""
-    for chunk in chunks:
-        start, stop = chunk * sink.band_items, (chunk + 1) * sink.band_items
-        part = slice(*np.searchsorted(ids, (start, stop)))
-        if direct is None:
-            await _read_span(sink, start, stop, ids[part], places[part])
-        else:
-            await _read_chunks(sink, direct, [chunk], ids[part], places[part])
-
-
-async def _read_columns(
-    sinks: list[Sink], chunk: int, ids: NDArray[np.int64], slots: NDArray[np.int64], limit: asyncio.Semaphore
-) -> None:
-    """Read the same chunk of several arrays."""
-    fetched = await asyncio.gather(*(_fetch_column(sink, chunk, ids, slots, limit) for sink in sinks))
-    columns = [
-        (sink, sink.source.direct, stored)
-        for sink, stored in zip(sinks, fetched, strict=True)
-        if stored is not None and sink.source.direct is not None
-    ]
-    if columns:
-        await asyncio.to_thread(_unpack_columns, columns, chunk, ids, slots)
-
-
-async def _fetch_column(
-    sink: Sink, chunk: int, ids: NDArray[np.int64], slots: NDArray[np.int64], limit: asyncio.Semaphore
-) -> NDArray[np.uint8] | None:
-    """Fetch a chunk; if it is absent, zarr fills its rows, and there is nothing left to unpack."""
-    assert sink.source.direct is not None
-    async with limit:
-        try:
-            stored = await sink.source.direct.fetch([chunk], sink.indexes)
-        except (DatasetError, MemoryError):
-            raise
-        except Exception as exc:  # the chunk is missing
-            raise sink.source.corrupt(_index(sink.source, chunk), exc) from exc
-        if stored is not None:
-            return stored[0]
-        await _one_by_one(sink, None, [chunk], *sink.places(ids, slots))
-        return None
-
-
-def _unpack_columns(
-    columns: list[tuple[Sink, DirectArray, NDArray[np.uint8]]],
-    chunk: int,
-    ids: NDArray[np.int64],
-    slots: NDArray[np.int64],
-) -> None:
-    matrix, chunk_rows = columns[0][0].matrix, columns[0][0].source.info.chunk_rows
-    widths = np.array([sink.source.row_nbytes for sink, _, _ in columns])
-    offsets = np.array([sink.offset for sink, _, _ in columns])
-    ends = np.cumsum(widths * chunk_rows)
-    begins = ends - widths * chunk_rows
-    block = np.empty(int(ends[-1]), np.uint8)
-    for (sink, direct, stored), begin, end in zip(columns, begins, ends, strict=True):
-        block[begin:end] = _decoded(sink.source, direct, chunk, stored)
-    # The kernel copies words of up to 8 bytes, of which everything is a multiple.
-    word = math.gcd(8, matrix.shape[1], *widths.tolist(), *offsets.tolist())
-    scatter_columns(
-        block.view(f"u{word}"),
-        begins // word,
-        widths // word,
-        offsets // word,
-        ids,
-        chunk * chunk_rows,
-        matrix.reshape(-1).view(f"u{word}"),
-        slots * (matrix.shape[1] // word),
-    )
+        contents = [answer for [answer] in await asyncio.gather(*(each.fetch([chunk]) for each, chunk in pieces))]
+    if len(chunks) * sum(sink.source.band_nbytes for sink in group) < _THREAD_NBYTES:
+        unpack(contents)
+    else:
+        await asyncio.to_thread(unpack, contents)
 
 
 def _unpack(
-    sink: Sink,
-    direct: DirectArray,
+    group: list[Sink],
     chunks: list[int],
-    stored: list[NDArray[np.uint8]],
     ids: NDArray[np.int64],
     places: NDArray[np.int64],
+    contents: list[Any],
 ) -> None:
-    source, chunk_rows = sink.source, sink.source.info.chunk_rows
-    ends = np.searchsorted(ids, (np.asarray(chunks) + 1) * sink.band_items).tolist()
-    begin = 0
-    for chunk, data, end in zip(chunks, stored, ends, strict=True):
-        block = _decoded(source, direct, chunk, data).reshape(chunk_rows, source.row_nbytes)
-        sink.fill(block, ids[begin:end], chunk * sink.band_items, places[begin:end])
-        begin = end
+    """Copy rows out of the stored bytes of chunks: those of all arrays of a group for each chunk."""
+    band_items, remaining = group[0].band_items, iter(contents)
+    bounds = np.searchsorted(ids, np.array([*chunks, chunks[-1] + 1]) * band_items).tolist()
+    for chunk, begin, end in zip(chunks, bounds[:-1], bounds[1:], strict=True):
+        blocks = [sink.source.decode(chunk, next(remaining)) for sink in group]
+        if len(group) == 1:
+            group[0].fill(blocks[0], ids[begin:end], chunk * band_items, places[begin:end])
+        else:
+            _scatter(group, blocks, ids[begin:end], chunk * band_items, places[begin:end])
 
 
-def _decoded(source: StoredArray, direct: DirectArray, chunk: int, stored: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    try:
-        return direct.decode(stored)
-    except MemoryError:
-        raise
-    except Exception as exc:
-        raise source.corrupt(_index(source, chunk), exc) from exc
-
-
-def _index(source: StoredArray, chunk: int) -> tuple[int, ...]:
-    # Only arrays with samples along the first axis are read directly.
-    return (chunk, *[0] * len(source.info.shape))
+def _scatter(
+    sinks: list[Sink], blocks: list[NDArray[np.uint8]], ids: NDArray[np.int64], start: int, places: NDArray[np.int64]
+) -> None:
+    """Copy the rows of several arrays that get side by side."""
+    widths = np.array([block.shape[1] for block in blocks])
+    offsets = np.array([sink.offset for sink in sinks])
+    ends = np.cumsum([block.size for block in blocks])
+    # The kernel copies words of up to 8 bytes, of which everything is a multiple.
+    word = math.gcd(8, sinks[0].matrix.shape[1], *widths.tolist(), *offsets.tolist())
+    scatter_columns(
+        np.concatenate(blocks, axis=None).view(f"u{word}"),
+        (ends - [block.size for block in blocks]) // word,
+        widths // word,
+        offsets // word,
+        ids,
+        start,
+        sinks[0].matrix.reshape(-1).view(f"u{word}"),
+        places // word,
+    )

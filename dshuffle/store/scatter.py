@@ -12,34 +12,50 @@ from numpy.typing import NDArray
 
 from dshuffle.kernels import kernel, worth_a_kernel
 
+_WHOLE = np.zeros(1, np.int64)
+"""A row is one patch of one run of bytes."""
+
+
+def load_kernels(nbytes: int) -> None:
+    """Load numba for a call that will copy so many bytes, in parts of which each would not be worth it."""
+    if worth_a_kernel(nbytes):
+        _ = scatter_patches_kernel.dispatcher
+
 
 def scatter_rows(
     block: NDArray[np.uint8], ids: NDArray[np.int64], start: int, target: NDArray[np.uint8], places: NDArray[np.int64]
 ) -> None:
     """Copy the rows ``ids`` of a block that begins at row ``start`` to ``target``, from the bytes ``places`` on."""
-    width = block.shape[1]
-    if worth_a_kernel(ids.size * width):
-        scatter_rows_kernel(block, ids, start, target, places)
-    else:
-        target[places[:, None] + np.arange(width)] = block[ids - start]
+    scatter_patches(block, ids, start, target, places, _WHOLE, _WHOLE, block.shape[1])
+
+
+def scatter_patches(
+    block: NDArray[np.uint8],
+    ids: NDArray[np.int64],
+    start: int,
+    target: NDArray[np.uint8],
+    places: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    nbytes: int,
+) -> None:
+    """Copy patches of the rows of a block to ``target``, from the bytes ``places`` on.
+
+    Patch ``ids[i] - start`` begins in its row at ``begins``, in turn, and has ``nbytes`` at each of the offsets.
+    """
+    if worth_a_kernel(ids.size * offsets.size * nbytes):
+        scatter_patches_kernel(block, ids, start, target, places, begins, offsets, nbytes)
+        return
+    row, patch = np.divmod(ids - start, begins.size)
+    items = (offsets[:, None] + np.arange(nbytes)).reshape(-1)
+    target[places[:, None] + np.arange(items.size)] = block[row[:, None], begins[patch][:, None] + items]
 
 
 @kernel()
-def scatter_rows_kernel(block, ids, start, target, places):  # type: ignore[no-untyped-def]
+def scatter_patches_kernel(block, ids, start, target, places, begins, offsets, nbytes):  # type: ignore[no-untyped-def]
     """The same for many rows."""
     # Fancy indexing would first copy the selected rows, and cannot write to a range of bytes of packed rows. The two
     # slices matter: without them the inner loop is not vectorised and is five times slower.
-    width = block.shape[1]
-    for i in range(ids.size):
-        source = block[ids[i] - start]
-        row = target[places[i] : places[i] + width]
-        for b in range(width):
-            row[b] = source[b]
-
-
-@kernel()
-def scatter_patches(block, ids, start, target, places, begins, offsets, nbytes):  # type: ignore[no-untyped-def]
-    """Copy patches of the rows of a block to ``target``: runs of bytes that follow each other there."""
     n_patches = begins.size
     for i in range(ids.size):
         item = ids[i] - start

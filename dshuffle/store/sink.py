@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.rows import ByteMatrix
-from dshuffle.store.direct_read import Indexes
 from dshuffle.store.patches import Box, Cut
 from dshuffle.store.scatter import scatter_patches, scatter_rows
 from dshuffle.store.stored_array import StoredArray
@@ -27,7 +26,6 @@ class Sink:
     offset: int
     window: tuple[int, ...] = (0,)
     cut: Cut | None = None
-    indexes: Indexes = field(default_factory=dict)
 
     @property
     def n_patches(self) -> int:
@@ -43,10 +41,6 @@ class Sink:
     def item_nbytes(self) -> int:
         """Bytes of an item."""
         return self.source.row_nbytes if self.cut is None else self.source.dtype.itemsize * self.cut.n_items
-
-    def chunk_of(self, item: int) -> int:
-        """Number of a chunk, along the samples, that a sample needs; ``item`` is its item, or that of its anchor."""
-        return int((item // self.n_patches + self.window[0]) // self.source.info.chunk_rows)
 
     def places(self, ids: NDArray[np.int64], slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Items in ascending order, and the byte of the matrix at which each begins; ``ids`` are ascending."""

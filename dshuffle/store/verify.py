@@ -1,4 +1,4 @@
-"""Verification: read every chunk of a dataset to find all that are missing, corrupted or read differently."""
+"""Verification: read every chunk of a dataset to find all that are missing or corrupted."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from zarr.core.sync import sync
 
-from dshuffle.errors import CorruptChunk, ReadersDiffer
+from dshuffle.errors import CorruptChunk
 from dshuffle.store import reader
 from dshuffle.store.backends.location import Place
-from dshuffle.store.both_ways import compare
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import as_dataset
 from dshuffle.store.stored_array import StoredArray
@@ -29,7 +28,7 @@ class VerifyReport:
     bytes
         Decoded bytes of the valid chunks.
     bad
-        One message for each chunk that is missing, truncated or corrupted, or that is read differently.
+        One message for each chunk that is missing, truncated or corrupted.
     """
 
     n_chunks: int
@@ -49,9 +48,6 @@ def verify_dataset(
     memory_budget: int = reader.MEMORY_BUDGET,
 ) -> VerifyReport:
     """Read every chunk and report those that cannot be decoded.
-
-    Chunks are read with zarr and, where :attr:`Dataset.read_by` says ``"direct"``, also with dshuffle's own reader. A
-    chunk from which these get different bytes is reported, too.
 
     A flipped bit is found only if the chunks carry a checksum, as those of :func:`create_dataset` do, or if the
     compressor detects it.
@@ -86,10 +82,8 @@ def verify_dataset(
     async def check(source: StoredArray, index: tuple[int, ...]) -> None:
         try:
             chunk = await source.read_chunk(index)
-            if source.direct is not None:
-                await compare(source, index, chunk)
             sizes.append(chunk.nbytes)
-        except (CorruptChunk, ReadersDiffer) as exc:
+        except CorruptChunk as exc:
             bad.append((source.name, index, str(exc)))
         if progress is not None:
             progress(len(sizes) + len(bad), total)

@@ -22,7 +22,7 @@ from .conftest import run
         (("--train", "linear"), "--train='linear' is not allowed; it must be a function, one of linear_regression"),
         (("--train", "linear_regression"), "missing a required argument: 'step'. It is called with"),
         (("--train", "own:fit", "--step", 1), "--step is not a parameter of --train own:fit: omit it"),
-        (("--train", "own:fit", "--workers", 1), "test: workers=1 is not allowed; it must be an integer >= 2"),
+        (("--train", "own:fit", "--workers", 1), "--workers=1 is not allowed; it must be an integer >= 2"),
         (
             ("--train", "own:fit", "--delivery", "peer"),
             "test: shuffle=['global + peer'] is not allowed; it must",
@@ -39,10 +39,18 @@ def test_trainings_that_cannot_be_compared(elsewhere, url, monkeypatch, options,
     assert message in " ".join(result.stderr.split())
 
 
+def test_one_worker_has_nothing_to_compare(elsewhere, url, monkeypatch):
+    monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *_: pytest.fail("ran"))
+    result = run(url, "--workers", 1)
+    assert result.exit_code in (1, 2)
+    assert "--workers=1 is not allowed; it must be an integer >= 2. One worker trains on all" in " ".join(
+        result.stderr.split()
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--workers", 1), "--workers=1 is not allowed; it must be an integer >= 2. One worker trains on all samples"),
         (
             ("--delivery", "peer"),
             "--pairs needs a way that reshuffles everything before every epoch, such as global, a",

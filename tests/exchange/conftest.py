@@ -77,14 +77,38 @@ class Participant:
         )
 
     def begin(self, run_id: int, receives: dict[int, np.ndarray]) -> None:
-        samples, flows = flows_of_samples(
-            receives, at_most=self.cluster.message_rows, at_most_from={STORE: self.cluster.store_rows}
-        )
+        n_samples = len(self.cluster.truth.rows)
+        samples, flows = flows_of_samples(receives, at_most=self.cluster.message_rows, at_most_from={STORE: n_samples})
         slots = self.arriving[1] if self.cluster.resumed else self.cache.reserve(samples)
         self.arriving = samples, slots, flows
-        sink = ArrivingRows(self.cache, samples, slots, lambda ids, slots, _: self.cluster.read_store(self, ids, slots))
-        read_rate = self.cluster.read_rate
-        self.receiver.begin(run_id, flows, given(sink), resumed=self.cluster.resumed, read_rate=read_rate)
+        sink = ArrivingRows(self.cache, samples, slots, self.bring)
+        rate = self.cluster.read_rate
+        self.receiver.begin(
+            run_id,
+            flows,
+            given(sink),
+            resumed=self.cluster.resumed,
+            seconds_to_read=(lambda rows: rows / rate) if rate else None,
+        )
+
+    async def bring(
+        self,
+        sample_ids: np.ndarray,
+        slots: np.ndarray,
+        stop: Callable[[], bool],
+        *,
+        done: np.ndarray,
+        progress: Callable[[int], None],
+        recovers: bool,
+    ) -> None:
+        """Read the store, a few rows at a time; what an earlier attempt has read is not read again."""
+        for first in range(0, len(sample_ids), self.cluster.store_rows):
+            part = np.arange(len(sample_ids))[first : first + self.cluster.store_rows]
+            part = part[~done[part]]
+            if len(part):
+                await self.cluster.jobs.run(self.cluster.read_store, self, sample_ids[part], slots[part])
+                done[part] = True
+                progress(len(part))
 
     def is_local(self, participant: int) -> bool:
         places = {SERVER: self.cluster.server_at}

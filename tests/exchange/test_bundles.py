@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -88,4 +90,4 @@ def test_bundles_that_are_not_what_they_say():
     with pytest.raises(ExchangeError, match=r"rows \(0, 16\)"):
         kept.unpack(first, last, rows[:0], checksums[:0])
     with pytest.raises(ExchangeError, match="cannot be read from the store"):
-        kept.read_store(first, last, lambda: False)
+        asyncio.run(kept.load(first, last, lambda: False, recovers=True))

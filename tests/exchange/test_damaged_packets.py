@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -140,4 +142,4 @@ def test_a_message_of_another_shape_is_refused(n_rows: int, nbytes: int, n_check
 
 def test_packets_are_not_read_from_the_store() -> None:
     with pytest.raises(ExchangeError, match="a packet cannot be read from the store"):
-        pair().ranks[0].decoder.read_store(0, 1, lambda: False)
+        asyncio.run(pair().ranks[0].decoder.load(0, 1, lambda: False, recovers=True))

@@ -65,7 +65,7 @@ def test_what_cannot_be_written_as_json(training, message):
 
 def test_what_of_a_dataset_was_chosen_is_written(tmp_path):
     dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.arange(40.0), "y": np.arange(40)})
-    dataset = dshuffle.open_dataset(tmp_path / "d.zarr", arrays=["y"], decode=False, chunk_cache=1000)
+    dataset = dshuffle.open_dataset(tmp_path / "d.zarr", arrays=["y"], decode=False, absent_chunks="fill")
     train, test = dataset.split(0.5)
     for part in (dataset, train, test.select([0, 3])):
         again = Pipeline.from_dict(json.loads(json.dumps(Pipeline(part, LINEAR).to_dict()))).dataset

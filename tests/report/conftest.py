@@ -47,7 +47,6 @@ def make_record(epoch: int, assignment: str, delivery: str, sharding: str, neede
         store_bytes=store,
         store_delivered_bytes=store,
         store_retries=0,
-        store_cache_hits=0,
         plan_seconds=0.02,
         gather_seconds=seconds * 0.2 if wire else 0.0,
         transfer_seconds=seconds * 0.7 if wire else 0.0,

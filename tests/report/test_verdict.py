@@ -333,6 +333,10 @@ def test_a_training_that_has_hardly_begun_is_said(comparison, errors, start, opt
             (0.7, 0.75, 0.8),
             "accuracy improved by 0.100 in all, of which 0.050 in the last epoch: training has hardly begun",
         ),
+        (
+            (0.7, 0.66, 0.73),
+            "accuracy improved by 0.070 in the last epoch, after it had become worse: training has har",
+        ),
         ((0.5, 0.79, 0.8), ""),
         ((0.8, 0.75, 0.7), ""),
     ],

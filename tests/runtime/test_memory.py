@@ -50,7 +50,7 @@ def test_a_worker_that_only_serves_may_have_no_room(tmp_path):
         start=Remainder(0, ()),
     )
     memory = WorkerMemory(limit=2**30, pause_fraction=0.8, process_nbytes=2**30, reserved={})
-    assert memory.check(spec, trains=False) == (0, 0)
+    assert memory.check(spec, None) == (0, 0)
 
 
 @pytest.mark.slow

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import signal
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +14,8 @@ from distributed import Client
 
 from dshuffle import Dataset, Shuffler, create_dataset
 from dshuffle.errors import ClusterError
+
+from ..conftest import in_a_fork
 
 
 @pytest.fixture(scope="module")
@@ -37,28 +37,6 @@ def test_a_shuffler_is_not_copied(client: Client, dataset: Dataset, another: Cal
             with pytest.raises(TypeError, match=r"<Shuffler .*> cannot be copied or pickled: it owns an open session"):
                 another(value)
         assert client.gather(epoch.map(len)) == [10, 10]  # no copy has closed the session
-
-
-def in_a_fork(call: Callable[[], object]) -> str:
-    """What a call says in a forked process, within some seconds."""
-    read, write = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads and fork: it is what this test is about
-        child = os.fork()
-    if not child:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)
-        try:
-            text = f"returned {call()}"
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        os.write(write, text.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as answer:
-        text = answer.read()
-    assert os.waitpid(child, 0)[1] == 0
-    return text
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
@@ -10,7 +11,8 @@ import numpy as np
 from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.delivery.demand import Demand
-from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.delivery.link_loads import across_racks
+from dshuffle.planning.delivery.loads import CHECKSUM_NBYTES, Loads
 from dshuffle.planning.types import Amounts
 
 MANY_TRIALS = 10_000
@@ -40,6 +42,40 @@ def needed_rows(work: Work, n_workers: int) -> float:
     if n_workers == 1:
         return 0.0
     return work.n_samples * work.choices.assignment.missing_fraction(work.alpha(n_workers), work.excess(n_workers))
+
+
+def first_load(work: Work, cluster: ClusterRates) -> Loads:
+    """Loads of loading the first partitions: every chunk is read once, and its rows go to the workers that hold them.
+
+    Nothing is sent if all rows of a chunk go to one worker.
+
+    Examples
+    --------
+    >>> from dshuffle.planning import Choices
+    >>> cluster, work = ClusterRates(4, 1e8, 1e8), Work(6400, 100, chunk_rows=64)
+    >>> [float(bytes_.sum()) for loads in [first_load(work, cluster)] for bytes_ in (loads.read, loads.worker_in)]
+    [640000.0, 499200.0]
+    >>> float(first_load(work.with_choices(sharding="contiguous"), cluster).worker_in.sum())
+    0.0
+    """
+    n, row_nbytes = cluster.n_workers, work.row_nbytes
+    whole = work.in_chunks or work.choices.sharding == "contiguous" or work.chunk_rows == 1
+    sent = 0.0
+    if work.excess(n) > 0 or not whole:
+        sent = work.alpha(n) * work.n_samples * (1 - 1 / n) * (row_nbytes + CHECKSUM_NBYTES)
+    moved, each = np.full(n, sent), np.full(n, work.n_samples * row_nbytes / n)
+    requests = np.full(n, math.ceil(work.n_samples / min(work.chunk_rows, work.n_samples)) / n)
+    crossing = across_racks(np.bincount(cluster.racks()), sent)
+    return dataclasses.replace(
+        Loads.none(n, cluster.n_racks, exact=False, needed=work.n_samples),
+        worker_out=moved,
+        worker_in=moved,
+        read=each,
+        requests=requests,
+        needed_nbytes=float(each.sum()),
+        rack_out=crossing["rack_out"],
+        rack_in=crossing["rack_in"],
+    )
 
 
 def demand_of(work: Work, cluster: ClusterRates) -> Demand:

@@ -14,7 +14,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads_counted import counted_loads, is_countable
-from dshuffle.planning.cost.loads_expected import expected_loads
+from dshuffle.planning.cost.loads_expected import expected_loads, first_load
 from dshuffle.planning.delivery import check_delivery
 from dshuffle.planning.delivery.loads import Loads
 
@@ -90,6 +90,8 @@ class Prediction:
         Whether the prediction is from a real plan instead of formulas.
     exchange_seconds
         Time from the start of the exchange until all workers have what they need.
+    load_seconds
+        Time of loading the first partitions, for which every chunk is read once; None if the storage is unknown.
     epoch_seconds
         Exchange time or training time, whichever is longer; the mean over all epochs, if only every K-th has an
         exchange. All other figures are those of an exchange.
@@ -112,6 +114,7 @@ class Prediction:
     work: Work
     exact: bool
     exchange_seconds: float
+    load_seconds: float | None
     epoch_seconds: float
     resources: tuple[tuple[str, float], ...]
     needed: float
@@ -202,22 +205,16 @@ def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
     combined as the cube root of the sum of their cubes. We fitted the exponent 3: with it, the model is within 7 % of
     all times on emulated links in docs/design.md, where processors were 20 to 42 % idle.
     """
-    resources = {name: seconds for name, seconds in _seconds(cluster, work, loads).items() if seconds > 0}
-    wire = max((seconds for name, seconds in resources.items() if name != PROCESSORS), default=0.0)
-    served = resources.get("server egress", 0.0)
-    wire = max(wire, _reading_seconds(cluster, loads), relayed_seconds(work, cluster, loads, served))
-    wire += ends_seconds(work, cluster, loads)
-    together = float(np.cbrt(wire**3 + resources.get(PROCESSORS, 0.0) ** 3))
-    exchange = 0.0
-    if resources:
-        resources[FIXED] = fixed_seconds(work, cluster, loads)
-        exchange = together + resources[FIXED]
+    resources, exchange = _exchange(cluster, work, loads)
+    first = work.with_choices(delivery="peer"), first_load(work, cluster)
+    load_seconds = None if cluster.storage is None else _exchange(cluster, *first)[1]
     from_storage = loads.read if cluster.storage_over_links else 0.0
     training, every = work.training_seconds or 0.0, work.choices.every
     return Prediction(
         work=work,
         exact=loads.exact,
         exchange_seconds=exchange,
+        load_seconds=load_seconds,
         epoch_seconds=(max(exchange, training) + (every - 1) * training) / every,
         resources=tuple(sorted(((name, busy) for name, busy in resources.items() if busy), key=lambda item: -item[1])),
         needed=loads.needed,
@@ -230,6 +227,20 @@ def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
         requests=float(loads.requests.sum()),
         read_amplification=loads.amplification,
     )
+
+
+def _exchange(cluster: ClusterRates, work: Work, loads: Loads) -> tuple[dict[str, float], float]:
+    """How long each part of the cluster is busy, and how long all of it takes."""
+    resources = {name: seconds for name, seconds in _seconds(cluster, work, loads).items() if seconds > 0}
+    if not resources:
+        return resources, 0.0
+    wire = max((seconds for name, seconds in resources.items() if name != PROCESSORS), default=0.0)
+    served = resources.get("server egress", 0.0)
+    wire = max(wire, _reading_seconds(cluster, loads), relayed_seconds(work, cluster, loads, served))
+    wire += ends_seconds(work, cluster, loads)
+    together = float(np.cbrt(wire**3 + resources.get(PROCESSORS, 0.0) ** 3))
+    resources[FIXED] = fixed_seconds(work, cluster, loads)
+    return resources, together + resources[FIXED]
 
 
 def _seconds(cluster: ClusterRates, work: Work, loads: Loads) -> dict[str, float]:

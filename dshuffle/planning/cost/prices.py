@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Self
 
-from dshuffle.planning.cost.cluster import as_number
-from dshuffle.planning.cost.job import Work
+from dshuffle.planning.cost.cluster import ClusterRates, as_number
+from dshuffle.planning.cost.loads_expected import first_load
 from dshuffle.planning.cost.prediction import Prediction
-from dshuffle.planning.delivery.storage import chunks_hit
 
 GIGABYTE = 1e9
 REQUESTS = 1000
@@ -74,8 +72,8 @@ class Bill:
     run: float | None
 
     @classmethod
-    def of(cls, prices: Prices, prediction: Prediction, n_workers: int, epochs: int | None = None) -> Self:
-        """The bill of a job on a number of workers, from the prediction of an exchange.
+    def of(cls, prices: Prices, prediction: Prediction, cluster: ClusterRates, epochs: int | None = None) -> Self:
+        """The bill of a job on a cluster, from the prediction of an exchange.
 
         Samples that are read again after a fault are not in it, nor is what a server reads.
 
@@ -85,17 +83,22 @@ class Bill:
         >>> from dshuffle.planning.cost import ClusterRates, Work, predict
         >>> cluster = ClusterRates(4, link_up=1e8, link_down=1e8)
         >>> work = Work(1_000_000, 1000, Choices("global", every=2), chunk_rows=100)
-        >>> bill = Bill.of(Prices(egress=0.1, worker_egress=0.01), predict(cluster, work, precision="closed"), 4, 11)
+        >>> prediction = predict(cluster, work, precision="closed")
+        >>> bill = Bill.of(Prices(egress=0.1, worker_egress=0.01), prediction, cluster, epochs=11)
         >>> round(bill.load, 4), round(bill.epoch, 6), round(bill.run, 4)
-        (0.4, 0.003765, 0.4376)
+        (0.1075, 0.003765, 0.1452)
         """
         exchange = prices.of(
             egress_bytes=prediction.server_egress + prediction.storage_bytes,
             worker_bytes=prediction.worker_egress,
             requests=prediction.requests,
         )
-        read, requests = first_load(prediction.work, n_workers)
-        load = prices.of(egress_bytes=read, worker_bytes=0.0, requests=requests)
+        first = first_load(prediction.work, cluster)
+        load = prices.of(
+            egress_bytes=float(first.read.sum()),
+            worker_bytes=float(first.worker_out.sum()),
+            requests=float(first.requests.sum()),
+        )
         epochs_with_one = None if epochs is None else len(prediction.work.choices.exchange_epochs.after(0, epochs - 1))
         run = None if epochs_with_one is None else load + exchange * epochs_with_one
         return cls(load, exchange / prediction.work.choices.every, run)
@@ -103,20 +106,3 @@ class Bill:
     def to_dict(self) -> dict[str, float | None]:
         """The amounts by name, as JSON can hold them."""
         return {f"price_of_{name}": value for name, value in dataclasses.asdict(self).items()}
-
-
-def first_load(work: Work, n_workers: int) -> tuple[float, float]:
-    """Bytes and chunks that all workers read for the first epoch; each reads every chunk with a sample that it holds.
-
-    Examples
-    --------
-    >>> from dshuffle.planning import Choices
-    >>> work = Work(6400, 100, chunk_rows=64)
-    >>> [round(figure) for figure in first_load(work, 4)], first_load(work.with_choices(sharding="contiguous"), 4)
-    ([2560000, 400], (640000.0, 100.0))
-    """
-    rows, chunk_rows = work.alpha(n_workers) * work.n_samples, min(work.chunk_rows, work.n_samples)
-    if work.excess(n_workers) == 0 and (work.in_chunks or work.choices.sharding == "contiguous"):
-        return float(work.n_samples * work.row_nbytes), float(math.ceil(work.n_samples / chunk_rows))
-    chunks = n_workers * chunks_hit(work.n_samples, chunk_rows, rows)
-    return chunks * chunk_rows * work.row_nbytes, chunks

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from distributed import Scheduler
 
-from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
+from dshuffle.errors import ClusterError, DatasetChanged, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery
 from dshuffle.runtime.message_fields import from_fields, to_fields
 from dshuffle.runtime.messages import Answer, EpochExchange, Vote
@@ -35,6 +35,7 @@ from dshuffle.runtime.scheduler.waiters import Waiters
 from dshuffle.runtime.session_spec import PartitionSources
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker_choice import WorkerChoice
+from dshuffle.units import human_bytes, human_rate
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +156,18 @@ class Coordinator:
     def epoch(self) -> int:
         """The epoch that all participants are on."""
         return self.machine.epoch
+
+    def waiting_for(self) -> str:
+        """Whom the session waits for, and how much of the dataset is loaded, in words; empty if it does not wait."""
+        machine, words = self.machine, self.machine.waiting_for()
+        if machine.phase is not Phase.EXCHANGING or machine.run is None or machine.epoch >= machine.first_epoch:
+            return words
+        shuffle = self._spec.shuffle
+        total = shuffle.n_samples * self._spec.dataset.layout.nbytes
+        arrived = [machine.answers.arrived.get(rank) if machine.owes_rows(rank) else 1.0 for rank in self.ranks]
+        loaded = int(total * sum(fraction or 0.0 for fraction in arrived) / len(arrived))
+        rate = human_rate(loaded / max(1e-3, self._loop.time() - machine.run.started))
+        return f"{words}; {human_bytes(loaded)} of {human_bytes(total)} loaded, {rate}"
 
     async def open(self) -> None:
         """Open the session on all participants."""
@@ -351,7 +364,8 @@ class Coordinator:
     def _refused(self, order: PhaseOrder, address: str, error: DShuffleError) -> None:
         if order.name == Phase.RESTORING.value:
             logger.warning("dshuffle: a worker cannot take a lost rank: %s", error)
-            self._replacements.refuse(order.participant, address)
+            # Another worker may see the dataset as it was; this one will not.
+            self._replacements.refuse(order.participant, address, for_good=isinstance(error, DatasetChanged))
         self.driver.run(self.machine.refused, order, error)
 
     def _plan_ahead(self, run: Run) -> None:

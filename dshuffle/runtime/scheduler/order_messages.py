@@ -8,7 +8,7 @@ from distributed.protocol.serialize import to_serialize
 
 from dshuffle.runtime.message_fields import to_fields
 from dshuffle.runtime.messages import Answer, CommitReply, MemberState
-from dshuffle.runtime.orders import AbortOrder, BeginOrder, CommitOrder, MembersOrder, OpenOrder, SessionOrder
+from dshuffle.runtime.orders import AbortOrder, BeginOrder, CommitOrder, MembersOrder, OpenOrder, SessionOrder, Together
 from dshuffle.runtime.scheduler.deliveries import EpochDeliveries
 from dshuffle.runtime.scheduler.machine.instructions import PhaseOrder
 from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
@@ -52,7 +52,15 @@ def message_of(
             restore = order.name == "restore"
             epoch = machine.epoch if machine.epoch >= machine.first_epoch else None
             digest = machine.digests.get(participant) if restore else None
-            message = OpenOrder(number=order.turn, last_run=run_id, restore=restore, epoch=epoch, digest=digest)
+            together = participants.together(machine.newcomers - machine.kept) if restore else Together()
+            message = OpenOrder(
+                number=order.turn,
+                last_run=run_id,
+                restore=restore,
+                epoch=epoch,
+                digest=digest,
+                together=together,
+            )
             spec = participants.packed_spec(participant, epoch if restore else None)
             return {**to_fields(message), "spec": to_serialize(spec)}  # as a frame, which is not copied
         case "members":

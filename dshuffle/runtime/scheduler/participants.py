@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
@@ -10,10 +12,16 @@ from distributed import Scheduler
 
 from dshuffle.errors import WorkerLost
 from dshuffle.planning import SERVER, name_of
+from dshuffle.runtime.orders import Together
 from dshuffle.runtime.replies import message_in, within
 from dshuffle.runtime.session_spec import PartitionSources, SessionSpec, adopted_id
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+MOST_SUBSTITUTES = 1000
+"""Late readers that are remembered, so that all who ask get the same answer."""
 
 CHOSEN_WITHIN = 3.0
 """Seconds for which a worker that closes waits until another one is chosen to read its partition."""
@@ -44,6 +52,7 @@ class Participants:
         self._moved: set[int] = set()  # participants that were at another address
         self._packed: bytes | None = None  # the session as all open it together, while nobody moves
         self._snapshot: dict[int, str] | None = None
+        self._substitutes: dict[tuple[str, str], str] = {}  # (load, late reader) -> who reads in its place
         self.handed_over: dict[int, tuple[str, str]] = {}  # partitions of workers that retire, until they are taken
         self.retired: dict[str, float] = {}  # when workers have begun to close
         self._scheduler = scheduler
@@ -117,6 +126,36 @@ class Participants:
         """The partitions of an epoch, for a session that takes over."""
         holders = {rank: (self.addresses[rank], self.session_id(rank)) for rank in settled if rank != SERVER}
         return PartitionSources(epoch, {**self.handed_over, **holders}, self._spec.shuffle)
+
+    def together(self, ranks: Collection[int]) -> Together:
+        """Who loads together if these ranks do: others read the store for them."""
+        readers = {address: None for rank, address in sorted(self.addresses.items()) if rank not in ranks}
+        by_rank = [rank for rank in sorted(ranks) if rank != SERVER]
+        without_server = [address for address in readers if self.ranks_on(address)]
+        return Together(ranks=by_rank, readers=without_server or list(readers))
+
+    def reader_for(self, load: str, address: str, missing: Collection[int], reason: str) -> str:
+        """The worker that reads in place of one that is late or lost, the same for all who load together.
+
+        Raises
+        ------
+        WorkerLost
+            If no other worker is left.
+        """
+        if (load, address) not in self._substitutes:
+            lost = {self.addresses[rank] for rank in missing if rank in self.addresses}
+            late = {late for name, late in self._substitutes if name == load} | {address}
+            busy = Counter(reader for (name, _), reader in self._substitutes.items() if name == load)
+            others = [self.addresses[rank] for rank in sorted(self.addresses) if rank != SERVER]
+            left = [other for other in others if other not in lost | late]
+            if not left:
+                raise WorkerLost(f"{address} cannot read the store ({reason}), and no other worker can", transient=True)
+            chosen = min(left, key=lambda other: busy[other])
+            logger.warning("dshuffle: %s reads the store in place of %s (%s)", chosen, address, reason)
+            while len(self._substitutes) >= MOST_SUBSTITUTES:
+                del self._substitutes[next(iter(self._substitutes))]
+            self._substitutes[load, address] = chosen
+        return self._substitutes[load, address]
 
     def packed_spec(self, participant: int, epoch: int | None) -> bytes:
         """The session, as a participant opens it, and as it is sent. See :meth:`spec_of`.

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from typing import Any
 
+from distributed.metrics import time
+
 from dshuffle.errors import ClusterError, WorkerLost
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.messages import MemberChanges, TrainedSamples, TrainingTime, UnfinishedTask
@@ -68,6 +70,21 @@ def unfinished_tasks(session: Coordinator, epoch: int, calls: list[int]) -> list
     return session.outcomes.unfinished(epoch, calls, len(session.ranks))
 
 
+def silent_tasks(session: Coordinator) -> list[str]:
+    """Which members run tasks and have not answered Dask for a heartbeat, in words."""
+    reasons = []
+    for rank, address in session.addresses.items():
+        worker = session.scheduler.workers.get(address)
+        silent = 0.0 if worker is None or not worker.processing else time() - worker.last_seen
+        if silent >= session.settings.heartbeat:
+            name = session.participants.name_of(rank)
+            reasons.append(
+                f"waiting for tasks on {name}, which has not answered for {silent:.0f} s: it is stopped or cut off, "
+                "or a task holds Python's global lock"
+            )
+    return reasons
+
+
 def member_addresses(session: Coordinator) -> dict[int, str]:
     """Address of every rank, and of the server."""
     return dict(session.addresses)
@@ -77,6 +94,12 @@ def membership(session: Coordinator) -> MemberChanges:
     """How the workers of the cluster differ from the members."""
     session.check()
     return member_changes(session.scheduler, session.choice, session.addresses, session.machine.adopted)
+
+
+def substitute_reader(session: Coordinator, load: str, address: str, reason: str) -> str:
+    """Address of the worker that reads the store in place of one that is late or lost."""
+    session.check()
+    return session.participants.reader_for(load, address, session.machine.unsettled, reason)
 
 
 def end_collective(session: Coordinator, address: str, **call: Any) -> None:

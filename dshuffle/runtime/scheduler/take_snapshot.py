@@ -27,7 +27,7 @@ def snapshot_of(session_id: str, coordinator: Coordinator) -> SessionSnapshot:
         row_nbytes=spec.dataset.layout.nbytes,
         epoch=machine.epoch if machine.epoch >= machine.first_epoch else None,
         phase=machine.phase.name.lower(),
-        waiting_for=machine.waiting_for(),
+        waiting_for=coordinator.waiting_for(),
         participants=tuple(
             Participant(
                 name=name_of(participant),

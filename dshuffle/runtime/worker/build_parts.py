@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from distributed import Worker
 
+from dshuffle.errors import CacheBudgetError
 from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.comms import DaskNetwork
@@ -23,13 +24,15 @@ from dshuffle.exchange.transports import transport_of
 from dshuffle.planning import SERVER, STORE, get_delivery
 from dshuffle.planning.packets import FORWARDER, forwarder_of
 from dshuffle.runtime.memory import for_partition, partition_nbytes
-from dshuffle.runtime.session_spec import SessionSpec
+from dshuffle.runtime.session_spec import SessionSpec, base_id
 from dshuffle.runtime.worker.epoch_lock import EpochLock
-from dshuffle.runtime.worker.former_partitions import FormerPartitions, LocalRows
+from dshuffle.runtime.worker.loading import Loader, LocalRows
 from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
 from dshuffle.runtime.worker.plans import Plans, planner_of
 from dshuffle.runtime.worker.server_rows import ServerRows
+from dshuffle.runtime.worker.store_reader import READING_COST, READING_NBYTES, StoreReader
 from dshuffle.store import Dataset
+from dshuffle.store.row_blocks import RowBlocks
 
 EndOfRun = Callable[[int, str | None, bool], None]
 """Called with the number of a run, why it has failed (None if it has not), and whether another one may succeed."""
@@ -75,6 +78,9 @@ def build_parts(
     file
         The file for the rows; ``None`` to keep them in memory.
     """
+    in_chunks = spec.shuffle.chunk_rows if spec.shuffle.choices.assignment.in_chunks else 1
+    blocks = RowBlocks(dataset, spec.shuffle.n_workers, in_chunks)
+    _check_reading(worker, spec, blocks, rank)
     layout, settings = dataset.layout, spec.settings
     senders: dict[int, Sender] = {}
 
@@ -97,7 +103,7 @@ def build_parts(
     server_rows = None
     if spec.addresses.get(SERVER) == worker.address:
         if budget is not None and training is not None:  # training and serving share the budget
-            budget -= partition_nbytes(spec.shuffle, layout, on_disk=spec.options.on_disk)
+            budget -= partition_nbytes(spec.shuffle, layout, on_disk=spec.options.on_disk, rank=rank)
         try:
             server_rows = _server_rows(spec, dataset, budget)
         except BaseException:
@@ -106,13 +112,37 @@ def build_parts(
                 training.cache.close()
             raise
         add_sender(SERVER)
-    former = None
-    if spec.former is not None and rows_here is not None:
-        former = FormerPartitions(worker, spec.former, dataset, settings, carriers.jobs, rows_here)
+    reader = StoreReader(blocks, carriers.reading, carriers.jobs)
+    loader = Loader(
+        worker,
+        base_id(spec.session_id),
+        dataset,
+        blocks,
+        settings,
+        carriers.jobs,
+        carriers.reading,
+        reader,
+        spec.former,
+        rows_here,
+    )
     planned = [participant for participant in senders if participant > FORWARDER]
     plans = Plans(planner_of(spec.shuffle, spec.deliveries, rank), layout, settings, planned)
     shuffle, start, deliveries = spec.shuffle, spec.start, spec.deliveries
-    return MemberParts(shuffle, start, deliveries, dataset, plans, senders, training, server_rows, former)
+    return MemberParts(shuffle, start, deliveries, dataset, plans, senders, training, server_rows, loader, reader)
+
+
+def _check_reading(worker: Worker, spec: SessionSpec, blocks: RowBlocks, rank: int | None) -> None:
+    """Refuse a dataset whose chunks cannot be read beside the partition."""
+    limit, nbytes = worker.memory_manager.memory_limit, blocks.largest_nbytes
+    partition = 0
+    if rank is not None:
+        partition = partition_nbytes(spec.shuffle, spec.dataset.layout, on_disk=spec.options.on_disk, rank=rank)
+    if limit and READING_COST * nbytes > READING_NBYTES and partition + READING_COST * nbytes > limit:
+        raise CacheBudgetError(
+            f"reading a chunk of {nbytes} bytes takes {READING_COST * nbytes} bytes; beside a partition of {partition} "
+            f"bytes the worker's memory limit of {limit} bytes does not allow that. Use workers with more memory, or "
+            "copy the dataset with a smaller chunk_rows"
+        )
 
 
 def _training_state(
@@ -126,10 +156,11 @@ def _training_state(
     file: RowFile | None,
     budget: int | None,
 ) -> TrainingState:
+    capacity, incoming = spec.shuffle.room(rank)
     cache = CachePartition(
         dataset.layout,
-        capacity=spec.shuffle.capacity,
-        incoming=spec.shuffle.max_incoming,
+        capacity=capacity,
+        incoming=incoming,
         budget=budget,
         file=file,
     )

@@ -13,9 +13,10 @@ from dshuffle.exchange.receiver import Receiver
 from dshuffle.exchange.sender import Sender
 from dshuffle.planning import Remainder, ShuffleSpec
 from dshuffle.runtime.worker.epoch_lock import EpochLock
-from dshuffle.runtime.worker.former_partitions import FormerPartitions
+from dshuffle.runtime.worker.loading import Loader
 from dshuffle.runtime.worker.plans import Plans
 from dshuffle.runtime.worker.server_rows import ServerRows
+from dshuffle.runtime.worker.store_reader import StoreReader
 from dshuffle.store import Dataset
 
 
@@ -55,12 +56,14 @@ class MemberParts:
     senders: Mapping[int, Sender]
     training: TrainingState | None
     server_rows: ServerRows | None
-    former: FormerPartitions | None
+    loader: Loader
+    reader: StoreReader
 
     async def close(self) -> None:
         """Free everything. Runs have ended, and so have the jobs that read or write rows."""
         for sender in self.senders.values():
             sender.close()
+        self.reader.close()
         if self.training is not None:
             await self.training.close()
         if self.server_rows is not None:

@@ -18,11 +18,12 @@ from dshuffle.exchange.warmup import load_session_kernels
 from dshuffle.planning import SERVER
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.dataset_inputs import with_data
+from dshuffle.runtime.orders import Together
 from dshuffle.runtime.session_options import LOCAL
 from dshuffle.runtime.session_spec import PartitionSources, SessionSpec, base_id
 from dshuffle.runtime.timeline import Timeline
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
-from dshuffle.runtime.worker.former_partitions import LocalRows
+from dshuffle.runtime.worker.loading import LocalRows
 from dshuffle.runtime.worker.made_in_thread import made_in_thread
 from dshuffle.runtime.worker.reports import ReportSender
 from dshuffle.runtime.worker.reserved_memory import ReservedMemory
@@ -60,6 +61,8 @@ async def open_session(
     look: Callable[[], dict[int, float] | None],
     epoch: int | None,
     digest: SampleDigest | None,
+    number: int,
+    together: Together,
 ) -> tuple[WorkerSession, SignsOfLife]:
     """Open a session whose memory has been reserved. If that fails, everything is freed, the memory as well.
 
@@ -76,6 +79,8 @@ async def open_session(
     epoch, digest
         The epoch whose partition is read, and the digest of its samples if it is known. None for a first epoch that has
         not begun.
+    number, together
+        Number of the order, and who loads together with this worker.
 
     Raises
     ------
@@ -105,7 +110,7 @@ async def open_session(
             spec = spec if former is None else spec.with_former(former)
         if rank is not None and (directory := spec.options.cache_directory) is not None:
             directory = str(worker.local_directory) if directory == LOCAL else directory
-            layout, n_slots = spec.dataset.layout, spec.shuffle.capacity + spec.shuffle.max_incoming
+            layout, n_slots = spec.dataset.layout, sum(spec.shuffle.room(rank))
             make = functools.partial(PartitionOnDisk, directory, layout, n_slots, memory_limit, _label(spec, rank))
             disk = await made_in_thread(threads, make, close=PartitionOnDisk.close)
             on_error.callback(disk.close)
@@ -117,7 +122,7 @@ async def open_session(
         session = WorkerSession(worker, spec, dataset, rank, reports, disk, rows_here)
         on_error.push_async_callback(session.close)
         if epoch is not None:
-            await session.restore(epoch, digest)
+            await session.restore(epoch, digest, number, together)
             shared.kept.close(session_id)
             timeline.end_step("partition read")
         on_error.pop_all()
@@ -130,7 +135,7 @@ def _label(spec: SessionSpec, rank: int) -> KeptLabel | None:
     if spec.kept_as is None:
         return None
     shuffle, layout = spec.shuffle, spec.dataset.layout
-    n_slots, session_id = shuffle.capacity + shuffle.max_incoming, base_id(spec.session_id)
+    n_slots, session_id = sum(shuffle.room(rank)), base_id(spec.session_id)
     return KeptLabel(spec.dataset.identity, spec.kept_as, session_id, layout.nbytes, n_slots, shuffle.history, rank)
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.errors import DatasetError
 from dshuffle.exchange.bundles import ForwardedRows
 from dshuffle.exchange.endpoints import RowSink, RowSource, nothing_to_mend
 from dshuffle.planning import SERVER
 from dshuffle.runtime.messages import Counts, Report, TrainingTime, Vote
+from dshuffle.runtime.replies import retrieve
+from dshuffle.runtime.worker.loading import Load
 from dshuffle.runtime.worker.member_exchange import MemberExchange
 from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
 from dshuffle.runtime.worker.mending import Mending
@@ -30,7 +34,7 @@ and keeps all cores; a longer one mostly waits for the network."""
 
 
 RESTORE = "restore"
-"""In place of a delivery: read the whole partition from the store, for a rank whose worker was lost."""
+"""In place of a delivery: load the whole partition, for a rank whose worker was lost."""
 
 
 class ExchangeRun:
@@ -46,6 +50,10 @@ class ExchangeRun:
         Rate of the workers' links in bytes per second, as far as it is known. Messages are cut for it.
     send_vote
         Called with the run once its vote is known.
+    readers
+        Addresses of the workers that read the store for others.
+    load
+        The load that all take part in; None if partitions are exchanged.
     before
         An aborted attempt at the same epoch. If its messages are the same, those that arrived are not requested again.
     """
@@ -58,6 +66,8 @@ class ExchangeRun:
         delivery: str,
         rate: float | None,
         send_vote: Callable[[ExchangeRun], None],
+        readers: Sequence[str],
+        load: Load | None = None,
         before: ExchangeRun | None = None,
     ) -> None:
         self.run_id = run_id
@@ -68,11 +78,14 @@ class ExchangeRun:
         self._delivery = delivery
         self._rate = rate
         self._send_vote = send_vote
+        self._readers = readers
+        self._load = load
         self._before = before if before is not None and before._is_like(epoch, delivery, rate) else None
         self._prepared: asyncio.Future[Prepared] | None = None
         self._source: asyncio.Future[RowSource] | None = None
         self._sink: asyncio.Future[RowSink] | None = None
         self._forwarded: ForwardedRows | None = None
+        self._server_loaded: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
         self._mending = Mending(parts.dataset, None if parts.training is None else parts.training.cache)
@@ -105,8 +118,9 @@ class ExchangeRun:
         await self.settle()
         if training is not None:
             await training.receiver.abort()
-        if touching := [future for future in (self._source, self._sink, self._prepared) if future is not None]:
-            await asyncio.wait(touching)  # they reserve slots
+        futures = self._source, self._sink, self._prepared, self._server_loaded
+        if touching := [future for future in futures if future is not None]:
+            await asyncio.wait(touching)  # they reserve slots, or write rows
         if self._timer is not None:
             self._timer.cancel()
         self._before = None
@@ -158,6 +172,11 @@ class ExchangeRun:
         assert exchange is not None
         # The first messages are requested while the sources and sinks of their rows are still being prepared.
         served: asyncio.Future[RowSource] | None = None
+        loaded: asyncio.Future[None] | None = None
+        if parts.server_rows is not None and self._load is not None and self._delivery != RESTORE:
+            bring = functools.partial(parts.loader.bring, dataclasses.replace(self._load, owner=SERVER, alone=False))
+            loaded = asyncio.ensure_future(parts.server_rows.load(bring, self._mending.stop.is_set))
+            loaded.add_done_callback(retrieve)
         if parts.server_rows is not None and self._delivery != RESTORE:
             # In a separate thread: with a coded plan this waits until all rows have been read.
             served = loop.run_in_executor(None, exchange.transport.served, parts.server_rows)
@@ -185,12 +204,13 @@ class ExchangeRun:
                 resumed=before is not None,
                 stop=self._mending.stop.is_set,
                 mend=self._mending.mend,
-                read_rate=self._read_rate(exchange),
+                seconds_to_read=parts.loader.seconds_to_read if exchange.transport.readable else None,
             )
         # With several deliveries, the next one is chosen only after this exchange has been timed.
         if len(parts.deliveries) == 1 and self._delivery != RESTORE:
             self._timer = loop.call_later(PLAN_AFTER, parts.plans.plan, self.epoch + 1, self._delivery)
-        for end in (self._source, self._sink, served):
+        self._server_loaded = loaded
+        for end in (self._source, self._sink, served, loaded):
             if end is not None:
                 await asyncio.shield(end)
         if training is None:
@@ -247,39 +267,39 @@ class ExchangeRun:
                 resumed=resumed,
             )
 
-    def _read_rate(self, exchange: MemberExchange) -> float:
-        """Rows per second that this worker has read from the store so far; 0 if items cannot be read."""
-        traffic = self._parts.dataset.traffic
-        if not exchange.transport.readable or not traffic.seconds:
-            return 0.0
-        # The rows of one sender are spread thinner over chunks than those of a whole partition, which were read before.
-        rows = traffic.delivered_bytes / max(1, self._parts.dataset.row_nbytes) / self._parts.shuffle.n_workers
-        return rows / traffic.seconds
-
     def _make_sink(self, exchange: MemberExchange, source: Future[RowSource]) -> RowSink:
-        training, dataset, former = self._parts.training, self._parts.dataset, self._parts.former
+        training = self._parts.training
         assert training is not None
-        cache = training.cache
+        return exchange.transport.sink(training.rank, training.cache, source.result(), self._bring)
 
-        def read_store(sample_ids: NDArray[np.int64], slots: NDArray[np.int64], stop: Callable[[], bool]) -> None:
-            def ends() -> bool:  # called before every chunk
-                cache.relieve()
-                return stop()
-
-            dataset.read_into(cache.rows, slots, sample_ids, stop=ends)
-            dataset.check_unchanged()
-            cache.add_checksums(sample_ids, slots)
-
-        # Only the first partition: in later epochs, "storage" reads the dataset, and the former partitions are gone.
-        read_former = None
-        if former is not None and (self._delivery == RESTORE or self.epoch == self._parts.shuffle.first_epoch):
-            read_former = functools.partial(former.read_into, cache, training.receiver)
-        return exchange.transport.sink(training.rank, cache, source.result(), read_store, read_former)
+    async def _bring(
+        self,
+        sample_ids: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        stop: Callable[[], bool],
+        *,
+        recovers: bool,
+        **state: Any,
+    ) -> None:
+        """Bring rows that no message has: all of a load, those of a delivery that reads the store, or lost ones."""
+        parts, training = self._parts, self._parts.training
+        assert training is not None
+        load = self._load
+        if recovers:  # not one of many workers that need rows of the same chunks reads them by itself
+            load = Load(f"recovery {self.run_id}", training.rank, 0, tuple(self._readers))
+        elif load is None:
+            load = Load(f"storage {self.run_id}", training.rank, 0, ())
+        first = self._load is not None
+        await parts.loader.bring(load, training.cache, sample_ids, slots, stop, former=first, **state)
 
     def _vote(self, reason: str | None, again: bool) -> None:
-        if reason is None and self._prepared is not None and not self._prepared.done():
-            self._prepared.add_done_callback(lambda _: self.received(self.run_id, None, again))
-            return
+        for waits in (self._prepared, self._server_loaded):
+            if reason is None and waits is not None and not waits.done():
+                waits.add_done_callback(lambda _: self.received(self.run_id, None, again))
+                return
+        loaded = self._server_loaded
+        if reason is None and loaded is not None and (lost := loaded.exception()) is not None:
+            reason, again = f"{type(lost).__name__}: {lost}", not isinstance(lost, DatasetError) or lost.transient
         if reason is None and self._prepared is not None and (error := self._prepared.exception()) is not None:
             logger.error("dshuffle: run %d cannot be committed", self.run_id, exc_info=error)
             reason = f"the next index could not be built: {type(error).__name__}: {error}"

@@ -27,6 +27,7 @@ class RunMeasures:
     def __init__(self, parts: MemberParts) -> None:
         self._parts = parts
         self._traffic = parts.dataset.traffic
+        self._loaded = parts.reader.sent_bytes, parts.loader.received_bytes  # before
         self._processors = ProcessorTimes.now()
         self._started = time.perf_counter()
         self._cpu_idle = 0.0
@@ -46,10 +47,11 @@ class RunMeasures:
         coded = exchange.transport.encodes
         into = [] if parts.training is None else parts.training.meters
         out = [sender.sent_bytes for participant, sender in sent.items() if participant != SERVER]
+        read, loaded = parts.reader.sent_bytes - self._loaded[0], parts.loader.received_bytes - self._loaded[1]
         return Measures(
-            wire_sent_bytes=(sum(out),) if into else (),
-            wire_received_bytes=(sum(receiver.received_bytes for receiver in into),) if into else (),
-            server_sent_bytes=sent[SERVER].sent_bytes if SERVER in sent else 0,
+            wire_sent_bytes=(sum(out) + read,) if into else (),
+            wire_received_bytes=(sum(receiver.received_bytes for receiver in into) + loaded,) if into else (),
+            server_sent_bytes=(sent[SERVER].sent_bytes if SERVER in sent else 0) + (0 if into else read),
             metadata_bytes=sum(sender.sent_checksum_bytes for sender in sent.values()),
             shared_memory_bytes=sum(sender.shared_bytes for sender in sent.values()),
             recovered_rows=mended_rows + (meter.recovered_rows if meter else 0),
@@ -57,7 +59,6 @@ class RunMeasures:
             store_bytes=traffic.fetched_bytes,
             store_delivered_bytes=traffic.delivered_bytes,
             store_retries=traffic.retries,
-            store_cache_hits=traffic.cache_hits,
             plan_seconds=exchange.seconds,
             gather_seconds=sum(sender.gather_seconds for sender in sent.values()),
             transfer_seconds=meter.transfer_seconds if meter else 0.0,

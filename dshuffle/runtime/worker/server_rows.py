@@ -1,5 +1,7 @@
 """The server's rows: blocks of consecutive samples, kept in memory up to a budget and read ahead beyond it.
 
+What stays in memory comes with the load of the first partitions, in which each chunk is read once for all.
+
 An uncoded plan is in ascending sample order (`planning/delivery/server.py`), so all destinations move through the
 dataset together, block after block. The first blocks stay in memory permanently. The others pass through a small window
 that the reader fills ahead of the requests. Therefore each chunk beyond the budget is read once per epoch, independent
@@ -11,6 +13,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,13 +22,16 @@ from numpy.typing import NDArray
 
 from dshuffle.coding import encode
 from dshuffle.errors import CacheBudgetError
-from dshuffle.exchange.cache_partition import SLOT_OVERHEAD
+from dshuffle.exchange.cache_partition import SLOT_OVERHEAD, CachePartition
 from dshuffle.exchange.messages import MIB
 from dshuffle.planning import Packets
 from dshuffle.rows import ByteMatrix, Checksums, RowLayout, checksum_rows
 from dshuffle.store import Dataset
 
 BLOCK_BYTES = 8 * MIB
+
+Bring = Callable[..., Awaitable[None]]
+"""Brings samples into slots: :meth:`.loading.Loader.bring` of a load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +91,21 @@ class ServerRows:
         self._n_moving = window
         # One matrix, so that packets can be encoded from any rows. Pages that are never written do not take memory.
         n_rows = min(self._n_resident * self._block_rows, dataset.n_samples)
-        self._rows = self._layout.empty(n_rows)
-        self._checksums = np.empty(n_rows, dtype=np.uint32)
+        self._kept = CachePartition(self._layout, capacity=n_rows, incoming=0)
+        self._loaded = np.zeros(n_rows, np.bool_)
         self._resident: dict[int, Future[Block]] = {}
         self._moving: OrderedDict[int, Future[Block]] = OrderedDict()
         self._lock = threading.Lock()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="dshuffle-server-read")
-        if whole:
-            self._request_all()
+
+    async def load(self, bring: Bring, stop: Callable[[], bool]) -> None:
+        """Load the rows that stay in memory, together with the workers that load their partitions."""
+        samples = np.arange(len(self._loaded))
+        await bring(self._kept, samples, samples, stop, done=self._loaded)
+        with self._lock:
+            for number in range(self._n_resident):
+                self._resident[number] = loaded = Future[Block]()
+                loaded.set_result(self._block_in_memory(number))
 
     def pack(self, sample_ids: NDArray[np.int64], rows: ByteMatrix, checksums: Checksums) -> None:
         """Copy rows and checksums of samples into buffers, in the given order. Each block is looked up once."""
@@ -107,7 +120,7 @@ class ServerRows:
 
     def encode(self, plan: Packets, packets: NDArray[np.int64], rows: ByteMatrix, checksums: Checksums) -> None:
         """Encode packets of a plan into buffers. All rows must be in memory."""
-        encode(self._rows, self._checksums, plan.offsets, plan.samples, packets, rows, checksums)
+        encode(self._kept.rows, self._kept.checksums, plan.offsets, plan.samples, packets, rows, checksums)
 
     def encoded(self, plan: Packets, leaving: NDArray[np.int64]) -> EncodedPackets:
         """Make a source whose items are these packets of a plan. It waits for all rows."""
@@ -127,7 +140,7 @@ class ServerRows:
         self._reader.shutdown(wait=True, cancel_futures=True)
         self._resident.clear()
         self._moving.clear()
-        self._rows = self._layout.empty(0)
+        self._kept.close()
 
     def _block(self, number: int) -> Block:
         with self._lock:
@@ -153,13 +166,17 @@ class ServerRows:
         last = min(first + self._block_rows, self._dataset.n_samples)
         sample_ids = np.arange(first, last, dtype=np.int64)
         resident = number < self._n_resident
-        rows = self._rows[first:last] if resident else self._layout.empty(last - first)
+        rows = self._kept.rows[first:last] if resident else self._layout.empty(last - first)
         self._dataset.read_into(rows, np.arange(last - first, dtype=np.int64), sample_ids)
         self._dataset.check_unchanged()
         checksums = checksum_rows(rows, sample_ids)
         if resident:
-            self._checksums[first:last] = checksums
+            self._kept.checksums[first:last] = checksums
         return Block(rows, checksums)
+
+    def _block_in_memory(self, number: int) -> Block:
+        part = slice(number * self._block_rows, (number + 1) * self._block_rows)
+        return Block(self._kept.rows[part], self._kept.checksums[part])
 
 
 class EncodedPackets:

@@ -19,17 +19,18 @@ from dshuffle.errors import DShuffleError, ExchangeError, StaleEpoch
 from dshuffle.exchange.comms import DaskNetwork
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MessageId
-from dshuffle.exchange.replies import Refusal, Reply, RowsReply
+from dshuffle.exchange.replies import Later, Refusal, Reply, RowsReply
 from dshuffle.planning import SERVER, name_of
 from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
 from dshuffle.runtime.messages import CommitReply, MemberState, TrainingTime
 from dshuffle.runtime.open_files import MOST_IDLE
+from dshuffle.runtime.orders import Together
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker import metrics
 from dshuffle.runtime.worker.build_parts import Carriers, build_parts
 from dshuffle.runtime.worker.disk import PartitionOnDisk
-from dshuffle.runtime.worker.former_partitions import LocalRows
+from dshuffle.runtime.worker.loading import Load, LocalRows, readers_of
 from dshuffle.runtime.worker.member_addresses import MemberAddresses
 from dshuffle.runtime.worker.member_parts import MemberParts
 from dshuffle.runtime.worker.reports import ReportSender
@@ -156,10 +157,17 @@ class WorkerSession:
                 training.forwarder.receiver.hear(ages)
         return ages
 
-    async def restore(self, epoch: int, digest: SampleDigest | None) -> None:
-        """Read the partition of an epoch from the store, in place of a worker that was lost.
+    async def restore(self, epoch: int, digest: SampleDigest | None, number: int, together: Together) -> None:
+        """Load the partition of an epoch, in place of a worker that was lost.
 
-        ``digest`` is that of the samples that the lost worker had.
+        Parameters
+        ----------
+        epoch, digest
+            The epoch, and the digest of the samples that the lost worker had.
+        number
+            Number of the order, which all have who load together.
+        together
+            Who loads together, and who reads the store for them.
 
         Raises
         ------
@@ -172,7 +180,8 @@ class WorkerSession:
             return
         self.epoch = epoch - 1
         self._restored = self._loop.create_future()
-        self._run = run = ExchangeRun(self._open_parts, 0, epoch, RESTORE, None, self._voted)
+        load = Load(f"restore {number}", self.rank, len(together.ranks), tuple(together.readers))
+        self._run = run = ExchangeRun(self._open_parts, 0, epoch, RESTORE, None, self._voted, (), load)
         self._spawn(run.start())
         reason = await self._restored
         self._restored = None
@@ -211,8 +220,30 @@ class WorkerSession:
             raise ExchangeError(f"run {run_id} cannot begin: run {self._run.run_id} has not ended")
         before, self._aborted = self._aborted, None
         self._last_run = run_id
-        self._run = ExchangeRun(self._open_parts, run_id, epoch, delivery, rate, self._voted, before)
+        readers = readers_of(self.addresses)
+        load = self._first_load(run_id, readers) if epoch == self.spec.shuffle.first_epoch else None
+        self._run = ExchangeRun(self._open_parts, run_id, epoch, delivery, rate, self._voted, readers, load, before)
         self._spawn(self._run.start())
+
+    def _first_load(self, run_id: int, readers: tuple[str, ...]) -> Load:
+        """The load of the first partitions, in which all participants take part."""
+        shuffle, serves = self.spec.shuffle, SERVER in self.spec.addresses
+        owner, n_owners = SERVER if self.rank is None else self.rank, shuffle.n_workers + serves
+        alone = not (serves or shuffle.has_excess or shuffle.n_broadcast)
+        return Load(f"run {run_id}", owner, n_owners, readers, alone)
+
+    def announce_blocks(self, load: str, owner: int, numbers: NDArray[Any]) -> None:
+        """Note which blocks of the store another worker will ask for."""
+        self._open_parts.reader.announce(load, owner, numbers.tolist())
+
+    async def read_block(
+        self, load: str, owner: int, n_owners: int, block: int, numbers: NDArray[Any]
+    ) -> RowsReply | Later:
+        """Rows of a block of the store, for another worker."""
+        reader = self._open_parts.reader
+        reply = await reader.rows(load, owner, n_owners, block, numbers)
+        reader.sent_bytes += reply.nbytes if isinstance(reply, RowsReply) else 0
+        return reply
 
     def plan_ahead(self, run_id: int, delivery: str) -> None:
         """Plan the next epoch, unless that was done; called when all participants are ready.
@@ -245,6 +276,7 @@ class WorkerSession:
             if parts.training is not None and run.prepared is not None:
                 parts.training.receiver.commit(run_id)
                 parts.training.cache.commit(run.prepared.swap)
+            parts.reader.clear()
             parts.plans.forget(run.epoch)
             self.epoch, self._run = run.epoch, None
             return True

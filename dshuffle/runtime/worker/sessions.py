@@ -19,12 +19,15 @@ from dshuffle.exchange.kept_partition import PREFIX, KeptFolder
 from dshuffle.exchange.replies import RowsReply
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.messages import CommitReply, MemberState
+from dshuffle.runtime.orders import Together
 from dshuffle.runtime.replies import Arrays
 from dshuffle.runtime.session_spec import SessionSpec, adopted_id, base_id, is_adopted_by
 from dshuffle.runtime.worker.collectives import Collectives
 from dshuffle.runtime.worker.opening import SharedParts, open_session, rank_on
 from dshuffle.runtime.worker.session import WorkerSession
 from dshuffle.runtime.worker.signs_of_life import SignsOfLife
+
+ALONE = Together()
 
 MOST_CLOSED = 1000
 """Closed sessions that a worker remembers. An order to open one may arrive late."""
@@ -105,6 +108,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         restore: bool = False,
         epoch: int | None = None,
         digest: SampleDigest | None = None,
+        together: Together = ALONE,
     ) -> None:
         """Allocate this worker's part of a session. Another call with the same order waits for the first one.
 
@@ -114,7 +118,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         ----------
         spec
             The session, as :meth:`.SessionSpec.packed` writes it.
-        number, last_run, restore, epoch, digest
+        number, last_run, restore, epoch, digest, together
             As in :class:`~dshuffle.runtime.orders.OpenOrder`.
 
         Raises
@@ -148,16 +152,16 @@ class WorkerSessions(Mapping[str, WorkerSession]):
                 return
             await self.close(session_id, number - 1)
             # Other orders may have come meanwhile.
-            await self.open(spec, number, last_run, restore=restore, epoch=epoch, digest=digest)
+            await self.open(spec, number, last_run, restore=restore, epoch=epoch, digest=digest, together=together)
             return
         opening = self._opening.get(session_id)
         if opening is None:
             # Memory is reserved before anything is awaited, so that two sessions do not count on the same bytes.
             loaded = {name for name, session in self._open.items() if not session.is_loading}
-            limit, nbytes = self.shared.reserved.memory(loaded).check(session_spec, trains=rank is not None)
+            limit, nbytes = self.shared.reserved.memory(loaded).check(session_spec, rank)
             self.shared.reserved.reserve(session_id, nbytes)
             session_spec = session_spec if limit is None else session_spec.with_memory_limit(limit)
-            task = asyncio.create_task(self._open_now(session_spec, number, last_run, epoch, digest))
+            task = asyncio.create_task(self._open_now(session_spec, number, last_run, epoch, digest, together))
             self._opening[session_id] = opening = _Opening(number, task)
             del task
         try:
@@ -180,7 +184,13 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         return self._freeing.get(session_id)
 
     async def _open_now(
-        self, spec: SessionSpec, number: int, last_run: int, epoch: int | None, digest: SampleDigest | None
+        self,
+        spec: SessionSpec,
+        number: int,
+        last_run: int,
+        epoch: int | None,
+        digest: SampleDigest | None,
+        together: Together,
     ) -> None:
         session_id = spec.session_id
 
@@ -189,7 +199,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
             return {} if session is None else session.heard()
 
         try:
-            session, signs = await open_session(self.shared, spec, self.rows, look, epoch, digest)
+            session, signs = await open_session(self.shared, spec, self.rows, look, epoch, digest, number, together)
             session.number = number
             await session.abort(last_run)
             self._open[session_id], self._signs[session_id] = session, signs
@@ -275,6 +285,14 @@ class WorkerSessions(Mapping[str, WorkerSession]):
     async def send_rows(self, session_id: str, epoch: int, sample_ids: NDArray[np.int64]) -> Arrays:
         """Rows of a partition, for another worker."""
         return Arrays(await sent(self.shared.worker, await self.rows(session_id, epoch, sample_ids)))
+
+    async def send_block(self, session_id: str, *, numbers: NDArray[Any], **query: Any) -> Arrays:
+        """Rows of a block of the store, for another worker; or note which blocks it will ask for."""
+        session = self.session(session_id)
+        if query["block"] < 0:
+            session.announce_blocks(query["load"], query["owner"], numbers)
+            return Arrays()
+        return Arrays(await sent(self.shared.worker, await session.read_block(**query, numbers=numbers)))
 
     async def mean(self, session_id: str, number: int, *, values: NDArray[Any], **part: Any) -> Arrays:
         """Wait for the mean of the values of all ranks in a call of :meth:`dshuffle.Epoch.together`."""

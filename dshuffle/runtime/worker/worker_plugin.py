@@ -25,6 +25,7 @@ from dshuffle.runtime.open_files import raise_limit
 from dshuffle.runtime.orders import (
     AbortOrder,
     BeginOrder,
+    BlockQuery,
     CloseOrder,
     CommitOrder,
     EndCollectiveOrder,
@@ -52,7 +53,7 @@ from dshuffle.runtime.worker.task_log import leave_out_consequences
 
 logger = logging.getLogger(__name__)
 
-ATTACHED = ("spec", "cause", "values", "sample_ids")
+ATTACHED = ("spec", "cause", "values", "sample_ids", "numbers")
 """What a message may have beside its fields: objects that Dask sends by itself."""
 
 OPERATIONS: dict[str, tuple[type[Order], Callable[..., Any]]] = {
@@ -64,6 +65,7 @@ OPERATIONS: dict[str, tuple[type[Order], Callable[..., Any]]] = {
     "end_collective": (EndCollectiveOrder, WorkerSessions.fail_collective),
     "kept": (KeptQuery, WorkerSessions.list_kept),
     "rows": (RowsQuery, WorkerSessions.send_rows),
+    "block": (BlockQuery, WorkerSessions.send_block),
 }
 """What the scheduler and other workers may ask of a worker, by name: the fields of the message, and who answers it."""
 

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import os
+from collections.abc import Mapping
 from typing import Any
 
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer
-from zarr.storage import FsspecStore, MemoryStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from dshuffle.errors import DatasetError, InvalidParameter
+from dshuffle.private_files import replace_file
 from dshuffle.redaction import option_values
-from dshuffle.store.backends.local import LocalFiles, PrivateFiles
-from dshuffle.store.backends.refusals import SAME_ANSWER
-from dshuffle.store.backends.retrying import Patience, RetryingStore, explained
+from dshuffle.store.backends.patient_store import Meter, Patience, PatientStore
+from dshuffle.store.backends.store_errors import SAME_ANSWER, explained
 
 try:
     from dshuffle.store.backends import s3
 except ImportError:  # without the extra
     s3 = None  # type: ignore[assignment]
 
-# Files of up to this many bytes in total are read in one call.
-_BATCH_NBYTES = 1 << 20
-
 # fsspec's schemes for files of this machine.
 _FILES = ("local", "file")
 
 _MEMORY: dict[str, dict[str, Buffer]] = {}
+
+
+class PrivateFiles(LocalStore):
+    """Local files that only this user can read, once they are written."""
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Replace a file at once, or not at all."""
+        await asyncio.to_thread(replace_file, os.path.join(self.root, key), value.to_bytes())
 
 
 def open_store(
@@ -35,13 +42,13 @@ def open_store(
     *,
     read_only: bool,
     private: bool = False,
-    on_retry: Callable[[], None] | None = None,
-) -> Store:
-    """Open the Zarr store at a canonical URL. It retries requests after transient errors.
+    meter: Meter | None = None,
+) -> PatientStore:
+    """Open the Zarr store at a canonical URL. It repeats requests after transient errors.
 
     ``memory://name`` is a registry in this process, for tests. Schemes other than local paths and S3 are opened with
-    fsspec. The options ``max_retries`` and ``timeout`` configure retries, see ``Patience``. All other options are
-    passed to the store. Only this user can read ``private`` files that are written to a local path.
+    fsspec. The options ``max_retries``, ``timeout`` and ``connections`` limit requests, see ``Patience``. All other
+    options are passed to the store. Only this user can read ``private`` files that are written to a local path.
 
     Raises
     ------
@@ -50,12 +57,10 @@ def open_store(
     DatasetError
         If the scheme needs a package that is not installed.
     """
-    patience, options = Patience.of(storage_options)
     scheme = url.partition("://")[0] if "://" in url else ""
-    secrets: tuple[str, ...] = ()
-    access = ""
-    limit: float | None = patience.timeout
-    batch_nbytes = 0
+    # Some servers with a short queue answer nobody for long if a process opens more.
+    patience, options = Patience.of(storage_options, **({"connections": 16} if scheme in ("http", "https") else {}))
+    secrets, access = option_values(options), ""
     store: Store
     if scheme in ("", "memory"):
         if options:
@@ -63,33 +68,22 @@ def open_store(
             raise InvalidParameter.of(
                 "storage_options",
                 sorted(options),
-                f"max_retries or timeout for {url}",
+                f"max_retries, timeout or connections for {url}",
                 "Other options apply only to S3 and to fsspec's schemes.",
             )
         if scheme == "memory":
             name = url.removeprefix("memory://")
             kept = _MEMORY.get(name, {}) if read_only else _MEMORY.setdefault(name, {})
-            return MemoryStore(kept, read_only=read_only)
-        files = PrivateFiles if private else LocalFiles
-        store, batch_nbytes = files(url, read_only=read_only), _BATCH_NBYTES
+            store = MemoryStore(kept, read_only=read_only)
+        else:
+            store = (PrivateFiles if private else LocalStore)(url, read_only=read_only)
     elif scheme == "s3":
         store, secrets, access = _open_s3(url, options, patience, read_only=read_only)
-        limit = None
     else:
         store = _open_fsspec(url, scheme, options, read_only=read_only)
-        secrets = option_values(options)
         if scheme not in _FILES:
             access = f"If {scheme}:// needs credentials, give them in storage_options. {SAME_ANSWER}"
-    return RetryingStore(
-        store,
-        url,
-        patience,
-        limit=limit,
-        secrets=secrets,
-        access=access,
-        on_retry=on_retry,
-        batch_nbytes=batch_nbytes,
-    )
+    return PatientStore(store, url, patience, limits_itself=scheme == "s3", secrets=secrets, access=access, meter=meter)
 
 
 def _open_s3(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -16,10 +16,9 @@ from zarr.storage import LocalStore, StorePath
 from dshuffle.errors import InvalidParameter
 from dshuffle.redaction import hide_secrets, option_values
 from dshuffle.store.backends import open_store
-from dshuffle.store.backends.refusals import SAME_ANSWER, RefusalsAsAbsence
-from dshuffle.store.backends.retrying import Patience, RetryingStore
+from dshuffle.store.backends.patient_store import Meter, Patience, PatientStore
 from dshuffle.store.backends.standing import Standing, standing_in
-from dshuffle.store.backends.suffixes import ShorterSuffixes
+from dshuffle.store.backends.store_errors import SAME_ANSWER
 from dshuffle.store.backends.urls import canonical_url, is_local, is_memory
 
 Place = str | os.PathLike[str] | Store | StorePath | zarr.Group
@@ -82,39 +81,32 @@ class Location:
             return f"open_dataset({hide_secrets(self.url) + '/' + path!r})"
         return f"open_dataset(zarr.storage.StorePath(store, {'/'.join(filter(None, (self.path, path)))!r}))"
 
-    def open(self, *, read_only: bool, on_retry: Callable[[], None] | None = None) -> Store:
-        """Open the store. It retries requests after transient errors."""
+    def open(self, *, read_only: bool, meter: Meter | None = None) -> PatientStore:
+        """Open the store."""
         if self.store is None:
-            return open_store(self.url, self.storage_options, read_only=read_only, on_retry=on_retry)
+            return open_store(self.url, self.storage_options, read_only=read_only, meter=meter)
         patience, _ = Patience.of(self.storage_options)
         store = _read_only(self.store) if read_only else self.store
-        sync(store._ensure_open())  # as zarr does; a ZipStore cannot be read otherwise
-        return RetryingStore(
-            store if type(store).__module__.startswith("zarr.") else ShorterSuffixes(store),
+        opened = PatientStore(
+            store,
             self.url,
             patience,
-            limit=patience.timeout,
             secrets=_secrets(store),
             access=f"The store has its own credentials. {SAME_ANSWER}",
-            on_retry=on_retry,
+            meter=meter,
         )
+        sync(opened._ensure_open())  # as zarr does; a ZipStore cannot be read otherwise
+        return opened
 
-    def open_to_read(
-        self, absent_chunks: str | None, on_retry: Callable[[], None] | None = None
-    ) -> tuple[Store, Standing]:
+    def open_to_read(self, absent_chunks: str | None, meter: Meter | None = None) -> tuple[PatientStore, Standing]:
         """Open the store, and find out what exists at the location.
 
-        Parameters
-        ----------
-        absent_chunks
-            What an absent chunk is, if the user has said so.
-        on_retry
-            Function called before each retry.
+        ``absent_chunks`` is what an absent chunk is, if the user has said so.
         """
-        store = self.open(read_only=True, on_retry=on_retry)
+        store = self.open(read_only=True, meter=meter)
         standing = standing_in(store, self.url, self.path)
-        if standing.document and self.is_remote:
-            store = RefusalsAsAbsence(store, standing.document, absent_chunks)
+        if self.is_remote:
+            store.document, store.absent_chunks = standing.document, absent_chunks
         return store, standing
 
     def _check_store(self, store: Store) -> None:
@@ -122,7 +114,9 @@ class Location:
         if options:
             # Values may be secrets, so show only the names of the options.
             hint = "Set other options where you make the store."
-            raise InvalidParameter.of("storage_options", sorted(options), "max_retries or timeout for a store", hint)
+            raise InvalidParameter.of(
+                "storage_options", sorted(options), "max_retries, timeout or connections for a store", hint
+            )
         kind = f"this {type(store).__name__}"
         try:
             _read_only(store)

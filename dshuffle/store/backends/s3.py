@@ -16,8 +16,8 @@ from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.store.backends.refusals import SAME_ANSWER
-from dshuffle.store.backends.retrying import Patience, explained
+from dshuffle.store.backends.patient_store import Patience
+from dshuffle.store.backends.store_errors import SAME_ANSWER, explained
 
 #: Option name in s3fs, fsspec or boto3 -> option name in obstore.
 _OTHER_NAMES = {
@@ -92,7 +92,7 @@ def open_s3(
             prefix=prefix or None,
             config=config,
             client_options=client,
-            # RetryingStore retries instead.
+            # PatientStore does that, and counts.
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=patience.timeout)},
         )
     except (BaseError, TypeError, ValueError) as exc:
@@ -150,7 +150,7 @@ def _known(storage_options: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidParameter.because(
                 "storage_options",
                 f"{name!r} is unknown",
-                f"Known options are {', '.join(_OWN_NAMES)} (or s3fs's names for them), max_retries and timeout.",
+                f"Known options are {', '.join(_OWN_NAMES)} (or s3fs's names), max_retries, timeout, connections.",
             )
         if own in translated and translated[own] != value:
             raise InvalidParameter.because(

@@ -14,7 +14,7 @@ from zarr.core.sync import sync
 
 from dshuffle.errors import DatasetError
 from dshuffle.store.backends import open_store
-from dshuffle.store.backends.refusals import AccessRefused
+from dshuffle.store.backends.store_errors import AccessRefused
 
 GROUP = "a Zarr group"
 """Kind of a Zarr group."""

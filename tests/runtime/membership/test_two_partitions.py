@@ -12,7 +12,7 @@ from distributed import Client, LocalCluster
 from dshuffle import Shuffler
 from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.runtime.memory import member_nbytes
-from dshuffle.runtime.worker.former_partitions import FormerPartitions
+from dshuffle.runtime.worker.loading import Loader
 
 from ..conftest import OPTIONS
 
@@ -77,13 +77,13 @@ def test_a_session_that_shrinks_reads_the_dataset_if_there_is_no_memory_for_two_
 def test_later_epochs_do_not_ask_for_former_partitions(labelled, checked, monkeypatch):
     """With "storage", every epoch reads the dataset like the first one."""
     asked = []
-    read_into = FormerPartitions.read_into
+    bring_former = Loader._bring_former
 
     def counted(*args):
         asked.append(args)
-        return read_into(*args)
+        return bring_former(*args)
 
-    monkeypatch.setattr(FormerPartitions, "read_into", counted)
+    monkeypatch.setattr(Loader, "_bring_former", counted)
     with (
         LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster,
         Client(cluster) as client,

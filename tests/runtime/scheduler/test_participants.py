@@ -20,7 +20,7 @@ from dshuffle.runtime.worker.member_addresses import MemberAddresses
 def spec_of(addresses: dict[int, str], former: PartitionSources | None = None) -> SessionSpec:
     layout = RowLayout.of({"x": (np.dtype("f8"), ())})
     return SessionSpec(
-        "session", DatasetReference(9, layout, "identity", (1,), b"dataset"), ShuffleSpec(9, 3, Choices("global")),
+        "session", DatasetReference(9, layout, "identity", "ends", b"dataset"), ShuffleSpec(9, 3, Choices("global")),
         ("peer",), SessionOptions(), Settings(), Remainder(0, ()), addresses, former=former,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ import zarr
 
 from dshuffle.errors import CorruptChunk, DatasetError, InvalidParameter
 from dshuffle.store import dataset_of, describe, open_dataset, verify_dataset
-from dshuffle.store.backends.refusals import is_refusal
+from dshuffle.store.backends.store_errors import is_refusal
 
 pytest.importorskip("obstore", reason="obstore is not installed")
 
@@ -115,23 +115,15 @@ URLS = ["s3://bucket/v2", "s3://bucket/v3"]
 
 
 @pytest.mark.parametrize("url", URLS)
-@pytest.mark.parametrize("chunk_cache", [None, pytest.param("1 MiB", marks=pytest.mark.slow)])
-def test_a_refused_chunk_is_the_fill_value_if_the_user_says_so(bucket: Bucket, url: str, chunk_cache: Any) -> None:
-    dataset = open_dataset(
-        url, arrays=["x"], storage_options=bucket.options, absent_chunks="fill", chunk_cache=chunk_cache
-    )
+def test_a_refused_chunk_is_the_fill_value_if_the_user_says_so(bucket: Bucket, url: str) -> None:
+    dataset = open_dataset(url, arrays=["x"], storage_options=bucket.options, absent_chunks="fill")
     assert dataset.read_rows(np.arange(10))["x"].tolist() == EXPECTED
     again = pickle.loads(pickle.dumps(dataset))  # as on a worker
     assert again.read_rows(np.arange(10))["x"].tolist() == EXPECTED
     assert again.identity == dataset.identity
     dataset.check_unchanged()
     assert verify_dataset(dataset).ok
-    assert describe(dataset) == {
-        "url": url,
-        "arrays": ("x",),
-        "absent_chunks": "fill",
-        **({"chunk_cache": 1 << 20} if chunk_cache else {}),
-    }
+    assert describe(dataset) == {"url": url, "arrays": ("x",), "absent_chunks": "fill"}
 
 
 @pytest.mark.parametrize("url", URLS)

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from zarr.storage import LocalStore
 
 from dshuffle.errors import CorruptChunk, DatasetError
 from dshuffle.store import create_dataset, open_dataset
-from dshuffle.store.backends import local
-from dshuffle.store.backends.retrying import explained, is_transient
+from dshuffle.store.backends import patient_store
+from dshuffle.store.backends.store_errors import explained, is_transient
 
 X = np.arange(600.0).reshape(100, 6)
 
@@ -54,17 +55,17 @@ def test_secrets_are_taken_out_of_errors() -> None:
 
 def failing(monkeypatch: Any, times: int, error: Exception | None, delay: float = 0.0) -> list[str]:
     """Let the first reads of chunk 3 fail."""
-    read, failed = local._read, []
+    read, failed = patient_store._read, []
 
-    def broken(path: str, byte_range: Any) -> Any:
+    def broken(path: str) -> Any:
         if path.endswith("x/c/3/0") and len(failed) < times:
             failed.append(path)
             time.sleep(delay)
             if error is not None:
                 raise error
-        return read(path, byte_range)
+        return read(path)
 
-    monkeypatch.setattr(local, "_read", broken)
+    monkeypatch.setattr(patient_store, "_read", broken)
     return failed
 
 
@@ -109,14 +110,14 @@ def test_a_file_system_that_hangs(tmp_path: Path, monkeypatch: Any) -> None:
 @pytest.mark.parametrize("change", [-5, 5])
 def test_a_range_of_the_wrong_length(tmp_path: Path, monkeypatch: Any, change: int) -> None:
     dataset = create_dataset(tmp_path / "d", {"x": X}, chunk_rows=5, shard_rows=50)
-    read = local._read
+    read = LocalStore.get
 
-    def wrong(path: str, byte_range: Any) -> Any:
-        data = read(path, byte_range)
+    async def wrong(self: Any, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
+        data = await read(self, key, prototype, byte_range)
         if hasattr(byte_range, "end"):  # not the index
-            data = data[:change] if change < 0 else data + bytes(change)
+            data = data[:change] if change < 0 else data + data[:change]
         return data
 
-    monkeypatch.setattr(local, "_read", wrong)
+    monkeypatch.setattr(LocalStore, "get", wrong)
     with pytest.raises(CorruptChunk, match=r"244 bytes of x/c/0/0 was answered with \d+; .*wrongly"):
         dataset.read_rows([7])

@@ -19,7 +19,7 @@ from distributed import Client, LocalCluster
 from dshuffle import Shuffler
 from dshuffle.errors import CorruptChunk, DatasetError, ExchangeError
 from dshuffle.store import create_dataset, open_dataset
-from dshuffle.store.backends.retrying import explained
+from dshuffle.store.backends.store_errors import explained
 
 obstore = pytest.importorskip("obstore", reason="obstore is not installed")
 
@@ -264,7 +264,7 @@ def test_an_epoch_survives_a_silent_store(told_server: ToldServer, tmp_path: Pat
     create_dataset(tmp_path / "d", {"x": X}, chunk_rows=5)
     told_server.answer = right = serve(tmp_path / "d")
     options = {**told_server.options, "timeout": 0.5, "max_retries": 20}
-    dataset = open_dataset("s3://bucket/x", storage_options=options, chunk_cache=1000)
+    dataset = open_dataset("s3://bucket/x", storage_options=options)
     with (
         LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster,
         Client(cluster) as client,

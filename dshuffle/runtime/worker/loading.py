@@ -1,0 +1,524 @@
+"""Bring rows to this worker: from partitions that still exist, and from the store, which all workers read together.
+
+A source is asked for the rows that it has. Former partitions are those of a session that this one follows, of the
+worker that had the rank before, or on disks; the worker that holds a sample sends its row, with the checksum from when
+the row was read. All other rows come from the store. Each block of it is read by one worker, which every worker can
+find out, so that each chunk is read once however many workers need rows of it (two-phase I/O: Thakur, Gropp and Lusk,
+1999). A worker never reads the rows of others' blocks by itself: if a reader fails or is late, the scheduler names
+another one, the same for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from distributed import Worker
+from numpy.typing import NDArray
+
+from dshuffle.errors import ChecksumMismatch, DatasetError, DShuffleError, ExchangeError
+from dshuffle.exchange.comms import received, request_block, request_rows
+from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.messages import MIB, rows_per_message
+from dshuffle.exchange.replies import Later, RowsReply, rows_from_fields
+from dshuffle.exchange.slow_senders import slow_senders
+from dshuffle.planning import ShuffleSpec, name_of
+from dshuffle.planning.grouping import group_by
+from dshuffle.planning.remainder import workers_of
+from dshuffle.rows import ByteMatrix, Checksums
+from dshuffle.runtime.dataset_inputs import with_data
+from dshuffle.runtime.replies import message_in, unwrap, within
+from dshuffle.runtime.session_spec import PartitionSources
+from dshuffle.runtime.settings import Settings
+from dshuffle.runtime.worker.store_reader import StoreReader
+from dshuffle.store import Dataset
+from dshuffle.store.row_blocks import Group, Request, RowBlocks
+
+logger = logging.getLogger(__name__)
+
+MESSAGE_BYTES = 2 * MIB
+"""Longest message of a former partition. Many workers may ask the same holder, and all must be answered in time."""
+
+SILENT_HEARTBEATS = 4
+"""Heartbeats within which a source must answer a request, if only that it needs more time."""
+
+LOOK_EVERY = 0.5
+"""Seconds between looks at whether the rows are still wanted, and whether readers are late."""
+
+IN_FLIGHT = 2
+"""Requests to a source at a time."""
+
+ATTEMPTS = 3
+"""Requests for the same rows that may fail before a load does."""
+
+DIRECT_NBYTES = 256 * MIB
+"""Rows that a worker reads by itself at a time."""
+
+T = TypeVar("T")
+Samples = NDArray[np.int64]
+Stop = Callable[[], bool]
+
+LocalRows = Callable[[str, int, Samples], Awaitable[RowsReply]]
+"""Returns rows of a session on this worker: its id, the epoch, and the samples."""
+
+
+class Target(Protocol):
+    """Where rows go: a cache partition, or the rows of a server."""
+
+    rows: ByteMatrix
+
+    def unpack(self, sample_ids: Samples, slots: Samples, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Verify rows, and copy them to their slots."""
+
+    def add_checksums(self, sample_ids: Samples, slots: Samples) -> None:
+        """Compute the checksums of rows that were written to their slots."""
+
+    def relieve(self) -> None:
+        """Give memory back, if rows are on a disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Who reads the store together, and for whom.
+
+    Parameters
+    ----------
+    name
+        Name of the load, the same for all who take part.
+    owner, n_owners
+        The participant that gets rows, and how many take part in the load. With 0, rows are read on request, and
+        nobody announces what it needs.
+    readers
+        Addresses of the workers that read.
+    alone
+        Whether each sample goes to one participant only.
+    """
+
+    name: str
+    owner: int
+    n_owners: int
+    readers: tuple[str, ...]
+    alone: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Reader:
+    """A worker that reads, and the rows that it owes; another address takes its place if it is late."""
+
+    address: str
+    queue: deque[Request]
+    owed: int
+    arrived: int = 0
+    late: str = ""
+
+
+class Loader:
+    """Brings rows to one worker of a session.
+
+    Parameters
+    ----------
+    worker
+        Dask worker of this process.
+    session_id
+        Id of the session on the workers that read.
+    dataset, blocks, settings
+        Dataset, its blocks, and settings of the session.
+    jobs, reading
+        Threads that unpack rows, and threads that read the store.
+    reader
+        What this worker reads for all.
+    former
+        Former partitions; None if there are none.
+    rows_here
+        Returns the rows of former partitions on this worker.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        session_id: str,
+        dataset: Dataset,
+        blocks: RowBlocks,
+        settings: Settings,
+        jobs: JobQueue,
+        reading: JobQueue,
+        reader: StoreReader,
+        former: PartitionSources | None,
+        rows_here: LocalRows | None,
+    ) -> None:
+        self._worker = worker
+        self._session_id = session_id
+        self._dataset = dataset
+        self._blocks = blocks
+        self._settings = settings
+        self._jobs = jobs
+        self._reading = reading
+        self._reader = reader
+        self._former = None if rows_here is None else former
+        self._rows_here = rows_here
+        self._window = asyncio.Semaphore(max(1, settings.window))
+        self._unable: set[int] = set()  # holders of former partitions that are not asked any more
+        self._ranks_of: Callable[[Samples], NDArray[np.int32]] | None = None
+        self._looking_up = threading.Lock()
+        self.received_bytes = 0
+
+    def seconds_to_read(self, n_rows: int) -> float:
+        """About how long all workers together take to read rows that are spread widely; infinite if unknown."""
+        traffic = self._dataset.traffic
+        if not traffic.seconds or not traffic.delivered_bytes:
+            return float("inf")
+        nbytes = sum(min(group.n_blocks, n_rows) * self._blocks.nbytes(group.first) for group in self._blocks.groups)
+        return nbytes * traffic.seconds / traffic.delivered_bytes
+
+    async def bring(
+        self,
+        load: Load,
+        target: Target,
+        sample_ids: Samples,
+        slots: Samples,
+        stop: Stop,
+        *,
+        done: NDArray[np.bool_] | None = None,
+        progress: Callable[[int], None] = lambda n_rows: None,
+        former: bool = False,
+    ) -> None:
+        """Bring samples into reserved slots. Nothing writes to them once this has ended, with or without an error.
+
+        Parameters
+        ----------
+        load
+            Who takes part.
+        target, sample_ids, slots
+            Where the rows go.
+        stop
+            Returns true when the rows are no longer wanted.
+        done
+            ``(len(sample_ids),)`` rows that are there already. It is kept up to date, so that another attempt goes on.
+        progress
+            Called with numbers of rows that have arrived.
+        former
+            Whether rows are taken from former partitions first.
+
+        Raises
+        ------
+        DatasetError
+            If the store cannot be read, or the dataset was written again.
+        ExchangeError
+            If no reader can deliver rows, or ``stop`` returns true.
+        """
+        done = np.zeros(len(sample_ids), np.bool_) if done is None else done
+        attempt = _Attempt(load, target, sample_ids, slots, stop, done, progress)
+        if former and self._former is not None:
+            await self._bring_former(attempt, self._former)
+        if stop():
+            raise ExchangeError("loading was stopped: the run has ended")
+        await self._bring_stored(attempt)
+        if len(sample_ids):
+            await self._reading.run(self._dataset.check_unchanged)
+
+    async def _bring_stored(self, attempt: _Attempt) -> None:
+        load, blocks = attempt.load, self._blocks
+        left = np.flatnonzero(~attempt.done)
+        samples, slots = attempt.sample_ids[left], attempt.slots[left]
+        readers = [_Reader(address, deque(), 0) for address in load.readers]
+        if not readers:
+            await self._read(attempt, self._dataset, left)
+            return
+        requests, direct = await self._jobs.run(lambda: blocks.requests(samples, alone=load.alone))
+        for request in requests:
+            reader = readers[request.block % len(readers)]
+            reader.queue.append(request)
+            reader.owed += len(request.items)
+        work = [self._read(attempt, group.samples, left[which], group) for group, which in direct]
+        work += [self._ask_reader(attempt, reader, left) for reader in readers if reader.queue or load.n_owners > 1]
+        watching = asyncio.ensure_future(self._watch(attempt, readers))
+        try:
+            await _all_of(work, attempt)
+        finally:
+            watching.cancel()
+        if not blocks.is_whole and len(left):  # rows were put together from their parts
+            await self._reading.run(attempt.target.add_checksums, samples, slots)
+            attempt.done[left] = True
+
+    async def _read(self, attempt: _Attempt, dataset: Dataset, places: Samples, group: Group | None = None) -> None:
+        """Read rows that no other worker needs, of all arrays or of those of a group."""
+        target, is_whole = attempt.target, group is None or self._blocks.is_whole
+
+        def ends() -> bool:  # called before every chunk
+            target.relieve()
+            return attempt.stopped
+
+        def read(sample_ids: Samples, slots: Samples) -> None:
+            dataset.read_into(target.rows, slots, sample_ids, stop=ends)
+            if is_whole:
+                target.add_checksums(sample_ids, slots)
+
+        for which in _cut(places, rows_per_message(self._dataset.row_nbytes, DIRECT_NBYTES)):
+            await self._reading.run(read, attempt.sample_ids[which], attempt.slots[which])
+            self._arrived(attempt, group, which)
+
+    async def _ask_reader(self, attempt: _Attempt, reader: _Reader, left: Samples) -> None:
+        """Fetch what a reader owes, with two requests at a time."""
+        load, announced = attempt.load, ""
+
+        async def ask() -> None:
+            nonlocal announced
+            failures = 0
+            while reader.queue and not attempt.stopped:
+                request, address = reader.queue.popleft(), reader.address
+                try:
+                    await self._fetch(attempt, reader, request, left)
+                    failures = 0
+                except (OSError, DShuffleError) as error:
+                    reader.queue.appendleft(request)
+                    failures += 1
+                    lasts = isinstance(error, DatasetError) and not error.transient
+                    if attempt.stopped or lasts or failures > ATTEMPTS:
+                        raise
+                    if reader.address == address and not isinstance(error, ChecksumMismatch):
+                        await self._replace(attempt, reader, f"{type(error).__name__}: {error}")
+
+        while load.n_owners and announced != reader.address:
+            announced = reader.address
+            numbers = np.array([request.block for request in reader.queue], np.int64)
+            try:
+                await self._call(attempt, reader, -1, numbers)
+            except (OSError, DShuffleError) as error:
+                if attempt.stopped:
+                    raise
+                await self._replace(attempt, reader, f"{type(error).__name__}: {error}")
+        await _all_of([ask() for _ in range(IN_FLIGHT)], attempt)
+
+    async def _fetch(self, attempt: _Attempt, reader: _Reader, request: Request, left: Samples) -> None:
+        blocks, target = self._blocks, attempt.target
+        places = (request.items - blocks.first_item(request.block)).astype(np.uint32)
+        is_here = reader.address == self._worker.address
+        reply = await self._call(attempt, reader, request.block, places)
+        if attempt.stopped:
+            raise ExchangeError("loading was stopped: the run has ended")
+        assert reply is not None
+        which = left[request.places]
+        samples, slots, rows, checksums = attempt.sample_ids[which], attempt.slots[which], reply.rows, reply.checksums
+
+        def place() -> None:
+            if blocks.is_whole:
+                target.unpack(samples, slots, rows, checksums)
+            elif not blocks.is_intact(request, rows, checksums):
+                raise ChecksumMismatch(f"rows of block {request.block} arrived corrupted from {reader.address}")
+            else:
+                blocks.place(request, rows, target.rows, slots)
+                target.relieve()
+
+        await self._jobs.run(place, nbytes=rows.nbytes)
+        reader.arrived += len(request.items)
+        self._arrived(attempt, request.group, which)
+        if not is_here:
+            self.received_bytes += rows.nbytes + checksums.nbytes
+
+    def _arrived(self, attempt: _Attempt, group: Group | None, which: Samples) -> None:
+        if group is None or self._blocks.is_whole:
+            attempt.done[which] = True
+            attempt.progress(len(which))
+        elif group.first == 0 and len(group.window) == 1:  # of rows in parts, most bytes are in the first group
+            attempt.progress(len(which))
+
+    async def _call(self, attempt: _Attempt, reader: _Reader, block: int, numbers: NDArray[Any]) -> RowsReply | None:
+        """Request rows of a block, until its reader has read it; or announce blocks, with ``block=-1``."""
+        load, address = attempt.load, reader.address
+        while True:
+            if address == self._worker.address:
+                if block < 0:
+                    self._reader.announce(load.name, load.owner, numbers.tolist())
+                    return None
+                here = self._reader.rows(load.name, load.owner, load.n_owners, block, numbers)
+                reply: Any = await self._until(attempt, reader, address, here)
+            else:
+                fields: Any = await self._until(attempt, reader, address, self._request(load, address, block, numbers))
+                if isinstance(fields, dict) and fields.get("status") == "later":
+                    continue
+                fields = unwrap(fields, address)
+                if block < 0:
+                    return None
+                reply = await received(self._worker, rows_from_fields(fields, address))
+            if not isinstance(reply, Later):
+                assert isinstance(reply, RowsReply)
+                return reply
+
+    async def _request(self, load: Load, address: str, block: int, numbers: NDArray[Any]) -> object:
+        query = {"load": load.name, "owner": load.owner, "n_owners": load.n_owners, "block": block}
+        return await within(self._limit, request_block(self._worker, address, self._session_id, numbers, **query))
+
+    async def _until(self, attempt: _Attempt, reader: _Reader, address: str, call: Coroutine[Any, Any, T]) -> T:
+        """The answer to a request, unless the load ends or another reader takes the place of this one."""
+        asking = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait([asking], timeout=LOOK_EVERY))[0]:
+                if attempt.stopped:
+                    raise ExchangeError("loading was stopped: the run has ended")
+                if reader.address != address:
+                    raise ExchangeError(f"{address} is late")
+            return asking.result()
+        finally:
+            asking.cancel()
+
+    @property
+    def _limit(self) -> float:
+        return min(self._settings.timeout, SILENT_HEARTBEATS * self._settings.heartbeat)
+
+    async def _watch(self, attempt: _Attempt, readers: Sequence[_Reader]) -> None:
+        """Let other workers read what late readers owe."""
+        began = time.perf_counter()
+        owing = {number: reader for number, reader in enumerate(readers) if reader.owed}
+        while True:
+            await asyncio.sleep(2 * LOOK_EVERY)
+            seconds = time.perf_counter() - began
+            owed = {number: reader.owed for number, reader in owing.items()}
+            arrived = {number: reader.arrived for number, reader in owing.items()}
+            ended = [reader.owed for reader in owing.values() if reader.arrived >= reader.owed]
+            if not ended:
+                continue
+            of_one_row = seconds / max(ended)
+            for number in slow_senders(owed, arrived, seconds=seconds, seconds_to_read=of_one_row.__mul__):
+                if not owing[number].late:
+                    owing[number].late = "is late"
+                    try:
+                        await self._replace(attempt, owing[number], "its rows come too slowly")
+                    except (OSError, DShuffleError) as error:
+                        logger.debug("dshuffle: the reader stays: %s", error)
+
+    async def _replace(self, attempt: _Attempt, reader: _Reader, reason: str) -> None:
+        """Let another worker read what a reader owes. The scheduler names it, the same one to all."""
+        reply = await within(
+            self._limit,
+            self._worker.scheduler.dshuffle_reader(
+                session_id=self._session_id, load=attempt.load.name, address=reader.address, reason=reason
+            ),
+        )
+        reader.address = message_in(reply, str, "the scheduler")
+
+    async def _bring_former(self, attempt: _Attempt, former: PartitionSources) -> None:
+        """Read rows from former partitions. Those that none of them can send are left."""
+        sample_ids, slots = attempt.sample_ids, attempt.slots
+        left = np.flatnonzero(~attempt.done)
+        messages = await self._jobs.run(self._former_messages, former, sample_ids[left])
+
+        async def read(rank: int, places: Samples) -> None:
+            reply = await self._ask_former(attempt, former, rank, sample_ids[places])
+            rows, checksums, present = reply.rows, reply.checksums, reply.present
+            if present is not None and not present.all():  # a kept partition may lack some
+                places, rows, checksums = places[present], rows[present], checksums[present]
+            unpack = attempt.target.unpack
+            await self._jobs.run(unpack, sample_ids[places], slots[places], rows, checksums, nbytes=rows.nbytes)
+            attempt.done[places] = True
+            attempt.progress(len(places))
+            if former.holders[rank][0] != self._worker.address:
+                self.received_bytes += rows.nbytes + checksums.nbytes
+
+        async def read_all(rank: int, queue: deque[Samples]) -> None:
+            while True:
+                async with self._window:
+                    if not queue or rank in self._unable or attempt.stopped:
+                        return
+                    places = left[queue.popleft()]
+                    try:
+                        await read(rank, places)
+                    except (OSError, DShuffleError) as error:
+                        if rank not in self._unable and not attempt.stopped:
+                            self._unable.add(rank)
+                            reason = f"{type(error).__name__}: {error}"
+                            logger.warning("dshuffle: rows of %s are read from the dataset (%s)", name_of(rank), reason)
+
+        # No holder that hangs takes the whole window, and none packs many messages at a time.
+        await _all_of([read_all(*item) for _ in range(IN_FLIGHT) for item in messages.items()], attempt)
+
+    def _former_messages(self, former: PartitionSources, sample_ids: Samples) -> dict[int, deque[Samples]]:
+        """Holder -> places of the samples of each message. Every worker has another order of holders."""
+        holders = sorted(former.holders)
+        if former.shuffle is None:
+            [rank] = holders
+            places = {rank: np.arange(len(sample_ids))}
+        else:
+            ranks = self._look_up(former.shuffle, former.epoch)(sample_ids)
+            order, offsets = group_by(ranks, former.shuffle.n_workers)
+            places = {rank: order[offsets[rank] : offsets[rank + 1]] for rank in holders}
+        at_most = rows_per_message(self._dataset.row_nbytes, min(MESSAGE_BYTES, self._settings.message_bytes))
+        first = zlib.crc32(self._worker.address.encode()) % max(1, len(holders))
+        return {rank: deque(_cut(places[rank], at_most)) for rank in (*holders[first:], *holders[:first])}
+
+    def _look_up(self, shuffle: ShuffleSpec, epoch: int) -> Callable[[Samples], NDArray[np.int32]]:
+        """What tells the ranks of samples. If all of them have to be planned for that, this is done once."""
+        with self._looking_up:
+            if self._ranks_of is None:
+                shuffle = with_data(shuffle, self._dataset)
+                self._ranks_of = shuffle.ranks_at(epoch)
+            if self._ranks_of is None:
+                self._ranks_of = workers_of(shuffle, epoch, np.arange(shuffle.n_samples)).__getitem__
+            return self._ranks_of
+
+    async def _ask_former(
+        self, attempt: _Attempt, former: PartitionSources, rank: int, sample_ids: Samples
+    ) -> RowsReply:
+        address, session_id = former.holders[rank]
+        if address == self._worker.address:
+            assert self._rows_here is not None
+            return await self._rows_here(session_id, former.epoch, sample_ids)
+
+        async def request() -> RowsReply:
+            asking = request_rows(self._worker, address, session_id, former.epoch, sample_ids)
+            fields = unwrap(await within(self._limit, asking), address)
+            return await received(self._worker, rows_from_fields(fields, address))
+
+        return await self._until(attempt, _Reader(address, deque(), 0), address, request())
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """The arguments of :meth:`Loader.bring`, and whether a part of it has failed."""
+
+    load: Load
+    target: Target
+    sample_ids: Samples
+    slots: Samples
+    stop: Stop
+    done: NDArray[np.bool_]
+    progress: Callable[[int], None]
+    failed: bool = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the rows are no longer wanted, or cannot all be brought."""
+        return self.failed or self.stop()
+
+
+async def _all_of(work: Sequence[Awaitable[None]], attempt: _Attempt) -> None:
+    """Run all at a time. The first error ends the others, and is raised when none of them writes to slots any more."""
+
+    async def run(part: Awaitable[None]) -> None:
+        try:
+            await part
+        except BaseException:
+            attempt.failed = True
+            raise
+
+    errors = [error for error in await asyncio.gather(*map(run, work), return_exceptions=True) if error is not None]
+    # Parts that were stopped raise ExchangeError; what stopped them says more.
+    for error in sorted(errors, key=lambda error: isinstance(error, ExchangeError)):
+        raise error
+
+
+def _cut(places: Samples, at_most: int) -> list[Samples]:
+    return [places[first : first + at_most] for first in range(0, len(places), at_most)]
+
+
+def readers_of(addresses: Mapping[int, str], without: Collection[int] = ()) -> tuple[str, ...]:
+    """Addresses of the participants that read the store: all ranks but some, or the server if no other one is left."""
+    ranks = sorted(rank for rank in addresses if rank >= 0 and rank not in without)
+    return tuple(addresses[rank] for rank in ranks) or tuple(addresses.values())

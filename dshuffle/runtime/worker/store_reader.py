@@ -1,0 +1,213 @@
+"""Reads the blocks of the store that are this worker's to read, once for all workers that need rows of them."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.messages import MIB
+from dshuffle.exchange.replies import Later, RowsReply
+from dshuffle.store.row_blocks import Block, RowBlocks
+
+READING_NBYTES = 64 * MIB
+"""Bytes of blocks in memory."""
+
+READING_COST = 3
+"""How often a block counts while it is read: stored, decoded, and as rows."""
+
+ANSWER_AFTER = 10.0
+"""Seconds after which a request that has to wait is answered with :class:`.Later`, so that it is made again."""
+
+ABANDONED_AFTER = 2.0
+"""Seconds after which a block makes room although a worker may still come for it."""
+
+MOST_LOADS = 4
+"""Loads whose blocks are kept apart. Older ones have ended, or were begun again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """Who has said what it needs, and block -> workers that have not fetched their rows yet."""
+
+    owners: set[int] = field(default_factory=set)
+    waiting: dict[int, set[int]] = field(default_factory=dict)
+    ahead: list[int] = field(default_factory=list)  # blocks to be read, ascending
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A block in memory, or being read."""
+
+    future: asyncio.Future[Block]
+    nbytes: int
+    used: float
+
+
+class StoreReader:
+    """What one worker reads of the store in a session.
+
+    Blocks are read in ascending order, ahead of the requests for their rows, as far as memory allows. A block is
+    dropped once every worker of the load has fetched its rows. Rows that no load announces, such as those of a slow
+    sender, are read on request, and stay for a moment in case other workers need rows of the same block.
+
+    Parameters
+    ----------
+    blocks
+        The blocks of the dataset.
+    reading, jobs
+        Threads that read, and threads that copy rows.
+    """
+
+    def __init__(self, blocks: RowBlocks, reading: JobQueue, jobs: JobQueue) -> None:
+        self.sent_bytes = 0
+        self._blocks = blocks
+        self._reading = reading
+        self._jobs = jobs
+        self._loads: dict[str, _Load] = {}
+        self._held: dict[int, _Held] = {}
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def clear(self) -> None:
+        """Drop all blocks, because a load has ended."""
+        self._loads.clear()
+        self._held.clear()
+        self._wake()
+
+    def close(self) -> None:
+        """Drop all blocks, and read no more."""
+        self._closed = True
+        self.clear()
+
+    def announce(self, load: str, owner: int, blocks: Sequence[int]) -> None:
+        """Note that a worker will fetch rows of these blocks. The blocks are ascending."""
+        if load not in self._loads:
+            for oldest in list(self._loads)[: len(self._loads) - MOST_LOADS + 1]:
+                del self._loads[oldest]
+            self._loads[load] = _Load()
+        known = self._loads[load]
+        known.owners.add(owner)
+        for block in blocks:
+            if block not in known.waiting:
+                known.waiting[block] = set()
+                bisect.insort(known.ahead, block)
+            known.waiting[block].add(owner)
+        self._read_ahead()
+
+    async def rows(
+        self, load: str, owner: int, n_owners: int, block: int, places: NDArray[np.uint32]
+    ) -> RowsReply | Later:
+        """Rows of a block, for a worker.
+
+        Parameters
+        ----------
+        load, owner, n_owners
+            The load, the participant that fetches rows, and how many participants will have announced what they need.
+        block, places
+            The block, and the rows, counted from its first one.
+
+        Raises
+        ------
+        DatasetError
+            If the block cannot be read.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ANSWER_AFTER
+        while (held := self._held.get(block)) is None:
+            if not self._closed and self._has_room(block):
+                held = self._read(block)
+                break
+            if self._closed or loop.time() >= deadline:
+                return Later()
+            await self._until_changed(min(ABANDONED_AFTER, deadline - loop.time()))
+        held.used = loop.time()
+        if not held.future.done():
+            await asyncio.wait([held.future], timeout=max(0.0, deadline - loop.time()))
+        if not held.future.done():
+            return Later()
+        items = self._blocks.first_item(block) + places.astype(np.int64)
+        data = held.future.result()
+        rows, checksums = await self._jobs.run(data.gather, items, nbytes=len(items) * data.rows.shape[1])
+        self._fetched(load, owner, n_owners, block)
+        return RowsReply(rows, checksums)
+
+    def _fetched(self, load: str, owner: int, n_owners: int, block: int) -> None:
+        known = self._loads.get(load)
+        if known is None or block not in known.waiting:
+            asyncio.get_running_loop().call_later(ABANDONED_AFTER, self._drop_idle, block)
+            return
+        known.waiting[block].discard(owner)
+        if not known.waiting[block] and len(known.owners) >= n_owners:
+            self._drop(block)
+
+    def _drop(self, block: int) -> None:
+        if self._held.pop(block, None) is not None:
+            self._wake()
+            self._read_ahead()
+
+    def _drop_idle(self, block: int) -> None:
+        """Drop a block that was read on request, unless it was used in the meantime."""
+        held = self._held.get(block)
+        if held is not None and asyncio.get_running_loop().time() >= held.used + ABANDONED_AFTER:
+            self._drop(block)
+
+    def _read_ahead(self) -> None:
+        for known in self._loads.values():
+            while known.ahead and not self._closed:
+                block = known.ahead[0]
+                if block not in self._held:
+                    if not self._has_room(block):
+                        return
+                    self._read(block)
+                del known.ahead[0]
+
+    def _read(self, block: int) -> _Held:
+        loop = asyncio.get_running_loop()
+        nbytes = self._blocks.nbytes(block)
+        future = self._reading.run(self._blocks.read, block, lambda: self._closed)
+        held = self._held[block] = _Held(future, READING_COST * nbytes, loop.time())
+
+        def read(future: asyncio.Future[Block]) -> None:
+            held.nbytes = nbytes
+            failed = future.cancelled() or future.exception() is not None
+            if failed and self._held.get(block) is held:  # another request tries again
+                del self._held[block]
+            self._wake()
+            if not self._closed:
+                self._read_ahead()
+
+        future.add_done_callback(read)
+        return held
+
+    def _has_room(self, block: int) -> bool:
+        """Whether a block may be read now; blocks that nobody waits for make room."""
+        now, needed = asyncio.get_running_loop().time(), READING_COST * self._blocks.nbytes(block)
+
+        def fits() -> bool:
+            return not self._held or needed + sum(held.nbytes for held in self._held.values()) <= READING_NBYTES
+
+        if fits() or block < min(self._held):  # blocks are fetched in ascending order, so this one is waited for
+            return True
+        awaited = {number for known in self._loads.values() for number, owners in known.waiting.items() if owners}
+        for number, held in list(self._held.items()):
+            patience = 5 * ABANDONED_AFTER if number in awaited else ABANDONED_AFTER
+            if held.future.done() and now - held.used > patience:
+                del self._held[number]
+                if fits():
+                    return True
+        return False
+
+    async def _until_changed(self, seconds: float) -> None:
+        waiting = asyncio.ensure_future(self._changed.wait())
+        await asyncio.wait([waiting], timeout=max(0.0, seconds))
+        waiting.cancel()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

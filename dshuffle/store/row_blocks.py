@@ -1,0 +1,280 @@
+"""Blocks of consecutive stored rows, so that several processes can read a dataset together, and each chunk once.
+
+Every process that opens the dataset finds the same blocks. A block consists of whole chunks of a few arrays. Arrays
+whose chunks hold many more rows than those of others, such as labels, are in blocks of their own. Rows are stored rows
+here, or the patches that they are divided into: a sample that is a window consists of several of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.rows import ByteMatrix, Checksums, checksum_rows, gather_rows
+from dshuffle.store.dataset import Dataset
+from dshuffle.store.scatter import scatter_rows
+from dshuffle.store.stored_array import StoredArray
+from dshuffle.store.view import View
+
+LARGEST_BLOCK, SMALLEST_BLOCK = 8 << 20, 256 << 10
+"""Bytes of the rows of a block, if chunks are small enough."""
+
+BLOCKS_PER_READER = 8
+"""Blocks that each reader has at least, if they are not too small. Rows are sent while others are read."""
+
+Samples = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Rows of a block: ``(k,)`` their numbers, ascending, and their bytes and checksums."""
+
+    items: Samples
+    rows: ByteMatrix
+    checksums: Checksums
+
+    def gather(self, items: Samples) -> tuple[ByteMatrix, Checksums]:
+        """Rows and checksums of some of these rows."""
+        whole = len(self.items) and self.items[-1] - self.items[0] + 1 == len(self.items)
+        places = items - self.items[0] if whole else np.searchsorted(self.items, items)
+        rows = np.empty((len(places), self.rows.shape[1]), np.uint8)
+        gather_rows(self.rows, places, rows)
+        return rows, self.checksums[places]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """Where an array is in a row of its group, and in a row of the dataset, of which it may be several parts."""
+
+    begin: int
+    nbytes: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Arrays that are read together.
+
+    Parameters
+    ----------
+    rows
+        These arrays as a dataset of all rows.
+    samples
+        These arrays as a part of the dataset, for reading them without the others into its rows.
+    step, first, n_blocks
+        Rows of a block, the number of the first block, and how many there are.
+    window
+        Distances of the rows of a sample from its anchor.
+    columns
+        Where each array is.
+    is_single
+        Whether a chunk has a single row.
+    """
+
+    rows: Dataset
+    samples: Dataset
+    step: int
+    first: int
+    n_blocks: int
+    window: tuple[int, ...]
+    columns: tuple[Column, ...]
+    is_single: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """Rows of one block that a process needs: which of its samples, which part of each, and the number of each row."""
+
+    group: Group
+    block: int
+    places: Samples
+    parts: Samples | None
+    items: Samples
+
+
+class RowBlocks:
+    """The blocks of a dataset.
+
+    Parameters
+    ----------
+    dataset
+        The dataset.
+    n_readers
+        Number of processes that read it together.
+    chunk_rows
+        Samples that always go to one process, if that is a number of chunks; they are one block then.
+    """
+
+    def __init__(self, dataset: Dataset, n_readers: int, chunk_rows: int = 1) -> None:
+        self.dataset = dataset
+        self._view = view = dataset._view
+        stored = sum(source.row_nbytes for source in dataset._sources.values()) * view.n_rows
+        target = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, stored // (BLOCKS_PER_READER * n_readers)))
+        self.groups: list[Group] = []
+        for names, unit in _grouped(dataset):
+            self._add(names, unit, target, chunk_rows)
+        self.n_blocks = sum(group.n_blocks for group in self.groups)
+        self.is_whole = len(self.groups) == 1 and view.windows is None
+        """Whether the rows of blocks are rows of the dataset, with the same checksums."""
+
+    def _add(self, names: list[str], unit: int, target: int, chunk_rows: int) -> None:
+        dataset, view = self.dataset, self._view
+        sources = {name: dataset._sources[name] for name in names}
+        samples = dataclasses.replace(dataset, _sources=sources)
+        rows = samples._seen_as(View(view.n_rows, None, view.patches, None))
+        row_nbytes = max(1, rows.layout.nbytes * view.n_patches)
+        if any(info.shard_rows for info in rows.arrays.values()):  # the index of a shard is read with every block
+            target = LARGEST_BLOCK
+        step = max(1, target // row_nbytes // unit) * unit
+        if view.is_whole and chunk_rows > 1 and chunk_rows % unit == 0:
+            step = chunk_rows
+        inner, outer = rows.layout.dtype.fields, dataset.layout.dtype.fields
+        assert inner is not None
+        assert outer is not None
+        columns = tuple(Column(inner[name][1], inner[name][0].itemsize, outer[name][1]) for name in names)
+        n_blocks, first = -(-view.n_rows // step), sum(group.n_blocks for group in self.groups)
+        window, single = view.window(names[0]), all(info.chunk_rows == 1 for info in rows.arrays.values())
+        step *= view.n_patches
+        self.groups.append(Group(rows, samples, step, first, n_blocks, window, columns, single))
+
+    def group_of(self, block: int) -> Group:
+        """The arrays of a block."""
+        return next(group for group in self.groups if block < group.first + group.n_blocks)
+
+    def nbytes(self, block: int) -> int:
+        """Bytes of the rows of a block."""
+        group = self.group_of(block)
+        return min(group.step, self._view.n_items) * (group.rows.layout.nbytes + 4)
+
+    @property
+    def largest_nbytes(self) -> int:
+        """Bytes of the rows of the largest block."""
+        return max(self.nbytes(group.first) for group in self.groups)
+
+    def read(self, block: int, stop: Callable[[], bool]) -> Block:
+        """Read the rows of a block that samples consist of.
+
+        Raises
+        ------
+        DatasetError
+            If a chunk cannot be read, or ``stop`` returns true.
+        """
+        group = self.group_of(block)
+        items = self._items_in(group, block)
+        rows = group.rows.layout.empty(len(items))
+        group.rows.read_into(rows, np.arange(len(items)), items, memory_budget=2 * LARGEST_BLOCK, stop=stop)
+        return Block(items, rows, checksum_rows(rows, self._numbers(items)))
+
+    def requests(self, samples: Samples, *, alone: bool) -> tuple[list[Request], list[tuple[Group, Samples]]]:
+        """What a process needs for its samples.
+
+        Parameters
+        ----------
+        samples
+            ``(m,)`` samples.
+        alone
+            Whether each sample goes to one process only. Blocks that go to this process as a whole need no other one.
+
+        Returns
+        -------
+        requests : list
+            In the order of the blocks.
+        direct : list
+            Arrays, and places in ``samples`` whose rows of these arrays this process can read by itself.
+        """
+        requests: list[Request] = []
+        direct: list[tuple[Group, Samples]] = []
+        anchors = self._view.items(samples)
+        for group in self.groups:
+            distances = np.array(group.window, np.int64) * self._view.n_patches
+            items = (anchors[:, None] + distances).reshape(-1)
+            numbers = items // group.step
+            order = np.argsort(numbers, kind="stable")
+            counts = np.bincount(numbers, minlength=group.n_blocks)
+            ends = np.cumsum(counts)
+            is_own = np.zeros(group.n_blocks, np.bool_)
+            if alone and self._view.windows is None:
+                is_own = (counts > 0) & (group.is_single | (counts == self._block_sizes(group)))
+            if is_own.any():
+                direct.append((group, order[np.repeat(is_own, counts)]))
+            for block in np.flatnonzero((counts > 0) & ~is_own).tolist():
+                which = order[ends[block] - counts[block] : ends[block]]
+                parts = which % len(distances) if len(distances) > 1 else None
+                places = which // len(distances) if len(distances) > 1 else which
+                requests.append(Request(group, group.first + block, places, parts, items[which]))
+        return requests, direct
+
+    def first_item(self, block: int) -> int:
+        """Number of the first row of a block; messages count from it."""
+        group = self.group_of(block)
+        return (block - group.first) * group.step
+
+    def is_intact(self, request: Request, rows: ByteMatrix, checksums: Checksums) -> bool:
+        """Whether rows that were requested have the length and the checksums that they should have."""
+        shape = len(request.items), request.group.rows.layout.nbytes
+        return rows.shape == shape and np.array_equal(checksum_rows(rows, self._numbers(request.items)), checksums)
+
+    def place(self, request: Request, rows: ByteMatrix, target: ByteMatrix, slots: Samples) -> None:
+        """Copy requested rows to their parts of rows of the dataset; ``slots`` are those of ``request.places``."""
+        flat, items = target.reshape(-1), np.arange(len(rows))
+        for column in request.group.columns:
+            places = slots * target.shape[1] + column.target
+            if request.parts is not None:
+                places += request.parts * column.nbytes
+            scatter_rows(
+                np.ascontiguousarray(rows[:, column.begin : column.begin + column.nbytes]), items, 0, flat, places
+            )
+
+    def _numbers(self, items: Samples) -> Samples:
+        """What checksums depend on beside the bytes: samples, if blocks have whole rows."""
+        ids = self._view._ids
+        return np.searchsorted(ids, items) if self.is_whole and ids is not None else items
+
+    def _items_in(self, group: Group, block: int) -> Samples:
+        first = (block - group.first) * group.step
+        last = min(first + group.step, self._view.n_items)
+        if self._view._ids is None:
+            return np.arange(first, last)
+        ids, parts = self._view._ids, []
+        for distance in group.window:
+            offset = self._view._before + distance * self._view.n_patches
+            low, high = np.searchsorted(ids, [first - offset, last - offset])
+            parts.append(ids[low:high] + offset)
+        return np.unique(np.concatenate(parts)) if len(parts) > 1 else parts[0]
+
+    def _block_sizes(self, group: Group) -> NDArray[np.int64]:
+        """How many samples each block of a group has."""
+        bounds = np.minimum(np.arange(group.n_blocks + 1) * group.step, self._view.n_items)
+        ids = self._view._ids
+        return np.diff(bounds if ids is None else np.searchsorted(ids, bounds))
+
+
+def _grouped(dataset: Dataset) -> list[tuple[list[str], int]]:
+    """Names of arrays whose chunks fit together, and the rows of their smallest blocks."""
+    view = dataset._view
+
+    def size(source: StoredArray) -> int:
+        return source.row_nbytes
+
+    groups: list[tuple[list[str], int]] = []
+    nbytes: list[int] = []
+    sources = sorted(dataset._sources.values(), key=lambda source: (-size(source), source.name))
+    for source in sources:
+        rows = min(source.info.chunk_rows, view.n_rows)
+        for at, (names, unit) in enumerate(groups):
+            fits = unit % rows == 0 or rows % unit == 0
+            new_unit = max(unit, rows)
+            grown = new_unit * (nbytes[at] + size(source))
+            small = grown <= LARGEST_BLOCK or (new_unit == unit and 8 * size(source) <= nbytes[at])
+            if fits and small and view.window(names[0]) == view.window(source.name):
+                names.append(source.name)
+                groups[at], nbytes[at] = (names, new_unit), nbytes[at] + size(source)
+                break
+        else:
+            groups.append(([source.name], rows))
+            nbytes.append(size(source))
+    return groups

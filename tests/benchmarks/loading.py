@@ -1,0 +1,133 @@
+"""Loading first partitions: bytes from the store, and seconds, beside another revision.
+
+    python tests/benchmarks/loading.py [--before REVISION] [--repeats 3] [--mib 256]
+
+Two settings. "emulated": 8 workers in one process, links of 100 Mbit/s, a store of 400 Mbit/s for all workers together,
+64 MiB in chunks of 1 MiB. "host": 8 processes on this machine without emulation, with contiguous sharding and
+uncompressed chunks, and with random sharding and chunks compressed with zstd. The times are from the first epoch's
+records: from the order to begin until all workers have their rows. The last line of the output is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import zarr
+from distributed import Client, LocalCluster
+
+from dshuffle import Shuffler, create_dataset, open_dataset
+
+MIB = 2**20
+LINK, STORE = 100e6 / 8, 400e6 / 8
+EMULATED_NBYTES = 64 * MIB
+
+
+def stored_nbytes(url: str) -> int:
+    """Bytes of the stored chunks of a dataset."""
+    return sum(path.stat().st_size for path in Path(url).glob("*/c/**/*") if path.is_file())
+
+
+def compressed(url: str, rows: np.ndarray) -> None:
+    """Write rows as a group with zstd, as other programs do."""
+    group = zarr.create_group(url)
+    array = group.create_array(
+        "x",
+        shape=rows.shape,
+        dtype=rows.dtype,
+        chunks=(1024, rows.shape[1]),
+        compressors=zarr.codecs.ZstdCodec(level=1),
+    )
+    array[:] = rows
+
+
+def loaded(client: Client, dataset: Any, repeats: int, **choices: Any) -> tuple[float, float]:
+    """Median seconds of a first load, and bytes from the store."""
+    seconds, nbytes = [], 0
+    for _ in range(repeats):
+        with Shuffler(client, dataset, **choices) as shuffler:
+            next(shuffler.epochs(1))
+        record = shuffler.records[0]
+        seconds.append(record.exchange_seconds)
+        nbytes = record.store_bytes
+    return statistics.median(seconds), nbytes
+
+
+def measure(folder: str, repeats: int) -> dict[str, float]:
+    """Measure the package that is imported here."""
+    options = {"n_workers": 8, "threads_per_worker": 1, "dashboard_address": None}
+    emulated = open_dataset(f"{folder}/emulated.zarr")
+    stored = stored_nbytes(f"{folder}/emulated.zarr")
+    results = {}
+    rates = {"dshuffle.emulated-links": "100mbit", "dshuffle.emulated-store": "400mbit"}
+    with (
+        dask.config.set(rates),
+        LocalCluster(processes=False, memory_limit=0, **options) as cluster,
+        Client(cluster) as client,
+    ):
+        seconds, nbytes = loaded(client, emulated, 1, assignment="global")
+        results |= {"emulated seconds": seconds, "emulated bytes": nbytes / stored}
+    with LocalCluster(processes=True, **options) as cluster, Client(cluster) as client:
+        contiguous = {"assignment": "global", "sharding": "contiguous"}
+        for name, choices in (("plain", contiguous), ("zstd", {"assignment": "global"})):
+            dataset = open_dataset(f"{folder}/{name}.zarr")
+            loaded(client, dataset, 1, **choices)  # compiles, and fills the page cache
+            seconds, nbytes = loaded(client, dataset, repeats, **choices)
+            stored = stored_nbytes(f"{folder}/{name}.zarr")
+            results |= {f"{name} seconds": seconds, f"{name} bytes": nbytes / stored}
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", help="revision to compare with")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(options.measure, options.repeats)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        rng = np.random.default_rng(0)
+        rows = rng.integers(0, 256, (EMULATED_NBYTES // 1024, 1024), dtype=np.uint8)
+        create_dataset(f"{folder}/emulated.zarr", {"x": rows}, chunk_rows=1024)
+        rows = rng.integers(0, 256, (options.mib * MIB // 1024, 1024), dtype=np.uint8)
+        create_dataset(f"{folder}/plain.zarr", {"x": rows}, chunk_rows=1024)
+        compressed(f"{folder}/zstd.zarr", rows % 8)
+        results = {}
+        for revision in filter(None, (options.before, "this")):
+            path = str(Path(__file__).parents[2])
+            if revision != "this":
+                path = f"{folder}/{revision}"
+                os.mkdir(path)
+                root = str(Path(__file__).parents[2])
+                archive = subprocess.run(
+                    ["git", "-C", root, "archive", revision, "dshuffle"], check=True, stdout=subprocess.PIPE
+                )
+                subprocess.run(["tar", "-x", "-C", path], input=archive.stdout, check=True)
+            command = [sys.executable, __file__, "--measure", folder, "--repeats", str(options.repeats)]
+            environment = {**os.environ, "PYTHONPATH": path}
+            ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
+            if ran.returncode:
+                sys.exit(ran.stderr)
+            results[revision] = json.loads(ran.stdout.splitlines()[-1])
+        bound = max(EMULATED_NBYTES / STORE, 7 / 8 * EMULATED_NBYTES / 8 / LINK)
+        for name in results["this"]:
+            figures = "  ".join(f"{revision} {found[name]:8.3f}" for revision, found in results.items())
+            print(f"{name:18} {figures}")
+        print(f"emulated bound: {bound:.2f} s, times the bound: {results['this']['emulated seconds'] / bound:.2f}")
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
