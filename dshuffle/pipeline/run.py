@@ -215,7 +215,8 @@ def train(
     write
         Writes the report, if one is wanted, before the cluster is closed; None to leave that to the caller.
     """
-    dataset = pipeline.checked()
+    whole = pipeline.checked()
+    training, dataset = pipeline.training.on(whole, pipeline.ways[0].choices.seed)
     prepared = n_preparations(pipeline, outlook)
     total, done = prepared + len(pipeline.ways) * pipeline.training.epochs, 0
 
@@ -243,14 +244,14 @@ def train(
             choice = pipeline.options.choice
             if outlook is None:
                 say("reading some rows of the dataset")
-                outlook = Outlook.of(dataset, pipeline.training, pipeline.ways, count_training_workers(client, choice))
+                outlook = Outlook.of(dataset, training, pipeline.ways, count_training_workers(client, choice))
                 outlook.tell()
                 done += 1
             say("measuring the cluster")
             measured = measure_workers(client, choice, dataset, seconds=MEASURING_SECONDS).cluster
             done += 1
             say("loading code on the workers")
-            _warm_up(pipeline, client, pipeline.ways[-1].dataset(dataset))
+            _warm_up(pipeline, training, client, pipeline.ways[-1].dataset(dataset))
             done += 1
         shufflers: list[Shuffler] = []
         reported: dict[str, dict[int, TrainingPoint]] = {way.label: {} for way in pipeline.ways}
@@ -263,7 +264,7 @@ def train(
                 done = before + point.epoch + 1  # a run that continues does not begin with the first epoch
                 say(way.label)
 
-            value, shuffler = _train(pipeline, client, way.dataset(dataset), way, on_epoch)
+            value, shuffler = _train(pipeline, training, client, way.dataset(dataset), way, on_epoch)
             points = tuple(reported[way.label].values())
             results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers, reported=points))
             shufflers.append(shuffler)
@@ -274,8 +275,8 @@ def train(
                 metric_of(value, pipeline.test.metric)  # now, and not after all ways
         if pipeline.test is not None:
             timed = [(way, result.records) for way, result in zip(pipeline.ways, results, strict=True)]
-            pairs = pairs_of(client, dataset, pipeline.test, pipeline.training, pipeline.options, timed, check, count)
-            results = [dataclasses.replace(result, pairs=pairs.get(result.label)) for result in results]
+            tested = pairs_of(client, whole, pipeline.test, pipeline.training, pipeline.options, timed, check, count)
+            results = [dataclasses.replace(result, pairs=tested.get(result.label)) for result in results]
         comparison, page = None, None
         if pipeline.report is not None and outlook is not None and _has_trained(results):
             target = pipeline.training.arrays.get("target")
@@ -283,20 +284,20 @@ def train(
             compared: list[WayResult] = []
             for way, result, shuffler in zip(pipeline.ways, results, shufflers, strict=True):
                 of_way = quality if way.copy is None else QualityOfWays(way.copy, target, in_random_order=True)
-                compared.append(
-                    result_of(way, shuffler, result.points, measured=measured, quality=of_way, pairs=result.pairs)
-                )
+                pairs = {} if result.pairs is None else {training.averages: result.pairs}
+                compared.append(result_of(way, shuffler, result.points, measured=measured, quality=of_way, pairs=pairs))
             comparison = comparison_of(
                 client,
                 dataset,
                 compared,
                 quality=quality,
-                settings=pipeline.training.facts,
+                settings=training.facts,
                 command=_command(),
                 error_meaning=pipeline.training.error_meaning,
                 stored_at_random=outlook.stored_at_random,
                 outlook=outlook.sentences,
                 error_at_start=pipeline.training.error_at_start,
+                averages=training.averages,
             )
             page = None if write is None else write(comparison)
     return PipelineResult(tuple(results), page, comparison)
@@ -311,13 +312,18 @@ def _has_trained(results: Sequence[TrainedWay]) -> bool:
 
 
 def _train(
-    pipeline: Runnable, client: Client, dataset: Dataset, way: Way, on_epoch: Callable[[TrainingPoint], None]
+    pipeline: Runnable,
+    training: Training,
+    client: Client,
+    dataset: Dataset,
+    way: Way,
+    on_epoch: Callable[[TrainingPoint], None],
 ) -> tuple[Any, Shuffler]:
     """Train with one way, and return what the training returned, and the closed shuffler."""
     options = {**way.choices.keywords(), **pipeline.options.keywords()}
     if pipeline.checkpoint is None:
         with Shuffler(client, dataset, **options) as shuffler:
-            return pipeline.training.run(shuffler, on_epoch), shuffler
+            return training.run(shuffler, on_epoch), shuffler
 
     def train(shuffler: Shuffler) -> tuple[Any, Shuffler]:
         if 0 < shuffler.next_epoch < pipeline.training.epochs:
@@ -330,7 +336,7 @@ def _train(
                 "(Shuffler.attach), or load it in the function that trains.",
                 shuffler.next_epoch,
             )
-        return pipeline.training.run(shuffler, on_epoch), shuffler
+        return training.run(shuffler, on_epoch), shuffler
 
     workers, patience = pipeline.cluster.awaited
     return retrying(
@@ -378,13 +384,12 @@ def _load_error(pickled: bytes) -> str:
     return ""
 
 
-def _warm_up(pipeline: Runnable, client: Client, dataset: Dataset) -> None:
+def _warm_up(pipeline: Runnable, training: Training, client: Client, dataset: Dataset) -> None:
     """Run two epochs, so that the first way does not pay for loading code and opening connections.
 
     A trainer of dshuffle trains in them. A function of the user, which may do other things as well, is only sent to the
     workers.
     """
-    training = pipeline.training
     with Shuffler(client, dataset, **pipeline.ways[-1].choices.keywords(), **pipeline.options.keywords()) as shuffler:
         if training.is_trainer:
             training.with_epochs(WARM_UP_EPOCHS).run(shuffler, lambda _: None)
