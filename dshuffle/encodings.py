@@ -91,7 +91,7 @@ class Encoding:
 
     Parameters
     ----------
-    dtype
+    numbers
         Dtype of the values before they are dates or durations: floats for scaled numbers, ``"?"`` for booleans.
     scale, offset
         A number is the stored number times ``scale`` plus ``offset``.
@@ -142,14 +142,11 @@ class Encoding:
         for number in self.missing:
             absent |= values == np.asarray(number)  # in full precision, unlike a comparison with a Python float
         if self.scale is not None:
-            if (
-                values.dtype.kind in "iu"
-                and (wide := np.abs(values * float(self.scale)) >= np.iinfo(values.dtype).max).any()
-            ):
-                reason = (
-                    f"array {name!r} has the value {values[wide].flat[0]}, and times scale_factor={self.scale} it is"
-                )
-                raise DatasetError(f"{reason} beyond {values.dtype}{ADVICE}")
+            if values.dtype.kind in "iu":
+                beyond = np.abs(values * float(self.scale)) >= np.iinfo(values.dtype).max
+                if beyond.any():
+                    said = f"array {name!r} has the value {values[beyond].flat[0]}, and times scale_factor={self.scale}"
+                    raise DatasetError(f"{said} it is beyond {values.dtype}{ADVICE}")
             values *= self.scale
         if self.offset is not None:
             values += self.offset

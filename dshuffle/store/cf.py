@@ -117,12 +117,9 @@ def encoding_of(array: Array[Any], attributes: Mapping[str, Any]) -> tuple[Encod
         xarray = importlib.import_module("xarray")
     except ImportError:
         return None, "xarray, which knows what its attributes mean, is not installed (pip install 'dshuffle[xarray]')"
-    sample = _decoded(
-        xarray, np.zeros(1, dtype), {name: attributes[name] for name in attributes if name == "_Unsigned"}
-    )
-    if (
-        dtype.kind == "f" or sample.dtype != dtype
-    ):  # fill values are as they are stored, missing values as they are read
+    signed = {"_Unsigned": attributes["_Unsigned"]} if "_Unsigned" in attributes else {}
+    sample = _decoded(xarray, np.zeros(1, dtype), signed)
+    if dtype.kind == "f" or sample.dtype != dtype:  # fills are as they are stored, missing values as they are read
         fills = np.array(fills).astype(dtype).view(sample.dtype).tolist()
     absent = tuple(sorted({*fills, *missing}))
     if absent and "scale_factor" in packing:  # integers have no NaN
@@ -153,22 +150,19 @@ def _times(xarray: Any, attributes: Mapping[str, Any], floats: bool) -> tuple[Ti
             times = np.array([first, first + step], np.int64).view("M8[us]")
     except Exception as error:
         return None, f"xarray cannot decode numbers in {units!r} ({str(error.__cause__ or error)[:100]})"
-    kind, resolution = times.dtype.kind, str(np.datetime_data(times.dtype)[0]) if times.dtype.kind in "mM" else ""
-    if kind == "O":
+    if times.dtype.kind == "O":
         return None, f"its calendar is {calendar!r}, which has other dates than NumPy"
-    if not isinstance(units, str) or not resolution:
-        return (
-            None,
-            f"its units are {units!r}, which are durations in xarray only with dtype='timedelta64[...]' and {LONG}",
-        )
+    if times.dtype.kind not in "mM" or not isinstance(units, str):
+        return None, f"its units are {units!r}, which are durations only with dtype='timedelta64[...]' and {LONG}"
     # Units with short names are left to cftime by xarray, which makes nanoseconds of other floats.
     is_long = units.partition(" since ")[0].strip().lower().removesuffix("s") + "s" in LONG
+    resolution = np.datetime_data(times.dtype)[0]
     finer = PER_SECOND["ns"] // PER_SECOND[resolution]
     since, then = times.view(np.int64).tolist()
     if floats and is_long and EARLIEST <= since * finer <= LATEST:
         since, then, resolution = since * finer, then * finer, "ns"
     step = then - since
-    if kind == "m":
+    if times.dtype.kind == "m":
         # xarray goes from seconds to milliseconds and on, as far as fractions remain.
         thousands = next(n for n in range(4) if 1_000**n >= min(step, 10**9)) if floats else 0
         return Times(f"m8[{resolution}]", (max(step // 1_000**thousands, 1), *(1_000,) * thousands), 0, units), ""

@@ -63,8 +63,9 @@ def write_sharding(
     >>> read_sharding(dataset, "mine")
     array([1, 0, 1, 0], dtype=int32)
     """
-    if not isinstance(name, str) or not name or {"/", ":"} & set(name) or name.startswith((".", "__")):
-        raise InvalidParameter.of("name", name, "a string without '/' and ':' that does not start with '.' or '__'")
+    if not isinstance(name, str) or not name or set("/\\:") & set(name) or name.startswith((".", "__")):
+        allowed = "a string without '/', '\\' and ':' that does not start with '.' or '__'"
+        raise InvalidParameter.of("name", name, allowed)
     dataset = as_dataset(dataset)
     if dataset.is_view:
         raise InvalidParameter.because(

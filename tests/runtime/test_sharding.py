@@ -94,7 +94,7 @@ def test_what_is_stored_stays_until_it_is_overwritten(labelled):
         read_sharding(labelled, "yours")
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "stratified:y", ".hidden", 3])
+@pytest.mark.parametrize("name", ["", "a/b", "a\\b", "stratified:y", ".hidden", 3])
 def test_names_that_cannot_be_stored(labelled, name):
     with pytest.raises(InvalidParameter, match="name="):
         write_sharding(labelled, name, np.zeros(1000))

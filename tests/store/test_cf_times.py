@@ -163,7 +163,7 @@ UNDECODED = [
     ({"units": "hours", "scale_factor": 0.5, "_FillValue": -99}, r"only with dtype='timedelta64\[...\]'"),
     (
         {"units": "h", "dtype": "timedelta64[ns]", "scale_factor": 0.5, "_FillValue": -99},
-        "durations in xarray only with",
+        "durations only with",
     ),
     (
         {"units": "days", "dtype": "timedelta64", "scale_factor": 0.5, "_FillValue": -99},
