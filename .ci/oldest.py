@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-EXTRAS = "jobqueue", "parquet", "s3"
+EXTRAS = "images", "jobqueue", "parquet", "s3", "xarray"
 
 
 def constraints(project: dict[str, Any]) -> list[str]:

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from numbers import Real
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import InvalidParameter
+
+Name = TypeVar("Name")
+Checked = TypeVar("Checked")
+
+
+def each(names: Iterable[Name], check: Callable[[Name], Checked]) -> dict[Name, Checked]:
+    """Return what ``check`` returns for each name, or raise one :class:`InvalidParameter` for all that are wrong."""
+    checked: dict[Name, Checked] = {}
+    errors: list[InvalidParameter] = []
+    for name in names:
+        try:
+            checked[name] = check(name)
+        except InvalidParameter as error:
+            errors.append(error)
+    if errors:
+        raise InvalidParameter.of_all(errors)
+    return checked
 
 
 def as_integer(name: str, value: object, minimum: int | None = None, hint: str = "") -> int:

@@ -1,8 +1,9 @@
 """Links and stores of a chosen rate on any machine, without root: bytes wait as long as a link would take for them.
 
-Sample bytes between workers, the probes that measure links, and chunks of the store wait. Small messages, such as those
-of Dask itself, do not. The rates are in Dask's configuration, as ``dshuffle.emulated-links`` and
-``dshuffle.emulated-store``, in every worker's process.
+Sample bytes between workers, the probes that measure links, and chunks of the store wait. Chunks pass the link into
+their worker as well, as they would pass its network card. Small messages, such as those of Dask itself, do not wait.
+The rates are in Dask's configuration, as ``dshuffle.emulated-links`` and ``dshuffle.emulated-store``, in every worker's
+process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from typing import Literal
 
 import dask
+from distributed import Worker
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.units import parse_rate
@@ -85,6 +87,18 @@ class EmulatedLink:
             await asyncio.sleep(end - time.monotonic())
 
 
+class EmulatedStore(EmulatedLink):
+    """A store of a fixed rate, from which bytes also pass the link into the only worker of this process."""
+
+    async def send(self, nbytes: int) -> float:
+        """Wait until some bytes have been read, and return the seconds in which they left the store."""
+        seconds = await super().send(nbytes)
+        addresses = [worker.address for worker in Worker._instances]
+        if len(addresses) == 1 and (link := emulated("links", f"into {addresses[0]}")) is not None:
+            await link.receive(nbytes, seconds)
+        return seconds
+
+
 def emulated(what: Literal["links", "store"], name: str = "") -> EmulatedLink | None:
     """The link of this name if links of this kind are emulated in this process, otherwise None.
 
@@ -113,7 +127,8 @@ def check_emulated_rates() -> None:
 
 @functools.cache
 def _link(what: str, name: str, rate: str) -> EmulatedLink:
-    return EmulatedLink(parse_rate(f"dshuffle.emulated-{what}", rate))
+    kind = EmulatedStore if what == "store" else EmulatedLink
+    return kind(parse_rate(f"dshuffle.emulated-{what}", rate))
 
 
 os.register_at_fork(after_in_child=_link.cache_clear)  # another thread may hold the lock of a link

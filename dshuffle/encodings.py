@@ -10,6 +10,7 @@ values are the same as in xarray.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,71 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import DatasetError
-from dshuffle.times import Times
+
+NAT = -(2**63)
+"""What NumPy stores for NaT, and xarray for a missing time in an array of integers."""
+
+LATEST = 2**63 - 1
+EARLIEST = NAT + 1
+
+ADVICE = ". Open the dataset with decode=False to get the stored numbers, or without this array"
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How the numbers of an array become dates or durations.
+
+    Parameters
+    ----------
+    dtype
+        Dtype of the values, such as ``"M8[us]"`` or ``"m8[ns]"``.
+    factors
+        A number times all of these is a count in units of ``dtype``. xarray multiplies floats in this order, which
+        decides about their last digit.
+    since
+        Origin of dates since 1970, in units of ``dtype``; 0 for durations.
+    units
+        The units as they are in the store, for errors.
+    earliest
+        First date that is allowed, in units of ``dtype`` since 1970.
+    """
+
+    dtype: str
+    factors: tuple[int, ...]
+    since: int
+    units: str
+    earliest: int = EARLIEST
+
+    def decode(self, numbers: NDArray[Any], absent: NDArray[np.bool_], name: str) -> NDArray[Any]:
+        """Return the dates or durations of numbers; NaN, the least int64, and absent numbers become NaT."""
+        missing = absent | (numbers == NAT)  # a packed NaT is a float
+        if numbers.dtype.kind == "f":
+            missing |= np.isnan(numbers)
+            counts = np.where(missing, 0, numbers).astype(np.float64)
+            with np.errstate(over="ignore"):
+                for factor in self.factors:
+                    counts *= factor
+            # xarray truncates nanoseconds. It leaves other resolutions to cftime, which rounds to microseconds.
+            (np.trunc if self.dtype.endswith("[ns]") else np.rint)(counts, out=counts)
+            fits = np.abs(counts) < 2.0**64
+            counts[~fits] = 0
+            high = np.floor(counts / 2.0**32)
+            values = (high.astype(np.int64) << 32) + (counts - high * 2.0**32).astype(np.int64) + self.since
+            fits &= np.abs(counts + self.since - values) < 2.0**63  # a count may wrap if its sum with the origin fits
+        else:
+            step = math.prod(self.factors)
+            fits = (numbers >= -((self.since - self.earliest) // step)) & (numbers <= (LATEST - self.since) // step)
+            values = np.where(fits, numbers, 0).astype(np.int64) * step + self.since
+        fits &= values >= self.earliest
+        fits |= missing
+        if not fits.all():
+            first, last = np.array([self.earliest, LATEST]).view(self.dtype)
+            raise DatasetError(
+                f"array {name!r} has the value {numbers[~fits].flat[0]} in {self.units!r}, but values of dtype "
+                f"{np.dtype(self.dtype)} lie between {first} and {last}{ADVICE}"
+            )
+        values[missing] = NAT
+        return values.view(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +92,7 @@ class Encoding:
     Parameters
     ----------
     dtype
-        Dtype of the values, as a string: floats for scaled numbers, ``"M8[us]"`` or ``"M8[ns]"`` for dates, ``"?"``.
+        Dtype of the values before they are dates or durations: floats for scaled numbers, ``"?"`` for booleans.
     scale, offset
         A number is the stored number times ``scale`` plus ``offset``.
     missing
@@ -43,27 +108,25 @@ class Encoding:
     >>> Encoding("<f4", scale=0.5, offset=10, missing=(-1,)).decode(np.array([0, 3, -1], "i2"), "x")
     array([10. , 11.5,  nan], dtype=float32)
     >>> hours = Times("M8[us]", (3_600_000_000,), 0, "hours since 1970-01-01")
-    >>> Encoding("M8[us]", missing=(-1,), times=hours).decode(np.array([25, -1]), "time")
+    >>> Encoding("int64", missing=(-1,), times=hours).decode(np.array([25, -1]), "time")
     array(['1970-01-02T01:00:00.000000',                        'NaT'],
           dtype='datetime64[us]')
     """
 
-    dtype: str
+    numbers: str
     scale: float | None = None
     offset: float | None = None
     missing: tuple[float, ...] = ()
     kind: str = ""
     times: Times | None = None
 
-    def decode(self, stored: NDArray[Any], name: str) -> NDArray[Any]:
-        """Return the values of stored numbers, as a new array of the same shape.
+    @property
+    def dtype(self) -> str:
+        """Dtype of the values."""
+        return self.numbers if self.times is None else self.times.dtype
 
-        Parameters
-        ----------
-        stored
-            The stored numbers.
-        name
-            Name of the array, for errors.
+    def decode(self, stored: NDArray[Any], name: str) -> NDArray[Any]:
+        """Return the values of stored numbers of the array ``name``, as a new array of the same shape.
 
         Raises
         ------
@@ -74,37 +137,24 @@ class Encoding:
             stored = stored.view(f"{stored.dtype.byteorder}{self.kind}{stored.dtype.itemsize}")
         # As in xarray, numbers are compared with the missing ones before they are scaled, but in the dtype of scaling.
         packed = self.scale is not None or self.offset is not None
-        numbers = self.dtype if self.times is None else self.times.numbers
-        values = stored.astype(numbers) if self.times is None or packed else stored
-        absent = self._absent(values)
+        values = stored.astype(self.numbers) if self.times is None or packed else stored
+        absent = np.zeros(values.shape, bool)
+        for number in self.missing:
+            absent |= values == np.asarray(number)  # in full precision, unlike a comparison with a Python float
         if self.scale is not None:
-            _check_product(values, self.scale, name)
+            if (
+                values.dtype.kind in "iu"
+                and (wide := np.abs(values * float(self.scale)) >= np.iinfo(values.dtype).max).any()
+            ):
+                reason = (
+                    f"array {name!r} has the value {values[wide].flat[0]}, and times scale_factor={self.scale} it is"
+                )
+                raise DatasetError(f"{reason} beyond {values.dtype}{ADVICE}")
             values *= self.scale
         if self.offset is not None:
             values += self.offset
         if self.times is not None:
             return self.times.decode(values, absent, name)
-        if absent is not None:
+        if self.missing:
             values[absent] = np.nan
         return values
-
-    def _absent(self, numbers: NDArray[Any]) -> NDArray[np.bool_] | None:
-        if not self.missing:
-            return None
-        absent = np.zeros(numbers.shape, bool)
-        for number in self.missing:
-            absent |= numbers == np.asarray(number)  # in full precision, unlike a comparison with a Python float
-        return absent
-
-
-def _check_product(integers: NDArray[Any], scale: float, name: str) -> None:
-    """Check that integers do not overflow when they are scaled; floats do not."""
-    if integers.dtype.kind == "f" or not integers.size:
-        return
-    limits = np.iinfo(integers.dtype)
-    for number in (int(integers.min()), int(integers.max())):
-        if not limits.min <= number * scale <= limits.max:
-            raise DatasetError(
-                f"array {name!r} has the value {number}, and times scale_factor={scale} it is beyond {integers.dtype}. "
-                "Open the dataset with decode=False to get the stored numbers, or without this array"
-            )

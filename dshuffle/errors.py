@@ -6,10 +6,12 @@ error are pickled with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 from dshuffle.redaction import hide_secrets, short_repr
+
+_MOST_NAMED = 20
 
 
 class DShuffleError(Exception):
@@ -75,6 +77,18 @@ class InvalidParameter(DShuffleError, ValueError):
         estimator is not allowed: it has no partial_fit. Use an SGDRegressor.
         """
         return cls._with_hint(f"{name} is not allowed: {reason}", hint)
+
+    @classmethod
+    def of_all(cls, errors: Sequence[InvalidParameter]) -> InvalidParameter:
+        """Return one error for all that is wrong, such as the columns of a file."""
+        if len(errors) == 1:
+            return errors[0]
+        first, *others = [str(error).removesuffix(f". {error.hint}") for error in errors[:_MOST_NAMED]]
+        others = [text.removeprefix(first.partition(": ")[0] + ": ") for text in others]  # the same file
+        if (more := len(errors) - _MOST_NAMED) > 0:
+            others.append(f"and {more} more")
+        hints = dict.fromkeys(error.hint for error in errors if error.hint)
+        return cls._with_hint("; ".join([first, *others]), " ".join(hints))
 
     @classmethod
     def _with_hint(cls, message: str, hint: str) -> Self:

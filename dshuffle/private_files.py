@@ -54,6 +54,51 @@ def private_folder(path: str | os.PathLike[str]) -> Iterator[int]:
         os.close(folder)
 
 
+def open_own_folder(path: str | os.PathLike[str]) -> int:
+    """Open a folder in which not everybody can replace files, and return its descriptor. It may be a link.
+
+    Raises
+    ------
+    OSError
+        If it is no folder, another user than root owns it, or everybody can replace files in it.
+    """
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(folder)
+        if status.st_uid not in (0, os.geteuid()):
+            raise PermissionError(f"the folder {path} belongs to the user {status.st_uid}, and not to {os.geteuid()}")
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+            raise PermissionError(
+                f"the folder {path} has the mode {stat.S_IMODE(status.st_mode):04o}, so all users can replace files in "
+                "it. Change it with chmod o-w"
+            )
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
+
+
+def read_own_file(path: str) -> bytes | None:
+    """Read a file that no other user can have put there; None if there is none. See :func:`open_private_file`.
+
+    Raises
+    ------
+    OSError
+        If another user can have put it there. Nothing was read.
+    """
+    check_replaceable(path)  # with an error that says more than that of the system
+    try:
+        folder = open_own_folder(os.path.dirname(path))
+        try:
+            file = open_private_file(os.path.basename(path), folder, os.O_RDONLY)
+        finally:
+            os.close(folder)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(file, "rb") as opened:
+        return opened.read()
+
+
 def open_private_file(name: str, folder: int, flags: int) -> int:
     """Open a regular file of this user, which is made with the mode 0600 if ``flags`` say so. It is not truncated.
 
@@ -74,7 +119,8 @@ def open_private_file(name: str, folder: int, flags: int) -> int:
     Raises
     ------
     OSError
-        If it does not exist, is a symbolic link or another kind of file, or belongs to another user.
+        If it does not exist, is a symbolic link or another kind of file, belongs to another user, or others can write
+        it.
 
     Examples
     --------
@@ -95,6 +141,9 @@ def open_private_file(name: str, folder: int, flags: int) -> int:
             raise OSError(f"{name} is not a regular file")
         if status.st_uid != os.geteuid():
             raise PermissionError(f"{name} belongs to the user {status.st_uid}, and not to {os.geteuid()}")
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            mode = stat.S_IMODE(status.st_mode)
+            raise PermissionError(f"{name} has the mode {mode:04o}, so other users can write it. Change it to 0600")
     except BaseException:
         os.close(file)
         raise
@@ -135,7 +184,7 @@ def replace_file(path: str, data: bytes) -> None:
     ('0o100600', ['x'])
     """
     folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(folder, 0o755, exist_ok=True)
     check_replaceable(path)
     file, new = tempfile.mkstemp(prefix="dshuffle-", suffix=".partial", dir=folder)
     try:
@@ -150,11 +199,12 @@ def replace_file(path: str, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def cache_folder() -> Iterator[int]:
+def cache_folder(*, temporary: bool = True) -> Iterator[int]:
     """Open dshuffle's own folder among the caches of this user. It is made if it does not exist.
 
     It is ``dshuffle`` in ``XDG_CACHE_HOME`` or ``~/.cache``. If that cannot be used, for instance because nobody can
-    write the home directory of a container, it is ``dshuffle-UID`` in the folder for temporary files.
+    write the home directory of a container, it is ``dshuffle-UID`` in the folder for temporary files, unless
+    ``temporary`` is false, for what the user's hosts must have in common.
 
     Yields
     ------
@@ -170,6 +220,8 @@ def cache_folder() -> Iterator[int]:
         try:
             folder = opened.enter_context(_made(_caches() / "dshuffle"))
         except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
+            if not temporary:
+                raise
             try:
                 folder = opened.enter_context(_made(Path(tempfile.gettempdir()) / f"dshuffle-{os.geteuid()}"))
             except OSError as temporary_error:
@@ -177,7 +229,7 @@ def cache_folder() -> Iterator[int]:
         yield folder
 
 
-def user_key() -> bytes:
+def user_key(*, temporary: bool = True) -> bytes:
     """Random bytes that only this user has, on all hosts that share the user's cache folder.
 
     They are in the file ``key`` of :func:`cache_folder`, which is made if it does not exist.
@@ -192,7 +244,7 @@ def user_key() -> bytes:
     OSError
         If there is no such folder, or the file is damaged.
     """
-    with cache_folder() as folder:
+    with cache_folder(temporary=temporary) as folder:
         with contextlib.suppress(FileNotFoundError):
             return _key(folder)
         new = f"key-{secrets.token_hex(8)}"

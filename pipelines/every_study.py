@@ -304,7 +304,7 @@ def rows_of(name: str, model: Model, steps: str, schedule: Schedule, options: ar
     rows = []
     for way in WAYS:
         runs = tested[way.label]
-        least, most = (bound / runs.unit for bound in runs.interval)
+        least, most = runs.interval  # fractions, as the margins are
         rows.append(
             Row(
                 model=name,
@@ -314,7 +314,7 @@ def rows_of(name: str, model: Model, steps: str, schedule: Schedule, options: ar
                 samples_sent=samples_sent(way.choices, model, options.epochs),
                 metric=float(np.mean(runs.way)),
                 reference=float(np.mean(runs.reference[: runs.n_pairs])),
-                difference=runs.mean / runs.unit,
+                difference=runs.mean,
                 least=least,
                 most=most,
                 pairs=runs.n_pairs,

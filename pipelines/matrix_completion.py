@@ -1,6 +1,6 @@
 """Complete a matrix from some of its entries, and test it on others, beside the mean and biases of rows and columns.
 
-dshuffle dataset create ratings.zarr --movielens ratings.csv
+python pipelines/movielens_ratings.py ratings.csv ratings.zarr
 dshuffle run pipelines/matrix_completion.py url=ratings.zarr entries_a_row=68
 
 python pipelines/real_data.py movielens all.zarr

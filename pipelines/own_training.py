@@ -2,12 +2,13 @@
 
     python pipelines/real_data.py digits digits.zarr
     cd pipelines
-    dshuffle compare ../digits.zarr --train own_training:with_numpy --metric error_rate --margin 0.01
-    dshuffle compare ../digits.zarr --train own_training:with_sklearn --metric accuracy --higher-is-better --margin 0.01
-    dshuffle compare ../digits.zarr --train own_training:with_torch --metric accuracy --higher-is-better --margin 0.01
+    dshuffle compare ../digits.zarr --train own_training:with_numpy --metric error_rate --lower-is-better --margin 0.01
+    dshuffle compare ../digits.zarr --train own_training:with_sklearn --metric accuracy --margin 0.01
+    dshuffle compare ../digits.zarr --train own_training:with_torch --metric accuracy --margin 0.01
 
-dshuffle compare holds out a tenth of the samples, and gives them to a function that has a parameter test. A parameter
-seed has another value in each pair of runs. First weights and batches should depend on nothing else.
+dshuffle compare holds out another tenth of the samples in each pair of runs, and gives them to a function that has a
+parameter test. A parameter seed has another value in each pair. First weights and batches should depend on nothing
+else. The attribute averages says what a function averages: "models" once an epoch, or "gradients" in every step.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ def with_numpy(
     return {"error_rate": float(np.mean(wrong))}
 
 
+with_numpy.averages = "models"  # type: ignore[attr-defined]  # for the report: once an epoch, and not gradients
+
+
 def one_pass(partition: dshuffle.Partition, weights: Weights, step: float) -> Weights:
     """Train for one pass over a worker's samples, in batches of 8. Runs on the workers."""
     for batch in partition.batches(8):
@@ -58,6 +62,9 @@ def with_sklearn(shuffler: dshuffle.Shuffler, *, epochs: int, test: dshuffle.Dat
 
     validate = accuracy_on(test, predict)
     return fit_parallel_sgd(shuffler, SGDClassifier(random_state=seed), epochs=epochs, validate=validate)
+
+
+with_sklearn.averages = "models"  # type: ignore[attr-defined]
 
 
 def with_torch(
@@ -85,3 +92,6 @@ def with_torch(
     options: dict[str, Any] = {"batch_size": 16, "seed": seed, "validate": accuracy_on(test, predict)}
     history: History[Any] = fit_torch_ddp(shuffler, make_model, make_optimizer, epochs=epochs, **options)
     return history
+
+
+with_torch.averages = "gradients"  # type: ignore[attr-defined]

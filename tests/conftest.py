@@ -19,6 +19,8 @@ from distributed.utils import get_mp_context
 from hypothesis import settings
 
 from dshuffle.compare import compile_kernels
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.assignment import ASSIGNMENTS, parse_assignment
 
 # No deadlines: the first call of a kernel compiles it, or loads it from numba's cache. No module loads a profile of its
 # own: it would count for all modules that are collected after it.
@@ -35,6 +37,17 @@ MANY = 500
 def at_most(examples: int) -> settings:
     """As many examples as the profile draws, or fewer: for tests whose examples are slow."""
     return settings(max_examples=min(examples, settings.default.max_examples))
+
+
+def written(rule: str, *, fraction: float = 0.3, rows: int | None = 2) -> str:
+    """How an assignment of the registry is written: its name, with a fraction or a number of rows if it needs one."""
+    for text in (rule, f"{rule}:{fraction}", f"{rule}:{rows}"):
+        try:
+            parsed = parse_assignment(text)
+        except InvalidParameter:
+            continue
+        return text if rows is None or parsed.unit is not None else str(parsed.with_unit(rows))
+    raise AssertionError(f"no example of the assignment {rule!r}, which is written {ASSIGNMENTS[rule].forms}")
 
 
 def is_quick(config: pytest.Config) -> bool:

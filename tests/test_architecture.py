@@ -19,7 +19,7 @@ PACKAGE = Path(dshuffle.__file__).parent
 ROWS = [
     {"numba_cache", "redaction"},
     {"errors", "numba_support"},
-    {"checks", "kernels", "lazy_names", "notebook", "private_files", "process_exit", "process_state", "times"}
+    {"checks", "kernels", "lazy_names", "notebook", "private_files", "process_exit", "process_state"}
     | {"units", "unnamed_file"},
     {"encodings", "noninferiority", "slow_rank"},
     {"emulated_links", "rows", "synthetic"},

@@ -77,7 +77,8 @@ def test_another_form_of_requires_python_is_refused(tmp_path):
 def test_the_oldest_dependencies_are_the_lower_bounds():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["jobqueue"], *extras["parquet"], *extras["s3"]]
+    users = ("images", "jobqueue", "parquet", "s3", "xarray")
+    lines = [*project["dependencies"], *(line for name in users for line in extras[name])]
     requirements = [Requirement(line) for line in lines]
     bounds = {
         requirement.name: specifier.version
@@ -91,6 +92,6 @@ def test_the_oldest_dependencies_are_the_lower_bounds():
 
 @pytest.mark.parametrize("line", ["numpy", "numpy<3", "numpy>2.1", "numpy~=2.1"])
 def test_a_dependency_without_a_lower_bound_is_refused(line):
-    project = {"dependencies": [line], "optional-dependencies": {"jobqueue": [], "parquet": [], "s3": []}}
+    project = {"dependencies": [line], "optional-dependencies": {name: [] for name in script("oldest").EXTRAS}}
     with pytest.raises(ValueError, match=line):
         script("oldest").constraints(project)

@@ -144,7 +144,7 @@ def test_the_blocks_on_resuming(two_workers, tmp_path, capsys):
     dshuffle.create_dataset(tmp_path / "train.zarr", arrays)
     changes = {"90": "3", "min_workers=4": "min_workers=2"}  # first, as paths have numbers, too
     changes |= {"s3://bucket": str(tmp_path), "/local/scratch/rows": str(tmp_path / "rows")}
-    made, resumed, retried, jobs, elastic, pieces, kept, attached, fitted = blocks("resuming.md", changes)
+    made, resumed, retried, jobs, elastic, pieces, kept, attached, late, fitted = blocks("resuming.md", changes)
     one_epoch = "    for epoch in shuffler.epochs(1):\n        shuffler.client.gather(epoch.map(len))\n"
 
     with two_workers() as client, two_workers() as other_client:
@@ -169,10 +169,15 @@ def test_the_blocks_on_resuming(two_workers, tmp_path, capsys):
 
         (tmp_path / "run.json").unlink()
         with dshuffle.Shuffler(client, tmp_path / "train.zarr", checkpoint=tmp_path / "run.json") as shuffler:
-            shuffler.attach(np.zeros(2))
             for epoch in shuffler.epochs(1):
                 client.gather(epoch.map(len))
-        exec(attached, names | {"train": lambda partition, weights: weights + 1})
+                shuffler.attach(np.zeros(2))
+        names |= {"train": lambda partition, weights: weights + 1}
+        exec(attached, names)
+        (tmp_path / "run.json").unlink()
+        exec(late, names)
+        with dshuffle.Shuffler(client, tmp_path / "train.zarr", checkpoint=tmp_path / "run.json") as shuffler:
+            assert names["train_late"](shuffler, np.zeros(2)).tolist() == [2, 2]
         (tmp_path / "run.json").unlink()
         exec(fitted, names)
         assert len(names["history"].points) == 3

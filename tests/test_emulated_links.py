@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -108,6 +109,17 @@ def test_reading_takes_as_long_as_the_emulated_store_does(tmp_path):
         took = time.monotonic() - began
     assert np.array_equal(read, arrays["x"])
     assert took > dataset.traffic.fetched_bytes * HEADERS / 2e6
+
+
+def test_what_is_read_of_an_emulated_store_passes_the_link_into_its_worker(monkeypatch):
+    """As it would pass a network card: rows of other workers have to wait for it."""
+    monkeypatch.setattr("dshuffle.emulated_links.Worker._instances", [SimpleNamespace(address="tcp://only:1")])
+    with dask.config.set({"dshuffle.emulated-store": "100MB/s", "dshuffle.emulated-links": "1.5MB/s"}):
+        began = time.monotonic()
+        asyncio.run(emulated("store").send(300_000))
+        assert time.monotonic() - began > 0.3 * HEADERS / 1.5
+        end = emulated("links", "into tcp://only:1").reserve(300_000, begin=began)
+    assert end > began + 0.5 * HEADERS / 1.5, "it was busy"
 
 
 def test_rates_in_words_and_as_configuration():

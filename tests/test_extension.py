@@ -9,17 +9,22 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from distributed import Client, LocalCluster
 
 import dshuffle
 from dshuffle.cli import main
 from dshuffle.compare import product_of_ways
+from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.pipeline import LocalWorkers, Pipeline, Training
-from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, Packets, ShuffleSpec
-from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, EpochDraw
+from dshuffle.planning import DELIVERIES, Choices, Classes, EpochPlanner, Packets, ShuffleSpec
+from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, EpochDraw, check_balance
 from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs
 from dshuffle.planning.delivery.peer import RowsFromPeers
 from dshuffle.planning.grouping import lowest_bit
 from dshuffle.synthetic import keyed_regression
+
+from .planning.test_unequal_shares import check_contract
+from .runtime.test_exactly_once import check_run
 
 
 def plan_first_holder(plan_input):
@@ -48,10 +53,62 @@ class Rotate(Assignment):
         return 1 - excess
 
 
+@dataclass(frozen=True, slots=True)
+class Deal(Assignment):
+    """Samples are dealt out, from another worker on in every epoch."""
+
+    name: ClassVar[str] = "deal"
+    forms: ClassVar[str] = "'deal'"
+    forgets: ClassVar[bool] = True
+
+    def draw(self, draw):
+        return EpochDraw((np.arange(draw.n_samples, dtype=np.int32) + draw.epoch) % np.int32(draw.n_workers))
+
+
+class RotateInOneStep(Rotate):
+    """It uses the epoch before, and says that it does not."""
+
+    forgets = True
+
+
 @pytest.fixture
 def toys(monkeypatch):
     monkeypatch.setitem(DELIVERIES, "first-holder", FirstHolder())
     monkeypatch.setitem(ASSIGNMENTS, "rotate", Rotate)
+    monkeypatch.setitem(ASSIGNMENTS, "deal", Deal)
+
+
+@pytest.mark.usefixtures("toys")
+@pytest.mark.parametrize("rule", ["rotate", "deal"])
+@pytest.mark.parametrize("delivery", ["first-holder", "clique"])
+def test_the_contract_holds_for_rules_that_leave_out_what_is_optional(rule, delivery):
+    check_contract(rule, delivery)
+    check_contract(rule, delivery, "contiguous", every=2)
+
+
+@pytest.mark.usefixtures("toys")
+@pytest.mark.parametrize("rule", ["rotate", "deal"])
+def test_sessions_of_such_rules_give_every_sample_once(rule, tmp_path):
+    with (
+        LocalCluster(n_workers=3, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        for seed, delivery in enumerate(["first-holder", "clique"]):
+            check_run(client, 3, np.random.default_rng(seed), rule, delivery, tmp_path / delivery, 3)
+
+
+def test_a_rule_gets_the_epoch_before_only_if_it_says_that_it_depends_on_it():
+    planner = EpochPlanner(ShuffleSpec(8, 2, Choices(RotateInOneStep(), sharding="contiguous")))
+    planner.load()
+    with pytest.raises(PlanError, match=r"declares forgets = True, so draw\.previous does not exist"):
+        planner.advance()
+
+
+def test_a_rule_does_not_balance_classes_or_count_as_a_new_draw_unless_it_says_so():
+    with pytest.raises(InvalidParameter, match="cannot preserve class balance"):
+        check_balance(Classes.of("y", np.arange(8) % 2, 8), Rotate())
+    assert not Choices(Rotate()).reshuffles_all
+    assert Rotate().epochs_to_mix(4) is None
 
 
 @pytest.mark.usefixtures("toys")

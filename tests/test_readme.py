@@ -4,13 +4,17 @@ import dataclasses
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import dask
 import pytest
+import yaml
 
 from dshuffle import errors
+from dshuffle.errors import InvalidParameter
 from dshuffle.planning import DELIVERIES
-from dshuffle.runtime.settings import Settings
+from dshuffle.runtime.settings import DEFAULTS, Settings
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -72,3 +76,29 @@ def test_defaults_are_those_of_the_settings():
     assert "| `dshuffle.new-workers` | whether the client's cluster is adaptive |" in page
     expected |= {name: value / 2**20 for name, value in expected.items() if name.endswith("-bytes")}
     assert {name: float(value) for name, value in rows.items()} == expected
+
+
+@needs_docs
+def test_the_settings_are_those_of_dask():
+    """The file of defaults, the table of the docs, what is read, and what `dask config list` shows are the same."""
+    assert Settings.from_config() == Settings()
+    names = {f"dshuffle.{name}" for name in DEFAULTS["dshuffle"]}
+    assert names == set(re.findall(r"^\| `(dshuffle\.[\w-]+)` \|", (DOCS / "settings.md").read_text(), re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["dask_cli"]["dshuffle"].partition(":")
+    code = f"from dask.cli import cli; from {module} import {name}; cli(['config', 'list'])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert yaml.safe_load(shown)["dshuffle"] == DEFAULTS["dshuffle"]
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("timeoot", r"dshuffle.timeoot is not allowed: dshuffle does not have .*Did you mean dshuffle.timeout\?"),
+        ("window_byte", "Did you mean dshuffle.window-bytes?"),
+        ("colour", "There are: message-bytes, window-bytes, timeout,"),
+    ],
+)
+def test_unknown_settings_are_refused_with_the_nearest_name(key, words):
+    with dask.config.set({f"dshuffle.{key}": 3}), pytest.raises(InvalidParameter, match=words):
+        Settings.from_config()

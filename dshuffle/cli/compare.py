@@ -17,8 +17,18 @@ from rich.console import Console
 
 from dshuffle import report
 from dshuffle.cli.output import say_if_replaced, warnings_as_lines, wrapped
-from dshuffle.cli.paired_test import paired_test_of, regression_pairs, runs_in_pairs, training_of, with_pairs
-from dshuffle.compare import AS_THEY_ARE, Way, connect, default_ways, falling, product_of_ways, stable_step
+from dshuffle.cli.paired_test import paired_test_of, runs_in_pairs, training_of, with_pairs
+from dshuffle.compare import (
+    AS_THEY_ARE,
+    HeldOut,
+    Way,
+    connect,
+    default_ways,
+    falling,
+    product_of_ways,
+    regression_in_pairs,
+    stable_step,
+)
 from dshuffle.compare.comparison import check_copy
 from dshuffle.errors import InvalidParameter
 from dshuffle.pipeline import LocalWorkers, Pipeline, RunningScheduler, Training
@@ -26,7 +36,7 @@ from dshuffle.pipeline.outlook import Outlook
 from dshuffle.pipeline.run import train as run
 from dshuffle.planning import Choices, Classes, ExchangeEpochs, Global, ShuffleSpec
 from dshuffle.planning.exchange_epochs import EVERY_EPOCH
-from dshuffle.report import Comparison, comparison_tables, to_dict, verdict, verdict_sentences
+from dshuffle.report import Comparison, to_dict
 from dshuffle.report.folder import make_folder
 from dshuffle.report.progress import progress_bar
 from dshuffle.runtime.client.cluster_view import count_training_workers
@@ -73,6 +83,7 @@ def compare(
     higher_is_better: bool | None,
     margin: str,
     pairs: int | None,
+    held_out: str,
     as_json: bool,
 ) -> None:
     """Run the ways, print the comparison and write the report."""
@@ -91,6 +102,7 @@ def compare(
     if train and not dataset:
         raise click.UsageError("--train needs DATASET, the URL of the samples to train on.")
     test = paired_test_of(train, metric, margin, pairs, higher_is_better)
+    kind = HeldOut.of(held_out)
     cluster = _cluster(scheduler, workers, dataset is None, links=links, store=store)
     base = Choices(cache_fraction=cache_fraction, seed=seed)
     if chosen:
@@ -128,17 +140,20 @@ def compare(
             steps = _steps(step, data, epochs, features, target)
             training = Training(fit_linear_regression, epochs, features=features, target=target, **steps)
         else:
-            training, data = training_of(
-                train, data, epochs=epochs, step=step, seed=seed, features=features, target=target
+            training = training_of(
+                train, epochs=epochs, step=step, seed=seed, features=features, target=target, held_out=kind
             )
-            if copy is not None and data.is_view:
+            if copy is not None and training.held_out is not None:
                 raise click.UsageError("--shuffled has the samples that --train holds out: omit one of them.")
         # Check everything possible before the long run.
         n_workers = workers if scheduler is None else _count_workers(scheduler)
+        if n_workers < 2:
+            hint = "One worker trains on all samples with every way, so there is nothing to compare."
+            raise InvalidParameter.of("workers", n_workers, "an integer >= 2", hint)
         ways = _possible(ways, chosen, data, n_workers)
         explicit = pairs is not None
         local_test = test if train is None else None
-        if local_test and not runs_in_pairs(data, ways, n_workers, epochs, explicit=explicit):
+        if local_test and not runs_in_pairs(data, ways, n_workers, epochs, kind, explicit=explicit):
             local_test = None
         pipeline = Pipeline(data, training, ways, cluster, report=str(output), test=None if train is None else test)
         if isinstance(cluster, LocalWorkers) and cluster.rates != AS_THEY_ARE:
@@ -152,7 +167,21 @@ def compare(
         say_if_replaced(output, "--output")
         with warnings_as_lines(), progress_bar() as advance:
             pairs_of_ways = (
-                {} if local_test is None else regression_pairs(local_test, training, data, ways, n_workers, advance)
+                {}
+                if local_test is None
+                else regression_in_pairs(
+                    data,
+                    ways,
+                    n_workers=n_workers,
+                    epochs=epochs,
+                    step=step,
+                    features=features,
+                    target=target,
+                    held_out=kind,
+                    margin=local_test.margin,
+                    pairs=local_test.pairs,
+                    say=advance,
+                )
             )
             comparison = run(pipeline, advance, lambda: None, outlook).comparison
     assert comparison is not None
@@ -226,15 +255,9 @@ def _count_workers(scheduler: str) -> int:
 
 def _show(comparison: Comparison, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(to_dict(comparison, verdict(comparison))))
+        click.echo(json.dumps(to_dict(comparison, report.story(comparison))))
     else:
-        console = Console()
-        for table, note in comparison_tables(comparison):
-            console.print(table)
-            text = f"{wrapped(note, console.width)}\n" if note else ""
-            console.print(text, style="dim", highlight=False, markup=False)
-        for sentence in verdict_sentences(comparison):
-            console.print(wrapped(sentence, console.width), highlight=False, markup=False)
+        click.echo(report.render_text(comparison, Console().width))
 
 
 def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) -> tuple[Way, ...]:

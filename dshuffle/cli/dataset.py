@@ -24,7 +24,6 @@ from dshuffle.store import (
     ImageFolder,
     create_dataset,
     open_dataset,
-    read_ratings,
     read_sources,
     shuffle_dataset,
     verify_dataset,
@@ -36,7 +35,6 @@ from dshuffle.units import human_bytes, human_count
 SOURCES = {
     "files": "--from",
     "from_folder": "--from-folder",
-    "movielens": "--movielens",
     "synthetic": "--synthetic",
 }
 """Options that name a source."""
@@ -48,7 +46,6 @@ DEFAULT_FEATURES = 100
 OPTIONS_OF = {
     "files": {"names"},
     "from_folder": {"image_size", "grey"},
-    "movielens": {"ratings_per_user", "seed"},
     "regression": {"samples", "features", "noise", "seed"},
     "rare-keys": {"samples", "features", "noise", "seed"},
     "classification": {"samples", "features", "classes", "seed"},
@@ -65,12 +62,9 @@ def create(
         if source == "files":
             arrays: Mapping[str, Any] = watched(read_sources(options["files"], options["names"] or None), advance)
         elif source == "from_folder":
-            mode = "L" if options["grey"] else "RGB"
+            mode = "L" if options["grey"] else None
             images = ImageFolder.of(options["from_folder"], size=options["image_size"], mode=mode)
             arrays = watched(images.arrays, advance)
-        elif source == "movielens":
-            ratings = read_ratings(options["movielens"], options["ratings_per_user"], options["seed"], advance)
-            arrays = watched(ratings.arrays, advance)
         else:
             arrays = _synthetic(**options)
         with _blocks_counted(advance):

@@ -13,8 +13,8 @@ import click
 import psutil
 
 from dshuffle.cli.option_names import first_option
-from dshuffle.compare import Way
-from dshuffle.compare.pairs import HELD_OUT, REGRESSION_METRIC, Say, check_pairs, regression_in_pairs, ways_of_a_part
+from dshuffle.compare import HeldOut, Way
+from dshuffle.compare.pairs import REGRESSION_METRIC, check_pairs, ways_of_a_part
 from dshuffle.noninferiority import Margin, PairedRuns, PairedTest
 from dshuffle.pipeline import Training
 from dshuffle.pipeline.training import FITS, named
@@ -22,8 +22,8 @@ from dshuffle.report import Comparison
 from dshuffle.store import Dataset
 from dshuffle.units import human_bytes
 
-PAIRS = 20
-"""Largest number of pairs, unless another one is asked for."""
+PAIRS, REGRESSION_PAIRS = 20, 10
+"""Largest number of pairs of a training of the user, and of the linear regression, unless another one is asked for."""
 
 MOST_NBYTES = 64 << 20
 """Largest dataset of which the linear regression runs in pairs without being asked: it takes some ten seconds."""
@@ -33,14 +33,9 @@ MEMORY_FRACTION = 0.5
 
 
 def training_of(
-    train: str, data: Dataset, *, epochs: int, step: float | None, seed: int, features: str, target: str
-) -> tuple[Training, Dataset]:
+    train: str, *, epochs: int, step: float | None, seed: int, features: str, target: str, held_out: HeldOut
+) -> Training:
     """Find the function of ``--train``, and give it those options that it has parameters for.
-
-    Returns
-    -------
-    tuple
-        The training, and what to train on: all of the dataset, or without the tenth that a parameter ``test`` gets.
 
     Raises
     ------
@@ -52,15 +47,15 @@ def training_of(
     sys.path.insert(0, os.getcwd())  # as Python does for a module
     function = named(FITS.get(train, train))
     parameters = inspect.signature(function).parameters if callable(function) else {}
-    options: dict[str, Any] = {"features": features, "target": target, "seed": seed}
+    options: dict[str, Any] = {"features": features, "target": target, "seed": seed, "test": held_out}
     options |= {} if step is None else {"step": step}
     ignored = [name for name in ("step", "features", "target") if name not in parameters]
     if option := first_option(click.get_current_context(), ignored):
         raise click.UsageError(f"{option} is not a parameter of --train {train}: omit it.")
-    if "test" in parameters:
-        data, options["test"] = data.split(1 - HELD_OUT)
+    if "test" not in parameters and (option := first_option(click.get_current_context(), ["held_out"])):
+        raise click.UsageError(f"{option} needs a parameter test of --train {train}, which gets the held-out samples.")
     options = {name: value for name, value in options.items() if name in parameters}
-    return Training(function, epochs, **options), data
+    return Training(function, epochs, **options)
 
 
 def paired_test_of(
@@ -83,10 +78,13 @@ def paired_test_of(
     Margin.of(margin)
     if pairs == 0:
         return None
-    return PairedTest(metric or REGRESSION_METRIC, margin, PAIRS if pairs is None else pairs, higher)
+    most = REGRESSION_PAIRS if train is None else PAIRS
+    return PairedTest(metric or REGRESSION_METRIC, margin, most if pairs is None else pairs, higher)
 
 
-def runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, epochs: int, *, explicit: bool) -> bool:
+def runs_in_pairs(
+    data: Dataset, ways: Sequence[Way], n_workers: int, epochs: int, held_out: HeldOut, *, explicit: bool
+) -> bool:
     """Whether the linear regression runs in pairs, in this process. ``explicit``: the command line has ``--pairs``.
 
     Raises
@@ -94,20 +92,20 @@ def runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, epochs: in
     click.UsageError
         With ``explicit``, if no way reshuffles everything, or the dataset does not fit into memory.
     InvalidParameter
-        With ``explicit``, if there is one worker.
+        With ``explicit``, if there is one epoch.
     """
-    kinds = _kinds(data, ways, n_workers)
+    kinds = _kinds(data, ways, n_workers, held_out)
     comparable = kinds == {True, False}
     nbytes = data.n_samples * data.row_nbytes
     if not explicit:
-        if n_workers > 1 and kinds == {False}:
+        if kinds == {False}:
             click.echo(
                 f"No pairs of runs: no way reshuffles everything before every epoch. {_reference(ways)}", err=True
             )
-        if not comparable or n_workers < 2:
+        if not comparable:
             return False
         if nbytes > MOST_NBYTES:
-            hint = f"--pairs {PAIRS} reads it into the memory of this process"
+            hint = f"--pairs {REGRESSION_PAIRS} reads it into the memory of this process"
             click.echo(f"No pairs of runs: the dataset has more than {human_bytes(MOST_NBYTES)}. {hint}.", err=True)
         return nbytes <= MOST_NBYTES
     check_pairs(n_workers, epochs)
@@ -123,11 +121,11 @@ def runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, epochs: in
     return True
 
 
-def _kinds(data: Dataset, ways: Sequence[Way], n_workers: int) -> set[bool]:
+def _kinds(data: Dataset, ways: Sequence[Way], n_workers: int, held_out: HeldOut) -> set[bool]:
     """Whether each way that can shuffle a part of the dataset reshuffles everything before every epoch."""
-    if data.n_samples * HELD_OUT < 1:
+    if data.n_samples * held_out.fraction < 1:
         return set()
-    part, _ = data.split(1 - HELD_OUT)
+    part, _ = held_out.split(data, 0)
     return {way.choices.reshuffles_all for way in ways_of_a_part(part, ways, n_workers)}
 
 
@@ -137,31 +135,12 @@ def _reference(ways: Sequence[Way]) -> str:
     return f"Add {'--every 1' if redraws else '--assignment global'}."
 
 
-def regression_pairs(
-    test: PairedTest,
-    training: Training,
-    data: Dataset,
-    ways: Sequence[Way],
-    n_workers: int,
-    say: Say,
-) -> dict[str, PairedRuns]:
-    """Run the linear regression in pairs, in this process, and return the pairs of each tested way by its label."""
-    return regression_in_pairs(
-        data,
-        ways,
-        n_workers=n_workers,
-        epochs=training.epochs,
-        margin=test.margin,
-        pairs=test.pairs,
-        say=say,
-        **training.options,
-    )
-
-
-def with_pairs(comparison: Comparison, ways: Sequence[Way], pairs: Mapping[str, PairedRuns]) -> Comparison:
+def with_pairs(
+    comparison: Comparison, ways: Sequence[Way], pairs: Mapping[str, Mapping[str, PairedRuns]]
+) -> Comparison:
     """Add pairs of runs to a comparison. Its results are in the order of the ways; "auto" has another label there."""
     results = [
-        dataclasses.replace(result, pairs=pairs.get(way.label))
+        dataclasses.replace(result, pairs={name: runs[way.label] for name, runs in pairs.items() if way.label in runs})
         for way, result in zip(ways, comparison.ways, strict=True)
     ]
     return dataclasses.replace(comparison, ways=tuple(results))

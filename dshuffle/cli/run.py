@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import json
+import logging
 import math
 import os
 import runpy
@@ -19,7 +20,7 @@ import click
 
 from dshuffle.cli.output import logged_as_lines, say_if_replaced, warnings_as_lines
 from dshuffle.errors import InvalidParameter
-from dshuffle.pipeline import Pipeline, PipelineResult, RunningScheduler, outlook
+from dshuffle.pipeline import Pipeline, PipelineResult, RunningScheduler
 from dshuffle.planning.shares import parse_shares
 from dshuffle.report.shares import shares_in_words
 from dshuffle.report.slow_rank import slow_rank_of
@@ -60,7 +61,7 @@ def run(
     if pipeline.report is not None:
         say_if_replaced(Path(pipeline.report), "--report")
     output = redirect_stdout(sys.stderr) if as_json else nullcontext()  # what functions of the user print is not JSON
-    with warnings_as_lines(), logged_as_lines(outlook.logger), output:
+    with warnings_as_lines(), logged_as_lines(logging.getLogger("dshuffle.pipeline")), output:
         result = pipeline.run()
     click.echo("\n".join(json_lines(result) if as_json else lines_of(result, pipeline.training.error_meaning)))
 

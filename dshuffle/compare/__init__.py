@@ -4,7 +4,7 @@ from dshuffle.compare.exchanges import measure_exchanges
 from dshuffle.compare.kernel_cache import compile_kernels
 from dshuffle.compare.local_cluster import AS_THEY_ARE, EmulatedRates, connect, local_cluster
 from dshuffle.compare.logical_workers import fit_logical_workers
-from dshuffle.compare.pairs import regression_in_pairs, run_in_pairs
+from dshuffle.compare.pairs import HeldOut, regression_in_pairs, run_in_pairs
 from dshuffle.compare.simulated import SimulatedCluster
 from dshuffle.compare.steps import falling, stable_step
 from dshuffle.compare.stored_order import StoredOrder
@@ -17,6 +17,7 @@ __all__ = [
     "AS_THEY_ARE",
     "StoredOrder",
     "EmulatedRates",
+    "HeldOut",
     "Margin",
     "PairedOutcome",
     "PairedRuns",

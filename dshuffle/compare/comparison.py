@@ -39,7 +39,7 @@ def result_of(
     *,
     measured: ClusterRates | None,
     quality: QualityOfWays,
-    pairs: PairedRuns | None = None,
+    pairs: Mapping[str, PairedRuns] | None = None,
 ) -> WayResult:
     """Return the result of a way, from its shuffler after the training, the points of the fit, and its pairs."""
     prediction, elsewhere = None, {}
@@ -58,7 +58,8 @@ def result_of(
         predicted_wire_seconds=None if prediction is None else prediction.wire_seconds,
         on_other_links=elsewhere,
         quality=quality.of(way.choices, shuffler.n_workers),
-        pairs=pairs,
+        pairs=pairs or {},
+        is_copy=way.copy is not None,
     )
 
 
@@ -74,6 +75,7 @@ def comparison_of(
     stored_at_random: bool,
     outlook: Sequence[str] = (),
     error_at_start: float | None = None,
+    averages: str = "unknown",
 ) -> Comparison:
     """Return the results of ways that ran with the same seed, and what is needed to run them again.
 
@@ -92,6 +94,7 @@ def comparison_of(
         stored_at_random=stored_at_random,
         outlook=tuple(outlook),
         error_at_start=error_at_start,
+        averages=averages,
         emulated=os.environ.get(EMULATED, "") or str(EmulatedRates.of(client)),
     )
 

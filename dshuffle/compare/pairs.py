@@ -3,29 +3,80 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dshuffle.compare.simulated import SimulatedCluster
+from dshuffle.compare.steps import falling, stable_step
 from dshuffle.compare.ways import Way
 from dshuffle.errors import DShuffleError, InvalidParameter, TrainingDiverged, what_happened
-from dshuffle.noninferiority import Margin, PairedRuns, PairedTest
+from dshuffle.noninferiority import ERROR_RATE, Margin, PairedRuns, PairedTest, holm
 from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.runtime.client.retries import LOSSES
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.store import Dataset
 from dshuffle.training import CONSTANT, Schedule, fit_linear_regression, rmse_on
 
-Run = Callable[[Way, int, int], float]
-"""Function ``run(way, seed, shuffle_seed)`` that trains once and returns the metric. ``seed`` is that of the training:
-of initial weights, augmentation and batches."""
+Run = Callable[[Way, int, int], "float | NDArray[np.float64]"]
+"""Function ``run(way, seed, shuffle_seed)`` that trains once and returns the metric, or its losses of single samples.
+``seed`` is that of the training: of initial weights, augmentation, batches and the held-out set."""
 
 Say = Callable[[int, int, str], None]
 """Function ``say(done, most, text)``: how many runs or pairs have ended, of how many at most, and what runs."""
 
-HELD_OUT = 0.1
-"""Fraction of the samples that the linear regression of ``dshuffle compare`` is tested on."""
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A part of a dataset that a model is tested on and not trained on, drawn anew for each pair of runs.
+
+    Parameters
+    ----------
+    fraction
+        Fraction of the samples.
+    by, stratify
+        What stays together, or is in both parts in the same fractions; see :meth:`dshuffle.Dataset.split`. ``"time"``
+        draws nothing: all pairs are tested on the same last samples.
+
+    Examples
+    --------
+    >>> HeldOut.of("patient"), HeldOut.of("stratified:label")
+    (HeldOut(fraction=0.1, by='patient', stratify=None), HeldOut(fraction=0.1, by='sample', stratify='label'))
+    """
+
+    fraction: float = 0.1
+    by: str = "sample"
+    stratify: str | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """A tenth by ``sample``, ``chunk``, ``time``, the name of an array, or ``stratified:NAME``."""
+        kind, _, name = text.partition(":")
+        return cls(stratify=name) if kind == "stratified" and name else cls(by=text)
+
+    def split(self, dataset: Dataset, seed: int) -> tuple[Dataset, Dataset]:
+        """What to train on, and the held-out part."""
+        return dataset.split(1 - self.fraction, by=self.by, stratify=self.stratify, seed=seed)
+
+    def sizes(self, dataset: Dataset, seed: int) -> dict[str, Any]:
+        """What a paired test has to know of it; see :class:`~dshuffle.noninferiority.PairedRuns`."""
+        if self.by == "time":
+            return {"test_to_train": 0.0, "fixed": True}
+        train, test = self.split(dataset, seed)
+        return {"test_to_train": test.n_samples / train.n_samples, "fixed": False}
+
+
+TENTH = HeldOut()
+
+BATCH_SIZE = 32
+"""Samples of one worker in a step of the linear regression of ``dshuffle compare``, if gradients are averaged."""
 
 ROUNDING = 1e-6
 """Errors of a regression relative to its targets that are rounding of float32 data."""
@@ -61,7 +112,14 @@ def trained_on(way: Way) -> tuple[object, ...]:
 
 
 def run_in_pairs(
-    test: PairedTest, reference: Way, ways: Sequence[Way], run: Run, say: Say = lambda *_: None
+    test: PairedTest,
+    reference: Way,
+    ways: Sequence[Way],
+    run: Run,
+    say: Say = lambda *_: None,
+    *,
+    test_to_train: float = 0.0,
+    fixed: bool = False,
 ) -> dict[str, PairedRuns]:
     """Test each way that does not reshuffle everything against the reference.
 
@@ -79,7 +137,9 @@ def run_in_pairs(
         Trains once. Its two seeds are those of the way, plus the number of the pair. A run that raises
         :class:`~dshuffle.errors.TrainingDiverged` has the metric NaN.
     say
-        Called with what runs before each run or pair.
+        Called with what runs before each pair.
+    test_to_train, fixed
+        How the held-out samples are chosen; see :class:`~dshuffle.noninferiority.PairedRuns`.
 
     Returns
     -------
@@ -92,53 +152,94 @@ def run_in_pairs(
     >>> def run(way, seed, shuffle_seed):
     ...     return 1.0 + 0.001 * (shuffle_seed % 3) + (0.5 if way.label == "local" else 0.0)
     >>> print(run_in_pairs(PairedTest("loss", margin=0.1), ways[0], ways, run)["local"])
-    worse by 0.500 [0.498, 0.502] (95 % interval, 5 pairs; lower is better)
+    worse: +0.500 [0.497, 0.503] (95 % interval, 5 pairs; lower is better)
     """
-    tested: dict[str, PairedRuns] = {}
+    return _trained_in_pairs(test, reference, ways, {"": run}, say, test_to_train, fixed)[""]
+
+
+def _trained_in_pairs(
+    test: PairedTest,
+    reference: Way,
+    ways: Sequence[Way],
+    trainings: Mapping[str, Run],
+    say: Say,
+    test_to_train: float,
+    fixed: bool = False,
+) -> dict[str, dict[str, PairedRuns]]:
+    """Test the ways with several trainings, and return the pairs by the name of the training and the label of the way.
+
+    A way is tested on until it has an answer, which a "not worse" only is if it holds for all ways together.
+    """
+    first = reference.choices.seed
+    labels: dict[tuple[object, ...], list[Way]] = {}
+    for way in ways:
+        if not way.choices.reshuffles_all:
+            labels.setdefault(trained_on(way), []).append(way)
+    series = {name: {key: _Series() for key in (None, *labels)} for name in trainings}
+    undecided = {name: set(labels) for name in trainings}
+
+    def shown(name: str) -> dict[tuple[object, ...], PairedRuns]:
+        reference_runs = series[name][None]
+        return {
+            key: series[name][key].against(reference_runs, test=test, test_to_train=test_to_train, fixed=fixed)
+            for key in labels
+        }
+
+    def run_pair(pair: int) -> None:
+        for name, run in trainings.items():
+            if undecided[name]:
+                series[name][None].add(run, reference, first + pair)
+            for key in labels:
+                if key in undecided[name]:
+                    series[name][key].add(run, labels[key][0], first + pair)
+
     try:
-        tested.update(_growing_pairs(test, reference, ways, run, say))  # keeps what came before an error
+        for before, look in itertools.pairwise((0, *test.looks)):
+            for pair in range(before, look):
+                if any(undecided.values()):
+                    say(pair, test.pairs, f"training in pairs, at most {test.pairs}")
+                    run_pair(pair)
+            for name in trainings:
+                runs = shown(name)
+                p_values = holm({str(key): one for key, one in runs.items()})
+                undecided[name] = {
+                    key
+                    for key, one in runs.items()
+                    if key in undecided[name]
+                    and (one.outcome is None or ERROR_RATE < p_values[str(key)] < 1)
+                    and one.n_pairs < test.pairs
+                }
     except (DShuffleError, *LOSSES) as error:
         if isinstance(error, DShuffleError) and not error.transient:
             raise
-        warnings.warn(f"The pairs of runs have ended early: {what_happened(error)}", stacklevel=2)
-    return tested
+        warnings.warn(f"The pairs of runs have ended early: {what_happened(error)}", stacklevel=3)
+    return {name: {way.label: runs for key, runs in shown(name).items() for way in labels[key]} for name in trainings}
 
 
-def _growing_pairs(
-    test: PairedTest, reference: Way, ways: Sequence[Way], run: Run, say: Say
-) -> Iterator[tuple[str, PairedRuns]]:
-    """Yield the label of a way and its pairs so far, after each of its pairs."""
+class _Series:
+    """Metrics of the runs with one way, and the losses by sample, if it returns them."""
 
-    def metric(way: Way, seed: int, shuffle_seed: int) -> float:
+    def __init__(self) -> None:
+        self.metrics: list[float] = []
+        self.losses: list[NDArray[np.float64]] = []
+
+    def add(self, run: Run, way: Way, seed: int) -> None:
         try:
-            return run(way, seed, shuffle_seed)
+            value = run(way, seed, seed)
         except TrainingDiverged:
-            return math.nan
+            value = math.nan
+        if isinstance(value, np.ndarray):
+            self.losses.append(value)
+        self.metrics.append(float(np.mean(value)))
 
-    first = reference.choices.seed
-    null_runs = []
-    for done, shuffle_seed in enumerate((first, first + test.pairs, first)):
-        say(done, 3, f"“{reference.label}” in pairs: two seeds of the shuffle, then the first one again")
-        null_runs.append(metric(reference, first, shuffle_seed))
-    begun, null, repeated = null_runs
-    references = [begun]
-    by_key: dict[tuple[object, ...], PairedRuns] = {}
-    for way in ways:
-        if way.choices.reshuffles_all:
-            continue
-        key = trained_on(way)
-        if key not in by_key:
-            runs = PairedRuns(test=test, reference=tuple(references), way=(), null=null, repeated=repeated)
-            while runs.outcome is None:
-                pair = runs.n_pairs
-                say(pair, test.pairs, f"“{way.label}” in pairs, at most {test.pairs}")
-                if pair == len(references):
-                    references.append(metric(reference, first + pair, first + pair))
-                value = metric(way, first + pair, first + pair)
-                runs = dataclasses.replace(runs, reference=tuple(references), way=(*runs.way, value))
-                yield way.label, runs
-            by_key[key] = runs
-        yield way.label, by_key[key]
+    def against(self, reference: _Series, *, fixed: bool, **fields: Any) -> PairedRuns:
+        pairs = list(zip(self.losses, reference.losses, strict=False))
+        is_known = (
+            fixed and pairs and len(pairs) == len(self.metrics) and len({len(one) for one in sum(pairs, ())}) == 1
+        )
+        by_sample = np.mean([way - other for way, other in pairs], axis=0) if is_known else None
+        metrics = tuple(self.metrics)
+        return PairedRuns(reference=tuple(reference.metrics), way=metrics, fixed=fixed, by_sample=by_sample, **fields)
 
 
 def seeded(way: Way, seed: int) -> Choices:
@@ -152,18 +253,21 @@ def regression_in_pairs(
     *,
     n_workers: int,
     epochs: int,
-    step: float,
+    step: float | None = None,
     features: str = "x",
     target: str = "y",
-    schedule: Schedule = CONSTANT,
+    schedule: Schedule | None = None,
+    averages: Sequence[str] = ("gradients", "models"),
+    held_out: HeldOut = TENTH,
     margin: Margin | float | str = "1%",
     pairs: int = 20,
     say: Say = lambda *_: None,
-) -> dict[str, PairedRuns]:
+) -> dict[str, dict[str, PairedRuns]]:
     """Test ways of shuffling with a linear regression that is trained in this process, without a cluster.
 
-    Its results are those of a cluster. A tenth of the samples is held out for the metric ``rmse``. Ways that train on a
-    copy of the dataset, or from a sharding that is stored for all samples, are left out.
+    Its results are those of a cluster. Each pair holds out another tenth of the samples for the metric ``rmse``. Ways
+    that train from a sharding that is stored for all samples are left out; a way that trains on a copy in random order
+    gets another order in each pair.
 
     Parameters
     ----------
@@ -171,17 +275,25 @@ def regression_in_pairs(
         The dataset. All of its rows are read into the memory of this process.
     ways
         The ways, among them one that reshuffles everything.
-    n_workers, epochs, step, features, target, schedule
+    n_workers, epochs, features, target, schedule
         The training; see :func:`~dshuffle.training.fit_linear_regression`.
+    step
+        Step of models that are averaged. By default, and always if gradients are averaged, it suits the rows; see
+        :func:`~dshuffle.compare.stable_step`.
+    averages
+        What is averaged: ``"gradients"`` in every step, over mini-batches of 32 samples a worker, and ``"models"`` once
+        an epoch.
+    held_out
+        How a part is held out.
     margin, pairs
-        See :class:`~dshuffle.noninferiority.PairedTest`.
+        See :class:`~dshuffle.compare.PairedTest`.
     say
-        Called with what runs before each run or pair.
+        Called with what runs before each pair.
 
     Returns
     -------
     dict
-        The pairs of each tested way, by its label.
+        For each of ``averages``, the pairs of each tested way by its label.
 
     Raises
     ------
@@ -196,30 +308,50 @@ def regression_in_pairs(
     >>> arrays = keyed_regression(2000, noise=0.1)
     >>> dataset = create_dataset("memory://doc-pairs", arrays, chunk_rows=50, overwrite=True)
     >>> tested = regression_in_pairs(dataset, default_ways(), n_workers=4, epochs=3, step=0.2, margin="5%")
-    >>> {label: runs.outcome.value for label, runs in tested.items() if label.startswith("local")}
-    {'local, as stored': 'worse', 'local, shuffled once': 'not worse'}
+    >>> {name: runs["local, as stored"].outcome.value for name, runs in tested.items()}
+    {'gradients': 'not worse', 'models': 'worse'}
     """
     check_pairs(n_workers, epochs)
-    train, held_out = dataset.split(1 - HELD_OUT)
-    measure = rmse_on(held_out, lambda weights, rows: rows @ weights, features=features, target=target)
-    cluster = SimulatedCluster.of(train, n_workers)
+    seed = ways[0].choices.seed
+    names: Any = {"features": features, "target": target}
+    train, _ = held_out.split(dataset, seed)
     candidates = ways_of_a_part(train, ways, n_workers)
-    scale = float(measure(0.0 * train.read_rows([0])[features][0])["rmse_of_mean"])
-    test = PairedTest(REGRESSION_METRIC, margin=margin, pairs=pairs, rounding=ROUNDING * scale, meaning=METRIC_MEANING)
+    reference = reference_of(candidates)
+    steps: dict[str, dict[str, Any]] = {
+        "models": {"step": step or stable_step(train, **names)},
+        "gradients": {
+            "step": stable_step(train, **names, batch_size=BATCH_SIZE * n_workers),
+            "batch_size": min(BATCH_SIZE, train.n_samples // n_workers),
+        },
+    }
 
-    def run(way: Way, _: int, shuffle_seed: int) -> float:
-        session = cluster.session(seeded(way, shuffle_seed))
+    @functools.lru_cache(1)
+    def drawn(seed: int) -> tuple[SimulatedCluster, Callable[[Any], Mapping[str, Any]]]:
+        train, test = held_out.split(dataset, seed)
+        return SimulatedCluster.of(train, n_workers), rmse_on(test, lambda weights, rows: rows @ weights, **names)
+
+    def run(average: str, way: Way, seed: int, shuffle_seed: int) -> float:
+        cluster, measure = drawn(seed)
+        if way.copy is not None:
+            order = np.random.default_rng([seed, 1]).permutation(len(cluster.rows))
+            cluster = dataclasses.replace(cluster, rows=cluster.rows[order])
         fit = fit_linear_regression(
-            session,  # type: ignore[arg-type]  # all that this trainer uses
+            cluster.session(seeded(way, shuffle_seed)),  # type: ignore[arg-type]  # all that this trainer uses
             epochs=epochs,
-            step=step,
-            features=features,
-            target=target,
-            schedule=schedule,
+            average=average,  # type: ignore[arg-type]
+            measure_error=False,
+            schedule=schedule or (CONSTANT if step else falling(epochs)),
+            **steps[average],
+            **names,
         )
         return float(measure(fit.model)[REGRESSION_METRIC])
 
-    return run_in_pairs(test, reference_of(candidates), candidates, run, say)
+    _, measure = drawn(seed)
+    width = dataset.arrays[features].shape[0]
+    scale = float(measure(np.zeros(width))["rmse_of_mean"])
+    test = PairedTest(REGRESSION_METRIC, margin=margin, pairs=pairs, rounding=ROUNDING * scale, meaning=METRIC_MEANING)
+    trainings = {average: functools.partial(run, average) for average in averages}
+    return _trained_in_pairs(test, reference, candidates, trainings, say, **held_out.sizes(dataset, seed))
 
 
 def reference_of(ways: Sequence[Way]) -> Way:
@@ -247,4 +379,4 @@ def ways_of_a_part(part: Dataset, ways: Sequence[Way], n_workers: int) -> list[W
             return False
         return True
 
-    return [way for way in ways if way.copy is None and suits(way)]
+    return [way for way in ways if suits(way)]

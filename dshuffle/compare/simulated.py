@@ -6,11 +6,12 @@ Who trains on what in which order is a function of the choices, the epoch and th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.planning.mixing import Orders, orders_of_first_epochs
@@ -74,9 +75,7 @@ class SimulatedCluster:
 
 
 class SimulatedShuffler:
-    """What trainers need of a :class:`~dshuffle.Shuffler` if all they use of an epoch is ``map``.
-
-    These are the trainers that average once an epoch: :func:`fit_linear_regression` and :func:`fit_parallel_sgd`.
+    """What :func:`fit_linear_regression` and :func:`fit_parallel_sgd` need of a :class:`~dshuffle.Shuffler`.
 
     Parameters
     ----------
@@ -127,6 +126,34 @@ class SimulatedEpoch:
             own_args = [PerRank.of(value, rank) for value in args]
             own_kwargs = {name: PerRank.of(value, rank) for name, value in kwargs.items()}
             results.append(Done(fn(partition, *own_args, **own_kwargs)))
+            partition.close()
+        return results
+
+    def in_step(
+        self, fn: Callable[..., Generator[tuple[NDArray[Any], int], NDArray[Any], Any]], *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        """Run a generator for each rank in turn, from one mean of all ranks to the next."""
+        shares = min(map(len, self.orders)), max(map(len, self.orders))
+        partitions = [
+            Partition(self.layout, self.rows, order, order, rank=rank, epoch=self.number, shares=shares)
+            for rank, order in enumerate(self.orders)
+        ]
+        ranks = [fn(partition, *args, **kwargs) for partition in partitions]
+        results: list[Any] = []
+        means: list[Any] = [None] * len(ranks)
+        while not results:
+            yielded = []
+            for rank, mean in zip(ranks, means, strict=True):
+                try:
+                    yielded.append(rank.send(mean))
+                except StopIteration as end:
+                    results.append(end.value)
+            if yielded:
+                values, counts = zip(*yielded, strict=True)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    mean = sum(one * (count / sum(counts)) for one, count in zip(values, counts, strict=True))
+                means = [mean] * len(ranks)
+        for partition in partitions:
             partition.close()
         return results
 

@@ -26,8 +26,11 @@ ROUNDING = 1e-6
 """Singular values relative to the largest one that are rounding of float32 data."""
 
 
-def stable_step(dataset: Dataset, *, features: str = "x", target: str = "y") -> float:
+def stable_step(dataset: Dataset, *, features: str = "x", target: str = "y", batch_size: int = 1) -> float:
     """Return the step 1 / R² for SGD on single rows, where R² is the least number with ``E[|x|² x xᵀ] ≤ R² E[x xᵀ]``.
+
+    With the mean gradient of a batch of B rows, R² is replaced by ``R² / B + (1 - 1 / B) L``, where L is the largest
+    eigenvalue of ``E[x xᵀ]``: the step grows with the batch as long as its rows are rarely alike.
 
     With steps below 2 / R² the mean squared error of the weights does not grow. The expectations are over all rows. Of
     a dataset with more than 32 MiB, or with so many features that this would take long, they are over rows at 1,000
@@ -41,7 +44,8 @@ def stable_step(dataset: Dataset, *, features: str = "x", target: str = "y") -> 
 
     References
     ----------
-    Bach and Moulines (2013); see docs/papers.md.
+    Bach and Moulines (2013); P. Jain et al., "Parallelizing stochastic gradient descent for least squares regression",
+    JMLR, 2018, for batches; see docs/papers.md.
 
     Examples
     --------
@@ -58,7 +62,11 @@ def stable_step(dataset: Dataset, *, features: str = "x", target: str = "y") -> 
         raise InvalidParameter.of("features", features, "an array of values that are not all zero")
     largest = float(max(rows.max(), -rows.min()))
     rows /= largest  # so that squares do not overflow
-    step = 1 / _largest_ratio(rows) / largest / largest
+    ratio = _largest_ratio(rows)
+    if batch_size > 1:
+        small = rows @ rows.T if rows.shape[1] > len(rows) else rows.T @ rows
+        ratio = ratio / batch_size + (1 - 1 / batch_size) * float(np.linalg.eigvalsh(small)[-1]) / len(rows)
+    step = 1 / ratio / largest / largest
     if not sys.float_info.min <= step <= sys.float_info.max:
         hint = f"The largest one is {largest:.3g}. Scale the features."
         raise InvalidParameter.of("features", features, "an array of values with squares that a float64 can hold", hint)

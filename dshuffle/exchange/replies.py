@@ -62,21 +62,23 @@ class RowsReply(msgspec.Struct, frozen=True, eq=False):
         return self.rows.nbytes + self.checksums.nbytes + (0 if self.present is None else self.present.nbytes)
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class Refusal(msgspec.Struct, frozen=True, tag_field="status", tag="refused", forbid_unknown_fields=True):
     """Why a sender does not send a message, and whether another request for it can succeed."""
 
     reason: str
     again: bool = False
 
 
-class Later(msgspec.Struct, frozen=True):
+class Later(msgspec.Struct, frozen=True, tag_field="status", tag="later", forbid_unknown_fields=True):
     """A sender cannot send a message yet. The receiver requests it again."""
 
 
 Reply = RowsReply | Refusal | Later
 
 
-class _RowFields(msgspec.Struct, frozen=True, rename={"present": "found"}):
+class _RowFields(
+    msgspec.Struct, frozen=True, rename={"present": "found"}, tag_field="status", tag="OK", forbid_unknown_fields=True
+):
     """The fields of a :class:`RowsReply` between processes. Those of the other forms are missing."""
 
     rows: np.ndarray | None = None
@@ -97,10 +99,9 @@ def to_fields(reply: Reply) -> dict[str, Any]:
     >>> to_fields(Refusal("the run has ended"))
     {'status': 'refused', 'reason': 'the run has ended', 'again': False}
     """
-    if isinstance(reply, Refusal):
-        return {"status": "refused", "reason": reply.reason, "again": reply.again}
-    if isinstance(reply, Later):
-        return {"status": "later"}
+    if isinstance(reply, Refusal | Later):
+        plain: dict[str, Any] = msgspec.to_builtins(reply)
+        return plain
     fields: dict[str, Any] = {"status": "OK"}
     if reply.acknowledge is not None:
         fields["acknowledge"] = reply.acknowledge
@@ -147,7 +148,7 @@ def from_fields(fields: object, sender: str) -> Reply:
     if status == "refused":
         return _converted(fields, Refusal, sender)
     if status == "later":
-        return Later()
+        return _converted(fields, Later, sender)
     raise ExchangeError(f"{sender} does not run dshuffle (its reply was {fields!r:.200})")
 
 

@@ -185,6 +185,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         return Iteration(self._position, self._iterate, self.set_epoch)
 
     def _iterate(self) -> Iterator[int]:
+        self._check_length()
         if self._remainder is not None and self._remainder.epoch == self.epoch:
             if self._remainder_begun:
                 self._go_to(self.epoch)
@@ -274,10 +275,22 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         With ``"partial:Q"``, a rank follows its samples back through all epochs, so the time is proportional to the
         epoch. With ``balance``, and with the sharding ``"round-robin"``, each assignment is computed from the previous
         one.
+
+        Raises
+        ------
+        InvalidParameter
+            If the epoch does not exist, or the dataset has another length than before.
         """
         self._spec.check_epoch("epoch", epoch)
+        self._check_length()
         self._go_to(epoch)
         self._position.set_epoch(epoch)
+
+    def _check_length(self) -> None:
+        """Refuse a dataset that has grown or shrunk."""
+        if len(self.dataset) != self._spec.n_samples:
+            hint = "Make a new sampler."
+            raise InvalidParameter.of("len(dataset)", len(self.dataset), f"{self._spec.n_samples}, as before", hint)
 
     def _go_to(self, epoch: int) -> None:
         """Compute this rank's part of an epoch."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter, StaleEpoch
 from dshuffle.integrations.position import Position
 from dshuffle.launched.mailbox import Mailbox
@@ -75,6 +77,12 @@ def batching_of(partition: Partition, batch_size: int, mode: str, *, is_rest: bo
     return Batching(n_own, batch_size, max(batch_size, largest), batch_size, mode)  # filled up
 
 
+def other_process() -> InvalidParameter:
+    """The error of a process that is not the rank, such as a loader process of PyTorch."""
+    hint = "The rows are in the memory of the rank's own process: a DataLoader around them needs num_workers=0."
+    return InvalidParameter.because("num_workers", "the loader of dshuffle.spmd belongs to another process", hint)
+
+
 class EpochBatches:
     """The batches of this rank in one epoch. Iterate over it, once in each epoch.
 
@@ -100,6 +108,8 @@ class EpochBatches:
         self.partition = partition
         self._batching, self._names, self._mailbox, self._convert = batching, tuple(names), mailbox, convert
         self._position = Position(partition.epoch)
+        self._marked: int | None = None
+        self._pid = os.getpid()
 
     def __len__(self) -> int:
         return len(self._batching)
@@ -117,16 +127,35 @@ class EpochBatches:
         return self._position.n_given
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the loop was given all batches."""
-        return self.n_given == len(self)
+    def n_trained(self) -> int:
+        """Number of batches that count as trained on: those that the loop was given, or has marked."""
+        return self.n_given if self._marked is None else self._marked
 
-    def mark(self, n_batches: int) -> bool:
-        """Note that the first batches were trained on; returns False if the loop was not given that many."""
-        if self.n_given < n_batches:
-            return False
+    @property
+    def is_complete(self) -> bool:
+        """Whether all batches count as trained on."""
+        return self.n_trained == len(self)
+
+    def mark_trained(self, n_batches: int) -> None:
+        """Say how many batches of this epoch the loop has trained on, if something asks for batches ahead of it.
+
+        A batch counts as trained on when the loop was given it. After the first call of this method, only this number
+        counts: for :meth:`SpmdLoader.save` and :meth:`SpmdLoader.state_dict`, and when the loop ends in the middle of
+        the epoch. Call it with 0 before the first batch is asked for, and on all ranks.
+
+        Raises
+        ------
+        InvalidParameter
+            If it is not in [0, number of batches that were given].
+        """
+        if as_integer("n_batches", n_batches, 0) > self.n_given:
+            raise InvalidParameter.of("n_batches", n_batches, f"at most {self.n_given}, the batches that were given")
+        self._marked = n_batches
+        self._mailbox.check_batch(self.number, n_batches)
+
+    def mark(self, n_batches: int) -> None:
+        """Note for the session that the first batches were trained on."""
         self.partition.mark_trained(self._n_samples(n_batches))
-        return True
 
     def _n_samples(self, n_batches: int) -> int:
         """Number of samples in the first batches, from the first one in training order."""
@@ -137,8 +166,13 @@ class EpochBatches:
             return len(self.partition) * n_batches // len(self)
         return min(n_batches * self._batching.batch_size, len(self.partition))
 
+    def __reduce__(self) -> Any:
+        raise other_process()
+
     def _arrays(self, number: int) -> Arrays:
-        self._mailbox.check()
+        if os.getpid() != self._pid:
+            raise other_process()
+        self._mailbox.check_batch(self.number, number + 1 if self._marked is None else 0)
         try:
             columns = self.partition.take(self._batching.positions(number), self._names)
         except StaleEpoch:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from distributed import Scheduler
@@ -15,8 +15,8 @@ from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.launched.launcher import Place
-from dshuffle.launched.mailbox import LOG_AFTER
-from dshuffle.launched.ports import HELLO, job_key
+from dshuffle.launched.mailbox import LOG_AFTER, Progress, left_apart
+from dshuffle.launched.ports import HELLO, Terms, job_key
 from dshuffle.runtime.replies import replying
 
 logger = logging.getLogger(__name__)
@@ -24,53 +24,13 @@ logger = logging.getLogger(__name__)
 POST = "dshuffle_post"
 """Stream message to a worker: a method of its mailbox, and the arguments."""
 
-FAILED, LEFT = "dshuffle_rank_failed", "dshuffle_rank_left"
+FAILED, PROGRESS = "dshuffle_rank_failed", "dshuffle_rank_progress"
 """Stream messages of a worker to the scheduler."""
 
 STAY = "dshuffle_stay"
 """Request of a worker to the scheduler that is answered when the job has ended."""
 
 NAME = "dshuffle-job"
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the loop of a rank has come.
-
-    Parameters
-    ----------
-    epoch
-        The last epoch that the loop got; -1 before the first one.
-    is_complete
-        Whether the epoch counts as trained on: the loop was given all of its batches, or has ended it.
-    is_ended
-        Whether the loop has asked for the next epoch after it.
-    """
-
-    epoch: int = -1
-    is_complete: bool = True
-    is_ended: bool = True
-
-    def is_behind(self, other: Progress) -> bool:
-        """Whether another rank counts an epoch as trained on, or has begun one, that this rank does not.
-
-        Examples
-        --------
-        >>> Progress(0, is_complete=True, is_ended=True).is_behind(Progress(1, is_complete=False, is_ended=False))
-        True
-        >>> Progress(1, is_complete=True, is_ended=False).is_behind(Progress(1, is_complete=True, is_ended=True))
-        False
-        """
-        return (self.epoch, self.is_complete) < (other.epoch, other.is_complete)
-
-    def has_ended_more_than(self, other: Progress) -> bool:
-        """Whether this rank got a later epoch than another rank, or has ended an epoch that the other has not."""
-        return self.epoch > other.epoch or (self.epoch == other.epoch and self.is_ended and not other.is_complete)
-
-    def __str__(self) -> str:
-        if self.epoch < 0:
-            return "before the first epoch"
-        return f"after epoch {self.epoch}" if self.is_complete else f"in the middle of epoch {self.epoch}"
 
 
 def rank_failed(rank: int, world_size: int, reason: str) -> PeerFailed:
@@ -89,25 +49,28 @@ class Job(SchedulerPlugin):
         The place of rank 0.
     ports
         Ports of the job.
+    terms
+        What the caller of rank 0 has asked for.
     """
 
     name = NAME
 
-    def __init__(self, scheduler: Scheduler, place: Place, ports: Sequence[int]) -> None:
+    def __init__(self, scheduler: Scheduler, place: Place, ports: Sequence[int], terms: Terms) -> None:
         self.world_size = place.world_size
         self.failure: DShuffleError | None = None
         self.on_failure: Callable[[], None] | None = None
         """Called in a thread if the job fails."""
         self._scheduler = scheduler
-        self._key = job_key(place, ports)
+        self._key, self._terms = job_key(place, ports), dict(terms)
         self._addresses: dict[int, str] = {}  # of the ranks that are there
         self._all_joined, self._all_left = asyncio.Event(), asyncio.Event()
         self._failed, self._ended = asyncio.Event(), asyncio.Event()
         self._left: dict[int, Progress] = {}
-        self._progress = Progress()  # of rank 0
-        self._rank_0_left = self._is_released = False
+        self._reached = 0, Progress()  # rank that was the first one to leave the last epoch that any rank has left
+        self._is_released = False
+        self._begun = -1  # the epoch that rank 0 has begun
         scheduler.handlers |= {HELLO: replying(HELLO, self._hello), STAY: self._ended.wait}
-        scheduler.stream_handlers |= {FAILED: self.rank_failed, LEFT: self._rank_left}
+        scheduler.stream_handlers |= {FAILED: self.rank_failed, PROGRESS: self.rank_progress}
         scheduler.add_plugin(self, name=NAME)
 
     # Events
@@ -130,7 +93,7 @@ class Job(SchedulerPlugin):
                     host = worker.partition("://")[2].rpartition(":")[0]
                     self.fail(WorkerLost(f"rank {rank} of {self.world_size} was lost: its process on {host} has ended"))
 
-    def _hello(self, key: str, rank: int, world_size: int) -> bool:
+    def _hello(self, key: str, rank: int, world_size: int, terms: Terms) -> bool:
         """Say whether this is the scheduler of a job.
 
         Raises
@@ -138,13 +101,22 @@ class Job(SchedulerPlugin):
         InvalidParameter
             If it is, and the rank cannot be one of it.
         """
-        if key != self._key:
+        if key != self._key or self._ended.is_set():
             return False
         if world_size != self.world_size:
             raise InvalidParameter.of("world_size", world_size, f"{self.world_size}, as on rank 0")
         if rank in self._addresses:
             hint = "Two processes have the same rank, or two jobs the same port."
             raise InvalidParameter.of("rank", rank, "another one on each process of the job", hint)
+        for name, (own, shown) in self._terms.items():
+            other, other_shown = terms.get(name, ("", "none"))
+            if other != own:
+                error = InvalidParameter(
+                    f"rank {rank} has {name}={other_shown}, and rank 0 has {shown}. Call dshuffle.spmd alike on all "
+                    "ranks"
+                )
+                self.rank_failed(rank, str(error))
+                raise error
         return True
 
     def rank_failed(self, rank: int, reason: str, worker: str = "") -> None:
@@ -159,13 +131,32 @@ class Job(SchedulerPlugin):
             if address == worker:
                 self.rank_failed(rank, reason)
 
-    def _rank_left(self, rank: int, epoch: int, is_complete: bool, is_ended: bool, worker: str = "") -> None:
-        self._left[rank] = Progress(epoch, is_complete, is_ended)
-        self._check_left()
-        if self._is_released and self.failure is None:
-            self._post([self._addresses[rank]], "post_release")
-        if len(self._left) == self.world_size:
-            self._all_left.set()
+    def rank_progress(
+        self,
+        rank: int,
+        epoch: int,
+        n_batches: int,
+        n_all: int,
+        is_trained: bool,
+        has_left: bool,
+        worker: str = "",
+    ) -> None:
+        """The loop of a rank has ended an epoch, or has left the job."""
+        progress = Progress(epoch, n_batches, n_all, is_trained)
+        first, reached = self._reached
+        if progress.epoch > reached.epoch:
+            self._reached = rank, progress
+            if n_batches < n_all:
+                self._post(self._addresses.values(), "post_limit", rank, epoch, n_batches, n_all, is_trained)
+        elif progress != reached:
+            self.fail(left_apart(rank, self.world_size, progress, first, f"has left it {reached}"))
+        if has_left:
+            self._left[rank] = progress
+            self._check_left()
+            if self._is_released:
+                self.release()
+            if len(self._left) == self.world_size:
+                self._all_left.set()
 
     # Rank 0
 
@@ -207,29 +198,20 @@ class Job(SchedulerPlugin):
 
     def begin(self, epoch: int) -> None:
         """The loop of rank 0 gets an epoch, in which all ranks must take part."""
-        self._progress, self._is_released = Progress(epoch, is_complete=False, is_ended=False), False
+        self._begun, self._is_released = epoch, False
         self._check_left()
-
-    def end_epoch(self, epoch: int) -> None:
-        """Rank 0 ends its last epoch, which counts as trained on."""
-        self._progress = Progress(epoch)
-        self._check_left()
-        self.release()
 
     def release(self) -> None:
-        """Let ranks that have left give their partitions back."""
-        if self.failure is None:
-            self._is_released = True
-            self._post([self._addresses[rank] for rank in self._left if rank in self._addresses], "post_release")
+        """The epoch ends: ranks that have left, or leave now, give back what they hold."""
+        self._is_released = True
+        self._post([self._addresses[rank] for rank in self._left if rank in self._addresses], "post_release")
 
     def open(self, next_epoch: int, is_rest: bool, attached: bytes) -> None:
         """The session is open."""
         self._post(self._addresses.values(), "post_opened", next_epoch, is_rest, attached)
 
-    def leave(self, last_epoch: int, progress: Progress) -> None:
+    def leave(self, last_epoch: int) -> None:
         """Rank 0 begins no other epoch."""
-        self._progress, self._rank_0_left = progress, True
-        self._check_left()
         self._post(self._addresses.values(), "post_rank_0_left", last_epoch)
 
     def end(self) -> None:
@@ -243,28 +225,15 @@ class Job(SchedulerPlugin):
             self.failure = failure
             self._failed.set()
             if self.on_failure is not None:
-                asyncio.get_running_loop().run_in_executor(None, self.on_failure)
+                # A thread that does not hold up the end of the process: the scheduler may close while the client waits.
+                threading.Thread(target=self.on_failure, daemon=True).start()
             self._post(self._addresses.values(), "post_failure", ToPickle(failure))
 
     def _check_left(self) -> None:
-        """Let the job fail if a rank has left its loop before another one that trains on."""
-        own = self._progress
+        """Let the job fail if a rank has left its loop, and rank 0 begins another epoch."""
         for rank, left in sorted(self._left.items()):
-            if left.is_behind(own):
-                does = f"has ended {'it' if left.epoch == own.epoch else f'epoch {own.epoch}'}"
-                self._fail_apart(rank, left, 0, does if own.is_complete else f"trains on epoch {own.epoch}")
-            elif self._rank_0_left and left.has_ended_more_than(own):
-                does = f"has ended {'it' if left.epoch == own.epoch else f'epoch {left.epoch}'}"
-                self._fail_apart(0, own, rank, does if left.is_complete else f"has trained on epoch {left.epoch}")
-
-    def _fail_apart(self, rank: int, left: Progress, other: int, does: str) -> None:
-        self.fail(
-            PeerFailed(
-                f"rank {rank} of {self.world_size} has left its loop {left}, and rank {other} {does}. "
-                "All ranks must go through the same epochs, and leave them at the same batch",
-                transient=False,
-            )
-        )
+            if left.epoch < self._begun:
+                self.fail(left_apart(rank, self.world_size, left, 0, f"trains on epoch {self._begun}"))
 
     def _post(self, addresses: Any, method: str, *arguments: Any) -> None:
         for address in list(addresses):

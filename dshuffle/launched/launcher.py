@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import multiprocessing
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -169,6 +171,35 @@ def place_of(
 def is_launched(variables: Mapping[str, str]) -> bool:
     """Whether a launcher has started this process."""
     return _launcher(variables) is not None
+
+
+def check_process_group(world_size: int) -> None:
+    """Refuse a job that has not the size of the process group of PyTorch, if there is one.
+
+    Raises
+    ------
+    InvalidParameter
+        If the sizes differ.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        size = distributed.get_world_size()
+        if size != world_size:
+            hint = "Give rank=dist.get_rank(), world_size=dist.get_world_size() and a free port=, alike on all ranks."
+            raise InvalidParameter.of("world_size", world_size, f"{size}, as the process group of PyTorch has it", hint)
+
+
+def check_alone() -> None:
+    """Refuse to take this process for a whole job if another process has started it.
+
+    Raises
+    ------
+    InvalidParameter
+        If :mod:`multiprocessing` has, as ``torch.multiprocessing.spawn`` does.
+    """
+    if multiprocessing.parent_process() is not None:
+        hint = "Give rank=, world_size= and a free port= to all of them; rank=0, world_size=1 if it is the only one."
+        raise InvalidParameter.because("rank", "multiprocessing has started this process without one", hint)
 
 
 def _launcher(variables: Mapping[str, str]) -> Launcher | None:

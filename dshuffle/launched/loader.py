@@ -10,14 +10,13 @@ from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Self
 
-from distributed import Security
-
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.launched.attached import AttachedObjects, pickled, unpickled
-from dshuffle.launched.epoch_batches import Convert, EpochBatches, batching_of
-from dshuffle.launched.job import Progress, rank_failed
-from dshuffle.launched.mailbox import LOG_AFTER, Mailbox, Terms
+from dshuffle.launched.epoch_batches import Convert, EpochBatches, batching_of, other_process
+from dshuffle.launched.job import rank_failed
+from dshuffle.launched.launcher import check_process_group
+from dshuffle.launched.mailbox import LOG_AFTER, Mailbox, Progress
 from dshuffle.launched.process import RankProcess
 from dshuffle.launched.session import JobSession
 from dshuffle.store import Dataset
@@ -45,13 +44,12 @@ class SpmdLoader:
         names: Sequence[str],
         convert: Convert | None,
         checkpoint: str | os.PathLike[str] | None,
-        security: Security,
         options: Mapping[str, Any],
     ) -> None:
         self.rank, self.world_size = process.place.rank, process.place.world_size
         self._dataset, self._process, self._mailbox = dataset, process, mailbox
         self._batch_size, self._mode, self._names, self._convert = batch_size, mode, tuple(names), convert
-        self._checkpoint, self._security, self._options = checkpoint, security, options
+        self._checkpoint, self._options = checkpoint, options
         self._state: Mapping[str, Any] | None = None  # to continue
         self._continues = checkpoint is not None  # whether there may be a state to continue, on any rank
         self._session: JobSession | None = None  # on rank 0
@@ -64,6 +62,7 @@ class SpmdLoader:
         self._progress = Progress()
         self._waits = False  # whether the epoch has begun before the loop asked for it
         self._closed = False
+        self._pid = os.getpid()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -144,26 +143,33 @@ class SpmdLoader:
         self._attached.attach(objects, self._states)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position and the attached states, on rank 0. It can be written as JSON.
+        """Return the position of the job and the attached states, on rank 0. It can be written as JSON.
 
-        The position is the number of batches that the loop of rank 0 was given. The other ranks must have received at
-        least as many: call it after a step in which all ranks take part, or after a barrier.
+        The position is the number of batches that the loop of rank 0 was given, or has marked
+        (:meth:`EpochBatches.mark_trained`). The other ranks must have as many: call it after a step in which all ranks
+        take part, or after a barrier.
+
+        On the other ranks, it returns at once how far this rank has come. No job can continue from that.
 
         Raises
         ------
         ClusterError
-            If another rank was not given as many batches, or this is not rank 0.
+            If another rank does not have as many batches.
         """
         if self.rank:
-            raise ClusterError(f"rank 0 has the position of the job, and this is rank {self.rank}", transient=False)
+            epoch = None if self._waits else self._epoch
+            number, n_batches = (self._progress.epoch + 1, 0) if epoch is None else (epoch.number, epoch.n_trained)
+            return {"rank": self.rank, "epoch": number, "batches": n_batches}
         self._opened()
         assert self._session is not None
-        return self._state_dict(self._session)
+        return self._state_dict(self._session, has_model=True)
 
-    def _state_dict(self, session: JobSession) -> dict[str, Any]:
+    def _state_dict(self, session: JobSession, *, has_model: bool) -> dict[str, Any]:
         epoch = None if self._waits else self._epoch
-        n_batches, is_complete = (0, False) if epoch is None else (epoch.n_given, epoch.is_complete)
-        return session.state_dict(self._attached.states(), n_batches, is_complete=is_complete)
+        n_batches, is_complete = (0, False) if epoch is None else (epoch.n_trained, epoch.is_complete)
+        with self._job_errors():
+            states = self._attached.states()
+            return session.state_dict(states, n_batches, is_complete=is_complete, has_model=has_model)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Continue from a state, with any number of ranks. Call it on all ranks, before :meth:`attach`.
@@ -180,7 +186,7 @@ class SpmdLoader:
         ClusterError
             If the session is open already, or an object is attached.
         """
-        if self.rank == 0 and not isinstance(state, Mapping):
+        if self.rank == 0 and not (isinstance(state, Mapping) and not state.get("rank")):
             raise InvalidParameter.of("state", state, "what state_dict() returned on rank 0")
         if self._next_epoch is not None or self._attached.names:
             raise ClusterError("the loader is in use already: load its state before", transient=False)
@@ -201,9 +207,9 @@ class SpmdLoader:
         if self._checkpoint is None:
             raise InvalidParameter.of("checkpoint", None, "a file or an object, to save the position there")
         if not self.rank:
-            state = self.state_dict()
+            self._opened()
             assert self._session is not None
-            self._session.save(state)
+            self._session.save(self._state_dict(self._session, has_model=False))
 
     def __enter__(self) -> Self:
         return self
@@ -225,10 +231,13 @@ class SpmdLoader:
 
     def _opened(self) -> int:
         """Open the session, or wait until rank 0 has opened it; the number of the next epoch."""
+        if os.getpid() != self._pid:
+            raise other_process()
         if self._closed:
             raise ClusterError("this loader is closed. Make a new one", transient=False)
         self._mailbox.check()
         if self._next_epoch is None:
+            check_process_group(self.world_size)  # libraries such as Lightning make it after the loader
             if self._process.job is not None:
                 self._open(self._process)
             opened = self._mailbox.wait_opened()
@@ -245,14 +254,12 @@ class SpmdLoader:
     def _open(self, process: RankProcess) -> None:
         assert process.job is not None
         self._check_job()  # a session would wait for the workers of ranks that are gone
-        terms = Terms(self._batch_size, self._mode)
         with self._job_errors():
             self._session = JobSession(
                 process.address,
-                self._security,
+                process.security,
                 self._dataset,
                 self.world_size,
-                terms,
                 self._checkpoint,
                 self._state,
                 self._options,
@@ -275,7 +282,6 @@ class SpmdLoader:
                 self._waits = False
             else:
                 self._begin(total - number)
-            self._progress = Progress(number, is_complete=False, is_ended=False)
             assert self._epoch is not None
             yield self._epoch
         if not self._waits:
@@ -291,27 +297,36 @@ class SpmdLoader:
         partition = self._mailbox.take(number)
         batching = batching_of(partition, self._batch_size, self._mode, is_rest=number == self._rest)
         self._epoch = EpochBatches(partition, batching, self._names, self._mailbox, self._convert)
-        self._mailbox.set_mark(self._epoch.mark)
+        self._mailbox.set_batches(self._epoch)
         self._next_epoch, self._length = number + 1, len(batching)
 
     def _end_epoch(self) -> None:
         if self._epoch is None:
             return
         self._give_back()
-        number, self._epoch = self._epoch.number, None
-        self._progress = Progress(number)
+        self._epoch = None
         if self._session is not None:
-            self._process.tell_job("end_epoch", number)
+            self._process.tell_job("release")
             with self._job_errors():
                 self._session.end_epoch()
 
     def _give_back(self) -> None:
         """Give the partition of the current epoch back. The states of attached objects are those of its end."""
         self._mailbox.check()
-        if self._epoch is None:
+        epoch = self._epoch
+        if epoch is None:
             return  # a partition that is there belongs to the first epoch, which this rank has not begun
-        if self._session is not None and self._attached.names:
-            self._session.shuffler.attach(self._attached.states())
+        self._progress = Progress(epoch.number, epoch.n_given, len(epoch))
+        self._process.say_progress(self._progress, has_left=False)  # before the task ends, so that it comes earlier
+        if self._session is not None:
+            if epoch.n_given < len(epoch):
+                logger.warning(
+                    "dshuffle: the loops of all ranks have left epoch %d after %d of its %d batches. The other samples "
+                    "were not trained on in this epoch",
+                    *(epoch.number, epoch.n_given, len(epoch)),
+                )
+            if self._attached.names:
+                self._session.shuffler.attach(self._attached.states(), epoch.number)
         self._mailbox.give_back()
 
     def _fail_for(self, worker: str, reason: str) -> None:
@@ -337,7 +352,7 @@ class SpmdLoader:
         self._mailbox.check()
 
     def _close(self, error: BaseException | None) -> None:
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:  # a forked child ends without the job
             return
         self._closed = True
         try:
@@ -354,13 +369,13 @@ class SpmdLoader:
         process, mailbox, session = self._process, self._mailbox, self._session
         epoch = None if self._waits else self._epoch  # the loop did not get an epoch that waits
         mailbox.check()
-        if epoch is not None and epoch.is_complete:
-            self._progress = Progress(epoch.number, is_complete=True, is_ended=False)
-        process.say_left(self._progress)
+        if epoch is not None:
+            self._progress = Progress(epoch.number, epoch.n_trained, len(epoch), epoch.is_complete)
+        process.say_progress(self._progress, has_left=True)
         if process.job is None:
             mailbox.wait(lambda: mailbox.ended, "for all ranks to leave their loops")
             return
-        process.tell_job("leave", -1 if self._next_epoch is None else self._next_epoch - 1, self._progress)
+        process.tell_job("leave", -1 if self._next_epoch is None else self._next_epoch - 1)
         pause = LOG_AFTER
         while not process.run(process.job.wait_until_left(pause)):
             ranks = ", ".join(map(str, process.job.present[:8]))
@@ -372,9 +387,8 @@ class SpmdLoader:
                 self._end_epoch()
             elif self._epoch is not None:
                 if epoch is not None and self._checkpoint is not None:
-                    session.save(self._state_dict(session))
+                    session.save(self._state_dict(session, has_model=False))
                 process.tell_job("release")
-                mailbox.give_back()
             with self._job_errors():
                 session.close()
             self._session = None

@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from distributed import get_worker
 
-from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, WorkerLost
+from dshuffle.errors import ClusterError, DShuffleError, PeerFailed, WorkerLost
 from dshuffle.runtime import Partition
 
 logger = logging.getLogger(__name__)
@@ -41,11 +41,51 @@ class SessionStart:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What must be the same on all ranks."""
+class Progress:
+    """Where the loop of a rank has left an epoch. It must be the same on all ranks.
 
-    batch_size: int
-    mode: str
+    Parameters
+    ----------
+    epoch
+        The last epoch that the loop got; -1 before the first one.
+    n_batches, n_all
+        How many batches of how many it had.
+    is_trained
+        Whether the epoch counts as trained on: these are all batches, or the loop has asked for the next epoch.
+    """
+
+    epoch: int = -1
+    n_batches: int = 0
+    n_all: int = 0
+    is_trained: bool = True
+
+    def __str__(self) -> str:
+        if self.epoch < 0:
+            return "before the first epoch"
+        count = f"{self.n_batches} of {self.n_all} batches"
+        if not self.is_trained:
+            return f"in the middle of epoch {self.epoch}, after {count}"
+        return f"after epoch {self.epoch}" + (f", of which it had {count}" if self.n_batches < self.n_all else "")
+
+
+def left_apart(rank: int, world_size: int, progress: Progress, other: int, does: str) -> PeerFailed:
+    """The error of loops that do not go through the same batches."""
+    return PeerFailed(
+        f"rank {rank} of {world_size} has left its loop {progress}, and rank {other} {does}. "
+        "All ranks must go through the same epochs, and leave them at the same batch",
+        transient=False,
+    )
+
+
+class Batches(Protocol):
+    """The batches of an epoch, as far as a mailbox knows them."""
+
+    @property
+    def n_trained(self) -> int:
+        """Number of batches that count as trained on."""
+
+    def mark(self, n_batches: int) -> None:
+        """Note that the first batches were trained on."""
 
 
 class Mailbox:
@@ -53,24 +93,22 @@ class Mailbox:
 
     Parameters
     ----------
-    rank
-        The rank.
-    terms
-        What this rank was called with.
+    rank, world_size
+        The rank, and the number of ranks.
     """
 
-    def __init__(self, rank: int, terms: Terms) -> None:
-        self.rank = rank
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
         self.opened: SessionStart | None = None
         self.ended = False
         self.failure: DShuffleError | None = None
         self.job_knows = False  # that it has failed
-        self._terms = terms
         self._changed = threading.Condition()
         self._process = os.getpid()
         self._partition: Partition | None = None
         self._is_released = False  # this rank has left, and the task of its last epoch need not wait
-        self._mark: Callable[[int], bool] | None = None
+        self._batches: Batches | None = None  # of the partition
+        self._limit: tuple[int, Progress] | None = None  # a rank has left an epoch early
         self._last_epoch: int | None = None  # rank 0 has left after this epoch
 
     # Messages
@@ -99,10 +137,17 @@ class Mailbox:
             self._last_epoch = last_epoch
             self._changed.notify_all()
 
+    def post_limit(self, rank: int, *progress: Any) -> None:
+        """A rank has left an epoch early. This rank fails if it has more batches of this epoch."""
+        with self._changed:
+            self._limit = rank, Progress(*progress)
+            if self._partition is not None and self._batches is not None:
+                self._check_limit(self._partition.epoch, self._batches.n_trained)
+
     def post_release(self) -> None:
         """The last epoch ends, although this rank has not said so."""
         with self._changed:
-            self._is_released, self._partition, self._mark = True, None, None
+            self._is_released, self._partition, self._batches = True, None, None
             self._changed.notify_all()
 
     def post_end(self) -> None:
@@ -113,26 +158,15 @@ class Mailbox:
 
     # The task
 
-    def hold(self, partition: Partition, terms: Terms) -> None:
+    def hold(self, partition: Partition) -> None:
         """Hand a partition to the rank's own thread, and wait until that gives it back.
 
         Raises
         ------
-        InvalidParameter
-            If this rank was called with something else than rank 0.
         DShuffleError
             If the job fails meanwhile. The task then counts as failed, because its epoch may not be trained on.
         """
         with self._changed:
-            for name in ("batch_size", "mode"):
-                own, other = getattr(self._terms, name), getattr(terms, name)
-                if own != other:
-                    self.fail(
-                        InvalidParameter(
-                            f"rank {self.rank} has {name}={own!r}, and rank 0 has {other!r}. All ranks must have "
-                            "equally many batches: call dshuffle.spmd alike on all ranks"
-                        )
-                    )
             self.check()
             if self._is_released:
                 return
@@ -140,7 +174,7 @@ class Mailbox:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._partition is not partition or self.failure is not None)
             if self._partition is partition:
-                self._partition = self._mark = None
+                self._partition = self._batches = None
                 self.check()
 
     # The rank's own thread
@@ -198,18 +232,15 @@ class Mailbox:
                 )
             return self._partition
 
-    def set_mark(self, mark: Callable[[int], bool]) -> None:
-        """Set the function that notes how many batches of the partition count as trained on.
-
-        It returns whether the loop was given that many.
-        """
+    def set_batches(self, batches: Batches) -> None:
+        """Set the batches of the partition."""
         with self._changed:
-            self._mark = mark
+            self._batches = batches
 
     def give_back(self) -> None:
         """End the task that holds the partition, if there is one."""
         with self._changed:
-            self._partition = self._mark = None
+            self._partition = self._batches = None
             self._changed.notify_all()
 
     def wait(self, ready: Callable[[], bool], what: str) -> None:
@@ -238,6 +269,17 @@ class Mailbox:
         if self.failure is not None:  # a new one each time, because a traceback holds the frames that it passed
             raise type(self.failure)(*self.failure.args, transient=self.failure.transient)
 
+    def check_batch(self, epoch: int, n_trained: int) -> None:
+        """Raise an error if the job has failed, or another rank has left the epoch before this batch."""
+        with self._changed:
+            self._check_limit(epoch, n_trained)
+        self.check()
+
+    def _check_limit(self, epoch: int, n_trained: int) -> None:
+        if self._limit is not None and self._limit[1].epoch == epoch and n_trained > self._limit[1].n_batches:
+            does = f"was given {n_trained}"
+            self.fail(left_apart(self._limit[0], self.world_size, self._limit[1], self.rank, does))
+
     def mark(self, epoch: int, n_batches: int) -> None:
         """Note how many batches of the epoch count as trained on. For the worker's event loop.
 
@@ -248,24 +290,26 @@ class Mailbox:
         """
         with self._changed:
             is_current = self._partition is not None and self._partition.epoch == epoch
-            if not is_current or not (n_batches == 0 if self._mark is None else self._mark(n_batches)):
+            if not is_current or n_batches > (0 if self._batches is None else self._batches.n_trained):
                 raise ClusterError(
                     f"rank {self.rank} was not given {n_batches} batches of epoch {epoch}, and rank 0 was. Take a "
                     "state at the same batch on all ranks",
                     transient=False,
                 )
+            if self._batches is not None:
+                self._batches.mark(n_batches)
 
 
 MAILBOXES: dict[str, Mailbox] = {}
 """The mailboxes of this process, by address of the rank's Dask worker."""
 
 
-def hold_partition(partition: Partition, terms: Terms) -> None:
+def hold_partition(partition: Partition) -> None:
     """Hand a partition to the loop of this process; the task of an epoch."""
     address = get_worker().address
     if address not in MAILBOXES:
         raise WorkerLost(f"the process of worker {address} has left the job")
-    MAILBOXES[address].hold(partition, terms)
+    MAILBOXES[address].hold(partition)
 
 
 def mark_batches(epoch: int, n_batches: int, dask_worker: Any) -> str:

@@ -1,4 +1,4 @@
-"""On which port the ranks of a job find rank 0's scheduler, with nothing but the variables of their launcher.
+"""Where the ranks of a job find rank 0's scheduler, with nothing but the variables of their launcher.
 
 All ranks derive the same ports from the name of their job. Rank 0 listens on the first one that is free, and the others
 ask on all of them whether the scheduler of their job is there. So other programs and other jobs may have some of these
@@ -8,28 +8,32 @@ ports.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import logging
 import socket
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from distributed import Security
 from distributed.comm.addressing import unparse_host_port
 from distributed.comm.core import connect
+from distributed.utils import get_ip, get_ip_interface
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.launched.launcher import Place
+from dshuffle.launched.launcher import LOOPBACK, Place, is_loopback
 from dshuffle.launched.mailbox import LOG_AFTER
-from dshuffle.runtime.replies import message_in, within
+from dshuffle.launched.secret import VARIABLE, OtherSecret
+from dshuffle.runtime.replies import message_in, retrieve, within
 
 logger = logging.getLogger(__name__)
 
 N_PORTS = 8
-"""How many ports a job has."""
+"""How many ports a loader has."""
 
 FIRST_PORT, LAST_PORT = 20_000, 32_000
 """Ports are in this range: below those that Linux gives to connections."""
@@ -37,35 +41,64 @@ FIRST_PORT, LAST_PORT = 20_000, 32_000
 ANSWER_WITHIN = 3.0
 """Seconds that a port has for an answer."""
 
-PAUSE = 0.2
-"""Seconds between two rounds over all ports."""
+RESOLVE_WITHIN = 20.0
+"""Seconds in which the name of rank 0's host must be known. Some clusters know it only when that host is ready."""
+
+PAUSE = 0.1
+"""Seconds between two questions on a port."""
 
 HELLO = "dshuffle_job"
 """The handler of rank 0's scheduler that says whether it is that of a job."""
 
+Terms: TypeAlias = Mapping[str, tuple[str, str]]
+"""What the caller of a rank has asked for, by name: what must be the same on all ranks, and how it is shown."""
 
-def ports_of(place: Place, port: int | None) -> list[int]:
-    """The ports of a job, in the order in which rank 0 tries them.
+_open: set[tuple[int, str, int | None, int]] = set()
+"""The loaders of this process that are open: rank, job, port, and number among those that are alike."""
+
+_opening = threading.Lock()
+
+
+@contextlib.contextmanager
+def ports_of(place: Place, port: int | None) -> Iterator[list[int]]:
+    """The ports of a loader while it is open, in the order in which rank 0 tries them.
+
+    Two loaders that are open at once have different ports. So all ranks must open them in the same order.
 
     Raises
     ------
     InvalidParameter
-        If the port is not one, or nothing tells this job from others of the same host.
+        If the port is not one, an open loader has it, or nothing tells this job from others of the same host.
 
     Examples
     --------
-    >>> ports_of(Place(0, 2, 2, "127.0.0.1", "run 17"), None)[:3]
-    [22589, 22665, 25402]
+    >>> place = Place(0, 2, 2, "127.0.0.1", "run 17")
+    >>> with ports_of(place, None) as training, ports_of(place, None) as validation:
+    ...     training[:3], validation[:3]
+    ([22589, 22665, 25402], [23933, 26965, 24108])
     """
-    if port is not None:
-        if as_integer("port", port, 1) > 65535:
-            raise InvalidParameter.of("port", port, "in [1, 65535]")
-        return [port]
-    if not place.job:
+    if port is not None and as_integer("port", port, 1) > 65535:
+        raise InvalidParameter.of("port", port, "in [1, 65535]")
+    if port is None and not place.job:
         hint = "Give the same free port to all ranks, and another one to each job."
         raise InvalidParameter.of("port", port, "an integer if no launcher says to which job a rank belongs", hint)
-    digests = (hashlib.sha256(f"{place.job}; {number}".encode()).digest() for number in range(N_PORTS))
-    return [FIRST_PORT + int.from_bytes(digest[:8]) % (LAST_PORT - FIRST_PORT) for digest in digests]
+    with _opening:
+        number = 0
+        while (loader := (place.rank, place.job, port, number)) in _open:
+            if port is not None:
+                hint = "Give each loader of a script a port of its own, or close the other one before."
+                raise InvalidParameter.of("port", port, "another one: a loader of this process is open on it", hint)
+            number += 1
+        _open.add(loader)
+    try:
+        job = f"{place.job}; loader {number}" if number else place.job
+        yield [port] if port is not None else [_port(f"{job}; {attempt}") for attempt in range(N_PORTS)]
+    finally:
+        _open.discard(loader)
+
+
+def _port(text: str) -> int:
+    return FIRST_PORT + int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % (LAST_PORT - FIRST_PORT)
 
 
 def job_key(place: Place, ports: Sequence[int]) -> str:
@@ -75,7 +108,7 @@ def job_key(place: Place, ports: Sequence[int]) -> str:
 
 def is_free(host: str, port: int) -> bool:
     """Whether a port can be listened on. Dask does not say why a scheduler does not start, and leaves a socket open."""
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Dask's sockets have it
         try:
             probe.bind((host, port))
@@ -87,58 +120,165 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-async def find_scheduler(place: Place, ports: Sequence[int], protocol: str, security: Security, seconds: float) -> str:
-    """The address of the scheduler of a job.
+async def hosts_of(place: Place, interface: str | None) -> tuple[str, str]:
+    """The address on which this rank listens, and the one at which it asks for rank 0.
 
     Raises
     ------
     ClusterError
-        If it is not there in time.
+        If the name of rank 0's host is not known here, or this host does not have an address for other hosts.
     InvalidParameter
-        If it refuses this rank.
+        If it does not have the interface.
     """
-    began, next_message_at = time.monotonic(), LOG_AFTER
+    if place.on_one_host:
+        return LOOPBACK, LOOPBACK
+    rank_0 = await _resolved(place)
+    if interface is not None:
+        try:
+            own: str = get_ip_interface(interface)
+        except ValueError as error:
+            raise InvalidParameter.of("interface", interface, f"a network interface of this host ({error})") from error
+    else:
+        own = get_ip(rank_0)
+        # On rank 0's host it may be a loopback address, because many systems resolve their own name to 127.0.1.1. Then
+        # it is the address that leads to other networks.
+        own = get_ip() if is_loopback(own) else own
+    if is_loopback(own):
+        raise ClusterError(
+            f"rank {place.rank} finds no address at which other hosts reach it: here, {place.address} is a loopback "
+            "address. Give interface=, or address='127.0.0.1' if all ranks are on this host",
+            transient=False,
+        )
+    return own, own if is_loopback(rank_0) else rank_0
+
+
+async def _resolved(place: Place) -> str:
+    """The IP address of rank 0's host."""
+    began, is_logged = time.monotonic(), False
     while True:
-        addresses = [f"{protocol}://{unparse_host_port(place.address, port)}" for port in ports]
-        answers = await asyncio.gather(*(_ask(address, place, ports, security) for address in addresses))
-        for address, answer in zip(addresses, answers, strict=True):
-            if answer is not None and message_in(answer, bool, "the scheduler of rank 0"):
-                return address
-        waited = time.monotonic() - began
-        if waited > seconds:
-            raise ClusterError(
-                f"rank {place.rank} did not find rank 0 on {place.address} within {seconds:g} s (ports "
-                f"{', '.join(map(str, ports))}). Look whether rank 0 runs and calls dshuffle.spmd as well, and whether "
-                "this host reaches it there; address= and port= give another address"
+        try:
+            # SOCK_STREAM, because some systems refuse to resolve without a type
+            found = await asyncio.get_running_loop().getaddrinfo(place.address, None, type=socket.SOCK_STREAM)
+            return str(found[0][4][0])
+        except (OSError, UnicodeError) as error:
+            waited = time.monotonic() - began
+            reason = (
+                f"rank {place.rank} does not find the host of rank 0: the name {place.address!r} is not known here "
+                f"({error}). Set MASTER_ADDR, or address=, to a name or an IP address that all hosts know"
             )
-        if waited >= next_message_at:
-            logger.warning("dshuffle: rank %d has waited %.0f s for rank 0 on %s", place.rank, waited, place.address)
-            next_message_at = 2 * waited
+            if waited > RESOLVE_WITHIN:
+                hint = "With srun --kill-on-bad-exit=1, the other ranks end as well"
+                raise ClusterError(f"{reason}. {hint}", transient=False) from error
+            if waited > LOG_AFTER and not is_logged:
+                logger.warning("dshuffle: %s", reason)
+                is_logged = True
         await asyncio.sleep(PAUSE)
 
 
-async def _ask(address: str, place: Place, ports: Sequence[int], security: Security) -> Any:
-    """Ask on one port. The answer is None if there is nobody, or somebody else."""
+async def find_scheduler(
+    place: Place,
+    host: str,
+    ports: Sequence[int],
+    terms: Terms,
+    protocol: str,
+    security: Security,
+    seconds: float,
+) -> str:
+    """The address of the scheduler of a job, on a host.
 
-    async def ask() -> Any:
-        comm = await connect(address, timeout=ANSWER_WITHIN, **security.get_connection_args("worker"))
-        try:
-            await comm.write(
-                {
-                    "op": HELLO,
-                    "key": job_key(place, ports),
-                    "rank": place.rank,
-                    "world_size": place.world_size,
-                    "reply": True,
-                }
+    Raises
+    ------
+    ClusterError
+        If it is not there in time, or a job with another secret is there.
+    InvalidParameter
+        If it refuses this rank.
+    """
+    search = _Search(place, host, ports, terms, protocol, security)
+    # They end by themselves, because Dask does not close a connection if connecting is cancelled.
+    asking = [asyncio.ensure_future(search.ask_on(port)) for port in ports]
+    for task in asking:
+        task.add_done_callback(retrieve)
+    began, next_message_at = time.monotonic(), LOG_AFTER
+    try:
+        while True:
+            waited = time.monotonic() - began
+            await asyncio.wait(
+                asking, timeout=min(next_message_at, seconds) - waited, return_when=asyncio.FIRST_COMPLETED
             )
+            for task in asking:
+                if task.done():
+                    return task.result()
+            waited = time.monotonic() - began
+            listed = ", ".join(map(str, ports))
+            if search.others and waited >= min(LOG_AFTER, seconds):
+                raise ClusterError(
+                    f"rank {place.rank} has another secret than rank 0 on {place.address}, port {search.others.pop()}: "
+                    "their hosts do not share this user's home, or another user's job is there.\n"
+                    f"Set {VARIABLE} to the same 16 or more random characters on all ranks, or give another port=",
+                    transient=False,
+                )
+            if waited >= seconds:
+                raise ClusterError(
+                    f"rank {place.rank} did not find rank 0 on {place.address} within {seconds:g} s (ports {listed}). "
+                    "Look whether rank 0 runs and calls dshuffle.spmd as well, and whether this host reaches it there; "
+                    "address= and port= give another address. With srun --kill-on-bad-exit=1, a rank that fails ends "
+                    "the others as well"
+                )
+            if waited >= next_message_at:
+                logger.warning(
+                    "dshuffle: rank %d has waited %.0f s for rank 0 on %s", place.rank, waited, place.address
+                )
+                next_message_at = 2 * waited
+    finally:
+        search.is_over = True
+
+
+class _Search:
+    """Asks for the scheduler of a job on some ports."""
+
+    def __init__(
+        self,
+        place: Place,
+        host: str,
+        ports: Sequence[int],
+        terms: Terms,
+        protocol: str,
+        security: Security,
+    ) -> None:
+        self.others: set[int] = set()
+        """Ports on which there is a job with another secret."""
+        self.is_over = False
+        self._host, self._protocol, self._security = host, protocol, security
+        key = job_key(place, ports)
+        self._hello = {"op": HELLO, "key": key, "rank": place.rank, "world_size": place.world_size}
+        self._hello |= {"terms": dict(terms), "reply": True}
+
+    async def ask_on(self, port: int) -> str:
+        """Ask on one port until the scheduler is there; its address."""
+        address = f"{self._protocol}://{unparse_host_port(self._host, port)}"
+        while not self.is_over:
+            try:
+                # Dask would try to connect for all of its time, also if the port is closed.
+                _, writer = await within(ANSWER_WITHIN, asyncio.open_connection(self._host, port))
+                writer.close()
+                # Connecting ends by itself.
+                answer = await within(3 * ANSWER_WITHIN, self._ask(address))
+            except OtherSecret:
+                self.others.add(port)
+            except (OSError, MemoryError, ValueError):
+                pass  # nobody is there, or another program, which speaks another language
+            else:
+                self.others.discard(port)
+                is_answer = isinstance(answer, dict) and answer.get("status") in ("OK", "error")
+                if is_answer and message_in(answer, bool, "the scheduler of rank 0"):
+                    return address
+            await asyncio.sleep(PAUSE)
+        return ""
+
+    async def _ask(self, address: str) -> Any:
+        comm = await connect(address, timeout=ANSWER_WITHIN, **self._security.get_connection_args("worker"))
+        try:
+            await comm.write(self._hello)
             return await within(ANSWER_WITHIN, comm.read())
         finally:
             comm.abort()
-
-    try:
-        # Connecting ends by itself. Dask does not close a connection if it is cancelled in between.
-        answer = await within(3 * ANSWER_WITHIN, ask())
-    except (OSError, MemoryError, ValueError):  # another program answers in another language
-        return None
-    return answer if isinstance(answer, dict) and answer.get("status") in ("OK", "error") else None

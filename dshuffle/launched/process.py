@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
+import sys
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
@@ -17,16 +19,19 @@ from distributed.comm.addressing import unparse_host_port
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.system import MEMORY_LIMIT
-from distributed.utils import get_ip, silence_logging_cmgr
+from distributed.utils import silence_logging_cmgr
 
 # Imported here, in the thread of the script: an import in the event loop would hold up all that the worker does.
 import dshuffle.runtime.scheduler.scheduler_plugin
 import dshuffle.runtime.worker.worker_plugin  # noqa: F401
 from dshuffle.errors import ClusterError, WorkerLost
-from dshuffle.launched.job import FAILED, LEFT, POST, STAY, Job, Progress
-from dshuffle.launched.launcher import Place, is_loopback
-from dshuffle.launched.mailbox import MAILBOXES, Mailbox
-from dshuffle.launched.ports import find_scheduler, is_free
+from dshuffle.launched.job import FAILED, POST, PROGRESS, STAY, Job
+from dshuffle.launched.launcher import Place
+from dshuffle.launched.mailbox import MAILBOXES, Mailbox, Progress
+from dshuffle.launched.ports import Terms, find_scheduler, hosts_of, is_free, ports_of
+from dshuffle.launched.secret import PROTOCOL, SecretSecurity, key_of
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -83,14 +88,18 @@ class RankProcess:
     ----------
     place
         The place of this process in its job.
-    ports
-        Ports of the job.
     mailbox
         Messages for this rank.
+    terms
+        What the caller has asked for.
+    port
+        Port on which rank 0 listens; None for one of those that follow from the job.
     interface
         Network interface on which worker and scheduler listen; None for the one that leads to rank 0.
     security
         TLS certificates, or no TLS.
+    secret
+        The secret of connections without TLS, as :func:`.key_of` takes it.
     timeout
         Seconds to wait for the other ranks.
 
@@ -105,27 +114,29 @@ class RankProcess:
     def __init__(
         self,
         place: Place,
-        ports: Sequence[int],
         mailbox: Mailbox,
+        terms: Terms,
         *,
+        port: int | None,
         interface: str | None,
         security: Security,
+        secret: str | None,
         timeout: float,
     ) -> None:
         self.place = place
         self.job: Job | None = None
         self.address = ""
         """Address of the scheduler."""
-        self._mailbox = mailbox
-        self._interface, self._security, self._timeout = interface, security, timeout
-        is_tls = security.require_encryption or dask.config.get("distributed.comm.default-scheme") == "tls"
-        self._protocol = "tls" if is_tls else "tcp"
+        self._mailbox, self._terms = mailbox, terms
+        self._interface, self._timeout = interface, timeout
+        self._set_protocol(security, secret)
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         self._stay: asyncio.Task[None] | None = None
         self._process = os.getpid()
-        self._loop = asyncio.new_event_loop()
         self._on_close = contextlib.ExitStack()
+        ports = self._on_close.enter_context(ports_of(place, port)) if place.world_size > 1 else []
+        self._loop = asyncio.new_event_loop()
         # Dask logs pages when a connection ends. What ends a job is raised in the script.
         self._on_close.enter_context(silence_logging_cmgr(logging.CRITICAL))
         self._thread = threading.Thread(target=self._loop.run_forever, name="dshuffle-rank", daemon=True)
@@ -136,6 +147,14 @@ class RankProcess:
             self.say_failed(f"{type(error).__name__}: {error}")
             self.close(failed=True)
             raise
+
+    def _set_protocol(self, security: Security, secret: str | None) -> None:
+        """Choose how connections are protected."""
+        if security.require_encryption or dask.config.get("distributed.comm.default-scheme") == "tls":
+            self._protocol, self.security, self._protection = "tls", security, "connections use TLS"
+            return
+        key, self._protection = key_of(secret, one_host=self.place.on_one_host)
+        self._protocol, self.security = (PROTOCOL, SecretSecurity(key)) if key is not None else ("tcp", security)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the event loop, and wait for it. Ctrl-C cancels it."""
@@ -156,9 +175,13 @@ class RankProcess:
         assert self.job is not None
         self.call(getattr(self.job, method), *arguments)
 
-    def say_left(self, progress: Progress) -> None:
-        """Say how far this rank had come when it left its loop."""
-        self.call(self._send, {"op": LEFT, "rank": self.place.rank, **asdict(progress)})
+    def say_progress(self, progress: Progress, *, has_left: bool) -> None:
+        """Say where the loop of this rank has ended an epoch, or has left the job."""
+        fields = {"rank": self.place.rank, **asdict(progress), "has_left": has_left}
+        if self.job is not None:
+            self.call(functools.partial(self.job.rank_progress, **fields))
+        else:
+            self.call(self._send, {"op": PROGRESS, **fields})
 
     def say_failed(self, reason: str) -> None:
         """Say that this rank has failed, before it closes."""
@@ -182,19 +205,21 @@ class RankProcess:
 
     async def _start(self, ports: Sequence[int]) -> None:
         place = self.place
+        host, rank_0 = await hosts_of(place, self._interface)
         if place.rank == 0:
-            await self._start_scheduler(ports)
+            await self._start_scheduler(host, ports)
         else:
-            self.address = await find_scheduler(place, ports, self._protocol, self._security, self._timeout)
+            self.address = await find_scheduler(
+                place, rank_0, ports, self._terms, self._protocol, self.security, self._timeout
+            )
         with _CONFIGURING, dask.config.set(DASK_SETTINGS):
             self._worker = Worker(
                 self.address,
                 nthreads=1,
                 name=str(place.rank),
-                host=place.address if place.on_one_host else self._reachable_host(),
-                interface=None if place.on_one_host else self._interface,
+                host=host,
                 protocol=self._protocol,
-                security=self._security,
+                security=self.security,
                 dashboard=False,
                 dashboard_address=HTTP_ADDRESS,
                 memory_limit=MEMORY_LIMIT // max(1, place.local_size),
@@ -210,45 +235,28 @@ class RankProcess:
             if self.job.failure is not None:
                 raise self.job.failure
 
-    async def _start_scheduler(self, ports: Sequence[int]) -> None:
+    async def _start_scheduler(self, host: str, ports: Sequence[int]) -> None:
         place = self.place
-        host = place.address if place.on_one_host else ""
         free = [0] if place.world_size == 1 else [port for port in ports if is_free(host, port)][:1]
         if not free:
             raise ClusterError(
-                f"rank 0 cannot listen on {host or 'this host'}: these ports are in use: {', '.join(map(str, ports))}. "
-                "Give a free one with port="
+                f"rank 0 cannot listen on {host}: these ports are in use: {', '.join(map(str, ports))}. Give a free "
+                "one with port="
             )
         with _CONFIGURING, dask.config.set(DASK_SETTINGS):
             self._scheduler = Scheduler(
-                host=host or None,
-                interface=None if host else self._interface,
+                host=host,
                 port=free[0],
                 protocol=self._protocol,
-                security=self._security,
+                security=self.security,
                 dashboard=False,
                 dashboard_address=HTTP_ADDRESS,
             )
-        self.job = Job(self._scheduler, place, ports)  # before it listens, because other ranks ask at once
+        self.job = Job(self._scheduler, place, ports, self._terms)  # before it listens, because other ranks ask at once
         await self._scheduler
-        self.address = f"{self._protocol}://{unparse_host_port(place.address, self._scheduler.port)}"
-
-    def _reachable_host(self) -> str | None:
-        """The address on which the worker must listen so that other hosts reach it; None if Dask finds it itself.
-
-        Dask takes the address that leads to the scheduler. On rank 0's host that can be a loopback address, because
-        many systems resolve their own name to 127.0.1.1.
-        """
-        if self._interface is not None or not is_loopback(get_ip(self.place.address)):
-            return None
-        host: str = get_ip()  # the one that leads to other networks
-        if is_loopback(host):
-            raise ClusterError(
-                f"rank {self.place.rank} finds no address at which other hosts reach it: here, {self.place.address} is "
-                "a loopback address. Give interface=, or address='127.0.0.1' if all ranks are on this host",
-                transient=False,
-            )
-        return host
+        self.address = f"{self._protocol}://{unparse_host_port(host, self._scheduler.port)}"
+        if place.world_size > 1:
+            print(f"dshuffle: rank 0 of {place.world_size} listens on {host}; {self._protection}", file=sys.stderr)
 
     async def _stay_in_job(self, worker: Worker) -> None:
         """Hold a connection to rank 0 open, because a worker takes seconds to notice that the scheduler is gone."""
@@ -258,7 +266,10 @@ class RankProcess:
             self._mailbox.post_failure(rank_0_lost())
 
     def _post(self, method: str, arguments: list[Any]) -> None:
-        getattr(self._mailbox, method)(*arguments)
+        mailbox = self._mailbox
+        getattr(mailbox, method)(*arguments)
+        if mailbox.failure is not None and not mailbox.job_knows:  # the loop may be in a collective operation
+            self.say_failed(str(mailbox.failure))
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._worker is not None and self._worker.status is Status.running:
@@ -269,14 +280,20 @@ class RankProcess:
             self._stay.cancel()
         if self._worker is not None:
             MAILBOXES.pop(self._worker.address, None)
-            with contextlib.suppress(TimeoutError):
-                closing = self._worker.close(timeout=seconds, executor_wait=False, nanny=False)
-                await asyncio.wait_for(closing, seconds)
+            await self._closed(self._worker.close(timeout=seconds, executor_wait=False, nanny=False), seconds)
         if self._scheduler is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._scheduler.close(), seconds)
+            await self._closed(self._scheduler.close(), seconds)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
+
+    @staticmethod
+    async def _closed(closing: Coroutine[Any, Any, Any], seconds: float) -> None:
+        """Wait until something is closed. An error here must not hide the reason for which the job ends."""
+        try:
+            await asyncio.wait_for(closing, seconds)
+        except Exception as error:
+            # Dask raises RuntimeError if it closes a connection twice that is being opened.
+            logger.debug("dshuffle: closing failed: %r", error)

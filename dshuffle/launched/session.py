@@ -13,7 +13,7 @@ from distributed import Client, Future, Security
 from distributed.client import ClosedClientError
 
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.launched.mailbox import Terms, hold_partition, mark_batches
+from dshuffle.launched.mailbox import hold_partition, mark_batches
 from dshuffle.planning.shares import Shares, parse_shares
 from dshuffle.runtime import Shuffler
 from dshuffle.runtime.client.checkpoints import find_checkpoint, write_checkpoint
@@ -50,8 +50,6 @@ class JobSession:
         The dataset.
     world_size
         Number of ranks.
-    terms
-        What must be the same on all ranks.
     checkpoint
         Where the position is written, if anywhere. If there is a checkpoint, the session continues it.
     state
@@ -66,12 +64,11 @@ class JobSession:
         security: Security,
         dataset: Dataset,
         world_size: int,
-        terms: Terms,
         checkpoint: str | os.PathLike[str] | None,
         state: Mapping[str, Any] | None,
         options: Mapping[str, Any],
     ) -> None:
-        self.dataset, self._terms, self._checkpoint = dataset, terms, checkpoint
+        self.dataset, self._checkpoint = dataset, checkpoint
         self._futures: list[Future[Any]] = []
         self._is_closing = False
         if state is not None:
@@ -119,7 +116,7 @@ class JobSession:
             Called in another thread with the address of a worker and the reason if its task does not finish.
         """
         epoch = next(self.shuffler.epochs(count))
-        self._futures = epoch.map(hold_partition, self._terms)
+        self._futures = epoch.map(hold_partition)
         for address, future in zip(self.shuffler.addresses, self._futures, strict=True):
             future.add_done_callback(functools.partial(self._call_if_failed, on_failure, address))
 
@@ -133,7 +130,9 @@ class JobSession:
         for _ in self.shuffler.epochs(0):
             pass
 
-    def state_dict(self, states: Mapping[str, Any], n_batches: int, *, is_complete: bool) -> dict[str, Any]:
+    def state_dict(
+        self, states: Mapping[str, Any], n_batches: int, *, is_complete: bool, has_model: bool
+    ) -> dict[str, Any]:
         """The state of the session, after a number of batches of the current epoch on every rank.
 
         Parameters
@@ -144,6 +143,8 @@ class JobSession:
             Number of batches.
         is_complete
             Whether these are all batches of the epoch, so that the state is that of the next one.
+        has_model
+            Whether the caller keeps a model with the state, so that a warning that none is attached would be wrong.
 
         Raises
         ------
@@ -151,8 +152,8 @@ class JobSession:
             If a rank has not come so far.
         """
         shuffler = self.shuffler
-        if states:
-            shuffler.attach(dict(states))
+        if states or has_model:
+            shuffler.attach(dict(states) or shuffler.attached, shuffler.epoch)
         if shuffler.epoch is not None and n_batches:
             answers = self._client.run(mark_batches, shuffler.epoch, n_batches, workers=list(shuffler.addresses))
             for error in filter(None, answers.values()):

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from distributed import Security
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.launched.epoch_batches import Convert
-from dshuffle.launched.launcher import is_launched, place_of
+from dshuffle.launched.launcher import check_alone, check_process_group, is_launched, place_of
 from dshuffle.launched.loader import SpmdLoader
-from dshuffle.launched.mailbox import Mailbox, Terms
-from dshuffle.launched.ports import ports_of
+from dshuffle.launched.mailbox import Mailbox
+from dshuffle.launched.ports import Terms
 from dshuffle.launched.process import RankProcess
+from dshuffle.launched.secret import AUTO
 from dshuffle.launched.session import check_shares
 from dshuffle.planning.batching import MODES, UNEVEN
 from dshuffle.planning.shares import EVEN
+from dshuffle.redaction import short_repr
 from dshuffle.runtime import Shuffler
 from dshuffle.runtime.quantities import as_seconds
 from dshuffle.store import Dataset, as_dataset
@@ -54,6 +59,7 @@ def spmd(
     port: int | None = None,
     interface: str | None = None,
     security: Security | None = None,
+    secret: str | None = AUTO,
     timeout: str | float = "5m",
     **options: Any,
 ) -> SpmdLoader:
@@ -90,10 +96,14 @@ def spmd(
         Port on which rank 0 listens. By default all ranks derive some ports from the launcher's name of the job, and
         rank 0 takes the first one that is free. It is needed if no launcher says to which job a rank belongs.
     interface
-        Network interface on which the ranks listen, if they are on several hosts. The ``address`` must be that of rank
-        0's host on it.
+        Network interface on which the ranks listen, if they are on several hosts; by default the one that leads to rank
+        0. The ``address`` must be that of rank 0's host on it.
     security
         TLS certificates; by default those of Dask's configuration.
+    secret
+        Without TLS, processes that do not know this text cannot connect to the ranks. By default it is that of the
+        environment variable ``DSHUFFLE_SECRET``, or a file that only the user can read, which is made at the first use.
+        None: any process that reaches the ranks can connect and run code.
     timeout
         Time to wait for the other ranks at the start: seconds, or text such as ``"5m"``.
     **options
@@ -134,16 +144,20 @@ def spmd(
     security = Security() if security is None else security
     seconds = as_seconds("timeout", timeout, positive=True)
     place = place_of(os.environ, rank=rank, world_size=world_size, address=address)
-    ports = ports_of(place, port) if place.world_size > 1 else []
     convert: Convert | None = None
     if device is not None:
         convert = importlib.import_module("dshuffle.integrations.device").to_device(device)
     opened = as_dataset(dataset)
     names = _names(opened, arrays)
+    check_process_group(place.world_size)
     if place.world_size == 1 and rank is None and not is_launched(os.environ):
+        check_alone()
         logger.warning("dshuffle: this process is the only rank of its job, because no launcher has started it")
-    mailbox = Mailbox(place.rank, Terms(batch_size, mode))
-    process = RankProcess(place, ports, mailbox, interface=interface, security=security, timeout=seconds)
+    mailbox = Mailbox(place.rank, place.world_size)
+    terms = _terms(opened, {"batch_size": batch_size, "mode": mode, **options})
+    process = RankProcess(
+        place, mailbox, terms, port=port, interface=interface, security=security, secret=secret, timeout=seconds
+    )
     return SpmdLoader(
         opened,
         process,
@@ -153,7 +167,6 @@ def spmd(
         names=names,
         convert=convert,
         checkpoint=checkpoint,
-        security=security,
         options=options,
     )
 
@@ -166,6 +179,19 @@ def _check_options(options: Mapping[str, Any]) -> None:
     unknown = options.keys() - inspect.signature(Shuffler).parameters.keys()
     if unknown or any(name.startswith("_") for name in options):
         raise TypeError(f"spmd() got an unexpected keyword argument {min(unknown or options)!r}")
+
+
+def _terms(dataset: Dataset, options: Mapping[str, Any]) -> Terms:
+    """What is asked for, with the defaults of a shuffler."""
+    terms = {"dataset": (dataset.identity, dataset.url)}
+    defaults = {name: each.default for name, each in inspect.signature(Shuffler).parameters.items() if name[0] != "_"}
+    for name, value in {**defaults, **options}.items():
+        if hasattr(value, "__array__"):
+            text = hashlib.sha256(np.asarray(value).tobytes()).hexdigest()
+        else:  # an object that does not say what it is has an address, which differs between ranks
+            text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+        terms[name] = text, short_repr(value)
+    return terms
 
 
 def _names(dataset: Dataset, arrays: Sequence[str] | None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from distributed import Client
+from numpy.typing import NDArray
 
 from dshuffle.compare import Way, count_training_workers
 from dshuffle.compare.pairs import Say, check_pairs, reference_of, run_in_pairs, seeded
@@ -54,15 +55,16 @@ def numbers_in(value: object) -> dict[str, float]:
     return numbers
 
 
-def metric_of(value: object, name: str) -> float:
-    """Return a metric of what a training has returned.
+def metric_of(value: object, name: str) -> float | NDArray[np.float64]:
+    """Return a metric of what a training has returned, or the losses of single samples whose mean it is.
 
     Parameters
     ----------
     value
         A :class:`~dshuffle.training.History`, whose last point counts, or a mapping from names to numbers.
     name
-        ``"error"`` or a validation metric of the history, or a name in the mapping.
+        ``"error"`` or a validation metric of the history, or a name in the mapping: a number, or an array of one for
+        each held-out sample.
 
     Raises
     ------
@@ -90,6 +92,9 @@ returned
         names = ", ".join(sorted(map(str, metrics))) or "none"
         raise InvalidParameter.of("metric", name, f"one of {names}, which the training returned")
     try:
+        values = np.asarray(metrics[name])
+        if values.ndim == 1 and len(values) > 1 and values.dtype.kind in "biuf":
+            return values.astype(np.float64)
         return float(metrics[name])
     except (TypeError, ValueError, RuntimeError):
         raise InvalidParameter.because("metric", f"{name} is {short_repr(metrics[name])}, and not a number") from None
@@ -129,10 +134,11 @@ def pairs_of(
         warnings.warn(f"There are no pairs of runs: {error}", stacklevel=2)
         return {}
 
-    def run(way: Way, seed: int, shuffle_seed: int) -> float:
+    def run(way: Way, seed: int, shuffle_seed: int) -> float | NDArray[np.float64]:
         keywords = {**seeded(way, shuffle_seed).keywords(), **options.keywords()}
-        with Shuffler(client, way.dataset(dataset), **keywords) as shuffler:
-            value = training.with_seed(seed).run(shuffler, lambda _: check())
+        own, part = training.with_seed(seed).on(way.dataset(dataset), seed)
+        with Shuffler(client, part, **keywords) as shuffler:
+            value = own.run(shuffler, lambda _: check())
             if shuffler.n_workers != n_workers:
                 raise ClusterError(f"there are {shuffler.n_workers} workers in place of {n_workers}")
         return metric_of(value, test.metric)
@@ -142,4 +148,6 @@ def pairs_of(
         return float(np.median(exchanges)) if exchanges else math.inf
 
     reference = reference_of([way for way, _ in sorted(timed, key=seconds)])
-    return run_in_pairs(test, reference, [way for way, _ in timed], run, say)
+    held_out = training.held_out
+    sizes = {"fixed": True} if held_out is None else held_out.sizes(dataset, reference.choices.seed)
+    return run_in_pairs(test, reference, [way for way, _ in timed], run, say, **sizes)

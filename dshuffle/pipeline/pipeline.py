@@ -173,10 +173,14 @@ class Pipeline:
             for option, name in self.training.arrays.items()
             if name not in dataset.arrays
         ]
-        for way in self.ways:
-            with _collected(problems, way.label):
-                check_copy(way, dataset)
-                self._check_way(way.dataset(dataset), way)
+        with _collected(problems, "held-out samples"):
+            _, part = self.training.on(dataset, self.ways[0].choices.seed)
+            for way in self.ways:
+                with _collected(problems, way.label):
+                    check_copy(way, dataset)
+                    if way.copy is not None and part is not dataset:
+                        raise InvalidParameter.because("copy", "it has the samples that are held out")
+                    self._check_way(part if way.copy is None else way.copy, way)
         with _collected(problems, "cluster"):
             self.cluster.check()
         if self.test is not None:

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from distributed import Client
+from distributed.protocol.pickle import dumps, loads
 
 from dshuffle import report
 from dshuffle.compare import Way, compile_kernels, count_training_workers
 from dshuffle.compare.comparison import comparison_of, result_of
 from dshuffle.compare.mixing_of_ways import QualityOfWays
+from dshuffle.errors import ClusterError
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.notebook import html_summary
 from dshuffle.pipeline.clusters import ClusterSource
@@ -28,8 +30,11 @@ from dshuffle.redaction import hide_secrets
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.report.progress import Advance
 from dshuffle.runtime import Partition, Shuffler, gathered, retrying
+from dshuffle.runtime.client.bounded_calls import run_on_workers
+from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.measure.probe import measure_workers
 from dshuffle.runtime.session_options import SessionOptions
+from dshuffle.runtime.worker_choice import WorkerFacts
 from dshuffle.store import Dataset
 from dshuffle.training import History
 
@@ -37,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 MEASURING_SECONDS = 3.0
 """Time in which a cluster is measured for the predictions of a report."""
+
+ON_CLIENT = ("on_epoch", "validate", "early_stopping")
+"""Options of a training that the workers do not need."""
 
 WARM_UP_EPOCHS = 2
 """The first epoch is loaded, and the second one exchanged."""
@@ -207,7 +215,8 @@ def train(
     write
         Writes the report, if one is wanted, before the cluster is closed; None to leave that to the caller.
     """
-    dataset = pipeline.checked()
+    whole = pipeline.checked()
+    training, dataset = pipeline.training.on(whole, pipeline.ways[0].choices.seed)
     prepared = n_preparations(pipeline, outlook)
     total, done = prepared + len(pipeline.ways) * pipeline.training.epochs, 0
 
@@ -228,19 +237,21 @@ def train(
 
     with pipeline.cluster.open(waiting) as client:
         done += 1
+        if pipeline.report is not None:
+            _check_loads(client, pipeline)
         measured, results = None, []
         if pipeline.report is not None:
             choice = pipeline.options.choice
             if outlook is None:
                 say("reading some rows of the dataset")
-                outlook = Outlook.of(dataset, pipeline.training, pipeline.ways, count_training_workers(client, choice))
+                outlook = Outlook.of(dataset, training, pipeline.ways, count_training_workers(client, choice))
                 outlook.tell()
                 done += 1
             say("measuring the cluster")
             measured = measure_workers(client, choice, dataset, seconds=MEASURING_SECONDS).cluster
             done += 1
             say("loading code on the workers")
-            _warm_up(pipeline, client, pipeline.ways[-1].dataset(dataset))
+            _warm_up(pipeline, training, client, pipeline.ways[-1].dataset(dataset))
             done += 1
         shufflers: list[Shuffler] = []
         reported: dict[str, dict[int, TrainingPoint]] = {way.label: {} for way in pipeline.ways}
@@ -253,7 +264,7 @@ def train(
                 done = before + point.epoch + 1  # a run that continues does not begin with the first epoch
                 say(way.label)
 
-            value, shuffler = _train(pipeline, client, way.dataset(dataset), way, on_epoch)
+            value, shuffler = _train(pipeline, training, client, way.dataset(dataset), way, on_epoch)
             points = tuple(reported[way.label].values())
             results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers, reported=points))
             shufflers.append(shuffler)
@@ -264,8 +275,8 @@ def train(
                 metric_of(value, pipeline.test.metric)  # now, and not after all ways
         if pipeline.test is not None:
             timed = [(way, result.records) for way, result in zip(pipeline.ways, results, strict=True)]
-            pairs = pairs_of(client, dataset, pipeline.test, pipeline.training, pipeline.options, timed, check, count)
-            results = [dataclasses.replace(result, pairs=pairs.get(result.label)) for result in results]
+            tested = pairs_of(client, whole, pipeline.test, pipeline.training, pipeline.options, timed, check, count)
+            results = [dataclasses.replace(result, pairs=tested.get(result.label)) for result in results]
         comparison, page = None, None
         if pipeline.report is not None and outlook is not None and _has_trained(results):
             target = pipeline.training.arrays.get("target")
@@ -273,20 +284,20 @@ def train(
             compared: list[WayResult] = []
             for way, result, shuffler in zip(pipeline.ways, results, shufflers, strict=True):
                 of_way = quality if way.copy is None else QualityOfWays(way.copy, target, in_random_order=True)
-                compared.append(
-                    result_of(way, shuffler, result.points, measured=measured, quality=of_way, pairs=result.pairs)
-                )
+                pairs = {} if result.pairs is None else {training.averages: result.pairs}
+                compared.append(result_of(way, shuffler, result.points, measured=measured, quality=of_way, pairs=pairs))
             comparison = comparison_of(
                 client,
                 dataset,
                 compared,
                 quality=quality,
-                settings=pipeline.training.facts,
+                settings=training.facts,
                 command=_command(),
                 error_meaning=pipeline.training.error_meaning,
                 stored_at_random=outlook.stored_at_random,
                 outlook=outlook.sentences,
                 error_at_start=pipeline.training.error_at_start,
+                averages=training.averages,
             )
             page = None if write is None else write(comparison)
     return PipelineResult(tuple(results), page, comparison)
@@ -301,22 +312,31 @@ def _has_trained(results: Sequence[TrainedWay]) -> bool:
 
 
 def _train(
-    pipeline: Runnable, client: Client, dataset: Dataset, way: Way, on_epoch: Callable[[TrainingPoint], None]
+    pipeline: Runnable,
+    training: Training,
+    client: Client,
+    dataset: Dataset,
+    way: Way,
+    on_epoch: Callable[[TrainingPoint], None],
 ) -> tuple[Any, Shuffler]:
     """Train with one way, and return what the training returned, and the closed shuffler."""
     options = {**way.choices.keywords(), **pipeline.options.keywords()}
     if pipeline.checkpoint is None:
         with Shuffler(client, dataset, **options) as shuffler:
-            return pipeline.training.run(shuffler, on_epoch), shuffler
+            return training.run(shuffler, on_epoch), shuffler
 
     def train(shuffler: Shuffler) -> tuple[Any, Shuffler]:
+        if 0 < shuffler.next_epoch < pipeline.training.epochs:
+            text = "dshuffle: training goes on with epoch %d, after %d of %d, from the checkpoint %s"
+            done, every = shuffler.next_epoch, pipeline.training.epochs
+            logger.info(text, done, done, every, pipeline.checkpoint)
         if shuffler.next_epoch > 0 and shuffler.attached is None:
             logger.warning(
                 "dshuffle: epochs before %d are done, and no model was attached in them. Attach it after each epoch "
                 "(Shuffler.attach), or load it in the function that trains.",
                 shuffler.next_epoch,
             )
-        return pipeline.training.run(shuffler, on_epoch), shuffler
+        return training.run(shuffler, on_epoch), shuffler
 
     workers, patience = pipeline.cluster.awaited
     return retrying(
@@ -330,13 +350,46 @@ def _train(
     )
 
 
-def _warm_up(pipeline: Runnable, client: Client, dataset: Dataset) -> None:
+def _check_loads(client: Client, pipeline: Runnable) -> None:
+    """Refuse functions of the user that the workers cannot load, before anything is prepared.
+
+    Raises
+    ------
+    ClusterError
+        If they cannot, for instance because a module is missing there.
+    """
+    given = {"fit": pipeline.training.fit, **pipeline.training.options}
+    functions = [value for name, value in given.items() if callable(value) and name not in ON_CLIENT]
+    if pipeline.training.is_trainer:
+        functions.remove(pipeline.training.fit)
+    present = WorkerFacts.of_all(cluster_info(client)["workers"])
+    chosen = [worker.address for worker in present if pipeline.options.choice.allows(worker)]
+    reasons = run_on_workers(client, _load_error, dumps(functions), workers=chosen)
+    if failed := {address: reason for address, reason in reasons.items() if reason}:
+        address, reason = next(iter(failed.items()))
+        others = f" and {len(failed) - 1} others" if len(failed) > 1 else ""
+        raise ClusterError(
+            f"the worker {address}{others} cannot load the functions of the training: {reason}. Install what is "
+            "missing there, or put it into the file of the pipeline",
+            transient=False,
+        )
+
+
+def _load_error(pickled: bytes) -> str:
+    """Why this worker cannot load what was pickled; empty if it can."""
+    try:
+        loads(pickled)
+    except Exception as error:  # whatever the user's module raises
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _warm_up(pipeline: Runnable, training: Training, client: Client, dataset: Dataset) -> None:
     """Run two epochs, so that the first way does not pay for loading code and opening connections.
 
     A trainer of dshuffle trains in them. A function of the user, which may do other things as well, is only sent to the
     workers.
     """
-    training = pipeline.training
     with Shuffler(client, dataset, **pipeline.ways[-1].choices.keywords(), **pipeline.options.keywords()) as shuffler:
         if training.is_trainer:
             training.with_epochs(WARM_UP_EPOCHS).run(shuffler, lambda _: None)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from dshuffle.checks import as_integer
+from dshuffle.compare.pairs import HeldOut
 from dshuffle.errors import InvalidParameter
 from dshuffle.redaction import hide_secrets, short_repr
 from dshuffle.report import TrainingPoint
@@ -26,6 +27,10 @@ FITS = {
     for name in ("linear_regression", "matrix_completion", "parallel_sgd", "parameter_server", "synchronous_sgd")
 } | {"torch_ddp": "dshuffle.training.torch_ddp:fit_torch_ddp"}
 """Trainers by their short names."""
+
+GRADIENTS, MODELS, UNKNOWN = "gradients", "models", "unknown"
+AVERAGES = {"parallel_sgd": MODELS, "matrix_completion": MODELS, "synchronous_sgd": GRADIENTS, "torch_ddp": GRADIENTS}
+"""What trainers average, gradients in every step or models once an epoch, unless they have an option for it."""
 
 ARRAYS = ("features", "target")
 """Options of trainers that name arrays of the dataset."""
@@ -46,7 +51,8 @@ class Training:
         Number of passes over the dataset, including those of earlier sessions if a checkpoint continues them:
         :attr:`dshuffle.Shuffler.next_epoch` says how many are done.
     **options
-        Further arguments of ``fit``.
+        Further arguments of ``fit``. One that is a :class:`~dshuffle.compare.HeldOut` becomes that part of the dataset,
+        and the shuffler does not have it. Each pair of runs draws another one.
 
     Raises
     ------
@@ -108,6 +114,30 @@ class Training:
     def error_at_start(self) -> float | None:
         """The error before the first epoch, if it is known: weights of 0 leave all of the target."""
         return 1.0 if self.fit is fit_linear_regression else None
+
+    @property
+    def averages(self) -> str:
+        """What is averaged: ``"gradients"`` in every step, ``"models"`` once an epoch, or ``"unknown"``.
+
+        A function of the user says it with an attribute ``averages``.
+        """
+        parameter = inspect.signature(self.fit).parameters.get("average")
+        option = self.options.get("average", None if parameter is None else parameter.default)
+        known = (option, getattr(self.fit, "averages", None), AVERAGES.get(self.name.removeprefix("fit_")))
+        return next((name for name in known if name in (GRADIENTS, MODELS)), UNKNOWN)
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """How a part of the dataset is held out, if an option says so."""
+        return next((value for value in self.options.values() if isinstance(value, HeldOut)), None)
+
+    def on(self, dataset: Dataset, seed: int) -> tuple[Training, Dataset]:
+        """Draw the held-out part of a dataset; return the training with it, and what is left to train on."""
+        if self.held_out is None:
+            return self, dataset
+        train, test = self.held_out.split(dataset, seed)
+        options = {name: test if isinstance(value, HeldOut) else value for name, value in self.options.items()}
+        return Training(self.fit, self.epochs, **options), train
 
     @property
     def is_trainer(self) -> bool:

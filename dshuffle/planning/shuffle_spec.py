@@ -323,12 +323,10 @@ class ShuffleSpec:
 
     def draw(self, before: EpochDraw, epoch: int, holders: Holders | None = None) -> EpochDraw:
         """Draw the ranks of all samples for an epoch with an exchange, given what was drawn for the previous one."""
-        choices = self.choices
-        return choices.assignment.draw(
-            Draw(
-                before.ranks, self.n_workers, choices.seed, epoch, holders, choices.balance, before.slots, self.weights
-            )
-        )
+        rule, seed, classes = self.choices.assignment, self.choices.seed, self.choices.balance
+        ranks, slots = (None, None) if rule.forgets else (before.ranks, before.slots)
+        n_samples = len(before.ranks)
+        return rule.draw(Draw(n_samples, self.n_workers, seed, epoch, ranks, holders, classes, slots, self.weights))
 
     @property
     def max_incoming(self) -> int:

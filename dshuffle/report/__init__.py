@@ -1,51 +1,33 @@
-"""Reports of comparisons: tables, charts and files. Only the last two need Bokeh, which loads when they are used."""
+"""Reports of comparisons: an answer, one table of figures, three charts, and files. Templates have the words."""
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING
-
-from dshuffle.report.summary import (
-    CPU_BOUND,
-    Comparison,
-    Figures,
-    TrainingPoint,
-    WayResult,
-    figures,
-    to_dict,
+from dshuffle.report.page import (
+    Table,
+    chart_page,
+    meanings,
+    names_of,
+    render_html,
+    render_text,
+    story,
+    tables_of,
+    write_report,
 )
-from dshuffle.report.tables import comparison_tables
-from dshuffle.report.verdict import verdict, verdict_sentences
-
-if TYPE_CHECKING:
-    from dshuffle.report.files import write_report
-    from dshuffle.report.html import render_html
-    from dshuffle.report.page import chart_page
+from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, TrainingPoint, WayResult, figures, to_dict
 
 __all__ = [
     "CPU_BOUND",
     "Comparison",
     "Figures",
+    "Table",
     "TrainingPoint",
     "WayResult",
     "chart_page",
-    "comparison_tables",
     "figures",
+    "meanings",
+    "names_of",
     "render_html",
+    "render_text",
+    "story",
+    "tables_of",
     "to_dict",
-    "verdict",
-    "verdict_sentences",
     "write_report",
 ]
-
-_WITH_BOKEH = {
-    "chart_page": "dshuffle.report.page",
-    "render_html": "dshuffle.report.html",
-    "write_report": "dshuffle.report.files",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _WITH_BOKEH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_WITH_BOKEH[name]), name)

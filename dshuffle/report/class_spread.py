@@ -14,10 +14,10 @@ from bokeh.models import ColumnDataSource, FactorRange, HoverTool, Range1d
 from bokeh.plotting import figure
 from numpy.typing import NDArray
 
-from dshuffle.report.colours import BLUE, LIGHT
 from dshuffle.report.page import chart_page
 from dshuffle.units import human_count
 
+BLUE, LIGHT = "#0072B2", "#BCC2C9"
 MOST_WORKERS = 60
 """Largest number of workers in a plot. More boxes are too thin to see."""
 HEADINGS = ("class", "samples", "min per shard", "median", "max", "max - min")

@@ -1,4 +1,4 @@
-"""What a comparison found, and the figures that tables and charts show of it."""
+"""What a comparison found, and the figures of each way."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ class WayResult:
     """One way of shuffling: its choices, and for every epoch a record and a training point.
 
     Also the predicted time of an exchange, how much of it links and the store take, what it would be on other links by
-    their names, and the mixing quality, if known; the pairs of runs that compare it with reshuffling, if there are; and
-    how long it took to make the shuffled copy that it trains on, if that was made for the comparison.
+    their names, and the mixing quality, if known; the pairs of runs that compare it with reshuffling, by what the
+    training averages ("gradients", "models" or "unknown"); whether it trains on a copy in random order, and how long it
+    took to make that, if it was made for the comparison.
     """
 
     label: str
@@ -62,7 +63,8 @@ class WayResult:
     predicted_wire_seconds: float | None = None
     on_other_links: Mapping[str, float] = field(default_factory=dict)
     quality: ShuffleQuality | None = None
-    pairs: PairedRuns | None = None
+    pairs: Mapping[str, PairedRuns] = field(default_factory=dict)
+    is_copy: bool = False
     copy_seconds: float | None = None
 
 
@@ -88,6 +90,9 @@ class Comparison:
         What the error of a training point is, in words.
     stored_at_random
         Whether the dataset seems to be stored in random order, so that ways "as stored" start from random shards.
+    averages
+        What the training that was timed averages: ``"gradients"`` in every step, ``"models"`` once an epoch, or
+        ``"unknown"``.
     outlook
         Sentences that were said before the run: of the stored order, batch norm, and the steps.
     error_at_start
@@ -105,6 +110,7 @@ class Comparison:
     emulated: str = ""
     error_meaning: str = "the error that the training function reports"
     stored_at_random: bool = False
+    averages: str = "unknown"
     outlook: tuple[str, ...] = ()
     error_at_start: float | None = None
 
@@ -269,10 +275,11 @@ def corrected(way: WayResult, seconds: float) -> float:
     return seconds * spread.median / way.predicted_seconds
 
 
-def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
+def to_dict(comparison: Comparison, story: Sequence[str]) -> dict[str, Any]:
     """Everything in a comparison except the epoch records, as ``summary.json`` and ``--json`` have it."""
     return {
-        "verdict": verdict,
+        "answer": story[0],
+        "verdict": " ".join(story),
         "command": comparison.command,
         "seed": comparison.seed,
         "settings": dict(comparison.settings),
@@ -282,6 +289,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
         "machine": dict(comparison.machine),
         "emulated": comparison.emulated,
         "stored_at_random": comparison.stored_at_random,
+        "averages": comparison.averages,
         "outlook": list(comparison.outlook),
         "ways": [
             {
@@ -294,7 +302,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
                 "copy_seconds": way.copy_seconds,
                 "quality": None if way.quality is None else finite(asdict(way.quality)),
                 "history": [finite(asdict(point)) for point in way.history],
-                "pairs": None if way.pairs is None else way.pairs.to_dict(),
+                "pairs": {name: runs.to_dict() for name, runs in way.pairs.items()},
             }
             for way in comparison.ways
         ],

@@ -45,10 +45,26 @@ def from_fields(kind: type[T], fields: object, sender: str) -> T:
     Raises
     ------
     ClusterError
-        If it is not such a message.
+        If it is not such a message, or has fields that are unknown here.
     """
     try:
-        return msgspec.convert(fields, kind)
+        message = msgspec.convert(fields, kind)
+        # Structs of messages of rows check it themselves, as there are so many; dataclasses cannot.
+        if not (isinstance(message, msgspec.Struct) and message.__struct_config__.forbid_unknown_fields):
+            _check_names(fields, msgspec.to_builtins(message))
     except msgspec.ValidationError as error:
         reason = f"{sender} sent what is not a message of the type {kind.__name__} ({error}). {SAME_BUILD}"
         raise ClusterError(reason, transient=False) from error
+    return message
+
+
+def _check_names(fields: Any, known: Any) -> None:
+    """Refuse fields that are not among those that the message of them has."""
+    if isinstance(known, dict):
+        for name, value in fields.items():
+            if name not in known:
+                raise msgspec.ValidationError(f"Object contains unknown field `{name}`")
+            _check_names(value, known[name])
+    elif isinstance(known, (list, tuple)):
+        for value, part in zip(fields, known, strict=True):
+            _check_names(value, part)

@@ -1,14 +1,16 @@
 """Settings of a session: keys ``dshuffle.*`` of ``dask.config``.
 
-The client reads them once and sends them to the participants.
+The client reads them once and sends them to the participants. Their names and defaults are in ``dshuffle.yaml``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -16,6 +18,11 @@ import dask
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES
 from dshuffle.runtime.quantities import as_fraction, as_nbytes, as_seconds, as_switch
+
+[DEFAULTS] = dask.config.collect_yaml([str(Path(__file__).parents[1] / "dshuffle.yaml")])
+"""All settings and their defaults, as they are in Dask's configuration."""
+
+dask.config.update_defaults(DEFAULTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +87,15 @@ class Settings:
         Raises
         ------
         InvalidParameter
-            If the value of a setting is not allowed.
+            If a setting is unknown, or its value is not allowed.
         """
+        for key in dask.config.get("dshuffle"):
+            _check_name(key.replace("_", "-"))
         values: dict[str, Any] = {}
         for entry in dataclasses.fields(cls):
             name = f"dshuffle.{entry.name.replace('_', '-')}"
-            value = dask.config.get(name, adaptive if entry.name == "new_workers" else entry.default)
+            value = dask.config.get(name)
+            value = adaptive if entry.name == "new_workers" and value is None else value
             values[entry.name] = _READ[entry.name](name, value)
         return cls(**values)
 
@@ -98,6 +108,14 @@ class Settings:
     def messages_nbytes(self) -> int:
         """Bytes that messages may take: a window of requests and one of answers, and another in shared memory."""
         return (3 if self.shared_memory else 2) * self.window_bytes
+
+
+def _check_name(name: str) -> None:
+    known = DEFAULTS["dshuffle"]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"Did you mean dshuffle.{near[0]}?" if near else f"There are: {', '.join(known)}."
+        raise InvalidParameter.because(f"dshuffle.{name}", "dshuffle does not have this setting", hint)
 
 
 _seconds = functools.partial(as_seconds, positive=True)

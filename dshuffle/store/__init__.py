@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.store.sharding_arrays import stored_shardings as stored_shardings
     from dshuffle.store.sharding_arrays import write_sharding as write_sharding
     from dshuffle.store.shuffled_copy import shuffle_dataset as shuffle_dataset
-    from dshuffle.store.sources import read_ratings as read_ratings
     from dshuffle.store.sources import read_sources as read_sources
     from dshuffle.store.sources.image_folder import ImageFolder as ImageFolder
     from dshuffle.store.sources.source import RowSource as RowSource
@@ -46,7 +45,6 @@ _HOMES = {
     "open_dataset": "dshuffle.store.open",
     "read_array": "dshuffle.store.sources.zarr_nodes",
     "read_broadcast": "dshuffle.store.sharding_arrays",
-    "read_ratings": "dshuffle.store.sources",
     "read_sharding": "dshuffle.store.sharding_arrays",
     "read_sources": "dshuffle.store.sources",
     "shuffle_dataset": "dshuffle.store.shuffled_copy",

@@ -1,29 +1,43 @@
-"""The encoding of Zarr arrays by the CF conventions, as xarray writes and reads it."""
+"""The encoding of Zarr arrays by the CF conventions. xarray decides about it when a dataset is opened.
+
+Workers get the decision (:mod:`dshuffle.encodings`), and do not need xarray.
+"""
 
 from __future__ import annotations
 
 import base64
-import math
+import contextlib
+import datetime
+import importlib
 import struct
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from zarr import Array
 from zarr.core.metadata.v2 import ArrayV2Metadata
 
-from dshuffle.encodings import Encoding
+from dshuffle.encodings import EARLIEST, LATEST, Encoding, Times
 from dshuffle.errors import DatasetError
-from dshuffle.store.cf_times import times_of
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"
 """Attribute with the names of the dimensions of an array in Zarr v2."""
 
-SCALES = ("scale_factor", "add_offset")
+PACKING = ("scale_factor", "add_offset")
 
-DECISIVE = (*SCALES, "_FillValue", "missing_value", "_Unsigned", "units", "calendar", "dtype")
+DECISIVE = (*PACKING, "_FillValue", "missing_value", "_Unsigned", "units", "calendar", "dtype")
 """Attributes that decide the values of stored numbers."""
+
+LONG = ("days", "hours", "minutes", "seconds", "milliseconds", "microseconds", "nanoseconds")
+"""Units that xarray counts itself; it leaves shorter names to cftime."""
+
+REFORM = int(np.datetime64("1582-10-15", "s").astype(np.int64))
+"""Before it, in seconds since 1970, the standard calendar has other dates than NumPy."""
+
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +49,7 @@ class Decoding:
     encodings
         Name -> encoding; None if the stored numbers are the values.
     undecoded
-        Name -> why its numbers are no dates or durations, although its attributes look as if they should be.
+        Name -> why its numbers are not decoded, although its attributes look as if they should be.
     """
 
     encodings: dict[str, Encoding | None]
@@ -65,19 +79,9 @@ def attributes_of(arrays: Mapping[str, Array[Any]]) -> dict[str, dict[str, Any]]
 
 
 def encoding_of(array: Array[Any], attributes: Mapping[str, Any]) -> tuple[Encoding | None, str]:
-    """Return the encoding of an array, and why its numbers are not decoded as dates or durations.
+    """Return the encoding of an array with these attributes, and why its numbers are not decoded.
 
-    Parameters
-    ----------
-    array
-        The array.
-    attributes
-        Its attributes.
-
-    Returns
-    -------
-    encoding, undecoded
-        No encoding if the stored numbers are the values. The reason is empty if nothing remains undecoded.
+    There is no encoding if the stored numbers are the values. The reason is empty if nothing remains undecoded.
 
     Raises
     ------
@@ -89,104 +93,110 @@ def encoding_of(array: Array[Any], attributes: Mapping[str, Any]) -> tuple[Encod
     >>> import zarr
     >>> array = zarr.create_array({}, shape=4, dtype="i2")
     >>> encoding_of(array, {"scale_factor": 0.1, "add_offset": 280.0})
-    (Encoding(dtype='float64', scale=0.1, offset=280.0, missing=(), kind='', times=None), '')
-    >>> encoding_of(array, {"units": "days since launch"})
-    (None, "its units are 'days since launch', and ...")
+    (Encoding(numbers='float64', scale=0.1, offset=280.0, missing=(), kind='', times=None), '')
     """
-    dtype = array.dtype
+    dtype = array.dtype.newbyteorder("=")
     if dtype.kind not in "iuf":
         return None, ""
     if dtype.kind in "iu" and attributes.get("dtype") == "bool":
         return Encoding("?"), ""
-    kind = _other_kind(dtype, attributes)
-    missing = _missing(array, attributes, kind)
-    scale, offset = _packing(array, attributes)
-    packed = None if scale is None and offset is None else _unpacked_dtype(dtype, kind, scale, offset, missing)
-    floats = dtype.kind == "f" if packed is None else packed == "float64"
-    times, undecoded = times_of(attributes, "float64" if floats else "int64")
-    if times is not None:
-        return Encoding(times.dtype, scale, offset, missing, kind, times), ""
-    if packed is not None:
-        return Encoding(packed, scale, offset, missing, kind), undecoded
-    if missing:
-        return Encoding(_masked_dtype(dtype), missing=missing, kind=kind), undecoded
-    return Encoding(f"{dtype.byteorder}{kind}{dtype.itemsize}", kind=kind) if kind else None, undecoded
-
-
-def _other_kind(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> str:
-    """Kind of integers, if it is not the kind of the dtype; else an empty string."""
-    unsigned = str(attributes.get("_Unsigned", "")).lower()
-    return {("i", "true"): "u", ("u", "false"): "i"}.get((dtype.kind, unsigned), "")
-
-
-def _packing(array: Array[Any], attributes: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Scale and offset; None for each that the attributes do not have."""
-    scale, offset = (_number(attributes.get(name)) for name in SCALES)
-    for name, number in zip(SCALES, (scale, offset), strict=True):
-        if number is None and name in attributes:
-            raise DatasetError(
-                f"attribute {name}={attributes[name]!r} of array {array.name} is not a number, so its values are not "
-                "known. Open the dataset with decode=False to get the stored numbers, or choose other arrays"
-            )
-    return scale, offset
-
-
-def _unpacked_dtype(
-    dtype: np.dtype[Any], kind: str, scale: int | float | None, offset: float | None, missing: tuple[float, ...]
-) -> str:
-    """Dtype of scaled numbers: floats, or integers as in xarray if the scale is an integer."""
-    if isinstance(scale, int) and offset is None and not missing and (kind or dtype.kind) in "iu":
-        if (kind or dtype.kind) == "i" or dtype.itemsize < 8:
-            return "int64"
-        return "uint64" if scale >= 0 else "float64"
-    return "float64"
-
-
-def _masked_dtype(dtype: np.dtype[Any]) -> str:
-    """Dtype of numbers of which some are missing."""
-    if dtype.kind == "f":
-        return f"float{8 * dtype.itemsize}"
-    return "float32" if dtype.itemsize <= 2 else "float64"
-
-
-def _missing(array: Array[Any], attributes: Mapping[str, Any], kind: str) -> tuple[float, ...]:
-    fill_value = attributes.get("_FillValue")
+    fill = attributes.get("_FillValue")
     if isinstance(array.metadata, ArrayV2Metadata) and DIMENSIONS in attributes:  # where xarray keeps it in Zarr v2
-        fill_value = fill_value if array.metadata.fill_value is None else array.metadata.fill_value
-    fills = _numbers(fill_value)
-    if fill_value is not None and not fills:
+        fill = fill if array.metadata.fill_value is None else array.metadata.fill_value
+    packing = {name: _number(array, name, attributes[name]) for name in PACKING if name in attributes}
+    fills = [] if fill is None else [_number(array, "_FillValue", fill)]
+    fills = [x for x in fills if x == x]  # NaN is NaN anyway
+    others = attributes.get("missing_value")
+    missing = [x for x in (others if isinstance(others, list) else [others]) if type(x) in (int, float) and x == x]
+    units = attributes.get("units")
+    is_time = isinstance(units, str) and ("since" in units or units in LONG)
+    is_time |= str(attributes.get("dtype")).startswith("timedelta64")
+    if not (packing or fills or missing or is_time or "_Unsigned" in attributes):
+        return None, ""
+    try:
+        xarray = importlib.import_module("xarray")
+    except ImportError:
+        return None, "xarray, which knows what its attributes mean, is not installed (pip install 'dshuffle[xarray]')"
+    sample = _decoded(
+        xarray, np.zeros(1, dtype), {name: attributes[name] for name in attributes if name == "_Unsigned"}
+    )
+    if (
+        dtype.kind == "f" or sample.dtype != dtype
+    ):  # fill values are as they are stored, missing values as they are read
+        fills = np.array(fills).astype(dtype).view(sample.dtype).tolist()
+    absent = tuple(sorted({*fills, *missing}))
+    if absent and "scale_factor" in packing:  # integers have no NaN
+        packing["scale_factor"] = float(packing["scale_factor"])
+    numbers = _decoded(xarray, sample, packing | ({"missing_value": list(absent)} if absent else {})).dtype
+    if sample.dtype == np.uint64 and numbers == np.int64:  # xarray wraps the largest
+        numbers = np.dtype("u8" if packing["scale_factor"] >= 0 else "f8")
+    times, reason = None, ""
+    if is_time:
+        times, reason = _times(xarray, attributes, (numbers if packing else dtype).kind == "f")
+    kind = sample.dtype.kind if sample.dtype != dtype else ""
+    if not (packing or absent or kind or times):
+        return None, reason
+    scale, offset = (packing.get(name) for name in PACKING)
+    return Encoding(str(numbers), scale, offset, absent, kind, times), reason
+
+
+def _times(xarray: Any, attributes: Mapping[str, Any], floats: bool) -> tuple[Times | None, str]:
+    """How numbers become dates or durations, by what xarray makes of 0 and 1; or why they do not."""
+    chosen = {name: attributes[name] for name in ("units", "calendar", "dtype") if name in attributes}
+    units, calendar = chosen.get("units"), str(chosen.get("calendar") or "standard").lower()
+    coders = xarray.coders.CFDatetimeCoder(time_unit="us"), xarray.coders.CFTimedeltaCoder(decode_via_units=False)
+    try:
+        times = _decoded(xarray, np.array([0, 1]), chosen, *coders)
+        if times.dtype.kind == "O" and calendar in ("standard", "gregorian", "proleptic_gregorian"):  # an early origin
+            first = importlib.import_module("cftime").date2num(times[0], "microseconds since 1970-01-01", calendar)
+            step = (times[1] - times[0]) // datetime.timedelta(microseconds=1)
+            times = np.array([first, first + step], np.int64).view("M8[us]")
+    except Exception as error:
+        return None, f"xarray cannot decode numbers in {units!r} ({str(error.__cause__ or error)[:100]})"
+    kind, resolution = times.dtype.kind, str(np.datetime_data(times.dtype)[0]) if times.dtype.kind in "mM" else ""
+    if kind == "O":
+        return None, f"its calendar is {calendar!r}, which has other dates than NumPy"
+    if not isinstance(units, str) or not resolution:
+        return (
+            None,
+            f"its units are {units!r}, which are durations in xarray only with dtype='timedelta64[...]' and {LONG}",
+        )
+    # Units with short names are left to cftime by xarray, which makes nanoseconds of other floats.
+    is_long = units.partition(" since ")[0].strip().lower().removesuffix("s") + "s" in LONG
+    finer = PER_SECOND["ns"] // PER_SECOND[resolution]
+    since, then = times.view(np.int64).tolist()
+    if floats and is_long and EARLIEST <= since * finer <= LATEST:
+        since, then, resolution = since * finer, then * finer, "ns"
+    step = then - since
+    if kind == "m":
+        # xarray goes from seconds to milliseconds and on, as far as fractions remain.
+        thousands = next(n for n in range(4) if 1_000**n >= min(step, 10**9)) if floats else 0
+        return Times(f"m8[{resolution}]", (max(step // 1_000**thousands, 1), *(1_000,) * thousands), 0, units), ""
+    reform = EARLIEST if calendar == "proleptic_gregorian" else max(REFORM * PER_SECOND[resolution], EARLIEST)
+    return Times(f"M8[{resolution}]", (step,), since, units, reform), ""
+
+
+def _decoded(xarray: Any, numbers: Any, attributes: Any, times: Any = False, durations: Any = False) -> NDArray[Any]:
+    """What xarray makes of an array with these numbers and attributes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        array = xarray.Variable(("n",), numbers, attributes)
+        values: NDArray[Any] = xarray.conventions.decode_cf_variable(
+            "array", array, decode_times=times, decode_timedelta=durations
+        ).values
+    return values
+
+
+def _number(array: Array[Any], name: str, value: Any) -> Any:
+    number = value[0] if isinstance(value, list) and len(value) == 1 else value  # as netCDF libraries write some
+    if name == "_FillValue" and isinstance(number, str):  # as xarray writes floats in Zarr v3
+        with contextlib.suppress(ValueError, struct.error):
+            [number] = struct.unpack("<d", base64.standard_b64decode(number))
+    if isinstance(number, np.generic):
+        number = number.item()
+    if type(number) not in (int, float):
         raise DatasetError(
-            f"attribute _FillValue={fill_value!r} of array {array.name} is not a number, so its values are not known. "
+            f"attribute {name}={value!r} of array {array.name} is not a number, so its values are not known. "
             "Open the dataset with decode=False to get the stored numbers, or choose other arrays"
         )
-    if array.dtype.kind == "f":  # as they are stored
-        fills = [float(array.dtype.type(number)) for number in fills]
-    if kind:  # fill values are written in the dtype of the array, but xarray takes missing values as they are
-        size = array.dtype.itemsize
-        whole = [int(number) % 2 ** (8 * size) for number in fills if math.isfinite(number)]
-        fills = np.array(whole, f"u{size}").view(f"{kind}{size}").tolist()
-    numbers = {*fills, *_numbers(attributes.get("missing_value"))}
-    return tuple(sorted(number for number in numbers if number == number))  # NaN is NaN anyway
-
-
-def _numbers(value: Any) -> list[float]:
-    numbers = (_fill_value(item) for item in (value if isinstance(value, list) else [value]))
-    return [number for number in numbers if number is not None]
-
-
-def _fill_value(value: Any) -> float | None:
-    if isinstance(value, str):  # as xarray writes floats in Zarr v3
-        try:
-            (number,) = struct.unpack("<d", base64.standard_b64decode(value))
-        except (ValueError, struct.error):
-            return None
-        return float(number)
-    return _number(value)
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, list) and len(value) == 1:  # as netCDF libraries write some scalars
-        [value] = value
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
-        return None
-    return value.item() if isinstance(value, np.generic) else value
+    return number

@@ -8,9 +8,11 @@ import functools
 import math
 import os
 import shutil
+import tempfile
 import time
 import uuid
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -24,17 +26,16 @@ from zarr.abc.store import Store
 from zarr.errors import UnstableSpecificationWarning
 from zarr.storage import MemoryStore
 
+from dshuffle.checks import each
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
 from dshuffle.store.backends import open_store
 from dshuffle.store.backends.standing import GROUP, standing_at
 from dshuffle.store.backends.urls import canonical_url, is_local, is_memory
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.mark import Mark
+from dshuffle.store.identity import Mark
 from dshuffle.store.open import open_dataset
-from dshuffle.store.sources.array_values import array_of
-from dshuffle.store.sources.in_memory import arrays_of
+from dshuffle.store.sources.in_memory import array_of, arrays_of
 from dshuffle.store.sources.source import RowSource
-from dshuffle.store.temporary_folder import TemporaryFolder
 from dshuffle.store.zarr_arrays import NewArray, Slab, create_arrays, write_slabs
 
 _CHUNK_NBYTES = 4 << 20
@@ -116,6 +117,7 @@ def create_dataset(
         of 32 MiB or one chunk.
 
         In a DataFrame (pandas, Dask) or an Arrow table (pyarrow, Polars, DuckDB, ...), each column becomes an array.
+        Columns with missing values (nulls, NaN, NaT) are refused, as in Parquet files. Arrays may have NaN.
         From an ``xarray.Dataset``, all variables with the sample dimension are taken, which is the first dimension of
         the largest variable (``ds.transpose("time", ...)`` chooses another one). :attr:`Dataset.skipped` names the
         others. An ``xarray.DataArray`` with a name becomes an array, and so do its coordinates along its first
@@ -182,7 +184,7 @@ def create_dataset(
 
 
 def _checked(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    checked = {name: _checked_array(name, value) for name, value in arrays.items()}
+    checked = each(arrays, lambda name: _checked_array(name, arrays[name]))
     lengths = {name: len(array) for name, array in checked.items()}
     if len(set(lengths.values())) > 1:
         raise InvalidParameter.because(
@@ -194,8 +196,16 @@ def _checked(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked_array(name: object, value: Any) -> Any:
-    if not isinstance(name, str) or not name or "/" in name or name.startswith(("__", ".")) or name == "zarr.json":
-        raise InvalidParameter.of("array name", name, "a string without '/' that does not start with '__' or '.'")
+    # Zarr takes a backslash as a slash, so two names could mean one array.
+    if (
+        not isinstance(name, str)
+        or not name
+        or set(name) & set("/\\")
+        or name.startswith(("__", "."))
+        or name == "zarr.json"
+    ):
+        allowed = "a string without '/' or '\\' that does not start with '__' or '.'"
+        raise InvalidParameter.of("array name", name, allowed, "Rename it." if isinstance(name, str) else "")
     label = f"arrays[{name!r}]"
     value = array_of(label, value)
     if value.ndim == 0:
@@ -349,3 +359,31 @@ def _unstable_dtypes_allowed() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnstableSpecificationWarning)
         yield
+
+
+class TemporaryFolder:
+    """A folder that is removed with this object, or when the process ends.
+
+    Raises
+    ------
+    DatasetError
+        If it cannot be made.
+    """
+
+    def __init__(self) -> None:
+        place = dask.config.get("temporary-directory", None) or tempfile.gettempdir()
+        try:
+            self._folder = tempfile.mkdtemp(prefix="dshuffle-", dir=place)
+        except OSError as error:
+            raise DatasetError(f"a temporary folder cannot be made in {place}: {error}") from error
+        weakref.finalize(self, remove_if_mine, self._folder, os.getpid())
+
+    def path(self, name: str) -> str:
+        """Path of something in the folder."""
+        return os.path.join(self._folder, name)
+
+
+def remove_if_mine(folder: str, process: int) -> None:
+    """Remove a folder of a process, unless this is another process that was forked from it."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)

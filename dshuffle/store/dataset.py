@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.errors import DatasetChanged, DatasetError
+from dshuffle.errors import DatasetChanged, DatasetError, InvalidParameter
 from dshuffle.notebook import html_summary
 from dshuffle.records import StoreTraffic
 from dshuffle.redaction import hide_secrets
@@ -283,6 +283,14 @@ class Dataset(Views):
         start = time.perf_counter()
         reader.read_rows(sinks, self._view.items(ids), slots, memory_budget=memory_budget, stop=stop)
         self._meter.add(StoreTraffic(delivered_bytes=ids.size * self.row_nbytes, seconds=time.perf_counter() - start))
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Say what to do instead: scikit-learn's steps and functions of NumPy call this."""
+        hint = (
+            'Take rows into memory with dataset.read_rows(ids)["x"], or train with ShuffledSGD(...).fit(dataset), '
+            "before which a Pipeline has no other steps."
+        )
+        raise InvalidParameter.because("a Dataset in place of an array", "its samples are not in memory", hint)
 
     def __repr__(self) -> str:
         # Storage options may hold secrets and must not appear here.

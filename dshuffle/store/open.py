@@ -21,8 +21,7 @@ from dshuffle.store.backends.standing import ARRAY, GROUP
 from dshuffle.store.backends.urls import is_memory
 from dshuffle.store.cf import Decoding, attributes_of, encoding_of
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.identity import identity_of
-from dshuffle.store.mark import Mark
+from dshuffle.store.identity import Mark, identity_of
 from dshuffle.store.opening import Opening
 from dshuffle.store.sample_arrays import ArrayChoice, SampleArrays, find_arrays
 from dshuffle.store.stored_array import StoredArray
@@ -156,8 +155,9 @@ def open_stored(opening: Opening, decoding: Decoding | None = None) -> Dataset:
     if decoding is None:
         decoding, refused = _decoding(chosen, choice)
         skipped |= refused
-        for name, reason in decoding.undecoded.items():
-            logger.warning("Array %r of %s is not decoded: %s", name, hide_secrets(url), reason)
+        for reason in dict.fromkeys(decoding.undecoded.values()):
+            names = ", ".join(repr(name) for name, its in decoding.undecoded.items() if its == reason)
+            logger.warning("Array %s of %s is not decoded: %s", names, hide_secrets(url), reason)
     encodings = {name: how for name, how in decoding.encodings.items() if name in chosen.arrays}
     sources = {
         name: StoredArray.of(url, name, chosen.arrays[name], axis=chosen.axes[name], encoding=encoding)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
 from dshuffle.store.backends.location import Place
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.mark import Mark
+from dshuffle.store.identity import Mark
 from dshuffle.store.open import as_dataset
 
 FOLDER = "shards"

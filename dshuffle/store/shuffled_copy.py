@@ -31,7 +31,7 @@ from dshuffle.store.buckets import Buckets
 from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import as_dataset
-from dshuffle.store.sources.source import StreamSource
+from dshuffle.store.sources.source import RowSource, stream
 from dshuffle.store.sources.zarr_nodes import read_array
 from dshuffle.units import human_bytes
 
@@ -173,14 +173,14 @@ def shuffle_dataset(
             yield rows
             say(len(rows), "rows written")
 
-    def stream(name: str) -> StreamSource:
+    def rows_of(name: str) -> RowSource:
         info = opened.arrays[name]
-        return StreamSource(opened.url, (q, *info.shape), info.dtype, lambda: blocks(name))
+        return stream(opened.url, (q, *info.shape), info.dtype, lambda: blocks(name))
 
     try:
         written = create_dataset(
             url,
-            {name: stream(name) for name in opened.arrays},
+            {name: rows_of(name) for name in opened.arrays},
             chunk_rows=chunk_rows,
             shard_rows=shard_rows,
             overwrite=overwrite,

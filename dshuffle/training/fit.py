@@ -287,7 +287,7 @@ class Recorder(Generic[Model]):
         self.points.append(point)
         if self._session is not None:
             kept = model if saved is None else saved
-            self._session.attach(SavedFit(self._trainer, tuple(self.points), kept, self._settings))
+            self._session.attach(SavedFit(self._trainer, tuple(self.points), kept, self._settings), self._session.epoch)
         if self.on_epoch is not None:
             self.on_epoch(point)
         self.stopped_early = self.early_stopping is not None and self.early_stopping.is_due(self.points)

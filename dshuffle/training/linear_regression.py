@@ -1,10 +1,10 @@
-"""Parallel SGD for linear regression: one local pass per epoch on every worker, then averaging."""
+"""Parallel SGD for linear regression, which averages models once an epoch, or gradients in every step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Generator, Mapping
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import BEGINNING, prefetch, row_kernel
-from dshuffle.runtime import Partition, Shuffler, gathered
+from dshuffle.planning.batching import UNEVEN, Batching
+from dshuffle.runtime import Group, Partition, Shuffler, gathered
 from dshuffle.store import Dataset
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate, raises_once
 from dshuffle.training.inputs import check_names, check_step, diverged
@@ -20,6 +21,8 @@ from dshuffle.training.monitoring import timed
 from dshuffle.training.schedules import CONSTANT, Decay, Schedule
 
 Weights = NDArray[np.float64]
+
+AVERAGES = ("models", "gradients")
 
 AHEAD = 8
 """Number of samples between prefetching a row and using it."""
@@ -35,6 +38,9 @@ def fit_linear_regression(
     epochs: int,
     step: float,
     step_decay: float = 1.0,
+    average: Literal["models", "gradients"] = "models",
+    batch_size: int = 1,
+    measure_error: bool = True,
     features: str = "x",
     target: str = "y",
     truth: NDArray[np.floating[Any]] | None = None,
@@ -43,7 +49,7 @@ def fit_linear_regression(
     early_stopping: EarlyStopping | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> History[Weights]:
-    """Fit ``y = x @ weights`` by parallel SGD: one local pass on every worker per epoch, then averaging.
+    """Fit ``y = x @ weights`` by parallel SGD.
 
     Parameters
     ----------
@@ -55,6 +61,14 @@ def fit_linear_regression(
         Step of the first epoch. Below ``2 / max ||x_j||^2``, no single update can overshoot.
     step_decay
         Factor on the step after every epoch, in (0, 1]; short for ``schedule=Decay(step_decay)``.
+    average
+        ``"models"``: one local pass on every worker per epoch, then the models are averaged. ``"gradients"``: in every
+        step, the gradients of one mini-batch per worker are averaged, as PyTorch's DistributedDataParallel does.
+    batch_size
+        With ``"gradients"``, the largest number of samples of one worker in a step. Models are averaged after steps of
+        one sample each.
+    measure_error
+        Whether to compute the error on the whole dataset after every epoch, in a second pass. Otherwise it is NaN.
     features, target
         Names of arrays in the dataset: ``(q, m)``, float32 or float64, and ``(q,)``, also integers.
     truth
@@ -95,7 +109,12 @@ def fit_linear_regression(
     the end.
     """
     as_integer("epochs", epochs, 1)
+    as_integer("batch_size", batch_size, 1)
     check_step(step)
+    if average not in AVERAGES:
+        raise InvalidParameter.of("average", average, f"one of {', '.join(AVERAGES)}")
+    if average == "models" and batch_size != 1:
+        raise InvalidParameter.of("batch_size", batch_size, '1 with average="models"')
     if not 0 < step_decay <= 1:
         raise InvalidParameter.of("step_decay", step_decay, "in (0, 1]")
     if schedule != CONSTANT and step_decay != 1:
@@ -107,25 +126,33 @@ def fit_linear_regression(
     weights: Weights | None = recorder.begin(shuffler, "fit_linear_regression", None, step=step)
     for number, epoch in recorder.epochs(shuffler, epochs):
         size = step * factor(number)
-        passes = epoch.map(timed, local_pass, weights, size, features=features, target=target)
-        local, counts = zip(*recorder.speeds.collect(passes), strict=True)
-        if not all(np.isfinite(weights_of_rank).all() for weights_of_rank in local):
+        if average == "gradients":
+            weights = _in_step(epoch, weights, batch_size, size, features=features, target=target)
+        else:
+            passes = epoch.map(timed, local_pass, weights, size, features=features, target=target)
+            local, counts = zip(*recorder.speeds.collect(passes), strict=True)
+            if not all(np.isfinite(weights_of_rank).all() for weights_of_rank in local):
+                raise diverged(size, number, what="weights", remedy=REMEDY)
+            # The mean can overflow near the largest float. The residual is then not finite.
+            with np.errstate(over="ignore", invalid="ignore"):
+                # Dividing by the largest count gives weights of exactly 1 for equal shares: bit for bit the plain mean.
+                weights = np.average(local, axis=0, weights=np.divide(counts, max(counts)))
+        if not np.isfinite(weights).all():
             raise diverged(size, number, what="weights", remedy=REMEDY)
-        # The mean can overflow near the largest float. The residual is then not finite.
-        with np.errstate(over="ignore", invalid="ignore"):
-            # Dividing by the largest count gives weights of exactly 1 for equal shares: bit for bit the plain mean.
-            weights = np.average(local, axis=0, weights=np.divide(counts, max(counts)))
         if truth is not None and np.shape(truth) != weights.shape:
             raise InvalidParameter.because(
                 "truth", f"its shape is {np.shape(truth)}", f"Pass an array of shape {weights.shape}."
             )
-        sums = np.sum(gathered(epoch.map(residual, weights, features=features, target=target)), axis=0)
-        if not np.isfinite(sums).all():
-            raise diverged(size, number, what="weights", remedy=REMEDY)
-        if sums[1] == 0:
-            raise InvalidParameter.of("target", target, "an array with at least one non-zero value")
+        error = math.nan
+        if measure_error:
+            sums = np.sum(gathered(epoch.map(residual, weights, features=features, target=target)), axis=0)
+            if not np.isfinite(sums).all():
+                raise diverged(size, number, what="weights", remedy=REMEDY)
+            if sums[1] == 0:
+                raise InvalidParameter.of("target", target, "an array with at least one non-zero value")
+            error = math.sqrt(sums[0] / sums[1])
         distance = None if truth is None else _distance(weights, truth)
-        if recorder.add(weights, math.sqrt(sums[0] / sums[1]), distance):
+        if recorder.add(weights, error, distance):
             break
     assert weights is not None
     return recorder.history(weights)
@@ -146,6 +173,53 @@ def local_pass(
     own, *samples = _regression(partition, weights, features, target)
     sgd_pass(own, *samples, step)
     return own, len(partition)
+
+
+def _in_step(epoch: Any, *args: Any, **kwargs: Any) -> Weights:
+    """Take the steps of an epoch on all workers together; see :func:`gradient_steps`."""
+    if hasattr(epoch, "in_step"):  # all ranks are in this process
+        [weights, *_] = epoch.in_step(gradient_steps, *args, **kwargs)
+    else:
+        [weights, *_] = epoch.together(_averaged_by_group, *args, **kwargs)
+    return np.asarray(weights)
+
+
+def _averaged_by_group(partition: Partition, group: Group, *args: Any, **kwargs: Any) -> Weights | None:
+    """Run the steps of one rank as a task, and return its weights on rank 0: all ranks have the same."""
+    partition.mark_trained(0)
+    steps = gradient_steps(partition, *args, **kwargs)
+    gradient, count = next(steps)
+    while True:
+        try:
+            gradient, count = steps.send(group.mean(gradient, count))
+        except StopIteration as end:
+            partition.mark_trained()
+            return end.value if group.rank == 0 else None
+
+
+def gradient_steps(
+    partition: Partition,
+    weights: Weights | None,
+    batch_size: int,
+    step: float,
+    *,
+    features: str = "x",
+    target: str = "y",
+) -> Generator[tuple[Weights, int], Weights, Weights]:
+    """Take the steps of one rank: yield the mean gradient of each mini-batch and its size, and get that of all ranks.
+
+    The gradient is that of half of the squared residual, so a mini-batch of one row is a step of :func:`sgd_pass`.
+    """
+    own, rows, first, targets, place, slots = _regression(partition, weights, features, target)
+    batching = Batching(len(partition), *partition.shares, batch_size, UNEVEN, partition.unequal)
+    for number in range(len(batching)):
+        chosen = slots[batching.positions(number)]
+        # A step that overflows gives weights that are not finite, which the client checks.
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = rows[chosen, first : first + own.size]
+            wrong = values @ own.astype(values.dtype) - targets[chosen, place]
+            own -= step * (yield wrong.astype(values.dtype) @ values / len(chosen), len(chosen))
+    return own
 
 
 def residual(partition: Partition, weights: Weights, *, features: str = "x", target: str = "y") -> tuple[float, float]:

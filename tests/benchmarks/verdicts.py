@@ -1,34 +1,38 @@
-"""How often a paired test is wrong, and how often it finds an answer: simulated comparisons with known differences.
+"""How often the answer of a comparison is wrong: the whole program, simulated with a truth that is known.
 
-    python tests/benchmarks/verdicts.py
+    python tests/benchmarks/verdicts.py [--count 1000] [--table numbers|accuracy|diverging]
 
-A comparison has a null pair, and up to 20 pairs of runs; see dshuffle/noninferiority/. The metric of a run is 100,
-plus what its pair shares (initial weights, batch seeds), plus noise. The margin is 1 %.
+A comparison draws a dataset from a population. Each pair holds out another tenth of it, trains both ways on the rest in
+closed form, and measures both on that tenth. Pairs, looks and answer are those of dshuffle/noninferiority.py.
 
-A second table has accuracies on few samples. A run with the way differs from that with the reference in the samples
-that it loses, and perhaps in some that each of them loses by chance.
+The model of a run predicts the mean of its training samples, plus what it has wrongly learned: a multiple of a
+coordinate z of the sample for the way, and of another one for the reference. Its loss is the mean squared error. So the
+difference of the true losses is that of two squares, and how much it scatters between held-out tenths depends on their
+sum. "runs" have noise that comes from the seeds of the runs in place of that of the samples.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections import Counter
-from collections.abc import Callable, Iterator
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.noninferiority import PairedOutcome, PairedRuns, PairedTest
 
-METRIC, MARGIN = 100.0, 1.0
-TEST = PairedTest("loss", margin="1%")
-DIFFERENCES = (0.0, 0.5, 1.0, 2.0)
-"""True differences, in margins."""
-NOISES = (0.25, 0.5, 1.0)
-"""Standard deviations of the difference of a pair, in margins."""
+Draw = Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.float64]]
+HELD_OUT = 0.1
+RATIO = HELD_OUT / (1 - HELD_OUT)
+"""Held-out samples for each training sample."""
 
-Noise = Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.float64]]
+TENTHS = (300, 1000, 5000)
+NOISES = (0.5, 1.0)
+"""Standard deviations of the difference of a pair, in margins."""
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -38,131 +42,183 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float
 
 def skewed(rng: np.random.Generator, shape: tuple[int, ...], sigma: float = 0.75) -> NDArray[np.float64]:
     """Log-normal numbers with mean 0, variance 1 and a skewness of 3.3: some runs end much worse than most."""
-    variance = np.expm1(sigma**2)
     values = rng.lognormal(-(sigma**2) / 2, sigma, shape)
-    return np.asarray((values - 1) / np.sqrt(variance))
+    return np.asarray((values - 1) / math.sqrt(math.expm1(sigma**2)))
 
 
 def heavy(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Student's t with 3 degrees of freedom, with variance 1: outliers on both sides."""
-    return rng.standard_t(3, shape) / np.sqrt(3)
+    return rng.standard_t(3, shape) / math.sqrt(3)
 
 
-DISTRIBUTIONS: dict[str, tuple[Noise, float]] = {
+DISTRIBUTIONS: dict[str, tuple[Draw, float]] = {
     "normal": (normal, 1.0),
-    "skewed": (skewed, 1.0),
+    "log-normal": (skewed, 1.0),
     "heavy tails": (heavy, 1.0),
-    "skewed, way scatters twice as much": (skewed, 2.0),
+    "log-normal, the way scatters twice as much": (skewed, 2.0),
 }
-"""Noise of a run, and how much more a run with the way scatters than one with the reference."""
-
-ACCURACIES = ((30, 0.01), (100, 0.01), (200, 0.005))
-"""Numbers of samples that an accuracy is measured on, and margins."""
-LOST_BY_CHANCE = (0.0, 0.005)
-"""Fraction of the samples that a run loses by chance. Without any, the differences of all pairs may be equal."""
-ERRORS = 0.05
-"""Fraction of the samples that both runs of a pair lose."""
+"""What numbers are drawn from, and how much more a run with the way scatters than one with the reference."""
 
 
-def comparisons(
-    rng: np.random.Generator, difference: float, noise: float, draw: Noise, spread: float, count: int
-) -> Iterator[PairedRuns]:
-    """Simulate comparisons that end as soon as there is an answer; difference and noise are in margins."""
-    of_reference = noise * MARGIN / np.hypot(1, spread)
-    shape = (count, TEST.pairs)
-    shared = METRIC + rng.standard_normal(shape)
-    reference = shared + of_reference * draw(rng, shape)
-    way = shared + difference * MARGIN + spread * of_reference * draw(rng, shape)
-    null = shared[:, 0] + of_reference * draw(rng, (count,))
-    return ended(TEST, reference, way, null)
+@dataclass(frozen=True)
+class Cell:
+    """Settings of simulated comparisons: the difference of the true losses in margins, and where noise comes from."""
+
+    draw: Draw
+    tenth: int
+    noise: float
+    source: str
+    truth: float
+    spread: float = 1.0
+    pairs: int = 20
 
 
-def coarse_comparisons(
-    rng: np.random.Generator, difference: float, samples: int, margin: float, by_chance: float, count: int
-) -> Iterator[PairedRuns]:
-    """Simulate comparisons of accuracies, which end as soon as there is an answer; the difference is in margins."""
-    test = PairedTest("accuracy", margin=margin, higher_is_better=True)
-    shape = (count, test.pairs)
-    shared = samples - rng.binomial(samples, ERRORS, shape)
-    reference, way = (shared - rng.binomial(samples, by_chance, shape) for _ in range(2))
-    way -= rng.binomial(samples, difference * margin, shape)
-    null = shared[:, 0] - rng.binomial(samples, by_chance, count)
-    return ended(test, reference / samples, way / samples, null / samples)
+@dataclass
+class Counts:
+    """What happened in simulated comparisons."""
+
+    not_worse: int = 0
+    worse: int = 0
+    covered: int = 0
+    pairs: int = 0
+    count: int = 0
+
+    def add(self, runs: PairedRuns, truth: float) -> None:
+        """Count the answer of one comparison, whose true difference is given in margins."""
+        least, most = runs.interval
+        self.count += 1
+        self.pairs += runs.n_pairs
+        self.not_worse += runs.outcome is PairedOutcome.NOT_WORSE
+        self.worse += runs.outcome is PairedOutcome.WORSE
+        self.covered += least <= truth * runs.limit <= most
+
+    def __str__(self) -> str:
+        rates = (self.not_worse, self.worse, self.covered)
+        texts = " / ".join(f"{100 * rate / self.count:.1f} %" for rate in rates)
+        return f"{texts} ({self.pairs / self.count:.1f})"
 
 
-def ended(
-    test: PairedTest, reference: NDArray[np.float64], way: NDArray[np.float64], null: NDArray[np.float64]
-) -> Iterator[PairedRuns]:
-    """Add pairs to each comparison, look by look, until it has an answer."""
-    for row in range(len(null)):
-        first = float(reference[row, 0])
-        runs = PairedRuns(test=test, reference=(first,), way=(), null=float(null[row]), repeated=first)
-        for look in test.looks:
-            if runs.outcome is not None:
-                break
-            pairs = (tuple(values[row, :look].tolist()) for values in (reference, way))
-            runs = dataclasses.replace(runs, **dict(zip(("reference", "way"), pairs, strict=True)))
-        yield runs
+def split(rng: np.random.Generator, n_samples: int, pairs: int) -> NDArray[np.int64]:
+    """The held-out samples of every pair."""
+    size = round(HELD_OUT * n_samples)
+    return np.array([rng.choice(n_samples, size, replace=False, shuffle=False) for _ in range(pairs)])
 
 
-Answers = tuple[dict[PairedOutcome, float], float]
-"""Fraction of comparisons with each answer, and their mean number of pairs."""
+def metrics(rng: np.random.Generator, cell: Cell) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """Metrics of the reference and of the way in every pair of one comparison, and the margin as a fraction."""
+    n_samples, size = round(cell.tenth / HELD_OUT), cell.tenth
+    of_samples = cell.source == "samples"
+    # Wrongly learned squares: their difference is the truth, and their sum makes the noise of held-out samples.
+    total = 4.0
+    margin = 4 * total / (cell.noise**2 * size) if of_samples else 0.02
+    a2, b2 = ((total * margin + sign * cell.truth * margin) / 2 for sign in (1, -1))
+    if not of_samples:
+        a2, b2 = cell.truth * margin, 0.0
+    y = cell.draw(rng, (n_samples,))
+    z, z_reference = rng.choice((-1.0, 1.0), (2, n_samples))
+    held_out = split(rng, n_samples, cell.pairs)
+    tested = y[held_out]
+    trained = (y.sum() - tested.sum(1, keepdims=True)) / (n_samples - size)
+    reference = ((tested - trained - math.sqrt(b2) * z_reference[held_out]) ** 2).mean(1)
+    if of_samples:
+        way = ((tested - trained - math.sqrt(a2) * z[held_out]) ** 2).mean(1)
+    else:
+        way = reference + a2
+        scale = cell.noise * margin / math.hypot(1, cell.spread)
+        way = way + cell.spread * scale * cell.draw(rng, (cell.pairs,))
+        reference = reference + scale * cell.draw(rng, (cell.pairs,))
+    return reference, way, margin / (1 + b2 + 1 / (n_samples - size))
 
 
-def answers(seed: int, difference: float, noise: float, draw: Noise, spread: float, count: int) -> Answers:
-    """Simulate comparisons of a metric with noise."""
-    return _counted(comparisons(np.random.default_rng(seed), difference, noise, draw, spread, count))
+def accuracies(
+    rng: np.random.Generator, tenth: int, noise: float, truth: float, margin: float = 0.01, pairs: int = 20
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Accuracies of both ways on held-out samples, of which both get some wrong, and each gets others wrong."""
+    n_samples = round(tenth / HELD_OUT)
+    differ = noise**2 * margin**2 * tenth
+    lost, won = (differ + truth * margin) / 2, (differ - truth * margin) / 2
+    kinds = rng.choice(4, n_samples, p=[0.9 - lost, lost, won, 0.1 - won])
+    held_out = kinds[split(rng, n_samples, pairs)]
+    return np.isin(held_out, (0, 1)).mean(1), np.isin(held_out, (0, 2)).mean(1)
 
 
-def coarse_answers(seed: int, difference: float, samples: int, margin: float, by_chance: float, count: int) -> Answers:
-    """Simulate comparisons of accuracies on few samples."""
-    rng = np.random.default_rng(seed)
-    return _counted(coarse_comparisons(rng, difference, samples, margin, by_chance, count))
+def answered(
+    test: PairedTest, reference: NDArray[np.float64], way: NDArray[np.float64], ratio: float = RATIO
+) -> PairedRuns:
+    """Add pairs, look by look, until there is an answer."""
+    runs = PairedRuns(test=test, reference=(), way=(), test_to_train=ratio)
+    for look in test.looks:
+        runs = dataclasses.replace(runs, reference=tuple(reference[:look].tolist()), way=tuple(way[:look].tolist()))
+        if runs.outcome is not None:
+            break
+    return runs
 
 
-def _counted(compared: Iterator[PairedRuns]) -> Answers:
-    outcomes: Counter[PairedOutcome] = Counter()
-    n_pairs = 0
-    for runs in compared:
-        assert runs.outcome is not None
-        outcomes[runs.outcome] += 1
-        n_pairs += runs.n_pairs
-    count = outcomes.total()
-    return {outcome: outcomes[outcome] / count for outcome in PairedOutcome}, n_pairs / count
+def numbers(cell: Cell, count: int, seed: int, ratio: float = RATIO) -> Counts:
+    """Simulate comparisons of mean squared errors."""
+    rng, counts = np.random.default_rng(seed), Counts()
+    for _ in range(count):
+        reference, way, margin = metrics(rng, cell)
+        test = PairedTest("mse", margin=f"{100 * margin}%", pairs=cell.pairs)
+        counts.add(answered(test, reference, way, ratio), cell.truth)
+    return counts
+
+
+def accuracy(tenth: int, noise: float, truth: float, count: int, seed: int, pairs: int = 20) -> Counts:
+    """Simulate comparisons of accuracies, which have ties."""
+    rng, counts = np.random.default_rng(seed), Counts()
+    test = PairedTest("accuracy", margin=0.01, pairs=pairs)
+    for _ in range(count):
+        counts.add(answered(test, *accuracies(rng, tenth, noise, truth, pairs=pairs)), truth)
+    return counts
+
+
+def diverging(probabilities: tuple[float, float], count: int, seed: int, pairs: int = 20) -> Counts:
+    """Simulate equal ways whose runs diverge with these probabilities: of the reference, and of the way."""
+    rng, counts = np.random.default_rng(seed), Counts()
+    test = PairedTest("loss", margin="1%", pairs=pairs)
+    for _ in range(count):
+        both = 1 + 0.005 * rng.standard_normal((2, pairs))
+        both[rng.random((2, pairs)) < np.array(probabilities)[:, np.newaxis]] = np.nan
+        counts.add(answered(test, *both), 0.0)
+    return counts
 
 
 def main() -> None:
-    """Print one row for each distribution and noise, and one for each accuracy."""
+    """Print the tables of docs/comparing-and-predicting.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000, help="comparisons for each cell")
-    count = parser.parse_args().count
-    _print_head("noise of a run", "noise of a difference, in margins")
-    for name, (draw, spread) in DISTRIBUTIONS.items():
-        for noise in NOISES:
-            cells = [answers(place, size, noise, draw, spread, count) for place, size in enumerate(DIFFERENCES)]
-            _print_row(name, f"{noise:g}", cells)
-    print()
-    _print_head("samples, margin", "lost by chance")
-    for samples, margin in ACCURACIES:
-        for by_chance in LOST_BY_CHANCE:
-            cells = [
-                coarse_answers(place, size, samples, margin, by_chance, count) for place, size in enumerate(DIFFERENCES)
-            ]
-            _print_row(f"{samples}, {margin:g}", f"{by_chance:.1%}", cells)
-
-
-def _print_head(*names: str) -> None:
-    heads = [*names, *(f"difference {difference:g} margins" for difference in DIFFERENCES)]
-    print(f"| {' | '.join(heads)} |")
-    print(f"|{'---|' * len(heads)}")
-
-
-def _print_row(first: str, second: str, cells: list[Answers]) -> None:
-    texts = []
-    for fractions, n_pairs in cells:
-        not_worse, worse = (f"{fractions[kind]:.1%}" for kind in (PairedOutcome.NOT_WORSE, PairedOutcome.WORSE))
-        texts.append(f"{not_worse} / {worse} ({n_pairs:.1f})")
-    print(f"| {first} | {second} | {' | '.join(texts)} |".replace("%", " %"), flush=True)
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--table", choices=("numbers", "accuracy", "diverging"), action="append")
+    options = parser.parse_args()
+    tables, count, pairs = options.table or ["numbers", "accuracy", "diverging"], options.count, options.pairs
+    began = time.perf_counter()
+    if "numbers" in tables:
+        print(
+            "| population | noise from | held out | noise, margins | equal | at the margin |\n|---|---|---|---|---|---|"
+        )
+        for name, (draw, spread) in DISTRIBUTIONS.items():
+            for source in ("samples", "runs") if spread == 1 else ("runs",):
+                for tenth in TENTHS if source == "samples" else TENTHS[1:2]:
+                    for noise in NOISES:
+                        cells = [
+                            numbers(Cell(draw, tenth, noise, source, truth, spread, pairs), count, int(truth))
+                            for truth in (0.0, 1.0)
+                        ]
+                        print(f"| {name} | {source} | {tenth:,} | {noise} | {cells[0]} | {cells[1]} |", flush=True)
+    if "accuracy" in tables:
+        print("\n| held out | noise, margins | equal | at the margin |\n|---|---|---|---|")
+        for tenth in (500, 2000):
+            for noise in NOISES:
+                cells = [accuracy(tenth, noise, truth, count, int(truth), pairs) for truth in (0.0, 1.0)]
+                print(f"| {tenth:,} | {noise} | {cells[0]} | {cells[1]} |", flush=True)
+    if "diverging" in tables:
+        print("\n| reference diverges | the way diverges | answers |\n|---|---|---|")
+        for both in ((0.05, 0.05), (0.2, 0.2), (0.5, 0.5), (0.0, 0.05), (0.0, 0.2), (0.0, 0.5), (0.0, 1.0)):
+            print(
+                f"| {both[0]:.0%} | {both[1]:.0%} | {diverging(both, count, 0, pairs)} |".replace("%", " %"), flush=True
+            )
+    print(f"\n{time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":

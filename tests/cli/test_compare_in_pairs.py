@@ -22,7 +22,7 @@ from .conftest import run
         (("--train", "linear"), "--train='linear' is not allowed; it must be a function, one of linear_regression"),
         (("--train", "linear_regression"), "missing a required argument: 'step'. It is called with"),
         (("--train", "own:fit", "--step", 1), "--step is not a parameter of --train own:fit: omit it"),
-        (("--train", "own:fit", "--workers", 1), "test: workers=1 is not allowed; it must be an integer >= 2"),
+        (("--train", "own:fit", "--workers", 1), "--workers=1 is not allowed; it must be an integer >= 2"),
         (
             ("--train", "own:fit", "--delivery", "peer"),
             "test: shuffle=['global + peer'] is not allowed; it must",
@@ -39,10 +39,18 @@ def test_trainings_that_cannot_be_compared(elsewhere, url, monkeypatch, options,
     assert message in " ".join(result.stderr.split())
 
 
+def test_one_worker_has_nothing_to_compare(elsewhere, url, monkeypatch):
+    monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *_: pytest.fail("ran"))
+    result = run(url, "--workers", 1)
+    assert result.exit_code in (1, 2)
+    assert "--workers=1 is not allowed; it must be an integer >= 2. One worker trains on all" in " ".join(
+        result.stderr.split()
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--workers", 1), "--workers=1 is not allowed; it must be an integer >= 2. One worker trains on all samples"),
         (
             ("--delivery", "peer"),
             "--pairs needs a way that reshuffles everything before every epoch, such as global, a",
@@ -70,7 +78,7 @@ def test_pairs_that_show_nothing_are_refused(elsewhere, url, monkeypatch, option
     ],
 )
 def test_why_there_are_no_pairs_is_said(elsewhere, url, monkeypatch, options, hint):
-    monkeypatch.setattr("dshuffle.cli.compare.regression_pairs", lambda *_: {})
+    monkeypatch.setattr("dshuffle.cli.compare.regression_in_pairs", lambda *_, **__: {})
     monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *_: 1 / 0)
     sentence = "No pairs of runs: no way reshuffles everything before every epoch."
     assert (sentence in run(url, *options).stderr) == bool(hint)
@@ -81,14 +89,14 @@ def test_large_datasets_are_not_read_into_this_process_unasked(elsewhere, url, m
     monkeypatch.setattr("dshuffle.cli.compare._show", lambda *_: None)
     monkeypatch.setattr("dshuffle.report.write_report", lambda *_: "page")
     tested = []
-    monkeypatch.setattr("dshuffle.cli.compare.regression_pairs", lambda *arguments: tested.append(arguments))
+    monkeypatch.setattr("dshuffle.cli.compare.regression_in_pairs", lambda *_, **options: tested.append(options))
     monkeypatch.setattr("dshuffle.cli.compare.with_pairs", lambda comparison, *_: comparison)
     assert run(url).exit_code == 0
     assert len(tested) == 1
     monkeypatch.setattr("dshuffle.cli.paired_test.MOST_NBYTES", 1000)
     result = run(url)
     assert result.exit_code == 0
-    assert "No pairs of runs: the dataset has more than 1.00 kB. --pairs 20 reads it into the memory" in result.stderr
+    assert "No pairs of runs: the dataset has more than 1.00 kB. --pairs 10 reads it into the memory" in result.stderr
     assert len(tested) == 1
     assert run(url, "--pairs", 5).exit_code == 0
     assert len(tested) == 2
@@ -115,10 +123,24 @@ def test_a_training_of_the_user_is_compared_by_its_metric(elsewhere, url, monkey
     monkeypatch.syspath_prepend(elsewhere)
     monkeypatch.delitem(sys.modules, "own", raising=False)
     options = ("--assignment", "local", "--assignment", "global", "--sharding", "contiguous", "--workers", 2)
-    result = run(url, "--train", "own:fit", "--metric", "val_loss", "--margin", 0.2, "--pairs", 5, *options, "--json")
+    result = run(
+        url,
+        "--train",
+        "own:fit",
+        "--metric",
+        "val_loss",
+        "--lower-is-better",
+        "--margin",
+        0.2,
+        "--pairs",
+        5,
+        *options,
+        "--json",
+    )
     assert result.exit_code == 0, result.output
     local, reshuffled = json.loads(result.stdout)["ways"]
-    assert reshuffled["pairs"] is None
+    assert reshuffled["pairs"] == {}
+    local["pairs"] = local["pairs"]["models"]
     assert [local["pairs"][name] for name in ("metric", "margin", "outcome")] == ["val_loss", "0.2", "worse"]
     assert local["pairs"]["text"] in json.loads(result.stdout)["verdict"]
     # Contiguous shards of 180 rows have half of the keys each.
@@ -138,4 +160,6 @@ def fit(shuffler, *, epochs, seed, test):
     for epoch in shuffler.epochs(epochs):
         shares = shuffler.client.gather(epoch.map(share_of_first_half))
     return {"val_loss": abs(shares[0] - 0.5)}
+
+fit.averages = "models"
 """

@@ -76,7 +76,6 @@ def test_create_keeps_what_stands_there_unless_told(url):
         ("--synthetic", "regression", "--classes", 3),
         ("--synthetic", "matrix", "--samples", 100),
         ("--from", "x.npy", "--seed", 1),
-        ("--movielens", "ratings.csv", "--array", "row"),
         ("--from", "x.npy", "--image-size", 8, 8),
         ("--from-folder", "images", "--image-size", 8),
         ("--from-folder", "images", "--from", "x.npy"),
@@ -112,8 +111,7 @@ def test_create_from_files(tmp_path):
     [
         (("--from", "nowhere.npy"), "nowhere.npy does not exist"),
         (("--from", "x.npy", "--from", "y.npy"), "All arrays must have the same length"),
-        (("--from", "notes.txt"), "a .npy, .npz, .parquet or .pq file, or a Zarr array or group"),
-        (("--movielens", "notes.txt"), "is not a MovieLens ratings.csv"),
+        (("--from", "notes.txt"), "a file of .npy, .npz, .parquet, .parq, .pq, or a Zarr array or group"),
         (("--synthetic", "matrix", "--columns", 10), "--entries-per-row=68 is not allowed"),
     ],
 )
@@ -147,15 +145,6 @@ def test_create_from_a_folder_of_images(tmp_path):
     assert rows["x"].shape == (3, 8, 12)
     assert rows["y"].tolist() == [0, 1, 1]
     assert zarr.open_group(tmp_path / "d.zarr", mode="r")["y"].attrs["classes"] == ["cats", "dogs"]
-
-
-def test_create_from_ratings(tmp_path):
-    lines = [f"{user},{movie},3.5,1" for user, count in ((1, 70), (2, 68), (3, 67)) for movie in range(count)]
-    (tmp_path / "ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *lines]))
-    result = run("create", tmp_path / "d.zarr", "--movielens", tmp_path / "ratings.csv")
-    assert result.exit_code == 0, result.output
-    assert "2 users" in result.stderr
-    assert dshuffle.open_dataset(tmp_path / "d.zarr").n_samples == 2 * 68
 
 
 def test_create_writes_the_classification_and_the_matrix_that_were_asked_for(tmp_path):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 
 import dask
 import pytest
 from click.testing import CliRunner
+from distributed import Client, LocalCluster
 
 import dshuffle
+from dshuffle import ClusterError, Pipeline, Training
 from dshuffle.cli import main
+from dshuffle.pipeline import RunningScheduler
 from dshuffle.synthetic import keyed_regression
 
 URL = "memory://test-run"
@@ -205,3 +209,33 @@ def test_the_command_line_chooses_the_members(file):
     absent, wrong = (run(f"{file}:other", "--resources", text).output for text in ("GPU=2", "GPU"))
     assert "none of the 3 workers has the resources GPU=2" in absent  # two that train, and a server
     assert "--resources='GPU' is not allowed; it must be names with" in wrong
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_says_from_where(file, tmp_path):
+    state = tmp_path / "state.json"
+    text = f"""
+
+def resumed(epochs):
+    training = Training("linear_regression", epochs, step=0.1)
+    return Pipeline("{URL}", training, cluster=LocalWorkers(2, processes=False), checkpoint="{state}")
+"""
+    file.write_text(FILE + text)
+    assert "goes on" not in run(f"{file}:resumed", "epochs=2").output
+    ran = run(f"{file}:resumed", "epochs=3")
+    words = f"training goes on with epoch 2, after 2 of 3, from the checkpoint {state}"
+    assert words.replace(" ", "") in "".join(ran.stderr.split())
+
+
+def test_functions_that_workers_cannot_load_are_refused_before_any_preparation(tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("def each(shuffler, *, epochs):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    only_here = importlib.import_module("only_here")
+    monkeypatch.setattr("dshuffle.pipeline.run.measure_workers", lambda *_, **__: pytest.fail("measured"))
+    folder = str(tmp_path)
+    with LocalCluster(n_workers=2, dashboard_address=":0") as cluster, Client(cluster) as client:
+        client.run(lambda: [sys.path.remove(folder) for _ in range(sys.path.count(folder))])
+        here = RunningScheduler(cluster.scheduler_address)
+        words = r"tcp://.* and 1 others cannot load .*: ModuleNotFoundError: No module named 'only_here'\. Install"
+        with pytest.raises(ClusterError, match=words):
+            Pipeline(URL, Training(only_here.each), cluster=here, report=tmp_path / "report").run(progress=False)

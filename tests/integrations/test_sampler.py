@@ -140,6 +140,26 @@ def test_bad_input(options, message):
         ExchangeSampler(**{"dataset": 10, "rank": 0, "num_replicas": 3, **options})
 
 
+def test_a_dataset_that_has_grown_is_refused():
+    data = list(range(10))
+    sampler = ExchangeSampler(data, 2, 0)
+    assert len(list(sampler)) == 5
+    data.append(10)
+    with pytest.raises(
+        InvalidParameter, match=r"len\(dataset\)=11 is not allowed; it must be 10, as before.*new sampler"
+    ):
+        sampler.set_epoch(1)
+    with pytest.raises(InvalidParameter, match=r"len\(dataset\)=11"):
+        list(sampler)
+
+
+def test_a_rank_of_one_with_a_single_short_chunk():
+    sampler = ExchangeSampler(range(50), 1, 0, assignment="chunks:64")
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        assert sorted(sampler) == list(range(50))
+
+
 def test_it_needs_neither_dask_nor_torch():
     code = """
 import sys

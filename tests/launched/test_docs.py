@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -68,12 +69,13 @@ def script_with(text: str) -> str:
     return script
 
 
-def torchrun(folder: Path, script: str) -> None:
+def torchrun(folder: Path, script: str) -> str:
     (folder / "train.py").write_text(script)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, cwd=folder)
     assert ran.returncode == 0 or PYTORCH_ABORT in ran.stderr, ran.stderr
+    return ran.stderr
 
 
 def check_batches(folder: Path, epochs: int) -> list[list[str]]:
@@ -114,10 +116,21 @@ def check_saved(folder: Path) -> None:
 def test_lightning_trains_and_continues(torch, folder):
     pytest.importorskip("lightning", reason="Lightning is not installed")
     script = RECORD_LINEAR + script_with("import lightning")
-    torchrun(folder, script.replace("max_epochs=3", "max_epochs=2"))
+    said = torchrun(folder, script.replace("max_epochs=3", "max_epochs=2"))
+    assert "no model was attached" not in said
     check_ids(folder, epochs=2)
     torchrun(folder, script)
     check_ids(folder, epochs=3)
+
+
+def test_lightning_is_stopped_in_the_middle_of_an_epoch(torch, folder):
+    """``max_steps`` ends epoch 1 after 3 batches. The job that continues trains on the rest of it and on epoch 2."""
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    script = RECORD_LINEAR + script_with("import lightning")
+    torchrun(folder, script.replace("max_epochs=3", f"max_steps={BATCHES + 3}"))
+    torchrun(folder, script)
+    ranks = [" ".join((folder / f"ids-{rank}").read_text().splitlines()).split() for rank in range(2)]
+    assert Counter(map(int, itertools.chain(*ranks))) == {sample: 3 for sample in range(SAMPLES)}
 
 
 def test_accelerate_trains(torch, folder):

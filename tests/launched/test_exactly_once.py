@@ -241,9 +241,12 @@ def test_a_position_that_a_rank_has_not_reached_is_not_saved(in_threads, tmp_pat
         batches = iter(next(loader.epochs(1)))
         for _ in range(3 - loader.rank):
             next(batches)
+        everywhere.wait(60)
         if loader.rank == 0:
             loader.save()
+        loader._mailbox.wait(lambda: False, "for the failure of rank 0")
 
+    everywhere = threading.Barrier(2)
     results = in_threads(2, stops, checkpoint=tmp_path / "run.json")
     assert "rank 1 was not given 3 batches of epoch 0, and rank 0 was" in str(results[0])
 
@@ -274,18 +277,19 @@ def test_a_state_goes_on_in_another_job(in_threads):
     assert counts(again, 1) == ONCE
 
 
-@pytest.mark.slow
-def test_only_rank_0_has_the_state(in_threads):
+def test_all_ranks_have_a_state_and_a_job_goes_on_from_that_of_rank_0(in_threads):
     def loop(loader):
+        states = [loader.state_dict()] if loader.rank else []
         for epoch in loader.epochs(1):
-            ids_of(epoch)
-            if loader.rank:
-                loader.state_dict()
+            ids_of(itertools.islice(epoch, 3))
+            states += [loader.state_dict()] if loader.rank else []
+            break
+        return states
 
-    results = in_threads(2, loop)
-    assert isinstance(results[1], ClusterError)
-    assert "this is rank 1" in str(results[1])
-    assert isinstance(results[0], PeerFailed)
+    of_rank_1 = values(in_threads(2, loop))[1]
+    assert of_rank_1 == [{"rank": 1, "epoch": 0, "batches": 0}, {"rank": 1, "epoch": 0, "batches": 3}]
+    [error] = in_threads(1, lambda loader: loader.load_state_dict(of_rank_1[0]))
+    assert "must be what state_dict() returned on rank 0" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -293,10 +297,13 @@ def test_only_rank_0_has_the_state(in_threads):
     [
         ({1: {"batch_size": 4}}, "rank 1 has batch_size=4, and rank 0 has 8"),
         ({1: {"mode": "drop"}}, "rank 1 has mode='drop', and rank 0 has 'uneven'"),
+        ({1: {"seed": 1}}, "rank 1 has seed=1, and rank 0 has 0"),
+        ({1: {"assignment": "local"}, 0: {"assignment": "global"}}, "rank 1 has assignment='local', and rank 0 has"),
+        ({1: {"sharding": np.arange(103) % 2}, 0: {"sharding": np.arange(103) // 52}}, "rank 1 has sharding="),
     ],
 )
 def test_ranks_that_differ_are_refused(in_threads, by_rank, words):
-    results = in_threads(2, all_epochs(1), by_rank=by_rank)
+    results = in_threads(2, len, by_rank=by_rank)
     assert isinstance(results[1], InvalidParameter)
     assert words in str(results[1])
     assert isinstance(results[0], PeerFailed)

@@ -131,7 +131,8 @@ def test_a_launcher_of_another_number_of_ranks_does_not_say_where_all_are():
 
 
 def ports(**changes):
-    return ports_of(place_of({**TORCHRUN, **changes}), None)
+    with ports_of(place_of({**TORCHRUN, **changes}), None) as found:
+        return found
 
 
 def test_ranks_of_a_job_derive_the_same_ports_and_other_jobs_others():
@@ -145,7 +146,7 @@ def test_restarts_count_only_if_all_ranks_have_the_same_agent():
     def keys(restart, local_size):
         changes = {"TORCHELASTIC_RESTART_COUNT": restart, "LOCAL_WORLD_SIZE": local_size}
         place = place_of({**TORCHRUN, **changes})
-        return job_key(place, ports_of(place, None)), job_key(place, [4000])
+        return job_key(place, ports(**changes)), job_key(place, [4000])
 
     assert keys("0", "2") == keys("3", "2")
     assert not set(keys("0", "4")) & set(keys("3", "4"))
@@ -158,12 +159,13 @@ def test_ranks_that_are_job_steps_of_their_own_have_the_same_key():
         place_of({**step, "SLURM_STEP_ID": str(rank)}, rank=rank, world_size=2, address="n3") for rank in range(2)
     ]
     assert job_key(places[0], [4000]) == job_key(places[1], [4000])
-    with pytest.raises(InvalidParameter, match="port=None"):
-        ports_of(places[0], None)
+    with pytest.raises(InvalidParameter, match="port=None"), ports_of(places[0], None):
+        pass
 
 
 def test_a_port_that_is_given_wins():
-    assert ports_of(Place(0, 2, 2, "127.0.0.1", "a"), 4000) == [4000]
+    with ports_of(Place(0, 2, 2, "127.0.0.1", "a"), 4000) as found:
+        assert found == [4000]
 
 
 def test_dask_takes_no_profile_of_the_loop(store):

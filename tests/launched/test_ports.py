@@ -1,9 +1,10 @@
-"""Ranks find their own rank 0, whatever else listens on the ports that they draw, and with TLS."""
+"""Ranks find their own rank 0, whatever else listens on the ports that they draw; secrets and TLS."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import os
 import socket
 import socketserver
@@ -45,7 +46,8 @@ def test_other_programs_may_have_the_ports(in_threads, monkeypatch):
     variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": f"{os.getpid()}"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    first, *_ = ports_of(place_of(variables), None)
+    with ports_of(place_of(variables), None) as ports:
+        first = ports[0]
     socketserver.ThreadingTCPServer.allow_reuse_address = True
     with socketserver.ThreadingTCPServer(("127.0.0.1", first), Web) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -61,7 +63,8 @@ def test_other_programs_may_have_the_ports(in_threads, monkeypatch):
 @pytest.mark.slow
 def test_two_jobs_that_derive_the_same_ports(store, in_threads, free_port, eventually, monkeypatch):
     """Rank 0 of the first job waits for its rank 1 meanwhile. The ranks of the second one do not take it for theirs."""
-    monkeypatch.setattr("dshuffle.launched.spmd.ports_of", lambda place, port: list(range(free_port, free_port + 8)))
+    attempts = itertools.cycle(range(8))
+    monkeypatch.setattr("dshuffle.launched.ports._port", lambda text: free_port + next(attempts))
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     given = {}
@@ -89,17 +92,17 @@ def test_two_jobs_that_derive_the_same_ports(store, in_threads, free_port, event
 @in_event_loop
 async def test_the_scheduler_of_another_job_is_not_joined(free_port):
     async with Scheduler(host="127.0.0.1", port=free_port, dashboard_address=":0") as scheduler:
-        Job(scheduler, Place(0, 2, 2, "127.0.0.1", "run 17; restart 1"), [free_port])
+        Job(scheduler, Place(0, 2, 2, "127.0.0.1", "run 17; restart 1"), [free_port], {})
         with pytest.raises(ClusterError, match="rank 1 did not find rank 0"):
-            await find_scheduler(PLACE, [free_port], "tcp", Security(), 0.5)
+            await find_scheduler(PLACE, "127.0.0.1", [free_port], {}, "tcp", Security(), 0.5)
 
 
 @in_event_loop
 async def test_a_rank_of_another_world_size_is_refused(free_port):
     async with Scheduler(host="127.0.0.1", port=free_port, dashboard_address=":0") as scheduler:
-        Job(scheduler, Place(0, 3, 3, "127.0.0.1", "run 17"), [free_port])
+        Job(scheduler, Place(0, 3, 3, "127.0.0.1", "run 17"), [free_port], {})
         with pytest.raises(InvalidParameter, match="world_size=2 is not allowed; it must be 3, as on rank 0"):
-            await find_scheduler(PLACE, [free_port], "tcp", Security(), 5)
+            await find_scheduler(PLACE, "127.0.0.1", [free_port], {}, "tcp", Security(), 5)
 
 
 @in_event_loop
@@ -107,7 +110,7 @@ async def test_a_scheduler_without_a_job_is_not_joined(free_port, monkeypatch, c
     monkeypatch.setattr("dshuffle.launched.ports.LOG_AFTER", 0.0)
     async with Scheduler(host="127.0.0.1", port=free_port, dashboard_address=":0"):
         with pytest.raises(ClusterError, match="rank 1 did not find rank 0"):
-            await find_scheduler(PLACE, [free_port], "tcp", Security(), 0.5)
+            await find_scheduler(PLACE, "127.0.0.1", [free_port], {}, "tcp", Security(), 0.5)
     assert "dshuffle: rank 1 has waited 0 s for rank 0 on 127.0.0.1" in caplog.text
 
 
@@ -149,9 +152,10 @@ async def test_an_ipv6_address(free_port):
     except OSError:
         pytest.skip("this host has no IPv6")
     async with scheduler:
-        Job(scheduler, Place(0, 2, 2, "::1", "run 17"), [free_port])
+        Job(scheduler, Place(0, 2, 2, "::1", "run 17"), [free_port], {})
         place = Place(1, 2, 2, "::1", "run 17")
-        assert await find_scheduler(place, [free_port], "tcp", Security(), 5) == f"tcp://[::1]:{free_port}"
+        found = await find_scheduler(place, "::1", [free_port], {}, "tcp", Security(), 5)
+        assert found == f"tcp://[::1]:{free_port}"
 
 
 def test_a_port_that_is_in_use_is_named(store, free_port):
@@ -180,7 +184,7 @@ def http_addresses(loader):
 
 @pytest.mark.parametrize("with_interface", [False, True])
 def test_an_address_that_is_not_loopback(in_threads, with_interface):
-    """As on several hosts: the ranks listen on all interfaces, or on one. HTTP is for this host only."""
+    """As on several hosts: the ranks listen on one interface. HTTP is for this host only."""
     addresses = outer_addresses()
     if not addresses:
         pytest.skip("this host has no other address")
@@ -212,6 +216,6 @@ def test_a_name_that_this_host_resolves_to_loopback(in_threads):
 
 @pytest.mark.slow
 def test_without_an_address_for_other_hosts_an_interface_is_asked_for(in_threads, monkeypatch):
-    monkeypatch.setattr("dshuffle.launched.process.get_ip", lambda host="": "127.0.1.1")
-    errors = in_threads(2, len, address="node-of-rank-0", timeout=2)
-    assert "rank 0 finds no address at which other hosts reach it: here, node-of-rank-0" in str(errors[0])
+    monkeypatch.setattr("dshuffle.launched.ports.get_ip", lambda host="": "127.0.1.1")
+    errors = in_threads(2, len, address="127.1", timeout=2)
+    assert "rank 0 finds no address at which other hosts reach it: here, 127.1" in str(errors[0])

@@ -25,8 +25,11 @@ from dshuffle.planning import (
     Partial,
     ShuffleSpec,
 )
+from dshuffle.planning.assignment import ASSIGNMENTS, parse_assignment
 from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.order import epoch_order
+
+from ..conftest import written
 
 
 def make(n_samples=12, n_workers=3, **changes):
@@ -40,19 +43,20 @@ def specs(draw, deliveries=tuple(DELIVERIES)):
     delivery = draw(st.sampled_from(sorted(deliveries)))
     n = draw(st.sampled_from([1, 2, 3, 6, 64 if delivery in ("coded", "ubershuffle") else 66]))
     q = draw(st.integers(n, 2 * n + 30))
-    fractions = [None, 1 / n] if delivery == "leftover" else [None, 1 / n, (1 + 1 / n) / 2, 1]
+    excess = [(1 + 1 / n) / 2, 1] if DELIVERIES[delivery].supports(n, excess=True) else []
     return make(
         q,
         n,
         seed=draw(st.integers()),
-        assignment=draw(
-            st.sampled_from([Local(), Partial(0.3), Partial(1), Global(), Aligned(), Aligned(0.3)])
-            | st.integers(1, (q - 1) // max(n - 1, 1) or 1).map(Chunks)
+        assignment=written(
+            draw(st.sampled_from(sorted(ASSIGNMENTS))),
+            fraction=draw(st.sampled_from([0.3, 1])),
+            rows=draw(st.integers(1, (q - 1) // max(n - 1, 1) or 1)),
         ),
         delivery=delivery,
         sharding=draw(st.sampled_from(sorted(SHARDINGS))),
         caching=draw(st.sampled_from(sorted(CACHINGS))),
-        cache_fraction=draw(st.sampled_from(fractions)),
+        cache_fraction=draw(st.sampled_from([None, 1 / n, *excess])),
     )
 
 
@@ -173,18 +177,17 @@ def test_max_incoming(assignment, n, expected):
     assert make(14, n, assignment=assignment).max_incoming == expected
 
 
-BEGINNING = ["global", "partial:0.3", "local", "aligned", "aligned:0.5"]
-
-
-@pytest.mark.parametrize(
-    ("assignment", "broadcast"),
-    [("chunks:2", False), *((assignment, broadcast) for assignment in BEGINNING for broadcast in (False, True))],
-)
+@pytest.mark.parametrize("assignment", [*ASSIGNMENTS, "aligned:0.5"])
+@pytest.mark.parametrize("broadcast", [False, True])
 def test_a_shuffle_can_begin_with_any_epoch(assignment, broadcast):
+    assignment = assignment if ":" in assignment else written(assignment)
+    rule = parse_assignment(assignment)
     sharding = "random"
     if broadcast:
+        if rule.in_chunks:
+            pytest.skip("a given sharding is one of single samples")
         sharding = GivenSharding.of("given", np.arange(62) % 3, [0, 4])
-    delivery = "coded" if assignment.startswith("aligned") else "peer"
+    delivery = "coded" if rule.needs_holders else "peer"
     choices = Choices(assignment, delivery, sharding=sharding, cache_fraction=0.6, seed=3)
     from_0 = EpochPlanner(ShuffleSpec(62, 3, choices))
     plans = [from_0.load(), *(from_0.advance() for _ in range(6))]

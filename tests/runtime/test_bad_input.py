@@ -63,7 +63,7 @@ SETTINGS: dict[str, list[Any]] = {
     "dshuffle.heartbeat": NO_TIME,
     "dshuffle.stopped-timeout": NO_TIME,
     "dshuffle.replacement-timeout": NO_TIME,
-    "dshuffle.new-workers": NO_SWITCH,
+    "dshuffle.new-workers": NO_SWITCH[1:],  # None: whether the cluster is adaptive
     "dshuffle.paused-timeout": NO_TIME,
     "dshuffle.memory-fraction": [None, True, 0, -1, 1.5, math.nan, "", "x", []],
     "dshuffle.emulated-links": NO_RATE,

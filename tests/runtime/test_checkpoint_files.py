@@ -90,6 +90,52 @@ def test_a_link_is_refused_before_a_session_opens(client: Client, dataset: Datas
     assert sorted(os.listdir(tmp_path)) == ["run.json", "target.json"]
 
 
+class Planted:
+    """Whoever unpickles it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("way", ["others can write it", "link", "folder", "sticky folder", "other user", "its user"])
+def test_a_checkpoint_that_another_user_may_have_written_is_not_read(
+    client: Client, dataset: Dataset, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    bait = tmp_path / "ran"
+    with Shuffler(client, dataset, checkpoint=place) as shuffler:
+        shuffler.attach(Planted(bait))
+        train(shuffler, client)
+    says = ""
+    match way:
+        case "others can write it":
+            place.chmod(0o620)
+            says = "run.json has the mode 0620, so other users can write it. Change it to 0600"
+        case "link":
+            place = place.with_name("link.json")
+            place.symlink_to("run.json")
+            says = "link.json is a symbolic link to run.json"
+        case "folder" | "sticky folder":
+            place.parent.chmod(0o777 if way == "folder" else 0o1777)
+            says = "" if "sticky" in way else "has the mode 0777, so all users can replace files in it"
+        case "other user":
+            monkeypatch.setattr(os, "geteuid", lambda: 12345)
+            says = r"belongs to the user \d+, and not to 12345"
+    if not says:
+        with Shuffler.resume(client, dataset, place) as shuffler:
+            assert shuffler.attached is None
+        assert bait.exists()
+        return
+    for options in ({}, {"checkpoint": None}):
+        with pytest.raises(CheckpointError, match=says):
+            Shuffler.resume(client, dataset, place, **options)
+    with pytest.raises(CheckpointError, match=says):
+        dshuffle.retrying(lambda shuffler: shuffler.attached, lambda: client, dataset, checkpoint=place)
+    assert not bait.exists()
+
+
 def test_two_open_sessions_cannot_have_one_checkpoint(client: Client, dataset: Dataset, place: Path) -> None:
     mine = f"is in use by another open session .process {os.getpid()} on "
     with Shuffler(client, dataset, checkpoint=place) as shuffler:

@@ -12,6 +12,9 @@ from dshuffle import Shuffler, create_dataset
 from dshuffle.exchange import buffers
 from dshuffle.exchange.shared_memory import LEAST_NBYTES
 from dshuffle.planning import CACHINGS, DELIVERIES, RELAYS, SHARDINGS
+from dshuffle.planning.assignment import ASSIGNMENTS
+
+from ..conftest import written
 
 # Fractions Q are random here, also those that mix badly.
 pytestmark = pytest.mark.filterwarnings("ignore::dshuffle.errors.MixingWarning")
@@ -31,7 +34,9 @@ def random_dataset(rng, folder, n_workers, assignment):
         if dtype.kind == "U":
             words.reshape(*shape, -1, 4)[..., 1:] = 0
         arrays[name] = words.view(dtype)[..., 0]
-    most = (n_samples - 1) // (n_workers - 1) if assignment == "chunks" else n_samples  # a chunk for every worker
+    most = (
+        (n_samples - 1) // (n_workers - 1) if ASSIGNMENTS[assignment].in_chunks else n_samples
+    )  # a chunk for every worker
     chunk_rows = int(rng.integers(min(most, max(1, n_samples // 20)), most + 1))
     return arrays, create_dataset(str(folder), arrays, chunk_rows=chunk_rows)
 
@@ -39,12 +44,12 @@ def random_dataset(rng, folder, n_workers, assignment):
 def random_job(rng, assignment, delivery, n_workers, nbytes, n_epochs):
     """A way to shuffle, and the sizes of messages: of a small dataset down to one sample a message."""
     fraction = rng.choice([0.0, 1.0, rng.uniform(1 / n_workers, 1)])
-    if delivery == "leftover":  # for caches without excess
+    if not DELIVERIES[delivery].supports(n_workers, excess=True):
         fraction = 0.0
     elif DELIVERIES[delivery].coded:  # often one that packets gain from
         fraction = rng.choice([fraction, rng.uniform(1 / n_workers, 0.7)])
     job = {
-        "assignment": assignment if assignment != "partial" else f"partial:{rng.choice([0, 1, rng.random()])}",
+        "assignment": written(assignment, fraction=rng.choice([0, 1, rng.random()]), rows=None),
         "delivery": delivery,
         "caching": str(rng.choice(sorted(CACHINGS))),
         "sharding": str(rng.choice(sorted(SHARDINGS))),
@@ -76,7 +81,7 @@ def check_run(client, n_workers, rng, assignment, delivery, folder, n_epochs, **
             parts = client.gather(epoch.map(contents))
             assert [(rank, number) for rank, number, *_ in parts] == [(k, expected) for k in range(n_workers)], context
             sizes = [len(ids) for _, _, ids, *_ in parts]
-            assert max(sizes) - min(sizes) <= (next(iter(chunks)) if assignment == "chunks" else 1), context
+            assert max(sizes) - min(sizes) <= (min(chunks) if ASSIGNMENTS[assignment].in_chunks else 1), context
             trained_on = np.concatenate([ids for _, _, ids, *_ in parts])
             assert np.array_equal(np.sort(trained_on), np.arange(dataset.n_samples)), context
             for _, _, ids, columns, batches in parts:
@@ -92,7 +97,6 @@ def share_from(nbytes):
     buffers.LEAST_NBYTES = nbytes
 
 
-ASSIGNMENTS = ("local", "partial", "global", "aligned", "chunks")
 CODED = {name for name, delivery in DELIVERIES.items() if delivery.coded}
 UNCODED = DELIVERIES.keys() - CODED
 PAIRS = [(assignment, delivery) for assignment in ASSIGNMENTS for delivery in sorted(UNCODED)]

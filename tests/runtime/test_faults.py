@@ -86,8 +86,21 @@ def test_a_task_of_a_worker_that_stays_paused_fails(cluster_of, small, check_ids
         [epoch] = shuffler.epochs(1)
         set_status(client, "1", Status.paused, eventually)
         futures = epoch.map(check_ids)
-        with pytest.raises(ClusterError, match=r"a task waited 2 s because rank 1 \(tcp://.*is paused in Dask"):
+        with pytest.raises(ClusterError, match=r"a task waited 2 s .*because rank 1 \(tcp://.*is paused in Dask"):
             within(20, lambda: client.gather(futures))
+        epoch.accept(futures)
+
+
+def test_a_task_that_needs_resources_which_its_worker_lacks_says_so(threads, small, check_ids, within):
+    with dask.config.set({"dshuffle.paused-timeout": "2s"}), Shuffler(threads, small) as shuffler:
+        [epoch] = shuffler.epochs(1)
+        with dask.annotate(resources={"GPU": 1}):
+            futures = epoch.map(check_ids)
+        words = (
+            r"waited 2 s \(dshuffle.paused-timeout\) because it needs the resources GPU=1, and rank \d .* has none\. S"
+        )
+        with pytest.raises(ClusterError, match=words):
+            within(20, lambda: threads.gather(futures))
         epoch.accept(futures)
 
 
@@ -412,3 +425,24 @@ def test_an_adaptive_cluster_keeps_the_workers_of_a_session(new_processes, small
                 time.sleep(1.0)
             assert shuffler.addresses == before
         eventually(lambda: len(client.scheduler_info()["workers"]) == 1)
+
+
+def test_a_stopped_worker_is_named_while_the_client_gathers(new_processes, small, monkeypatch, caplog):
+    monkeypatch.setattr("dshuffle.runtime.client.epoch_sequence.PATIENCE", 0.6)
+    with (
+        dask.config.set({"dshuffle.heartbeat": "2s"}),
+        new_processes(2) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small) as shuffler,
+    ):
+        [epoch] = shuffler.epochs(1)
+        client.gather(epoch.map(len))
+        [pid] = client.run(os.getpid, workers=[shuffler.addresses[1]]).values()
+        futures = epoch.map(lambda partition: time.sleep(1))
+        time.sleep(0.3)
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(8, os.kill, (pid, signal.SIGCONT)).start()
+        client.gather(futures)
+    said = [record.getMessage() for record in caplog.records if "waiting for tasks on" in record.getMessage()]
+    assert 1 <= len(said) <= 4
+    assert all("rank 1 (tcp://" in text and "which has not answered for " in text for text in said)

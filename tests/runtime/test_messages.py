@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
+import sys
+import zlib
 from typing import Any
 
+import msgspec
 import pytest
 from distributed.protocol import dumps, loads
 
-from dshuffle.errors import ClusterError
+from dshuffle.errors import ClusterError, ExchangeError
+from dshuffle.exchange import replies
 from dshuffle.planning import WorkerHistory
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import Measures
+from dshuffle.runtime import messages, orders, session_spec
 from dshuffle.runtime.message_fields import from_fields, to_fields
 from dshuffle.runtime.messages import (
     CommitReply,
@@ -25,7 +33,16 @@ from dshuffle.runtime.messages import (
     UnfinishedTask,
     Vote,
 )
+from dshuffle.runtime.scheduler import scheduler_plugin, snapshot
 from dshuffle.runtime.scheduler.snapshot import LinkFigures, Participant, SessionSnapshot
+from dshuffle.runtime.session_spec import PROTOCOL
+from dshuffle.runtime.worker import row_handlers, worker_plugin
+
+MESSAGES_OF = (31, 1999020774)
+"""The protocol, and the checksum of its messages. If they change, so does the number: see the failure of the test."""
+
+SPOKEN = (messages, orders, replies, row_handlers, snapshot, session_spec)
+"""Modules whose dataclasses and structs travel between processes, and those that these contain."""
 
 DIGEST = SampleDigest(5, 2**63, 2**64 - 1, 0)
 
@@ -99,6 +116,8 @@ def test_a_message_that_dask_carries_is_the_same(message: Any) -> None:
         ({"counts": {"digest": 1, "expected": 3}}, "Object missing required field `rows` - at `$.counts`"),
         ({"counts": {"digest": "1", "expected": 3, "rows": 3}}, "Expected `int`, got `str` - at `$.counts.digest`"),
         ({"counts": {"digest": 1, "expected": 3, "rows": 2.5}}, "Expected `int`, got `float` - at `$.counts.rows`"),
+        ({"reason": "no store", "until": 3}, "Object contains unknown field `until`"),
+        ({"counts": {"digest": 1, "expected": 3, "rows": 2, "bytes": 8}}, "Object contains unknown field `bytes`"),
     ],
 )
 def test_what_is_not_a_message_is_refused(fields: object, reason: str) -> None:
@@ -107,3 +126,46 @@ def test_what_is_not_a_message_is_refused(fields: object, reason: str) -> None:
     text = f"rank 3 (tcp://10.0.0.3:40000) sent what is not a message of the type Vote ({reason}). Install the same"
     assert str(caught.value).startswith(text)
     assert not caught.value.transient
+
+
+def test_messages_of_rows_with_unknown_fields_are_refused() -> None:
+    """Structs check this themselves."""
+    session = {"session_id": "a", "acknowledged": []}
+    with pytest.raises(ClusterError, match="Object contains unknown field `urgent`"):
+        from_fields(row_handlers.Request, {**session, "message": (1, 0, 1, 0), "host": "", "urgent": True}, "rank 1")
+    for reply in ({"status": "refused", "reason": "closed"}, {"status": "later"}, {"status": "OK"}):
+        with pytest.raises(ExchangeError, match="unknown field `urgent`"):
+            replies.from_fields({**reply, "urgent": True}, "rank 1")
+
+
+def kinds_spoken() -> dict[str, type]:
+    """Every type of a message, and the types of their fields."""
+    found: dict[str, type] = {}
+    unread = [kind for module in SPOKEN for kind in vars(module).values() if isinstance(kind, type)]
+    while unread:
+        kind = unread.pop()
+        is_message = dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct)
+        if is_message and kind.__module__.startswith("dshuffle") and kind.__qualname__ not in found:
+            found[kind.__qualname__] = kind
+            names = vars(sys.modules[kind.__module__])
+            words = re.findall(r"\w+", " ".join(map(str, annotations_of(kind).values())))
+            unread += [names[word] for word in words if isinstance(names.get(word), type)]
+    return found
+
+
+def annotations_of(kind: type) -> dict[str, Any]:
+    """The fields of a type, as they are written in its source and those of its bases: the same on every Python."""
+    bases = reversed(kind.__mro__)
+    return {name: text for base in bases for name, text in inspect.get_annotations(base).items()}
+
+
+def test_the_number_of_the_protocol_changes_with_the_messages() -> None:
+    kinds = kinds_spoken()
+    assert {"Vote", "BeginOrder", "Request", "Refusal", "SessionRequest", "Measures", "WorkerHistory"} <= kinds.keys()
+    texts = [f"{name} {sorted(annotations_of(kind).items())}" for name, kind in sorted(kinds.items())]
+    for table in (scheduler_plugin.OPERATIONS, scheduler_plugin.OF_SESSION):
+        texts += [f"{name} {inspect.signature(method)}" for name, method in sorted(table.items())]
+    for orders_by_name in (worker_plugin.OPERATIONS, worker_plugin.OF_SESSION):
+        texts += [f"{name} {kind.__name__}" for name, (kind, _) in sorted(orders_by_name.items())]
+    now = PROTOCOL, zlib.crc32("\n".join(texts).encode())
+    assert now == MESSAGES_OF, f"messages changed: count PROTOCOL up, and write MESSAGES_OF = {now[0] + 1, now[1]}"

@@ -13,7 +13,7 @@ from unittest.mock import create_autospec
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster, Worker
+from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster, Status, Worker
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter, WorkerLost
@@ -330,10 +330,36 @@ def test_a_local_cluster_keeps_the_nannies_of_lost_workers(monkeypatch, nannies,
     client = create_autospec(Client, instance=True)
     client.cluster = create_autospec(LocalCluster, instance=True)
     client.cluster.workers = {0: create_autospec(Nanny if nannies else Worker, instance=True)}
-    client.cluster._adaptive = object() if adaptive else None
+    client.cluster._adaptive, client.cluster.status = object() if adaptive else None, Status.closed
     with dask.config.set({LOST_WORKER: before}):
-        keep_nannies(client)
-        assert dask.config.get(LOST_WORKER) == after
+        first, second = keep_nannies(client), keep_nannies(client)
+        for release in (first, first, second):
+            assert dask.config.get(LOST_WORKER) == after
+            release()
+        assert dask.config.get(LOST_WORKER) == before
+
+
+@pytest.mark.parametrize("when", ["while it is open", "after it"])
+def test_a_session_leaves_the_cluster_as_it_was(small, monkeypatch, eventually, when):
+    """A worker that was retired comes back when the user scales the cluster."""
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.DEFAULT_LOST", "100ms")
+    with (
+        dask.config.set({LOST_WORKER: "100ms"}),
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        before = dask.config.config["distributed"]
+        with Shuffler(client, small, elastic=True) as shuffler:
+            for epoch in shuffler.epochs(3):
+                client.gather(epoch.map(len))
+                if epoch.number == 1 and when == "while it is open":
+                    client.retire_workers([shuffler.addresses[0]])
+        assert dask.config.config["distributed"] == before
+        if when == "after it":
+            client.retire_workers([next(iter(client.scheduler_info()["workers"]))])
+        eventually(lambda: len(cluster.workers) == 1)
+        cluster.scale(2)
+        client.wait_for_workers(2, timeout=30)
 
 
 def test_the_nanny_of_a_slow_worker_brings_it_back(small, check_ids, within, monkeypatch):
@@ -395,3 +421,24 @@ def test_a_worker_that_is_lost_while_a_session_opens_comes_back(cluster, small, 
         assert shuffler.n_workers == 3
         for epoch in shuffler.epochs(2):
             assert np.array_equal(np.sort(np.concatenate(cluster.gather(epoch.map(checked)))), np.arange(1000))
+
+
+def test_a_dataset_that_was_rewritten_is_no_reason_to_try_again(tmp_path, within, caplog):
+    """The lost worker comes back and finds another dataset, and so it always will."""
+    dataset = create_dataset(tmp_path / "d.zarr", {"x": np.arange(1000.0)}, chunk_rows=100)
+
+    def train():
+        with Shuffler(client, dataset) as shuffler:
+            for epoch in shuffler.epochs(3):
+                client.gather(epoch.map(len))
+                if epoch.number == 0:
+                    create_dataset(tmp_path / "d.zarr", {"x": np.ones(1000)}, chunk_rows=100, overwrite=True)
+                    kill(client, shuffler, 1)
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        pytest.raises(WorkerLost, match="is not the one on the client"),
+    ):
+        within(50, train)
+    assert caplog.text.count("a worker cannot take a lost rank") == 1

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, get_worker
+from distributed import Client, LocalCluster, get_worker, wait
 
 import dshuffle
 from dshuffle.errors import CheckpointError, ClusterError, ExchangeError, InvalidParameter, StaleEpoch
+from dshuffle.planning import Choices, Remainder, WorkerHistory
+from dshuffle.runtime.client.epoch_tasks import EpochTasks
+from dshuffle.runtime.client.session_position import SessionPosition
+from dshuffle.runtime.client.session_state import SessionState
 
 from .conftest import OPTIONS
 
@@ -252,3 +258,87 @@ def test_another_cluster_takes_over(small, tmp_path):
             one.close()
     assert [(number, n_workers) for number, n_workers, _ in seen] == [(0, 3), (1, 2), (2, 2)]
     assert all(samples == list(range(1000)) for *_, samples in seen)
+
+
+def train_late(last, models, strike):
+    """Gather the results of an epoch during the next one; the model is the epochs whose results it has."""
+
+    def train(shuffler):
+        model, earlier = shuffler.attached or [], None
+        for epoch in shuffler.epochs(last - shuffler.next_epoch):
+            futures = epoch.map(lambda partition: (partition.epoch, time.sleep(0.5))[0])
+            strike(epoch, futures)
+            if earlier is not None:
+                model = [*model, *set(shuffler.client.gather(earlier))]
+                shuffler.attach(model)
+            earlier = futures
+        if earlier is not None:
+            model = [*model, *set(shuffler.client.gather(earlier))]
+        shuffler.attach(model)
+        models.append(model)
+        return model
+
+    return train
+
+
+def test_results_that_are_gathered_late_and_lost_are_trained_again(new_processes, small, tmp_path):
+    struck = []
+
+    def kill(epoch, futures):
+        if epoch.number == 2 and not struck:
+            struck.append(1)
+            wait(futures)
+            client.run(lambda: os.kill(os.getpid(), signal.SIGKILL), on_error="ignore")
+
+    place = tmp_path / "run.json"
+    with new_processes(2) as cluster, Client(cluster) as client:
+        trained = dshuffle.retrying(train_late(5, [], kill), lambda: client, small, checkpoint=place, min_workers=2)
+    assert struck
+    assert trained == [0, 1, 2, 3, 4]
+    state = json.loads(place.read_text())["state"]
+    assert state["epoch"] == 5  # attached after the last epoch, and written at once
+
+
+def test_a_checkpoint_does_not_pass_the_epochs_that_the_attached_value_has(threads, small, tmp_path, caplog):
+    place = tmp_path / "run.json"
+
+    def saved():
+        state = json.loads(place.read_text())["state"]
+        return state["epoch"], state["trained"]
+
+    with dshuffle.Shuffler(threads, small, checkpoint=place) as shuffler:
+        shuffler.attach("no epoch")
+        for epoch in shuffler.epochs(5):
+            if epoch.number == 1:
+                shuffler.attach("epoch 0")  # it has no tasks yet
+            assert saved() == ([0, 0, 1, 2, 2][epoch.number], [])
+            threads.gather(epoch.map(lambda partition: partition.mark_trained(3)))
+            shuffler.save(tmp_path / "copy.json")
+            with pytest.raises(InvalidParameter, match=r"epoch=9 is not allowed; it must be in \[-1, "):
+                shuffler.attach("epoch 9", 9)
+            if epoch.number == 2:
+                shuffler.attach("epochs 0 and 1", 1)
+            if epoch.number == 4:
+                with pytest.raises(InvalidParameter, match=r"nothing was attached in epoch 3.*attach\(value, epoch\)"):
+                    shuffler.attach("epochs 0 to 4")
+                shuffler.attach("epochs 0 to 4", 4)
+        assert saved() == (5, [])
+    text = "the state stays at the start of epoch 2, although epoch 4 has begun"
+    assert sum(text in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_state_of_an_earlier_epoch_has_the_workers_of_that_epoch(small):
+    histories = [WorkerHistory(3)]
+    choices = Choices("partial:0.2")
+    position = SessionPosition(small, choices, Remainder(0, ()), lambda: histories[-1])
+    for number in range(4):
+        if number == 2:
+            histories.append(histories[-1].changed([0, 1], epoch=2, carried=1))
+        position.begin(EpochTasks(number))
+        if number == 1:
+            position.attach("epoch 0", 0)
+    state = SessionState.from_dict(position.state(), small)
+    assert (state.next.epoch, state.history) == (1, histories[0])
+    position.attach("epoch 1", 1)
+    state = SessionState.from_dict(position.state(), small)
+    assert (state.next.epoch, state.history) == (2, histories[1])

@@ -19,7 +19,8 @@ import dshuffle
 from dshuffle.cli import main
 from dshuffle.errors import DatasetError
 from dshuffle.store import open_dataset, read_sources
-from dshuffle.store.cf_times import _origin_in_xarray
+
+xarray = pytest.importorskip("xarray", reason="xarray is not installed")
 
 NAT = np.iinfo("i8").min
 DEFAULT_FILL = 9.969209968386869e36
@@ -153,12 +154,21 @@ def test_a_duration_out_of_range_is_an_error(tmp_path):
 
 
 UNDECODED = [
-    ({"units": "mm since start of season", "scale_factor": 0.5, "_FillValue": -99}, "'mm' is not a unit of time"),
+    (
+        {"units": "mm since start of season", "scale_factor": 0.5, "_FillValue": -99},
+        "xarray cannot decode numbers in 'mm since",
+    ),
     ({"units": "days since 2000-01-01", "calendar": "noleap", "scale_factor": 0.5, "_FillValue": -99}, "noleap"),
-    ({"units": "people_since_lunch", "scale_factor": 0.5, "_FillValue": -99}, "not a unit of time and a date"),
-    ({"units": "hours", "scale_factor": 0.5, "_FillValue": -99}, r"no attribute dtype='timedelta64\[...\]'"),
-    ({"units": "h", "dtype": "timedelta64[ns]", "scale_factor": 0.5, "_FillValue": -99}, "not one of"),
-    ({"units": "days", "dtype": "timedelta64", "scale_factor": 0.5, "_FillValue": -99}, "with a resolution"),
+    ({"units": "people_since_lunch", "scale_factor": 0.5, "_FillValue": -99}, "xarray cannot decode numbers in"),
+    ({"units": "hours", "scale_factor": 0.5, "_FillValue": -99}, r"only with dtype='timedelta64\[...\]'"),
+    (
+        {"units": "h", "dtype": "timedelta64[ns]", "scale_factor": 0.5, "_FillValue": -99},
+        "durations in xarray only with",
+    ),
+    (
+        {"units": "days", "dtype": "timedelta64", "scale_factor": 0.5, "_FillValue": -99},
+        "cannot decode numbers in 'days'",
+    ),
 ]
 
 
@@ -194,34 +204,51 @@ def test_undecoded_arrays_are_told_everywhere(tmp_path, caplog):
 
 def test_workers_decode_as_the_client_does(tmp_path, monkeypatch):
     """A worker without xarray has the values of a client with it."""
-    pytest.importorskip("xarray")
     path = stored(tmp_path / "g", [0, 1, 2], "i4", units="days since Jan 1 2000")
     dataset = open_dataset(path)
     np.testing.assert_array_equal(dataset.read_rows([0, 1, 2])["t"], DAYS)
     pickled = pickle.dumps(dataset.select([0, 1]))
-    without(monkeypatch, "xarray")
+    monkeypatch.setitem(sys.modules, "xarray", None)
     np.testing.assert_array_equal(pickle.loads(pickled).read_rows([0, 1])["t"], DAYS[:2])
-    assert "pip install xarray cftime" in open_dataset(path).undecoded["t"]
 
 
-def without(monkeypatch, *missing):
-    """Let packages be as if they were not installed."""
-    _origin_in_xarray.cache_clear()
-    for name in missing:
-        monkeypatch.setitem(sys.modules, name, None)
+def test_without_xarray_numbers_stay_as_they_are_stored_and_one_sentence_says_so(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "xarray", None)
+    group = zarr.create_group(tmp_path / "g")
+    for name, attributes in {
+        "packed": {"scale_factor": 0.5},
+        "missing": {"_FillValue": 1},
+        "time": {"units": "days since 2000-01-01"},
+        "lead": {"units": "hours", "dtype": "timedelta64[ns]"},
+        "unsigned": {"_Unsigned": "true"},
+        "plain": {"units": "K", "_FillValue": "AAAAAAAA+H8=", "long_name": "of floats, without missing ones but NaN"},
+        "flag": {"dtype": "bool"},
+    }.items():
+        dtype = {"plain": "f4", "flag": "i1"}.get(name, "i2")
+        group.create_array(name, data=np.array([0, 1, -1], dtype)).attrs.update(attributes)
+    with caplog.at_level(logging.WARNING):
+        dataset = open_dataset(tmp_path / "g")
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "is not installed (pip install 'dshuffle[xarray]')" in line
+    assert set(dataset.undecoded) == {"packed", "missing", "time", "lead", "unsigned"}
+    rows = dataset.read_rows([0, 1, 2])
+    for name in dataset.undecoded:
+        assert rows[name].tolist() == [0, 1, -1]
+    assert rows["flag"].tolist() == [False, True, True]
 
 
-def test_usual_times_need_no_other_package(tmp_path, monkeypatch):
-    without(monkeypatch, "xarray", "pandas", "cftime")
-    path = stored(tmp_path / "g", [0, 1, 2], "i4", units="days since 2000-1-1 00:00:0.0", calendar="gregorian")
-    np.testing.assert_array_equal(read(path), DAYS)
+@pytest.mark.parametrize(("value", "right"), [("true", [0, 255]), ("True", [0, -1]), ("false", [0, -1]), (1, [0, -1])])
+def test_unsigned_numbers_are_as_in_xarray(tmp_path, value, right):
+    path = stored(tmp_path / "g", [0, -1], "i1", _Unsigned=value)
+    array = xarray.Variable("n", np.array([0, -1], "i1"), {"_Unsigned": value})
+    assert xarray.conventions.decode_cf_variable("t", array).values.tolist() == right
+    assert open_dataset(path).read_rows([0, 1])["t"].tolist() == right
 
 
 def test_an_origin_before_the_reform_needs_cftime(tmp_path):
-    pytest.importorskip("xarray")
     path = stored(tmp_path / "g", [730_121, 730_122, 730_123], "i4", units="days since 0001-01-01")
     if importlib.util.find_spec("cftime") is None:
-        assert "pip install cftime" in open_dataset(path).undecoded["t"]
+        assert "cftime" in open_dataset(path).undecoded["t"]
     else:
         np.testing.assert_array_equal(read(path), dates("2000-01-01", "2000-01-02", "2000-01-03"))
     path = stored(tmp_path / "p", [730_119, 1, 2], "i4", units="days since 0001-01-01", calendar="proleptic_gregorian")

@@ -10,7 +10,7 @@ import zarr
 
 import dshuffle
 from dshuffle.errors import CorruptChunk, DatasetError
-from dshuffle.store.mark import Mark
+from dshuffle.store.identity import Mark
 
 
 def group_with(path: Path, attribute: Any) -> None:

@@ -121,6 +121,14 @@ def test_in_a_pipeline_and_a_search(client, rows):
     assert search.score(x * 100, target) > 0.9
 
 
+def test_a_dataset_in_a_pipeline_says_what_to_do(client, rows, tmp_path):
+    x, y = rows
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": x, "y": y})
+    with pytest.raises(InvalidParameter, match=r"not in memory. Take rows.*or train with ShuffledSGD"):
+        make_pipeline(StandardScaler(), ShuffledSGD(SGDClassifier())).fit(dataset)
+    assert make_pipeline(ShuffledSGD(SGDClassifier())).fit(dataset).score(x, y) > 0.9
+
+
 @pytest.mark.slow
 def test_worker_processes_read_arrays_from_a_folder(rows, tmp_path):
     x, y = rows

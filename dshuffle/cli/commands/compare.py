@@ -118,7 +118,8 @@ from dshuffle.cli.options import RegistryOption
 @click.option(
     "--higher-is-better/--lower-is-better",
     default=None,
-    help="Which values of the metric are better.  [default: lower for a loss or an error; otherwise required]",
+    help="Which values of the metric are better. Known for loss, error, mse, rmse, mae, nll, perplexity, accuracy, "
+    "auc, f1, r2 and score; otherwise required.",
 )
 @click.option(
     "--margin",
@@ -130,7 +131,15 @@ from dshuffle.cli.options import RegistryOption
     "--pairs",
     type=click.IntRange(0),
     help="Largest number of pairs of runs, a way and one that reshuffles everything; at least 5, or 0 for none.  "
-    "[default: 20; 0 for a linear regression on more than 64 MiB]",
+    "[default: 20; for a linear regression 10, or 0 on more than 64 MiB]",
+)
+@click.option(
+    "--held-out",
+    metavar="KIND",
+    default="sample",
+    show_default=True,
+    help="How each pair draws its held-out tenth: sample, chunk, stratified:ARRAY, the name of an array whose equal "
+    "values stay together, or time: the last samples, in all pairs.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of tables.")
 def compare(**options: Any) -> None:
@@ -141,6 +150,7 @@ def compare(**options: Any) -> None:
     machine limit all ways. If --assignment and --delivery are omitted, the baselines of the papers are compared;
     --cache-fraction adds coded deliveries to them. With generated samples, a server and a coded delivery with half of
     the samples on each worker are compared, too. Each way is then tested in pairs of runs: is it worse than reshuffling
-    everything by more than --margin? The report is written to --output.
+    everything by more than --margin, if gradients are averaged in every step, and if models are averaged once an
+    epoch? The report is written to --output.
     """
     work_of("compare").compare(**options)

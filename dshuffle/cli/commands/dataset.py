@@ -24,7 +24,7 @@ def dataset() -> None:
     "files",
     multiple=True,
     metavar="FILE",
-    help=".npy, .npz, .parquet, or a Zarr array or group (path or URL). May be repeated.",
+    help=".npy, .npz, .parquet or a folder of these, or a Zarr array or group (path or URL). May be repeated.",
 )
 @click.option(
     "--array",
@@ -40,15 +40,7 @@ def dataset() -> None:
     metavar="HEIGHT WIDTH",
     help="Size in pixels of all images. Others are scaled and cut.  [default: that of the files, which must be equal]",
 )
-@click.option("--grey", is_flag=True, help="One value for each pixel instead of red, green and blue.")
-@click.option("--movielens", metavar="FILE", help="ratings.csv of MovieLens, stored as row, column and value.")
-@click.option(
-    "--ratings-per-user",
-    type=click.IntRange(1),
-    default=68,
-    show_default=True,
-    help="Ratings drawn at random from each user. Users with fewer are dropped.",
-)
+@click.option("--grey", is_flag=True, help="One value for each pixel, even if some images are coloured.")
 @click.option("--synthetic", type=click.Choice(list(SYNTHETIC)), help="Kind of dataset to generate.")
 @click.option(
     "--samples",

@@ -129,7 +129,8 @@ def next_ranks(
     masks = None if holders is None else _covering(as_holders(holders, n_workers), ranks)
     if classes is not None:
         check_balance(classes, assignment, len(ranks))
-    return assignment.draw(Draw(ranks, n_workers, seed, epoch, masks, classes)).ranks
+    before = None if assignment.forgets else ranks
+    return assignment.draw(Draw(len(ranks), n_workers, seed, epoch, before, masks, classes)).ranks
 
 
 def check_balance(classes: Classes, assignment: Assignment, n_samples: int | None = None) -> None:

@@ -66,11 +66,6 @@ class Aligned(Assignment):
             return -(-n_samples // n_workers)
         return Partial(self.fraction).n_exchanged(n_samples, n_workers)
 
-    @property
-    def can_balance(self) -> bool:
-        """It cannot."""
-        return False
-
     @classmethod
     def parse(cls, parameter: str | None) -> Self:
         return cls() if parameter is None else cls(float(parameter))
@@ -79,6 +74,10 @@ class Aligned(Assignment):
     def shuffled_fraction(self) -> float:
         """Q."""
         return self.fraction
+
+    @property
+    def redraws_all(self) -> bool:
+        return self.fraction == 1
 
     def least_share(self, n_samples: int, n_workers: int) -> int:
         """Below Q = 1, every rank puts as many samples into the draw."""
@@ -92,13 +91,13 @@ class Aligned(Assignment):
             raise InvalidParameter.of("holders", None, "the holder masks, which the assignment 'aligned' needs")
         n_workers = draw.n_workers
         if self.fraction == 1:
-            pool = np.arange(len(draw.previous))
+            pool = np.arange(draw.n_samples)
             if draw.weights:
-                room = share_sizes(len(draw.previous), draw.weights)
+                room = share_sizes(draw.n_samples, draw.weights)
             else:
-                room = balanced_sizes(len(draw.previous), n_workers, "aligned", draw.seed, draw.epoch)
+                room = balanced_sizes(draw.n_samples, n_workers, "aligned", draw.seed, draw.epoch)
         else:
-            count = self.most_drawn(len(draw.previous), n_workers)
+            count = self.most_drawn(draw.n_samples, n_workers)
             order, offsets = group_by(draw.previous, n_workers)
             owns = [order[offsets[rank] : offsets[rank + 1]] for rank in range(n_workers)]
             pool = np.concatenate(

@@ -65,7 +65,9 @@ class Blocks:
         """
         # Without random names, the same workers would get the larger blocks, and be slower, in every epoch.
         names = permutation(n_workers, "names", *path).astype(np.int32)
-        return cls(n_samples, n_workers, unit, names, Bijection.of(n_samples // unit, *path), weights)
+        n_units = n_samples // unit  # none if a worker has a single chunk that is short
+        bijection = Bijection.of(n_units, *path) if n_units else None
+        return cls(n_samples, n_workers, unit, names, bijection, weights)
 
     @classmethod
     def contiguous(cls, n_samples: int, n_workers: int, unit: int = 1, weights: Weights = ()) -> Blocks:

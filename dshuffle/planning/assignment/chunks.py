@@ -41,6 +41,7 @@ class Chunks(Assignment):
 
     name: ClassVar[str] = "chunks"
     forms: ClassVar[str] = "'chunks' or 'chunks:ROWS' (an integer >= 1)"
+    forgets: ClassVar[bool] = True
     in_chunks: ClassVar[bool] = True
     can_weigh: ClassVar[bool] = True
 
@@ -53,19 +54,12 @@ class Chunks(Assignment):
     def __str__(self) -> str:
         return "chunks" if self.rows is None else f"chunks:{self.rows}"
 
-    @property
-    def can_balance(self) -> bool:
-        """It cannot."""
-        return False
-
     @classmethod
     def parse(cls, parameter: str | None) -> Self:
         return cls(None if parameter is None else int(parameter))
 
     def draw(self, draw: Draw) -> EpochDraw:
-        return EpochDraw(
-            self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch, draw.weights).all_ranks()
-        )
+        return EpochDraw(self.blocks(draw.n_samples, draw.n_workers, draw.seed, draw.epoch, draw.weights).all_ranks())
 
     def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int, weights: Weights = ()) -> Blocks:
         return Blocks.drawn(

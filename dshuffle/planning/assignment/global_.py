@@ -17,14 +17,17 @@ class Global(Assignment):
 
     name: ClassVar[str] = "global"
     forms: ClassVar[str] = "'global'"
+    forgets: ClassVar[bool] = True
     can_weigh: ClassVar[bool] = True
 
     def draw(self, draw: Draw) -> EpochDraw:
         if draw.classes is not None:
             return EpochDraw(draw_classes(draw.classes, draw.n_workers, "global", draw.seed, draw.epoch))
-        return EpochDraw(
-            self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch, draw.weights).all_ranks()
-        )
+        return EpochDraw(self.blocks(draw.n_samples, draw.n_workers, draw.seed, draw.epoch, draw.weights).all_ranks())
 
     def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int, weights: Weights = ()) -> Blocks:
         return Blocks.drawn(n_samples, n_workers, 1, "global", seed, epoch, weights=weights)
+
+    @property
+    def can_balance(self) -> bool:
+        return True

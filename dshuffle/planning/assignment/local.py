@@ -34,3 +34,7 @@ class Local(Assignment):
 
     def most_incoming(self, n_samples: int, n_workers: int, largest_share: int) -> int:
         return 0
+
+    @property
+    def can_balance(self) -> bool:
+        return True

@@ -85,7 +85,7 @@ class Partial(Assignment):
         return cls(float(number), fixed_points=number != parameter)
 
     def draw(self, draw: Draw) -> EpochDraw:
-        count = self.n_exchanged(len(draw.previous), draw.n_workers)
+        count = self.n_exchanged(draw.n_samples, draw.n_workers)
         if draw.classes is not None:
             ranks = exchange_in_classes(draw.previous, draw.classes, draw.n_workers, count, draw.seed, draw.epoch)
             return EpochDraw(ranks)
@@ -107,11 +107,6 @@ class Partial(Assignment):
     def shuffled_fraction(self) -> float:
         """Q."""
         return self.fraction
-
-    @property
-    def redraws_all(self) -> bool:
-        """Never: with Q = 1 every sample moves to another worker, which is not a uniform draw."""
-        return False
 
     def least_share(self, n_samples: int, n_workers: int) -> int:
         """Every rank exchanges as many samples."""

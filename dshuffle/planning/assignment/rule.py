@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from dshuffle.errors import PlanError
 from dshuffle.planning.assignment.balance import Classes
 from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.slots import Slots
@@ -23,10 +24,10 @@ class Draw:
 
     Parameters
     ----------
-    previous
-        ``(q,)`` int32, the worker that trained on each sample in epoch ``epoch - 1``.
-    n_workers, seed, epoch
-        Number of workers, seed of the shuffle, and the epoch to draw.
+    n_samples, n_workers, seed, epoch
+        Numbers of samples and workers, seed of the shuffle, and the epoch to draw.
+    ranks_before
+        ``(q,)`` int32, the worker that trained on each sample in epoch ``epoch - 1``; None for rules that ``forget``.
     holders
         ``(q, words)`` masks of who holds what in epoch ``epoch - 1``, for rules with ``needs_holders``.
     classes
@@ -38,14 +39,28 @@ class Draw:
         Relative share of each rank, for rules with ``can_weigh``; none for equal shares.
     """
 
-    previous: Ranks
+    n_samples: int
     n_workers: int
     seed: int
     epoch: int
+    ranks_before: Ranks | None = None
     holders: Holders | None = None
     classes: Classes | None = None
     slots: Samples | None = None
     weights: Weights = ()
+
+    @property
+    def previous(self) -> Ranks:
+        """The ranks of the epoch before.
+
+        Raises
+        ------
+        PlanError
+            If the rule declares that it does not need them.
+        """
+        if self.ranks_before is None:
+            raise PlanError("the assignment declares forgets = True, so draw.previous does not exist. Remove forgets")
+        return self.ranks_before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +93,9 @@ class Assignment(ABC):
         How it can be written, for error messages.
     moves
         Whether samples change workers.
+    forgets
+        Whether the ranks of an epoch do not depend on the epochs before. Sessions then draw any epoch at once, and
+        ``draw`` gets no ``previous``. Without this declaration, a session that begins later draws all earlier epochs.
     needs_holders
         Whether the draw depends on who holds what.
     in_chunks
@@ -93,6 +111,7 @@ class Assignment(ABC):
     name: ClassVar[str]
     forms: ClassVar[str]
     moves: ClassVar[bool] = True
+    forgets: ClassVar[bool] = False
     needs_holders: ClassVar[bool] = False
     in_chunks: ClassVar[bool] = False
     preferred_caching: ClassVar[str] = "uniform"
@@ -141,12 +160,15 @@ class Assignment(ABC):
     @property
     def can_balance(self) -> bool:
         """Whether the rule can keep classes balanced."""
-        return True
+        return False
 
     def epochs_to_mix(self, n_workers: int) -> float | None:
-        """Epochs until a sample's worker says nothing about its first one (to 1 %); None if rows move in groups."""
+        """Epochs until a sample's worker says nothing about its first one (to 1 %).
+
+        None if that is not known, or rows move in groups.
+        """
         left = 1 - self.shuffled_fraction
-        if self.in_chunks:
+        if self.in_chunks or (left == 0 and not self.redraws_all):
             return None
         return math.inf if left >= 1 else 1.0 if left <= 0.01 else float(math.ceil(math.log(0.01) / math.log(left)))
 
@@ -162,12 +184,7 @@ class Assignment(ABC):
     @property
     def redraws_all(self) -> bool:
         """Whether every epoch is a new draw over all single samples."""
-        return self.moves and self.shuffled_fraction == 1 and not self.in_chunks
-
-    @property
-    def forgets(self) -> bool:
-        """Whether the ranks of an epoch do not depend on the epochs before."""
-        return (self.redraws_all or self.in_chunks) and not self.needs_holders
+        return self.forgets and not self.in_chunks
 
     @property
     def unit(self) -> int | None:

@@ -11,7 +11,7 @@ import platform
 from collections.abc import Iterator
 
 from dshuffle.errors import CheckpointError
-from dshuffle.private_files import check_replaceable, open_private_file
+from dshuffle.private_files import check_replaceable, open_own_folder, open_private_file
 from dshuffle.runtime.client.checkpoints import may_pass
 from dshuffle.store.backends.urls import is_local
 
@@ -47,7 +47,7 @@ def checkpoint_lock(place: str, *, new: bool = True) -> Iterator[None]:
     try:
         check_replaceable(place)
         if new:
-            os.makedirs(os.path.dirname(place), exist_ok=True)
+            os.makedirs(os.path.dirname(place), 0o755, exist_ok=True)
         elif not os.path.isdir(os.path.dirname(place)):
             raise CheckpointError(
                 f"there is no checkpoint at {place}. Correct the path, or start a new session that writes it"
@@ -90,7 +90,7 @@ def _locked(path: str) -> tuple[int, int]:
         If it cannot be made.
     """
     with contextlib.ExitStack() as opened:
-        folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = open_own_folder(os.path.dirname(path))
         opened.callback(os.close, folder)
         while True:
             file = open_private_file(os.path.basename(path), folder, os.O_RDWR | os.O_CREAT)

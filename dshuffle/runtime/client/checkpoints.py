@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from dshuffle.errors import CheckpointError, DatasetError, InvalidParameter
+from dshuffle.private_files import read_own_file
 from dshuffle.store import Dataset
 from dshuffle.store.backends.urls import canonical_url, is_local
 from dshuffle.store.small_objects import read_object, write_object
@@ -122,11 +123,13 @@ def find_checkpoint(
     Raises
     ------
     CheckpointError
-        If it is damaged, or cannot be read.
+        If it is damaged, cannot be read, or another user of this machine may have written it.
     """
 
     def read() -> bytes | None:
-        data = read_object(checkpoint_place(url), _options(url, dataset))
+        place = checkpoint_place(url)
+        # An attached value is unpickled, which runs code.
+        data = read_own_file(place) if is_local(place) else read_object(place, _options(url, dataset))
         if data is None and was_written:
             raise FileNotFoundError(errno.ENOENT, "it was there before, and is missing now")
         return data

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dask
@@ -124,27 +126,64 @@ RESTARTED_WITHIN = "1d"
 """Its value for local clusters. Their nannies start lost workers again, however long that takes."""
 
 
-def keep_nannies(client: Client) -> None:
+_lock, _keeping = threading.Lock(), contextlib.ExitStack()
+_n_keeping = 0
+
+
+def keep_nannies(client: Client) -> Callable[[], None]:
     """Keep a local cluster from ending the nannies that start lost workers again.
+
+    It ends them again once the function that is returned has been called.
 
     A worker that imports PyTorch on a busy machine needs more than the default of 15 s to come back. Dask reads the
     setting in this process, when a worker is lost. A value of the user stays, and so does the default for an adaptive
-    cluster, which starts another worker after this time.
+    cluster, which starts another worker after this time. In the end the setting is what it was, and the cluster forgets
+    workers whose nannies have ended, so that it can start them again.
     """
-    cluster = client.cluster
+    global _n_keeping
+    cluster, kept = client.cluster, contextlib.ExitStack()
     if not isinstance(cluster, LocalCluster) or is_adaptive(client):
-        return
+        return kept.close
     nannies = all(isinstance(worker, Nanny) for worker in cluster.workers.values())
-    if nannies and dask.config.get(LOST_WORKER, DEFAULT_LOST) == DEFAULT_LOST:
-        dask.config.set({LOST_WORKER: RESTARTED_WITHIN})
+    with _lock:
+        if nannies and (_n_keeping or dask.config.get(LOST_WORKER, DEFAULT_LOST) == DEFAULT_LOST):
+            if not _n_keeping:
+                _keeping.enter_context(dask.config.set({LOST_WORKER: RESTARTED_WITHIN}))
+            _n_keeping += 1
+            kept.callback(_keep_no_longer, cluster)
+    return kept.close
+
+
+def _keep_no_longer(cluster: LocalCluster) -> None:
+    global _n_keeping
+    with _lock:
+        _n_keeping -= 1
+        if not _n_keeping:
+            _keeping.close()
+
+    async def forget() -> None:
+        for name, nanny in list(cluster.workers.items()):
+            if nanny.status in (Status.closing_gracefully, Status.closing, Status.closed, Status.failed):
+                await nanny.close()
+                cluster.workers.pop(name, None)
+
+    loop: Any = cluster.loop
+    if cluster.status is Status.running:
+        loop.add_callback(forget)  # on the loop that starts workers
 
 
 def starts_no_more(client: Client, choice: WorkerChoice = EVERY_WORKER) -> str | None:
     """Say that an adaptive cluster will start no more workers although it may have more, if that is so.
 
-    Dask starts workers only when tasks wait. A session never has waiting tasks, because it has one for each worker.
+    Dask starts workers only when tasks wait. A session never has waiting tasks, because it has one for each worker. And
+    it does not notice when a worker is lost whose job has several.
     """
     adaptive = getattr(client.cluster, "_adaptive", None)
+    if adaptive is not None and "group" in (getattr(client.cluster, "new_spec", None) or {}):
+        return (
+            "each job of the adaptive cluster has several workers, and then Dask submits no job in place of one that "
+            "ends. Give each job one worker: processes=1"
+        )
     if adaptive is None or adaptive.minimum >= adaptive.maximum or choice.is_restricted:
         return None
     n_workers = count_training_workers(client)

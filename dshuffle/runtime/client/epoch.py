@@ -48,7 +48,8 @@ class Epoch:
         Parameters
         ----------
         fn
-            Function to call with the worker's :class:`Partition`, which is valid until the function returns.
+            Function to call with the worker's :class:`Partition`, which is valid until the function returns. What a
+            function of a script changes in global variables is lost after the task.
         *args, **kwargs
             Further arguments of ``fn``. Futures are replaced by their results. For a :class:`PerRank`, each worker gets
             its own value.
@@ -69,6 +70,7 @@ class Epoch:
         session_id = current.calls.session_id
         futures = submit_to_all(sequence.client, current.ranks, session_id, self.number, call, fn, args, kwargs)
         tasks.calls[call] = futures
+        sequence.watch_tasks()
         return list(futures)
 
     def accept(self, futures: list[Future[Any]] | None = None) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import time
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from distributed import Client
@@ -18,7 +20,7 @@ from dshuffle.runtime.client.checkpoint_file import CheckpointFile
 from dshuffle.runtime.client.epoch_recorder import EpochRecorder
 from dshuffle.runtime.client.epoch_tasks import EpochTasks
 from dshuffle.runtime.client.membership import Membership
-from dshuffle.runtime.client.session_client import SessionClient
+from dshuffle.runtime.client.session_client import PATIENCE, SessionClient
 from dshuffle.runtime.client.session_position import SessionPosition
 from dshuffle.runtime.client.shuffler_summary import ShufflerSummary
 from dshuffle.runtime.collective import CollectiveId
@@ -41,6 +43,8 @@ class EpochSequence:
         The current epoch, and the state.
     checkpoint
         Where the state is written in every epoch; None if nowhere.
+    release
+        Called when the sequence is closed.
     """
 
     def __init__(
@@ -50,12 +54,15 @@ class EpochSequence:
         membership: Membership,
         position: SessionPosition,
         checkpoint: CheckpointFile | None,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         self.client = client
         self.dataset = dataset
         self.membership = membership
         self.position = position
         self.checkpoint = checkpoint
+        self._release = release
+        self._watches = False  # whether somebody looks at the tasks
         self.recorder = EpochRecorder(dataset, self.choices)
         self.closed = False
         self._handed_out = True  # whether the current epoch has been yielded
@@ -159,10 +166,23 @@ class EpochSequence:
             raise ClusterError(f"epoch {tasks.epoch} has ended; its shuffler is {now}", transient=False)
         self.calls.check_process()
 
+    def watch_tasks(self) -> None:
+        """From now on, say what tasks wait for, also while the user waits for them in calls of Dask."""
+        if not self._watches:
+            self._watches = True
+            loop: Any = self.client.loop
+            loop.add_callback(_watch, weakref.ref(self))
+
     def new_collective(self) -> CollectiveId:
         """Number and place of a call of :meth:`dshuffle.Epoch.together`."""
         current = self.membership.current
         return CollectiveId(self.calls.session_id, next(self._collectives), current.n_workers, current.ranks[0])
+
+    def attach(self, value: Any, epoch: int | None) -> None:
+        """Keep a value with the state. After the last epoch, the checkpoint has it at once."""
+        self.position.attach(value, epoch)
+        if self.position.ended and not self.closed:
+            self.write_checkpoint()
 
     # -- the state ---------------------------------------------------------------------------------------------
 
@@ -207,6 +227,7 @@ class EpochSequence:
             try:
                 self.membership.close()
             finally:
+                self._release()
                 if self.checkpoint is not None:
                     self.checkpoint.release()
 
@@ -239,6 +260,7 @@ class EpochSequence:
             self.closed = True
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
             self.membership.close_soon()
+            self._release()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -246,3 +268,18 @@ class EpochSequence:
             "this process. Pass the object itself to other functions. In another process, make a new one, or use "
             "Epoch.map to run functions on the workers"
         )
+
+
+async def _watch(watched: weakref.ref[EpochSequence]) -> None:
+    """Say what the tasks of a sequence wait for after some seconds, then after twice that time, and so on."""
+    said_after = 0.0
+    while (sequence := watched()) is not None and not sequence.closed and sequence.calls.connected:
+        calls, tasks = sequence.calls, sequence.position.tasks
+        seconds = 0.0 if tasks is None else tasks.waiting_seconds
+        del sequence, tasks
+        if seconds < PATIENCE:
+            said_after = 0.0
+        elif seconds >= 2 * said_after:
+            said_after = seconds
+            await calls.say_what_for(tasks=True)
+        await asyncio.sleep(PATIENCE / 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from concurrent.futures import CancelledError
@@ -15,8 +14,6 @@ from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
 from dshuffle.planning import name_of
 from dshuffle.runtime.client.session_client import PATIENCE, SessionClient
 from dshuffle.runtime.messages import UnfinishedTask
-
-logger = logging.getLogger(__name__)
 
 Call: TypeAlias = "list[Future[Any]]"  # Dask 2025.9 does not know types of results
 """The tasks of one call of :meth:`dshuffle.Epoch.map`, by rank."""
@@ -45,6 +42,7 @@ class EpochTasks:
     calls: dict[int, Call] = field(default_factory=dict)
     accepted: set[int] = field(default_factory=set)
     error: BaseException | None = None
+    _called_at: float = 0.0
 
     @property
     def begun(self) -> bool:
@@ -52,13 +50,23 @@ class EpochTasks:
         return self.n_calls > 0
 
     @property
+    def any_call_done(self) -> bool:
+        """Whether all tasks of some call have ended."""
+        return any(all(future.done() for future in call) for call in self.calls.values())
+
+    @property
     def futures(self) -> list[Future[Any]]:
         """The tasks of all calls."""
         return [future for call in self.calls.values() for future in call]
 
+    @property
+    def waiting_seconds(self) -> float:
+        """Seconds since the last call, if a task has not ended; otherwise 0."""
+        return time.monotonic() - self._called_at if any(not future.done() for future in self.futures) else 0.0
+
     def next_call(self) -> int:
         """The number of a new call."""
-        self.n_calls += 1
+        self.n_calls, self._called_at = self.n_calls + 1, time.monotonic()
         self.error = None
         return self.n_calls - 1
 
@@ -76,17 +84,14 @@ class EpochTasks:
         self.calls.clear()
 
     def wait(self, session: SessionClient) -> None:
-        """Wait until all tasks have ended, and say from time to time what they wait for."""
-        futures, began, pause = self.futures, time.monotonic(), PATIENCE
+        """Wait until all tasks have ended."""
+        futures = self.futures
         with session.client.as_current():  # the default would be the client created last
             while pending := [future for future in futures if not future.done()]:
                 try:
                     wait(pending, timeout=PATIENCE)
                 except TimeoutError:
-                    reason = session.waiting_for()  # raises an error if the scheduler is gone while this is closed
-                    if reason and time.monotonic() - began >= pause:
-                        pause *= 2
-                        logger.warning("dshuffle: %s", reason)
+                    session.waiting_for()  # raises an error if the scheduler is gone while this is closed
                 except CancelledError:
                     continue
 

@@ -136,8 +136,11 @@ class Membership:
                 self._refused = members
             logger.warning("dshuffle: epoch %d keeps its workers: %s", epoch, what_happened(error))
         else:
-            before, now = self.current.n_workers, self._following.n_workers
-            logger.warning("dshuffle: epoch %d is trained on by %d workers in place of %d", epoch, now, before)
+            before, now = self.current.ranks, self._following.ranks
+            text = f"dshuffle: epoch {epoch} is trained on by {len(now)} worker{'s' * (len(now) != 1)}"
+            text += f" instead of {len(before)}" if len(now) != len(before) else ""
+            n_new = len(set(now) - set(before))
+            logger.warning(text + (f", {n_new} of which {'is' if n_new == 1 else 'are'} new" if n_new else ""))
 
     def _take_over(self, epoch: int) -> EpochExchange:
         try:

@@ -8,7 +8,7 @@ import uuid
 from typing import Any
 
 from distributed import Client
-from distributed.protocol.serialize import ToPickle
+from distributed.protocol.pickle import dumps
 
 from dshuffle.errors import CacheBudgetError, ClusterError, WorkerLost, what_happened
 from dshuffle.planning import SERVER, Remainder
@@ -92,7 +92,7 @@ class OpenSession:
 
     def _open(self) -> OpenedSession:
         try:
-            return self.calls.ask(OpenedSession, "open", protocol=PROTOCOL, order=ToPickle(self.request))
+            return self.calls.ask(OpenedSession, "open", protocol=PROTOCOL, order=dumps(self.request))
         except BaseException:  # the scheduler does not notice Ctrl-C or a lost answer, and would keep the session
             self.calls.close_soon()
             raise

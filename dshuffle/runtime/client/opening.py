@@ -63,12 +63,12 @@ def open_sequence(
     request, classes = session_request(client, dataset, choices, options, start=start, carried=carried)
     file = _checkpoint_file(checkpoint, dataset, resumed)
     timeline.end_step("request checked")
-    sequence = None
+    sequence, release = None, keep_nannies(client)
     try:
         membership = _opened(client, request, timeline)
         state = None if resumed is None else resumed.state
         position = SessionPosition(dataset, request.choices, start, lambda: membership.current.history, state)
-        sequence = EpochSequence(client, dataset, membership, position, file)
+        sequence = EpochSequence(client, dataset, membership, position, file, release)
         if advice := sequence.choices.assignment.warning(membership.current.n_workers):
             warnings.warn(advice, MixingWarning, stacklevel=SHUFFLER_CALL)
         warn_of_absent_names(client, request.choices.shares)
@@ -79,6 +79,7 @@ def open_sequence(
     except BaseException:  # also if warnings are turned into errors
         if sequence is not None:
             sequence.close()
+        release()
         if file is not None:
             file.release()
         raise
@@ -106,7 +107,6 @@ def _opened(client: Client, request: SessionRequest, timeline: Timeline) -> Memb
     with log_if_slow("the scheduler and the workers are being set up"):
         install_plugin(client)
     timeline.end_step("plugins installed on the scheduler and all workers")
-    keep_nannies(client)
     options = request.options
     if options.min_workers > 1:
         limit = "dshuffle.timeout"

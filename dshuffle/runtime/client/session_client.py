@@ -304,7 +304,7 @@ class SessionClient:
                     heard = time.monotonic()
                 elif time.monotonic() - began >= patience:
                     patience *= 2
-                    await self._say_what_for()
+                    await self.say_what_for()
             return call.result()
         finally:
             call.cancel()
@@ -321,17 +321,18 @@ class SessionClient:
         else:
             self.silence.end()
 
-    async def _say_what_for(self) -> None:
+    async def say_what_for(self, *, tasks: bool = False) -> None:
+        """Log what the session waits for, or what its tasks wait for alone."""
         try:
-            reason = await self._waiting()
+            reason = await self._waiting(tasks=tasks)
         except (OSError, DShuffleError):
             reason = "waiting for the scheduler, which does not answer"
         if reason:
             logger.warning("dshuffle: %s", reason)
 
-    async def _waiting(self, seconds: float | None = None) -> str:
+    async def _waiting(self, seconds: float | None = None, *, tasks: bool = False) -> str:
         if seconds is None:
             seconds = LEAVE_WITHIN if self.silence.leaving else PATIENCE
         scheduler: Any = self.client.scheduler
-        call = scheduler.dshuffle_waiting(session_id=self.session_id)
+        call = scheduler.dshuffle_waiting(session_id=self.session_id, tasks=tasks)
         return message_in(await within(seconds, call), str, "the scheduler")

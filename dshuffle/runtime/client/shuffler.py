@@ -310,16 +310,29 @@ class Shuffler:
         """
         write_checkpoint(url, self.state_dict(), self.dataset)
 
-    def attach(self, value: Any) -> None:
+    def attach(self, value: Any, epoch: int | None = None) -> None:
         """Keep a value in the states and checkpoints of this session from now on, such as a model after an epoch.
+
+        A state says that the epochs are done whose results the value has, and not more. So a session that resumes
+        trains again on what is not in the value.
 
         Parameters
         ----------
         value
-            Any object that can be pickled. It replaces the value that was attached before. It is pickled whenever a
-            state is taken or a checkpoint written, so it may be changed in place.
+            Any object that can be pickled. It is pickled at once, and replaces the value that was attached before.
+        epoch
+            The last epoch whose results the value has. By default the current one, or the one before if no call of
+            :meth:`Epoch.map` has ended in the current one. Give it if results are gathered later than in their epoch,
+            or if a value is not attached in every epoch.
+
+        Raises
+        ------
+        CheckpointError
+            If the value cannot be pickled.
+        InvalidParameter
+            If ``epoch`` has not begun, or is not given although nothing was attached in an epoch before.
         """
-        self._sequence.position.attached = value
+        self._sequence.attach(value, epoch)
 
     @property
     def checkpoint(self) -> str | os.PathLike[str] | None:

@@ -63,7 +63,7 @@ class Candidates:
         self._members[worker.address] = worker
 
     def is_refused(self, address: str) -> bool:
-        """Whether a worker retires, or could not take a rank a moment ago."""
+        """Whether a worker retires, could not take a rank a moment ago, or never can."""
         if address in self._retiring and self._scheduler.workers.get(address) in (None, self._retiring[address]):
             return True
         return self._refused.get(address, -math.inf) > asyncio.get_running_loop().time() - UNFIT_FOR
@@ -72,9 +72,9 @@ class Candidates:
         """Note that a worker closes."""
         self._retiring[address] = self._members.get(address)
 
-    def refuse(self, address: str) -> None:
-        """Note that a worker could not take a rank."""
-        self._refused[address] = asyncio.get_running_loop().time()
+    def refuse(self, address: str, *, for_good: bool = False) -> None:
+        """Note that a worker could not take a rank, and whether it never can."""
+        self._refused[address] = math.inf if for_good else asyncio.get_running_loop().time()
 
     async def find(self, lost: str, members: Collection[str], *, serves: bool) -> WorkerState | None:
         """A worker that runs tasks, is set up and is not a member; preferably one with the name of the lost worker.
@@ -111,9 +111,11 @@ class Candidates:
         workers = [worker for worker in self._scheduler.workers.values() if self._choice.allows(worker)]
         if self._new_workers or any(worker.status in (Status.init, Status.starting) for worker in workers):
             return True
-        if self._refused.keys() & {worker.address for worker in workers}:
+        present = {worker.address for worker in workers}
+        if any(since < math.inf for address, since in self._refused.items() if address in present):
             return True
-        nanny = self._members[lost].nanny if lost in self._members else None
+        stays = lost in present and self._refused.get(lost) == math.inf  # no nanny starts a worker that runs
+        nanny = self._members[lost].nanny if lost in self._members and not stays else None
         if not nanny:
             return False
         # Not through Dask, which tries again for half a minute if a connection is refused.

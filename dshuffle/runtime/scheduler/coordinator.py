@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from distributed import Scheduler
 
-from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
+from dshuffle.errors import ClusterError, DatasetChanged, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery
 from dshuffle.runtime.message_fields import from_fields, to_fields
 from dshuffle.runtime.messages import Answer, EpochExchange, Vote
@@ -364,7 +364,8 @@ class Coordinator:
     def _refused(self, order: PhaseOrder, address: str, error: DShuffleError) -> None:
         if order.name == Phase.RESTORING.value:
             logger.warning("dshuffle: a worker cannot take a lost rank: %s", error)
-            self._replacements.refuse(order.participant, address)
+            # Another worker may see the dataset as it was; this one will not.
+            self._replacements.refuse(order.participant, address, for_good=isinstance(error, DatasetChanged))
         self.driver.run(self.machine.refused, order, error)
 
     def _plan_ahead(self, run: Run) -> None:

@@ -76,10 +76,10 @@ class Replacements:
         if self._search is None or self._search.done():
             self._search = asyncio.get_running_loop().create_task(self._find_all())
 
-    def refuse(self, rank: int, address: str) -> None:
-        """Note that a worker could not take a rank."""
+    def refuse(self, rank: int, address: str, *, for_good: bool) -> None:
+        """Note that a worker could not take a rank, and whether it never can."""
         self._refusals[rank] = address
-        self._candidates.refuse(address)
+        self._candidates.refuse(address, for_good=for_good)
 
     def drop(self, participant: int) -> None:
         """Go on without a participant that no other worker can replace."""

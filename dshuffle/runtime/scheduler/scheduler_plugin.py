@@ -16,7 +16,7 @@ from typing import Any
 
 from distributed import Scheduler, Status
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.protocol.pickle import dumps
+from distributed.protocol.pickle import dumps, loads
 from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
@@ -106,12 +106,14 @@ class DShuffleScheduler(SchedulerPlugin):
                 coordinator.participants.forget(address)
         return needed
 
-    def waiting(self, session_id: str) -> str:
-        """What a session waits for, in words; empty if it does not wait."""
+    def waiting(self, session_id: str, tasks: bool = False) -> str:
+        """What a session waits for, in words, or what its tasks wait for alone; empty if it does not wait."""
         assert self._scheduler is not None
-        coordinator = self.coordinators.get(session_id)
-        reasons = [] if coordinator is None else [coordinator.waiting_for()]
-        return "; ".join(filter(None, [*reasons, *self._unrunnable.waiting_for(self._scheduler)]))
+        coordinator, reasons = self.coordinators.get(session_id), self._unrunnable.waiting_for(self._scheduler)
+        if coordinator is not None:
+            exchange = "" if tasks and not coordinator.machine.missing else coordinator.waiting_for()
+            reasons += [exchange, *(session_queries.silent_tasks(coordinator) if tasks else ())]
+        return "; ".join(filter(None, reasons))
 
     def snapshot(self, session_id: str) -> SessionSnapshot:
         """What a session does at this moment."""
@@ -136,14 +138,20 @@ class DShuffleScheduler(SchedulerPlugin):
                 "restarted. Make a new Shuffler"
             ) from None
 
-    async def open(self, session_id: str, order: SessionRequest, protocol: int | None = None) -> OpenedSession:
-        """Assign ranks and open the session on all participants, or on none if that fails."""
+    async def open(self, session_id: str, order: bytes, protocol: int | None = None) -> OpenedSession:
+        """Assign ranks and open the session on all participants, or on none if that fails.
+
+        The order is a pickled :class:`SessionRequest`, which is read only if it has this protocol.
+        """
         if protocol != PROTOCOL:  # releases before protocol 27 did not say
             raise ClusterError(
                 f"the client uses protocol {protocol or 'below 27'} and the scheduler uses protocol {PROTOCOL}. "
                 "Install the same version of dshuffle on both",
                 transient=False,
             )
+        return await self._open(session_id, loads(order))
+
+    async def _open(self, session_id: str, order: SessionRequest) -> OpenedSession:
         assert self._scheduler is not None
         assert self._hello is not None
         self._opening.add(session_id)

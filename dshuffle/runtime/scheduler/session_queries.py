@@ -6,6 +6,8 @@ import asyncio
 import logging
 from typing import Any
 
+from distributed.metrics import time
+
 from dshuffle.errors import ClusterError, WorkerLost
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.messages import MemberChanges, TrainedSamples, TrainingTime, UnfinishedTask
@@ -66,6 +68,21 @@ async def _trained_by(session: Coordinator, rank: int, epoch: int) -> SampleDige
 def unfinished_tasks(session: Coordinator, epoch: int, calls: list[int]) -> list[UnfinishedTask]:
     """The tasks of some calls in an epoch that did not finish, each with its outcome."""
     return session.outcomes.unfinished(epoch, calls, len(session.ranks))
+
+
+def silent_tasks(session: Coordinator) -> list[str]:
+    """Which members run tasks and have not answered Dask for a heartbeat, in words."""
+    reasons = []
+    for rank, address in session.addresses.items():
+        worker = session.scheduler.workers.get(address)
+        silent = 0.0 if worker is None or not worker.processing else time() - worker.last_seen
+        if silent >= session.settings.heartbeat:
+            name = session.participants.name_of(rank)
+            reasons.append(
+                f"waiting for tasks on {name}, which has not answered for {silent:.0f} s: it is stopped or cut off, "
+                "or a task holds Python's global lock"
+            )
+    return reasons
 
 
 def member_addresses(session: Coordinator) -> dict[int, str]:

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from distributed import Scheduler
+from distributed.core import Status
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import TaskState, WorkerState
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.runtime.scheduler.outcomes import Outcome, TaskOutcomes
 from dshuffle.runtime.task_keys import rank_of_key, session_of_key
+from dshuffle.runtime.worker_choice import resources_in_words
 
 logger = logging.getLogger(__name__)
 
@@ -112,23 +114,23 @@ class UnrunnableTasks:
             elif pinned_to != {address}:
                 move_to_rank(key, scheduler, session)
             elif now - waiting.since >= session.paused_timeout:
-                waited = f"a task waited {session.paused_timeout:g} s because {_paused(key, worker)}"
-                hint = "Give the worker more memory, lower memory_limit or cache_fraction, or use more workers"
+                reason, hint = _why(task, worker)
+                waited = f"a task waited {session.paused_timeout:g} s (dshuffle.paused-timeout) because {reason}"
                 fail_task(task, scheduler, ClusterError(f"{waited}. {hint}"))
             elif now - waiting.since >= WARN_AFTER and not waiting.warned:
                 waiting.warned = True
-                message = f"dshuffle: a task is waiting because {_paused(key, worker)}"
+                message = f"dshuffle: a task is waiting because {_why(task, worker)[0]}"
                 logger.warning(message)
                 scheduler.log_event("warn", {"message": dumps(message), "category": dumps(RuntimeWarning)})
 
     def waiting_for(self, scheduler: Scheduler) -> list[str]:
-        """Which paused workers tasks are waiting for, in words."""
+        """Which workers tasks are waiting for, and why, in words."""
         reasons = []
         for key in self._waiting:
             task = scheduler.tasks.get(key)
-            pinned_to = set() if task is None else task.worker_restrictions or set()
-            workers = [scheduler.workers[address] for address in pinned_to if address in scheduler.workers]
-            reasons += [_paused(key, worker) for worker in workers]
+            if task is not None:
+                workers = map(scheduler.workers.get, task.worker_restrictions or ())
+                reasons += [_why(task, worker)[0] for worker in workers if worker is not None]
         return reasons
 
     def _watch(self, scheduler: Scheduler) -> None:
@@ -164,11 +166,20 @@ def have_unfinished_tasks(ranks: Collection[int], session_id: str, scheduler: Sc
     )
 
 
-def _paused(key: Any, worker: WorkerState) -> str:
+def _why(task: TaskState, worker: WorkerState) -> tuple[str, str]:
+    """Why Dask does not run a task on the worker of its rank, and what to do."""
+    name = f"rank {rank_of_key(str(task.key))} ({worker.address})"
+    needs = task.resource_restrictions or {}
+    lacking = [key for key, amount in needs.items() if worker.resources.get(key, 0) < amount]
+    if worker.status is Status.running and lacking:
+        words = resources_in_words(needs)
+        hint = f'Start workers with --resources "{words}" and choose them (Shuffler(resources=...)), or ask for less'
+        return f"it needs the resources {words}, and {name} has {resources_in_words(worker.resources) or 'none'}", hint
     memory = ""
-    if worker.memory_limit:
+    if worker.status is Status.paused and worker.memory_limit:
         memory = f" at {100 * worker.memory.process / worker.memory_limit:.0f} % of its memory limit"
-    return f"rank {rank_of_key(key)} ({worker.address}) is {worker.status.name} in Dask{memory}"
+    hint = "Give the worker more memory, lower memory_limit or cache_fraction, or use more workers"
+    return f"{name} is {worker.status.name} in Dask{memory}", hint
 
 
 def fail_task(task: TaskState, scheduler: Scheduler, error: DShuffleError) -> None:

@@ -15,14 +15,14 @@ from dshuffle.runtime.message_fields import from_fields
 from dshuffle.runtime.worker.sessions import WorkerSessions
 
 
-class Acknowledged(msgspec.Struct, frozen=True):
+class Acknowledged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Messages that have arrived."""
 
     session_id: str
     acknowledged: list[MessageId]
 
 
-class Request(Acknowledged, frozen=True):
+class Request(Acknowledged, frozen=True, forbid_unknown_fields=True):
     """A request for a message, with acknowledgements of earlier ones.
 
     Parameters

@@ -37,6 +37,9 @@ from dshuffle.runtime.worker.reports import ReportSender
 from dshuffle.runtime.worker.run import RESTORE, ExchangeRun
 from dshuffle.store import Dataset
 
+READS_AT_ONCE = 4
+"""Blocks of the store that are read at a time, as far as memory allows. Each has many requests under way."""
+
 BUSY_AFTER = 3.0
 """Seconds that a commit waits for tasks of the previous epoch before it says so. The scheduler then asks again."""
 
@@ -99,7 +102,7 @@ class WorkerSession:
             acknowledge_here=self.acknowledge,
             shares_memory=spec.settings.shared_memory,
         )
-        self._carriers = Carriers(network, JobQueue(2, "dshuffle"), JobQueue(1, "dshuffle-read"))
+        self._carriers = Carriers(network, JobQueue(2, "dshuffle"), JobQueue(READS_AT_ONCE, "dshuffle-read"))
         file = None if disk is None else disk.file
         try:
             self._parts: MemberParts | None = build_parts(
@@ -276,7 +279,7 @@ class WorkerSession:
             if parts.training is not None and run.prepared is not None:
                 parts.training.receiver.commit(run_id)
                 parts.training.cache.commit(run.prepared.swap)
-            parts.reader.clear()
+            parts.reader.end_load()
             parts.plans.forget(run.epoch)
             self.epoch, self._run = run.epoch, None
             return True

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.errors import ExchangeError
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MIB
 from dshuffle.exchange.replies import Later, RowsReply
@@ -27,14 +28,12 @@ ANSWER_AFTER = 10.0
 ABANDONED_AFTER = 2.0
 """Seconds after which a block makes room although a worker may still come for it."""
 
-MOST_LOADS = 4
-"""Loads whose blocks are kept apart. Older ones have ended, or were begun again."""
-
 
 @dataclass(slots=True, eq=False)
 class _Load:
     """Who has said what it needs, and block -> workers that have not fetched their rows yet."""
 
+    name: str
     owners: set[int] = field(default_factory=set)
     waiting: dict[int, set[int]] = field(default_factory=dict)
     ahead: list[int] = field(default_factory=list)  # blocks to be read, ascending
@@ -69,29 +68,34 @@ class StoreReader:
         self._blocks = blocks
         self._reading = reading
         self._jobs = jobs
-        self._loads: dict[str, _Load] = {}
+        self._load: _Load | None = None
+        self._past: set[str] = set()  # names of loads that have ended
         self._held: dict[int, _Held] = {}
         self._changed = asyncio.Event()
         self._closed = False
 
-    def clear(self) -> None:
-        """Drop all blocks, because a load has ended."""
-        self._loads.clear()
-        self._held.clear()
+    def end_load(self) -> None:
+        """Drop the blocks of the load that has ended."""
+        if self._load is not None:
+            self._past.add(self._load.name)
+            self._load = None
+        self._held = {block: held for block, held in self._held.items() if not held.future.done()}
         self._wake()
 
     def close(self) -> None:
         """Drop all blocks, and read no more."""
         self._closed = True
-        self.clear()
+        self.end_load()
+        self._held.clear()
 
     def announce(self, load: str, owner: int, blocks: Sequence[int]) -> None:
         """Note that a worker will fetch rows of these blocks. The blocks are ascending."""
-        if load not in self._loads:
-            for oldest in list(self._loads)[: len(self._loads) - MOST_LOADS + 1]:
-                del self._loads[oldest]
-            self._loads[load] = _Load()
-        known = self._loads[load]
+        if load in self._past:  # the message is late
+            return
+        if self._load is None or self._load.name != load:  # the one before has ended, or was begun again
+            self.end_load()
+            self._load = _Load(load)
+        known = self._load
         known.owners.add(owner)
         for block in blocks:
             if block not in known.waiting:
@@ -123,7 +127,9 @@ class StoreReader:
             if not self._closed and self._has_room(block):
                 held = self._read(block)
                 break
-            if self._closed or loop.time() >= deadline:
+            if self._closed:
+                raise ExchangeError("the session was closed")
+            if loop.time() >= deadline:
                 return Later()
             await self._until_changed(min(ABANDONED_AFTER, deadline - loop.time()))
         held.used = loop.time()
@@ -138,8 +144,8 @@ class StoreReader:
         return RowsReply(rows, checksums)
 
     def _fetched(self, load: str, owner: int, n_owners: int, block: int) -> None:
-        known = self._loads.get(load)
-        if known is None or block not in known.waiting:
+        known = self._load
+        if known is None or known.name != load or block not in known.waiting:
             asyncio.get_running_loop().call_later(ABANDONED_AFTER, self._drop_idle, block)
             return
         known.waiting[block].discard(owner)
@@ -158,14 +164,14 @@ class StoreReader:
             self._drop(block)
 
     def _read_ahead(self) -> None:
-        for known in self._loads.values():
-            while known.ahead and not self._closed:
-                block = known.ahead[0]
-                if block not in self._held:
-                    if not self._has_room(block):
-                        return
-                    self._read(block)
-                del known.ahead[0]
+        known = self._load
+        while known is not None and known.ahead and not self._closed:
+            block = known.ahead[0]
+            if block not in self._held:
+                if not self._has_room(block):
+                    return
+                self._read(block)
+            del known.ahead[0]
 
     def _read(self, block: int) -> _Held:
         loop = asyncio.get_running_loop()
@@ -179,8 +185,9 @@ class StoreReader:
             if failed and self._held.get(block) is held:  # another request tries again
                 del self._held[block]
             self._wake()
-            if not self._closed:
-                self._read_ahead()
+            if self._load is None and not self._closed:
+                loop.call_later(ABANDONED_AFTER, self._drop_idle, block)
+            self._read_ahead()
 
         future.add_done_callback(read)
         return held
@@ -194,9 +201,9 @@ class StoreReader:
 
         if fits() or block < min(self._held):  # blocks are fetched in ascending order, so this one is waited for
             return True
-        awaited = {number for known in self._loads.values() for number, owners in known.waiting.items() if owners}
+        waiting = {} if self._load is None else self._load.waiting
         for number, held in list(self._held.items()):
-            patience = 5 * ABANDONED_AFTER if number in awaited else ABANDONED_AFTER
+            patience = 5 * ABANDONED_AFTER if waiting.get(number) else ABANDONED_AFTER
             if held.future.done() and now - held.used > patience:
                 del self._held[number]
                 if fits():

@@ -1,12 +1,12 @@
-"""Folders of images as sources: one folder for each class, decoded block by block."""
+"""Folders of images as sources: one folder for each class, decoded block by block. Needs Pillow."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,19 +16,14 @@ from PIL import Image, ImageOps
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
-from dshuffle.store.sources.source import RowSource, unreadable
+from dshuffle.store.sources.source import RowSource, files_below, unreadable
 
 SUFFIXES = (".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 CHANNELS = {"L": (), "RGB": (3,)}
 """Axes of a pixel in each mode: grey, and red, green and blue."""
 
-STORED_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
-"""Modes of files with at most eight bits for each channel. Pillow would clip the values of others."""
-
-TRANSPARENT = ("LA", "PA", "RGBA")
-
 FILES_AT_A_TIME = 4096
-"""Files of which the sizes are compared before the next ones are opened."""
+"""Files of which the headers are looked at before the next ones are opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +59,19 @@ class ImageFolder:
     other_files: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, folder: str | os.PathLike[str], *, size: Sequence[int] | None = None, mode: str = "RGB") -> Self:
+    def of(cls, folder: str | os.PathLike[str], *, size: Sequence[int] | None = None, mode: str | None = None) -> Self:
         """Find the images. They are read when the dataset is written.
 
         Parameters
         ----------
         folder
             Folder with one folder for each class, in which images may be at any depth. Hidden files and folders, and
-            files of other kinds, are left out. Links to folders are not followed.
+            files of other kinds, are left out. Links are followed, except those to a folder above.
         size
             Height and width in pixels. Images of another size are scaled to cover it, and cut around their centre. By
             default all images must have the same size, and all files are opened to check that.
         mode
-            ``"RGB"`` or ``"L"`` (grey).
+            ``"RGB"`` or ``"L"`` (grey). By default grey if all images are.
 
         Raises
         ------
@@ -87,74 +82,38 @@ class ImageFolder:
         InvalidParameter
             If ``size`` or ``mode`` is not allowed, if there are no folders or one has no images, or if sizes differ.
         """
-        if mode not in CHANNELS:
-            raise InvalidParameter.of("mode", mode, f"one of {', '.join(CHANNELS)}")
+        if mode not in (None, *CHANNELS):
+            raise InvalidParameter.of("mode", mode, f"one of {', '.join(CHANNELS)}, or None")
         root = Path(folder)
         if not root.is_dir():
             raise DatasetNotFound(f"{root} is not a folder")
-        files_of = {path.name: _files(path) for path in sorted(root.iterdir()) if _is_visible_folder(path)}
-        images_of = {name: [path for path in files if _is_image(path)] for name, files in files_of.items()}
-        if not images_of or not all(images_of.values()):
-            empty = next((name for name, images in images_of.items() if not images), None)
+        classes = [path.name for path in sorted(root.iterdir()) if path.is_dir() and path.name[0] != "."]
+        files = [[Path(f) for f in files_below(str(root / n), ".", str, (os.path.realpath(root),))] for n in classes]
+        images = [(path, label) for label, paths in enumerate(files) for path in paths if _is_image(path)]
+        if missing := sorted(set(range(len(classes) or 1)) - {label for _, label in images}):
+            empty = "" if not classes else f"{root / classes[missing[0]]} has no image."
             raise InvalidParameter.of(
                 "folder",
                 str(root),
                 f"a folder with a folder of images ({', '.join(SUFFIXES)}) for each class",
-                "" if empty is None else f"{root / empty} has no image. Convert its files, or move the folder away.",
+                f"{empty} Convert its files, or move the folder away." if classes else "",
             )
-        images = [(path, label) for label, paths in enumerate(images_of.values()) for path in paths]
         paths = [path for path, _ in images]
-        height, width = _common_size(paths) if size is None else _checked_size(size)
+        (height, width), mode = _common(paths, None if size is None else _checked_size(size), mode)
         labels = np.array([label for _, label in images], np.int64)
-        classes = tuple(images_of)
-        arrays = {"x": _Images(str(root), paths, (height, width), mode), "y": _Labels(str(root), labels, classes)}
-        return cls(arrays, classes, tuple(path for path in chain(*files_of.values()) if not _is_image(path)))
+        others = tuple(path for paths in files for path in paths if not _is_image(path))
 
+        def read(rows: slice) -> NDArray[Any]:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders release the GIL
+                return np.stack(list(pool.map(lambda path: _pixels(path, (height, width), mode), paths[rows])))
 
-class _Images(RowSource):
-    def __init__(self, origin: str, paths: Sequence[Path], size: tuple[int, int], mode: str) -> None:
-        super().__init__(origin, (len(paths), *size, *CHANNELS[mode]), np.dtype(np.uint8))
-        self._paths, self._size, self._mode = paths, size, mode
-
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        paths = self._paths[rows]
-        block = np.empty((len(paths), *self.shape[1:]), self.dtype)
-
-        def decode(place: int) -> None:
-            block[place] = _pixels(paths[place], self._size, self._mode)
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders release the GIL
-            for _ in pool.map(decode, range(len(paths))):
-                pass
-        return block
-
-
-class _Labels(RowSource):
-    def __init__(self, origin: str, labels: NDArray[np.int64], classes: tuple[str, ...]) -> None:
-        super().__init__(origin, labels.shape, labels.dtype)
-        self._labels, self.classes = labels, classes
-
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        return self._labels[rows]
-
-
-def _is_visible_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
+        pixels = RowSource(str(root), (len(images), height, width, *CHANNELS[mode]), np.dtype(np.uint8), read)
+        numbers = RowSource(str(root), labels.shape, labels.dtype, labels.__getitem__, tuple(classes))
+        return cls({"x": pixels, "y": numbers}, tuple(classes), others)
 
 
 def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
-
-
-def _files(folder: Path) -> list[Path]:
-    """The visible files of a folder and those below."""
-    files: list[Path] = []
-    for path in sorted(folder.iterdir()):
-        if _is_visible_folder(path):
-            files += _files(path)
-        elif path.is_file() and not path.name.startswith("."):
-            files.append(path)
-    return files
 
 
 def _checked_size(size: Sequence[int]) -> tuple[int, int]:
@@ -163,46 +122,55 @@ def _checked_size(size: Sequence[int]) -> tuple[int, int]:
     return as_integer("size[0]", size[0], 1), as_integer("size[1]", size[1], 1)
 
 
-def _common_size(paths: Sequence[Path]) -> tuple[int, int]:
-    first_height, first_width = first = _size(paths[0])
+def _common(paths: Sequence[Path], size: tuple[int, int] | None, mode: str | None) -> tuple[tuple[int, int], str]:
+    """The size and the mode of all images: as asked for, or by their headers."""
+    first, all_grey = size, True
+    for path, found, is_grey in _headers(paths) if size is None or mode is None else ():
+        first, all_grey = first or found, all_grey and is_grey
+        if size is None and found != first:
+            raise InvalidParameter(
+                f"size is needed, as images differ in size: {paths[0]} has {first[0]} x {first[1]} pixels (height x "
+                f"width), and {path} {found[0]} x {found[1]}. Give the height and width that all should have"
+            )
+        if size is not None and not is_grey:
+            break
+    assert first is not None
+    return first, mode or ("L" if all_grey else "RGB")
+
+
+def _headers(paths: Sequence[Path]) -> Iterator[tuple[Path, tuple[int, int], bool]]:
+    """Height and width of each image, as its orientation in the EXIF data shows it, and whether it is grey."""
+
+    def header(path: Path) -> tuple[Path, tuple[int, int], bool]:
+        with _opened(path) as image:
+            turned = image.getexif().get(0x0112, 1) >= 5
+            return path, (image.size if turned else image.size[::-1]), image.mode in ("1", "L", "LA")
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for begin in range(0, len(paths), FILES_AT_A_TIME):
-            some = paths[begin : begin + FILES_AT_A_TIME]
-            for path, (height, width) in zip(some, pool.map(_size, some), strict=True):
-                if (height, width) != first:
-                    raise InvalidParameter(
-                        f"size is needed, as images differ in size: {paths[0]} has {first_height} x {first_width} "
-                        f"pixels (height x width), and {path} {height} x {width}. Give the height and width that all "
-                        "should have"
-                    )
-    return first
+            yield from pool.map(header, paths[begin : begin + FILES_AT_A_TIME])
 
 
-def _size(path: Path) -> tuple[int, int]:
-    """Height and width of an image, as its orientation in the EXIF data shows it."""
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
     try:
         with Image.open(path) as image:
-            turned = image.getexif().get(0x0112, 1) >= 5
-            return (image.width, image.height) if turned else (image.height, image.width)
+            yield image
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise unreadable(str(path), error) from error
 
 
 def _pixels(path: Path, size: tuple[int, int], mode: str) -> NDArray[np.uint8]:
-    height, width = size
-    try:
-        with Image.open(path) as image:
-            if image.mode not in STORED_MODES:
-                raise DatasetError(
-                    f"{path} has the mode {image.mode}, with more than eight bits for each channel, which would be "
-                    "clipped. Scale it to eight bits, or write the values yourself with create_dataset"
-                )
-            upright = ImageOps.exif_transpose(image)
-            if image.mode in TRANSPARENT or "transparency" in image.info:  # hidden colours must not show
-                upright = Image.alpha_composite(Image.new("RGBA", upright.size, "black"), upright.convert("RGBA"))
-            upright = upright.convert(mode)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise unreadable(str(path), error) from error
-    if upright.size != (width, height):
-        upright = ImageOps.fit(upright, (width, height), Image.Resampling.BILINEAR)
+    with _opened(path) as image:
+        if image.mode.startswith(("I", "F")):  # Pillow would clip the values
+            raise DatasetError(
+                f"{path} has the mode {image.mode}, with more than eight bits for each channel, which would be "
+                "clipped. Scale it to eight bits, or write the values yourself with create_dataset"
+            )
+        upright = ImageOps.exif_transpose(image)
+        if image.has_transparency_data:  # hidden colours must not show
+            upright = Image.alpha_composite(Image.new("RGBA", upright.size, "black"), upright.convert("RGBA"))
+        upright = upright.convert(mode)
+    if upright.size != size[::-1]:
+        upright = ImageOps.fit(upright, size[::-1], Image.Resampling.BILINEAR)
     return np.asarray(upright)

@@ -1,23 +1,31 @@
-"""Tables and arrays of other libraries as sources: pandas, Arrow, Dask and xarray.
+"""The arrays in what users pass: mappings, tables of pandas, Arrow and Dask, and objects of xarray.
 
 Except for Dask, these libraries are not imported here: whoever passes such an object has imported it.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from functools import partial
 from typing import Any
 
 import dask.array as da
 import dask.base
 import numpy as np
 
-from dshuffle.errors import DatasetError, InvalidParameter
-from dshuffle.store.sources.array_values import is_sparse
-from dshuffle.store.sources.xarray_objects import Arrays, arrays_of_xarray
+from dshuffle.checks import each
+from dshuffle.errors import InvalidParameter
+from dshuffle.store.sources import module_with_pyarrow
+from dshuffle.store.sources.source import RowSource, complete
+
+Arrays = tuple[dict[str, Any], dict[str, str], dict[str, tuple[str, ...]]]
+"""Name -> array, name -> why something is not one of the arrays, and name -> dimensions, if they have names."""
+
+HINT = (
+    'Give an array a name ({"x": array}), make a table of a Series (.to_frame()) or a LazyFrame (.collect()), and open '
+    "what is stored with open_dataset or dshuffle.store.read_sources."
+)
 
 
 def arrays_of(data: Any) -> Arrays:
@@ -32,7 +40,7 @@ def arrays_of(data: Any) -> Arrays:
     Raises
     ------
     InvalidParameter
-        If it is none of these, or a column does not hold numbers.
+        If it is none of these, or columns have missing values or do not hold numbers.
     DatasetError
         If pyarrow is needed and not installed.
 
@@ -42,98 +50,125 @@ def arrays_of(data: Any) -> Arrays:
     ({'x': [1, 2]}, {}, {})
     """
     libraries = {kind.__module__.partition(".")[0] for kind in type(data).__mro__}
-    frames = libraries & {"pandas", "dask", "dask_expr"}  # others may compute their columns
-    has_columns = bool(frames) and hasattr(getattr(data, "columns", None), "has_duplicates")
     skipped: dict[str, str] = {}
     arrays: dict[str, Any]
-    dimensions: dict[str, tuple[str, ...]] = {}
     if "xarray" in libraries:
-        arrays, skipped, dimensions = arrays_of_xarray(data)
-    elif "pandas" in libraries and has_columns:
-        arrays = {name: _of_series(name, data[name]) for name in _distinct(data.columns)}
-        skipped = {str(name): "it is the index; reset_index() makes it a column" for name in data.index.names if name}
-    elif has_columns:
-        arrays = {name: _of_dask_series(name, data[name]) for name in _distinct(data.columns)}
-    elif hasattr(data, "__arrow_c_stream__") and "pandas" not in libraries and not hasattr(data, "to_frame"):
-        arrays = _of_arrow(data)
+        arrays, skipped, dimensions = _of_xarray(data)
+        return _with_known_chunks(arrays), skipped, dimensions
+    if libraries & {"pandas", "dask", "dask_expr"} and hasattr(getattr(data, "columns", None), "has_duplicates"):
+        arrays = _of_frame(data)
+        if "pandas" in libraries:
+            skipped = {str(n): "it is the index; reset_index() makes it a column" for n in data.index.names if n}
+    elif hasattr(data, "__arrow_c_stream__") and not hasattr(data, "to_frame"):  # as a Series has it
+        arrays = module_with_pyarrow().table_arrays(data)
     elif isinstance(data, Mapping) and data:
-        arrays = dict(data)
+        return _with_known_chunks(dict(data)), {}, {}
     else:
-        allowed = "a mapping of at least one name to an array, a table or an xarray.Dataset"
-        raise InvalidParameter.of("arrays", data, allowed, _advice(data, libraries))
-    if not arrays and not isinstance(data, Mapping):
+        raise InvalidParameter.of(
+            "arrays", data, "a mapping of at least one name to an array, a table or an xarray.Dataset", HINT
+        )
+    if not arrays:
         raise InvalidParameter.because("arrays", f"this {type(data).__name__} has no columns", "Give at least one.")
-    return _with_known_chunks(arrays), skipped, dimensions
+    return _with_known_chunks(arrays), skipped, {}
 
 
-def _advice(data: Any, libraries: set[str]) -> str:
-    """What to do with an object that is none of the kinds that :func:`arrays_of` accepts."""
-    kind = type(data).__name__
-    if is_sparse(data):
-        return "It is a sparse matrix; make it dense with .toarray(), and give it a name."
-    if kind == "LazyFrame":
-        return "Compute it with .collect()."
-    if kind == "Series":
-        return "Make a table of it with .to_frame()."
-    if kind == "AnnData":
-        return "Write it with .write_zarr(URL), and open that with open_dataset."
-    if isinstance(data, str | os.PathLike) or "zarr" in libraries:
-        return "What is stored is opened with open_dataset, or read with dshuffle.store.read_sources."
-    if hasattr(data, "__array__") or isinstance(data, list | tuple):
-        return 'Give the array a name: {"x": array}.'
-    return ""
+def array_of(label: str, value: Any) -> Any:
+    """The NumPy array, Dask array or source of rows that a value is, or that NumPy makes of it.
 
+    Raises
+    ------
+    InvalidParameter
+        If it is masked or sparse, or NumPy makes no array of it.
 
-def _distinct(columns: Any) -> list[Any]:
-    if columns.has_duplicates:
-        raise InvalidParameter.of("columns", list(columns), "distinct")
-    return list(columns)
-
-
-def _of_series(name: Any, series: Any) -> Any:
-    """The values of a column of pandas. Missing values of floats stay NaN."""
-    dtype, label = series.dtype, f"column {name!r}"
-    _refuse_time_zone(label, dtype)
-    if str(dtype) == "category":
-        hint = "Use its codes (.cat.codes), or leave it out."
-        raise InvalidParameter.because(label, "it is categorical", hint)
-    if dtype.type is str or getattr(dtype, "hasobject", False):  # strings have a dtype of their own since pandas 3
-        hint = "Cast it to numbers or fixed-length strings (such as .astype('S8')), or leave it out."
-        raise InvalidParameter.because(label, "its items are strings or other Python objects", hint)
-    if isinstance(dtype, np.dtype):
-        return series.to_numpy()
-    kind = getattr(dtype, "numpy_dtype", np.dtype(object))
-    if kind.hasobject:
-        raise InvalidParameter.because(label, f"its dtype is {dtype}", "Cast it to a NumPy dtype, or leave it out.")
-    if series.isna().any():
-        raise InvalidParameter.because(label, "it contains nulls", "Fill the nulls, or leave the column out.")
-    return series.to_numpy(kind)
-
-
-def _of_dask_series(name: Any, series: Any) -> Any:
-    """The values of a column of Dask."""
-    _of_series(name, series._meta)
-    if not isinstance(series.dtype, np.dtype):
-        hint = "Cast it to a NumPy dtype (.astype), or leave it out."
-        raise InvalidParameter.because(f"column {name!r}", f"its dtype is {series.dtype}", hint)
-    return series.to_dask_array()
-
-
-def _refuse_time_zone(label: str, dtype: Any) -> None:
-    """Refuse times with a zone, of pandas or of Arrow in pandas."""
-    if getattr(getattr(dtype, "pyarrow_dtype", dtype), "tz", None) is not None:
-        hint = "NumPy's times have no zone. Use .dt.tz_convert(None) for times in UTC, or leave it out."
-        raise InvalidParameter.because(label, f"its dtype is {dtype}", hint)
-
-
-def _of_arrow(table: Any) -> dict[str, Any]:
+    Examples
+    --------
+    >>> array_of("x", [[1, 2], [3, 4]])
+    array([[1, 2],
+           [3, 4]])
+    """
+    if isinstance(value, RowSource):
+        return value
+    kind, is_lazy = type(value).__name__, isinstance(value, da.Array)
+    parts = [value._meta] if is_lazy else [value, *value] if isinstance(value, list | tuple) else [value]
+    if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        raise InvalidParameter.because(label, "it is a masked array", "Fill it with .filled() or dask.array.ma.filled.")
+    if is_lazy:
+        if not isinstance(value._meta, np.ndarray):
+            blocks = f"{type(value._meta).__module__}.{type(value._meta).__name__}"
+            hint = "Convert its blocks to NumPy arrays with .map_blocks()."
+            raise InvalidParameter.because(label, f"the blocks of this Dask array are of type {blocks}", hint)
+        return value
+    if isinstance(value, Mapping):  # such as a group of h5py, of which NumPy makes an array of names
+        raise InvalidParameter.because(label, f"this {kind} is not an array", "Give each of its arrays a name.")
     try:
-        columns: dict[str, Any] = importlib.import_module("dshuffle.store.sources.parquet").table_arrays(table)
-    except ImportError as exc:
-        raise DatasetError(
-            f"pyarrow is needed to read this table; install it with pip install 'dshuffle[parquet]' ({exc})"
-        ) from exc
-    return columns
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as exc:  # also tensors on a device, of other dtypes, or with gradients
+        hint = "Convert it to an array of NumPy, in which all samples have the same shape."
+        raise InvalidParameter.because(label, f"NumPy cannot convert this {kind} to an array ({exc})", hint) from exc
+    if array.ndim == 0 and array.dtype.hasobject:
+        hint = "Make a list, a dense NumPy array or a Dask array of it."
+        raise InvalidParameter.because(label, f"this {kind} is not an array", hint)
+    return array
+
+
+def _of_frame(frame: Any) -> dict[str, Any]:
+    """The columns of a DataFrame of pandas or Dask."""
+    if frame.columns.has_duplicates:
+        raise InvalidParameter.of("columns", list(frame.columns), "distinct")
+    return each(frame.columns, lambda name: _of_series(f"column {name!r}", frame[name]))
+
+
+def _of_series(label: str, series: Any) -> Any:
+    """The values of a column, of which none may be missing. Arrow converts those that NumPy does not have."""
+    is_numpy = isinstance(series.dtype, np.dtype) and not series.dtype.hasobject
+    if not hasattr(series, "to_dask_array"):
+        if is_numpy:
+            return complete(label, series.to_numpy())
+        return module_with_pyarrow().column_array(label, series)
+    if not is_numpy:
+        hint = "Cast it to a NumPy dtype of numbers (.astype, .cat.codes), or leave it out."
+        raise InvalidParameter.because(label, f"its dtype is {series.dtype}", hint)
+    return series.to_dask_array().map_blocks(partial(complete, label), dtype=series.dtype)
+
+
+def _of_xarray(data: Any) -> Arrays:
+    """The arrays of a ``Dataset``, ``DataArray``, or ``DataTree`` of one node. Dask arrays stay lazy.
+
+    Of a dataset, these are the variables with the first dimension of the largest one; of a data array, itself and its
+    coordinates along its first dimension. The dimension of samples moves to the front.
+    """
+    whole = isinstance(getattr(data, "data_vars", None), Mapping)  # a Dataset or a node of a DataTree
+    if not whole and not hasattr(data, "coords"):
+        raise InvalidParameter.of("arrays", data, "an xarray.Dataset or DataArray")
+    variables = data.data_vars.values() if whole else [data.variable]
+    main = max(variables, key=lambda variable: variable.nbytes if variable.ndim else -1, default=None)
+    groups = [f"Give one of them, such as tree[{name!r}]." for name in getattr(data, "children", ())]
+    if main is None or not main.ndim or groups:
+        reason = f"this {type(data).__name__} has " + ("groups" if groups else "no variables with a dimension")
+        raise InvalidParameter.because("arrays", reason, "".join(groups[:1]))
+    if whole:
+        return _along(data.variables, main.dims[0])
+    if data.name is None:
+        raise InvalidParameter.because("arrays", "this DataArray has no name", 'Name it with .rename("x").')
+    coordinates = {name: coordinate.variable for name, coordinate in data.coords.items()}
+    return _along({**coordinates, data.name: main}, main.dims[0])
+
+
+def _along(variables: Mapping[Hashable, Any], samples: Hashable) -> Arrays:
+    arrays: dict[Any, Any] = {}
+    skipped: dict[str, str] = {}
+    dimensions: dict[Any, tuple[str, ...]] = {}
+    for name, variable in variables.items():
+        dtype = variable.dtype
+        if samples not in variable.dims:
+            dims = ", ".join(map(str, variable.dims)) or "it has no dimensions"
+            skipped[str(name)] = f"its dimensions are {dims}, without {samples}" if variable.dims else dims
+        elif not isinstance(dtype, np.dtype) or dtype.hasobject or dtype.kind == "T":
+            skipped[str(name)] = f"its items are not of a dtype of NumPy with a fixed size ({dtype})"
+        else:
+            turned = variable.transpose(samples, ...)
+            arrays[name], dimensions[name] = turned.data, tuple(map(str, turned.dims))
+    return arrays, skipped, dimensions
 
 
 def _with_known_chunks(arrays: dict[str, Any]) -> dict[str, Any]:

@@ -1,22 +1,25 @@
-"""Base classes for arrays outside a dataset that are read in ascending slabs and may be larger than memory."""
+"""Arrays outside a dataset that are read in ascending slabs and may be larger than memory."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.errors import DatasetError, DShuffleError
+from dshuffle.errors import DatasetError, DShuffleError, InvalidParameter
 
 # Streams are read in blocks of about this many bytes; larger blocks are not faster.
 _BLOCK_NBYTES = 4 << 20
 
 
-class RowSource(ABC):
+@dataclass(frozen=True, slots=True)
+class RowSource:
     """An array that :func:`~dshuffle.store.create_dataset` reads in slabs of ascending rows.
 
     Parameters
@@ -27,21 +30,20 @@ class RowSource(ABC):
         Shape of the array, ``(n_samples, ...)``.
     dtype
         Item type, as read.
-
-    Attributes
-    ----------
+    read
+        Function that reads the rows of a slice without a step.
     classes
         Names of the classes that the items number; empty if they do not.
     has_url
         Whether the origin is a file or URL. Otherwise it is a store object, and nobody knows where that keeps its data.
     """
 
-    def __init__(self, origin: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.origin = origin
-        self.classes: tuple[str, ...] = ()
-        self.has_url = True
-        self.shape = shape
-        self.dtype = dtype
+    origin: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    read: Callable[[slice], NDArray[Any]]
+    classes: tuple[str, ...] = ()
+    has_url: bool = True
 
     @property
     def ndim(self) -> int:
@@ -49,11 +51,11 @@ class RowSource(ABC):
         return len(self.shape)
 
     def __len__(self) -> int:
-        return self.shape[0]
+        return self.shape[0] if self.shape else 0
 
-    @abstractmethod
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         """Read the rows of a slice without a step. The array must not be written to."""
+        return self.read(rows)
 
 
 def block_rows(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -61,20 +63,18 @@ def block_rows(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return max(1, _BLOCK_NBYTES // max(1, dtype.itemsize * math.prod(shape[1:])))
 
 
-class StreamSource(RowSource):
-    """Rows of a stream that can only be read from its beginning, such as a compressed member or a CSV file.
+def stream(
+    origin: str, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Callable[[], Iterator[NDArray[Any]]]
+) -> RowSource:
+    """Rows of a stream that can only be read from its beginning, such as a file of Parquet.
 
-    Reading ascending slabs reads the stream once. Reading an earlier slab opens the stream again.
-
-    Parameters
-    ----------
-    origin, shape, dtype
-        As for :class:`RowSource`.
-    blocks
-        Function that opens the stream and returns an iterator over arrays of consecutive rows. Its exceptions become
-        a :class:`~dshuffle.errors.DatasetError` that names the origin.
+    Reading ascending slabs reads the stream once. Reading an earlier slab opens the stream again with ``blocks``, which
+    returns an iterator over arrays of consecutive rows. Its exceptions become errors that name the origin.
     """
+    return RowSource(origin, shape, dtype, _Stream(origin, shape, dtype, blocks).read)
 
+
+class _Stream:
     def __init__(
         self,
         origin: str,
@@ -82,22 +82,22 @@ class StreamSource(RowSource):
         dtype: np.dtype[Any],
         blocks: Callable[[], Iterator[NDArray[Any]]],
     ) -> None:
-        super().__init__(origin, shape, dtype)
-        self._open = blocks
+        self._origin, self._open = origin, blocks
+        self._n_rows = shape[0] if shape else 0
         self._blocks: Iterator[NDArray[Any]] = iter(())
         self._none = self._rest = np.empty((0, *shape[1:]), dtype)
         # Index of the first row of the rest. It is beyond the end at first, so that the first slab opens the stream.
-        self._at = len(self) + 1
+        self._at = self._n_rows + 1
 
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        start, stop, _ = rows.indices(len(self))
+    def read(self, rows: slice) -> NDArray[Any]:
+        start, stop, _ = rows.indices(self._n_rows)
         if start < self._at:
             self._blocks, self._rest, self._at = self._open(), self._none, 0
         while self._at < start:
             self._take(start - self._at)
         if 0 < stop - start <= len(self._rest):  # no copy if it lies within a block
             return self._take(stop - start)
-        slab = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        slab = np.empty((stop - start, *self._none.shape[1:]), self._none.dtype)
         while self._at < stop:
             done = self._at - start
             piece = self._take(stop - self._at)
@@ -107,67 +107,70 @@ class StreamSource(RowSource):
 
     def _take(self, most: int) -> NDArray[Any]:
         """Return the next rows, at least one and at most ``most``."""
-        while not len(self._rest):
-            block = self._next_block()
-            if block is None:
-                raise DatasetError(
-                    f"{self.origin} ended after {self._at} of {len(self)} rows; was it changed while being read?"
-                )
-            self._rest = block
+        if not self._fill():
+            said = f"{self._origin} ended after {self._at} of {self._n_rows} rows"
+            raise DatasetError(f"{said}; was it changed while being read?")
         piece, self._rest = self._rest[:most], self._rest[most:] if len(self._rest) > most else self._none
         self._at += len(piece)
-        if self._at == len(self):
-            # Read to the very end, where a stream closes its file and may verify a checksum.
-            while len(self._rest) == 0 and (block := self._next_block()) is not None:
-                self._rest = block
-            if len(self._rest):
-                raise DatasetError(f"{self.origin} has more than {len(self)} rows; was it changed while being read?")
+        # At the end, read on to where a stream closes its file and may verify a checksum.
+        if self._at == self._n_rows and self._fill():
+            raise DatasetError(f"{self._origin} has more than {self._n_rows} rows; was it changed while being read?")
         return piece
 
-    def _next_block(self) -> NDArray[Any] | None:
+    def _fill(self) -> bool:
+        """Read blocks until there are rows; False at the end of the stream."""
         try:
-            return next(self._blocks, None)
+            while not len(self._rest):
+                if (block := next(self._blocks, None)) is None:
+                    return False
+                self._rest = block
         except (DShuffleError, MemoryError):
             raise
         except Exception as exc:
-            raise unreadable(self.origin, exc) from exc
-
-
-class _WatchedSource(RowSource):
-    def __init__(self, source: RowSource, read: Callable[[int], None]) -> None:
-        super().__init__(source.origin, source.shape, source.dtype)
-        self.classes, self.has_url = source.classes, source.has_url
-        self._source = source
-        self._read = read
-
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        slab = self._source[rows]
-        self._read(len(slab))
-        return slab
+            raise unreadable(self._origin, exc) from exc
+        return True
 
 
 def watched(sources: Mapping[str, RowSource], progress: Callable[[int, int, str], None]) -> dict[str, RowSource]:
-    """Wrap sources so that they report progress.
+    """Wrap sources so that they call ``progress(rows read, total rows, text)``, counting the rows of all arrays."""
+    total, done = sum(map(len, sources.values())), 0
 
-    Parameters
-    ----------
-    sources
-        Name -> rows.
-    progress
-        Called as ``progress(rows read, total rows, text)``, counting the rows of all arrays.
+    def read(name: str, rows: slice) -> NDArray[Any]:
+        nonlocal done
+        slab = sources[name][rows]
+        done += len(slab)
+        progress(done, total, f"rows read: {name}")
+        return slab
+
+    return {name: replace(source, read=partial(read, name)) for name, source in sources.items()}
+
+
+def files_below(folder: str, hidden: str, key: Callable[[str], Any], above: tuple[str, ...] = ()) -> list[str]:
+    """The files at any depth, folder by folder, in the order of their names.
+
+    Names that begin with a character of ``hidden`` are left out. Links to folders are followed, except those that lead
+    back to a folder above.
     """
-    total = sum(map(len, sources.values()))
-    done = 0
+    if (real := os.path.realpath(folder)) in above:
+        return []
+    files: list[str] = []
+    for name in sorted((name for name in os.listdir(folder) if name[0] not in hidden), key=key):
+        path = os.path.join(folder, name)
+        files += files_below(path, hidden, key, (*above, real)) if os.path.isdir(path) else [path]
+    return files
 
-    def reporter(name: str) -> Callable[[int], None]:
-        def read(n_rows: int) -> None:
-            nonlocal done
-            done += n_rows
-            progress(done, total, f"rows read: {name}")
 
-        return read
+def complete(label: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Return the values of a column of a table, in which NaN and NaT mean a missing value as nulls do."""
+    if values.dtype.kind in "fcmM" and np.isnan(values).any():
+        raise missing(label, "NaT" if values.dtype.kind in "mM" else "NaN")
+    return values
 
-    return {name: _WatchedSource(source, reporter(name)) for name, source in sources.items()}
+
+def missing(label: str, what: str) -> InvalidParameter:
+    """Build the error for a column with missing values."""
+    hint = "Fill the missing values, or leave the column out. Arrays that are not columns of a table may have NaN."
+    return InvalidParameter.because(label, f"it contains {what}", hint)
 
 
 def unreadable(origin: str, error: Exception) -> DatasetError:

@@ -23,7 +23,7 @@ from dshuffle.store.cf import attributes_of, encoding_of
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import as_dataset, open_dataset
 from dshuffle.store.sample_arrays import unreadable_items
-from dshuffle.store.sources.source import RowSource, StreamSource, unreadable
+from dshuffle.store.sources.source import RowSource, stream, unreadable
 from dshuffle.store.stored_array import StoredArray
 
 logger = logging.getLogger(__name__)
@@ -76,10 +76,9 @@ def read_array(dataset: Dataset | Place, name: str) -> RowSource:
     dataset = as_dataset(dataset)
     if name not in dataset.arrays:
         raise InvalidParameter.of("array", name, f"one of {list(dataset.arrays)}")
+    has_url = dataset._opening.location.store is None
     if not dataset.is_view and not dataset.is_temporary:
-        source = _source(dataset._sources[name])
-        source.has_url = dataset._opening.location.store is None
-        return source
+        return dataclasses.replace(_source(dataset._sources[name]), has_url=has_url)
     part = dataclasses.replace(dataset, _sources={name: dataset._sources[name]})
     info = dataset.arrays[name]
     rows = max(1, _READ_NBYTES // max(1, dataset._sources[name].dtype.itemsize * math.prod(info.shape)))
@@ -88,9 +87,8 @@ def read_array(dataset: Dataset | Place, name: str) -> RowSource:
         for start in range(0, dataset.n_samples, rows):
             yield part.read_rows(np.arange(start, min(start + rows, dataset.n_samples)))[name]
 
-    stream = StreamSource(dataset.url, (dataset.n_samples, *info.shape), info.dtype, blocks)
-    stream.has_url = dataset._opening.location.store is None
-    return stream
+    rows_of = stream(dataset.url, (dataset.n_samples, *info.shape), info.dtype, blocks)
+    return dataclasses.replace(rows_of, has_url=has_url)
 
 
 def _source(stored: StoredArray) -> RowSource:
@@ -106,4 +104,4 @@ def _source(stored: StoredArray) -> RowSource:
             stop = min(start + rows, n_rows)
             yield stored.values(sync(stored.read_rows(start, stop)))
 
-    return StreamSource(stored.url, (n_rows, *info.shape), info.dtype, blocks)
+    return stream(stored.url, (n_rows, *info.shape), info.dtype, blocks)

@@ -33,7 +33,7 @@ def situations(draw):
 def test_draws_are_balanced_and_their_packets_perfect(situation, seed, fraction):
     n, previous, holders = situation
     assignment = Aligned(fraction)
-    drawn = assignment.draw(Draw(previous, n, seed, 4, holders))
+    drawn = assignment.draw(Draw(len(previous), n, seed, 4, previous, holders))
     ranks, packets = drawn.ranks, drawn.packets
     assert ranks.dtype == np.int32
     counts = np.bincount(ranks, minlength=n)
@@ -198,7 +198,7 @@ def test_packets_and_seconds_after_five_epochs(q, alpha, packets, seconds):
     for _ in range(5):
         before, plan = made.current, made.advance().packets
         start = time.thread_time()
-        drawn = Aligned().draw(Draw(before.ranks, 20, 0, before.epoch + 1, before.holders))
+        drawn = Aligned().draw(Draw(len(before.ranks), 20, 0, before.epoch + 1, before.ranks, before.holders))
         ranks, perfect = drawn.ranks, drawn.packets
         plan_delivery("clique", before.holders, ranks, 20, start=perfect)
         took = min(took, time.thread_time() - start)
@@ -255,7 +255,7 @@ def test_golden_values():
     holders = first_holders(previous, 4, 6, seed=7)
     drawn = next_ranks(Aligned(), previous, 4, seed=7, epoch=1, holders=holders)
     assert drawn.tolist() == [3, 1, 0, 1, 2, 2, 2, 3, 0, 0, 3, 1]
-    drawn_part = Aligned(0.6).draw(Draw(previous, 4, 7, 1, holders))
+    drawn_part = Aligned(0.6).draw(Draw(len(previous), 4, 7, 1, previous, holders))
     part, packets = drawn_part.ranks, drawn_part.packets
     assert part.tolist() == [1, 3, 2, 3, 1, 1, 3, 0, 0, 0, 2, 2]
     assert packets.samples.tolist() == [8, 3]

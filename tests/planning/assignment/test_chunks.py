@@ -57,6 +57,11 @@ def test_contiguous_chunks_are_slices_in_rank_order(shape):
     assert (np.diff(first_ranks("contiguous", q, n, seed=0, chunk_rows=rows)) >= 0).all()
 
 
+def test_one_worker_with_a_single_short_chunk():
+    for ranks in draws(5, 1, 8, seed=0):
+        np.testing.assert_array_equal(ranks, np.zeros(5))
+
+
 def test_chunks_of_one_row_are_balanced_as_global_is():
     ranks = next_ranks(Chunks(1), np.zeros(103, int), 10, seed=0, epoch=1)
     assert sorted(np.bincount(ranks).tolist()) == [10] * 7 + [11] * 3

@@ -42,6 +42,16 @@ def test_an_adaptive_cluster_that_stays_at_its_minimum(labelled, caplog, least, 
             assert f"trains on {words} and the adaptive cluster starts no more for it" in caplog.text
 
 
+def test_an_adaptive_cluster_whose_jobs_have_several_workers(labelled, caplog):
+    with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+        cluster.new_spec["group"] = ["-0", "-1"]  # as dask-jobqueue says it
+        assert starts_no_more(client) is None
+        cluster.adapt(minimum=2, maximum=2)
+        with Shuffler(client, labelled):
+            assert "each job of the adaptive cluster has several workers" in caplog.text
+            assert "processes=1" in caplog.text
+
+
 def test_an_adaptive_cluster(labelled, checked):
     """Other tasks make the cluster grow, and it shrinks when workers are idle."""
     with (

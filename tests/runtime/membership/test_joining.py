@@ -57,6 +57,22 @@ def test_workers_join_and_retire(labelled, checked, way):
                     np.testing.assert_array_equal(one, other)
 
 
+def test_a_worker_in_place_of_another_one_is_said(labelled, caplog):
+    with (
+        LocalCluster(n_workers=3, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, labelled, elastic=True) as shuffler,
+    ):
+        for epoch in shuffler.epochs(4):
+            client.gather(epoch.map(len))
+            if epoch.number == 1:
+                cluster.scale(4)
+                client.wait_for_workers(4)
+                client.retire_workers([shuffler.addresses[0]])
+        assert shuffler.n_workers == 3
+    assert "is trained on by 3 workers, 1 of which is new" in caplog.text
+
+
 @pytest.mark.parametrize("assignment", ["local", "partial:0.1"])
 @pytest.mark.parametrize("way", [{}, {"delivery": "server"}, {"sharding": "contiguous"}], ids=str)
 def test_workers_that_stay_keep_their_samples(tmp_path, assignment, way):

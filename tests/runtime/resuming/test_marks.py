@@ -86,4 +86,4 @@ def test_marks_without_a_model_are_warned_of_once(clusters, labelled, caplog, at
                 shuffler.state_dict()
     warnings = [record.getMessage() for record in caplog.records if "attached" in record.getMessage()]
     assert len(warnings) == (0 if attaches else 1)
-    assert attaches or "15 samples of epoch 1 were trained on, and no model was attached in this epoch" in warnings[0]
+    assert attaches or "15 samples of epoch 1 were trained on, and no model was attached." in warnings[0]

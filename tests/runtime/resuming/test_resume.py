@@ -177,22 +177,16 @@ def test_samples_that_all_workers_train_on(clusters, labelled):
 
 
 @pytest.mark.slow
-def test_an_attached_value_may_be_changed_in_place(clusters, labelled, tmp_path):
+def test_what_is_changed_in_place_after_it_was_attached_is_not_in_the_state(clusters, labelled, tmp_path):
     model = np.zeros(2)
     with Shuffler(clusters[3], labelled) as shuffler:
         shuffler.attach(model)
-        states = []
-        for number in range(3):
-            model += number
-            states.append(shuffler.state_dict())
-    for state, expected in zip(states, [0, 1, 3], strict=True):
-        with Shuffler.resume(clusters[3], labelled, state) as shuffler:
-            found = shuffler.attached
-            assert found.tolist() == [expected] * 2
-            found += 10
-            shuffler.save(tmp_path / "run.json")
-        with Shuffler.resume(clusters[3], labelled, tmp_path / "run.json") as shuffler:
-            assert shuffler.attached.tolist() == [expected + 10] * 2
+        model += 1
+        shuffler.save(tmp_path / "run.json")
+    with Shuffler.resume(clusters[3], labelled, tmp_path / "run.json") as shuffler:
+        found = shuffler.attached
+        found += 10
+        assert shuffler.attached.tolist() == [0, 0]
 
 
 @pytest.mark.slow

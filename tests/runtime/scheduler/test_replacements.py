@@ -54,7 +54,7 @@ def replacements_of(machine: SessionMachine, places: dict[int, str], addresses: 
         SimpleNamespace(workers=dict.fromkeys([FIRST, LOST, SPARE])),
         SimpleNamespace(session_id="session-7", options=SimpleNamespace(elastic=False, on_loss="replace"), former=None),
         participants,
-        SimpleNamespace(find=find, why_unfit="", remember=lambda worker: None, refuse=lambda address: None),
+        SimpleNamespace(find=find, why_unfit="", remember=lambda worker: None, refuse=lambda address, for_good: None),
         machine,
         SimpleNamespace(
             run=lambda method, *arguments, **options: method(*arguments, now=0.0, **options), spawn=lambda work: None
@@ -100,7 +100,7 @@ def test_the_log_says_how_a_worker_takes_a_rank(
             search.search()
             await search_ends(machine)
             if number + 1 < len(addresses) and refuses:
-                search.refuse(1, address)
+                search.refuse(1, address, for_good=False)
                 machine.refused(given_order(machine, "restore", 1, 0), CacheBudgetError("no room here"), 0.0)
             elif number + 1 < len(addresses):
                 machine.lost([1], "has left", 0.0)

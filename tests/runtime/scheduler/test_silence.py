@@ -54,7 +54,7 @@ def test_silence_ends_a_session_after_a_heartbeat_and_names_who_is_silent() -> N
     assert not any(isinstance(instruction, SessionEnded) for instruction in pass_time(machine, 0.1, HEARTBEAT - 0.5))
     [ended] = pass_time(machine, HEARTBEAT - 0.5, HEARTBEAT)
     assert isinstance(ended.error, WorkerLost)
-    assert str(ended.error).startswith("rank 1 has not answered for 15 s. The session has ended")
+    assert str(ended.error).startswith("rank 1 has not answered for 15 s (dshuffle.heartbeat). The session has ended")
 
 
 def test_a_worker_that_has_forgotten_the_session_is_lost() -> None:
@@ -147,7 +147,7 @@ def test_a_worker_is_lost_a_heartbeat_after_its_process_was_last_seen_to_run() -
     machine.note_running(ProcessQuestion(1, 0.0, machine.turn), 10.0)
     assert not ends(machine, 10.0, 10.0 + HEARTBEAT - 0.5)
     [ended] = ends(machine, 10.0 + HEARTBEAT - 0.5, 10.0 + HEARTBEAT)
-    assert "rank 1 has not answered for 15 s" in str(ended.error)
+    assert "rank 1 has not answered for 25 s (dshuffle.stopped-timeout if it has no nanny)" in str(ended.error)
 
 
 def test_nobody_waits_for_ever_for_a_worker_whose_process_runs() -> None:
@@ -161,7 +161,7 @@ def test_nobody_waits_for_ever_for_a_worker_whose_process_runs() -> None:
         now += 1
     machine.note_running(ProcessQuestion(1, 0.0, machine.turn), now)
     [ended] = ends(machine, now, TIMEOUT + 1)
-    assert "rank 1 has not answered for 300 s, although its process runs" in str(ended.error)
+    assert "rank 1 has not answered for 300 s (dshuffle.timeout), although its process runs" in str(ended.error)
 
 
 def test_a_rank_whose_workers_are_lost_again_and_again_ends_the_session() -> None:

@@ -190,6 +190,7 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
             threads = lambda n_threads, thread_name_prefix: SimulatedThreads(loop, n_threads)  # noqa: E731
             patch.setattr(module, "ThreadPoolExecutor", threads)
         patch.setattr(dshuffle.runtime.worker.server_rows, "ThreadPoolExecutor", lambda *_, **__: ImmediateThreads())
+        patch.setattr("dshuffle.store.row_blocks.SMALLEST_BLOCK", 100)  # so that all workers read
         # Kernels are loaded once in a process.
         patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_exchange_kernels", LOADED_FOR_EXCHANGES)
         patch.setattr(dshuffle.runtime.worker.opening, "load_session_kernels", LOADED_FOR_SESSIONS)

@@ -128,7 +128,9 @@ class Workers:
                 np.testing.assert_array_equal(cache.checksums[slots], checksum_rows(self.truth[samples], samples))
 
             try:
-                await asyncio.gather(*(bring(*item) for item in partitions.items()))
+                ends = await asyncio.gather(*(bring(*item) for item in partitions.items()), return_exceptions=True)
+                for error in filter(None, ends):
+                    raise error
                 await asyncio.sleep(0.05)
                 if together and not self.named:  # a reader that failed keeps its blocks until the next commit
                     assert all(not reader._held for reader in self.readers.values()), "blocks stay in memory"

@@ -59,6 +59,30 @@ def test_grey_images_have_one_value_for_each_pixel(folder):
     np.testing.assert_allclose(grey[0], PIXELS[4] @ weights, atol=1)
 
 
+@pytest.mark.parametrize("size", [None, (12, 16)])
+def test_a_folder_of_grey_images_has_one_value_for_each_pixel(tmp_path, size):
+    (tmp_path / "a").mkdir()
+    for number, mode in enumerate(("L", "1", "LA")):
+        Image.fromarray(PIXELS[number]).convert("L").convert(mode).save(tmp_path / "a" / f"{number}.png")
+    grey = ImageFolder.of(tmp_path, size=size).arrays["x"]
+    assert grey.shape == (3, 12, 16)
+    np.testing.assert_array_equal(grey[0:1][0], np.asarray(Image.fromarray(PIXELS[0]).convert("L")))
+    assert ImageFolder.of(tmp_path, size=size, mode="RGB").arrays["x"].shape == (3, 12, 16, 3)
+    Image.fromarray(PIXELS[3]).save(tmp_path / "a" / "9.png")
+    coloured = ImageFolder.of(tmp_path, size=size).arrays["x"]
+    np.testing.assert_array_equal(coloured[0:1][0], np.repeat(grey[0:1][0][..., None], 3, axis=-1))
+
+
+def test_links_to_folders_are_followed(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    Image.fromarray(PIXELS[0]).save(tmp_path / "elsewhere" / "0.png")
+    (folder / "birds").symlink_to(tmp_path / "elsewhere")
+    (folder / "cats" / "more").symlink_to(tmp_path / "elsewhere")
+    images = ImageFolder.of(folder)
+    assert images.classes == ("ants", "birds", "cats", "dogs")
+    assert images.arrays["y"][0:7].tolist() == [0, 1, 2, 2, 2, 3, 3]
+
+
 def test_images_are_scaled_to_cover_a_size_and_cut_around_their_centre(tmp_path):
     (tmp_path / "a").mkdir()
     pixels = np.zeros((30, 60, 3), np.uint8)
@@ -103,7 +127,7 @@ def test_a_damaged_image_is_named(folder):
         ({"size": (8,)}, "size=.* must be height and width"),
         ({"size": 64}, r"size=64 .* must be height and width, such as \(64, 64\)"),
         ({"size": (8, 0)}, r"size\[1\]=0"),
-        ({"mode": "CMYK"}, "mode='CMYK' .* one of L, RGB"),
+        ({"mode": "CMYK"}, "mode='CMYK' .* one of L, RGB, or None"),
     ],
 )
 def test_sizes_and_modes_that_are_not_allowed(folder, options, message):

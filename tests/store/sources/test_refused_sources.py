@@ -15,7 +15,7 @@ import zarr
 
 from dshuffle.errors import CorruptChunk, DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.store import create_dataset, open_dataset, read_sources
-from dshuffle.store.sources.source import StreamSource
+from dshuffle.store.sources.source import stream
 
 RNG = np.random.default_rng(0)
 X = RNG.random((1000, 3, 2), np.float32)
@@ -53,15 +53,24 @@ REFUSED: list[tuple[str, Callable[[Path], list[Any]], type[Exception], str]] = [
     ("not there", lambda f: [f / "a.npy"], DatasetNotFound, "a.npy does not exist"),
     ("no such folder", lambda f: [f / "a.zarr"], DatasetNotFound, "a.zarr does not exist"),
     ("no such table", lambda f: [f / "a.parquet"], DatasetNotFound, "a.parquet does not exist"),
-    ("suffix", lambda f: [text(f / "a.h5", "")], InvalidParameter, r"a\.h5.*\.npy, \.npz, \.parquet or \.pq"),
-    ("ratings", lambda f: [text(f / "a.csv", "")], InvalidParameter, "--movielens"),
+    (
+        "suffix",
+        lambda f: [text(f / "a.h5", "")],
+        InvalidParameter,
+        r"a\.h5.*\.npy, \.npz, \.parquet, \.parq, \.pq, or a Zarr",
+    ),
     ("remote file", lambda f: ["s3://bucket/a.npy"], InvalidParameter, "Only Zarr is read from URLs"),
     ("nothing there", lambda f: ["memory://no-such"], DatasetError, "is missing"),
     ("empty folder", lambda f: [f], DatasetError, "an empty folder"),
     ("no content", lambda f: [text(f / "a.npy", "")], DatasetError, r"cannot read .*a\.npy"),
     ("pickle", lambda f: [text(f / "a.npy", "x" * 200)], DatasetError, r"cannot read .*a\.npy"),
     ("truncated", lambda f: [cut(saved(f / "a.npy", X), 0.5)], DatasetError, r"cannot read .*a\.npy"),
-    ("objects", lambda f: [saved(f / "a.npy", np.array([{}, 1]))], DatasetError, r"a.npy contains Python objects"),
+    (
+        "objects",
+        lambda f: [saved(f / "a.npy", np.array([{}, 1]))],
+        DatasetError,
+        r"cannot read .*a.npy: .*Python objects",
+    ),
     ("scalar", lambda f: [saved(f / "a.npy", 3.0)], InvalidParameter, "single number"),
     (
         "no rows",
@@ -77,7 +86,7 @@ REFUSED: list[tuple[str, Callable[[Path], list[Any]], type[Exception], str]] = [
         InvalidParameter,
         "array 'o' is not allowed: its dtype object",
     ),
-    ("npz order", lambda f: [zipped(f / "a.npz", o=np.asfortranarray(X))], InvalidParameter, "ascontiguousarray"),
+    ("npz number", lambda f: [zipped(f / "a.npz", x=X, rate=0.1)], InvalidParameter, "array 'rate' .* single number"),
     ("no table", lambda f: [text(f / "a.parquet", "")], DatasetError, r"cannot read .*a\.parquet"),
     (
         "words",
@@ -89,19 +98,19 @@ REFUSED: list[tuple[str, Callable[[Path], list[Any]], type[Exception], str]] = [
         "times with a zone",
         lambda f: [table(f / "a.pq", w=pa.array([1], pa.timestamp("us", "UTC")))],
         InvalidParameter,
-        r"column 'w' .* its type is timestamp\[us, tz=UTC\].*Cast it to timestamp\[us\]",
+        r"column 'w' .* its type is timestamp\[us, tz=UTC\].*cast them to timestamp\[us\]",
     ),
     (
         "missing times",
         lambda f: [table(f / "a.parquet", t=pa.array([1, None], pa.timestamp("us")))],
         InvalidParameter,
-        "column 't' .* contains nulls.*Fill the nulls",
+        "column 't' .* contains nulls.*Fill the missing values",
     ),
     (
         "nulls",
         lambda f: [table(f / "a.parquet", v=[1, None])],
         InvalidParameter,
-        "column 'v' .* contains nulls.*Fill the nulls",
+        "column 'v' .* contains nulls.*Fill the missing values",
     ),
     (
         "null list",
@@ -110,6 +119,12 @@ REFUSED: list[tuple[str, Callable[[Path], list[Any]], type[Exception], str]] = [
         "column 'v' .* contains nulls",
     ),
     ("no table rows", lambda f: [table(f / "a.parquet", v=pa.array([], "f4"))], InvalidParameter, "'v' .* it is empty"),
+    (
+        "all at once",
+        lambda f: [table(f / "a.pq", v=[1], w=["a"], x=["b"]), table(f / "b.pq", v=[1.5], w=["a"], x=["b"])],
+        InvalidParameter,
+        r"b\.pq: column 'v' .* type is double.*; .*a\.pq: column 'w' .*string.*; .*a\.pq: column 'x' .*string",
+    ),
     ("no tables", lambda f: [(f / "a.parquet").mkdir() or f / "a.parquet"], InvalidParameter, "at least one"),
     (
         "types",
@@ -198,24 +213,22 @@ def test_what_turns_out_bad_on_the_way_leaves_nothing(
     np.testing.assert_array_equal(old.read_rows(np.arange(len(Y)))["old"], Y)
 
 
-@pytest.mark.parametrize(("change", "words"), [(-8, "is truncated"), (8, "longer than its header")])
-def test_a_member_that_its_header_does_not_fit(tmp_path: Path, change: int, words: str) -> None:
-    content = saved(tmp_path / "x.npy", X).read_bytes()
+def test_a_member_that_is_shorter_than_its_header_says(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-        archive.writestr("x.npy", content[:change] if change < 0 else content + bytes(change))
-    with pytest.raises(DatasetError, match=words):
+        archive.writestr("x.npy", saved(tmp_path / "x.npy", X).read_bytes()[:-8])
+    with pytest.raises(DatasetError, match=r"cannot read .*a\.npz: ValueError: EOF"):
         create_dataset(tmp_path / "out", read_sources([tmp_path / "a.npz"]))
 
 
 @pytest.mark.parametrize(("rows", "words"), [([4], "ended after 4 of 10"), ([10, 0, 1], "has more than 10")])
 def test_a_file_that_changes_while_it_is_read(rows: list[int], words: str) -> None:
-    source = StreamSource("ratings.csv", (10,), np.dtype(int), lambda: iter([np.arange(n) for n in rows]))
+    source = stream("ratings.csv", (10,), np.dtype(int), lambda: iter([np.arange(n) for n in rows]))
     with pytest.raises(DatasetError, match=rf"ratings\.csv {words}"):
         source[0:10]
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: Any) -> None:
     file = table(tmp_path / "a.parquet", v=[1])
-    monkeypatch.setitem(__import__("sys").modules, "dshuffle.store.sources.parquet", None)
+    monkeypatch.setitem(__import__("sys").modules, "dshuffle.store.sources.tables", None)
     with pytest.raises(DatasetError, match=r"pip install 'dshuffle\[parquet\]'"):
         read_sources([file])

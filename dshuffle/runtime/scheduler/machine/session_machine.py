@@ -212,8 +212,11 @@ class SessionMachine(SessionState):
 
     def _silence_in_words(self, participant: int, now: float) -> str:
         if self.silence.is_excused(participant, now):
-            return f"has not answered for {self.timeout:g} s, although its process runs"
-        return f"has not answered for {self.heartbeat:g} s{self.answers.why_unreachable(participant)}"
+            return f"has not answered for {self.timeout:g} s (dshuffle.timeout), although its process runs"
+        limit, seconds = "dshuffle.heartbeat", self.heartbeat
+        if self.silence.was_excused(participant):
+            limit, seconds = "dshuffle.stopped-timeout if it has no nanny", self.silence.seconds(participant, now)
+        return f"has not answered for {seconds:.3g} s ({limit}){self.answers.why_unreachable(participant)}"
 
     def waiting_for(self) -> str:
         """Whom the session waits for, in words; empty if it does not wait."""

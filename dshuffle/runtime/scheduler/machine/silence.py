@@ -71,6 +71,10 @@ class Silence:
         """Whether the process of a participant was seen to run less than a heartbeat ago."""
         return now - self._excused.get(participant, -math.inf) < self._heartbeat
 
+    def was_excused(self, participant: int) -> bool:
+        """Whether the process of a participant was seen to run in this phase, however long ago."""
+        return participant in self._excused
+
     def is_lost(self, participant: int, now: float) -> bool:
         """Whether a participant has said nothing for a heartbeat, or for the longest time if its process runs."""
         silence = self.seconds(participant, now)
