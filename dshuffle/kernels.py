@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ BEGINNING = 1024
 """Bytes of a long row to prefetch. After that the hardware prefetcher has detected the access pattern."""
 
 _making = threading.RLock()
+# A forked process could never get a lock that another thread held.
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
 
 
 @functools.cache

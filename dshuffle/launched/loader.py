@@ -235,7 +235,6 @@ class SpmdLoader:
             raise other_process()
         if self._closed:
             raise ClusterError("this loader is closed. Make a new one", transient=False)
-        self._mailbox.check()
         if self._next_epoch is None:
             check_process_group(self.world_size)  # libraries such as Lightning make it after the loader
             if self._process.job is not None:

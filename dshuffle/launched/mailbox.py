@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -104,7 +103,6 @@ class Mailbox:
         self.failure: DShuffleError | None = None
         self.job_knows = False  # that it has failed
         self._changed = threading.Condition()
-        self._process = os.getpid()
         self._partition: Partition | None = None
         self._is_released = False  # this rank has left, and the task of its last epoch need not wait
         self._batches: Batches | None = None  # of the partition
@@ -259,13 +257,7 @@ class Mailbox:
         self.check()
 
     def check(self) -> None:
-        """Raise an error if the job has failed, or this is a fork of the rank, which has no part in the job."""
-        if os.getpid() != self._process:
-            raise ClusterError(
-                f"this loader works only in process {self._process}, which made it, and this is a process that was "
-                "forked later. Pass arrays to it instead (num_workers=0)",
-                transient=False,
-            )
+        """Raise an error if the job has failed."""
         if self.failure is not None:  # a new one each time, because a traceback holds the frames that it passed
             raise type(self.failure)(*self.failure.args, transient=self.failure.transient)
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
 import sys
 import threading
 from collections.abc import Coroutine, Sequence
@@ -133,7 +132,6 @@ class RankProcess:
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         self._stay: asyncio.Task[None] | None = None
-        self._process = os.getpid()
         self._on_close = contextlib.ExitStack()
         ports = self._on_close.enter_context(ports_of(place, port)) if place.world_size > 1 else []
         self._loop = asyncio.new_event_loop()
@@ -192,8 +190,8 @@ class RankProcess:
 
     def close(self, *, failed: bool) -> None:
         """Close worker and scheduler, and stop the event loop. Takes seconds at most."""
-        if self._loop.is_closed() or os.getpid() != self._process:
-            return  # a forked process has the loop without its thread
+        if self._loop.is_closed():
+            return
         with self._on_close:
             try:
                 self.run(self._close(FAIL_WITHIN if failed else CLOSE_WITHIN))

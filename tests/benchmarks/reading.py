@@ -6,8 +6,8 @@
 
 Local files are in the page cache. The ways take turns and the best of each counts: read the ratios. Each is given the
 same objects in the same order, 64 at a time; ours also compares checksums (or decompresses), and scatters rows of 4 KiB
-to random places. ``zarr`` is our reader with zarr's codec pipeline instead of its own way, and ``zarrs``, on a local
-disk where it is installed, is the same with the codec pipeline of that package on a bare store.
+to random places. ``zarr`` is our reader with zarr's codec pipeline instead of its own decoders, and ``zarrs``, on a
+local disk where it is installed, is the same with the codec pipeline of that package on a bare store.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Case:
             self.dataset = create_dataset(url, {"x": x}, chunk_rows=chunk_rows, overwrite=True)
         self.through_zarr = dataclasses.replace(
             self.dataset,
-            _sources={name: dataclasses.replace(source, direct=None) for name, source in self.dataset._sources.items()},
+            _sources={
+                name: dataclasses.replace(source, decoders=None) for name, source in self.dataset._sources.items()
+            },
         )
         self.through_zarrs = through_zarrs(self.through_zarr, url)
         self.objects = open_bare(url)

@@ -158,7 +158,7 @@ def serve(folder: Path) -> Any:
         asked = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("Range", ""))
         if asked is None:
             return Answer(200, body)
-        start = int(asked[1]) if asked[1] else len(body) - int(asked[2])
+        start = int(asked[1]) if asked[1] else max(0, len(body) - int(asked[2]))
         stop = int(asked[2]) + 1 if asked[1] and asked[2] else len(body)
         return Answer(206, body[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(body)}"})
 
