@@ -93,7 +93,8 @@ async def close(worker, **options):
 
 distributed.Worker.close = close
 """
-    codes, errors = in_processes(broken + script("pass").replace("batch_size=8", "batch_size=8 + 200 * rank"), store).end()
+    differs = script("pass").replace("batch_size=8", "batch_size=8 + 200 * rank")
+    codes, errors = in_processes(broken + differs, store).end()
     assert codes == [1, 1], errors
     for error in errors:
         assert "rank 1 has batch_size=208, and rank 0 has 8" in error
