@@ -53,6 +53,7 @@ def test_ranks_of_one_host_listen_on_loopback_only(in_processes, store):
     assert "dshuffle: rank 0 of 2 listens on 127.0.0.1; connections need the secret" in errors[0]
 
 
+@pytest.mark.slow
 def test_ranks_of_several_hosts_listen_on_one_address(in_processes, store, outer_address):
     codes, errors = in_processes(SEVERAL_HOSTS + LISTENS, store, outer_address).end()
     assert codes == [0, 0], errors
@@ -93,6 +94,7 @@ os.environ |= {"DSHUFFLE_SECRET": "0123456789abcdef"} if sys.argv[4] == "variabl
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has", ["variable", "files"])
 def test_hosts_that_share_no_home(in_processes, store, outer_address, tmp_path, has):
     script = LISTENS.replace("batch_size=8", "batch_size=8, timeout=60")
