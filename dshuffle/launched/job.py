@@ -225,7 +225,7 @@ class Job(SchedulerPlugin):
             self.failure = failure
             self._failed.set()
             if self.on_failure is not None:
-                # A thread that does not hold up the end of the process: the scheduler may close while the client waits.
+                # Not a thread that the process waits for: the client may wait for a scheduler that closes.
                 threading.Thread(target=self.on_failure, daemon=True).start()
             self._post(self._addresses.values(), "post_failure", ToPickle(failure))
 

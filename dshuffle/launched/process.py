@@ -148,10 +148,12 @@ class RankProcess:
 
     def _set_protocol(self, security: Security, secret: str | None) -> None:
         """Choose how connections are protected."""
+        self._is_open = False
         if security.require_encryption or dask.config.get("distributed.comm.default-scheme") == "tls":
             self._protocol, self.security, self._protection = "tls", security, "connections use TLS"
             return
         key, self._protection = key_of(secret, one_host=self.place.on_one_host)
+        self._is_open = key is None
         self._protocol, self.security = (PROTOCOL, SecretSecurity(key)) if key is not None else ("tcp", security)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -254,7 +256,11 @@ class RankProcess:
         await self._scheduler
         self.address = f"{self._protocol}://{unparse_host_port(host, self._scheduler.port)}"
         if place.world_size > 1:
-            print(f"dshuffle: rank 0 of {place.world_size} listens on {host}; {self._protection}", file=sys.stderr)
+            said = f"dshuffle: rank 0 of {place.world_size} listens on {host}; {self._protection}"
+            if self._is_open:
+                logger.warning("%s", said)
+            else:
+                print(said, file=sys.stderr)
 
     async def _stay_in_job(self, worker: Worker) -> None:
         """Hold a connection to rank 0 open, because a worker takes seconds to notice that the scheduler is gone."""

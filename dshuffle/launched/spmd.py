@@ -183,7 +183,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 def _terms(dataset: Dataset, options: Mapping[str, Any]) -> Terms:
     """What is asked for, with the defaults of a shuffler."""
-    terms = {"dataset": (dataset.identity, dataset.url)}
+    terms = {}
     defaults = {name: each.default for name, each in inspect.signature(Shuffler).parameters.items() if name[0] != "_"}
     for name, value in {**defaults, **options}.items():
         if hasattr(value, "__array__"):
@@ -191,7 +191,7 @@ def _terms(dataset: Dataset, options: Mapping[str, Any]) -> Terms:
         else:  # an object that does not say what it is has an address, which differs between ranks
             text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
         terms[name] = text, short_repr(value)
-    return terms
+    return {**terms, "dataset": (dataset.identity, short_repr(dataset.url))}
 
 
 def _names(dataset: Dataset, arrays: Sequence[str] | None) -> tuple[str, ...]:

@@ -1,0 +1,167 @@
+"""Who may connect to the ranks of a job: nobody from other hosts, or who knows the secret."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+
+import psutil
+import pytest
+from distributed import Client, Scheduler
+
+import dshuffle
+from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.launched.job import Job
+from dshuffle.launched.launcher import Place
+from dshuffle.launched.ports import find_scheduler
+from dshuffle.launched.secret import LEAST_LENGTH, PROTOCOL, VARIABLE, OtherSecret, SecretSecurity, key_of
+
+
+@pytest.fixture
+def outer_address():
+    """An address of this host that other hosts may reach."""
+    for listed in psutil.net_if_addrs().values():
+        for address in listed:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return address.address
+    pytest.skip("this host has no other address")
+
+
+LISTENS = """
+import os, sys
+import psutil
+import dshuffle
+
+with dshuffle.spmd(sys.argv[1], batch_size=8) as loader:
+    assert sum(len(ids) for ids, _ in next(loader.epochs(1))) in (51, 52)
+    connections = [each for each in psutil.net_connections("inet") if each.pid == os.getpid()]
+    print(*{each.laddr.ip for each in connections if each.status == "LISTEN"}, file=sys.stderr)
+"""
+
+SEVERAL_HOSTS = """
+import os, sys
+rank, os.environ["MASTER_ADDR"], os.environ["LOCAL_WORLD_SIZE"] = os.environ["RANK"], sys.argv[2], "1"
+"""
+
+
+def test_ranks_of_one_host_listen_on_loopback_only(in_processes, store):
+    codes, errors = in_processes(LISTENS, store).end()
+    assert codes == [0, 0], errors
+    assert [error.splitlines()[-1] for error in errors] == ["127.0.0.1"] * 2
+    assert "dshuffle: rank 0 of 2 listens on 127.0.0.1; connections need the secret" in errors[0]
+
+
+@pytest.mark.slow
+def test_ranks_of_several_hosts_listen_on_one_address(in_processes, store, outer_address):
+    codes, errors = in_processes(SEVERAL_HOSTS + LISTENS, store, outer_address).end()
+    assert codes == [0, 0], errors
+    for error in errors:
+        assert set(error.splitlines()[-1].split()) == {"127.0.0.1", outer_address}, "HTTP is on loopback"
+
+
+@pytest.mark.parametrize("secret", ["auto", None])
+def test_only_who_knows_the_secret_runs_code(in_threads, outer_address, tmp_path, secret):
+    """With ``secret=None``, the same attack succeeds."""
+
+    def attack(loader):
+        if loader.rank:
+            return
+        address = loader._process.address
+        assert address.startswith(f"{'tcp' if secret is None else PROTOCOL}://{outer_address}:")
+        with Client(address.replace(PROTOCOL, "tcp"), timeout=4, set_as_default=False) as client:
+            client.run_on_scheduler((tmp_path / "code").touch)
+
+    error = in_threads(2, attack, address=outer_address, secret=secret)[0]
+    assert (tmp_path / "code").exists() == (secret is None)
+    # Dask takes the beginning of the greeting for the length of a message.
+    assert isinstance(error, OSError | MemoryError) == (secret is not None)
+
+
+def test_another_secret_is_told_at_once(in_threads):
+    def connect(loader):
+        if loader.rank == 0:
+            with Client(loader._process.address, security=SecretSecurity(b"x" * 32), set_as_default=False):
+                pass
+
+    assert isinstance(in_threads(2, connect)[0], OtherSecret)
+
+
+HOMES = """
+os.environ["XDG_CACHE_HOME"] = f"{sys.argv[3]}/{rank}"
+os.environ |= {"DSHUFFLE_SECRET": "0123456789abcdef"} if sys.argv[4] == "variable" else {}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has", ["variable", "files"])
+def test_hosts_that_share_no_home(in_processes, store, outer_address, tmp_path, has):
+    script = LISTENS.replace("batch_size=8", "batch_size=8, timeout=60")
+    ranks = in_processes(SEVERAL_HOSTS + HOMES + script, store, outer_address, tmp_path, has)
+    if has == "files":
+        ranks.processes[1].wait(60)
+        ranks.processes[0].terminate()  # as srun --kill-on-bad-exit does
+    codes, errors = ranks.end()
+    if has == "variable":
+        assert codes == [0, 0], errors
+        return
+    assert codes[1] == 1
+    assert f"rank 1 has another secret than rank 0 on {outer_address}" in errors[1]
+    assert f"Set {VARIABLE} to the same 16 or more random characters" in errors[1]
+    assert "was refused: it does not have the secret of this job" in errors[0]
+
+
+def test_without_a_home_a_job_on_several_hosts_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(ClusterError) as error:
+        key_of("auto", one_host=False)
+    first, second = str(error.value).splitlines()
+    assert "the ranks are on several hosts, and there is no secret for them, because" in first
+    assert second.startswith(f"Set {VARIABLE} to the same {LEAST_LENGTH} or more random characters on all ranks")
+    assert key_of("auto", one_host=True)[0] is not None
+    monkeypatch.setenv(VARIABLE, "0123456789abcdef")
+    key, said = key_of("auto", one_host=False)
+    assert key == key_of("0123456789abcdef", one_host=True)[0]
+    assert said == f"connections need the secret of {VARIABLE}"
+
+
+@pytest.mark.parametrize("secret", ["short", 3])
+def test_a_secret_that_is_not_one(store, secret):
+    with pytest.raises(InvalidParameter, match="secret") as error:
+        dshuffle.spmd(store, batch_size=8, rank=0, world_size=2, port=1234, secret=secret)
+    assert str(secret) not in str(error.value)
+
+
+def test_a_name_that_does_not_resolve(in_threads, monkeypatch):
+    monkeypatch.setattr("dshuffle.launched.ports.RESOLVE_WITHIN", 0.5)
+    for rank, error in enumerate(in_threads(2, len, address="node-of-rank-0.invalid")):
+        assert f"rank {rank} does not find the host of rank 0: the name 'node-of-rank-0.invalid' is not" in str(error)
+        assert "Set MASTER_ADDR" in str(error)
+        assert "srun --kill-on-bad-exit=1" in str(error)
+
+
+def test_ports_that_refuse_take_no_time(free_port):
+    """0.02 s. Dask would try for three seconds to connect to each of them."""
+
+    async def find() -> float:
+        key = SecretSecurity(b"k" * 32)
+        place = Place(1, 2, 2, "127.0.0.1", "run 17")
+        ports = [free_port + 1, free_port + 2, free_port]
+        options = {"host": "127.0.0.1", "port": free_port, "protocol": PROTOCOL, "security": key}
+        async with Scheduler(**options, dashboard_address=":0") as scheduler:
+            Job(scheduler, Place(0, 2, 2, "127.0.0.1", "run 17"), ports, {})
+            began = time.monotonic()
+            await find_scheduler(place, "127.0.0.1", ports, {}, PROTOCOL, key, 60)
+            return time.monotonic() - began
+
+    assert asyncio.run(find()) < 2
+
+
+def test_the_file_of_the_secret_is_private(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    key_of("auto", one_host=False)
+    assert oct(os.stat(tmp_path / "dshuffle" / "key").st_mode) == "0o100600"
