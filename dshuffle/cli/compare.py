@@ -190,7 +190,7 @@ def compare(
         comparison = _with_copy_seconds(comparison, ways, copy_seconds)
     _show(comparison, as_json)
     try:
-        page = report.write_report(comparison, output)  # loads Bokeh
+        page = report.write_report(comparison, output)
     except OSError as error:
         raise click.ClickException(f"The report could not be written to {output}: {error}") from error
     click.echo(f"Report: {page}\nBeside it are records.jsonl and summary.json.", err=True)
