@@ -37,8 +37,8 @@ from dshuffle.pipeline.run import train as run
 from dshuffle.planning import Choices, Classes, ExchangeEpochs, Global, ShuffleSpec
 from dshuffle.planning.exchange_epochs import EVERY_EPOCH
 from dshuffle.report import Comparison, to_dict
-from dshuffle.report.folder import make_folder
 from dshuffle.report.progress import progress_bar
+from dshuffle.report.summary import make_folder
 from dshuffle.runtime.client.cluster_view import count_training_workers
 from dshuffle.runtime.dataset_inputs import resolved, with_chunks_of
 from dshuffle.store import Dataset, open_dataset
@@ -193,7 +193,7 @@ def compare(
         comparison = _with_copy_seconds(comparison, ways, copy_seconds)
     _show(comparison, as_json)
     try:
-        page = report.write_report(comparison, output)  # loads Bokeh
+        page = report.write_report(comparison, output)
     except OSError as error:
         raise click.ClickException(f"The report could not be written to {output}: {error}") from error
     click.echo(f"Report: {page}\nBeside it are records.jsonl and summary.json.", err=True)

@@ -22,8 +22,8 @@ from dshuffle.pipeline.training import Training
 from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.redaction import hide_secrets
-from dshuffle.report.folder import make_folder
 from dshuffle.report.progress import progress_bar
+from dshuffle.report.summary import make_folder
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.memory import check_budget
 from dshuffle.runtime.session_options import SessionOptions

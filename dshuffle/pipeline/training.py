@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -212,19 +212,27 @@ class Training:
             raise InvalidParameter.because(
                 "fit", f"{self.name} cannot be imported as {name}", "Put it at the top level of a module."
             )
-        for option, value in self.options.items():
+        options = {
+            name: {"held_out": asdict(value)} if isinstance(value, HeldOut) else value
+            for name, value in self.options.items()
+        }
+        for option, value in options.items():
             try:
                 json.dumps(value)
             except TypeError:
                 raise InvalidParameter.because(
                     option, f"{short_repr(value)} cannot be written as JSON", "Keep this pipeline as Python code."
                 ) from None
-        return {"fit": name, "epochs": self.epochs, "options": dict(self.options)}
+        return {"fit": name, "epochs": self.epochs, "options": options}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """The training that :meth:`to_dict` wrote. Imports the module of the function."""
-        return cls(fields["fit"], fields["epochs"], **fields["options"])
+        options = {
+            name: HeldOut(**value["held_out"]) if isinstance(value, dict) and set(value) == {"held_out"} else value
+            for name, value in fields["options"].items()
+        }
+        return cls(fields["fit"], fields["epochs"], **options)
 
 
 def _training(fit: Callable[..., Any], epochs: int, options: dict[str, Any]) -> Training:

@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from bokeh.models import ColumnDataSource, FactorRange, HoverTool, Range1d
-from bokeh.plotting import figure
 from numpy.typing import NDArray
 
-from dshuffle.report.page import chart_page
+from dshuffle.report.page import templates
 from dshuffle.units import human_count
 
-BLUE, LIGHT = "#0072B2", "#BCC2C9"
 MOST_WORKERS = 60
 """Largest number of workers in a plot. More boxes are too thin to see."""
 HEADINGS = ("class", "samples", "min per shard", "median", "max", "max - min")
@@ -65,44 +62,17 @@ def box_plot_page(counts: Counts, classes: Sequence[str], title: str) -> str:
         Title of the page.
     """
     shown = min(counts.shape[1], MOST_WORKERS)
-    low, first, median, third, high = np.percentile(counts[:, :shown], [0, 25, 50, 75, 100], axis=0)
+    quartiles = np.percentile(counts[:, :shown], [0, 25, 50, 75, 100], axis=0)
+    top = 1.05 * max(1.0, float(quartiles.max()))
     fewest, most = (
         [classes[place] for place in find(counts[:, :shown], axis=0).tolist()] for find in (np.argmin, np.argmax)
     )
-    names = [str(rank) for rank in range(shown)]
-    source = ColumnDataSource(
-        {
-            "worker": names,
-            "low": low,
-            "first": first,
-            "median": median,
-            "third": third,
-            "high": high,
-            "fewest": [f"{human_count(value)} of {name}" for value, name in zip(low, fewest, strict=True)],
-            "most": [f"{human_count(value)} of {name}" for value, name in zip(high, most, strict=True)],
-        }
-    )
-    top = float(high.max())
-    chart = figure(
-        x_range=FactorRange(factors=names),
-        y_range=Range1d(start=0, end=1.05 * max(1.0, top)),
-        height=420,
-        tools="",
-        x_axis_label="worker",
-        y_axis_label="samples of a class",
-    )
-    chart.xgrid.grid_line_color = None
-    chart.segment("worker", "low", "worker", "first", source=source, color=LIGHT)
-    chart.segment("worker", "third", "worker", "high", source=source, color=LIGHT)
-    boxes = chart.vbar("worker", 0.6, "third", "first", source=source, fill_color=BLUE, line_color=BLUE, fill_alpha=0.4)
-    for end in ("low", "high"):
-        chart.rect("worker", end, 0.3, 1, height_units="screen", source=source, color=LIGHT)
-    chart.rect("worker", "median", 0.6, 2, height_units="screen", source=source, color=BLUE)
-    tips = [(name, f"@{name}") for name in ("worker", "fewest", "median", "most")]
-    chart.add_tools(HoverTool(renderers=[boxes], tooltips=tips))
-    note = f" The first {shown} of {counts.shape[1]} workers are shown." if shown < counts.shape[1] else ""
-    text = (
-        f"Each box is a worker: minimum, quartiles and maximum of its numbers of samples over the {len(counts)} "
-        f"classes.{note}"
-    )
-    return chart_page(title, text, [("", [chart])])
+    boxes = []
+    for rank, (low, first, median, third, high) in enumerate(quartiles.T.tolist()):
+        ends = f"{human_count(low)} of {fewest[rank]}", f"{human_count(high)} of {most[rank]}"
+        heights = [100 * value / top for value in (low, first, median, third, high)]
+        boxes.append(
+            {"title": f"worker {rank}: {ends[0]}, median {human_count(median)}, {ends[1]}", "heights": heights}
+        )
+    facts = {"shown": shown, "n_workers": counts.shape[1], "n_classes": len(counts), "top": human_count(top / 1.05)}
+    return templates(html=True).get_template("boxes.html").render(title=title, boxes=boxes, **facts)

@@ -24,8 +24,7 @@ import rich.text
 from markupsafe import Markup, escape
 
 from dshuffle.noninferiority import PairedOutcome
-from dshuffle.report.folder import make_folder
-from dshuffle.report.story import Series, facts_of, series_of
+from dshuffle.report.facts import Series, facts_of, series_of
 from dshuffle.report.summary import (
     Comparison,
     Figures,
@@ -35,6 +34,7 @@ from dshuffle.report.summary import (
     figures,
     has_errors,
     limited_by_processors,
+    make_folder,
     to_dict,
     write_records,
 )
@@ -304,7 +304,8 @@ def _unbroken(text: object) -> Markup:
 
 
 @functools.cache
-def _templates(html: bool) -> jinja2.Environment:
+def templates(html: bool) -> jinja2.Environment:
+    """The templates of pages, or of texts for a terminal."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=html,
@@ -340,19 +341,19 @@ def listed(parts: Iterable[str]) -> str:
 
 def story(comparison: Comparison) -> list[str]:
     """The answer in at most 15 words, and then what explains it, in sentences."""
-    text = _templates(False).get_template("story.txt").render(comparison=comparison, **facts_of(comparison))
+    text = templates(False).get_template("story.txt").render(comparison=comparison, **facts_of(comparison))
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
 def names_of(comparison: Comparison) -> dict[str, str]:
     """What the name of each way means."""
-    words: Any = _templates(False).get_template("words.txt").module
+    words: Any = templates(False).get_template("words.txt").module
     return {way.label: " ".join(str(words.explained(way)).split()) for way in comparison.ways}
 
 
 def meanings(headings: Iterable[str], comparison: Comparison) -> str:
     """What the columns of a table mean."""
-    words: Any = _templates(False).get_template("words.txt").module
+    words: Any = templates(False).get_template("words.txt").module
     known = {**words.MEANINGS, "classes": str(comparison.dataset.get("classes", ""))}
     texts = [f"{heading}: {known[heading]}." for heading in headings if heading in known]
     return " ".join(texts)
@@ -364,7 +365,7 @@ def render_html(comparison: Comparison) -> str:
     first, *others = tables_of(comparison)
     program, *arguments = comparison.command.split()
     return (
-        _templates(True)
+        templates(True)
         .get_template("report.html")
         .render(
             comparison=comparison,
@@ -391,7 +392,7 @@ def render_text(comparison: Comparison, width: int = 80) -> str:
     first, *others = tables_of(comparison)
     shown = [first, *(one for one in others if "in pairs of runs" in one.title)]
     return (
-        _templates(False)
+        templates(False)
         .get_template("terminal.txt")
         .render(
             answer=answer,
@@ -469,7 +470,7 @@ def chart_page(title: str, text: str, sections: Iterable[tuple[str, Sequence[Any
     script, divisions = embed.components(plots)
     left = iter(divisions)
     return (
-        _templates(True)
+        templates(True)
         .get_template("charts.html")
         .render(
             title=title,

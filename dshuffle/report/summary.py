@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from dshuffle.notebook import html_summary
 from dshuffle.planning import Choices
 from dshuffle.planning.mixing import ShuffleQuality
 from dshuffle.records import PHASES, EpochRecord
-from dshuffle.units import ERROR_DIGITS, human_numbers, human_seconds
+from dshuffle.units import human_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,16 +124,8 @@ class Comparison:
         return f"<Comparison of {', '.join(f'“{way.label}”' for way in self.ways)}>"
 
     def _repr_html_(self) -> str:
-        rows, errors = [], has_errors(self)
-        last_errors = last_errors_in_words(self)
-        for way in self.ways:
-            medians = figures(way)
-            exchange = None if medians.shuffle_seconds is None else medians.shuffle_seconds.median
-            error = (last_errors[way.label],) if errors else ()
-            rows.append((way.label, human_seconds(medians.epoch_seconds), human_seconds(exchange), *error))
-        facts = {"command": self.command, "seed": self.seed}
-        headings = ("way", "epoch", "exchange", *(("last error",) if errors else ()))
-        return html_summary("Comparison", facts, headings, rows)
+        rows = [(way.label, human_seconds(figures(way).epoch_seconds)) for way in self.ways]
+        return html_summary("Comparison", {"command": self.command, "seed": self.seed}, ("way", "epoch"), rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,12 +234,6 @@ def has_errors(comparison: Comparison) -> bool:
     return any(math.isfinite(point.error) for way in comparison.ways for point in way.history)
 
 
-def last_errors_in_words(comparison: Comparison) -> dict[str, str]:
-    """The error after the last epoch of each way, by its label, with equally many digits."""
-    errors = [way.history[-1].error if way.history else None for way in comparison.ways]
-    return dict(zip((way.label for way in comparison.ways), human_numbers(errors, ERROR_DIGITS), strict=True))
-
-
 def limited_by_processors(way: WayResult, medians: Figures) -> bool:
     """Whether processors rather than links or the store limit a way's exchanges.
 
@@ -275,31 +262,27 @@ def corrected(way: WayResult, seconds: float) -> float:
     return seconds * spread.median / way.predicted_seconds
 
 
+FACTS = (
+    *("command", "seed", "settings", "dataset", "cluster", "versions", "machine"),
+    *("emulated", "stored_at_random", "averages", "outlook"),
+)
+PREDICTIONS = ("predicted_seconds", "predicted_wire_seconds", "on_other_links", "copy_seconds")
+"""What a summary has of a comparison, and of a way, beside its figures."""
+
+
 def to_dict(comparison: Comparison, story: Sequence[str]) -> dict[str, Any]:
     """Everything in a comparison except the epoch records, as ``summary.json`` and ``--json`` have it."""
+    facts = {name: getattr(comparison, name) for name in FACTS}
     return {
         "answer": story[0],
         "verdict": " ".join(story),
-        "command": comparison.command,
-        "seed": comparison.seed,
-        "settings": dict(comparison.settings),
-        "dataset": dict(comparison.dataset),
-        "cluster": dict(comparison.cluster),
-        "versions": dict(comparison.versions),
-        "machine": dict(comparison.machine),
-        "emulated": comparison.emulated,
-        "stored_at_random": comparison.stored_at_random,
-        "averages": comparison.averages,
-        "outlook": list(comparison.outlook),
+        **{name: dict(value) if isinstance(value, Mapping) else value for name, value in facts.items()},
         "ways": [
             {
                 "label": way.label,
                 **way.choices.to_dict(),
                 "figures": finite(asdict(figures(way))),
-                "predicted_seconds": way.predicted_seconds,
-                "predicted_wire_seconds": way.predicted_wire_seconds,
-                "on_other_links": dict(way.on_other_links),
-                "copy_seconds": way.copy_seconds,
+                **{name: getattr(way, name) for name in PREDICTIONS},
                 "quality": None if way.quality is None else finite(asdict(way.quality)),
                 "history": [finite(asdict(point)) for point in way.history],
                 "pairs": {name: runs.to_dict() for name, runs in way.pairs.items()},
@@ -314,6 +297,13 @@ def finite(fields: dict[str, Any]) -> dict[str, Any]:
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in fields.items()
     }
+
+
+def make_folder(folder: str | Path) -> None:
+    """Make the folder of a report before a long run, and the folders above it. It must allow new files."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def write_records(comparison: Comparison, path: Path) -> None:

@@ -254,6 +254,14 @@ def test_later_samples_are_held_out_in_all_pairs():
     assert HeldOut.of("time").sizes(None, 0) == {"test_to_train": 0.0, "fixed": True}
 
 
+def test_how_samples_are_held_out_is_a_part_of_the_description():
+    training = Training(by_sample, epochs=2, test=HeldOut(0.2, stratify="y"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, by_sample.__module__, sys.modules[__name__])
+        fields = json.loads(json.dumps(training.to_dict()))
+        assert Training.from_dict(fields).held_out == HeldOut(0.2, stratify="y")
+
+
 def test_a_training_says_what_it_averages():
     assert Training("linear_regression", step=0.1).averages == "models"
     assert Training("linear_regression", step=0.1, average="gradients").averages == "gradients"

@@ -9,10 +9,11 @@ import subprocess
 
 import numpy as np
 import pytest
+from bokeh.plotting import figure
 from PIL import Image
 
 from dshuffle.noninferiority import PairedRuns, PairedTest
-from dshuffle.report import write_report
+from dshuffle.report import chart_page, write_report
 from dshuffle.report.class_spread import box_plot_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -46,7 +47,7 @@ def browse(page, folder):
         document.body.dataset.folded = document.querySelectorAll("details:not([open])").length;
         for (const folded of document.querySelectorAll("details")) folded.open = true;
         document.body.dataset.drawn = [...document.querySelectorAll("figure")].filter((figure) => {
-            const marks = figure.querySelectorAll(".bar b, .marks s, polyline, .bk-Figure");
+            const marks = figure.querySelectorAll(".bar b, .marks s, polyline, .boxes b, .bk-Figure");
             const frame = figure.getBoundingClientRect();
             return marks.length > 0 && [...marks].every((mark) => {
                 const box = mark.getBoundingClientRect();
@@ -174,10 +175,17 @@ def test_the_page_draws_everything_and_complains_of_nothing(opened, width):
     assert int(facts["folded"]) == document.count("<details") >= 4
 
 
-def test_a_page_of_charts_is_drawn(tmp_path):
-    counts = np.random.default_rng(0).integers(5, 50, (10, 4))
+@pytest.mark.parametrize("kind", ["boxes", "bokeh"])
+def test_a_page_of_charts_is_drawn(tmp_path, kind):
     page = tmp_path / "shards.html"
-    page.write_text(box_plot_page(counts, [f"class {number}" for number in range(10)], "Shards & classes"))
+    if kind == "boxes":
+        counts = np.random.default_rng(0).integers(5, 50, (10, 4))
+        text = box_plot_page(counts, [f"class {number}" for number in range(10)], "Shards & classes")
+    else:
+        plot = figure(height=200)
+        plot.line([1, 2], [3, 4])
+        text = chart_page("Shards & classes", "A line.", [("", [plot])])
+    page.write_text(text)
     for document, console in browse(page, tmp_path).values():
         assert complaints(console) == []
         facts = dict(re.findall(r'data-(\w+)="(-?\d+)"', re.findall(r"<body data-[^>]*>", document)[0]))
