@@ -25,7 +25,8 @@ from dshuffle.runtime.messages import (
     UnfinishedTask,
     Vote,
 )
-from dshuffle.runtime.scheduler.snapshot import LinkFigures, Participant, SessionSnapshot
+from dshuffle.runtime.scheduler.exchange_log import LinkFigures
+from dshuffle.runtime.scheduler.snapshot import Participant, SessionSnapshot
 
 DIGEST = SampleDigest(5, 2**63, 2**64 - 1, 0)
 
