@@ -118,8 +118,8 @@ def watch(shuffler: Shuffler, seconds: float = 1.0) -> SessionWidget:
     """Show what a session does, until it is closed: in a notebook as a table, elsewhere as lines on standard error.
 
     The view has the state of every worker and how many samples it holds, what each pair of workers exchanged and how
-    fast, and how long each epoch trained and waited. The page ``/dshuffle`` of the Dask dashboard shows the same as
-    plots. Lines have the epoch, whom the session waits for, and the times of the last epoch that has ended. There is a
+    fast, and how long each epoch trained and waited. The page ``/dshuffle`` of the Dask dashboard shows the same.
+    Lines have the epoch, whom the session waits for, and the times of the last epoch that has ended. There is a
     line for each phase, and at most one more every five seconds. The call returns at once.
 
     Parameters
