@@ -1,9 +1,24 @@
-"""HTML for notebooks: a heading, facts by name, and a table."""
+"""HTML for notebooks and the dashboard, from the folder ``templates``, which Dask's widgets look into."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from pathlib import Path
+from typing import Any
+
+
+@functools.cache
+def _template(name: str) -> Any:
+    widgets = importlib.import_module("dask.widgets")  # many import this file that need no Dask
+    widgets.TEMPLATE_PATHS.append(str(Path(__file__).with_name("templates")))
+    return widgets.get_template(f"dshuffle_{name}.html.j2")
+
+
+def html_from(template: str, **values: Any) -> str:
+    """Return what a template makes of values."""
+    return str(_template(template).render(values))
 
 
 def html_summary(
@@ -19,22 +34,4 @@ def html_summary(
     >>> html_summary("Dataset", {"samples": 10})
     '<div><b>Dataset</b><table><tr><th>samples</th><td>10</td></tr></table></div>'
     """
-    lines = "".join(f"<tr><th>{_cell(name)}</th><td>{_cell(value)}</td></tr>" for name, value in facts.items())
-    return f"<div><b>{escape(title)}</b><table>{lines}</table>{html_table(headings, rows) if headings else ''}</div>"
-
-
-def html_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table.
-
-    Examples
-    --------
-    >>> html_table(["x"], [[1]])
-    '<table><thead><tr><th>x</th></tr></thead><tbody><tr><td>1</td></tr></tbody></table>'
-    """
-    head = "".join(f"<th>{_cell(heading)}</th>" for heading in headings)
-    body = "".join("<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(value: object) -> str:
-    return escape(str(value))
+    return html_from("summary", title=title, facts=facts, headings=headings, rows=rows)

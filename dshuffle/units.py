@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dshuffle.errors import InvalidParameter
 
 UNKNOWN = "-"
-_PREFIXES: dict[str, int] = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
-    f"{letter}i": 1 << 10 * power for power, letter in enumerate("kmgt", start=1)
-}
+_PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_NUMBER = r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
+_UNIT = r"(?:(?P<bytes>B|(?i:bytes?))|(?P<bits>b|(?i:bits?|bps)))?"
+_RATE = re.compile(rf"\s*{_NUMBER}\s*([kmgtKMGT]i?)?{_UNIT}(?:/s)?\s*")
 
 
 def human_bytes(value: float | None) -> str:
@@ -25,10 +26,7 @@ def human_bytes(value: float | None) -> str:
     """
     if value is None:
         return UNKNOWN
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 999.5 or unit == "TB":
-            break
-        value /= 1000
+    value, unit = _in_unit(value, "B kB MB GB TB")
     return f"{value:.0f} B" if unit == "B" else f"{_three_figures(value)} {unit}"
 
 
@@ -40,10 +38,8 @@ def human_seconds(value: float | None) -> str:
     >>> human_seconds(0.0), human_seconds(2.5e-6), human_seconds(0.01234), human_seconds(125)
     ('0 s', '2.50 µs', '12.3 ms', '125 s')
     """
-    if value is None:
-        return UNKNOWN
-    if value == 0:
-        return "0 s"
+    if not value:
+        return UNKNOWN if value is None else "0 s"
     if value < 0.0009995:
         return f"{_three_figures(value * 1e6)} µs"
     return f"{_three_figures(value * 1000)} ms" if value < 0.9995 else f"{_three_figures(value)} s"
@@ -172,11 +168,7 @@ def human_bit_rate(value: float) -> str:
     >>> human_bit_rate(12.5e6), human_bit_rate(125e6), human_bit_rate(1.25e3)
     ('100 Mbit/s', '1 Gbit/s', '10 kbit/s')
     """
-    bits, unit = 8 * value, "bit/s"
-    for larger in ("kbit/s", "Mbit/s", "Gbit/s"):
-        if bits < 999.5:
-            break
-        bits, unit = bits / 1000, larger
+    bits, unit = _in_unit(8 * value, "bit/s kbit/s Mbit/s Gbit/s")
     return f"{bits:.3g} {unit}"
 
 
@@ -196,22 +188,14 @@ def parse_rate(name: str, text: str) -> float:
     >>> parse_rate("bandwidth", "100mbit"), parse_rate("bandwidth", "1.25 GB/s"), parse_rate("bandwidth", "64KiB/s")
     (12500000.0, 1250000000.0, 65536.0)
     """
-    match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([kmgtKMGT]i?)?(\w*)(?:/s)?\s*", text)
-    units = {"B": 1.0, "byte": 1.0, "bytes": 1.0, "b": 1 / 8, "bit": 1 / 8, "bits": 1 / 8, "bps": 1 / 8}
-    if match is not None:
-        number, prefix, unit = match.groups()
-        unit = unit if unit == "B" else unit.lower()
-        try:
-            amount = float(number) * _PREFIXES[(prefix or "").lower()]
-        except ValueError:
-            amount = 0.0
-        if 0 < amount < math.inf:
-            if unit in units:
-                return amount * units[unit]
-            if not unit:  # '100' could mean megabits or bytes
-                digits = number + (prefix or "")
-                hint = f"Give the unit: '{digits}bit' or '{digits}B', with a prefix if needed ('100mbit', '1.25GB/s')."
-                raise InvalidParameter.of(name, text, "a rate in bits or bytes per second", hint)
+    match = _RATE.fullmatch(text)
+    amount = 0.0 if match is None else float(match[1]) * _PREFIXES[(match[2] or "").lower()]
+    if match is not None and 0 < amount < math.inf:
+        if match["bytes"] or match["bits"]:
+            return amount / (8 if match["bits"] else 1)
+        digits = match[1] + (match[2] or "")  # '100' could mean megabits or bytes
+        hint = f"Give the unit: '{digits}bit' or '{digits}B', with a prefix if needed ('100mbit', '1.25GB/s')."
+        raise InvalidParameter.of(name, text, "a rate in bits or bytes per second", hint)
     raise InvalidParameter.of(name, text, "a rate > 0 such as '100mbit', '1.25GB/s' or '25 Gbit/s'")
 
 
@@ -237,3 +221,13 @@ def at_least(least: int) -> Callable[[str], int]:
 
 def _three_figures(value: float) -> str:
     return f"{value:.{decimals_of(value, 3)}f}"
+
+
+def _in_unit(value: float, units: str) -> tuple[float, str]:
+    """A number in the first unit in which it is below 1,000, or else in the last one."""
+    unit, *larger = units.split()
+    for name in larger:
+        if value < 999.5:
+            break
+        value, unit = value / 1000, name
+    return value, unit

@@ -210,7 +210,7 @@ def test_the_session_machine_is_pure(module):
     ("library", "places"),
     [
         ("zarr", {"store"}),
-        ("bokeh", {"report", "runtime"}),  # plots of the report, and of the dashboard
+        ("bokeh", {"report"}),
         ("sklearn", {"sharding", "training"}),  # ShuffledSGD alone
         ("click", {"cli"}),
         ("numba", {"numba_cache", "numba_support"}),

@@ -33,15 +33,16 @@ from dshuffle.runtime.messages import (
     UnfinishedTask,
     Vote,
 )
-from dshuffle.runtime.scheduler import scheduler_plugin, snapshot
-from dshuffle.runtime.scheduler.snapshot import LinkFigures, Participant, SessionSnapshot
+from dshuffle.runtime.scheduler import exchange_log, scheduler_plugin, snapshot
+from dshuffle.runtime.scheduler.exchange_log import LinkFigures
+from dshuffle.runtime.scheduler.snapshot import Participant, SessionSnapshot
 from dshuffle.runtime.session_spec import PROTOCOL
 from dshuffle.runtime.worker import row_handlers, worker_plugin
 
-MESSAGES_OF = (32, 2063516600)
+MESSAGES_OF = (32, 1825214477)
 """The protocol, and the checksum of its messages. If they change, so does the number: see the failure of the test."""
 
-SPOKEN = (messages, orders, replies, row_handlers, snapshot, session_spec)
+SPOKEN = (messages, orders, replies, row_handlers, exchange_log, snapshot, session_spec)
 """Modules whose dataclasses and structs travel between processes, and those that these contain."""
 
 DIGEST = SampleDigest(5, 2**63, 2**64 - 1, 0)

@@ -210,9 +210,9 @@ def test_a_task_waits_until_another_worker_holds_the_partition(monkeypatch, smal
     """The worker that was given up answers, but has lost the session, and the new one still reads the partition."""
     restore = WorkerSession.restore
 
-    async def slowly(self, epoch, drawn):
+    async def slowly(self, *order):
         await asyncio.sleep(1.0)
-        await restore(self, epoch, drawn)
+        await restore(self, *order)
 
     def lose(address, dask_scheduler):
         [coordinator] = dask_scheduler.extensions["dshuffle"].coordinators.values()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import re
 import sys
 import threading
 import time
@@ -13,8 +12,8 @@ import pytest
 
 from dshuffle import InvalidParameter, Shuffler, create_dataset, watch
 from dshuffle.runtime.client import session_widget
-from dshuffle.runtime.client.session_widget import TextView, session_html
-from dshuffle.runtime.scheduler.snapshot import EpochFigures, LinkFigures, Participant, SessionSnapshot
+from dshuffle.runtime.client.session_widget import TextView
+from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 
 
 @pytest.fixture
@@ -35,52 +34,6 @@ def shown(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(HTML=str, display=display))
     return found
-
-
-def test_everything_that_is_known_of_a_session_is_shown():
-    epoch = EpochFigures(
-        epoch=3,
-        delivery="peer",
-        exchange_seconds=0.5,
-        waited_seconds=0.25,
-        training_seconds=0.75,
-        sent_bytes=(10, 20),
-        received_bytes=(20, 10),
-        server_sent_bytes=0,
-        store_bytes=0,
-    )
-    links = [
-        LinkFigures(receiver=f"rank {to}", sender=by, nbytes=5000, seconds=0.5)
-        for to, by in ((0, "the server"), (0, "rank 10"), (0, "rank 2"), (10, "rank 0"))
-    ]
-    session = SessionSnapshot(
-        session_id="id",
-        way="global <&> peer",
-        n_samples=1000,
-        row_nbytes=8,
-        epoch=3,
-        phase="exchanging",
-        waiting_for="rank 1 <lost>",
-        participants=(
-            Participant(name="rank 0", address="tcp://a", state="ready", held=1500),
-            Participant(name="the server", address="tcp://c", state="ready"),
-        ),
-        epochs=(epoch,),
-        links=tuple(links),
-        slow_rank="rank 1 trained <twice> as long",
-    )
-    html = session_html(session)
-    assert "<b>global &lt;&amp;&gt; peer</b>" in html
-    assert "rank 1 &lt;lost&gt;" in html
-    assert "rank 1 trained &lt;twice&gt; as long" in html
-    assert "<td>tcp://a</td><td>ready</td><td>1,500</td>" in html
-    assert "training 750 ms, waiting 250 ms, exchange 500 ms (peer)" in html
-    assert [float(width) for width in re.findall(r"width:([\d.]+)em", html)] == [9.0, 3.0]  # three to one
-    # Ranks by number, the server last; a pair that exchanged nothing has no figures.
-    head = "".join(f"<th>{name}</th>" for name in ("received by, from", "rank 0", "rank 2", "rank 10", "the server"))
-    assert head in html
-    assert "<td>rank 0</td><td></td><td>5.00 kB (10.0 kB/s)</td>" in html
-    assert html.count("<table") == html.count("</table>")
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ class Epoch:
         return f"<Epoch {self.number} of {self._sequence!r}>"
 
     def _repr_html_(self) -> str:
-        return f"<b>Epoch {self.number}</b>{self._sequence.summary().in_html()}"
+        return f"<b>Epoch {self.number}</b>{self._sequence._repr_html_()}"
 
     def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
         """Run ``fn(partition, *args, **kwargs)`` as one Dask task on each worker.

@@ -14,18 +14,20 @@ from typing import Any, NoReturn
 from distributed import Client
 
 from dshuffle.errors import ClusterError, DShuffleError
+from dshuffle.notebook import html_summary
 from dshuffle.planning import Choices
 from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.redaction import hide_secrets
 from dshuffle.runtime.client.checkpoint_file import CheckpointFile
 from dshuffle.runtime.client.epoch_recorder import EpochRecorder
 from dshuffle.runtime.client.epoch_tasks import EpochTasks
 from dshuffle.runtime.client.membership import Membership
 from dshuffle.runtime.client.session_client import PATIENCE, SessionClient
 from dshuffle.runtime.client.session_position import SessionPosition
-from dshuffle.runtime.client.shuffler_summary import ShufflerSummary
 from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.messages import TrainedSamples, TrainingTime
 from dshuffle.store import Dataset
+from dshuffle.units import human_count, human_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +71,30 @@ class EpochSequence:
         self._collectives = itertools.count(1)
 
     def __repr__(self) -> str:
-        return self.summary().in_words()
+        balance = "" if self.choices.balance is None else f", balance={self.choices.balance.name!r}"
+        figures = ", ".join(f"{name} {value}" for name, value in self._figures().items())
+        state = "closed " if self.closed else ""
+        return f"<{state}Shuffler {self.choices.label}{balance} of {hide_secrets(self.dataset.url)}; {figures}>"
+
+    def _repr_html_(self) -> str:
+        state = "Closed shuffler" if self.closed else "Shuffler"
+        facts = {name: value for name, value in self.choices.to_dict().items() if value is not None} | self._figures()
+        headings = ("epoch", "samples received", "bytes sent", "exchange", "training", "waited")
+        records = self.recorder.records[-5:]
+        rows = [[record._figures().get(name, record.epoch) for name in headings] for record in records]
+        return html_summary(f"{state} of {hide_secrets(self.dataset.url)}", facts, headings if rows else (), rows)
+
+    def _figures(self) -> dict[str, object]:
+        """What a person wants to see first."""
+        figures: dict[str, object] = {
+            "workers": self.membership.current.n_workers,
+            "samples": human_count(self.dataset.n_samples),
+        }
+        if self.epoch is not None:
+            figures["epoch"] = self.epoch
+        if self.recorder.records:
+            figures["last exchange"] = human_seconds(self.recorder.records[-1].exchange_seconds)
+        return figures
 
     @property
     def calls(self) -> SessionClient:
@@ -85,17 +110,6 @@ class EpochSequence:
     def epoch(self) -> int | None:
         """Number of the current epoch; None before the first one."""
         return None if self.position.tasks is None else self.position.tasks.epoch
-
-    def summary(self) -> ShufflerSummary:
-        """What the shuffler shows of itself."""
-        return ShufflerSummary(
-            choices=self.choices,
-            dataset=self.dataset,
-            closed=self.closed,
-            n_workers=self.membership.current.n_workers,
-            epoch=self.epoch,
-            records=self.recorder.records,
-        )
 
     # -- from epoch to epoch -----------------------------------------------------------------------------------
 

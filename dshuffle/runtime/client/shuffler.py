@@ -366,7 +366,7 @@ class Shuffler:
         return repr(self._sequence)
 
     def _repr_html_(self) -> str:
-        return self._sequence.summary().in_html()
+        return self._sequence._repr_html_()
 
     @property
     def closed(self) -> bool:

@@ -12,6 +12,7 @@ from dshuffle.errors import ClusterError, DatasetChanged, DShuffleError, WorkerL
 from dshuffle.planning import SERVER, AutoDelivery
 from dshuffle.runtime.message_fields import from_fields, to_fields
 from dshuffle.runtime.messages import Answer, EpochExchange, Vote
+from dshuffle.runtime.metrics import count_exchange
 from dshuffle.runtime.orders import PlanOrder
 from dshuffle.runtime.replies import message_in
 from dshuffle.runtime.scheduler.candidates import Candidates
@@ -24,13 +25,11 @@ from dshuffle.runtime.scheduler.machine.instructions import Instruction, PhaseOr
 from dshuffle.runtime.scheduler.machine.phases import Phase
 from dshuffle.runtime.scheduler.machine.session_machine import STATUS, SessionMachine
 from dshuffle.runtime.scheduler.member_choice import Members
-from dshuffle.runtime.scheduler.metrics import count, count_training
 from dshuffle.runtime.scheduler.nannies import process_runs
 from dshuffle.runtime.scheduler.order_messages import answer_type, message_of
 from dshuffle.runtime.scheduler.outcomes import TaskOutcomes
 from dshuffle.runtime.scheduler.participants import Participants
 from dshuffle.runtime.scheduler.replacements import Replacements
-from dshuffle.runtime.scheduler.snapshot import EpochFigures
 from dshuffle.runtime.scheduler.waiters import Waiters
 from dshuffle.runtime.session_spec import PartitionSources
 from dshuffle.runtime.settings import Settings
@@ -306,8 +305,7 @@ class Coordinator:
                 exchange = self.log.add(run, reports, self.machine.participants, delivery)
                 self.outcomes.begin(run.epoch)
                 self._waiters.release()
-                count(EpochFigures.of(exchange))
-                count_training(exchange.training_before or ())
+                count_exchange(exchange)
             case instructions.EpochFailed(error):
                 self._waiters.release(error)
             case instructions.ProcessQuestion():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -10,54 +11,46 @@ from importlib import import_module
 from typing import Any
 
 from distributed import Scheduler
-from tornado.ioloop import IOLoop
 from tornado.web import RequestHandler
 
+from dshuffle.notebook import html_from
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 
 logger = logging.getLogger(__name__)
 
 PATH = "/dshuffle"
 
-Snapshots = Callable[[], Sequence[SessionSnapshot]]
 
+class OpenSessions(RequestHandler):
+    """All open sessions, in a form."""
 
-class SessionsAsJson(RequestHandler):
-    """All open sessions as JSON."""
+    def initialize(self, snapshots: Callable[[], Sequence[SessionSnapshot]], **form: Any) -> None:
+        """Keep the function that returns them, and the variables of a page; without these the form is JSON."""
+        self.snapshots, self.form = snapshots, form
 
-    def initialize(self, snapshots: Snapshots) -> None:
-        """Keep the function that returns them."""
-        self.snapshots = snapshots
-
-    def get(self) -> None:
+    async def get(self) -> None:
         """Answer a request."""
-        self.set_header("Content-Type", "application/json")
-        self.write(json.dumps([asdict(session) for session in self.snapshots()]))
+        if not self.form:
+            self.set_header("Content-Type", "application/json")
+        self.write(await asyncio.to_thread(self._written, self.snapshots()))
+
+    def _written(self, sessions: Sequence[SessionSnapshot]) -> str:
+        if not self.form:
+            return json.dumps([asdict(session) for session in sessions])
+        return html_from("page", sessions=[session._repr_html_() for session in sessions], **self.form)
 
 
-def add_page(scheduler: Scheduler, snapshots: Snapshots) -> None:
+def add_page(scheduler: Scheduler, snapshots: Callable[[], Sequence[SessionSnapshot]]) -> None:
     """Add the page to a scheduler's dashboard if it has one, and the JSON to its HTTP server in any case."""
     try:
         served = scheduler.http_application
         prefix = next((page.prefix for page in served.applications if hasattr(page, "prefix")), None)
+        routes: list[Any] = [(f"{prefix or ''}{PATH}.json", OpenSessions, {"snapshots": snapshots})]
         if prefix is not None:  # only the dashboard's application has one: no need to import Bokeh to find out
-            page = _page(scheduler, snapshots, prefix)
-            served.add_application(page)
-            page.initialize(IOLoop.current())
-            page.start()
-        served.add_handlers(r".*", [(f"{prefix or ''}{PATH}.json", SessionsAsJson, {"snapshots": snapshots})])
+            form = dict(import_module("distributed.dashboard.scheduler").template_variables(scheduler))
+            form["plots"].append({"url": PATH.strip("/"), "name": "dshuffle"})  # the menu "More..." of all pages
+            form["layout"] = import_module("distributed.dashboard.components.scheduler").env.get_template("base.html")
+            routes.append((prefix + PATH, OpenSessions, {"snapshots": snapshots, **form}))
+        served.add_handlers(r".*", routes)
     except Exception:  # training must not depend on it
         logger.warning("dshuffle: its page could not be added to the dashboard", exc_info=True)
-
-
-def _page(scheduler: Scheduler, snapshots: Snapshots, prefix: str) -> Any:
-    dashboard = import_module("distributed.dashboard.scheduler")  # it imports Bokeh, and so does what fills the page
-    fill = import_module("dshuffle.runtime.scheduler.session_plots").fill
-    variables = dashboard.template_variables(scheduler)
-    variables["plots"].append({"url": PATH.strip("/"), "name": "dshuffle"})  # the menu "More..." of all pages
-    return dashboard.BokehApplication(
-        {PATH: lambda scheduler, extra, document: fill(document, snapshots, extra)},
-        scheduler,
-        prefix=prefix,
-        template_variables=variables,
-    )

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from dshuffle.planning import SERVER, get_delivery
+from dshuffle.planning import SERVER, get_delivery, name_of
 from dshuffle.runtime.messages import EpochExchange, Report
 from dshuffle.runtime.scheduler.machine.instructions import Run
 from dshuffle.runtime.scheduler.machine.votes import Totals
 from dshuffle.runtime.scheduler.participants import Participants
 from dshuffle.runtime.scheduler.reports import combined_reports, next_rate, rate_of
-from dshuffle.runtime.scheduler.snapshot import KEPT, LinkFigures, links_of
+
+KEPT = 200
+"""Epochs that a session keeps measurements of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFigures:
+    """What one participant received from another one in an exchange, from its first request to the last answer."""
+
+    receiver: str
+    sender: str
+    nbytes: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self.nbytes / self.seconds if self.seconds else 0.0
 
 
 class ExchangeLog:
@@ -39,7 +57,11 @@ class ExchangeLog:
     ) -> EpochExchange:
         """Add the exchange of a run, from the reports of the participants that have swapped to its epoch."""
         combined = combined_reports(reports, participants)
-        self.links = links_of(reports)
+        self.links = tuple(
+            LinkFigures(receiver=name_of(receiver), sender=name_of(sender), nbytes=nbytes, seconds=seconds)
+            for receiver, report in sorted(reports.items())
+            for sender, (nbytes, seconds) in sorted(report.links.items())
+        )
         self.n_held = {rank: report.held for rank, report in reports.items() if rank != SERVER}
         if get_delivery(delivery).shows_link_rates:
             self.rate = next_rate(self.rate, rate_of(combined.measured, combined.measures.cpu_idle))

@@ -33,8 +33,7 @@ from dshuffle.runtime.scheduler.dashboard_page import add_page
 from dshuffle.runtime.scheduler.kept_choice import KeptPartitions
 from dshuffle.runtime.scheduler.late_reruns import LateReruns
 from dshuffle.runtime.scheduler.member_choice import Members, choose_members
-from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
-from dshuffle.runtime.scheduler.take_snapshot import snapshot_of
+from dshuffle.runtime.scheduler.snapshot import SessionSnapshot, snapshot_of
 from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
 from dshuffle.runtime.scheduler.worker_setup import SETUP_TIMEOUT, ask_all, workers_set_up
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, PartitionSources, SessionRequest, base_id

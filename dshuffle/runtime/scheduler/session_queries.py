@@ -11,9 +11,9 @@ from distributed.metrics import time
 from dshuffle.errors import ClusterError, WorkerLost
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.messages import MemberChanges, TrainedSamples, TrainingTime, UnfinishedTask
+from dshuffle.runtime.metrics import count_training
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.driver import TICK
-from dshuffle.runtime.scheduler.metrics import count_training
 from dshuffle.runtime.scheduler.participants import ParticipantUnreachable
 from dshuffle.runtime.scheduler.training_workers import member_changes
 

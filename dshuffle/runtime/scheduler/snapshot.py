@@ -1,38 +1,25 @@
-"""What a session does at a moment, and what its last epochs took: for the dashboard, its JSON and Prometheus."""
+"""What a session does at a moment, and what its last epochs took: as JSON, as HTML and in words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dshuffle.planning import name_of
-from dshuffle.runtime.messages import EpochExchange, Report, TrainingTime
-
-KEPT = 200
-"""Epochs that a session keeps measurements of."""
+from dshuffle import units
+from dshuffle.notebook import html_from
+from dshuffle.planning import SERVER, name_of
+from dshuffle.runtime.scheduler.coordinator import Coordinator
+from dshuffle.runtime.scheduler.exchange_log import LinkFigures
+from dshuffle.slow_rank import slow_rank_in_words
+from dshuffle.units import human_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochFigures:
     """What an epoch took.
 
-    Parameters
-    ----------
-    epoch
-        Number of the epoch.
-    delivery
-        Delivery of its exchange.
-    exchange_seconds, waited_seconds
-        Time of the exchange, and how long the client waited for it.
-    training_seconds
-        Time of the tasks, on the worker where it is longest; None while the epoch lasts.
-    rank_training_seconds
-        Time of the tasks on each rank, without the time in which they waited for other ranks; empty while the epoch
-        lasts.
-    sent_bytes, received_bytes
-        Bytes of messages of each worker, in rank order.
-    server_sent_bytes, store_bytes
-        Bytes that the server sent, and bytes that all workers read from the store.
+    ``training_seconds`` is the time of the tasks on the worker where it is longest; None while the epoch lasts.
+    ``rank_training_seconds`` leaves out what tasks waited for other ranks. ``sent_bytes`` and ``received_bytes`` are
+    in rank order, without what the server sent.
     """
 
     epoch: int
@@ -46,22 +33,10 @@ class EpochFigures:
     store_bytes: int
     rank_training_seconds: tuple[float, ...] = ()
 
-    @classmethod
-    def of(cls, exchange: EpochExchange, training: Sequence[TrainingTime] | None = None) -> EpochFigures:
-        """The figures of an epoch, from its exchange and the training of each rank, once that has ended."""
-        measures = exchange.measures
-        return cls(
-            epoch=exchange.epoch,
-            delivery=exchange.delivery,
-            exchange_seconds=exchange.exchange_seconds,
-            waited_seconds=exchange.waited_seconds,
-            training_seconds=None if training is None else max((rank.seconds for rank in training), default=0.0),
-            rank_training_seconds=tuple(rank.own for rank in training or ()),
-            sent_bytes=measures.wire_sent_bytes,
-            received_bytes=measures.wire_received_bytes,
-            server_sent_bytes=measures.server_sent_bytes,
-            store_bytes=measures.store_bytes,
-        )
+    def in_words(self) -> str:
+        """The times, and the delivery."""
+        times = f"training {human_seconds(self.training_seconds)}, waiting {human_seconds(self.waited_seconds)}, "
+        return f"{times}exchange {human_seconds(self.exchange_seconds)} ({self.delivery})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,30 +52,6 @@ class Participant:
     address: str
     state: str
     held: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFigures:
-    """What one participant received from another one in an exchange, from its first request to the last answer."""
-
-    receiver: str
-    sender: str
-    nbytes: int
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Bytes per second."""
-        return self.nbytes / self.seconds if self.seconds else 0.0
-
-
-def links_of(reports: Mapping[int, Report]) -> tuple[LinkFigures, ...]:
-    """The links of an exchange, from what participants reported with the commit."""
-    return tuple(
-        LinkFigures(receiver=name_of(receiver), sender=name_of(sender), nbytes=nbytes, seconds=seconds)
-        for receiver, report in sorted(reports.items())
-        for sender, (nbytes, seconds) in sorted(report.links.items())
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +78,58 @@ class SessionSnapshot:
         """The epoch and the phase, in words."""
         return f"{'before its first epoch' if self.epoch is None else f'epoch {self.epoch}'}, {self.phase}"
 
+    def details(self) -> str:
+        """What the session waits for, what the last epoch took, and which rank is slow, in words."""
+        ended = [epoch for epoch in self.epochs if epoch.training_seconds is not None][-1:]
+        words = [f"epoch {epoch.epoch}: {epoch.in_words()}" for epoch in ended] + [self.slow_rank]
+        return "; ".join([f", {self.waiting_for}" if self.waiting_for else "", *filter(None, words)])
 
-def figures_of(log: Sequence[EpochExchange]) -> tuple[EpochFigures, ...]:
-    """Figures of the epochs of a log; what an epoch's training took is known when the next one begins."""
-    return tuple(map(EpochFigures.of, log, [*(exchange.training_before or () for exchange in log[1:]), None]))
+    def _repr_html_(self) -> str:
+        links = {(link.receiver, link.sender): link for link in self.links}
+        return html_from("session", session=self, links=links, units=units)
+
+
+def snapshot_of(session_id: str, coordinator: Coordinator) -> SessionSnapshot:
+    """What the coordinator of a session knows."""
+    spec, machine, log = coordinator.members.spec, coordinator.machine, coordinator.log
+
+    def state(participant: int) -> str:
+        if participant in machine.unsettled:
+            return "lost"
+        return "exchanging" if machine.owes_rows(participant) else "ready"
+
+    # What an epoch's training took is known when the next one begins.
+    training = [*(exchange.training_before or () for exchange in list(log.exchanges)[1:]), None]
+    epochs = tuple(
+        EpochFigures(
+            epoch=exchange.epoch,
+            delivery=exchange.delivery,
+            exchange_seconds=exchange.exchange_seconds,
+            waited_seconds=exchange.waited_seconds,
+            training_seconds=None if ranks is None else max((rank.seconds for rank in ranks), default=0.0),
+            rank_training_seconds=tuple(rank.own for rank in ranks or ()),
+            sent_bytes=exchange.measures.wire_sent_bytes,
+            received_bytes=exchange.measures.wire_received_bytes,
+            server_sent_bytes=exchange.measures.server_sent_bytes,
+            store_bytes=exchange.measures.store_bytes,
+        )
+        for exchange, ranks in zip(log.exchanges, training, strict=False)
+    )
+    # The ranks by number, then the server.
+    addresses = sorted(coordinator.addresses.items(), key=lambda item: (item[0] == SERVER, item[0]))
+    return SessionSnapshot(
+        session_id=session_id,
+        way=spec.shuffle.choices.label,
+        n_samples=spec.shuffle.n_samples,
+        row_nbytes=spec.dataset.layout.nbytes,
+        epoch=machine.epoch if machine.epoch >= machine.first_epoch else None,
+        phase=machine.phase.name.lower(),
+        waiting_for=coordinator.waiting_for(),
+        participants=tuple(
+            Participant(name=name_of(number), address=address, state=state(number), held=log.n_held.get(number))
+            for number, address in addresses
+        ),
+        epochs=epochs,
+        links=log.links,
+        slow_rank=slow_rank_in_words([each.rank_training_seconds for each in epochs if each.rank_training_seconds]),
+    )

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from distributed import Worker
 
 from dshuffle.runtime.memory import WorkerMemory
-from dshuffle.runtime.worker import metrics
+from dshuffle.runtime.metrics import reserved
 
 
 class ReservedMemory(Mapping[str, int]):
@@ -53,9 +53,9 @@ class ReservedMemory(Mapping[str, int]):
         """Reserve the memory of a session."""
         self.release(session_id)  # of an opening that was cancelled
         self._nbytes[session_id] = nbytes
-        metrics.reserved(session_id, nbytes)
+        reserved(session_id, nbytes)
 
     def release(self, session_id: str) -> None:
         """Free the memory of a session."""
         if (nbytes := self._nbytes.pop(session_id, None)) is not None:
-            metrics.released(session_id, nbytes)
+            reserved(session_id, -nbytes)

@@ -23,11 +23,11 @@ from dshuffle.exchange.replies import Later, Refusal, Reply, RowsReply
 from dshuffle.planning import SERVER, name_of
 from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
 from dshuffle.runtime.messages import CommitReply, MemberState, TrainingTime
+from dshuffle.runtime.metrics import count_measures
 from dshuffle.runtime.open_files import MOST_IDLE
 from dshuffle.runtime.orders import Together
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.session_spec import SessionSpec
-from dshuffle.runtime.worker import metrics
 from dshuffle.runtime.worker.build_parts import Carriers, build_parts
 from dshuffle.runtime.worker.disk import PartitionOnDisk
 from dshuffle.runtime.worker.loading import Load, LocalRows, readers_of
@@ -298,7 +298,7 @@ class WorkerSession:
             raise ExchangeError(f"run {run_id} cannot be committed: the session was closed")
         if self._committed is None or self._committed[0] != run_id:  # else another call has waited, too
             report = run.report(time.perf_counter() - started, self.take_training_time())
-            metrics.count(report.measures)
+            count_measures(report.measures)
             self._committed = run_id, CommitReply(report=report)
             run.forget()
             self._carriers.network.close_idle(MOST_IDLE)
