@@ -174,7 +174,8 @@ class ExchangeRun:
         served: asyncio.Future[RowSource] | None = None
         loaded: asyncio.Future[None] | None = None
         if parts.server_rows is not None and self._load is not None and self._delivery != RESTORE:
-            bring = functools.partial(parts.loader.bring, dataclasses.replace(self._load, owner=SERVER, alone=False))
+            load = dataclasses.replace(self._load, owner=SERVER, alone=False)
+            bring = functools.partial(parts.loader.bring, load, former=True)
             loaded = asyncio.ensure_future(parts.server_rows.load(bring, self._mending.stop.is_set))
             loaded.add_done_callback(retrieve)
         if parts.server_rows is not None and self._delivery != RESTORE:
