@@ -72,7 +72,9 @@ class PartitionFolder:
         self._directory, self._label, self._key = directory, label, own_key()
         new = tempfile.mkdtemp(prefix=UNFINISHED, dir=directory)
         self.path = os.path.join(directory, PREFIX + os.path.basename(new).removeprefix(UNFINISHED))
-        self._lock = open(os.path.join(new, "rows"), "w+b")  # noqa: SIM115  # closed with the session
+        # Closed with the session. The mode does not depend on the user's umask.
+        file = os.open(os.path.join(new, "rows"), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._lock = os.fdopen(file, "w+b")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.rename(new, self.path)  # only now others see it: they would remove a folder without a lock

@@ -42,7 +42,7 @@ def test_a_pipeline_as_json():
         ({"other": 1}, "other"),
         ({"cluster": {"kind": "local", "workers": 3}}, "cluster lacks a name, or has an unknown one: .*'workers'"),
         ({"shuffle": [{"label": "a"}]}, "shuffle lacks a name, or has an unknown one"),
-        ({"training": {"fit": "linear_regression"}}, "training lacks a name, or has an unknown one: 'epochs'"),
+        ({"training": {"fit": "linear_regression"}}, "training lacks a name, or has an unknown one: 'options'"),
         ({"training": {"fit": "os:getcwd2", "epochs": 1, "options": {}}}, "cannot be imported"),
     ]:
         with pytest.raises(InvalidParameter, match=message):

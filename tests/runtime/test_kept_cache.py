@@ -281,7 +281,7 @@ def test_a_worker_that_takes_a_rank_reads_what_the_lost_one_left(
         client.run_on_scheduler(lose, shuffler.addresses[1])
         samples = within(40, lambda: client.gather(next(epochs).map(check_ids)))
         assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
-    assert max(read_rows) == (3 if keeps else 333)  # three rows tell whether a worker sees the same dataset
+    assert bool(read_rows) != keeps
 
 
 @pytest.mark.slow
