@@ -39,6 +39,7 @@ MESSAGES: list[tuple[str, dict[str, Any]]] = [
     ("end_collective", {**COLLECTIVE, "reason": "rank 2 has failed", "transient": False}),
     ("kept", {"directory": "/scratch", "dataset": "d"}),
     ("rows", {"session_id": "a", "epoch": 2, "sample_ids": np.arange(3)}),
+    ("block", {"session_id": "a", "load": "run 1", "owner": 2, "n_owners": 3, "block": 7, "numbers": np.arange(3)}),
     ("members", {"session_id": "a", "addresses": {0: "tcp://x", -1: "tcp://y"}, "number": 8}),
     ("begin", {"session_id": "a", "run_id": 4, "epoch": 2, "delivery": "peer", "rate": None}),
     ("begin", {"session_id": "a", "run_id": 4, "epoch": 2, "delivery": "peer", "rate": 1e9}),
@@ -47,7 +48,7 @@ MESSAGES: list[tuple[str, dict[str, Any]]] = [
     ("training", {"session_id": "a"}),
     ("trained", {"session_id": "a", "epoch": 2}),
 ]
-"""Messages of protocol 27, as the scheduler and other workers send them."""
+"""Messages as the scheduler and other workers send them."""
 
 
 def carried_out(monkeypatch: pytest.MonkeyPatch, operation: str, message: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def carried_out(monkeypatch: pytest.MonkeyPatch, operation: str, message: dict[s
     kind, method = table[operation]
     called: dict[str, Any] = {}
 
-    def note(owner: object, **arguments: Any) -> None:
+    def note(owner: object, /, **arguments: Any) -> None:
         inspect.signature(method).bind(owner, **arguments)  # a TypeError if they do not fit
         called.update(arguments)
 
@@ -107,10 +108,12 @@ def test_fields_of_another_type_are_refused(
     assert not caught.value.transient
 
 
-def test_an_order_to_open_travels_with_the_names_of_protocol_25() -> None:
+def test_an_order_to_open_travels_as_fields() -> None:
     order = OpenOrder(number=1, last_run=2, restore=True, epoch=3, digest=SampleDigest(1, 2, 3, 4))
     fields = to_fields(order)
-    assert fields == {"number": 1, "last_run": 2, "restore": True, "epoch": 3, "drawn": DIGEST}
+    assert fields == {"number": 1, "last_run": 2, "restore": True, "epoch": 3, "drawn": DIGEST} | {
+        "together": {"ranks": [], "readers": []}
+    }
     assert from_fields(OpenOrder, fields, "the scheduler") == order
 
 
