@@ -78,7 +78,7 @@ def human_numbers(values: Sequence[float | None], digits: int) -> list[str]:
     >>> human_numbers([123_456, 50.0], 2)
     ['123456', '50']
     """
-    sizes = [abs(value) for value in values if value is not None and math.isfinite(value) and value != 0]
+    sizes = [abs(value) for value in values if value and math.isfinite(value)]
     largest, smallest = max(sizes, default=1.0), min(sizes, default=1.0)
     if largest > LARGEST_RATIO * smallest or not _has_plain_decimals(largest):
         return [UNKNOWN if value is None else _significant(value, digits) for value in values]
@@ -95,8 +95,6 @@ def decimals_of(value: float, digits: int) -> int:
     >>> decimals_of(0.25, 2), decimals_of(99.96, 3), decimals_of(1234.0, 3), decimals_of(0.0, 2)
     (2, 0, 0, 1)
     """
-    if value == 0:
-        return digits - 1
     if not math.isfinite(value):
         return 0
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded number
