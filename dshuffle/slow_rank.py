@@ -38,10 +38,10 @@ def slow_rank_in_words(epochs: Sequence[Sequence[float]]) -> str:
     counted = epochs[1:] or epochs
     if not counted or len(counted[0]) < 2:
         return ""
-    seconds = np.median(np.array(counted), axis=0)
-    rank = int(np.argmax(seconds))
-    middle = float(np.median(np.delete(seconds, rank)))
-    wait = float(seconds[rank] - middle)
+    seconds = np.median(counted, axis=0)
+    rank = seconds.argmax()
+    middle = np.median(np.delete(seconds, rank))
+    wait = seconds[rank] - middle
     if wait < NOTICEABLE or seconds[rank] < SLOW * middle:
         return ""
     times = f"{seconds[rank] / middle:.1f} times as long as the median of the others" if middle > 0 else "longest"

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from dshuffle.errors import InvalidParameter
 
 UNKNOWN = "-"
-_PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _NUMBER = r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
 _UNIT = r"(?:(?P<bytes>B|(?i:bytes?))|(?P<bits>b|(?i:bits?|bps)))?"
-_RATE = re.compile(rf"\s*{_NUMBER}\s*([kmgtKMGT]i?)?{_UNIT}(?:/s)?\s*")
+_RATE = re.compile(rf"\s*{_NUMBER}\s*((?:[kmgtKMGT]i?)?){_UNIT}(?:/s)?\s*")
 
 
 def human_bytes(value: float | None) -> str:
@@ -79,7 +78,7 @@ def human_numbers(values: Sequence[float | None], digits: int) -> list[str]:
     >>> human_numbers([123_456, 50.0], 2)
     ['123456', '50']
     """
-    sizes = [abs(value) for value in values if value is not None and math.isfinite(value) and value != 0]
+    sizes = [abs(value) for value in values if value and math.isfinite(value)]
     largest, smallest = max(sizes, default=1.0), min(sizes, default=1.0)
     if largest > LARGEST_RATIO * smallest or not _has_plain_decimals(largest):
         return [UNKNOWN if value is None else _significant(value, digits) for value in values]
@@ -96,8 +95,6 @@ def decimals_of(value: float, digits: int) -> int:
     >>> decimals_of(0.25, 2), decimals_of(99.96, 3), decimals_of(1234.0, 3), decimals_of(0.0, 2)
     (2, 0, 0, 1)
     """
-    if value == 0:
-        return digits - 1
     if not math.isfinite(value):
         return 0
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded number
@@ -119,8 +116,7 @@ NO_BREAK = "\u00a0"
 """A space at which no line ends."""
 
 _BEFORE_UNIT = re.compile(r"(?<=[\d\])]) (?=(?:%|[µm]?s|[kMGT]?B|[kMG]?bit/s|pairs?)(?!\w))")
-_INTERVAL = re.compile(r"\[[^\s,\]]+, [^\s,\]]+\]")
-_RATIO_OF_NORMS = re.compile(r"‖[^‖]*‖ / ‖[^‖]*‖")
+_INTERVAL_OR_RATIO_OF_NORMS = re.compile(r"\[[^\s,\]]+, [^\s,\]]+\]|‖[^‖]*‖ / ‖[^‖]*‖")
 
 
 def kept_together(text: str) -> str:
@@ -131,8 +127,7 @@ def kept_together(text: str) -> str:
     >>> kept_together("worse by 1 % [0.9, 1.2] % in 20 ms").split(" ")
     ['worse', 'by', '1\xa0%', '[0.9,\xa01.2]\xa0%', 'in', '20\xa0ms']
     """
-    for pattern in (_INTERVAL, _RATIO_OF_NORMS):
-        text = pattern.sub(lambda match: match[0].replace(" ", NO_BREAK), text)
+    text = _INTERVAL_OR_RATIO_OF_NORMS.sub(lambda match: match[0].replace(" ", NO_BREAK), text)
     return _BEFORE_UNIT.sub(NO_BREAK, text)
 
 
@@ -144,9 +139,7 @@ def human_ratio(value: float) -> str:
     >>> human_ratio(1.234), human_ratio(41.7), human_ratio(1234.0)
     ('1.2', '42', '1,200')
     """
-    if value < 9.95 or not math.isfinite(value):
-        return f"{value:.1f}"
-    return f"{round(value, 1 - math.floor(math.log10(value))):,.0f}"
+    return f"{value:.1f}" if value < 9.95 else f"{float(f'{value:.1e}'):,.0f}"
 
 
 def human_rate(value: float | None) -> str:
@@ -189,11 +182,12 @@ def parse_rate(name: str, text: str) -> float:
     (12500000.0, 1250000000.0, 65536.0)
     """
     match = _RATE.fullmatch(text)
-    amount = 0.0 if match is None else float(match[1]) * _PREFIXES[(match[2] or "").lower()]
-    if match is not None and 0 < amount < math.inf:
+    number, prefix = match.group(1, 2) if match else ("0", "")
+    amount: float = float(number) * (1024 if "i" in prefix else 1000) ** " kmgt".find(prefix[:1].lower() or " ")
+    if match and 0 < amount < math.inf:
         if match["bytes"] or match["bits"]:
             return amount / (8 if match["bits"] else 1)
-        digits = match[1] + (match[2] or "")  # '100' could mean megabits or bytes
+        digits = number + prefix  # '100' could mean megabits or bytes
         hint = f"Give the unit: '{digits}bit' or '{digits}B', with a prefix if needed ('100mbit', '1.25GB/s')."
         raise InvalidParameter.of(name, text, "a rate in bits or bytes per second", hint)
     raise InvalidParameter.of(name, text, "a rate > 0 such as '100mbit', '1.25GB/s' or '25 Gbit/s'")

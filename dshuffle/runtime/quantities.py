@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
+from collections.abc import Callable
 from numbers import Real
+from typing import Any
 
 from dask.utils import parse_bytes, parse_timedelta
 
@@ -32,12 +36,7 @@ def as_seconds(name: str, value: object, *, positive: bool = False) -> float:
     >>> as_seconds("patience", "5m")
     300.0
     """
-    seconds = math.nan
-    if _has_number(value):
-        try:
-            seconds = float(parse_timedelta(value))  # type: ignore[call-overload]
-        except (KeyError, ValueError, OverflowError):
-            seconds = math.nan
+    seconds = float(_number(value, parse_timedelta))
     if not seconds >= 0 or (positive and not 0 < seconds < math.inf):
         allowed = "a positive time" if positive else "a time of at least 0"
         raise InvalidParameter.of(name, value, f'{allowed}: seconds, or text such as "5m"')
@@ -57,12 +56,7 @@ def as_nbytes(name: str, value: object) -> int:
     >>> as_nbytes("memory_limit", "2 KiB")
     2048
     """
-    nbytes = 0.0
-    if _has_number(value):
-        try:
-            nbytes = parse_bytes(value) if isinstance(value, str) else float(value)  # type: ignore[arg-type]
-        except (ValueError, OverflowError):
-            nbytes = math.nan
+    nbytes = _number(value, parse_bytes if isinstance(value, str) else float)
     if not (1 <= nbytes < math.inf and nbytes == int(nbytes)):
         raise InvalidParameter.of(name, value, 'a positive number of bytes, such as "2 GiB" or 2**31')
     return int(nbytes)
@@ -81,12 +75,7 @@ def as_fraction(name: str, value: object) -> float:
     >>> as_fraction("dshuffle.memory-fraction", "0.5")
     0.5
     """
-    number = math.nan
-    if _has_number(value):
-        try:
-            number = float(value)  # type: ignore[arg-type]
-        except ValueError:
-            number = math.nan
+    number: float = _number(value, float)
     if not 0 < number <= 1:
         raise InvalidParameter.of(name, value, "a number within (0, 1]")
     return number
@@ -110,8 +99,10 @@ def as_switch(name: str, value: object) -> bool:
     return value
 
 
-def _has_number(value: object) -> bool:
+def _number(value: object, parse: Callable[[Any], Any]) -> Any:
+    """What ``parse`` makes of a number, or of text with a digit; NaN if that fails."""
     # Dask takes "" for one byte, and "ms" for a millisecond.
-    if isinstance(value, str):
-        return any(letter.isdigit() for letter in value)
-    return isinstance(value, Real) and not isinstance(value, bool)
+    if re.search(r"\d", value) if isinstance(value, str) else isinstance(value, Real) and not isinstance(value, bool):
+        with contextlib.suppress(KeyError, ValueError, OverflowError):
+            return parse(value)
+    return math.nan

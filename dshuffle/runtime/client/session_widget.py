@@ -38,8 +38,7 @@ class SessionWidget:
 
     def __init__(self, shuffler: Shuffler, seconds: float) -> None:
         self._shuffler = weakref.ref(shuffler)  # a shuffler that is dropped closes its session
-        ipython = sys.modules.get("IPython")
-        shell = None if ipython is None else ipython.get_ipython()
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         in_notebook = getattr(shell, "kernel", None) is not None  # where output can be replaced
         self._update = notebook_view(shuffler) if in_notebook else TextView(shuffler).update
         self._stopped = threading.Event()

@@ -94,9 +94,8 @@ def snapshot_of(session_id: str, coordinator: Coordinator) -> SessionSnapshot:
     spec, machine, log = coordinator.members.spec, coordinator.machine, coordinator.log
 
     def state(participant: int) -> str:
-        if participant in machine.unsettled:
-            return "lost"
-        return "exchanging" if machine.owes_rows(participant) else "ready"
+        lost = participant in machine.unsettled
+        return "lost" if lost else "exchanging" if machine.owes_rows(participant) else "ready"
 
     # What an epoch's training took is known when the next one begins.
     training = [*(exchange.training_before or () for exchange in list(log.exchanges)[1:]), None]
