@@ -36,9 +36,13 @@ from dshuffle.runtime.worker.member_parts import MemberParts
 from dshuffle.runtime.worker.reports import ReportSender
 from dshuffle.runtime.worker.run import RESTORE, ExchangeRun
 from dshuffle.store import Dataset
+from dshuffle.store.backends.urls import is_local
 
-READS_AT_ONCE = 4
-"""Blocks of the store that are read at a time, as far as memory allows. Each has many requests under way."""
+READS_AT_ONCE = 8
+"""Blocks that are read at a time from a store whose answers take long, as far as memory allows."""
+
+READS_FROM_DISK = 2
+"""Blocks that are read at a time from a file system. With more, the first ones are there later."""
 
 BUSY_AFTER = 3.0
 """Seconds that a commit waits for tasks of the previous epoch before it says so. The scheduler then asks again."""
@@ -102,7 +106,8 @@ class WorkerSession:
             acknowledge_here=self.acknowledge,
             shares_memory=spec.settings.shared_memory,
         )
-        self._carriers = Carriers(network, JobQueue(2, "dshuffle"), JobQueue(READS_AT_ONCE, "dshuffle-read"))
+        reads = READS_FROM_DISK if is_local(dataset.url) else READS_AT_ONCE
+        self._carriers = Carriers(network, JobQueue(2, "dshuffle"), JobQueue(reads, "dshuffle-read"))
         file = None if disk is None else disk.file
         try:
             self._parts: MemberParts | None = build_parts(
