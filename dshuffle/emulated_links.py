@@ -1,8 +1,8 @@
 """Links and stores of a chosen rate on any machine, without root: bytes wait as long as a link would take for them.
 
-Sample bytes between workers, the probes that measure links, and chunks of the store wait. Small messages, such as those
-of Dask itself, do not. The rates are in Dask's configuration, as ``dshuffle.emulated-links`` and
-``dshuffle.emulated-store``, in every worker's process.
+Sample bytes between workers and chunks of the store wait. Small messages, such as those of Dask itself, do not. The
+rates are in Dask's configuration, as ``dshuffle.emulated-links`` and ``dshuffle.emulated-store``, in every worker's
+process.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from dshuffle.redaction import hide_secrets
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.report.progress import Advance
 from dshuffle.runtime import Partition, Shuffler, gathered, retrying
-from dshuffle.runtime.measure.probe import measure_workers
+from dshuffle.runtime.measure.measurement import measure_workers
 from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.store import Dataset
 from dshuffle.training import History
