@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
+import math
 import os
 import statistics
 import time
@@ -184,7 +186,7 @@ def oversubscription(machine_workers: int, outside: float, link: float, received
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """Bytes that passed the slowest place in some seconds, and how busy processors were in all of the exchange."""
+    """Bytes that passed the slowest place in some seconds, how long all of it took, and how busy processors were."""
 
     nbytes: int
     seconds: float
@@ -201,112 +203,126 @@ def _measured(
 ) -> Measurement:
     began, n = time.perf_counter(), len(workers)
     everybody = [*workers, *([server] if server else [])]
-    machines = run_on_workers(client, look_at_machine, 0.03 * seconds, workers=everybody)
+    machines: dict[str, tuple[str, int, float]] = run_on_workers(
+        client, look_at_machine, 0.03 * seconds, workers=everybody
+    )
     names = {address: machines[address][0] for address in workers}
     cores, before = min(machine[1] for machine in machines.values()), max(machine[2] for machine in machines.values())
-    each, outside = shared_links(list(names.values()))
+    each, outside = shared_links([*names.values()])
+    shares = each > 1 and outside > 0
     install_plugin(client)
 
-    def others(phase: _Phase) -> float:
-        """Processor seconds of all machines, or 0 if they cannot be told from what others use."""
+    def processor_seconds(phase: _Phase) -> float:
+        """Those of all machines; 0 if they cannot be told from what others use."""
         own = max(0.0, phase.busy - before) if before < IDLE else 0.0
         return own * cores * len({*names.values()}) * phase.took
 
-    empty = 0.0
-    alone = together = served = None
+    alone = together = served = by_one = by_all = None
+    link, cluster = 1e9, ClusterRates(n, 1e9, 1e9)  # with a single worker the link does not matter
     if n > 1:
         empties, shorts = _short_exchanges(client, workers, 0.05 * seconds)
-        empty, short = statistics.median(empties), statistics.median(shorts)
+        empty, per_message = min(empties), (min(shorts) - min(empties)) / (n - 1)
 
-        def exchanged(among: Sequence[str], server: str | None, nbytes: int, seconds: float, least: int) -> _Phase:
-            row = max(1, min(row_nbytes, MOST_BYTES // 4 // n))
-            share = max(n, nbytes // row)
-            choices = Choices(delivery="server" if server else "peer")
-            rows = blank_dataset(share * len(among), row, share)
-            _, exchanges = _session(client, among, rows, choices, server, seconds, least)
-            fastest = min(exchanges, key=lambda exchange: exchange.exchange_seconds)
-            measures, took = fastest.measures, fastest.exchange_seconds
-            messages = 1 if server else len(among) - 1
-            fixed = min(empties) + (min(shorts) - min(empties)) * messages / (n - 1)
-            busy = 1 - measures.cpu_idle
-            # Processors are busy beside the links: the model adds the cubes of both times.
-            own = min(max(0.0, busy - before), BUSY)
-            moved = measures.server_sent_bytes if server else max(measures.wire_received_bytes)
-            return _Phase(moved, max(took - fixed, took / 10) * (1 - own**3) ** (1 / 3), took, busy)
+        def exchange(among: Sequence[str], server: str | None) -> Callable[[int, float, int], _Phase]:
+            return functools.partial(_exchange, client, among, server, row_nbytes, before, empty, per_message)
 
         elsewhere = (worker for worker in workers if names[worker] != names[workers[0]])
         pair = [workers[0], next(elsewhere, workers[1])]
-        together = _grown(lambda *size: exchanged(workers, None, *size), 0.25 * seconds)
-        alone = together if n == 2 else _grown(lambda *size: exchanged(pair, None, *size), 0.15 * seconds)
-        if server:
-            served = _grown(lambda *size: exchanged(workers, server, *size), 0.15 * seconds)
-
-    limited, received = together is not None and together.busy >= BUSY, together.rate if together else 0.0
-    link = received or 1e9  # with a single worker the link does not matter
-    if alone and (limited or (outside and each > 1)):
-        link = max(link, alone.rate)
-    shares = each > 1 and outside > 0
-    cluster = ClusterRates(
-        n_workers=n,
+        together = _grown(exchange(workers, None), 0.25 * seconds)
+        alone = together if n == 2 else _grown(exchange(pair, None), 0.15 * seconds)
+        served = _grown(exchange(workers, server), 0.15 * seconds) if server else None
+        limited, link = together.busy >= BUSY, together.rate
+        if limited or shares:
+            link = max(link, alone.rate)
+        # Processor time per byte at each end. Messages are counted separately.
+        each_end = (processor_seconds(together) / n - MESSAGE_SECONDS * (n - 1)) / 2 / together.nbytes
+        rate = 1 / each_end if each_end > 0 else cluster.send_rate
+        extra = max(0.0, statistics.median(shorts) - statistics.median(empties))
+        cluster = dataclasses.replace(
+            cluster,
+            oversubscription=oversubscription(each, outside, link, together.rate, limited=limited) if shares else 1.0,
+            send_rate=rate,
+            receive_rate=rate,
+            epoch_seconds=statistics.median(empties),
+            first_message_seconds=extra / ((n - 1) * max(1.0, each / cores)),
+        )
+    cluster = dataclasses.replace(
+        cluster,
         link_up=link,
         link_down=link,
         server_up=max(served.rate, link if served.busy >= BUSY else 0.0) if served else link if server else None,
         cores=cores,
         machine_workers=each,
         rack_workers=each if shares else None,
-        oversubscription=oversubscription(each, outside, link, received, limited=limited) if shares else 1.0,
         server_on_machine=bool(server) and machines[str(server)][0] in names.values(),
         index_seconds=INDEX_SECONDS,
         wire_overhead=0.0,  # the measured rates do not count headers
-        epoch_seconds=empty,
     )
-    if together:
-        # Processor time per byte at each end. Messages are counted separately.
-        each_end = (others(together) / n - MESSAGE_SECONDS * (n - 1)) / 2 / together.nbytes
-        rate = 1 / each_end if each_end > 0 else cluster.send_rate
-        per_message = max(0.0, short - empty) / ((n - 1) * max(1.0, each / cores))
-        cluster = dataclasses.replace(cluster, send_rate=rate, receive_rate=rate, first_message_seconds=per_message)
-    reads = None
     if dataset is not None:
-        chunk, data = min(unit_rows(dataset), dataset.n_samples), dataset
-
-        def read(among: Sequence[str], nbytes: int, *_: float) -> _Phase:
-            """Load the first whole chunks of the dataset."""
-            among = among[: data.n_samples]
-            rows = max(1, nbytes // (chunk * row_nbytes * len(among))) * chunk * len(among)
-            part = data.select(np.arange(min(rows, data.n_samples)))
-            loaded, _ = _session(client, among, part, Choices(), None, 0.0, 0)
-            measures = loaded.measures
-            return _Phase(
-                measures.store_delivered_bytes, measures.store_seconds, loaded.exchange_seconds, 1 - measures.cpu_idle
-            )
-
-        read(workers[:1], 0)  # this loads code
-        one = read(workers[:1], 0)
-        by_one = _grown(lambda *size: read(workers[:1], *size), 0.15 * seconds)
-        reads = _grown(lambda *size: read(workers, *size), 0.2 * seconds, MOST_BYTES * n)
-        busy = others(reads)
+        alone_in, all_in = (functools.partial(_load, client, among, dataset) for among in (workers[:1], workers))
+        alone_in(0)  # this loads code
+        chunk = alone_in(0)
+        by_one, by_all = _grown(alone_in, 0.15 * seconds), _grown(all_in, 0.2 * seconds, MOST_BYTES * n)
+        busy = processor_seconds(by_all)
         cluster = dataclasses.replace(
             cluster,
-            storage=max(reads.rate, by_one.rate),
+            storage=max(by_all.rate, by_one.rate),
             storage_client=by_one.rate,
-            request_seconds=max(0.0, one.seconds - one.nbytes / by_one.rate),
+            request_seconds=max(0.0, chunk.seconds - chunk.nbytes / by_one.rate),
             # Storage that is faster than the link is not reached over the link.
             storage_over_links=by_one.rate < 1.2 * link,
-            read_rate=reads.nbytes / busy if busy else cluster.read_rate,
+            read_rate=by_all.nbytes / busy if busy else cluster.read_rate,
         )
     return Measurement(
         cluster=cluster,
         seconds=time.perf_counter() - began,
         link_alone=alone.rate if alone else 0.0,
-        link_together=received,
+        link_together=together.rate if together else 0.0,
         server=served.rate if served else None,
-        storage_alone=by_one.rate if reads else None,
-        storage_together=reads.rate if reads else None,
+        storage_alone=by_one.rate if by_one else None,
+        storage_together=by_all.rate if by_all else None,
         busy_before=before,
         busy_network=together.busy if together else 0.0,
-        busy_storage=reads.busy if reads else None,
+        busy_storage=by_all.busy if by_all else None,
     )
+
+
+def _exchange(
+    client: Client,
+    workers: Sequence[str],
+    server: str | None,
+    row_nbytes: int,
+    before: float,
+    empty: float,
+    per_message: float,
+    nbytes: int,
+    seconds: float,
+    least: int,
+) -> _Phase:
+    """The fastest exchange of generated rows, of which each worker holds some bytes."""
+    n = len(workers)
+    row = max(1, min(row_nbytes, MOST_BYTES // 4 // n))
+    share = max(n, nbytes // row)
+    choices = Choices(delivery="server" if server else "peer")
+    _, exchanges = _session(client, workers, blank_dataset(share * n, row, share), choices, server, seconds, least)
+    fastest = min(exchanges, key=lambda exchange: exchange.exchange_seconds)
+    measures, took = fastest.measures, fastest.exchange_seconds
+    busy = 1 - measures.cpu_idle
+    own = min(max(0.0, busy - before), BUSY)
+    links = max(took - empty - per_message * (1 if server else n - 1), took / 10)
+    # The model adds the cubes of the seconds of links and processors.
+    links *= math.pow(1 - own**3, 1 / 3)
+    return _Phase(measures.server_sent_bytes if server else max(measures.wire_received_bytes), links, took, busy)
+
+
+def _load(client: Client, workers: Sequence[str], dataset: Dataset, nbytes: int, *_: float) -> _Phase:
+    """Load about so many bytes, of the first whole chunks of a dataset, on all workers together."""
+    workers = workers[: dataset.n_samples]
+    chunk = unit_rows(dataset) * len(workers)
+    rows = min(max(1, nbytes // (chunk * max(1, dataset.row_nbytes))) * chunk, dataset.n_samples)
+    load = _session(client, workers, dataset.select(np.arange(rows)), Choices(), None, 0.0, 0)[0]
+    read = load.measures
+    return _Phase(read.store_delivered_bytes, read.store_seconds, load.exchange_seconds, 1 - read.cpu_idle)
 
 
 def _grown(measure: Callable[[int, float, int], _Phase], seconds: float, most: int = MOST_BYTES) -> _Phase:

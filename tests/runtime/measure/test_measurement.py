@@ -11,7 +11,7 @@ from distributed import Client
 
 from dshuffle import create_dataset
 from dshuffle.compare.local_cluster import EmulatedRates, local_cluster
-from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
 from dshuffle.planning.cost import ClusterRates, all_ways, predict, recommend
 from dshuffle.planning.cost.explain import _why
 from dshuffle.planning.cost.job import Work
@@ -132,14 +132,23 @@ def test_a_worker_that_leaves_ends_the_measurement(cluster_of, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_not_measured_with(cluster_of):
+def test_what_does_not_fit_is_not_measured_with(cluster_of, monkeypatch):
     """Where the first rows fit and more do not, the first ones count."""
+    session, sizes = measurement._session, []
+
+    def limited(client, workers, dataset, *args):
+        sizes.append(dataset.n_samples * dataset.row_nbytes)
+        if sizes[-1] > 2 << 20:
+            raise CacheBudgetError("no room")
+        return session(client, workers, dataset, *args)
+
+    monkeypatch.setattr(measurement, "_session", limited)
     with cluster_of({0: {}, 1: {}}) as cluster, Client(cluster) as client:
         client.wait_for_workers(2)
-        client.run(lambda dask_worker: setattr(dask_worker.memory_manager, "memory_limit", 6 << 20))
-        assert measure_cluster(client, None, seconds=4.0).link_together > 0
+        assert measure_cluster(client, None, seconds=20.0).link_together > 0
+        assert sizes[1] == 2 << 20 < sizes[2]
         client.run(lambda dask_worker: setattr(dask_worker.memory_manager, "memory_limit", 1000))
-        with pytest.raises(ClusterError, match="cannot be measured: "):
+        with pytest.raises(ClusterError, match="cannot be measured: rank "):
             measure_cluster(client, None, seconds=0.3)
 
 
