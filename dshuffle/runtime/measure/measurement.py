@@ -19,9 +19,10 @@ from distributed import Client
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
-from dshuffle.planning import Choices, Remainder
-from dshuffle.planning.cost import ClusterRates
+from dshuffle.planning import Choices, Chunks, Remainder
+from dshuffle.planning.cost import ClusterRates, Work
 from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
+from dshuffle.planning.cost.prediction import ends_seconds, loads_of
 from dshuffle.runtime.client.bounded_calls import run_on_workers
 from dshuffle.runtime.client.cluster_view import cluster_info, is_adaptive, resolved_choice
 from dshuffle.runtime.client.open_session import OpenSession, new_id
@@ -259,10 +260,11 @@ def _measured(
         wire_overhead=0.0,  # the measured rates do not count headers
     )
     if dataset is not None:
-        alone_in, all_in = (functools.partial(_load, client, among, dataset) for among in (workers[:1], workers))
+        alone_in, all_in = (functools.partial(_read, client, among, dataset) for among in (workers[:1], workers))
         alone_in(0)  # this loads code
         chunk = alone_in(0)
-        by_one, by_all = _grown(alone_in, 0.15 * seconds), _grown(all_in, 0.2 * seconds, MOST_BYTES * n)
+        by_one = _grown(alone_in, 0.15 * seconds, 2, 2 * MOST_BYTES)
+        by_all = _grown(all_in, 0.2 * seconds, 2, MOST_BYTES * n)
         busy = processor_seconds(by_all)
         cluster = dataclasses.replace(
             cluster,
@@ -307,29 +309,43 @@ def _exchange(
     _, exchanges = _session(client, workers, blank_dataset(share * n, row, share), choices, server, seconds, least)
     fastest = min(exchanges, key=lambda exchange: exchange.exchange_seconds)
     measures, took = fastest.measures, fastest.exchange_seconds
-    busy = 1 - measures.cpu_idle
+    moved, busy = measures.server_sent_bytes if server else max(measures.wire_received_bytes), 1 - measures.cpu_idle
+    work, model = Work(share * n, row, choices), ClusterRates(n, moved / took, moved / took)
+    # The model adds what a message takes at both ends, and the cubes of the seconds of links and processors.
+    ends = ends_seconds(work, model, loads_of(model, work, precision="closed"))
     own = min(max(0.0, busy - before), BUSY)
-    links = max(took - empty - per_message * (1 if server else n - 1), took / 10)
-    # The model adds the cubes of the seconds of links and processors.
-    links *= math.pow(1 - own**3, 1 / 3)
-    return _Phase(measures.server_sent_bytes if server else max(measures.wire_received_bytes), links, took, busy)
+    links = max(took - empty - per_message * (1 if server else n - 1) - ends, took / 10) * math.pow(1 - own**3, 1 / 3)
+    return _Phase(moved, links, took, busy)
 
 
-def _load(client: Client, workers: Sequence[str], dataset: Dataset, nbytes: int, *_: float) -> _Phase:
-    """Load about so many bytes, of the first whole chunks of a dataset, on all workers together."""
+def _read(client: Client, workers: Sequence[str], dataset: Dataset, nbytes: int, *_: float) -> _Phase:
+    """The fastest of a load and an exchange that read about so many bytes, of the first chunks of a dataset."""
     workers = workers[: dataset.n_samples]
     chunk = unit_rows(dataset) * len(workers)
     rows = min(max(1, nbytes // (chunk * max(1, dataset.row_nbytes))) * chunk, dataset.n_samples)
-    load = _session(client, workers, dataset.select(np.arange(rows)), Choices(), None, 0.0, 0)[0]
-    read = load.measures
-    return _Phase(read.store_delivered_bytes, read.store_seconds, load.exchange_seconds, 1 - read.cpu_idle)
+    # The exchange moves whole chunks, if every worker can have one.
+    moves = rows >= chunk > unit_rows(dataset)
+    choices = Choices(Chunks(), "storage") if moves else Choices()
+    load, exchanges = _session(client, workers, dataset.select(np.arange(rows)), choices, None, 0.0, int(moves))
+    found = [
+        _Phase(
+            one.measures.store_delivered_bytes,
+            one.measures.store_seconds,
+            one.exchange_seconds,
+            1 - one.measures.cpu_idle,
+        )
+        for one in (load, *exchanges)
+    ]
+    return max(found, key=lambda phase: phase.rate)
 
 
-def _grown(measure: Callable[[int, float, int], _Phase], seconds: float, most: int = MOST_BYTES) -> _Phase:
-    """Measure with so many bytes that an exchange takes a fifth of the time, as far as workers have room."""
+def _grown(
+    measure: Callable[[int, float, int], _Phase], seconds: float, parts: int = 5, most: int = MOST_BYTES
+) -> _Phase:
+    """Measure with so many bytes that they take one of some parts of the time, as far as workers have room."""
     began = time.perf_counter()
     first = measure(LEAST_BYTES, 0.0, 1)
-    nbytes = int(min(most, LEAST_BYTES * seconds / 5 / first.seconds))
+    nbytes = int(min(most, LEAST_BYTES * seconds / parts / max(first.seconds, 1e-9)))
     try:
         left = began + seconds - time.perf_counter()
         return measure(max(nbytes, LEAST_BYTES), left, LEAST_EXCHANGES)
