@@ -37,6 +37,7 @@ from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker_choice import EVERY_WORKER, WorkerChoice, WorkerFacts
 from dshuffle.store import Dataset
 from dshuffle.store.blank import blank_dataset
+from dshuffle.store.row_blocks import RowBlocks
 
 LONGEST = 20.0
 """Maximum duration of a measurement in seconds."""
@@ -321,10 +322,14 @@ def _exchange(
 def _read(client: Client, workers: Sequence[str], dataset: Dataset, nbytes: int, *_: float) -> _Phase:
     """The fastest of a load and an exchange that read about so many bytes, of the first chunks of a dataset."""
     workers = workers[: dataset.n_samples]
-    chunk = unit_rows(dataset) * len(workers)
-    rows = min(max(1, nbytes // (chunk * max(1, dataset.row_nbytes))) * chunk, dataset.n_samples)
+    n, chunk = len(workers), unit_rows(dataset)
+    each = nbytes // (max(1, dataset.row_nbytes) * n)
+    # A worker that needs whole blocks reads them in one call.
+    block = min(group.step for group in RowBlocks(dataset, n).groups)
+    unit = block if each >= block else chunk
+    rows = min(max(1, each // unit) * unit * n, dataset.n_samples)
     # The exchange moves whole chunks, if every worker can have one.
-    moves = rows >= chunk > unit_rows(dataset)
+    moves = n > 1 and rows >= n * chunk
     choices = Choices(Chunks(), "storage") if moves else Choices()
     load, exchanges = _session(client, workers, dataset.select(np.arange(rows)), choices, None, 0.0, int(moves))
     found = [
