@@ -23,6 +23,7 @@ from dshuffle.planning import Choices, Chunks, Remainder
 from dshuffle.planning.cost import ClusterRates, Work
 from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
 from dshuffle.planning.cost.prediction import ends_seconds, loads_of
+from dshuffle.records import Measures
 from dshuffle.runtime.client.bounded_calls import run_on_workers
 from dshuffle.runtime.client.cluster_view import cluster_info, is_adaptive, resolved_choice
 from dshuffle.runtime.client.open_session import OpenSession, new_id
@@ -304,13 +305,16 @@ def _exchange(
 ) -> _Phase:
     """The fastest exchange of generated rows, of which each worker holds some bytes."""
     n = len(workers)
-    row = max(1, min(row_nbytes, MOST_BYTES // 4 // n))
-    share = max(n, nbytes // row)
+    row = max(1, min(row_nbytes, MOST_BYTES // 32 // n))
+    share = max(8 * n, nbytes // row)  # with few rows, none may move
     choices = Choices(delivery="server" if server else "peer")
     _, exchanges = _session(client, workers, blank_dataset(share * n, row, share), choices, server, seconds, least)
-    fastest = min(exchanges, key=lambda exchange: exchange.exchange_seconds)
-    measures, took = fastest.measures, fastest.exchange_seconds
-    moved, busy = measures.server_sent_bytes if server else max(measures.wire_received_bytes), 1 - measures.cpu_idle
+
+    def moved_by(measures: Measures) -> int:
+        return measures.server_sent_bytes if server else max(measures.wire_received_bytes)
+
+    fastest = max(exchanges, key=lambda exchange: moved_by(exchange.measures) / exchange.exchange_seconds)
+    moved, took, busy = moved_by(fastest.measures), fastest.exchange_seconds, 1 - fastest.measures.cpu_idle
     work, model = Work(share * n, row, choices), ClusterRates(n, moved / took, moved / took)
     # The model adds what a message takes at both ends, and the cubes of the seconds of links and processors.
     ends = ends_seconds(work, model, loads_of(model, work, precision="closed"))

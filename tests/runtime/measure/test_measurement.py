@@ -132,6 +132,14 @@ def test_a_worker_that_leaves_ends_the_measurement(cluster_of, monkeypatch):
 
 
 @pytest.mark.slow
+def test_long_rows(cluster_of):
+    """Generated rows are shorter, so that some of them move in every exchange."""
+    with cluster_of({0: {}, 1: {}}) as cluster, Client(cluster) as client:
+        client.wait_for_workers(2)
+        assert measure_cluster(client, None, row_nbytes=2**30, seconds=0.3).link_together > 0
+
+
+@pytest.mark.slow
 def test_what_does_not_fit_is_not_measured_with(cluster_of, monkeypatch):
     """Where the first rows fit and more do not, the first ones count."""
     session, sizes = measurement._session, []
@@ -146,7 +154,7 @@ def test_what_does_not_fit_is_not_measured_with(cluster_of, monkeypatch):
     with cluster_of({0: {}, 1: {}}) as cluster, Client(cluster) as client:
         client.wait_for_workers(2)
         assert measure_cluster(client, None, seconds=20.0).link_together > 0
-        assert sizes[1] == 2 << 20 < sizes[2]
+        assert sizes[1] == 2 << 20 < sizes[2]  # 1 MiB for each worker at first
         client.run(lambda dask_worker: setattr(dask_worker.memory_manager, "memory_limit", 1000))
         with pytest.raises(ClusterError, match="cannot be measured: rank "):
             measure_cluster(client, None, seconds=0.3)
