@@ -1,6 +1,6 @@
 """Links and stores of a chosen rate on any machine, without root: bytes wait as long as a link would take for them.
 
-Sample bytes between workers, the probes that measure links, and chunks of the store wait. Chunks pass the link into
+Sample bytes between workers and chunks of the store wait. Chunks pass the link into
 their worker as well, as they would pass its network card. Small messages, such as those of Dask itself, do not wait.
 The rates are in Dask's configuration, as ``dshuffle.emulated-links`` and ``dshuffle.emulated-store``, in every worker's
 process.

@@ -18,7 +18,7 @@ from dshuffle.planning import Choices
 from dshuffle.planning.cost import Bill, Prices, Work, compare_costs, recommend
 from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.runtime.dataset_inputs import unit_rows
-from dshuffle.runtime.measure.probe import BUSY, Measurement, measure_cluster
+from dshuffle.runtime.measure.measurement import BUSY, Measurement, measure_cluster
 from dshuffle.store import Dataset, open_dataset
 from dshuffle.units import human_rate, human_seconds
 

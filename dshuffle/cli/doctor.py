@@ -13,9 +13,7 @@ from rich.text import Text
 
 from dshuffle.compare.local_cluster import connect
 from dshuffle.report.progress import progress_bar
-from dshuffle.runtime.measure.diagnosis import diagnose
-from dshuffle.runtime.measure.diagnosis_of_use import of_links
-from dshuffle.runtime.measure.finding import Finding, Level
+from dshuffle.runtime.measure.diagnosis import Finding, Level, diagnose, of_links
 from dshuffle.store import open_dataset
 
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}

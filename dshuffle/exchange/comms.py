@@ -19,9 +19,8 @@ from dshuffle.emulated_links import emulated
 from dshuffle.exchange.acknowledgements import Acknowledgements
 from dshuffle.exchange.last_data import seconds_since_data
 from dshuffle.exchange.messages import MessageId
-from dshuffle.exchange.replies import Refusal, Reply, RowsReply, from_fields, rows_from_fields, to_fields
+from dshuffle.exchange.replies import Refusal, Reply, RowsReply, from_fields, to_fields
 from dshuffle.exchange.shared_memory import host
-from dshuffle.rows import ByteMatrix
 
 logger = logging.getLogger(__name__)
 
@@ -126,12 +125,6 @@ async def _closed(message: MessageId) -> Reply:
 
 def _ignored(message: MessageId) -> None:
     """Nobody waits for the acknowledgement any more."""
-
-
-async def probe(worker: Worker, address: str, nbytes: int, *, shares_memory: bool) -> ByteMatrix:
-    """Request ``nbytes`` from another worker, sent as messages are, and return what was received."""
-    fields = await worker.rpc(address).dshuffle_probe(nbytes=nbytes, host=host() if shares_memory else "")
-    return (await received(worker, rows_from_fields(fields, address))).rows
 
 
 async def request_rows(

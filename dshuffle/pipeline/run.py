@@ -32,7 +32,7 @@ from dshuffle.report.progress import Advance
 from dshuffle.runtime import Partition, Shuffler, gathered, retrying
 from dshuffle.runtime.client.bounded_calls import run_on_workers
 from dshuffle.runtime.client.cluster_view import cluster_info
-from dshuffle.runtime.measure.probe import measure_workers
+from dshuffle.runtime.measure.measurement import measure_workers
 from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.worker_choice import WorkerFacts
 from dshuffle.store import Dataset

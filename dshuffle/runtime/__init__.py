@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.runtime.collective import Group as Group
     from dshuffle.runtime.gather.permutation import permute as permute
     from dshuffle.runtime.gather.taking import take as take
-    from dshuffle.runtime.measure.probe import measure_cluster as measure_cluster
+    from dshuffle.runtime.measure.measurement import measure_cluster as measure_cluster
     from dshuffle.runtime.partition import Partition as Partition
     from dshuffle.runtime.session_spec import PerRank as PerRank
 
@@ -29,7 +29,7 @@ _HOMES = {
     "PerRank": "dshuffle.runtime.session_spec",
     "Shuffler": "dshuffle.runtime.client.shuffler",
     "gathered": "dshuffle.runtime.client.epoch",
-    "measure_cluster": "dshuffle.runtime.measure.probe",
+    "measure_cluster": "dshuffle.runtime.measure.measurement",
     "permute": "dshuffle.runtime.gather.permutation",
     "retrying": "dshuffle.runtime.client.retries",
     "take": "dshuffle.runtime.gather.taking",

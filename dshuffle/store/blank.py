@@ -9,8 +9,8 @@ from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import open_dataset
 
 
-def blank_dataset(n_samples: int) -> Dataset:
-    """Make a dataset of samples of one byte. It has metadata only: chunks that are not stored are zeros.
+def blank_dataset(n_samples: int, row_nbytes: int = 1, chunk_rows: int | None = None) -> Dataset:
+    """Make a dataset of zeros. It has metadata only: chunks that are not stored are zeros.
 
     Examples
     --------
@@ -20,5 +20,6 @@ def blank_dataset(n_samples: int) -> Dataset:
     """
     store = MemoryStore()
     group = zarr.create_group(store=store)
-    group.create_array("x", shape=(n_samples,), chunks=(n_samples,), dtype="u1", fill_value=0)
+    shape, chunks = (n_samples, row_nbytes), (chunk_rows or n_samples, row_nbytes)
+    group.create_array("x", shape=shape, chunks=chunks, dtype="u1", fill_value=0)
     return open_dataset(store)

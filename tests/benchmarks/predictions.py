@@ -37,7 +37,7 @@ from dshuffle.compare.comparison import predicted
 from dshuffle.compare.local_cluster import EmulatedRates, local_cluster
 from dshuffle.planning import Choices
 from dshuffle.report.summary import CPU_BOUND
-from dshuffle.runtime.measure.probe import measure_cluster
+from dshuffle.runtime.measure.measurement import measure_cluster
 
 WAYS = {
     "peer": ("global", "peer", "pipelined"),

@@ -19,9 +19,8 @@ from dshuffle.runtime.client.bounded_calls import limit_of, run_on_workers
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.client.session_client import install_plugin
 from dshuffle.runtime.client.waiting import log_if_slow, wait_for_workers
-from dshuffle.runtime.measure import probe
 from dshuffle.runtime.measure.diagnosis import diagnose
-from dshuffle.runtime.measure.probe import measure_cluster
+from dshuffle.runtime.measure.measurement import measure_cluster
 
 
 def test_a_long_wait_is_said_once_and_its_end(caplog):
@@ -143,13 +142,6 @@ def test_a_worker_that_does_not_answer_a_measurement_is_not_called_lost(short_ti
         match=r"^the cluster could not be measured: a worker, or the scheduler, did not answer within 0\.3 s$",
     ):
         measure_cluster(client, None)
-
-
-def test_what_a_measurement_leaves_on_workers_that_do_not_answer_is_said_soon(short_timeout, caplog, monkeypatch):
-    monkeypatch.setattr(probe, "REMOVED_WITHIN", 0.1)
-    with dask.config.set({"dshuffle.timeout": "300s"}):
-        probe._Probe.remove(SimpleNamespace(client=SilentClient(), name="id", everybody=["tcp://w0"]))
-    assert re.search(r"installed stays on the workers: .* did not answer within 0\.1 s", caplog.text)
 
 
 def test_an_answer_is_not_late_while_the_work_takes_as_long_as_planned(short_timeout, caplog, monkeypatch):

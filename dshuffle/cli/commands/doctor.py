@@ -14,7 +14,7 @@ from dshuffle.cli.commands import work_of
 @click.option("--scheduler", metavar="ADDRESS", help="Address of a running Dask scheduler.  [default: a local cluster]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each finding.")
 def doctor(**options: Any) -> None:
-    """Check a cluster: versions, clocks, limits, disks, memory, and whether all workers see DATASET.
+    """Check a cluster: versions, clocks, open files, memory, and whether all workers see DATASET.
 
     With DATASET, also measure for some seconds how fast workers read it and exchange rows.
 

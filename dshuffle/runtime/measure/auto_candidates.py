@@ -12,7 +12,7 @@ from dshuffle.planning.cost import Work, compare_costs
 from dshuffle.planning.delivery import Circumstances, suitable_deliveries
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.dataset_inputs import unit_rows
-from dshuffle.runtime.measure.probe import measure_workers
+from dshuffle.runtime.measure.measurement import measure_workers
 from dshuffle.runtime.server_resource import only_serves
 from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.worker_choice import WorkerFacts
