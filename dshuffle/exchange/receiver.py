@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dshuffle.errors import ChecksumMismatch, DatasetError, ExchangeError
+from dshuffle.errors import ChecksumMismatch, DatasetError, DShuffleError
 from dshuffle.exchange.endpoints import (
     LinkMeter,
     Meter,
@@ -165,6 +165,10 @@ class Receiver:
         loading = 0 if self._sink is None or not _is_ready(self._sink) else self._sink.result().n_loading
         return min(1.0, (self.meter.rows + loading) / expected) if expected else 1.0
 
+    def has_arrived(self, sender: int) -> bool:
+        """Whether messages of a sender have arrived in this run, or in the one that it resumes."""
+        return any(arrived == sender for arrived, _ in self._arrived)
+
     def hear(self, ages: Mapping[int, float]) -> None:
         """Give senders more time from which bytes came some seconds ago: long messages take long on a slow link."""
         now = asyncio.get_running_loop().time()
@@ -247,12 +251,12 @@ class Receiver:
                 # would then free the buffer that the message is being packed into again.
                 if reply.acknowledge:
                     await self._network.acknowledge(message)
-        except (TimeoutError, ExchangeError, OSError) as error:
+        except (OSError, DShuffleError) as error:
             if isinstance(error, ChecksumMismatch):
                 await self._touch_cache(self._reading.run(self._mend))
             error.__traceback__ = None  # its frames hold the cache, also once the session is closed
             # Retry after a broken connection or a corrupted message, but not after a corrupt chunk.
-            again = not isinstance(error, DatasetError)
+            again = error.transient if isinstance(error, DatasetError) else True
             self._failed(message, f"{type(error).__name__}: {error}", again=again)
         except Exception as error:  # the scheduler must be told of any error, or the epoch would hang
             if not self._stop():  # else it failed because the run has ended

@@ -282,7 +282,10 @@ class Dataset(Views):
         check_memory_budget(memory_budget)
         start = time.perf_counter()
         reader.read_rows(sinks, self._view.items(ids), slots, memory_budget=memory_budget, stop=stop)
-        self._meter.add(StoreTraffic(delivered_bytes=ids.size * self.row_nbytes, seconds=time.perf_counter() - start))
+        nbytes = sum(
+            math.prod(self.arrays[name].shape) * source.dtype.itemsize for name, source in self._sources.items()
+        )
+        self._meter.add(StoreTraffic(delivered_bytes=ids.size * nbytes, seconds=time.perf_counter() - start))
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Say what to do instead: scikit-learn's steps and functions of NumPy call this."""

@@ -106,11 +106,11 @@ class RowBlocks:
     n_readers
         Number of processes that read it together.
     chunk_rows
-        Samples that always go to one process, if that is a number of chunks; they are one block then.
+        Rows that always go to one process together. If they are whole chunks, they form a block, or several.
     """
 
     def __init__(self, dataset: Dataset, n_readers: int, chunk_rows: int = 1) -> None:
-        self.dataset = dataset
+        self.dataset, self.n_readers = dataset, n_readers
         self._view = view = dataset._view
         stored = sum(source.row_nbytes for source in dataset._sources.values()) * view.n_rows
         target = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, stored // (BLOCKS_PER_READER * n_readers)))
@@ -131,7 +131,11 @@ class RowBlocks:
             target = LARGEST_BLOCK
         step = max(1, target // row_nbytes // unit) * unit
         if view.is_whole and chunk_rows > 1 and chunk_rows % unit == 0:
-            step = chunk_rows
+            units = chunk_rows // unit
+            pieces = min(units, max(1, -(-chunk_rows * row_nbytes // LARGEST_BLOCK)))
+            while units % pieces:
+                pieces += 1
+            step = chunk_rows // pieces
         inner, outer = rows.layout.dtype.fields, dataset.layout.dtype.fields
         assert inner is not None
         assert outer is not None
@@ -177,7 +181,7 @@ class RowBlocks:
         samples
             ``(m,)`` samples.
         alone
-            Whether each sample goes to one process only. Blocks that go to this process as a whole need no other one.
+            Whether each sample goes to one process only. Then it reads blocks that it needs as a whole by itself.
 
         Returns
         -------

@@ -24,9 +24,9 @@ from dshuffle.exchange.transports import transport_of
 from dshuffle.planning import SERVER, STORE, get_delivery
 from dshuffle.planning.packets import FORWARDER, forwarder_of
 from dshuffle.runtime.memory import for_partition, partition_nbytes
-from dshuffle.runtime.session_spec import SessionSpec, base_id
+from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker.epoch_lock import EpochLock
-from dshuffle.runtime.worker.loading import Loader, LocalRows
+from dshuffle.runtime.worker.loading import Loader, LocalRows, answer_limit
 from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
 from dshuffle.runtime.worker.plans import Plans, planner_of
 from dshuffle.runtime.worker.server_rows import ServerRows
@@ -112,10 +112,10 @@ def build_parts(
                 training.cache.close()
             raise
         add_sender(SERVER)
-    reader = StoreReader(blocks, carriers.reading, carriers.jobs)
+    reader = StoreReader(blocks, carriers.reading, carriers.jobs, answer_limit(settings))
     loader = Loader(
         worker,
-        base_id(spec.session_id),
+        spec.session_id,
         dataset,
         blocks,
         settings,

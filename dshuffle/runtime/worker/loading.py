@@ -1,23 +1,23 @@
 """Bring rows to this worker: from partitions that still exist, and from the store, which all workers read together.
 
-A source is asked for the rows that it has. Former partitions are those of a session that this one follows, of the
-worker that had the rank before, or on disks; the worker that holds a sample sends its row, with the checksum from when
-the row was read. All other rows come from the store. Each block of it is read by one worker, which every worker can
-find out, so that each chunk is read once however many workers need rows of it (two-phase I/O: Thakur, Gropp and Lusk,
-1999). A worker never reads the rows of others' blocks by itself: if a reader fails or is late, the scheduler names
-another one, the same for all.
+Former partitions are those of a session that this one follows, of the worker that had the rank before, or on disks. The
+worker that holds a sample sends its row, with the checksum from when the row was read. All other rows come from the
+store. One worker reads each block of it, and all workers compute which one. So each chunk is read once, however many
+workers need rows of it (two-phase I/O: Thakur, Gropp and Lusk, 1999). A worker never reads the blocks of others by
+itself: if a reader fails or is late, the scheduler names another one, the same for all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -36,7 +36,7 @@ from dshuffle.planning.remainder import workers_of
 from dshuffle.rows import ByteMatrix, Checksums
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.replies import message_in, unwrap, within
-from dshuffle.runtime.session_spec import PartitionSources
+from dshuffle.runtime.session_spec import PartitionSources, base_id
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker.store_reader import StoreReader
 from dshuffle.store import Dataset
@@ -55,6 +55,9 @@ LOOK_EVERY = 0.5
 
 IN_FLIGHT = 2
 """Requests to a source at a time."""
+
+IN_FLIGHT_NBYTES = 32 * MIB
+"""Bytes of rows that are requested from all readers together, as far as one request does not have more."""
 
 ATTEMPTS = 3
 """Requests for the same rows that may fail before a load does."""
@@ -117,7 +120,11 @@ class _Reader:
     queue: deque[Request]
     owed: int
     arrived: int = 0
-    late: str = ""
+    seconds: float = 0.0  # until it had delivered everything
+    since: float = 0.0  # when it took the place of another one, which had delivered so many rows
+    before: int = 0
+    announced_to: str = ""
+    asked: set[int] = field(default_factory=set)  # blocks that are requested
 
 
 class Loader:
@@ -128,7 +135,7 @@ class Loader:
     worker
         Dask worker of this process.
     session_id
-        Id of the session on the workers that read.
+        Id of the session here.
     dataset, blocks, settings
         Dataset, its blocks, and settings of the session.
     jobs, reading
@@ -155,7 +162,9 @@ class Loader:
         rows_here: LocalRows | None,
     ) -> None:
         self._worker = worker
-        self._session_id = session_id
+        self._session_id = base_id(session_id)
+        # A rank that was adopted asks the session of the worker's own rank, as all others do.
+        self._here = worker.address if self._session_id == session_id else ""
         self._dataset = dataset
         self._blocks = blocks
         self._settings = settings
@@ -176,7 +185,7 @@ class Loader:
         if not traffic.seconds or not traffic.delivered_bytes:
             return float("inf")
         nbytes = sum(min(group.n_blocks, n_rows) * self._blocks.nbytes(group.first) for group in self._blocks.groups)
-        return nbytes * traffic.seconds / traffic.delivered_bytes
+        return nbytes / self._blocks.n_readers * traffic.seconds / traffic.delivered_bytes
 
     async def bring(
         self,
@@ -257,7 +266,7 @@ class Loader:
             return attempt.stopped
 
         def read(sample_ids: Samples, slots: Samples) -> None:
-            dataset.read_into(target.rows, slots, sample_ids, stop=ends)
+            dataset.read_into(target.rows, slots, sample_ids, memory_budget=IN_FLIGHT_NBYTES, stop=ends)
             if is_whole:
                 target.add_checksums(sample_ids, slots)
 
@@ -265,20 +274,42 @@ class Loader:
             await self._reading.run(read, attempt.sample_ids[which], attempt.slots[which])
             self._arrived(attempt, group, which)
 
+    async def join(self, load: Load) -> None:
+        """Say that this participant needs nothing from a load that others take part in."""
+        attempt = _Attempt(load, *_NOTHING)
+        readers = [_Reader(address, deque(), 0) for address in load.readers]
+        for answer in await asyncio.gather(
+            *(self._announce(attempt, each) for each in readers), return_exceptions=True
+        ):
+            if isinstance(answer, Exception):  # the reader waits for a moment longer
+                logger.debug("dshuffle: a reader does not know that nothing is needed: %s", answer)
+
+    async def _announce(self, attempt: _Attempt, reader: _Reader) -> None:
+        """Tell a reader which blocks it will be asked for."""
+        if attempt.load.n_owners and reader.announced_to != reader.address:
+            reader.announced_to = reader.address
+            blocks = {request.block for request in reader.queue} | reader.asked
+            await self._call(attempt, reader, -1, np.array(sorted(blocks), np.int64))
+
     async def _ask_reader(self, attempt: _Attempt, reader: _Reader, left: Samples) -> None:
         """Fetch what a reader owes, with two requests at a time."""
-        load, announced = attempt.load, ""
 
         async def ask() -> None:
-            nonlocal announced
             failures = 0
             while reader.queue and not attempt.stopped:
-                request, address = reader.queue.popleft(), reader.address
+                address, request = reader.address, None
                 try:
+                    await self._announce(attempt, reader)
+                    if not reader.queue:
+                        return
+                    request = reader.queue.popleft()
+                    reader.asked.add(request.block)
                     await self._fetch(attempt, reader, request, left)
+                    reader.asked.discard(request.block)
                     failures = 0
                 except (OSError, DShuffleError) as error:
-                    reader.queue.appendleft(request)
+                    if request is not None:
+                        reader.queue.appendleft(request)
                     failures += 1
                     lasts = isinstance(error, DatasetError) and not error.transient
                     if attempt.stopped or lasts or failures > ATTEMPTS:
@@ -286,25 +317,38 @@ class Loader:
                     if reader.address == address and not isinstance(error, ChecksumMismatch):
                         await self._replace(attempt, reader, f"{type(error).__name__}: {error}")
 
-        while load.n_owners and announced != reader.address:
-            announced = reader.address
-            numbers = np.array([request.block for request in reader.queue], np.int64)
-            try:
-                await self._call(attempt, reader, -1, numbers)
-            except (OSError, DShuffleError) as error:
-                if attempt.stopped:
-                    raise
-                await self._replace(attempt, reader, f"{type(error).__name__}: {error}")
-        await _all_of([ask() for _ in range(IN_FLIGHT)], attempt)
+        if reader.queue:
+            await _all_of([ask() for _ in range(IN_FLIGHT)], attempt)
+        else:
+            with contextlib.suppress(OSError, DShuffleError):  # the reader waits for a moment longer
+                await self._announce(attempt, reader)
 
     async def _fetch(self, attempt: _Attempt, reader: _Reader, request: Request, left: Samples) -> None:
-        blocks, target = self._blocks, attempt.target
-        places = (request.items - blocks.first_item(request.block)).astype(np.uint32)
+        places = (request.items - self._blocks.first_item(request.block)).astype(np.uint32)
         is_here = reader.address == self._worker.address
-        reply = await self._call(attempt, reader, request.block, places)
-        if attempt.stopped:
-            raise ExchangeError("loading was stopped: the run has ended")
-        assert reply is not None
+        nbytes = len(places) * request.group.rows.layout.nbytes
+        while attempt.in_flight and attempt.in_flight + nbytes > IN_FLIGHT_NBYTES:
+            await attempt.freed.wait()
+        attempt.in_flight += nbytes
+        try:
+            reply = await self._call(attempt, reader, request.block, places)
+            if attempt.stopped:
+                raise ExchangeError("loading was stopped: the run has ended")
+            assert reply is not None
+            await self._place(attempt, request, reply, left)
+        finally:
+            attempt.in_flight -= nbytes
+            attempt.freed.set()
+            attempt.freed = asyncio.Event()
+        reader.arrived += len(request.items)
+        if reader.arrived >= reader.owed:
+            reader.seconds = time.perf_counter() - attempt.began
+        if not is_here:
+            self.received_bytes += reply.nbytes
+
+    async def _place(self, attempt: _Attempt, request: Request, reply: RowsReply, left: Samples) -> None:
+        """Verify rows, and copy them to their slots."""
+        blocks, target = self._blocks, attempt.target
         which = left[request.places]
         samples, slots, rows, checksums = attempt.sample_ids[which], attempt.slots[which], reply.rows, reply.checksums
 
@@ -312,16 +356,13 @@ class Loader:
             if blocks.is_whole:
                 target.unpack(samples, slots, rows, checksums)
             elif not blocks.is_intact(request, rows, checksums):
-                raise ChecksumMismatch(f"rows of block {request.block} arrived corrupted from {reader.address}")
+                raise ChecksumMismatch(f"rows of block {request.block} of the store arrived corrupted")
             else:
                 blocks.place(request, rows, target.rows, slots)
                 target.relieve()
 
         await self._jobs.run(place, nbytes=rows.nbytes)
-        reader.arrived += len(request.items)
         self._arrived(attempt, request.group, which)
-        if not is_here:
-            self.received_bytes += rows.nbytes + checksums.nbytes
 
     def _arrived(self, attempt: _Attempt, group: Group | None, which: Samples) -> None:
         if group is None or self._blocks.is_whole:
@@ -334,11 +375,11 @@ class Loader:
         """Request rows of a block, until its reader has read it; or announce blocks, with ``block=-1``."""
         load, address = attempt.load, reader.address
         while True:
-            if address == self._worker.address:
+            if address == self._here:
                 if block < 0:
-                    self._reader.announce(load.name, load.owner, numbers.tolist())
+                    self._reader.announce(load.name, load.owner, load.n_owners, numbers.tolist())
                     return None
-                here = self._reader.rows(load.name, load.owner, load.n_owners, block, numbers)
+                here = self._reader.rows(load.name, load.owner, block, numbers)
                 reply: Any = await self._until(attempt, reader, address, here)
             else:
                 fields: Any = await self._until(attempt, reader, address, self._request(load, address, block, numbers))
@@ -354,7 +395,9 @@ class Loader:
 
     async def _request(self, load: Load, address: str, block: int, numbers: NDArray[Any]) -> object:
         query = {"load": load.name, "owner": load.owner, "n_owners": load.n_owners, "block": block}
-        return await within(self._limit, request_block(self._worker, address, self._session_id, numbers, **query))
+        return await within(
+            answer_limit(self._settings), request_block(self._worker, address, self._session_id, numbers, **query)
+        )
 
     async def _until(self, attempt: _Attempt, reader: _Reader, address: str, call: Coroutine[Any, Any, T]) -> T:
         """The answer to a request, unless the load ends or another reader takes the place of this one."""
@@ -369,35 +412,30 @@ class Loader:
         finally:
             asking.cancel()
 
-    @property
-    def _limit(self) -> float:
-        return min(self._settings.timeout, SILENT_HEARTBEATS * self._settings.heartbeat)
-
     async def _watch(self, attempt: _Attempt, readers: Sequence[_Reader]) -> None:
-        """Let other workers read what late readers owe."""
-        began = time.perf_counter()
-        owing = {number: reader for number, reader in enumerate(readers) if reader.owed}
+        """Let other workers read what late readers owe, by the rule for slow senders."""
+        owing = [reader for reader in readers if reader.owed]
         while True:
             await asyncio.sleep(2 * LOOK_EVERY)
-            seconds = time.perf_counter() - began
-            owed = {number: reader.owed for number, reader in owing.items()}
-            arrived = {number: reader.arrived for number, reader in owing.items()}
-            ended = [reader.owed for reader in owing.values() if reader.arrived >= reader.owed]
-            if not ended:
+            now, ended = time.perf_counter(), [reader for reader in owing if reader.seconds]
+            if not ended or 2 * len(ended) < len(owing):
                 continue
-            of_one_row = seconds / max(ended)
-            for number in slow_senders(owed, arrived, seconds=seconds, seconds_to_read=of_one_row.__mul__):
-                if not owing[number].late:
-                    owing[number].late = "is late"
+            of_one_row = max(reader.seconds / reader.owed for reader in ended)
+            for reader in owing:
+                since = reader.since or attempt.began
+                owed, arrived = {0: reader.owed - reader.before}, {0: reader.arrived - reader.before}
+                seconds = now - since
+                if slow_senders(owed, arrived, seconds=seconds, seconds_to_read=of_one_row.__mul__, all_late=True):
+                    reader.since, reader.before = now, reader.arrived
                     try:
-                        await self._replace(attempt, owing[number], "its rows come too slowly")
+                        await self._replace(attempt, reader, "its rows come too slowly")
                     except (OSError, DShuffleError) as error:
                         logger.debug("dshuffle: the reader stays: %s", error)
 
     async def _replace(self, attempt: _Attempt, reader: _Reader, reason: str) -> None:
         """Let another worker read what a reader owes. The scheduler names it, the same one to all."""
         reply = await within(
-            self._limit,
+            answer_limit(self._settings),
             self._worker.scheduler.dshuffle_reader(
                 session_id=self._session_id, load=attempt.load.name, address=reader.address, reason=reason
             ),
@@ -473,10 +511,13 @@ class Loader:
 
         async def request() -> RowsReply:
             asking = request_rows(self._worker, address, session_id, former.epoch, sample_ids)
-            fields = unwrap(await within(self._limit, asking), address)
+            fields = unwrap(await within(answer_limit(self._settings), asking), address)
             return await received(self._worker, rows_from_fields(fields, address))
 
         return await self._until(attempt, _Reader(address, deque(), 0), address, request())
+
+
+_NO_SAMPLES = np.empty(0, np.int64)
 
 
 @dataclass(slots=True, eq=False)
@@ -490,12 +531,18 @@ class _Attempt:
     stop: Stop
     done: NDArray[np.bool_]
     progress: Callable[[int], None]
-    failed: bool = False
+    began: float = field(default_factory=time.perf_counter)
+    cause: BaseException | None = None
+    in_flight: int = 0  # bytes of rows that are requested
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def stopped(self) -> bool:
         """Whether the rows are no longer wanted, or cannot all be brought."""
-        return self.failed or self.stop()
+        return self.cause is not None or self.stop()
+
+
+_NOTHING: tuple[Any, ...] = (None, _NO_SAMPLES, _NO_SAMPLES, lambda: False, _NO_SAMPLES, lambda n_rows: None)
 
 
 async def _all_of(work: Sequence[Awaitable[None]], attempt: _Attempt) -> None:
@@ -504,21 +551,24 @@ async def _all_of(work: Sequence[Awaitable[None]], attempt: _Attempt) -> None:
     async def run(part: Awaitable[None]) -> None:
         try:
             await part
-        except BaseException:
-            attempt.failed = True
+        except BaseException as error:
+            attempt.cause = attempt.cause or error
             raise
 
-    errors = [error for error in await asyncio.gather(*map(run, work), return_exceptions=True) if error is not None]
-    # Parts that were stopped raise ExchangeError; what stopped them says more.
-    for error in sorted(errors, key=lambda error: isinstance(error, ExchangeError)):
-        raise error
+    await asyncio.gather(*map(run, work), return_exceptions=True)
+    if attempt.cause is not None:
+        raise attempt.cause
 
 
 def _cut(places: Samples, at_most: int) -> list[Samples]:
     return [places[first : first + at_most] for first in range(0, len(places), at_most)]
 
 
-def readers_of(addresses: Mapping[int, str], without: Collection[int] = ()) -> tuple[str, ...]:
-    """Addresses of the participants that read the store: all ranks but some, or the server if no other one is left."""
-    ranks = sorted(rank for rank in addresses if rank >= 0 and rank not in without)
-    return tuple(addresses[rank] for rank in ranks) or tuple(addresses.values())
+def answer_limit(settings: Settings) -> float:
+    """Seconds in which a source must answer a request."""
+    return min(settings.timeout, SILENT_HEARTBEATS * settings.heartbeat)
+
+
+def readers_of(addresses: Mapping[int, str]) -> tuple[str, ...]:
+    """Addresses of the ranks, which read the store together."""
+    return tuple(addresses[rank] for rank in sorted(addresses) if rank >= 0)

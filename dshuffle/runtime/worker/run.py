@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dshuffle.errors import DatasetError
 from dshuffle.exchange.bundles import ForwardedRows
 from dshuffle.exchange.endpoints import RowSink, RowSource, nothing_to_mend
-from dshuffle.planning import SERVER
+from dshuffle.planning import SERVER, STORE
 from dshuffle.runtime.messages import Counts, Report, TrainingTime, Vote
 from dshuffle.runtime.replies import retrieve
 from dshuffle.runtime.worker.loading import Load
@@ -86,6 +86,7 @@ class ExchangeRun:
         self._sink: asyncio.Future[RowSink] | None = None
         self._forwarded: ForwardedRows | None = None
         self._server_loaded: asyncio.Future[None] | None = None
+        self._joined: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
         self._mending = Mending(parts.dataset, None if parts.training is None else parts.training.cache)
@@ -172,12 +173,12 @@ class ExchangeRun:
         assert exchange is not None
         # The first messages are requested while the sources and sinks of their rows are still being prepared.
         served: asyncio.Future[RowSource] | None = None
-        loaded: asyncio.Future[None] | None = None
         if parts.server_rows is not None and self._load is not None and self._delivery != RESTORE:
             load = dataclasses.replace(self._load, owner=SERVER, alone=False)
             bring = functools.partial(parts.loader.bring, load, former=True)
-            loaded = asyncio.ensure_future(parts.server_rows.load(bring, self._mending.stop.is_set))
-            loaded.add_done_callback(retrieve)
+            loading = asyncio.ensure_future(parts.server_rows.load(bring, self._mending.stop.is_set))
+            loading.add_done_callback(retrieve)
+            self._server_loaded = loading
         if parts.server_rows is not None and self._delivery != RESTORE:
             # In a separate thread: with a coded plan this waits until all rows have been read.
             served = loop.run_in_executor(None, exchange.transport.served, parts.server_rows)
@@ -197,6 +198,8 @@ class ExchangeRun:
             assert self._sink is not None
             self._begin_sending(exchange, training.rank, self._source)
             self._begin_forwarding(exchange, training, resumed=before is not None)
+            if before is not None and self._load is not None and training.receiver.has_arrived(STORE):
+                self._joined = asyncio.ensure_future(parts.loader.join(self._load))
             training.receiver.begin(
                 self.run_id,
                 exchange.incoming(training.rank),
@@ -210,8 +213,7 @@ class ExchangeRun:
         # With several deliveries, the next one is chosen only after this exchange has been timed.
         if len(parts.deliveries) == 1 and self._delivery != RESTORE:
             self._timer = loop.call_later(PLAN_AFTER, parts.plans.plan, self.epoch + 1, self._delivery)
-        self._server_loaded = loaded
-        for end in (self._source, self._sink, served, loaded):
+        for end in (self._source, self._sink, served):
             if end is not None:
                 await asyncio.shield(end)
         if training is None:

@@ -188,7 +188,7 @@ class WorkerSession:
             return
         self.epoch = epoch - 1
         self._restored = self._loop.create_future()
-        load = Load(f"restore {number}", self.rank, len(together.ranks), tuple(together.readers))
+        load = self._restoring(number, together)
         self._run = run = ExchangeRun(self._open_parts, 0, epoch, RESTORE, None, self._voted, (), load)
         self._spawn(run.start())
         reason = await self._restored
@@ -210,10 +210,20 @@ class WorkerSession:
             self.number = number
             self.addresses.change(addresses)
 
-    async def go_on(self, addresses: Mapping[int, str], number: int, last_run: int) -> None:
-        """Drop the run that the others have given up while this worker did not answer, and refuse all earlier ones."""
+    async def go_on(self, addresses: Mapping[int, str], number: int, last_run: int, together: Together) -> None:
+        """Drop the run that the others have given up while this worker did not answer, and refuse all earlier ones.
+
+        It has its partition, so it needs nothing from those that load together now.
+        """
         await self.abort(last_run)
         self.change_members(addresses, number)
+        if self.rank in together.ranks:
+            self._spawn(self._open_parts.loader.join(self._restoring(number, together)))
+
+    def _restoring(self, number: int, together: Together) -> Load:
+        """The load of ranks that are taken by other workers, whose order has a number."""
+        owner = SERVER if self.rank is None else self.rank
+        return Load(f"restore {number}", owner, len(together.ranks), tuple(together.readers))
 
     def begin(self, run_id: int, epoch: int, delivery: str, rate: float | None) -> None:
         """Start an attempt at an epoch's exchange. The result on this worker is reported to the scheduler.
@@ -240,16 +250,14 @@ class WorkerSession:
         alone = not (serves or shuffle.has_excess or shuffle.n_broadcast)
         return Load(f"run {run_id}", owner, n_owners, readers, alone)
 
-    def announce_blocks(self, load: str, owner: int, numbers: NDArray[Any]) -> None:
+    def announce_blocks(self, load: str, owner: int, n_owners: int, numbers: NDArray[Any]) -> None:
         """Note which blocks of the store another worker will ask for."""
-        self._open_parts.reader.announce(load, owner, numbers.tolist())
+        self._open_parts.reader.announce(load, owner, n_owners, numbers.tolist())
 
-    async def read_block(
-        self, load: str, owner: int, n_owners: int, block: int, numbers: NDArray[Any]
-    ) -> RowsReply | Later:
+    async def read_block(self, load: str, owner: int, block: int, numbers: NDArray[Any]) -> RowsReply | Later:
         """Rows of a block of the store, for another worker."""
         reader = self._open_parts.reader
-        reply = await reader.rows(load, owner, n_owners, block, numbers)
+        reply = await reader.rows(load, owner, block, numbers)
         reader.sent_bytes += reply.nbytes if isinstance(reply, RowsReply) else 0
         return reply
 
@@ -318,6 +326,8 @@ class WorkerSession:
         if run is None or run.run_id > run_id:
             return
         await run.stop()
+        if self._parts is not None:
+            self._parts.reader.stop_load()
         if self._run is run:
             self._run, self._aborted = None, run
 
@@ -341,6 +351,7 @@ class WorkerSession:
             task.cancel()
         if self._disk is not None:
             await self._disk.settle()
+        parts.reader.close()  # so that its reads end soon
         await self._carriers.finish_jobs()
         await parts.close()
         if self._disk is not None:

@@ -148,7 +148,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
             return
         if session is not None:  # this worker was stopped for so long that it was given up, and gets a rank again
             if session.rank == rank and (session.is_loading if epoch is None else session.epoch == epoch):
-                await session.go_on(session_spec.addresses, number, last_run)
+                await session.go_on(session_spec.addresses, number, last_run, together)
                 return
             await self.close(session_id, number - 1)
             # Other orders may have come meanwhile.
@@ -286,13 +286,15 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         """Rows of a partition, for another worker."""
         return Arrays(await sent(self.shared.worker, await self.rows(session_id, epoch, sample_ids)))
 
-    async def send_block(self, session_id: str, *, numbers: NDArray[Any], **query: Any) -> Arrays:
+    async def send_block(
+        self, session_id: str, load: str, owner: int, n_owners: int, block: int, numbers: NDArray[Any]
+    ) -> Arrays:
         """Rows of a block of the store, for another worker; or note which blocks it will ask for."""
         session = self.session(session_id)
-        if query["block"] < 0:
-            session.announce_blocks(query["load"], query["owner"], numbers)
+        if block < 0:
+            session.announce_blocks(load, owner, n_owners, numbers)
             return Arrays()
-        return Arrays(await sent(self.shared.worker, await session.read_block(**query, numbers=numbers)))
+        return Arrays(await sent(self.shared.worker, await session.read_block(load, owner, block, numbers)))
 
     async def mean(self, session_id: str, number: int, *, values: NDArray[Any], **part: Any) -> Arrays:
         """Wait for the mean of the values of all ranks in a call of :meth:`dshuffle.Epoch.together`."""

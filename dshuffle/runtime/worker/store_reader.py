@@ -31,12 +31,22 @@ ABANDONED_AFTER = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """Who has said what it needs, and block -> workers that have not fetched their rows yet."""
+    """Who has said what it needs, and block -> participants that have not fetched their rows yet."""
 
     name: str
+    n_owners: int
     owners: set[int] = field(default_factory=set)
     waiting: dict[int, set[int]] = field(default_factory=dict)
     ahead: list[int] = field(default_factory=list)  # blocks to be read, ascending
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all participants have said what they need."""
+        return len(self.owners) >= self.n_owners
+
+    def expects(self, block: int) -> bool:
+        """Whether a participant will fetch rows of a block, or may say that it will."""
+        return block in self.waiting and (bool(self.waiting[block]) or not self.is_known)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,24 +71,31 @@ class StoreReader:
         The blocks of the dataset.
     reading, jobs
         Threads that read, and threads that copy rows.
+    limit
+        Seconds in which a request must be answered.
     """
 
-    def __init__(self, blocks: RowBlocks, reading: JobQueue, jobs: JobQueue) -> None:
+    def __init__(self, blocks: RowBlocks, reading: JobQueue, jobs: JobQueue, limit: float) -> None:
         self.sent_bytes = 0
         self._blocks = blocks
         self._reading = reading
         self._jobs = jobs
+        self._answer_after = min(ANSWER_AFTER, limit / 3)
         self._load: _Load | None = None
         self._past: set[str] = set()  # names of loads that have ended
         self._held: dict[int, _Held] = {}
         self._changed = asyncio.Event()
         self._closed = False
 
-    def end_load(self) -> None:
-        """Drop the blocks of the load that has ended."""
+    def stop_load(self) -> None:
+        """Read nothing ahead for the load under way. Its blocks stay for another attempt."""
         if self._load is not None:
             self._past.add(self._load.name)
             self._load = None
+
+    def end_load(self) -> None:
+        """Drop the blocks of the load that has ended."""
+        self.stop_load()
         self._held = {block: held for block, held in self._held.items() if not held.future.done()}
         self._wake()
 
@@ -88,13 +105,13 @@ class StoreReader:
         self.end_load()
         self._held.clear()
 
-    def announce(self, load: str, owner: int, blocks: Sequence[int]) -> None:
-        """Note that a worker will fetch rows of these blocks. The blocks are ascending."""
-        if load in self._past:  # the message is late
+    def announce(self, load: str, owner: int, n_owners: int, blocks: Sequence[int]) -> None:
+        """Note that a participant will fetch rows of these blocks, which are ascending."""
+        if load in self._past or self._closed:  # the message is late
             return
-        if self._load is None or self._load.name != load:  # the one before has ended, or was begun again
-            self.end_load()
-            self._load = _Load(load)
+        if self._load is None or self._load.name != load:
+            self.stop_load()
+            self._load = _Load(load, n_owners)
         known = self._load
         known.owners.add(owner)
         for block in blocks:
@@ -102,19 +119,15 @@ class StoreReader:
                 known.waiting[block] = set()
                 bisect.insort(known.ahead, block)
             known.waiting[block].add(owner)
+        if known.is_known:
+            for block in [block for block, held in self._held.items() if held.future.done()]:
+                if not known.expects(block):
+                    del self._held[block]
+            self._wake()
         self._read_ahead()
 
-    async def rows(
-        self, load: str, owner: int, n_owners: int, block: int, places: NDArray[np.uint32]
-    ) -> RowsReply | Later:
-        """Rows of a block, for a worker.
-
-        Parameters
-        ----------
-        load, owner, n_owners
-            The load, the participant that fetches rows, and how many participants will have announced what they need.
-        block, places
-            The block, and the rows, counted from its first one.
+    async def rows(self, load: str, owner: int, block: int, places: NDArray[np.uint32]) -> RowsReply | Later:
+        """Rows of a block, for a participant of a load; ``places`` count from the first row of the block.
 
         Raises
         ------
@@ -122,34 +135,39 @@ class StoreReader:
             If the block cannot be read.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + ANSWER_AFTER
+        deadline = loop.time() + self._answer_after
         while (held := self._held.get(block)) is None:
-            if not self._closed and self._has_room(block):
+            self._check_open()
+            if self._has_room(block):
                 held = self._read(block)
                 break
-            if self._closed:
-                raise ExchangeError("the session was closed")
             if loop.time() >= deadline:
                 return Later()
             await self._until_changed(min(ABANDONED_AFTER, deadline - loop.time()))
         held.used = loop.time()
         if not held.future.done():
             await asyncio.wait([held.future], timeout=max(0.0, deadline - loop.time()))
+        self._check_open()
         if not held.future.done():
             return Later()
         items = self._blocks.first_item(block) + places.astype(np.int64)
         data = held.future.result()
         rows, checksums = await self._jobs.run(data.gather, items, nbytes=len(items) * data.rows.shape[1])
-        self._fetched(load, owner, n_owners, block)
+        held.used = loop.time()
+        self._fetched(load, owner, block)
         return RowsReply(rows, checksums)
 
-    def _fetched(self, load: str, owner: int, n_owners: int, block: int) -> None:
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ExchangeError("the session was closed")
+
+    def _fetched(self, load: str, owner: int, block: int) -> None:
         known = self._load
         if known is None or known.name != load or block not in known.waiting:
             asyncio.get_running_loop().call_later(ABANDONED_AFTER, self._drop_idle, block)
             return
         known.waiting[block].discard(owner)
-        if not known.waiting[block] and len(known.owners) >= n_owners:
+        if not known.expects(block):
             self._drop(block)
 
     def _drop(self, block: int) -> None:
@@ -158,16 +176,17 @@ class StoreReader:
             self._read_ahead()
 
     def _drop_idle(self, block: int) -> None:
-        """Drop a block that was read on request, unless it was used in the meantime."""
-        held = self._held.get(block)
-        if held is not None and asyncio.get_running_loop().time() >= held.used + ABANDONED_AFTER:
+        """Drop a block that was read on request, unless it was used in the meantime or others will fetch it."""
+        held, known = self._held.get(block), self._load
+        idle = held is not None and asyncio.get_running_loop().time() >= held.used + ABANDONED_AFTER
+        if idle and (known is None or not known.expects(block)):
             self._drop(block)
 
     def _read_ahead(self) -> None:
         known = self._load
         while known is not None and known.ahead and not self._closed:
             block = known.ahead[0]
-            if block not in self._held:
+            if block not in self._held and known.expects(block):
                 if not self._has_room(block):
                     return
                 self._read(block)
@@ -180,7 +199,7 @@ class StoreReader:
         held = self._held[block] = _Held(future, READING_COST * nbytes, loop.time())
 
         def read(future: asyncio.Future[Block]) -> None:
-            held.nbytes = nbytes
+            held.nbytes, held.used = nbytes, loop.time()
             failed = future.cancelled() or future.exception() is not None
             if failed and self._held.get(block) is held:  # another request tries again
                 del self._held[block]
@@ -193,18 +212,24 @@ class StoreReader:
         return held
 
     def _has_room(self, block: int) -> bool:
-        """Whether a block may be read now; blocks that nobody waits for make room."""
+        """Whether a block may be read now. Blocks that nobody comes for make room."""
         now, needed = asyncio.get_running_loop().time(), READING_COST * self._blocks.nbytes(block)
 
         def fits() -> bool:
             return not self._held or needed + sum(held.nbytes for held in self._held.values()) <= READING_NBYTES
 
-        if fits() or block < min(self._held):  # blocks are fetched in ascending order, so this one is waited for
+        reads = any(not held.future.done() for held in self._held.values())
+        if fits() or (not reads and block < min(self._held)):  # it is needed before those that are held
             return True
-        waiting = {} if self._load is None else self._load.waiting
+        known = self._load
         for number, held in list(self._held.items()):
-            patience = 5 * ABANDONED_AFTER if waiting.get(number) else ABANDONED_AFTER
+            expected = known is not None and known.expects(number)
+            patience = 5 * ABANDONED_AFTER if expected else ABANDONED_AFTER
             if held.future.done() and now - held.used > patience:
+                if known is not None:  # they have left, or ask another reader
+                    gone = set(known.waiting.get(number, ()))
+                    for owners in known.waiting.values():
+                        owners -= gone
                 del self._held[number]
                 if fits():
                     return True

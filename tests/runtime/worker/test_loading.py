@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import threading
 import time
@@ -79,7 +80,7 @@ class Workers:
 
         blocks = RowBlocks(self.dataset, self.n_workers)
         blocks.read = counted
-        reader = StoreReader(blocks, reading, jobs)
+        reader = StoreReader(blocks, reading, jobs, 60.0)
         self.queues += [jobs, reading]
         self.readers[self.address(rank)] = reader
         return Loader(
@@ -91,9 +92,9 @@ class Workers:
             numbers = numbers.data if isinstance(numbers, Serialize) else numbers
             reader = self.readers[address]
             if block < 0:
-                reader.announce(load, owner, numbers.tolist())
+                reader.announce(load, owner, n_owners, numbers.tolist())
                 return {"status": "OK"}
-            reply = await reader.rows(load, owner, n_owners, block, numbers)
+            reply = await reader.rows(load, owner, block, numbers)
             if self.answer is not None:
                 reply = await self.answer(address, block, reply)
             return {"status": "OK", **to_fields(reply)}
@@ -261,6 +262,69 @@ def test_another_worker_reads_in_place_of_a_slow_one(dataset, small_blocks, monk
     assert (workers.address(2), "its rows come too slowly") in workers.named
 
 
+def test_another_worker_reads_in_place_of_one_that_hangs_after_half_of_its_blocks(dataset, small_blocks, monkeypatch):
+    monkeypatch.setattr("dshuffle.exchange.slow_senders.PATIENCE", 0.3)
+    monkeypatch.setattr(loading, "LOOK_EVERY", 0.05)
+    answers = Counter()
+
+    async def hangs(address, block, reply):
+        answers[address] += 1
+        if address == Workers.address(2) and answers[address] > 12:
+            await asyncio.sleep(30)
+        return reply
+
+    workers = Workers(dataset, answer=hangs)
+    began = time.monotonic()
+    workers.load(random_partitions(Q))
+    assert time.monotonic() - began < 20
+    assert (workers.address(2), "its rows come too slowly") in workers.named
+
+
+@pytest.mark.parametrize("late", [0, 3])
+def test_an_owner_that_begins_late_finds_the_blocks(dataset, small_blocks, monkeypatch, late):
+    """It has not said what it needs when the others have their rows."""
+    monkeypatch.setattr(store_reader, "READING_NBYTES", 8 * 20 * dataset.row_nbytes)
+    monkeypatch.setattr(store_reader, "ABANDONED_AFTER", 0.2)
+    bring = Loader._bring_stored
+
+    async def begins_late(self, attempt):
+        if attempt.load.owner == late:
+            await asyncio.sleep(0.6)  # less than 5 times as long
+        await bring(self, attempt)
+
+    monkeypatch.setattr(Loader, "_bring_stored", begins_late)
+    workers = Workers(dataset)
+    workers.load(random_partitions(Q))
+    assert workers.read_once
+
+
+def test_another_attempt_goes_on_without_an_owner_that_has_all_its_rows(dataset, small_blocks):
+    """It says that it needs nothing, so that blocks do not wait for it."""
+    workers, partitions = Workers(dataset), random_partitions(Q)
+
+    async def main():
+        workers.queues, workers.readers = [], {}
+        loaders = {rank: workers.loader(rank) for rank in range(N)}
+        load = Load("run 2", 3, N, tuple(map(workers.address, range(N))))
+
+        async def bring(rank):
+            cache = CachePartition(dataset.layout, capacity=Q, incoming=0)
+            slots = cache.reserve(partitions[rank])
+            await loaders[rank].bring(
+                dataclasses.replace(load, owner=rank), cache, partitions[rank], slots, lambda: False
+            )
+
+        await asyncio.gather(loaders[3].join(load), *map(bring, range(3)))
+        assert all(not reader._held for reader in workers.readers.values())
+        for reader in workers.readers.values():
+            reader.close()
+        for queue in workers.queues:
+            await queue.close()
+
+    asyncio.run(main())
+    assert workers.read_once
+
+
 def test_rows_that_arrive_corrupted_are_asked_for_again(dataset, small_blocks):
     corrupted = set()
 
@@ -289,6 +353,32 @@ def test_a_damaged_chunk_ends_the_load_of_all_that_need_it(dataset, small_blocks
     with pytest.raises(CorruptChunk, match="chunk"):
         workers.load(random_partitions(Q))
     assert not workers.named
+
+
+def test_the_cause_is_raised_and_not_what_it_stopped(small_blocks, monkeypatch):
+    """Labels in one chunk are damaged, while each worker reads the other arrays by itself."""
+    monkeypatch.setattr("dshuffle.store.create._CHUNK_NBYTES", 2000)
+    rng = np.random.default_rng(1)
+    arrays = {"x": rng.random((Q, 40)), "label": rng.integers(0, 9, Q)}
+    dataset = create_dataset("memory://loading-cause", arrays, overwrite=True)
+    workers, read = Workers(dataset), RowBlocks.read
+
+    def damaged(self, block, stop):
+        if block >= self.groups[1].first:
+            raise CorruptChunk("the chunk of the labels is corrupted")
+        return read(self, block, stop)
+
+    read_into = Dataset.read_into
+
+    def slowly(self, *args, stop=None, **options):
+        time.sleep(0.05)
+        read_into(self, *args, stop=stop, **options)
+
+    monkeypatch.setattr(RowBlocks, "read", damaged)
+    monkeypatch.setattr(Dataset, "read_into", slowly)
+    monkeypatch.setattr(loading, "DIRECT_NBYTES", 3000)
+    with pytest.raises(CorruptChunk, match="labels"):
+        workers.load({rank: np.arange(Q)[rank * Q // N : (rank + 1) * Q // N] for rank in range(N)})
 
 
 def test_it_stops(dataset, small_blocks):
