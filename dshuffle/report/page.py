@@ -379,6 +379,7 @@ def render_html(comparison: Comparison) -> str:
             places={way.label: place % 10 for place, way in enumerate(comparison.ways)},
             meanings=functools.partial(meanings, comparison=comparison),
             records=[record for way in comparison.ways for record in way.records],
+            loads=[record for way in comparison.ways for record in way.records if record.loaded],
             bars=_time_bars(comparison),
             errors=_error_lines(comparison),
             pairs=[_pair_marks(one, comparison) for one in series_of(comparison) if one.runs.n_pairs],

@@ -18,8 +18,10 @@ from distributed import Client, Worker
 
 from dshuffle.errors import ClusterError, DShuffleError
 from dshuffle.planning import Choices, ShuffleSpec
+from dshuffle.planning.cost import Work, predict
 from dshuffle.runtime.client.bounded_calls import answer, run_on_workers
 from dshuffle.runtime.client.cluster_view import cluster_info
+from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure.measurement import measure_cluster
 from dshuffle.runtime.memory import member_nbytes, workers_that_fit
 from dshuffle.runtime.open_files import files_needed
@@ -168,6 +170,10 @@ def of_links(client: Client, dataset: Dataset, seconds: float = MEASURING_SECOND
     except DShuffleError as error:
         return Finding(Level.ERROR, "links", str(error), "See the logs of the workers.")
     store = f"all workers together read {human_rate(measurement.storage_together)} of rows from the dataset"
+    work = Work(dataset.n_samples, dataset.row_nbytes, Choices(), unit_rows(dataset))
+    if dataset.n_samples >= measurement.cluster.n_workers:
+        load = predict(measurement.cluster, work).load_seconds
+        store += f", and load their first partitions in {human_seconds(load)}"
     if not measurement.link_alone:
         return Finding(Level.OK, "links", f"there is one worker; {store}")
     text = (
