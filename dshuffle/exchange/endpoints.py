@@ -101,6 +101,11 @@ async def shared_result(future: asyncio.Future[T]) -> T:
     return future.result() if future.done() else await asyncio.shield(future)
 
 
+def has_result(future: asyncio.Future[Any] | None) -> bool:
+    """Whether a future has ended without an error."""
+    return future is not None and future.done() and not future.cancelled() and future.exception() is None
+
+
 def timed(fn: Callable[..., None], *args: Any) -> float:
     """Return the duration of a call in seconds, without the time spent waiting for a thread."""
     started = time.perf_counter()

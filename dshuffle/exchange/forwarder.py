@@ -41,7 +41,6 @@ class Forwarder:
             Inbox(participant, window=1),
             network,
             jobs,
-            jobs,
             store=STORE,
             report=self._received,
             timeout=timeout,

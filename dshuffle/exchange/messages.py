@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import name_of
+from dshuffle.planning import STORE, name_of
 
 KIB, MIB = 2**10, 2**20
 
@@ -93,10 +92,10 @@ def rows_per_message(row_nbytes: int, message_bytes: int) -> int:
     return max(1, message_bytes // max(1, row_nbytes))
 
 
-def flows_of_samples(
-    samples: Mapping[int, Items], *, at_most: int, at_most_from: Mapping[int, int] = MappingProxyType({})
-) -> tuple[Items, dict[int, Flow]]:
+def flows_of_samples(samples: Mapping[int, Items], *, at_most: int) -> tuple[Items, dict[int, Flow]]:
     """Concatenate the samples exchanged with several participants, and cut them into flows.
+
+    What comes from the store is loaded as one message.
 
     Parameters
     ----------
@@ -104,8 +103,6 @@ def flows_of_samples(
         Participant -> samples.
     at_most
         Maximum number of samples in a message.
-    at_most_from
-        The maximum for single participants, in place of ``at_most``.
 
     Returns
     -------
@@ -117,7 +114,7 @@ def flows_of_samples(
     flows = {}
     first = 0
     for participant, ids in samples.items():
-        flows[participant] = Flow.evenly(first, len(ids), at_most=at_most_from.get(participant, at_most))
+        flows[participant] = Flow.evenly(first, len(ids), at_most=max(1, len(ids)) if participant == STORE else at_most)
         first += len(ids)
     return np.concatenate([np.empty(0, np.int64), *samples.values()]), flows
 

@@ -18,6 +18,7 @@ from dshuffle.exchange.endpoints import (
     Network,
     RowSink,
     T,
+    has_result,
     nothing_to_mend,
     shared_result,
     timed,
@@ -45,9 +46,7 @@ class Receiver:
     network
         Network of the session.
     jobs
-        Threads that unpack messages.
-    reading
-        Threads that read corrupted rows again.
+        Threads that unpack messages, and read corrupted rows again.
     store
         Sender id of the store. Its rows are read instead of requested.
     report
@@ -64,7 +63,6 @@ class Receiver:
         inbox: Inbox,
         network: Network,
         jobs: JobQueue,
-        reading: JobQueue,
         *,
         store: int,
         report: Callable[[int, str | None, bool], None],
@@ -75,7 +73,6 @@ class Receiver:
         self._inbox = inbox
         self._network = network
         self._jobs = jobs
-        self._reading = reading
         self._store = store
         self._report = report
         self._timeout = timeout
@@ -162,7 +159,7 @@ class Receiver:
     def arrived(self) -> float:
         """Fraction of the run's items that have arrived."""
         expected = sum(flow.n_items for sender, flow in self._flows.items() if sender != self._inbox.rank)
-        loading = 0 if self._sink is None or not _is_ready(self._sink) else self._sink.result().n_loading
+        loading = self._sink.result().n_loading if has_result(self._sink) and self._sink is not None else 0
         return min(1.0, (self.meter.rows + loading) / expected) if expected else 1.0
 
     def has_arrived(self, sender: int) -> bool:
@@ -253,7 +250,7 @@ class Receiver:
                     await self._network.acknowledge(message)
         except (OSError, DShuffleError) as error:
             if isinstance(error, ChecksumMismatch):
-                await self._touch_cache(self._reading.run(self._mend))
+                await self._touch_cache(self._jobs.run(self._mend))
             error.__traceback__ = None  # its frames hold the cache, also once the session is closed
             # Retry after a broken connection or a corrupted message, but not after a corrupt chunk.
             again = error.transient if isinstance(error, DatasetError) else True
@@ -351,10 +348,6 @@ class Receiver:
                 self._deadlines.pop(message, None)
             if not isinstance(reply, Later):
                 return reply
-
-
-def _is_ready(future: asyncio.Future[Any]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _ignore_end(run_id: int, reason: str | None, again: bool) -> None:

@@ -64,11 +64,8 @@ class RowTransport(Transport):
             pacing = Pacing(limits.message_bytes, limits.window_bytes)
         at_most = rows_per_message(nbytes, pacing.message_nbytes)
         sends = {participant: self.sent_by(participant, part, at_most) for participant, part in parts.items()}
-        at_most_from = {STORE: self.plan.spec.n_samples}  # it is loaded as one
         receives = {
-            participant: flows_of_samples(
-                self.received_by(participant, part), at_most=at_most, at_most_from=at_most_from
-            )
+            participant: flows_of_samples(self.received_by(participant, part), at_most=at_most)
             for participant, part in parts.items()
         }
         leaving = _longest(sends) * nbytes

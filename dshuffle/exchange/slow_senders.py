@@ -18,7 +18,6 @@ def slow_senders(
     *,
     seconds: float,
     seconds_to_read: Callable[[int], float],
-    all_late: bool = False,
 ) -> list[int]:
     """Senders whose rows should be read from the store instead, or readers that others should take the place of.
 
@@ -31,8 +30,6 @@ def slow_senders(
         Sender -> rows that it sends in this exchange, and rows that have arrived.
     seconds
         Duration of the exchange so far.
-    all_late
-        Whether all of these may be slow, because enough others have delivered everything.
     seconds_to_read
         Returns how long it takes to read a number of rows from the store: that of all chunks that hold any of them.
 
@@ -45,7 +42,7 @@ def slow_senders(
     []
     """
     late = {sender: rows - arrived.get(sender, 0) for sender, rows in owed.items() if rows > arrived.get(sender, 0)}
-    if seconds < PATIENCE or (2 * len(late) > len(owed) and not all_late):
+    if seconds < PATIENCE or 2 * len(late) > len(owed):
         return []
     # At its rate so far, a sender needs ``left * seconds / arrived`` more seconds.
     return [

@@ -69,7 +69,6 @@ class Participant:
             self.inbox,
             self,
             cluster.jobs,
-            cluster.jobs,
             store=STORE,
             report=lambda run_id, reason, again: cluster.report(who, run_id, reason),
             timeout=timeout,
@@ -77,8 +76,7 @@ class Participant:
         )
 
     def begin(self, run_id: int, receives: dict[int, np.ndarray]) -> None:
-        n_samples = len(self.cluster.truth.rows)
-        samples, flows = flows_of_samples(receives, at_most=self.cluster.message_rows, at_most_from={STORE: n_samples})
+        samples, flows = flows_of_samples(receives, at_most=self.cluster.message_rows)
         slots = self.arriving[1] if self.cluster.resumed else self.cache.reserve(samples)
         self.arriving = samples, slots, flows
         sink = ArrivingRows(self.cache, samples, slots, self.bring)

@@ -72,7 +72,6 @@ def test_a_request_has_its_time_since_bytes_came_last(arrives: bool) -> None:
             Inbox(0, window=1, attempts=1),
             Slow(),
             jobs,
-            jobs,
             store=-9,
             report=lambda run_id, text, again: reason.done() or reason.set_result(text),
             timeout=0.4,

@@ -51,12 +51,12 @@ def test_a_message_holds_at_least_an_item() -> None:
 
 def test_samples_of_all_participants_stand_in_one_list() -> None:
     parts = {3: np.array([7, 1, 4]), STORE: np.arange(10, 15), 0: np.array([2])}
-    samples, flows = flows_of_samples(parts, at_most=2, at_most_from={STORE: 3})
+    samples, flows = flows_of_samples(parts, at_most=2)
     assert list(flows) == list(parts)
     for who, ids in parts.items():
         got = [samples[slice(*flows[who].message(i))] for i in range(flows[who].n_messages)]
         np.testing.assert_array_equal(np.concatenate(got), ids)
-    assert [flows[who].n_messages for who in parts] == [2, 2, 1]
+    assert [flows[who].n_messages for who in parts] == [2, 1, 1]
     empty, no_flows = flows_of_samples({}, at_most=2)
     assert (len(empty), no_flows) == (0, {})
 

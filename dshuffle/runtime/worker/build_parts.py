@@ -168,7 +168,6 @@ def _training_state(
         Inbox(rank, window=spec.settings.window),
         carriers.network,
         carriers.jobs,
-        carriers.reading,
         store=STORE,
         report=report,
         timeout=spec.settings.timeout,

@@ -127,6 +127,7 @@ class _Reader:
     asked: set[int] = field(default_factory=set)  # blocks that are requested
 
 
+@dataclass(eq=False)
 class Loader:
     """Brings rows to one worker of a session.
 
@@ -148,44 +149,34 @@ class Loader:
         Returns the rows of former partitions on this worker.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        session_id: str,
-        dataset: Dataset,
-        blocks: RowBlocks,
-        settings: Settings,
-        jobs: JobQueue,
-        reading: JobQueue,
-        reader: StoreReader,
-        former: PartitionSources | None,
-        rows_here: LocalRows | None,
-    ) -> None:
-        self._worker = worker
-        self._session_id = base_id(session_id)
+    worker: Worker
+    session_id: str
+    dataset: Dataset
+    blocks: RowBlocks
+    settings: Settings
+    jobs: JobQueue
+    reading: JobQueue
+    reader: StoreReader
+    former: PartitionSources | None
+    rows_here: LocalRows | None
+    received_bytes: int = 0
+
+    def __post_init__(self) -> None:
         # A rank that was adopted asks the session of the worker's own rank, as all others do.
-        self._here = worker.address if self._session_id == session_id else ""
-        self._dataset = dataset
-        self._blocks = blocks
-        self._settings = settings
-        self._jobs = jobs
-        self._reading = reading
-        self._reader = reader
-        self._former = None if rows_here is None else former
-        self._rows_here = rows_here
-        self._window = asyncio.Semaphore(max(1, settings.window))
+        self._base_id = base_id(self.session_id)
+        self._here = self.worker.address if self._base_id == self.session_id else ""
+        self._window = asyncio.Semaphore(max(1, self.settings.window))
         self._unable: set[int] = set()  # holders of former partitions that are not asked any more
         self._ranks_of: Callable[[Samples], NDArray[np.int32]] | None = None
         self._looking_up = threading.Lock()
-        self.received_bytes = 0
 
     def seconds_to_read(self, n_rows: int) -> float:
         """About how long all workers together take to read rows that are spread widely; infinite if unknown."""
-        traffic = self._dataset.traffic
+        traffic = self.dataset.traffic
         if not traffic.seconds or not traffic.delivered_bytes:
             return float("inf")
-        nbytes = sum(min(group.n_blocks, n_rows) * self._blocks.nbytes(group.first) for group in self._blocks.groups)
-        return nbytes / self._blocks.n_readers * traffic.seconds / traffic.delivered_bytes
+        nbytes = sum(min(group.n_blocks, n_rows) * self.blocks.nbytes(group.first) for group in self.blocks.groups)
+        return nbytes / self.blocks.n_readers * traffic.seconds / traffic.delivered_bytes
 
     async def bring(
         self,
@@ -225,23 +216,23 @@ class Loader:
         """
         done = np.zeros(len(sample_ids), np.bool_) if done is None else done
         attempt = _Attempt(load, target, sample_ids, slots, stop, done, progress)
-        if former and self._former is not None:
-            await self._bring_former(attempt, self._former)
+        if former and self.former is not None:
+            await self._bring_former(attempt, self.former)
         if stop():
             raise ExchangeError("loading was stopped: the run has ended")
         await self._bring_stored(attempt)
         if len(sample_ids):
-            await self._reading.run(self._dataset.check_unchanged)
+            await self.reading.run(self.dataset.check_unchanged)
 
     async def _bring_stored(self, attempt: _Attempt) -> None:
-        load, blocks = attempt.load, self._blocks
+        load, blocks = attempt.load, self.blocks
         left = np.flatnonzero(~attempt.done)
         samples, slots = attempt.sample_ids[left], attempt.slots[left]
         readers = [_Reader(address, deque(), 0) for address in load.readers]
         if not readers:
-            await self._read(attempt, self._dataset, left)
+            await self._read(attempt, self.dataset, left)
             return
-        requests, direct = await self._jobs.run(lambda: blocks.requests(samples, alone=load.alone))
+        requests, direct = await self.jobs.run(lambda: blocks.requests(samples, alone=load.alone))
         for request in requests:
             reader = readers[request.block % len(readers)]
             reader.queue.append(request)
@@ -254,12 +245,12 @@ class Loader:
         finally:
             watching.cancel()
         if not blocks.is_whole and len(left):  # rows were put together from their parts
-            await self._reading.run(attempt.target.add_checksums, samples, slots)
+            await self.reading.run(attempt.target.add_checksums, samples, slots)
             attempt.done[left] = True
 
     async def _read(self, attempt: _Attempt, dataset: Dataset, places: Samples, group: Group | None = None) -> None:
         """Read rows that no other worker needs, of all arrays or of those of a group."""
-        target, is_whole = attempt.target, group is None or self._blocks.is_whole
+        target, is_whole = attempt.target, group is None or self.blocks.is_whole
 
         def ends() -> bool:  # called before every chunk
             target.relieve()
@@ -270,19 +261,14 @@ class Loader:
             if is_whole:
                 target.add_checksums(sample_ids, slots)
 
-        for which in _cut(places, rows_per_message(self._dataset.row_nbytes, DIRECT_NBYTES)):
-            await self._reading.run(read, attempt.sample_ids[which], attempt.slots[which])
+        for which in _cut(places, rows_per_message(self.dataset.row_nbytes, DIRECT_NBYTES)):
+            await self.reading.run(read, attempt.sample_ids[which], attempt.slots[which])
             self._arrived(attempt, group, which)
 
-    async def join(self, load: Load) -> None:
+    async def join(self, load: Load, target: Target) -> None:
         """Say that this participant needs nothing from a load that others take part in."""
-        attempt = _Attempt(load, *_NOTHING)
-        readers = [_Reader(address, deque(), 0) for address in load.readers]
-        for answer in await asyncio.gather(
-            *(self._announce(attempt, each) for each in readers), return_exceptions=True
-        ):
-            if isinstance(answer, Exception):  # the reader waits for a moment longer
-                logger.debug("dshuffle: a reader does not know that nothing is needed: %s", answer)
+        nothing = np.empty(0, np.int64)
+        await self.bring(load, target, nothing, nothing, lambda: False)
 
     async def _announce(self, attempt: _Attempt, reader: _Reader) -> None:
         """Tell a reader which blocks it will be asked for."""
@@ -324,8 +310,8 @@ class Loader:
                 await self._announce(attempt, reader)
 
     async def _fetch(self, attempt: _Attempt, reader: _Reader, request: Request, left: Samples) -> None:
-        places = (request.items - self._blocks.first_item(request.block)).astype(np.uint32)
-        is_here = reader.address == self._worker.address
+        places = (request.items - self.blocks.first_item(request.block)).astype(np.uint32)
+        is_here = reader.address == self.worker.address
         nbytes = len(places) * request.group.rows.layout.nbytes
         while attempt.in_flight and attempt.in_flight + nbytes > IN_FLIGHT_NBYTES:
             await attempt.freed.wait()
@@ -348,7 +334,7 @@ class Loader:
 
     async def _place(self, attempt: _Attempt, request: Request, reply: RowsReply, left: Samples) -> None:
         """Verify rows, and copy them to their slots."""
-        blocks, target = self._blocks, attempt.target
+        blocks, target = self.blocks, attempt.target
         which = left[request.places]
         samples, slots, rows, checksums = attempt.sample_ids[which], attempt.slots[which], reply.rows, reply.checksums
 
@@ -361,11 +347,11 @@ class Loader:
                 blocks.place(request, rows, target.rows, slots)
                 target.relieve()
 
-        await self._jobs.run(place, nbytes=rows.nbytes)
+        await self.jobs.run(place, nbytes=rows.nbytes)
         self._arrived(attempt, request.group, which)
 
     def _arrived(self, attempt: _Attempt, group: Group | None, which: Samples) -> None:
-        if group is None or self._blocks.is_whole:
+        if group is None or self.blocks.is_whole:
             attempt.done[which] = True
             attempt.progress(len(which))
         elif group.first == 0 and len(group.window) == 1:  # of rows in parts, most bytes are in the first group
@@ -377,9 +363,9 @@ class Loader:
         while True:
             if address == self._here:
                 if block < 0:
-                    self._reader.announce(load.name, load.owner, load.n_owners, numbers.tolist())
+                    self.reader.announce(load.name, load.owner, load.n_owners, numbers.tolist())
                     return None
-                here = self._reader.rows(load.name, load.owner, block, numbers)
+                here = self.reader.rows(load.name, load.owner, block, numbers)
                 reply: Any = await self._until(attempt, reader, address, here)
             else:
                 fields: Any = await self._until(attempt, reader, address, self._request(load, address, block, numbers))
@@ -388,7 +374,7 @@ class Loader:
                 fields = unwrap(fields, address)
                 if block < 0:
                     return None
-                reply = await received(self._worker, rows_from_fields(fields, address))
+                reply = await received(self.worker, rows_from_fields(fields, address))
             if not isinstance(reply, Later):
                 assert isinstance(reply, RowsReply)
                 return reply
@@ -396,7 +382,7 @@ class Loader:
     async def _request(self, load: Load, address: str, block: int, numbers: NDArray[Any]) -> object:
         query = {"load": load.name, "owner": load.owner, "n_owners": load.n_owners, "block": block}
         return await within(
-            answer_limit(self._settings), request_block(self._worker, address, self._session_id, numbers, **query)
+            answer_limit(self.settings), request_block(self.worker, address, self._base_id, numbers, **query)
         )
 
     async def _until(self, attempt: _Attempt, reader: _Reader, address: str, call: Coroutine[Any, Any, T]) -> T:
@@ -423,9 +409,8 @@ class Loader:
             of_one_row = max(reader.seconds / reader.owed for reader in ended)
             for reader in owing:
                 since = reader.since or attempt.began
-                owed, arrived = {0: reader.owed - reader.before}, {0: reader.arrived - reader.before}
-                seconds = now - since
-                if slow_senders(owed, arrived, seconds=seconds, seconds_to_read=of_one_row.__mul__, all_late=True):
+                owed, arrived = {0: reader.owed - reader.before, 1: 0}, {0: reader.arrived - reader.before}
+                if slow_senders(owed, arrived, seconds=now - since, seconds_to_read=of_one_row.__mul__):
                     reader.since, reader.before = now, reader.arrived
                     try:
                         await self._replace(attempt, reader, "its rows come too slowly")
@@ -435,9 +420,9 @@ class Loader:
     async def _replace(self, attempt: _Attempt, reader: _Reader, reason: str) -> None:
         """Let another worker read what a reader owes. The scheduler names it, the same one to all."""
         reply = await within(
-            answer_limit(self._settings),
-            self._worker.scheduler.dshuffle_reader(
-                session_id=self._session_id, load=attempt.load.name, address=reader.address, reason=reason
+            answer_limit(self.settings),
+            self.worker.scheduler.dshuffle_reader(
+                session_id=self._base_id, load=attempt.load.name, address=reader.address, reason=reason
             ),
         )
         reader.address = message_in(reply, str, "the scheduler")
@@ -446,7 +431,7 @@ class Loader:
         """Read rows from former partitions. Those that none of them can send are left."""
         sample_ids, slots = attempt.sample_ids, attempt.slots
         left = np.flatnonzero(~attempt.done)
-        messages = await self._jobs.run(self._former_messages, former, sample_ids[left])
+        messages = await self.jobs.run(self._former_messages, former, sample_ids[left])
 
         async def read(rank: int, places: Samples) -> None:
             reply = await self._ask_former(attempt, former, rank, sample_ids[places])
@@ -454,10 +439,10 @@ class Loader:
             if present is not None and not present.all():  # a kept partition may lack some
                 places, rows, checksums = places[present], rows[present], checksums[present]
             unpack = attempt.target.unpack
-            await self._jobs.run(unpack, sample_ids[places], slots[places], rows, checksums, nbytes=rows.nbytes)
+            await self.jobs.run(unpack, sample_ids[places], slots[places], rows, checksums, nbytes=rows.nbytes)
             attempt.done[places] = True
             attempt.progress(len(places))
-            if former.holders[rank][0] != self._worker.address:
+            if former.holders[rank][0] != self.worker.address:
                 self.received_bytes += rows.nbytes + checksums.nbytes
 
         async def read_all(rank: int, queue: deque[Samples]) -> None:
@@ -487,15 +472,15 @@ class Loader:
             ranks = self._look_up(former.shuffle, former.epoch)(sample_ids)
             order, offsets = group_by(ranks, former.shuffle.n_workers)
             places = {rank: order[offsets[rank] : offsets[rank + 1]] for rank in holders}
-        at_most = rows_per_message(self._dataset.row_nbytes, min(MESSAGE_BYTES, self._settings.message_bytes))
-        first = zlib.crc32(self._worker.address.encode()) % max(1, len(holders))
+        at_most = rows_per_message(self.dataset.row_nbytes, min(MESSAGE_BYTES, self.settings.message_bytes))
+        first = zlib.crc32(self.worker.address.encode()) % max(1, len(holders))
         return {rank: deque(_cut(places[rank], at_most)) for rank in (*holders[first:], *holders[:first])}
 
     def _look_up(self, shuffle: ShuffleSpec, epoch: int) -> Callable[[Samples], NDArray[np.int32]]:
         """What tells the ranks of samples. If all of them have to be planned for that, this is done once."""
         with self._looking_up:
             if self._ranks_of is None:
-                shuffle = with_data(shuffle, self._dataset)
+                shuffle = with_data(shuffle, self.dataset)
                 self._ranks_of = shuffle.ranks_at(epoch)
             if self._ranks_of is None:
                 self._ranks_of = workers_of(shuffle, epoch, np.arange(shuffle.n_samples)).__getitem__
@@ -505,19 +490,16 @@ class Loader:
         self, attempt: _Attempt, former: PartitionSources, rank: int, sample_ids: Samples
     ) -> RowsReply:
         address, session_id = former.holders[rank]
-        if address == self._worker.address:
-            assert self._rows_here is not None
-            return await self._rows_here(session_id, former.epoch, sample_ids)
+        if address == self.worker.address:
+            assert self.rows_here is not None
+            return await self.rows_here(session_id, former.epoch, sample_ids)
 
         async def request() -> RowsReply:
-            asking = request_rows(self._worker, address, session_id, former.epoch, sample_ids)
-            fields = unwrap(await within(answer_limit(self._settings), asking), address)
-            return await received(self._worker, rows_from_fields(fields, address))
+            asking = request_rows(self.worker, address, session_id, former.epoch, sample_ids)
+            fields = unwrap(await within(answer_limit(self.settings), asking), address)
+            return await received(self.worker, rows_from_fields(fields, address))
 
         return await self._until(attempt, _Reader(address, deque(), 0), address, request())
-
-
-_NO_SAMPLES = np.empty(0, np.int64)
 
 
 @dataclass(slots=True, eq=False)
@@ -540,9 +522,6 @@ class _Attempt:
     def stopped(self) -> bool:
         """Whether the rows are no longer wanted, or cannot all be brought."""
         return self.cause is not None or self.stop()
-
-
-_NOTHING: tuple[Any, ...] = (None, _NO_SAMPLES, _NO_SAMPLES, lambda: False, _NO_SAMPLES, lambda n_rows: None)
 
 
 async def _all_of(work: Sequence[Awaitable[None]], attempt: _Attempt) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import DatasetError
 from dshuffle.exchange.bundles import ForwardedRows
-from dshuffle.exchange.endpoints import RowSink, RowSource, nothing_to_mend
+from dshuffle.exchange.endpoints import RowSink, RowSource, has_result, nothing_to_mend
 from dshuffle.planning import SERVER, STORE
 from dshuffle.runtime.messages import Counts, Report, TrainingTime, Vote
 from dshuffle.runtime.replies import retrieve
@@ -199,7 +199,7 @@ class ExchangeRun:
             self._begin_sending(exchange, training.rank, self._source)
             self._begin_forwarding(exchange, training, resumed=before is not None)
             if before is not None and self._load is not None and training.receiver.has_arrived(STORE):
-                self._joined = asyncio.ensure_future(parts.loader.join(self._load))
+                self._joined = asyncio.ensure_future(parts.loader.join(self._load, training.cache))
             training.receiver.begin(
                 self.run_id,
                 exchange.incoming(training.rank),
@@ -233,7 +233,7 @@ class ExchangeRun:
             return True
         sink = self._sink
         return (
-            all(_has_result(future) for future in (self._source, sink, self._prepared))
+            all(has_result(future) for future in (self._source, sink, self._prepared))
             and sink is not None
             and sink.result().intact
         )
@@ -321,7 +321,3 @@ class ExchangeRun:
             drawn=None if prepared is None else prepared.digest,
             due=None if prepared is None else prepared.due,
         )
-
-
-def _has_result(future: asyncio.Future[Any] | None) -> bool:
-    return future is not None and future.done() and not future.cancelled() and future.exception() is None

@@ -19,7 +19,7 @@ from dshuffle.errors import DShuffleError, ExchangeError, StaleEpoch
 from dshuffle.exchange.comms import DaskNetwork
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MessageId
-from dshuffle.exchange.replies import Later, Refusal, Reply, RowsReply
+from dshuffle.exchange.replies import Refusal, Reply, RowsReply
 from dshuffle.planning import SERVER, name_of
 from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
 from dshuffle.runtime.messages import CommitReply, MemberState, TrainingTime
@@ -35,6 +35,7 @@ from dshuffle.runtime.worker.member_addresses import MemberAddresses
 from dshuffle.runtime.worker.member_parts import MemberParts
 from dshuffle.runtime.worker.reports import ReportSender
 from dshuffle.runtime.worker.run import RESTORE, ExchangeRun
+from dshuffle.runtime.worker.store_reader import StoreReader
 from dshuffle.store import Dataset
 from dshuffle.store.backends.urls import is_local
 
@@ -217,8 +218,9 @@ class WorkerSession:
         """
         await self.abort(last_run)
         self.change_members(addresses, number)
-        if self.rank in together.ranks:
-            self._spawn(self._open_parts.loader.join(self._restoring(number, together)))
+        parts = self._open_parts
+        if self.rank in together.ranks and parts.training is not None:
+            self._spawn(parts.loader.join(self._restoring(number, together), parts.training.cache))
 
     def _restoring(self, number: int, together: Together) -> Load:
         """The load of ranks that are taken by other workers, whose order has a number."""
@@ -250,16 +252,10 @@ class WorkerSession:
         alone = not (serves or shuffle.has_excess or shuffle.n_broadcast)
         return Load(f"run {run_id}", owner, n_owners, readers, alone)
 
-    def announce_blocks(self, load: str, owner: int, n_owners: int, numbers: NDArray[Any]) -> None:
-        """Note which blocks of the store another worker will ask for."""
-        self._open_parts.reader.announce(load, owner, n_owners, numbers.tolist())
-
-    async def read_block(self, load: str, owner: int, block: int, numbers: NDArray[Any]) -> RowsReply | Later:
-        """Rows of a block of the store, for another worker."""
-        reader = self._open_parts.reader
-        reply = await reader.rows(load, owner, block, numbers)
-        reader.sent_bytes += reply.nbytes if isinstance(reply, RowsReply) else 0
-        return reply
+    @property
+    def reader(self) -> StoreReader:
+        """What this worker reads of the store for all."""
+        return self._open_parts.reader
 
     def plan_ahead(self, run_id: int, delivery: str) -> None:
         """Plan the next epoch, unless that was done; called when all participants are ready.

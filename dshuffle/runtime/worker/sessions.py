@@ -290,11 +290,13 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         self, session_id: str, load: str, owner: int, n_owners: int, block: int, numbers: NDArray[Any]
     ) -> Arrays:
         """Rows of a block of the store, for another worker; or note which blocks it will ask for."""
-        session = self.session(session_id)
+        reader = self.session(session_id).reader
         if block < 0:
-            session.announce_blocks(load, owner, n_owners, numbers)
+            reader.announce(load, owner, n_owners, numbers.tolist())
             return Arrays()
-        return Arrays(await sent(self.shared.worker, await session.read_block(load, owner, block, numbers)))
+        reply = await reader.rows(load, owner, block, numbers)
+        reader.sent_bytes += reply.nbytes if isinstance(reply, RowsReply) else 0
+        return Arrays(await sent(self.shared.worker, reply))
 
     async def mean(self, session_id: str, number: int, *, values: NDArray[Any], **part: Any) -> Arrays:
         """Wait for the mean of the values of all ranks in a call of :meth:`dshuffle.Epoch.together`."""

@@ -58,6 +58,7 @@ class _Held:
     used: float
 
 
+@dataclass(eq=False)
 class StoreReader:
     """What one worker reads of the store in a session.
 
@@ -75,12 +76,13 @@ class StoreReader:
         Seconds in which a request must be answered.
     """
 
-    def __init__(self, blocks: RowBlocks, reading: JobQueue, jobs: JobQueue, limit: float) -> None:
-        self.sent_bytes = 0
-        self._blocks = blocks
-        self._reading = reading
-        self._jobs = jobs
-        self._answer_after = min(ANSWER_AFTER, limit / 3)
+    blocks: RowBlocks
+    reading: JobQueue
+    jobs: JobQueue
+    limit: float
+    sent_bytes: int = 0
+
+    def __post_init__(self) -> None:
         self._load: _Load | None = None
         self._past: set[str] = set()  # names of loads that have ended
         self._held: dict[int, _Held] = {}
@@ -135,7 +137,7 @@ class StoreReader:
             If the block cannot be read.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._answer_after
+        deadline = loop.time() + min(ANSWER_AFTER, self.limit / 3)
         while (held := self._held.get(block)) is None:
             self._check_open()
             if self._has_room(block):
@@ -150,9 +152,9 @@ class StoreReader:
         self._check_open()
         if not held.future.done():
             return Later()
-        items = self._blocks.first_item(block) + places.astype(np.int64)
+        items = self.blocks.first_item(block) + places.astype(np.int64)
         data = held.future.result()
-        rows, checksums = await self._jobs.run(data.gather, items, nbytes=len(items) * data.rows.shape[1])
+        rows, checksums = await self.jobs.run(data.gather, items, nbytes=len(items) * data.rows.shape[1])
         held.used = loop.time()
         self._fetched(load, owner, block)
         return RowsReply(rows, checksums)
@@ -194,8 +196,8 @@ class StoreReader:
 
     def _read(self, block: int) -> _Held:
         loop = asyncio.get_running_loop()
-        nbytes = self._blocks.nbytes(block)
-        future = self._reading.run(self._blocks.read, block, lambda: self._closed)
+        nbytes = self.blocks.nbytes(block)
+        future = self.reading.run(self.blocks.read, block, lambda: self._closed)
         held = self._held[block] = _Held(future, READING_COST * nbytes, loop.time())
 
         def read(future: asyncio.Future[Block]) -> None:
@@ -213,7 +215,7 @@ class StoreReader:
 
     def _has_room(self, block: int) -> bool:
         """Whether a block may be read now. Blocks that nobody comes for make room."""
-        now, needed = asyncio.get_running_loop().time(), READING_COST * self._blocks.nbytes(block)
+        now, needed = asyncio.get_running_loop().time(), READING_COST * self.blocks.nbytes(block)
 
         def fits() -> bool:
             return not self._held or needed + sum(held.nbytes for held in self._held.values()) <= READING_NBYTES

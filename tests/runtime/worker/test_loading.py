@@ -314,7 +314,9 @@ def test_another_attempt_goes_on_without_an_owner_that_has_all_its_rows(dataset,
                 dataclasses.replace(load, owner=rank), cache, partitions[rank], slots, lambda: False
             )
 
-        await asyncio.gather(loaders[3].join(load), *map(bring, range(3)))
+        await asyncio.gather(
+            loaders[3].join(load, CachePartition(dataset.layout, capacity=0, incoming=0)), *map(bring, range(3))
+        )
         assert all(not reader._held for reader in workers.readers.values())
         for reader in workers.readers.values():
             reader.close()
