@@ -41,7 +41,7 @@ def test_a_function_that_calls_on_epoch_has_a_history(tmp_path):
     assert [point.error for point in result.comparison.ways[0].history] == [0.5, 0.25, 0.5 / 3]
     assert all(record.epoch_seconds >= 0.05 for record in result.records)
     page = result.report.read_text()
-    assert "The error that the training function reports, on a logarithmic scale" in page
+    assert "The error that the training function reports, after each epoch on a logarithmic scale" in page
     assert "‖" not in page
 
 
