@@ -12,7 +12,7 @@ from typing import Any, Self
 from distributed.protocol.pickle import dumps, loads
 
 from dshuffle.errors import ClusterError, DatasetChanged
-from dshuffle.planning import NEW, Choices, GivenSharding, Remainder, ShuffleSpec, WorkerHistory
+from dshuffle.planning import NEW, SERVER, Choices, GivenSharding, Remainder, ShuffleSpec, WorkerHistory
 from dshuffle.planning.share_sizes import Weights
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_options import SessionOptions
@@ -274,6 +274,11 @@ class SessionSpec:
     former: PartitionSources | None = None
     choice: WorkerChoice = field(default_factory=WorkerChoice)
     memory_limit: int | None = None
+
+    @property
+    def loads_server(self) -> bool:
+        """Whether a server loads its rows with the first partitions; it reads those that it sends later otherwise."""
+        return SERVER in self.addresses and self.former is None and self.shuffle.choices.assignment.moves
 
     def packed(self) -> bytes:
         """The session as it is sent: thousands of addresses are alike, and become a tenth of their length."""

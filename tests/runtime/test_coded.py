@@ -101,17 +101,16 @@ def test_a_server_that_cannot_hold_all_rows(with_server, tmp_path, sessions_left
 
 
 def test_a_server_that_cannot_read(with_server, small, check_orders, monkeypatch):
-    def fail(self, number):
-        raise CorruptChunk(f"block {number} cannot be read")
+    async def fail(self, bring, stop):
+        raise CorruptChunk("block 0 cannot be read")
 
-    read = ServerRows._read
-    monkeypatch.setattr(ServerRows, "_read", fail)
+    load = ServerRows.load
+    monkeypatch.setattr(ServerRows, "load", fail)
     with Shuffler(with_server, small, delivery="clique", cache_fraction=0.5) as shuffler:
-        check_orders(shuffler, 1)  # the workers read their own rows
-        with pytest.raises(ExchangeError, match=r"epoch 1 could not be .*the server.*block 0 cannot be read"):
+        with pytest.raises(ExchangeError, match=r"epoch 0 could not be .*the server.*block 0 cannot be read"):
             check_orders(shuffler, 1)
-        monkeypatch.setattr(ServerRows, "_read", read)
-        check_orders(shuffler, 2)
+        monkeypatch.setattr(ServerRows, "load", load)
+        check_orders(shuffler, 3)
     assert [record.epoch for record in shuffler.records] == [0, 1, 2]
 
 

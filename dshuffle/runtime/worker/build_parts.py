@@ -128,7 +128,9 @@ def build_parts(
     planned = [participant for participant in senders if participant > FORWARDER]
     plans = Plans(planner_of(spec.shuffle, spec.deliveries, rank), layout, settings, planned)
     shuffle, start, deliveries = spec.shuffle, spec.start, spec.deliveries
-    return MemberParts(shuffle, start, deliveries, dataset, plans, senders, training, server_rows, loader, reader)
+    return MemberParts(
+        shuffle, start, deliveries, dataset, plans, senders, training, server_rows, spec.loads_server, loader, reader
+    )
 
 
 def _check_reading(worker: Worker, spec: SessionSpec, blocks: RowBlocks, rank: int | None) -> None:

@@ -56,6 +56,7 @@ class MemberParts:
     senders: Mapping[int, Sender]
     training: TrainingState | None
     server_rows: ServerRows | None
+    loads_server: bool
     loader: Loader
     reader: StoreReader
 

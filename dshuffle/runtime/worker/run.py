@@ -173,9 +173,13 @@ class ExchangeRun:
         assert exchange is not None
         # The first messages are requested while the sources and sinks of their rows are still being prepared.
         served: asyncio.Future[RowSource] | None = None
-        if parts.server_rows is not None and self._load is not None and self._delivery != RESTORE:
-            load = dataclasses.replace(self._load, owner=SERVER, alone=False)
-            bring = functools.partial(parts.loader.bring, load, former=True)
+        if (
+            parts.server_rows is not None
+            and self._load is not None
+            and parts.loads_server
+            and self._delivery != RESTORE
+        ):
+            bring = functools.partial(parts.loader.bring, dataclasses.replace(self._load, owner=SERVER, alone=False))
             loading = asyncio.ensure_future(parts.server_rows.load(bring, self._mending.stop.is_set))
             loading.add_done_callback(retrieve)
             self._server_loaded = loading

@@ -247,7 +247,7 @@ class WorkerSession:
 
     def _first_load(self, run_id: int, readers: tuple[str, ...]) -> Load:
         """The load of the first partitions, in which all participants take part."""
-        shuffle, serves = self.spec.shuffle, SERVER in self.spec.addresses
+        shuffle, serves = self.spec.shuffle, self.spec.loads_server
         owner, n_owners = SERVER if self.rank is None else self.rank, shuffle.n_workers + serves
         alone = not (serves or shuffle.has_excess or shuffle.n_broadcast)
         return Load(f"run {run_id}", owner, n_owners, readers, alone)
