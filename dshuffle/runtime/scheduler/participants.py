@@ -20,9 +20,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-MOST_SUBSTITUTES = 1000
-"""Late readers that are remembered, so that all who ask get the same answer."""
-
 CHOSEN_WITHIN = 3.0
 """Seconds for which a worker that closes waits until another one is chosen to read its partition."""
 
@@ -152,8 +149,6 @@ class Participants:
                 raise WorkerLost(f"{address} cannot read the store ({reason}), and no other worker can", transient=True)
             chosen = min(left, key=lambda other: busy[other])
             logger.warning("dshuffle: %s reads the store in place of %s (%s)", chosen, address, reason)
-            while len(self._substitutes) >= MOST_SUBSTITUTES:
-                del self._substitutes[next(iter(self._substitutes))]
             self._substitutes[load, address] = chosen
         return self._substitutes[load, address]
 
