@@ -115,7 +115,7 @@ def test_samples_that_are_lost_are_noticed(monkeypatch: pytest.MonkeyPatch, stor
 
 @pytest.mark.slow
 def test_workers_that_were_only_silent_are_taken_back(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
-    """Some of those that are stopped or cut from the network for longer than a heartbeat: with these seeds, three."""
+    """Some of those that are stopped or cut from the network for longer than a heartbeat: one in some thirty schedules."""
     replaced, kept_ranks = SessionMachine.replaced, []
 
     def counted(machine: SessionMachine, rank: int, now: float, **how: bool) -> list[Instruction]:
@@ -124,8 +124,9 @@ def test_workers_that_were_only_silent_are_taken_back(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(SessionMachine, "replaced", counted)
     simulation = Simulation(store)
-    for seed in (42, 69, 98):
-        simulation.run(dataclasses.replace(Schedule.of(seed), faults=frozenset({"stop", "cut"})))
+    for seed in range(250):
+        if not kept_ranks:
+            simulation.run(dataclasses.replace(Schedule.of(seed), faults=frozenset({"stop", "cut"})))
     assert kept_ranks
 
 
