@@ -115,7 +115,7 @@ def test_samples_that_are_lost_are_noticed(monkeypatch: pytest.MonkeyPatch, stor
 
 @pytest.mark.slow
 def test_workers_that_were_only_silent_are_taken_back(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
-    """Some of those that are stopped or cut from the network for longer than a heartbeat: one in some thirty schedules."""
+    """Some of those that are stopped or cut from the network for longer than a heartbeat: one in about thirty."""
     replaced, kept_ranks = SessionMachine.replaced, []
 
     def counted(machine: SessionMachine, rank: int, now: float, **how: bool) -> list[Instruction]:
