@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import pickle
 import statistics
 import time
 import tracemalloc
@@ -246,7 +247,8 @@ async def session(count: int, epochs: int, *, memory: bool) -> dict[str, Phase]:
         await cluster.coordinator.advance(epochs)
         await asyncio.gather(*cluster.coordinator.driver.tasks)
 
-    phases = {"open": await cluster.measured(plugin.open("session0", request(count, 0), PROTOCOL), memory=memory)}
+    opening = plugin.open("session0", pickle.dumps(request(count, 0)), PROTOCOL)
+    phases = {"open": await cluster.measured(opening, memory=memory)}
     every = [await cluster.measured(epoch(number), memory=memory) for number in range(epochs)]
     phases["epoch"] = every[-1]
     phases["epoch"].seconds = statistics.median(phase.seconds for phase in every)

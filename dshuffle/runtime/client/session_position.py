@@ -93,7 +93,7 @@ class SessionPosition:
         """
         reached, history = self._remainder(counts, digest), self._history()
         if self._pickled is None:
-            if any(counts):
+            if any(counts) and self._covered < reached.epoch:  # None is attached where the caller keeps the model
                 self._warn(
                     "dshuffle: the state says that %d samples of epoch %d were trained on, and no model was attached. "
                     "A session that resumes does not train on them again. Attach the model of this moment "
