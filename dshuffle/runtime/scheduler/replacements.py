@@ -21,6 +21,9 @@ from dshuffle.runtime.scheduler.participants import Participants
 from dshuffle.runtime.scheduler.unrunnable import have_unfinished_tasks
 from dshuffle.runtime.session_spec import SessionSpec, adopted_id
 
+SETTLING = 0.1
+"""Seconds before a search. Workers of one host are lost within a moment, and their rows are then read once for all."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -101,6 +104,7 @@ class Replacements:
             self._driver.run(machine.not_adopted)
 
     async def _find_all(self) -> None:
+        await asyncio.sleep(SETTLING)
         while missing := self._machine.missing:
             # Ranks first: without them nothing goes on. A worker that answers again gets its own rank before another
             # one that it had adopted.
