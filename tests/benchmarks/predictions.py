@@ -6,9 +6,9 @@
     python tests/benchmarks/predictions.py --fast [--settings 20] [--seed 0] [--output FILE]
 
 Each setting has its own link rate, storage rate, row size, chunk size and cache fraction. The cluster is measured for
-some seconds, every way is predicted, then run four times, of which the median of the last three counts; then `auto`
-runs for a few epochs. A time that processors limited is marked (!): the model is told how busy they are, but ten
-processes on two cores are not the network that it describes.
+some seconds, every way is predicted, then run four times, of which the median of the last three counts; the first
+partitions of three sessions are loaded; then `auto` runs for a few epochs. A time that processors limited is marked
+(!): the model is told how busy they are, but ten processes on two cores are not the network that it describes.
 
 With ``--fast``, links have 100 Mbit/s to 2 Gbit/s, and exchanges take tens to hundreds of milliseconds, of which much
 is fixed. A local cluster of few processes emulates links and store, without a testbed, and every way runs eight times.
@@ -53,6 +53,8 @@ EXCHANGES = 3
 """The middle one counts."""
 FAST_EXCHANGES = 7
 """The same with ``--fast``."""
+LOADS = 3
+"""Sessions whose first partitions are loaded."""
 HALF_IDLE = 0.5
 """Share of the processors' time from which on a setting counts as one whose processors are half idle."""
 
@@ -121,6 +123,18 @@ def run_here(client: Client, setting: dict[str, Any], options: argparse.Namespac
             # The counters of processors tick a hundred times per second, so one short exchange does not show it.
             "cpu_idle": statistics.mean(record.cpu_idle for record in records[-exchanges:]),
         }
+    # Rows of random partitions lie in all chunks. The first session fills caches of files.
+    way, loads = Way("load", Choices("global", "peer")), []
+    for _ in range(1 + LOADS):
+        with dshuffle.Shuffler(client, dataset) as shuffler:
+            next(shuffler.epochs(1))
+        loads.append(shuffler.records[0])
+    del loads[0]
+    results["load"] = {
+        "measured": statistics.median(record.exchange_seconds for record in loads),
+        "predicted": predicted(measured.cluster, dataset, way).load_seconds,
+        "cpu_idle": statistics.mean(record.cpu_idle for record in loads),
+    }
     with dshuffle.Shuffler(
         client,
         dataset,
@@ -178,7 +192,7 @@ def summarize(results: list[dict[str, Any]]) -> None:
     """For each way, how many predictions are close, by how idle the processors were."""
     bounds = {"half idle": (HALF_IDLE, 1.01), "less idle": (CPU_BOUND, HALF_IDLE), "busy (!)": (0.0, CPU_BOUND)}
     for label, (least, most) in bounds.items():
-        for names in [[name] for name in WAYS] + [list(WAYS)]:
+        for names in [[name] for name in WAYS] + [list(WAYS), ["load"]]:
             ratios = [
                 way["predicted"] / way["measured"]
                 for result in results
