@@ -354,8 +354,9 @@ class Loader:
         if group is None or self.blocks.is_whole:
             attempt.done[which] = True
             attempt.progress(len(which))
-        elif group.first == 0 and len(group.window) == 1:  # of rows in parts, most bytes are in the first group
-            attempt.progress(len(which))
+        elif group.first == 0:  # of rows in parts, most bytes are in the first group
+            n_rows, attempt.n_parts = divmod(attempt.n_parts + len(which), len(group.window))
+            attempt.progress(n_rows)
 
     async def _call(self, attempt: _Attempt, reader: _Reader, block: int, numbers: NDArray[Any]) -> RowsReply | None:
         """Request rows of a block, until its reader has read it; or announce blocks, with ``block=-1``."""
@@ -516,6 +517,7 @@ class _Attempt:
     began: float = field(default_factory=time.perf_counter)
     cause: BaseException | None = None
     in_flight: int = 0  # bytes of rows that are requested
+    n_parts: int = 0  # parts of windows that have arrived, beyond whole windows
     freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

@@ -122,9 +122,12 @@ class Workers:
                 cache = caches[rank] = CachePartition(self.dataset.layout, capacity=len(samples), incoming=0)
                 load = Load("load", rank, len(partitions) if together else 0, addresses, alone)
                 slots = cache.reserve(samples)
-                done = np.zeros(len(samples), np.bool_)
-                await loaders[rank].bring(load, cache, samples, slots, stop, done=done, former=former)
+                done, arrived = np.zeros(len(samples), np.bool_), []
+                await loaders[rank].bring(
+                    load, cache, samples, slots, stop, done=done, former=former, progress=arrived.append
+                )
                 assert done.all()
+                assert sum(arrived) == len(samples)
                 np.testing.assert_array_equal(cache.rows[slots], self.truth[samples])
                 np.testing.assert_array_equal(cache.checksums[slots], checksum_rows(self.truth[samples], samples))
 
