@@ -197,7 +197,7 @@ def test_planning_is_pure():
     assert impure == []
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("dshuffle.runtime.scheduler.machine.")])
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("dshuffle.runtime.scheduler.machine")])
 def test_the_session_machine_is_pure(module):
     """It knows no Dask, no clock and no driver."""
     names = {name for name, _ in imports(MODULES[module])}

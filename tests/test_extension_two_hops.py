@@ -17,8 +17,7 @@ from dshuffle import Shuffler
 from dshuffle.cli import main
 from dshuffle.compare import product_of_ways
 from dshuffle.compare.local_cluster import local_cluster
-from dshuffle.exchange.bundle_transport import BundleTransport
-from dshuffle.exchange.transports import TRANSPORTS
+from dshuffle.exchange.transports import TRANSPORTS, BundleTransport
 from dshuffle.pipeline import LocalWorkers, Pipeline, Training
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, ShuffleSpec
 from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs, predict

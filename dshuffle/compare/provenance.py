@@ -13,7 +13,7 @@ from distributed import Client
 
 from dshuffle.redaction import hide_secrets
 from dshuffle.runtime.client.cluster_view import cluster_info
-from dshuffle.runtime.server_resource import only_serves
+from dshuffle.runtime.session_spec import only_serves
 from dshuffle.store import Dataset
 from dshuffle.units import human_bytes
 

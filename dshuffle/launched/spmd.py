@@ -28,7 +28,7 @@ from dshuffle.planning.batching import MODES, UNEVEN
 from dshuffle.planning.shares import EVEN
 from dshuffle.redaction import short_repr
 from dshuffle.runtime import Shuffler
-from dshuffle.runtime.quantities import as_seconds
+from dshuffle.runtime.settings import as_seconds
 from dshuffle.store import Dataset, as_dataset
 from dshuffle.store import Place as DatasetPlace
 

@@ -18,9 +18,8 @@ from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.pipeline.job_records import JobRecords
 from dshuffle.pipeline.job_watch import JobWatch, watched
 from dshuffle.pipeline.jobqueue import check_options, jobqueue
-from dshuffle.runtime.client.cluster_view import DEFAULT_LOST, LOST_WORKER
-from dshuffle.runtime.client.waiting import Waiting, wait_for_workers
-from dshuffle.runtime.quantities import as_seconds
+from dshuffle.runtime.client.cluster_view import DEFAULT_LOST, LOST_WORKER, Waiting, wait_for_workers
+from dshuffle.runtime.settings import as_seconds
 
 SOON = "5s"
 """Value of ``LOST_WORKER`` for batch jobs, unless the user has set another one. A nanny starts a worker again within

@@ -26,7 +26,7 @@ from dshuffle.report.progress import progress_bar
 from dshuffle.report.summary import make_folder
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.memory import check_budget
-from dshuffle.runtime.session_options import SessionOptions
+from dshuffle.runtime.session_spec import SessionOptions
 from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset, Place, as_dataset, dataset_of, describe
 

@@ -30,11 +30,9 @@ from dshuffle.redaction import hide_secrets
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.report.progress import Advance
 from dshuffle.runtime import Partition, Shuffler, gathered, retrying
-from dshuffle.runtime.client.bounded_calls import run_on_workers
-from dshuffle.runtime.client.cluster_view import cluster_info
+from dshuffle.runtime.client.cluster_view import cluster_info, run_on_workers
 from dshuffle.runtime.measure.measurement import measure_workers
-from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.worker_choice import WorkerFacts
+from dshuffle.runtime.session_spec import SessionOptions, WorkerFacts
 from dshuffle.store import Dataset
 from dshuffle.training import History
 

@@ -10,7 +10,7 @@ import pytest
 from dshuffle.compare import compile_kernels
 from dshuffle.compare.kernel_cache import _few
 from dshuffle.errors import InvalidParameter
-from dshuffle.exchange.packet_transport import like
+from dshuffle.exchange.transports import like
 from dshuffle.planning import AUTO, DELIVERIES, Aligned, Choices, Chunks, Global, Local, Partial, ShuffleSpec
 from dshuffle.rows import RowLayout
 

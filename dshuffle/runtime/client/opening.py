@@ -1,30 +1,85 @@
-"""Open the session of a shuffler: set the cluster up, wait for workers, and give out ranks."""
+"""Opening a session: what a user asks for is checked against dataset and cluster."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import warnings
 
 from distributed import Client
 
+from dshuffle.emulated_links import check_emulated_rates
 from dshuffle.errors import MixingWarning
-from dshuffle.planning import Choices, Remainder
+from dshuffle.planning import Choices, Classes, Remainder
 from dshuffle.runtime.client.checkpoint_file import CheckpointFile
-from dshuffle.runtime.client.cluster_view import keep_nannies, resolved_choice, warn_of_absent_names
-from dshuffle.runtime.client.epoch_sequence import EpochSequence
-from dshuffle.runtime.client.membership import Membership
-from dshuffle.runtime.client.open_session import OpenSession
-from dshuffle.runtime.client.resuming import Resumption
+from dshuffle.runtime.client.cluster_view import (
+    is_adaptive,
+    keep_nannies,
+    log_if_slow,
+    resolved_choice,
+    starts_no_more,
+    wait_for_workers,
+    warn_of_absent_names,
+)
+from dshuffle.runtime.client.epoch_sequence import EpochSequence, Membership
+from dshuffle.runtime.client.open_session import OpenSession, new_id
 from dshuffle.runtime.client.session_client import install_plugin
-from dshuffle.runtime.client.session_position import SessionPosition
-from dshuffle.runtime.client.session_request import session_request
-from dshuffle.runtime.client.waiting import log_if_slow, wait_for_workers
-from dshuffle.runtime.dataset_inputs import warn_of_small_classes
-from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.session_spec import EarlierWorkers, SessionRequest
-from dshuffle.runtime.timeline import Timeline
+from dshuffle.runtime.client.session_state import Resumption, SessionPosition, shuffle_digest
+from dshuffle.runtime.dataset_inputs import resolved, warn_of_small_classes
+from dshuffle.runtime.measure.auto_candidates import expected_seconds
+from dshuffle.runtime.process import Timeline
+from dshuffle.runtime.session_spec import DatasetReference, EarlierWorkers, SessionOptions, SessionRequest
+from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
+
+logger = logging.getLogger(__name__)
+
+
+def session_request(
+    client: Client,
+    dataset: Dataset,
+    choices: Choices,
+    options: SessionOptions,
+    *,
+    start: Remainder,
+    carried: EarlierWorkers | None = None,
+) -> tuple[SessionRequest, Classes | None]:
+    """Check a way of shuffling on this dataset and cluster, and read what its plans need from the dataset.
+
+    Returns
+    -------
+    request : SessionRequest
+        The request. Labels travel by name.
+    classes : Classes or None
+        The labels of ``balance``.
+    """
+    choices = resolved(dataset, choices)
+    options.check_way(choices)
+    settings = Settings.from_config(adaptive=is_adaptive(client))
+    if (warning := starts_no_more(client, options.choice)) is not None:
+        logger.warning("dshuffle: %s", warning)
+    check_emulated_rates()  # those of this process, which reads rows as well
+    deliveries = {choices.delivery: 0.0}
+    if choices.is_auto:
+        deliveries = expected_seconds(client, dataset, choices, options, memory_fraction=settings.memory_fraction)
+    classes = choices.balance
+    if classes is not None:
+        choices = dataclasses.replace(choices, balance=Classes(classes.name, classes.checksum))
+    request = SessionRequest(
+        session_id=new_id(),
+        client_id=client.id,
+        dataset=DatasetReference.of(dataset),
+        choices=choices,
+        deliveries=deliveries,
+        options=options,
+        settings=settings,
+        start=start,
+        kept_as=shuffle_digest(dataset, choices) if options.keep_cache else None,
+        carried=carried,
+    )
+    return request, classes
+
 
 SHUFFLER_CALL = 3
 """Stack level of warnings: they point to the call of :class:`dshuffle.Shuffler`."""

@@ -20,11 +20,10 @@ from dshuffle.runtime.client.checkpoints import write_checkpoint
 from dshuffle.runtime.client.cluster_view import check_client
 from dshuffle.runtime.client.epoch import Epoch
 from dshuffle.runtime.client.opening import open_sequence
-from dshuffle.runtime.client.resuming import Resumption, resumption
 from dshuffle.runtime.client.session_client import SessionClient
+from dshuffle.runtime.client.session_state import Resumption, resumption
 from dshuffle.runtime.dataset_inputs import checked_sharding
-from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.worker_choice import WorkerChoice
+from dshuffle.runtime.session_spec import SessionOptions, WorkerChoice
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, Place, as_dataset
 

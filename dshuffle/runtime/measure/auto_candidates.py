@@ -13,9 +13,7 @@ from dshuffle.planning.delivery import Circumstances, suitable_deliveries
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure.measurement import measure_workers
-from dshuffle.runtime.server_resource import only_serves
-from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.worker_choice import WorkerFacts
+from dshuffle.runtime.session_spec import SessionOptions, WorkerFacts, only_serves
 from dshuffle.store import Dataset
 
 CLEARLY = 0.9

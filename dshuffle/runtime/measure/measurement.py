@@ -24,18 +24,23 @@ from dshuffle.planning.cost import ClusterRates, Work
 from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
 from dshuffle.planning.cost.prediction import ends_seconds, loads_of
 from dshuffle.records import Measures
-from dshuffle.runtime.client.bounded_calls import run_on_workers
-from dshuffle.runtime.client.cluster_view import cluster_info, is_adaptive, resolved_choice
+from dshuffle.runtime.client.cluster_view import cluster_info, is_adaptive, resolved_choice, run_on_workers
 from dshuffle.runtime.client.open_session import OpenSession, new_id
 from dshuffle.runtime.client.session_client import install_plugin
 from dshuffle.runtime.dataset_inputs import resolved, unit_rows
 from dshuffle.runtime.messages import EpochExchange
-from dshuffle.runtime.processors import ProcessorTimes
-from dshuffle.runtime.server_resource import SERVER_RESOURCE, only_serves
-from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.session_spec import DatasetReference, SessionRequest
+from dshuffle.runtime.process import ProcessorTimes
+from dshuffle.runtime.session_spec import (
+    EVERY_WORKER,
+    SERVER_RESOURCE,
+    DatasetReference,
+    SessionOptions,
+    SessionRequest,
+    WorkerChoice,
+    WorkerFacts,
+    only_serves,
+)
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.worker_choice import EVERY_WORKER, WorkerChoice, WorkerFacts
 from dshuffle.store import Dataset
 from dshuffle.store.blank import blank_dataset
 from dshuffle.store.row_blocks import RowBlocks

@@ -25,17 +25,16 @@ from distributed import Worker
 from numpy.typing import NDArray
 
 from dshuffle.errors import ChecksumMismatch, DatasetError, DShuffleError, ExchangeError
-from dshuffle.exchange.comms import received, request_block, request_rows
+from dshuffle.exchange.comms import Later, RowsReply, received, request_block, request_rows, rows_from_fields
+from dshuffle.exchange.inbox import slow_senders
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MIB, rows_per_message
-from dshuffle.exchange.replies import Later, RowsReply, rows_from_fields
-from dshuffle.exchange.slow_senders import slow_senders
 from dshuffle.planning import ShuffleSpec, name_of
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.remainder import workers_of
 from dshuffle.rows import ByteMatrix, Checksums
 from dshuffle.runtime.dataset_inputs import with_data
-from dshuffle.runtime.replies import message_in, unwrap, within
+from dshuffle.runtime.messages import message_in, unwrap, within
 from dshuffle.runtime.session_spec import PartitionSources, base_id
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker.store_reader import StoreReader

@@ -1,4 +1,4 @@
-"""Open a session on a worker: its dataset, what earlier workers have kept on the disk, and its parts."""
+"""Opening a session on a worker: its memory, and its parts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,18 +18,67 @@ from dshuffle.exchange.warmup import load_session_kernels
 from dshuffle.planning import SERVER
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.dataset_inputs import with_data
-from dshuffle.runtime.orders import Together
-from dshuffle.runtime.session_options import LOCAL
-from dshuffle.runtime.session_spec import PartitionSources, SessionSpec, base_id
-from dshuffle.runtime.timeline import Timeline
-from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
+from dshuffle.runtime.memory import WorkerMemory
+from dshuffle.runtime.messages import Together
+from dshuffle.runtime.process import Timeline, reserved
+from dshuffle.runtime.session_spec import LOCAL, PartitionSources, SessionSpec, base_id
+from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here, made_in_thread
 from dshuffle.runtime.worker.loading import LocalRows
-from dshuffle.runtime.worker.made_in_thread import made_in_thread
-from dshuffle.runtime.worker.reports import ReportSender
-from dshuffle.runtime.worker.reserved_memory import ReservedMemory
+from dshuffle.runtime.worker.reports import ReportSender, SignsOfLife
 from dshuffle.runtime.worker.session import WorkerSession
-from dshuffle.runtime.worker.signs_of_life import SignsOfLife
 from dshuffle.store import Dataset
+
+
+class ReservedMemory(Mapping[str, int]):
+    """Session -> bytes of its partition.
+
+    Parameters
+    ----------
+    worker
+        The Dask worker.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._nbytes: dict[str, int] = {}
+
+    def __getitem__(self, session_id: str) -> int:
+        return self._nbytes[session_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nbytes)
+
+    def __len__(self) -> int:
+        return len(self._nbytes)
+
+    def memory(self, loaded: Collection[str]) -> WorkerMemory:
+        """The memory of the process, for a check that another partition fits.
+
+        Parameters
+        ----------
+        loaded
+            Sessions whose partitions are full. The memory of the others is not yet part of the process's.
+        """
+        manager = self._worker.memory_manager
+        loading = sum(nbytes for session_id, nbytes in self._nbytes.items() if session_id not in loaded)
+        return WorkerMemory(
+            limit=manager.memory_limit,
+            pause_fraction=manager.memory_pause_fraction or None,
+            process_nbytes=self._worker.monitor.get_process_memory() + loading,
+            reserved=dict(self._nbytes),
+        )
+
+    def reserve(self, session_id: str, nbytes: int) -> None:
+        """Reserve the memory of a session."""
+        self.release(session_id)  # of an opening that was cancelled
+        self._nbytes[session_id] = nbytes
+        reserved(session_id, nbytes)
+
+    def release(self, session_id: str) -> None:
+        """Free the memory of a session."""
+        if (nbytes := self._nbytes.pop(session_id, None)) is not None:
+            reserved(session_id, -nbytes)
+
 
 T = TypeVar("T")
 

@@ -16,24 +16,19 @@ from distributed import Worker
 from numpy.typing import NDArray
 
 from dshuffle.errors import DShuffleError, ExchangeError, StaleEpoch
-from dshuffle.exchange.comms import DaskNetwork
+from dshuffle.exchange.comms import DaskNetwork, Refusal, Reply, RowsReply
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MessageId
-from dshuffle.exchange.replies import Refusal, Reply, RowsReply
 from dshuffle.planning import SERVER, name_of
 from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
-from dshuffle.runtime.messages import CommitReply, MemberState, TrainingTime
-from dshuffle.runtime.metrics import count_measures
-from dshuffle.runtime.open_files import MOST_IDLE
-from dshuffle.runtime.orders import Together
+from dshuffle.runtime.messages import CommitReply, MemberState, Together, TrainingTime
 from dshuffle.runtime.partition import Partition
+from dshuffle.runtime.process import MOST_IDLE, count_measures
 from dshuffle.runtime.session_spec import SessionSpec
-from dshuffle.runtime.worker.build_parts import Carriers, build_parts
 from dshuffle.runtime.worker.disk import PartitionOnDisk
 from dshuffle.runtime.worker.loading import Load, LocalRows, readers_of
-from dshuffle.runtime.worker.member_addresses import MemberAddresses
-from dshuffle.runtime.worker.member_parts import MemberParts
-from dshuffle.runtime.worker.reports import ReportSender
+from dshuffle.runtime.worker.member_parts import Carriers, MemberParts, build_parts
+from dshuffle.runtime.worker.reports import MemberAddresses, ReportSender
 from dshuffle.runtime.worker.run import RESTORE, ExchangeRun
 from dshuffle.runtime.worker.store_reader import StoreReader
 from dshuffle.store import Dataset

@@ -17,7 +17,7 @@ from distributed.utils import sync
 from dshuffle.errors import ClusterError, PeerFailed, WorkerLost
 from dshuffle.runtime import Shuffler, gathered
 from dshuffle.runtime.client.cluster_view import cluster_info
-from dshuffle.runtime.worker_choice import WorkerFacts
+from dshuffle.runtime.session_spec import WorkerFacts
 from dshuffle.training.parameter_server.models import Parameters
 from dshuffle.training.parameter_server.slices import OrderedSlice, ParameterSlice
 

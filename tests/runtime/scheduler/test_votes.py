@@ -10,7 +10,7 @@ import pytest
 
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.messages import Counts
-from dshuffle.runtime.scheduler.machine.votes import check_votes
+from dshuffle.runtime.scheduler.machine import check_votes
 
 
 def counts(drawn, due, **others):

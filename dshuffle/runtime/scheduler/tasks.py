@@ -1,10 +1,4 @@
-"""Partition tasks that no worker can run: their worker has left or is being replaced, or Dask has paused it.
-
-A partition task can run on one worker only. If that worker has left, Dask would let the task wait for it indefinitely.
-While another worker takes its rank, no worker can run the task: a worker that was only stopped may answer again, but
-has lost the session, and the new one does not hold the partition yet. If the worker is paused, because its memory is
-nearly full, the task waits until the worker has freed memory.
-"""
+"""The tasks of sessions in Dask's scheduler: those whose worker is gone, what became of each, and late reruns."""
 
 from __future__ import annotations
 
@@ -12,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 from distributed import Scheduler
@@ -20,11 +15,85 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import TaskState, WorkerState
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
-from dshuffle.runtime.scheduler.outcomes import Outcome, TaskOutcomes
-from dshuffle.runtime.task_keys import rank_of_key, session_of_key
-from dshuffle.runtime.worker_choice import resources_in_words
+from dshuffle.runtime.messages import UnfinishedTask
+from dshuffle.runtime.session_spec import resources_in_words
+from dshuffle.runtime.task_keys import TaskPlace, place_of_key, rank_of_key, session_of_key
 
 logger = logging.getLogger(__name__)
+
+
+class Outcome(StrEnum):
+    """What became of a task.
+
+    ``FINISHED`` is final: if the worker that holds the result is lost later, the task has still trained.
+    """
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+
+OUTCOME_OF_STATE = {"memory": Outcome.FINISHED, "erred": Outcome.FAILED, "forgotten": Outcome.CANCELLED}
+"""Outcome of a task that enters a state of Dask. Dask forgets a task that has no outcome if nobody wants it."""
+
+
+class TaskOutcomes:
+    """The outcomes of the tasks of one session, from its current epoch on.
+
+    Examples
+    --------
+    >>> outcomes = TaskOutcomes()
+    >>> outcomes.enter_state("train-dshuffle-0f3a-3-0-0", "memory")
+    >>> outcomes.enter_state("train-dshuffle-0f3a-3-0-1", "forgotten")
+    >>> outcomes.unfinished(epoch=3, calls=[0], n_ranks=3)
+    [UnfinishedTask(call=0, rank=1, outcome='cancelled'), UnfinishedTask(call=0, rank=2, outcome='cancelled')]
+    """
+
+    def __init__(self) -> None:
+        self._outcomes: dict[TaskPlace, Outcome] = {}
+
+    def enter_state(self, key: Any, state: str) -> None:
+        """Record that a task has entered a state of Dask."""
+        outcome = OUTCOME_OF_STATE.get(state)
+        if outcome is Outcome.CANCELLED and place_of_key(key) in self._outcomes:
+            return  # its result, or its error, is not needed any longer
+        if outcome is not None:
+            self.record(key, outcome)
+
+    def record(self, key: Any, outcome: Outcome) -> None:
+        """Record the outcome of a task, which replaces an earlier one unless the task has finished."""
+        place = place_of_key(key)
+        if place is not None and self._outcomes.get(place) is not Outcome.FINISHED:
+            self._outcomes[place] = outcome
+
+    def unfinished(self, epoch: int, calls: Collection[int], n_ranks: int) -> list[UnfinishedTask]:
+        """The tasks of an epoch that have ended without finishing.
+
+        Parameters
+        ----------
+        calls
+            Numbers of the calls that submitted the tasks. All of these tasks have ended, as far as their client knows.
+        n_ranks
+            Number of tasks of a call.
+
+        Returns
+        -------
+        list of UnfinishedTask
+            A task that never reached the scheduler was cancelled: the connection of its client was lost.
+        """
+        places = [TaskPlace(epoch, call, rank) for call in calls for rank in range(n_ranks)]
+        outcomes = {place: self._outcomes.get(place, Outcome.CANCELLED) for place in places}
+        return [
+            UnfinishedTask(place.call, place.rank, str(outcome))
+            for place, outcome in outcomes.items()
+            if outcome is not Outcome.FINISHED
+        ]
+
+    def begin(self, epoch: int) -> None:
+        """Forget the outcomes of the epochs before."""
+        self._outcomes = {place: outcome for place, outcome in self._outcomes.items() if place.epoch >= epoch}
+
 
 WARN_AFTER = 10.0
 """Seconds after which the clients are told that a task waits for a paused worker."""
@@ -189,3 +258,45 @@ def fail_task(task: TaskState, scheduler: Scheduler, error: DShuffleError) -> No
         task.key, "erred", exception=dumps(error), exception_text=str(error), cause=task.key, stimulus_id=stimulus_id
     )
     scheduler.transitions(recommendations, stimulus_id=stimulus_id)
+
+
+class LateReruns:
+    """Keys of partition tasks whose results Dask no longer has, and which it may run again."""
+
+    def __init__(self) -> None:
+        self._keys: set[str] = set()
+
+    def note(self, key: str, start: str, finish: str) -> None:
+        """Note a transition of a task on the scheduler."""
+        if start == "memory" and finish == "released":
+            self._keys.add(key)
+        elif finish in ("memory", "erred", "forgotten"):
+            self._keys.discard(key)
+
+    def fail_if_late(self, key: str, scheduler: Scheduler, epoch: int | None) -> None:
+        """Let a task fail that Dask runs again, if its session has closed or is on a later epoch.
+
+        Parameters
+        ----------
+        key
+            Its key.
+        scheduler
+            The Dask scheduler.
+        epoch
+            The epoch that its session is on; None if the session is closed.
+        """
+        place = place_of_key(key)
+        if place is None or key not in self._keys or (epoch is not None and place.epoch >= epoch):
+            return
+        asyncio.get_running_loop().call_soon(
+            _fail, key, place, scheduler
+        )  # not now: the transition is still being made
+
+
+def _fail(key: str, place: TaskPlace, scheduler: Scheduler) -> None:
+    task = scheduler.tasks.get(key)
+    if task is not None and task.state in ("no-worker", "processing"):
+        lost = f"the worker with the result of rank {place.rank} in epoch {place.epoch} was lost"
+        hint = "Gather the results of an epoch before the next one"
+        error = WorkerLost(f"{lost} after that epoch had ended, so the task cannot run again. {hint}")
+        fail_task(task, scheduler, error)
