@@ -15,7 +15,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import STORE, EpochPlanner, ShuffleSpec, WorkerPart
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
-from dshuffle.planning.plan_memory import plan_nbytes
+from dshuffle.planning.planner import plan_nbytes
 from dshuffle.planning.small_plan import compile_planner
 from dshuffle.units import human_bytes, human_count, human_seconds
 

@@ -16,8 +16,8 @@ from rich.text import Text
 from dshuffle.cli.output import warnings_as_lines
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import GivenSharding
+from dshuffle.planning.assignment.balance import label_codes
 from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.assignment.stratified import label_codes
 from dshuffle.redaction import hide_secrets
 from dshuffle.report.class_spread import HEADINGS, box_plot_page, class_rows
 from dshuffle.report.progress import Advance, progress_bar

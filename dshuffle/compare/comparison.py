@@ -22,7 +22,7 @@ from dshuffle.records import EpochRecord
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.runtime import Shuffler
 from dshuffle.runtime.dataset_inputs import with_chunks_of
-from dshuffle.runtime.measure.auto_candidates import work_of
+from dshuffle.runtime.measure.measurement import work_of
 from dshuffle.store import Dataset
 
 OTHER_LINKS = {f"{gbit} Gbit/s": gbit * 1.25e8 for gbit in (1, 10, 25, 100)}

@@ -12,11 +12,9 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
 from dshuffle.planning.mixing import orders_of_first_epochs
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.fit import CONSTANT, EarlyStopping, History, OnEpoch, Recorder, Schedule, Validate
 from dshuffle.training.inputs import check_step, diverged
-from dshuffle.training.mlp import MOMENTUM, Network, TrainedNetwork
-from dshuffle.training.schedules import CONSTANT, Schedule
-from dshuffle.training.synchronous import checked_batch, checked_batching
+from dshuffle.training.synchronous import MOMENTUM, Network, TrainedNetwork, checked_batch, checked_batching
 
 
 def fit_logical_workers(

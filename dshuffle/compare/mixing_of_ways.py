@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SHARDINGS, Assignment, Choices, Classes, GivenSharding, ShuffleSpec
-from dshuffle.planning.assignment.draws import balanced_sizes
-from dshuffle.planning.assignment.stratified import deal_classes, label_codes
+from dshuffle.planning.assignment.balance import balanced_sizes, deal_classes, label_codes
 from dshuffle.planning.mixing import ShuffleQuality, planned_quality
 from dshuffle.planning.randomness import choose
 from dshuffle.runtime.dataset_inputs import STRATIFIED, read_labels, unit_rows, with_chunks_of

@@ -16,7 +16,7 @@ from dshuffle.exchange.endpoints import Meter, Network, Receiver, RowSink, RowSo
 from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, Items, RowHolder
-from dshuffle.planning.packets import STORE, forwarder_of
+from dshuffle.planning.epoch_plan import STORE, forwarder_of
 from dshuffle.rows import ByteMatrix, Checksums, RowLayout
 
 logger = logging.getLogger(__name__)

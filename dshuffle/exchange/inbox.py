@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dshuffle.errors import ExchangeError, InvalidParameter
 from dshuffle.exchange.messages import MessageId
 from dshuffle.planning import name_of
-from dshuffle.planning.packets import FORWARDER, forwarder_of
+from dshuffle.planning.epoch_plan import FORWARDER, forwarder_of
 
 PATIENCE = 5.0
 """Seconds into an exchange before a sender can be slow, and seconds that a slow sender would still take at least."""

@@ -26,7 +26,7 @@ from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
 from dshuffle.planning import SERVER, STORE, EpochPlan, Packets, ShuffleSpec, WorkerPart, get_delivery
 from dshuffle.planning.delivery.grid import WorkerGrid
 from dshuffle.planning.delivery.relay import Hops, packets_per_batch, route
-from dshuffle.planning.disk_order import in_disk_order
+from dshuffle.planning.epoch_plan import in_disk_order
 from dshuffle.planning.pacing import Pacing
 from dshuffle.rows import RowLayout
 
@@ -223,7 +223,7 @@ class RowTransport(Transport):
     name: ClassVar[str] = "rows"
 
     def for_disk(self, n_free: int) -> Transport:
-        """The same exchange with rows in the order in which disks read them (:mod:`dshuffle.planning.disk_order`)."""
+        """The same exchange with rows in the order in which disks read them (:mod:`dshuffle.planning.epoch_plan`)."""
         plan = self.plan
         seed, first = plan.spec.choices.seed, plan.spec.first_epoch
         short = plan.layout.nbytes <= SHORT_ROW

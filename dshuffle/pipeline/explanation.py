@@ -19,7 +19,7 @@ from dshuffle.notebook import html_summary
 from dshuffle.planning import ShuffleSpec
 from dshuffle.planning.cost import ClusterRates, all_ways, recommend
 from dshuffle.runtime.dataset_inputs import resolved
-from dshuffle.runtime.measure.auto_candidates import work_of
+from dshuffle.runtime.measure.measurement import work_of
 from dshuffle.runtime.memory import member_nbytes
 from dshuffle.store import Dataset
 from dshuffle.units import human_bytes, human_count, human_rate, human_seconds

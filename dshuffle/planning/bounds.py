@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike
 from dshuffle.checks import as_integer, as_shape
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.combinatorics import log_choose
 from dshuffle.planning.delivery.leftover import as_matrix, leftover_matrix
+from dshuffle.planning.epoch_plan import missing_samples
 from dshuffle.planning.grouping import count_holders
 from dshuffle.planning.holders import as_instance
-from dshuffle.planning.packets import missing_samples
+from dshuffle.planning.randomness import log_choose
 from dshuffle.planning.types import Ranks
 
 MOST_WORKERS = 20

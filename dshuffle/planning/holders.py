@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.checks import as_integer, as_ranks, as_ratio
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.share_sizes import Weights, share_sizes
+from dshuffle.planning.exchange_epochs import Weights, share_sizes
 from dshuffle.planning.types import Holders, Ranks
 
 

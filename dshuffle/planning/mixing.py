@@ -17,9 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.combinatorics import log_choose
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.planner import EpochPlanner
+from dshuffle.planning.randomness import log_choose
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 from dshuffle.planning.types import Samples
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dshuffle.planning.packets import STORE
+from dshuffle.planning.epoch_plan import STORE
 from dshuffle.planning.types import Ranks, Samples
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from dshuffle.planning.bijection import Bijection
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
 from dshuffle.planning.planner import EpochPlanner
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 
 

@@ -14,7 +14,7 @@ from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import ClusterError, DShuffleError
 from dshuffle.planning import WorkerHistory
-from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
+from dshuffle.planning.remainder import SAME_BUILD, SampleDigest
 from dshuffle.records import Measures
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def to_fields(message: Any) -> dict[str, Any]:
 
     Examples
     --------
-    >>> from dshuffle.planning.sample_digest import SampleDigest
+    >>> from dshuffle.planning.remainder import SampleDigest
     >>> to_fields(SampleDigest(1, 2, 3, 4))
     {'count': 1, 'total': 2, 'first': 3, 'second': 4}
     """

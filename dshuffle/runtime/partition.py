@@ -14,7 +14,7 @@ from dshuffle.errors import InvalidParameter, StaleEpoch
 from dshuffle.exchange.row_file import RowFile
 from dshuffle.notebook import html_summary
 from dshuffle.planning.cost.cluster import as_number
-from dshuffle.planning.share_sizes import Weights
+from dshuffle.planning.exchange_epochs import Weights
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.units import human_bytes, human_count
 

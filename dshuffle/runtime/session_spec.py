@@ -17,7 +17,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DatasetChanged, InvalidParameter
 from dshuffle.planning import NEW, SERVER, Choices, GivenSharding, Remainder, ShuffleSpec, WorkerHistory
 from dshuffle.planning.cost import ClusterRates
-from dshuffle.planning.share_sizes import Weights
+from dshuffle.planning.exchange_epochs import Weights
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.dataset_inputs import STRATIFIED
 from dshuffle.runtime.settings import Settings, as_nbytes, as_switch

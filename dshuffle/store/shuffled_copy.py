@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.bijection import DRAW_VERSION, Bijection
-from dshuffle.planning.class_order import ClassOrder
+from dshuffle.planning.order import ClassOrder
 from dshuffle.store.backends.location import Place
 from dshuffle.store.backends.urls import canonical_url, is_local
 from dshuffle.store.buckets import Buckets

@@ -15,10 +15,19 @@ from dshuffle.kernels import BEGINNING, prefetch, row_kernel
 from dshuffle.planning.batching import UNEVEN, Batching
 from dshuffle.runtime import Group, Partition, Shuffler, gathered
 from dshuffle.store import Dataset
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate, raises_once
+from dshuffle.training.fit import (
+    CONSTANT,
+    Decay,
+    EarlyStopping,
+    History,
+    OnEpoch,
+    Recorder,
+    Schedule,
+    Validate,
+    raises_once,
+    timed,
+)
 from dshuffle.training.inputs import check_names, check_step, diverged
-from dshuffle.training.monitoring import timed
-from dshuffle.training.schedules import CONSTANT, Decay, Schedule
 
 Weights = NDArray[np.float64]
 

@@ -14,10 +14,21 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.runtime import Epoch, Shuffler, gathered
 from dshuffle.runtime.client.cluster_view import cluster_info
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, SavedFit, Validate, raises_once
+from dshuffle.training.fit import (
+    CONSTANT,
+    EarlyStopping,
+    EpochBreakdown,
+    History,
+    OnEpoch,
+    PhaseSeconds,
+    Recorder,
+    SavedFit,
+    Schedule,
+    Validate,
+    raises_once,
+    with_records,
+)
 from dshuffle.training.inputs import check_encryption, check_fixed_workers
-from dshuffle.training.monitoring import EpochBreakdown, PhaseSeconds, with_records
-from dshuffle.training.schedules import CONSTANT, Schedule
 from dshuffle.training.torch_rank import (
     Fit,
     MakeModel,
@@ -31,8 +42,7 @@ from dshuffle.training.torch_rank import (
     train,
     where,
 )
-from dshuffle.training.torch_step import OwnFunction, OwnStep, SupervisedStep, TrainingStep
-from dshuffle.training.torch_targets import Loss
+from dshuffle.training.torch_step import Loss, OwnFunction, OwnStep, SupervisedStep, TrainingStep
 
 logger = logging.getLogger(__name__)
 

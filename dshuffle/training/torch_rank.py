@@ -31,8 +31,8 @@ from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLo
 from dshuffle.integrations import INSTALL_TORCH
 from dshuffle.planning.batching import UNEVEN
 from dshuffle.runtime import Group, Partition
+from dshuffle.training.fit import PhaseSeconds
 from dshuffle.training.inputs import EVALUATION_ROWS
-from dshuffle.training.monitoring import PhaseSeconds
 from dshuffle.training.network_interface import interface_of
 
 try:

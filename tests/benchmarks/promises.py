@@ -25,7 +25,7 @@ import dshuffle
 from dshuffle.cli.own_part import measure_own_part
 from dshuffle.planning import Choices, EpochPlanner, Global, ShuffleSpec
 from dshuffle.planning.own_part import OwnPlanner
-from dshuffle.planning.sample_digest import SampleDigest, due_in_an_epoch
+from dshuffle.planning.remainder import SampleDigest, due_in_an_epoch
 
 MIB = 2**20
 

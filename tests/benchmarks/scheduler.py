@@ -31,7 +31,7 @@ from distributed import Status
 from distributed.protocol import dumps, loads
 
 from dshuffle.planning import Choices, Remainder
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.records import Measures
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.messages import CommitReply, Counts, Report, TrainingTime, Vote, to_fields

@@ -14,8 +14,8 @@ from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.caching import first_holders
 from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.delivery.leftover import shuffle_matrix
+from dshuffle.planning.epoch_plan import missing_samples
 from dshuffle.planning.holders import as_holders, holders_of
-from dshuffle.planning.packets import missing_samples
 
 from ..conftest import at_most
 

@@ -190,7 +190,7 @@ def test_a_session_that_does_not_open_leaves_its_checkpoint_to_others(
         raise MixingWarning("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dshuffle.runtime.client.opening.install_plugin", refuse)
+        patch.setattr("dshuffle.runtime.client.shuffler.install_plugin", refuse)
         with pytest.raises(MixingWarning, match="no") as caught:
             Shuffler(client, dataset, checkpoint=place)
     with pytest.raises(MixingWarning):

@@ -16,7 +16,7 @@ from distributed.protocol import dumps, loads
 from dshuffle.errors import ClusterError, ExchangeError
 from dshuffle.exchange import comms as replies
 from dshuffle.planning import WorkerHistory
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.records import Measures
 from dshuffle.runtime import messages, session_spec
 from dshuffle.runtime import messages as orders

@@ -15,7 +15,7 @@ from distributed import Client, Status
 from dshuffle import Shuffler, measure_cluster
 from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
 from dshuffle.runtime.session_spec import SessionOptions, WorkerChoice, WorkerFacts
-from dshuffle.training.parameter_server.servers import Servers
+from dshuffle.training.parameter_server.trainer import Servers
 
 from .conftest import address_of
 

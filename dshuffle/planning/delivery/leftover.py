@@ -19,12 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.definition import Excess
-from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_leftover
-from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
-from dshuffle.planning.delivery.plan_input import PlanInput
+from dshuffle.planning.delivery.definition import Excess, PlanInput
+from dshuffle.planning.delivery.packets_from_server import PacketModel, PacketsFromServer, packets_of_leftover
+from dshuffle.planning.epoch_plan import SERVER, Packets
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
-from dshuffle.planning.packets import SERVER, Packets
 from dshuffle.planning.randomness import permutation
 
 Matrix = NDArray[np.int64]

@@ -9,15 +9,19 @@ import numpy as np
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.definition import Delivery, PartsByWorker
-from dshuffle.planning.delivery.demand import Demand
-from dshuffle.planning.delivery.link_loads import across_racks, loads_of_one_hop, messages_of_rows
-from dshuffle.planning.delivery.loads import Loads
-from dshuffle.planning.delivery.plan_input import PlanInput
-from dshuffle.planning.epoch_plan import split_by_worker
+from dshuffle.planning.delivery.definition import (
+    Delivery,
+    Demand,
+    Loads,
+    PartsByWorker,
+    PlanInput,
+    across_racks,
+    loads_of_one_hop,
+    messages_of_rows,
+)
+from dshuffle.planning.epoch_plan import Packets, split_by_worker
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
 from dshuffle.planning.moves import Moves
-from dshuffle.planning.packets import Packets
 from dshuffle.planning.randomness import below, next_word, random_words
 
 

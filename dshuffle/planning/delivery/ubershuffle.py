@@ -15,12 +15,16 @@ import numpy as np
 from dshuffle.checks import as_integer
 from dshuffle.kernels import kernel
 from dshuffle.planning.delivery.clique_packing import CLIQUE_PACKETS
-from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
-from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_tables
-from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
-from dshuffle.planning.delivery.plan_input import PlanInput
+from dshuffle.planning.delivery.definition import PlanInput
+from dshuffle.planning.delivery.packets_from_server import (
+    MOST_WORKERS,
+    PacketModel,
+    PacketsFromServer,
+    Tables,
+    packets_of_tables,
+)
+from dshuffle.planning.epoch_plan import Packets
 from dshuffle.planning.grouping import group_by, lowest_bit, popcount
-from dshuffle.planning.packets import Packets
 
 
 def plan_ubershuffle(plan_input: PlanInput, depth: int = 2) -> Packets:

@@ -26,7 +26,7 @@ from dshuffle.errors import (
 )
 from dshuffle.notebook import html_summary
 from dshuffle.planning import Choices
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets
 from dshuffle.runtime import messages

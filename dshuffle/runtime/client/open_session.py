@@ -14,7 +14,7 @@ from distributed.protocol.pickle import dumps
 
 from dshuffle.errors import CacheBudgetError, ClusterError, WorkerLost, what_happened
 from dshuffle.planning import SERVER, Choices, GivenSharding, Remainder
-from dshuffle.planning.share_sizes import LARGEST_WEIGHT, Weights
+from dshuffle.planning.exchange_epochs import LARGEST_WEIGHT, Weights
 from dshuffle.planning.shares import ShareBounds
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.client.cluster_view import cluster_info, running_workers, wait_for_workers

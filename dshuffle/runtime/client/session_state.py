@@ -21,7 +21,7 @@ from dshuffle.errors import CheckpointError, InvalidParameter
 from dshuffle.planning import Choices, GivenSharding, Remainder, WorkerHistory
 from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.holders import largest_share
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.client.checkpoint_file import CheckpointFile
 from dshuffle.runtime.client.checkpoints import checkpoint_place, read_checkpoint
 from dshuffle.runtime.client.epoch_tasks import EpochTasks

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, WorkerLost
-from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
+from dshuffle.planning.remainder import SAME_BUILD, SampleDigest
 from dshuffle.runtime.messages import Answer, Counts, MemberState, Vote
 from dshuffle.runtime.scheduler import machine_state as events
 from dshuffle.runtime.scheduler.machine_state import (

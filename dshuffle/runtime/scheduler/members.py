@@ -23,7 +23,7 @@ from distributed.scheduler import WorkerState
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.planning import SERVER, ShuffleSpec, WorkerHistory, get_delivery
-from dshuffle.planning.share_sizes import Weights, as_weights
+from dshuffle.planning.exchange_epochs import Weights, as_weights
 from dshuffle.planning.shares import ShareBounds, bounded_weights
 from dshuffle.process_state import worker_process_runs
 from dshuffle.runtime.messages import MemberChanges, within

@@ -19,7 +19,7 @@ from dshuffle import units
 from dshuffle.errors import ClusterError, WorkerLost
 from dshuffle.notebook import html_from
 from dshuffle.planning import SERVER, name_of
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.messages import MemberChanges, TrainedSamples, TrainingTime, UnfinishedTask
 from dshuffle.runtime.process import count_training
 from dshuffle.runtime.scheduler.coordinator import Coordinator

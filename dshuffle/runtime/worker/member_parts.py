@@ -28,8 +28,8 @@ from dshuffle.exchange.row_file import RowFile
 from dshuffle.exchange.transports import MessageLimits, ProcessPlan, RowTransport, Transport, transport_of
 from dshuffle.planning import SERVER, STORE, EpochPlanner, Remainder, ShuffleSpec, WorkerPart, get_delivery
 from dshuffle.planning.bijection import DRAW_VERSION
+from dshuffle.planning.epoch_plan import FORWARDER, forwarder_of
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
-from dshuffle.planning.packets import FORWARDER, forwarder_of
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.memory import for_partition, partition_nbytes
 from dshuffle.runtime.session_spec import SessionSpec
@@ -137,7 +137,7 @@ class MemberExchange:
         return self.transport.plan.parts
 
     def for_disk(self, n_free: int) -> MemberExchange:
-        """The same exchange with rows in the order in which disks read them (:mod:`dshuffle.planning.disk_order`).
+        """The same exchange with rows in the order in which disks read them (:mod:`dshuffle.planning.epoch_plan`).
 
         ``n_free`` is the number of free slots of this worker.
         """

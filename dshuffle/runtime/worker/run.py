@@ -21,8 +21,8 @@ from dshuffle.exchange.bundles import ForwardedRows
 from dshuffle.exchange.cache_partition import CachePartition, Swap
 from dshuffle.exchange.endpoints import RowSink, RowSource, has_result, nothing_to_mend
 from dshuffle.planning import SERVER, STORE, ShuffleSpec
-from dshuffle.planning.packets import FORWARDER, forwarder_of
-from dshuffle.planning.sample_digest import SampleDigest, due_in_an_epoch
+from dshuffle.planning.epoch_plan import FORWARDER, forwarder_of
+from dshuffle.planning.remainder import SampleDigest, due_in_an_epoch
 from dshuffle.records import Measures
 from dshuffle.runtime.dataset_inputs import for_workers
 from dshuffle.runtime.messages import Counts, Report, TrainingTime, Vote, retrieve

@@ -21,13 +21,12 @@ from dshuffle.exchange.buffers import may_share
 from dshuffle.exchange.comms import Refusal, RowsReply, sent, to_fields
 from dshuffle.exchange.kept_partition import PREFIX, KeptFolder
 from dshuffle.exchange.messages import MessageId
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.collective import Collective
 from dshuffle.runtime.messages import Arrays, CommitReply, MemberState, Together, from_fields, message_in, within
 from dshuffle.runtime.session_spec import SessionSpec, adopted_id, base_id, is_adopted_by
-from dshuffle.runtime.worker.opening import SharedParts, open_session, rank_on
 from dshuffle.runtime.worker.reports import SignsOfLife
-from dshuffle.runtime.worker.session import WorkerSession
+from dshuffle.runtime.worker.session import SharedParts, WorkerSession, open_session, rank_on
 
 logger = logging.getLogger(__name__)
 

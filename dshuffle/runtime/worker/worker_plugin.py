@@ -41,8 +41,7 @@ from dshuffle.runtime.process import Timeline, raise_limit
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL
 from dshuffle.runtime.task_keys import session_of_key
 from dshuffle.runtime.worker.disk import KeptPartitions
-from dshuffle.runtime.worker.opening import ReservedMemory, SharedParts
-from dshuffle.runtime.worker.session import WorkerSession
+from dshuffle.runtime.worker.session import ReservedMemory, SharedParts, WorkerSession
 from dshuffle.runtime.worker.sessions import WorkerSessions, hand_over, row_handlers
 
 logger = logging.getLogger(__name__)

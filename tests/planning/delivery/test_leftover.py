@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SERVER, bounds
 from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.check_plan import check_plan
 from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.delivery.leftover import leftover_matrix, shuffle_matrix
+from dshuffle.planning.epoch_plan import check_plan
 from dshuffle.planning.holders import holders_of
 
 

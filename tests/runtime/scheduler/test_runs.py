@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dshuffle.errors import ExchangeError
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.messages import CommitReply, Vote
 from dshuffle.runtime.scheduler.machine import ATTEMPTS
 from dshuffle.runtime.scheduler.machine_state import EpochCommitted, EpochFailed, Phase, PhaseOrder

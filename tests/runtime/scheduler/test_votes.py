@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.messages import Counts
 from dshuffle.runtime.scheduler.machine import check_votes
 

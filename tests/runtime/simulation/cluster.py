@@ -25,11 +25,11 @@ import dshuffle.exchange.jobs
 import dshuffle.runtime.client.cluster_view
 import dshuffle.runtime.client.epoch
 import dshuffle.runtime.client.open_session
-import dshuffle.runtime.client.opening
 import dshuffle.runtime.client.session_client
+import dshuffle.runtime.client.shuffler
 import dshuffle.runtime.worker.member_parts
-import dshuffle.runtime.worker.opening
 import dshuffle.runtime.worker.server_rows
+import dshuffle.runtime.worker.session
 import dshuffle.runtime.worker.worker_plugin
 from dshuffle.errors import MixingWarning
 from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
@@ -197,9 +197,9 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         patch.setattr("dshuffle.store.row_blocks.SMALLEST_BLOCK", 100)  # so that all workers read
         # Kernels are loaded once in a process.
         patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_exchange_kernels", LOADED_FOR_EXCHANGES)
-        patch.setattr(dshuffle.runtime.worker.opening, "load_session_kernels", LOADED_FOR_SESSIONS)
+        patch.setattr(dshuffle.runtime.worker.session, "load_session_kernels", LOADED_FOR_SESSIONS)
         without_thread = lambda _: contextlib.nullcontext()  # noqa: E731
-        patch.setattr(dshuffle.runtime.client.opening, "log_if_slow", without_thread)
+        patch.setattr(dshuffle.runtime.client.shuffler, "log_if_slow", without_thread)
         patch.setattr(Candidates, "may_come", may_come)
         patch.setattr(time, "perf_counter", loop.time)  # measured rates decide how long messages are
         patch.setattr(OwnPlanner, "plan", plan_of_build)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from dshuffle.planning.share_sizes import Weights, as_weights
+from dshuffle.planning.exchange_epochs import Weights, as_weights
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.client.epoch_sequence import Membership
 from dshuffle.runtime.client.open_session import OpenSession, ShareChanges

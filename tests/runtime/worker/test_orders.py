@@ -16,7 +16,7 @@ from dshuffle.exchange.kept_index import KeptLabel
 from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.exchange.messages import MessageId
 from dshuffle.planning import WorkerHistory
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.messages import OpenOrder, from_fields, to_fields
 from dshuffle.runtime.worker import worker_plugin
 from dshuffle.runtime.worker.sessions import row_handlers
