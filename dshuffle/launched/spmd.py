@@ -146,7 +146,7 @@ def spmd(
     place = place_of(os.environ, rank=rank, world_size=world_size, address=address)
     convert: Convert | None = None
     if device is not None:
-        convert = importlib.import_module("dshuffle.integrations.device").to_device(device)
+        convert = importlib.import_module("dshuffle.integrations.torch").to_device(device)
     opened = as_dataset(dataset)
     names = _names(opened, arrays)
     check_process_group(place.world_size)

@@ -116,9 +116,7 @@ class OwnPlanner:
     def _moves_of_blocks(self, epoch: int) -> Moves:
         before, after = self._blocks(epoch - 1), self._blocks(epoch)
         own, held = after.samples_of(self.rank), before.samples_of(self.rank)
-        now, later = before.ranks_of(own), after.ranks_of(held)
-        missing, leaving = now != self.rank, later != self.rank
-        return Moves(own, own[missing], now[missing], held[leaving], later[leaving])
+        return Moves.of(self.rank, own, before.ranks_of(own), held, after.ranks_of(held))
 
     def _moves_of_slots(self, slots: Slots, epoch: int) -> Moves:
         rank, before = self.rank, self._samples_in(slots, epoch - 1)

@@ -421,7 +421,9 @@ class Partition:
             raise InvalidParameter.of("batch_size", batch_size, f"in [1, {len(self)}], the size of the partition", hint)
         return self._batches(batch_size, drop_last, mark)
 
-    def to_torch(self, batch_size: int, *, mode: str = "drop", arrays: Sequence[str] | None = None) -> PartitionBatches:
+    def to_torch(
+        self, batch_size: int, *, mode: str = "drop", arrays: Sequence[str] | None = None, device: Any = None
+    ) -> PartitionBatches:
         """Batches of tensors as a ``torch.utils.data.IterableDataset``, with the same number of batches on every rank.
 
         Parameters
@@ -435,25 +437,28 @@ class Partition:
             differ by one sample. ``len()`` is the number of batches.
         arrays
             Names of arrays: batches are tuples in this order. By default batches are dicts of all arrays.
+        device
+            Device of the tensors, such as ``"cuda"``: the next batch is copied there while one is trained on. By
+            default tensors share memory with the arrays that :meth:`batches` returns.
 
         Returns
         -------
         dshuffle.integrations.torch.PartitionBatches
-            The dataset, with ``set_epoch``, ``state_dict`` and ``load_state_dict``. Its tensors share memory with the
-            arrays that :meth:`batches` returns.
+            The dataset, with ``set_epoch``, ``state_dict`` and ``load_state_dict``.
 
         Raises
         ------
         ImportError
             If PyTorch is not installed (extra ``torch``).
         InvalidParameter
-            If the batch size is larger than the smallest partition, the mode is unknown, or PyTorch does not support
-            the dtype of an array.
+            If the batch size is larger than the smallest partition, the mode is unknown, PyTorch does not support the
+            dtype of an array, or there is no such device.
         KeyError
             If the dataset does not have one of the arrays.
         """
         adapter = importlib.import_module("dshuffle.integrations.torch")  # an optional extra, loaded on demand
-        batches: PartitionBatches = adapter.PartitionBatches(self, batch_size, mode=mode, arrays=arrays)
+        options = {"mode": mode, "arrays": arrays, "device": device}
+        batches: PartitionBatches = adapter.PartitionBatches(self, batch_size, **options)
         return batches
 
     def take(
