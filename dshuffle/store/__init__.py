@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from dshuffle.lazy_names import loader
 
 if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
-    from dshuffle.store.backends.location import Place as Place
     from dshuffle.store.create import create_dataset as create_dataset
     from dshuffle.store.dataset import Dataset as Dataset
     from dshuffle.store.description import dataset_of as dataset_of
     from dshuffle.store.description import describe as describe
     from dshuffle.store.open import as_dataset as as_dataset
     from dshuffle.store.open import open_dataset as open_dataset
+    from dshuffle.store.places import Place as Place
     from dshuffle.store.sharding_arrays import read_broadcast as read_broadcast
     from dshuffle.store.sharding_arrays import read_sharding as read_sharding
     from dshuffle.store.sharding_arrays import stored_shardings as stored_shardings
@@ -35,7 +35,7 @@ _HOMES = {
     "ArrayInfo": "dshuffle.store.stored_array",
     "Dataset": "dshuffle.store.dataset",
     "ImageFolder": "dshuffle.store.sources.image_folder",
-    "Place": "dshuffle.store.backends.location",
+    "Place": "dshuffle.store.places",
     "RowSource": "dshuffle.store.sources.source",
     "VerifyReport": "dshuffle.store.verify",
     "as_dataset": "dshuffle.store.open",

@@ -19,11 +19,11 @@ from dshuffle.records import StoreTraffic
 from dshuffle.redaction import hide_secrets
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.store import reader
-from dshuffle.store.backends.patient_store import Meter, PatientStore
 from dshuffle.store.cf import Decoding
 from dshuffle.store.checked import check_memory_budget, checked_indices, checked_slots
 from dshuffle.store.identity import ends_of
 from dshuffle.store.opening import Opening
+from dshuffle.store.patient_store import Meter, PatientStore
 from dshuffle.store.sink import Sink
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 from dshuffle.store.view import View

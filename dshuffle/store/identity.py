@@ -22,8 +22,8 @@ from zarr.abc.store import Store, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from dshuffle.store.backends.store_errors import AccessRefused
 from dshuffle.store.cf import DECISIVE, attributes_of
+from dshuffle.store.patient_store import AccessRefused
 from dshuffle.store.sample_arrays import ArrayChoice, SampleArrays
 
 ATTRIBUTE = "dshuffle"

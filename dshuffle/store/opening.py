@@ -7,9 +7,9 @@ from typing import Literal
 
 import zarr
 
-from dshuffle.store.backends.location import Location
-from dshuffle.store.backends.patient_store import PatientStore
 from dshuffle.store.identity import identity_of
+from dshuffle.store.patient_store import PatientStore
+from dshuffle.store.places import Location
 from dshuffle.store.sample_arrays import ArrayChoice, find_arrays
 
 
@@ -39,7 +39,7 @@ class Opening:
     def identity(self, store: PatientStore) -> str:
         """The identity of what is stored now."""
         group = self.group(store, None)
-        return identity_of(store.bare, group, find_arrays(group, self.location, self.choice), self.choice)
+        return identity_of(store.bare, group, find_arrays(group, self.url, self.choice), self.choice)
 
     def group(self, store: PatientStore, zarr_format: Literal[2, 3] | None) -> zarr.Group:
         """The group in a store that was opened."""

@@ -21,7 +21,7 @@ from zarr.core.array_spec import ArraySpec
 
 from dshuffle.encodings import Encoding
 from dshuffle.errors import CorruptChunk, DatasetError
-from dshuffle.store.backends.patient_store import PROTOTYPE, AbsentChunk, PatientStore
+from dshuffle.store.patient_store import PROTOTYPE, AbsentChunk, PatientStore
 from dshuffle.store.sample_arrays import dimensions
 
 Decoder = Callable[[Any], Any]

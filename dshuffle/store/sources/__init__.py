@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import each
 from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
-from dshuffle.store.backends.urls import canonical_url, is_local
+from dshuffle.store.places import canonical_url, is_local
 from dshuffle.store.sources.source import RowSource, files_below, stream, unreadable
 from dshuffle.store.sources.zarr_nodes import zarr_arrays
 

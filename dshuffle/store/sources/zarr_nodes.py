@@ -15,13 +15,10 @@ from zarr.core.sync import sync
 
 from dshuffle.errors import DatasetError, DShuffleError, InvalidParameter
 from dshuffle.redaction import hide_secrets
-from dshuffle.store.backends import open_store
-from dshuffle.store.backends.location import Place
-from dshuffle.store.backends.standing import ARRAY, GROUP, standing_at
-from dshuffle.store.backends.urls import canonical_url
 from dshuffle.store.cf import attributes_of, encoding_of
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import as_dataset, open_dataset
+from dshuffle.store.places import ARRAY, GROUP, Place, canonical_url, open_store, standing_at
 from dshuffle.store.sample_arrays import unreadable_items
 from dshuffle.store.sources.source import RowSource, stream, unreadable
 from dshuffle.store.stored_array import StoredArray
