@@ -22,11 +22,11 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.store.sharding_arrays import stored_shardings as stored_shardings
     from dshuffle.store.sharding_arrays import write_sharding as write_sharding
     from dshuffle.store.shuffled_copy import shuffle_dataset as shuffle_dataset
+    from dshuffle.store.sources import read_array as read_array
     from dshuffle.store.sources import read_sources as read_sources
     from dshuffle.store.sources.image_folder import ImageFolder as ImageFolder
     from dshuffle.store.sources.source import RowSource as RowSource
     from dshuffle.store.sources.source import watched as watched
-    from dshuffle.store.sources.zarr_nodes import read_array as read_array
     from dshuffle.store.stored_array import ArrayInfo as ArrayInfo
     from dshuffle.store.verify import VerifyReport as VerifyReport
     from dshuffle.store.verify import verify_dataset as verify_dataset
@@ -43,7 +43,7 @@ _HOMES = {
     "dataset_of": "dshuffle.store.description",
     "describe": "dshuffle.store.description",
     "open_dataset": "dshuffle.store.open",
-    "read_array": "dshuffle.store.sources.zarr_nodes",
+    "read_array": "dshuffle.store.sources",
     "read_broadcast": "dshuffle.store.sharding_arrays",
     "read_sharding": "dshuffle.store.sharding_arrays",
     "read_sources": "dshuffle.store.sources",

@@ -30,8 +30,8 @@ from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import as_dataset
 from dshuffle.store.places import Place, canonical_url, is_local
+from dshuffle.store.sources import read_array
 from dshuffle.store.sources.source import RowSource, stream
-from dshuffle.store.sources.zarr_nodes import read_array
 from dshuffle.units import human_bytes
 
 T = TypeVar("T")

@@ -93,29 +93,21 @@ class _Stream:
         start, stop, _ = rows.indices(self._n_rows)
         if start < self._at:
             self._blocks, self._rest, self._at = self._open(), self._none, 0
-        while self._at < start:
-            self._take(start - self._at)
-        if 0 < stop - start <= len(self._rest):  # no copy if it lies within a block
-            return self._take(stop - start)
-        slab = np.empty((stop - start, *self._none.shape[1:]), self._none.dtype)
-        while self._at < stop:
-            done = self._at - start
-            piece = self._take(stop - self._at)
-            slab[done : done + len(piece)] = piece
-            del piece  # free the block before the next one is read
-        return slab
-
-    def _take(self, most: int) -> NDArray[Any]:
-        """Return the next rows, at least one and at most ``most``."""
-        if not self._fill():
-            said = f"{self._origin} ended after {self._at} of {self._n_rows} rows"
-            raise DatasetError(f"{said}; was it changed while being read?")
-        piece, self._rest = self._rest[:most], self._rest[most:] if len(self._rest) > most else self._none
-        self._at += len(piece)
-        # At the end, read on to where a stream closes its file and may verify a checksum.
-        if self._at == self._n_rows and self._fill():
-            raise DatasetError(f"{self._origin} has more than {self._n_rows} rows; was it changed while being read?")
-        return piece
+        pieces = [self._none]
+        while self._at < max(start, stop):
+            if not self._fill():
+                said = f"{self._origin} ended after {self._at} of {self._n_rows} rows"
+                raise DatasetError(f"{said}; was it changed while being read?")
+            n_rows = min(len(self._rest), (stop if self._at >= start else start) - self._at)
+            if self._at >= start:
+                pieces.append(self._rest[:n_rows])
+            self._rest, self._at = self._rest[n_rows:], self._at + n_rows
+            # At the end, read on to where a stream closes its file and may verify a checksum.
+            if self._at == self._n_rows and self._fill():
+                raise DatasetError(
+                    f"{self._origin} has more than {self._n_rows} rows; was it changed while being read?"
+                )
+        return pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
 
     def _fill(self) -> bool:
         """Read blocks until there are rows; False at the end of the stream."""
