@@ -17,8 +17,7 @@ from dshuffle.redaction import hide_secrets
 from dshuffle.rows import RowLayout
 from dshuffle.store.cf import Decoding, attributes_of, encoding_of
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.identity import Mark, identity_of
-from dshuffle.store.opening import Opening
+from dshuffle.store.identity import Mark, Opening, identity_of
 from dshuffle.store.patient_store import Meter
 from dshuffle.store.places import ARRAY, GROUP, Location, Place, is_memory
 from dshuffle.store.sample_arrays import ArrayChoice, SampleArrays, find_arrays

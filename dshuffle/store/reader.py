@@ -20,8 +20,7 @@ from zarr.core.sync import sync
 from dshuffle.errors import DatasetError
 from dshuffle.store.patches import Box, box_items
 from dshuffle.store.patient_store import PatientStore
-from dshuffle.store.scatter import load_kernels, scatter_columns
-from dshuffle.store.sink import Sink
+from dshuffle.store.scatter import Sink, load_kernels, scatter_columns
 from dshuffle.store.stored_array import StoredArray
 
 #: Default number of bytes in flight at a time.

@@ -99,7 +99,7 @@ def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str]
     present: set[str] = set()
     for found in _opened([place for place in places if place not in tables], tables, chosen):
         present |= found.keys()
-        for name in found.keys() if chosen is None else found.keys() & chosen:
+        for name in [name for name in found if chosen is None or name in chosen]:
             if name in sources:
                 reason = f"{sources[name].origin} and {found[name].origin} both contain an array {name!r}"
                 raise InvalidParameter.because("files", reason, "Give each array a distinct name.")
