@@ -19,7 +19,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Stor
 
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.private_files import replace_file
-from dshuffle.redaction import hide_secrets, option_values
+from dshuffle.redaction import option_values, short_repr
 from dshuffle.store.patient_store import PROTOTYPE, AccessRefused, Meter, Patience, PatientStore, explained
 
 try:
@@ -30,8 +30,6 @@ except ImportError:  # without the extra
 
 Place = str | os.PathLike[str] | Store | StorePath | zarr.Group
 """What users pass as the place of a dataset."""
-
-_LONGEST_NAME = 200
 
 _WRONG_URLS = {
     r"\s|(?s:.*\s)$": "without spaces and line ends around it",
@@ -343,18 +341,17 @@ class Location:
             return cls(canonical_url(store), storage_options)
         if type(store) is LocalStore:
             return cls(canonical_url(os.path.join(store.root, path)), storage_options)
-        kind, name = type(store), " ".join(hide_secrets(repr(store)).split())
-        name = name if len(name) <= _LONGEST_NAME else f"<{kind.__module__}.{kind.__name__}>"
+        kind, name = type(store).__name__, short_repr(store)
         _refuse_options(Patience.of(storage_options)[1], "a store")
         try:
             pickle.dumps(_read_only(store))
         except NotImplementedError as error:
-            reason = f"this {kind.__name__} has no read-only copy"
+            reason = f"this {kind} has no read-only copy"
             raise InvalidParameter.because("url", reason, "Open it read-only.") from error
         except Exception as error:  # whatever its class raises
             raise InvalidParameter.because(
                 "url",
-                f"this {kind.__name__} cannot be pickled, so workers cannot open it ({type(error).__name__}: {error})",
+                f"this {kind} cannot be pickled, so workers cannot open it ({type(error).__name__}: {error})",
                 "Open the dataset by its URL, or from a store that can be pickled, such as the store of a read-only "
                 "session of icechunk.",
             ) from error
