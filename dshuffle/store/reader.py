@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from zarr.core.sync import sync
 
 from dshuffle.errors import DatasetError
-from dshuffle.store.backends.patient_store import PatientStore
 from dshuffle.store.patches import Box, box_items
-from dshuffle.store.scatter import load_kernels, scatter_columns
-from dshuffle.store.sink import Sink
+from dshuffle.store.patient_store import PatientStore
+from dshuffle.store.scatter import Sink, load_kernels, scatter_columns
 from dshuffle.store.stored_array import StoredArray
 
 #: Default number of bytes in flight at a time.
@@ -57,15 +56,15 @@ def read_rows(
     span_nbytes = min(_SPAN_NBYTES, memory_budget // 8)
     sinks = list(sinks)
     load_kernels(ids.size * sum(sink.source.row_nbytes for sink in sinks))
-    jobs = (job for group in _groups(sinks, span_nbytes) for job in _jobs(group, ids, slots, span_nbytes))
-    sync(run_bounded(jobs if stop is None else _until(stop, jobs), memory_budget))
 
+    def jobs() -> Iterator[Job]:
+        for group in _groups(sinks, span_nbytes):
+            for job in _jobs(group, ids, slots, span_nbytes):
+                if stop is not None and stop():
+                    raise DatasetError("reading was cancelled: these samples are no longer needed")
+                yield job
 
-def _until(stop: Callable[[], bool], jobs: Iterable[Job]) -> Iterator[Job]:
-    for job in jobs:
-        if stop():
-            raise DatasetError("reading was cancelled: these samples are no longer needed")
-        yield job
+    sync(run_bounded(jobs(), memory_budget))
 
 
 def cost(decoded_nbytes: int) -> int:

@@ -23,7 +23,7 @@ from dshuffle import Dataset, Shuffler, create_dataset
 from dshuffle.errors import CheckpointError, MixingWarning
 from dshuffle.runtime.client.checkpoint_lock import checkpoint_lock
 from dshuffle.runtime.client.checkpoints import read_checkpoint
-from dshuffle.store.small_objects import write_object
+from dshuffle.store.places import write_object
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 
@@ -31,7 +31,7 @@ HOLD = """
 import sys
 from dshuffle.runtime.client.checkpoint_lock import checkpoint_lock
 from dshuffle.runtime.client.checkpoints import read_checkpoint
-from dshuffle.store.small_objects import write_object
+from dshuffle.store.places import write_object
 with checkpoint_lock(sys.argv[1]):
     print("locked", flush=True)
     sys.stdin.read()

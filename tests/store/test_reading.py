@@ -22,7 +22,7 @@ from zarr.storage import MemoryStore
 
 from dshuffle.errors import CorruptChunk, DatasetError, InvalidParameter
 from dshuffle.store import Dataset, create_dataset, open_dataset, reader
-from dshuffle.store.backends.patient_store import PatientStore
+from dshuffle.store.patient_store import PatientStore
 
 N = 100
 X = np.random.default_rng(0).random((N, 6)).astype("f4")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dshuffle.errors import CheckpointError
 from dshuffle.private_files import check_replaceable, open_own_folder, open_private_file
 from dshuffle.runtime.client.checkpoints import may_pass
-from dshuffle.store.backends.urls import is_local
+from dshuffle.store.places import is_local
 
 logger = logging.getLogger(__name__)
 

@@ -41,7 +41,7 @@ from dshuffle.runtime.worker.reports import MemberAddresses, ReportSender, Signs
 from dshuffle.runtime.worker.run import RESTORE, ExchangeRun
 from dshuffle.runtime.worker.store_reader import StoreReader
 from dshuffle.store import Dataset
-from dshuffle.store.backends.urls import is_local
+from dshuffle.store.places import is_local
 
 READS_AT_ONCE = 8
 """Blocks that are read at a time from a store whose answers take long, as far as memory allows."""

@@ -17,9 +17,9 @@ from zarr.storage import LocalStore, MemoryStore, ObjectStore, WrapperStore
 
 from dshuffle.errors import CorruptChunk, InvalidParameter
 from dshuffle.store import create_dataset, open_dataset
-from dshuffle.store.backends.patient_store import READS, Patience, PatientStore
+from dshuffle.store.patient_store import READS, Patience, PatientStore
 
-from ...conftest import in_a_fork
+from ..conftest import in_a_fork
 
 X = np.arange(64 * 8, dtype="f4").reshape(64, 8)
 

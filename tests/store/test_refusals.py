@@ -15,7 +15,7 @@ import zarr
 
 from dshuffle.errors import CorruptChunk, DatasetError, InvalidParameter
 from dshuffle.store import dataset_of, describe, open_dataset, verify_dataset
-from dshuffle.store.backends.store_errors import is_refusal
+from dshuffle.store.patient_store import is_refusal
 
 pytest.importorskip("obstore", reason="obstore is not installed")
 
@@ -139,7 +139,7 @@ def test_a_refused_chunk_is_an_absent_one_if_the_user_says_so(bucket: Bucket, ur
 def test_a_refused_chunk_is_an_error_by_default(bucket: Bucket, url: str) -> None:
     dataset = open_dataset(url, arrays=["x", "below/y"], storage_options=bucket.options)
     assert dataset.read_rows([5])["x"].tolist() == [2]
-    words = 'AccessDenied.*tried without credentials.*same way if the object does not exist.*absent_chunks="fill"$'
+    words = 'AccessDenied.*needs anon=True.*same way if the object does not exist.*absent_chunks="fill"$'
     with pytest.raises(DatasetError, match=words) as caught:
         dataset.read_rows([2])
     assert not isinstance(caught.value, CorruptChunk)
@@ -171,7 +171,7 @@ def test_absent_chunks_of_other_stores(tmp_path: Path, absent_chunks: Any) -> No
 
 @pytest.mark.parametrize("url", URLS)
 def test_what_a_store_has_that_may_not_be_listed(bucket: Bucket, url: str, tmp_path: Path) -> None:
-    words = r"cannot list .*tried without credentials.* Name the arrays.*zarr.consolidate_metadata"
+    words = r"cannot list .*AccessDenied.* Name the arrays.*zarr.consolidate_metadata"
     with pytest.raises(DatasetError, match=words):
         open_dataset(url, storage_options=bucket.options)
     bucket.listing = (200, EMPTY_LISTING)
@@ -188,26 +188,15 @@ def test_consolidated_metadata_need_no_listing(bucket: Bucket, url: str, tmp_pat
     assert list(open_dataset(url, storage_options=bucket.options).arrays) == ["x"]
 
 
-def test_a_refused_group_says_what_was_tried(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_group_says_what_to_give(bucket: Bucket) -> None:
     def refusal(**options: Any) -> str:
         with pytest.raises(DatasetError, match=r"cannot fetch zarr.json .*AccessDenied") as caught:
             open_dataset("s3://bucket/none", storage_options={**bucket.options, **options})
         assert SECRET not in str(caught.value)
         return str(caught.value)
 
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
-    assert "tried without credentials (anon" in refusal()
     assert "requester_pays=True" in refusal()
-    given = refusal(anon=False, key="AKIAEXAMPLE", secret=SECRET)
-    assert "the credentials in storage_options" in given
-    assert "needs anon=True" in given
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    assert "the credentials in AWS_ACCESS_KEY_ID" in refusal(anon=False)
-    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    options = {"endpoint_url": bucket.endpoint, "max_retries": 0}
-    with pytest.raises(DatasetError, match="tried without credentials"):
-        open_dataset("s3://bucket/none", storage_options=options)
+    assert "needs anon=True" in refusal(anon=False, key="AKIAEXAMPLE", secret=SECRET)
 
 
 @pytest.mark.parametrize("name", ["requester_pays", "request_payer"])

@@ -12,9 +12,8 @@ import pytest
 from zarr.storage import LocalStore
 
 from dshuffle.errors import CorruptChunk, DatasetError
-from dshuffle.store import create_dataset, open_dataset
-from dshuffle.store.backends import patient_store
-from dshuffle.store.backends.store_errors import explained, is_transient
+from dshuffle.store import create_dataset, open_dataset, patient_store
+from dshuffle.store.patient_store import explained, is_transient
 
 X = np.arange(600.0).reshape(100, 6)
 

@@ -19,7 +19,7 @@ from distributed import Client, LocalCluster
 from dshuffle import Shuffler
 from dshuffle.errors import CorruptChunk, DatasetError, ExchangeError
 from dshuffle.store import create_dataset, open_dataset
-from dshuffle.store.backends.store_errors import explained
+from dshuffle.store.patient_store import explained
 
 obstore = pytest.importorskip("obstore", reason="obstore is not installed")
 

@@ -1,35 +1,37 @@
-"""The one wrapper of all stores: it repeats requests, counts them, waits as an emulated link, and survives a fork."""
+"""The one wrapper of all stores: it repeats requests, counts them, waits as an emulated link, and survives a fork.
+
+It also says what errors of stores mean: whether the same request may succeed later, or was refused, and what to do.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import errno
 import os
 import pickle
 import random
+import re
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
-from weakref import WeakKeyDictionary
 
 from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
+from dshuffle.checks import as_integer
 from dshuffle.emulated_links import emulated
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.records import StoreTraffic
 from dshuffle.redaction import hide_secrets
-from dshuffle.store.backends.store_errors import AccessRefused, explained, is_refusal, is_transient
-
-METADATA = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"})
-"""Names of the objects of a Zarr store that are not chunks."""
 
 PROTOTYPE = default_buffer_prototype()
 
+_METADATA = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 # More threads than processors, because reads from a network mount mostly wait.
@@ -46,6 +48,10 @@ class WrongRange(Exception):
     """A store answered a range request with too many or too few bytes."""
 
 
+class AccessRefused(DatasetError):
+    """The store refuses access to an object, or does not say that the object does not exist."""
+
+
 class _Process:
     """What requests of a process share. A forked process has its own: threads and their locks do not survive a fork."""
 
@@ -53,8 +59,8 @@ class _Process:
         self.number = os.getpid()
         self.threads = ThreadPoolExecutor(_N_THREADS, thread_name_prefix="dshuffle-files")
         self.lock = threading.Lock()
-        # Event loop -> server and number of connections -> what limits the connections to it.
-        self.gates: WeakKeyDictionary[Any, dict[tuple[str, int], asyncio.Semaphore]] = WeakKeyDictionary()
+        # Server and number of connections -> what limits the connections to it. All requests are on zarr's event loop.
+        self.gates: dict[tuple[str, int], asyncio.Semaphore] = {}
 
 
 _process = _Process()
@@ -74,17 +80,12 @@ class Meter:
     """A thread-safe running total of traffic."""
 
     def __init__(self) -> None:
-        self._traffic = StoreTraffic()
+        self.traffic = StoreTraffic()
 
     def add(self, traffic: StoreTraffic) -> None:
         """Add traffic to the total."""
         with _process.lock:
-            self._traffic += traffic
-
-    @property
-    def traffic(self) -> StoreTraffic:
-        """The total so far."""
-        return self._traffic
+            self.traffic += traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +109,8 @@ class Patience:
     connections: int = 64
 
     def __post_init__(self) -> None:
-        for name, least in (("max_retries", 0), ("connections", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InvalidParameter.of(f"storage_options[{name!r}]", value, f"an integer >= {least}")
+        as_integer("storage_options['max_retries']", self.max_retries, 0)
+        as_integer("storage_options['connections']", self.connections, 1)
         timeout = self.timeout
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
             raise InvalidParameter.of("storage_options['timeout']", timeout, "a positive number of seconds")
@@ -120,17 +119,38 @@ class Patience:
     def of(cls, storage_options: Mapping[str, Any] | None, **defaults: int) -> tuple[Self, dict[str, Any]]:
         """Split storage options into the limits, with other defaults if need be, and the options of the store."""
         rest = dict(storage_options or {})
-        limits: dict[str, Any] = {
-            name: rest.pop(name) for name in ("max_retries", "timeout", "connections") if name in rest
-        }
+        limits: dict[str, Any] = {name: rest.pop(name) for name in cls.__slots__ if name in rest}
         return cls(**defaults | limits), rest
+
+
+def _repeated(method: str, words: str) -> Any:
+    """A method that asks the store, and asks again. All of these operations may be repeated."""
+
+    async def repeated(self: PatientStore, key: str, *values: Any) -> Any:
+        what = f"{words} {key or 'the top level'}"
+        return await self._insist(what, lambda store: getattr(store, method)(key, *values))
+
+    return repeated
+
+
+def _listed(method: str) -> Any:
+    """A method that lists the store, from the beginning if it fails on the way."""
+
+    async def listed(self: PatientStore, prefix: str = "") -> Any:
+        async def collect(store: Store) -> list[str]:
+            return [name async for name in getattr(store, method)(prefix)]
+
+        for name in await self._insist(f"list {prefix or 'the top level'}", collect):
+            yield name
+
+    return listed
 
 
 class PatientStore(WrapperStore[Store]):
     """A store that asks again after transient errors. Other errors become a :class:`~dshuffle.errors.DatasetError`.
 
-    It checks the length of the answers to range requests. Otherwise the answer of a server that ignores ranges would be
-    taken for the requested rows. Requests for chunks are counted, and those for metadata are not.
+    It checks the length of the answers to range requests: those of a server that ignores ranges are not the requested
+    rows. Requests for chunks are counted, and those for metadata are not.
 
     Parameters
     ----------
@@ -145,7 +165,7 @@ class PatientStore(WrapperStore[Store]):
     secrets
         Values that must not appear in errors.
     access
-        How access is tried, and advice, for errors that say that it was refused.
+        Advice for errors that say that access was refused.
     meter
         Meter to add the traffic to.
 
@@ -186,7 +206,6 @@ class PatientStore(WrapperStore[Store]):
         self._pid = os.getpid()
         kinds = {type(each).__module__.partition(".")[0] for each in (store, getattr(store, "store", None))}
         self._rust = next(iter(kinds & {"obstore", "icechunk"}), "")
-        # icechunk raises an error if the end of an object is asked for that is longer than the object.
         self._is_foreign = not type(store).__module__.startswith("zarr.")
 
     def with_read_only(self, read_only: bool = False) -> Self:
@@ -214,14 +233,8 @@ class PatientStore(WrapperStore[Store]):
         # Others wait on the event loop, and do not block a thread for each request.
         return bool(self.root) and hasattr(self._store, "get_sync")
 
-    def check_process(self) -> None:
-        """Make connections and open files anew in a forked process.
-
-        Raises
-        ------
-        DatasetError
-            If that is impossible.
-        """
+    def _check_process(self) -> None:
+        """Make connections and open files anew in a forked process, or raise an error if that is impossible."""
         global _with_rust_threads
         if self._rust:
             if _with_rust_threads not in (None, _process.number):
@@ -253,16 +266,14 @@ class PatientStore(WrapperStore[Store]):
         return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1)
 
     async def _insist(self, what: str, ask: Callable[[Store], Awaitable[T]], *, limited: bool = True) -> T:
-        self.check_process()
+        self._check_process()
         started, attempt = time.monotonic(), 0
-        gates = _process.gates.setdefault(asyncio.get_running_loop(), {})
         server = "/".join(self._url.split("/")[:3]), self._patience.connections
-        gate = gates.setdefault(server, asyncio.Semaphore(server[1]))
-        limit = self._limit if limited else None
+        gate = _process.gates.setdefault(server, asyncio.Semaphore(server[1]))
         while True:
             attempt += 1
             try:
-                async with gate, asyncio.timeout(limit):
+                async with gate, asyncio.timeout(self._limit if limited else None):
                     return await ask(self._store)
             except (DatasetError, MemoryError):
                 raise
@@ -280,11 +291,11 @@ class PatientStore(WrapperStore[Store]):
         async def attempt(store: Store) -> T:
             claim = threading.Lock()
 
-            def work() -> tuple[list[int], T] | None:
+            def work() -> tuple[int, T] | None:
                 contents = [_read(f"{self.root}/{key}") for key in keys]
                 if not claim.acquire(blocking=False):
                     return None
-                return [len(content) for content in contents if content is not None], use(contents)
+                return sum(len(content) for content in contents if content is not None), use(contents)
 
             future = asyncio.get_running_loop().run_in_executor(_process.threads, work)
             done, _ = await asyncio.wait([future], timeout=self._patience.timeout)
@@ -292,10 +303,9 @@ class PatientStore(WrapperStore[Store]):
                 raise TimeoutError  # the file system hangs, and this thread will find the lock taken
             answer = await future
             assert answer is not None
-            sizes, result = answer
-            await self._pass_link(sum(sizes))
-            self._count(len(keys), sum(sizes))
-            return result
+            await self._pass_link(answer[0])
+            self._count(len(keys), answer[0])
+            return answer[1]
 
         what = f"fetch {keys[0]}" + (f" to {keys[-1]}" if len(keys) > 1 else "")
         return await self._insist(what, attempt, limited=False)
@@ -307,11 +317,9 @@ class PatientStore(WrapperStore[Store]):
 
         async def ask(store: Store) -> Buffer | None:
             wanted = byte_range
-            if isinstance(wanted, SuffixByteRequest) and self._is_foreign:
-                try:
-                    wanted = wanted if await store.getsize(key) > wanted.suffix else None
-                except FileNotFoundError:
-                    return None
+            if self._is_foreign and isinstance(wanted, SuffixByteRequest):
+                # icechunk raises an error if the end of an object is asked for that is longer than the object.
+                wanted = wanted if await store.exists(key) and await store.getsize(key) > wanted.suffix else None
             return await store.get(key, prototype or PROTOTYPE, wanted)
 
         try:
@@ -327,15 +335,12 @@ class PatientStore(WrapperStore[Store]):
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """Do the same in a thread of the caller's, for a store of local files."""
+        store: Any = self._store
         started, attempt = time.monotonic(), 0
         while True:
             attempt += 1
             try:
-                if byte_range is None:
-                    content = _read(f"{self.root}/{key}")
-                    answer = None if content is None else (prototype or PROTOTYPE).buffer.from_bytes(content)
-                else:
-                    answer = self._store.get_sync(key, prototype=prototype, byte_range=byte_range)  # type: ignore[attr-defined]
+                answer = store.get_sync(key, prototype=prototype, byte_range=byte_range)
                 break
             except Exception as error:
                 time.sleep(self._pause(error, f"fetch {key}", attempt, started))
@@ -371,65 +376,23 @@ class PatientStore(WrapperStore[Store]):
 
     def _checked(self, key: str, byte_range: ByteRequest | None, answer: Buffer | None) -> Buffer | None:
         """Check and count the answer to a request."""
+        size = 0 if answer is None else len(answer)
         if not _is_metadata(key):
-            self._count(1, 0 if answer is None else len(answer))
+            self._count(1, size)
             if answer is None and self._counts and self.absent_is_error:
                 raise AbsentChunk(f"{key} is missing from the store")
-        if answer is None:
-            return None
-        if isinstance(byte_range, RangeByteRequest):
+        if isinstance(byte_range, RangeByteRequest) and answer is not None:
             asked = byte_range.end - byte_range.start
-            right = len(answer) == asked
-        elif isinstance(byte_range, SuffixByteRequest):
-            asked = byte_range.suffix
-            right = len(answer) <= asked
-        else:
-            return answer
-        if not right:
-            raise WrongRange(
-                f"a request for {asked} bytes of {key} was answered with {len(answer)}; the object is truncated, or "
-                "the server answers range requests wrongly"
-            )
+            if size != asked:
+                raise WrongRange(
+                    f"a request for {asked} bytes of {key} was answered with {size}; the object is truncated, or the "
+                    "server answers range requests wrongly"
+                )
         return answer
 
-    async def exists(self, key: str) -> bool:
-        """Whether an object exists."""
-        return await self._insist(f"look up {key}", lambda store: store.exists(key))
-
-    async def set(self, key: str, value: Buffer) -> None:
-        """Write an object. The operation is idempotent, so it can be retried."""
-        await self._insist(f"write {key}", lambda store: store.set(key, value))
-
-    async def delete(self, key: str) -> None:
-        """Delete an object."""
-        await self._insist(f"delete {key}", lambda store: store.delete(key))
-
-    async def delete_dir(self, prefix: str) -> None:
-        """Delete all objects below a prefix."""
-        await self._insist(f"delete {prefix or 'all'}", lambda store: store.delete_dir(prefix))
-
-    async def is_empty(self, prefix: str) -> bool:
-        """Whether there are no objects below a prefix."""
-        return await self._insist(f"list {prefix or 'the top level'}", lambda store: store.is_empty(prefix))
-
-    async def _listed(self, prefix: str, begin: Callable[[Store], AsyncIterator[str]]) -> AsyncIterator[str]:
-        async def collect(store: Store) -> list[str]:
-            return [name async for name in begin(store)]
-
-        for name in await self._insist(f"list {prefix or 'the top level'}", collect):
-            yield name
-
-    def list(self) -> AsyncIterator[str]:
-        """List all keys."""
-        return self._listed("", lambda store: store.list())
-
-    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """List all keys below a prefix."""
-        return self._listed(prefix, lambda store: store.list_prefix(prefix))
-
-    def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """List the names directly below a prefix."""
-        return self._listed(prefix, lambda store: store.list_dir(prefix))
+    exists, is_empty = _repeated("exists", "look up"), _repeated("is_empty", "list")
+    set, delete, delete_dir = (_repeated(name, name) for name in ("set", "delete", "delete_dir"))
+    list, list_prefix, list_dir = _listed("list_prefix"), _listed("list_prefix"), _listed("list_dir")
 
 
 # Zarr's own wrapper hands some ways to read to the wrapped store, and newer releases of zarr have more of them. They
@@ -441,7 +404,7 @@ for _name in READS:
 
 
 def _is_metadata(key: str) -> bool:
-    return key.rpartition("/")[2] in METADATA
+    return key.rpartition("/")[2] in _METADATA
 
 
 def _read(path: str) -> bytes | None:
@@ -451,3 +414,105 @@ def _read(path: str) -> bytes | None:
             return file.readall()
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return None
+
+
+_TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
+# Python has classes for the others.
+_TRANSIENT_NUMBERS = {
+    getattr(errno, f"E{name}")
+    for name in ("BUSY", "IO", "STALE", "REMOTEIO", "HOSTDOWN", "HOSTUNREACH", "NETDOWN", "NETRESET", "NETUNREACH")
+}
+_TRANSIENT_OF_AIOHTTP = ("ServerDisconnectedError", "ClientPayloadError", "ClientOSError")
+_CODE = re.compile(r"<Code>(.*?)</Code>\s*(?:<Message>(.*?)</Message>)?", re.DOTALL)
+# obstore has one class for all errors except "not found" and "not allowed", so the message must be parsed.
+_STATUS = re.compile(r"status code: (\d{3})")
+_TRANSIENT_OF_OBSTORE = re.compile("error sending request|body error|kind: (Timeout|Interrupted|Connect)")
+# Where obstore looks for the role of the machine if it does not have credentials.
+_ROLE = re.compile("/latest/(api/token|meta-data)")
+
+_HINTS = {
+    "RequestTimeTooSkewed": "The clock of this machine is wrong; set it (NTP).",
+    _ROLE.pattern: "No credentials were found: give storage_options access_key_id and secret_access_key, or set "
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (anon=True for public data).",
+    "NoSuchBucket": "The bucket does not exist at this endpoint.",
+    "InvalidAccessKeyId|SignatureDoesNotMatch": "The credentials are wrong for this endpoint.",
+    "kind: Timeout|TimedOut": "The server did not answer in time.",
+    "ConnectionRefused": "Nothing is listening at the endpoint.",
+    "redirect without LOCATION": "The bucket is in another region; set region=.",
+    "non-partial response|Requested ": "The server answers range requests wrongly, so its data cannot be trusted.",
+}
+
+
+def _status(error: BaseException) -> int | None:
+    """The status of an answer by HTTP that an error of aiohttp, gcsfs or obstore has."""
+    for name in ("status", "code"):
+        if isinstance(status := getattr(error, name, None), int):
+            return status
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else None
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a store has refused access to an object, and not a request with wrong credentials.
+
+    Examples
+    --------
+    >>> is_refusal(PermissionError("Access Denied")), is_refusal(FileNotFoundError())
+    (True, False)
+    """
+    if code := _CODE.search(str(error)):
+        return code[1] == "AccessDenied"
+    return isinstance(error, PermissionError) or _status(error) in (401, 403)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same request may succeed later: time-outs, resets, throttling and server errors.
+
+    Examples
+    --------
+    >>> is_transient(ConnectionResetError()), is_transient(PermissionError())
+    (True, False)
+    """
+    text, library = str(error), type(error).__module__.partition(".")[0]
+    if library == "obstore" and _ROLE.search(text):
+        return False
+    if isinstance(error, TimeoutError | ConnectionError | InterruptedError | BlockingIOError):
+        return True
+    if (status := _status(error)) is not None:
+        return status in _TRANSIENT_STATUS
+    if library == "obstore":
+        return _TRANSIENT_OF_OBSTORE.search(text) is not None
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _TRANSIENT_NUMBERS
+    return library == "aiohttp" and type(error).__name__ in _TRANSIENT_OF_AIOHTTP
+
+
+def explained(error: BaseException, secrets: Iterable[str] = (), access: str = "") -> str:
+    """Describe an error in one line, without secrets, and add advice where there is any.
+
+    Parameters
+    ----------
+    error
+        Exception raised by the store.
+    secrets
+        Values that must not appear in the text.
+    access
+        Advice for an error that says that access was refused.
+
+    Examples
+    --------
+    >>> explained(OSError("<Error><Code>SlowDown</Code><Message>Wait</Message><Key>hunter2</Key></Error>"))
+    'OSError: SlowDown: Wait'
+    """
+    full = str(error)
+    text = full.partition("\n\nDebug source:")[0]
+    if body := _CODE.search(text):
+        # The rest of S3's answer repeats the signed request.
+        start = re.split(r"<\?xml|<Error", text, maxsplit=1)[0].rstrip(": ")
+        text = ": ".join(filter(None, (start, *body.groups())))
+    message = ": ".join(filter(None, (type(error).__name__, " ".join(text.split()))))
+    if type(error).__module__.startswith("obstore"):
+        message += next((f". {hint}" for words, hint in _HINTS.items() if re.search(words, full)), "")
+    if access and is_refusal(error):
+        message += f". {access}"
+    return hide_secrets(message, secrets)
