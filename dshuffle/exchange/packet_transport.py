@@ -15,9 +15,6 @@ from dshuffle.exchange.transport import Flows, ProcessPlan, ServerHolder, Transp
 from dshuffle.planning import SERVER, EpochPlan
 from dshuffle.planning.delivery.relay import Hops, packets_per_batch, route
 
-CODED_ROW_NBYTES = 8, 12, 9
-"""Packets are coded in the widest words that divide a row: of 8, 4 or 1 bytes."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class PacketTransport(Transport):
@@ -34,6 +31,12 @@ class PacketTransport(Transport):
     name: ClassVar[str] = "packets"
     encodes: ClassVar[bool] = True
     readable: ClassVar[bool] = False
+    kernels: ClassVar[tuple[str, ...]] = (
+        *Transport.kernels,
+        "coding",
+        "exchange.packet_flows",
+        "planning.delivery.relay",
+    )
 
     epoch_plan: EpochPlan
     hops: Hops
@@ -108,19 +111,3 @@ class PacketTransport(Transport):
         return PacketDecoder(
             cache, packets, self.hops.packets, arriving, is_kept, cache.reserve(samples[is_kept]), source
         )
-
-    @classmethod
-    def coded_lengths(cls, row_nbytes: int | None) -> tuple[int, ...]:
-        """One length for each width of words."""
-        return CODED_ROW_NBYTES if row_nbytes is None else (like(row_nbytes),)
-
-
-def like(row_nbytes: int) -> int:
-    """Length of the short rows that use the same kernels.
-
-    Examples
-    --------
-    >>> like(800), like(404), like(7)
-    (8, 12, 9)
-    """
-    return next(nbytes for word, nbytes in zip((8, 4, 1), CODED_ROW_NBYTES, strict=True) if row_nbytes % word == 0)

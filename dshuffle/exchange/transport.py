@@ -112,6 +112,8 @@ class Transport(ABC):
         Whether packets are encoded and decoded, which is measured.
     readable
         Whether an item that does not arrive can be read from the store.
+    kernels
+        Modules whose kernels it calls.
 
     Parameters
     ----------
@@ -125,6 +127,7 @@ class Transport(ABC):
     forwards: ClassVar[bool] = False
     encodes: ClassVar[bool] = False
     readable: ClassVar[bool] = True
+    kernels: ClassVar[tuple[str, ...]] = ("rows", "exchange.cache_partition")
 
     plan: ProcessPlan
     flows: Flows | None = None
@@ -187,8 +190,3 @@ class Transport(ABC):
     def forwarded(self, rank: int) -> ForwardedRows | None:
         """Make what the rank of this process keeps as a forwarder; None if it forwards nothing."""
         return None
-
-    @classmethod
-    def coded_lengths(cls, row_nbytes: int | None) -> tuple[int, ...]:
-        """Lengths of short rows whose kernels of coding are needed; for rows of all lengths if none is given."""
-        return ()

@@ -85,7 +85,7 @@ class BijectionFamily:
         return evaluate_networks(points, members, self.domains, self.keys, True)
 
 
-@kernel()
+@kernel("(i8[::1], u8[::1], i8[::1], i8[::1])")
 def _draw_tables(offsets, states, tables, inverse):  # type: ignore[no-untyped-def]
     for member in range(offsets.size - 1):
         table = tables[offsets[member] : offsets[member + 1]]

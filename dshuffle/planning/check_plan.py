@@ -98,7 +98,7 @@ _FAULTS = {
 }
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i4[::1], i4[::1], u8[:,::1], i4[::1], i8)")
 def _find_fault(  # type: ignore[no-untyped-def]
     offsets, samples, destinations, senders, holders, wanted, n_workers
 ):

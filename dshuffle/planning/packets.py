@@ -141,7 +141,7 @@ def missing_samples(holders: Holders, destinations: Ranks) -> Samples:
     return missing[: _missing(holders, destinations, missing)]
 
 
-@kernel()
+@kernel("(u8[:,::1], i4[::1], i8[::1])")
 def _missing(holders, destinations, missing):  # type: ignore[no-untyped-def]
     count = 0
     for sample in range(destinations.size):

@@ -20,7 +20,7 @@ from zarr.core.sync import sync
 from dshuffle.errors import DatasetError
 from dshuffle.store.backends.patient_store import PatientStore
 from dshuffle.store.patches import Box, box_items
-from dshuffle.store.scatter import load_kernels, scatter_columns
+from dshuffle.store.scatter import load_numba, scatter_columns
 from dshuffle.store.sink import Sink
 from dshuffle.store.stored_array import StoredArray
 
@@ -56,7 +56,7 @@ def read_rows(
     ids, slots = ids[order], slots[order]
     span_nbytes = min(_SPAN_NBYTES, memory_budget // 8)
     sinks = list(sinks)
-    load_kernels(ids.size * sum(sink.source.row_nbytes for sink in sinks))
+    load_numba(ids.size * sum(sink.source.row_nbytes for sink in sinks))
     jobs = (job for group in _groups(sinks, span_nbytes) for job in _jobs(group, ids, slots, span_nbytes))
     sync(run_bounded(jobs if stop is None else _until(stop, jobs), memory_budget))
 

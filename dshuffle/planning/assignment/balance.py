@@ -238,7 +238,7 @@ def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count
     return ranks
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i4[::1], i8[::1])")
 def _unbalanced(order, offsets, ranks, counts):  # type: ignore[no-untyped-def]
     """Return the first class whose counts differ by more than one between workers, or -1."""
     for c in range(offsets.size - 1):
@@ -260,7 +260,7 @@ def _unbalanced(order, offsets, ranks, counts):  # type: ignore[no-untyped-def]
     return -1
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i8[::1], i4[::1], u8, i4[::1])")
 def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untyped-def]
     n_workers = names.size
     largest = 0
@@ -294,7 +294,7 @@ def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untype
             ranks[order[first + i]] = places[i]
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i8[::1], i4[::1], i8[:,::1], i8[::1], i8[::1], i8[::1], u8)")
 def _choose_sent(  # type: ignore[no-untyped-def]
     order, offsets, rounds, ranks, sent, loose, loose_samples, loose_codes, state
 ):
@@ -351,7 +351,7 @@ def _choose_sent(  # type: ignore[no-untyped-def]
     return -1
 
 
-@kernel()
+@kernel("(i4[::1], i8, i8[::1], i8[::1], i8[::1], u8, i4[::1])")
 def _exchange_loose(following, n_rounds, loose, samples, codes, state, ranks):  # type: ignore[no-untyped-def]
     n_workers = following.size
     waits = np.ones(samples.size, dtype=np.bool_)

@@ -23,7 +23,7 @@ def uniform_ranks(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
     return Blocks.drawn(n_samples, n_workers, 1, *path).all_ranks()
 
 
-@kernel()
+@kernel("(i8[:,::1], u8[::1], i4[::1])")
 def derange(sent, words, ranks):  # type: ignore[no-untyped-def]
     """Reassign each row of ``sent`` by a uniform permutation of the ranks without fixed points."""
     n_workers = sent.shape[1]

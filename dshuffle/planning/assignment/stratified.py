@@ -155,7 +155,7 @@ def deal_classes(codes: NDArray[np.int32], n_classes: int, n_workers: int, *, se
     return deal_groups(codes, n_classes, n_workers, "stratified", seed)
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i4[::1], u8, i4[::1])")
 def _deal(order, offsets, names, state, ranks):  # type: ignore[no-untyped-def]
     lap = names.copy()
     rest = names.copy()

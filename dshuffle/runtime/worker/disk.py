@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from dshuffle.errors import DShuffleError
 from dshuffle.exchange.cache_partition import CachePartition, Index
 from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.kept_index import KeptLabel
 from dshuffle.exchange.kept_partition import (
     KeptFolder,
+    KeptLabel,
     KeptPartition,
     PartitionFolder,
     kept_nbytes,

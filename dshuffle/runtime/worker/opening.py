@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from distributed import Worker
 
-from dshuffle.exchange.kept_index import KeptLabel
-from dshuffle.exchange.warmup import load_session_kernels
+from dshuffle.exchange.kept_partition import KeptLabel
+from dshuffle.exchange.transports import transport_of
+from dshuffle.kernels import load_kernels
 from dshuffle.planning import SERVER
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.dataset_inputs import with_data
@@ -103,7 +104,7 @@ async def open_session(
         timeline.end_step("dataset opened")
         spec = spec.with_shuffle(await shared.in_thread(with_data, spec.shuffle, dataset))
         timeline.end_step("labels and shardings read")
-        await shared.in_thread(load_session_kernels, spec.shuffle, dataset.layout.nbytes)
+        await shared.in_thread(load_kernels, *transport_of(spec.shuffle.choices.delivery).kernels)
         timeline.end_step("kernels loaded")
         if rank is not None and epoch is not None:
             former = await shared.in_thread(_former, spec, rank, epoch, worker.address)

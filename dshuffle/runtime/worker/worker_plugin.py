@@ -18,7 +18,8 @@ from distributed import Worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dshuffle.errors import WorkerLost
-from dshuffle.exchange.warmup import load_exchange_kernels
+from dshuffle.exchange.transport import Transport
+from dshuffle.kernels import load_kernels
 from dshuffle.process_exit import end_without_last_collections
 from dshuffle.runtime.message_fields import from_fields
 from dshuffle.runtime.open_files import raise_limit
@@ -116,7 +117,7 @@ class DShuffleWorker(WorkerPlugin):
         timeline.end_step("handlers registered")
         # Off the event loop, and before the first rows arrive.
         try:
-            await shared.in_thread(load_exchange_kernels)
+            await shared.in_thread(load_kernels, *Transport.kernels)
         except BaseException:
             if worker.handlers.get("dshuffle_protocol") is protocol:
                 del worker.handlers["dshuffle_protocol"]

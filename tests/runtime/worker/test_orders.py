@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from dshuffle.errors import ClusterError, WorkerLost
-from dshuffle.exchange.kept_index import KeptLabel
-from dshuffle.exchange.kept_partition import KeptFolder
+from dshuffle.exchange.kept_partition import KeptFolder, KeptLabel
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.replies import Later
 from dshuffle.planning import WorkerHistory
