@@ -17,10 +17,9 @@ PACKAGE = Path(dshuffle.__file__).parent
 
 # A module imports from its own package and from rows above it, never from another package of its own row.
 ROWS = [
-    {"numba_cache", "redaction"},
+    {"private_files", "redaction"},
     {"errors", "numba_support"},
-    {"checks", "kernels", "lazy_names", "notebook", "private_files", "process_exit", "process_state"}
-    | {"units", "unnamed_file"},
+    {"checks", "kernels", "lazy_names", "notebook", "process_exit", "process_state", "units"},
     {"encodings", "noninferiority", "slow_rank"},
     {"emulated_links", "rows", "synthetic"},
     {"planning", "coding"},
@@ -177,7 +176,7 @@ def test_planning_is_pure():
         "planning",
         "coding",
         "kernels",
-        "numba_cache",
+        "private_files",
         "numba_support",
         "rows",
         "errors",
@@ -212,7 +211,7 @@ def test_the_session_machine_is_pure(module):
         ("zarr", {"store"}),
         ("sklearn", {"sharding", "training"}),  # ShuffledSGD alone
         ("click", {"cli"}),
-        ("numba", {"numba_cache", "numba_support"}),
+        ("numba", {"numba_support"}),
     ],
 )
 def test_a_library_has_its_place(library, places):

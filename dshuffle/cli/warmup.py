@@ -7,7 +7,7 @@ import time
 
 import click
 
-from dshuffle.compare import compile_kernels
+from dshuffle.kernels import compile_kernels
 from dshuffle.report.progress import progress_bar
 from dshuffle.units import human_seconds
 
@@ -18,5 +18,5 @@ def warmup() -> None:
     with progress_bar() as advance:
         advance(0, 1, "compiling kernels")
         compile_kernels()
-    where = os.environ.get("NUMBA_CACHE_DIR") or "beside the installed modules"
+    where = os.environ.get("NUMBA_CACHE_DIR") or "beside the package, or in the user's cache folder"
     click.echo(f"Kernels are compiled ({human_seconds(time.perf_counter() - started)}); the cache is {where}.")

@@ -127,6 +127,8 @@ class Transport(ABC):
         Whether packets are encoded and decoded, which is measured.
     readable
         Whether an item that does not arrive can be read from the store.
+    kernels
+        Modules whose kernels it calls.
 
     Parameters
     ----------
@@ -140,6 +142,7 @@ class Transport(ABC):
     forwards: ClassVar[bool] = False
     encodes: ClassVar[bool] = False
     readable: ClassVar[bool] = True
+    kernels: ClassVar[tuple[str, ...]] = ("rows", "exchange.cache_partition")
 
     plan: ProcessPlan
     flows: Flows | None = None
@@ -202,11 +205,6 @@ class Transport(ABC):
     def forwarded(self, rank: int) -> ForwardedRows | None:
         """Make what the rank of this process keeps as a forwarder; None if it forwards nothing."""
         return None
-
-    @classmethod
-    def coded_lengths(cls, row_nbytes: int | None) -> tuple[int, ...]:
-        """Lengths of short rows whose kernels of coding are needed; for rows of all lengths if none is given."""
-        return ()
 
 
 UNACKNOWLEDGED_BYTES = MIB // 4
@@ -305,10 +303,6 @@ def _longest(lists: Mapping[int, ItemsInFlows]) -> int:
     return max([1, *(flow.longest for _, flows in lists.values() for flow in flows.values())])
 
 
-CODED_ROW_NBYTES = 8, 12, 9
-"""Packets are coded in the widest words that divide a row: of 8, 4 or 1 bytes."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PacketTransport(Transport):
     """Packets. Their messages follow from the plan alone.
@@ -324,6 +318,12 @@ class PacketTransport(Transport):
     name: ClassVar[str] = "packets"
     encodes: ClassVar[bool] = True
     readable: ClassVar[bool] = False
+    kernels: ClassVar[tuple[str, ...]] = (
+        *Transport.kernels,
+        "coding",
+        "exchange.packet_flows",
+        "planning.delivery.relay",
+    )
 
     epoch_plan: EpochPlan
     hops: Hops
@@ -398,22 +398,6 @@ class PacketTransport(Transport):
         return PacketDecoder(
             cache, packets, self.hops.packets, arriving, is_kept, cache.reserve(samples[is_kept]), source
         )
-
-    @classmethod
-    def coded_lengths(cls, row_nbytes: int | None) -> tuple[int, ...]:
-        """One length for each width of words."""
-        return CODED_ROW_NBYTES if row_nbytes is None else (like(row_nbytes),)
-
-
-def like(row_nbytes: int) -> int:
-    """Length of the short rows that use the same kernels.
-
-    Examples
-    --------
-    >>> like(800), like(404), like(7)
-    (8, 12, 9)
-    """
-    return next(nbytes for word, nbytes in zip((8, 4, 1), CODED_ROW_NBYTES, strict=True) if row_nbytes % word == 0)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from distributed import Client
 from distributed.protocol.pickle import dumps, loads
 
 from dshuffle import report
-from dshuffle.compare import Way, compile_kernels, count_training_workers
+from dshuffle.compare import Way, count_training_workers
 from dshuffle.compare.comparison import comparison_of, result_of
 from dshuffle.compare.mixing_of_ways import QualityOfWays
 from dshuffle.errors import ClusterError
+from dshuffle.kernels import compile_kernels
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.notebook import html_summary
 from dshuffle.pipeline.clusters import ClusterSource
@@ -226,7 +227,7 @@ def train(
         count(done, total, text)
 
     say("loading compiled code; the first run compiles it")
-    compile_kernels((way.choices for way in pipeline.ways), dataset.layout)
+    compile_kernels()
     done += 1
     say(f"waiting for {pipeline.cluster}")
 

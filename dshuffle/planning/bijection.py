@@ -138,7 +138,7 @@ def _scaled(word, bound):  # type: ignore[no-untyped-def]
     return ((word >> np.uint64(32)) * bound + (low >> np.uint64(32))) >> np.uint64(32)
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i8[::1], u8[:,::1], u8[:,::1])")
 def _forward(points, members, found, domains, keys):  # type: ignore[no-untyped-def]
     for i in range(points.size):
         member = members[i] if members.size else 0
@@ -162,7 +162,7 @@ def _forward(points, members, found, domains, keys):  # type: ignore[no-untyped-
         found[i] = np.int64(value)
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i8[::1], u8[:,::1], u8[:,::1])")
 def _inverse(points, members, found, domains, keys):  # type: ignore[no-untyped-def]
     for i in range(points.size):
         member = members[i] if members.size else 0
@@ -253,7 +253,7 @@ class BijectionFamily:
         return evaluate_networks(points, members, self.domains, self.keys, True)
 
 
-@kernel()
+@kernel("(i8[::1], u8[::1], i8[::1], i8[::1])")
 def _draw_tables(offsets, states, tables, inverse):  # type: ignore[no-untyped-def]
     for member in range(offsets.size - 1):
         table = tables[offsets[member] : offsets[member + 1]]

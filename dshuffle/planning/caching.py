@@ -99,7 +99,7 @@ def _toggle(holders, sample, worker):  # type: ignore[no-untyped-def]
     holders[sample, worker >> 6] ^= np.uint64(1) << np.uint64(worker & 63)
 
 
-@kernel()
+@kernel("(u8[:,::1], i8[::1], i8, i8, u8[::1], i4[::1], u8)")
 def _add_round(holders, order, capacity, n_workers, names, counters, state):  # type: ignore[no-untyped-def]
     """Give every sample one more holder: of a few random workers, the one that makes the rarest set."""
     room = capacity - count_held(holders, n_workers)
@@ -132,7 +132,7 @@ def _add_round(holders, order, capacity, n_workers, names, counters, state):  # 
             n_open -= 1
 
 
-@kernel()
+@kernel("(u8[:,::1], i4[::1], i8[::1], i8[::1], i8, u8[::1], i4[::1], u8)")
 def _move(holders, ranks, moved, loads, capacity, names, counters, state):  # type: ignore[no-untyped-def]
     """Add the destinations of the moved samples as holders and remove old holders.
 
@@ -183,7 +183,7 @@ def _move(holders, ranks, moved, loads, capacity, names, counters, state):  # ty
     return left
 
 
-@kernel()
+@kernel("(u8[:,::1], i8[::1], i4[::1], i4[::1], i8[::1], i8)")
 def _change_places(holders, moved, left, ranks, loads, capacity):  # type: ignore[no-untyped-def]
     """Replace a holder that is too full by the holder that was removed, if that worker has room."""
     for i in range(moved.size):
@@ -205,7 +205,7 @@ def _change_places(holders, moved, left, ranks, loads, capacity):  # type: ignor
                 break
 
 
-@kernel()
+@kernel("(u8[:,::1], i8[::1], i4[::1], i8[::1], i8)")
 def _give_up(holders, order, ranks, loads, capacity):  # type: ignore[no-untyped-def]
     """Drop samples that workers with full caches hold but do not train on, until the caches fit."""
     for sample in order:

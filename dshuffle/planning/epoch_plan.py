@@ -143,7 +143,7 @@ def missing_samples(holders: Holders, destinations: Ranks) -> Samples:
     return missing[: _missing(holders, destinations, missing)]
 
 
-@kernel()
+@kernel("(u8[:,::1], i4[::1], i8[::1])")
 def _missing(holders, destinations, missing):  # type: ignore[no-untyped-def]
     count = 0
     for sample in range(destinations.size):
@@ -392,7 +392,7 @@ _FAULTS = {
 }
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i4[::1], i4[::1], u8[:,::1], i4[::1], i8)")
 def _find_fault(  # type: ignore[no-untyped-def]
     offsets, samples, destinations, senders, holders, wanted, n_workers
 ):

@@ -169,7 +169,7 @@ def has_excess(n_samples: int, n_workers: int, capacity: int) -> bool:
     return capacity > partition
 
 
-@kernel()
+@kernel("(u8[:,::1], i4[::1])")
 def add_holders(holders, ranks):  # type: ignore[no-untyped-def]
     """Set the bit of worker ``ranks[j]`` for every sample j, in place."""
     for sample in range(ranks.size):

@@ -235,7 +235,7 @@ def _class_spread(classes: Samples, offsets: NDArray[np.int64]) -> NDArray[np.fl
     return np.array([_deviations(classes, offsets, totals / len(classes)), expected])
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], f8[::1])")
 def _deviations(classes, offsets, shares):  # type: ignore[no-untyped-def]
     """Sum over batches and classes of the difference between a class's share of the batch and of all rows."""
     total = 0.0

@@ -116,7 +116,7 @@ def _words_to_draw(count: int, n: int, path: tuple[int | str, ...]) -> Words:
     return random_words(max(count, 0), *path)
 
 
-@kernel()
+@kernel("(i8[::1], i8, u8[::1])", "(i4[::1], i8, u8[::1])")
 def _draw(values, count, words):  # type: ignore[no-untyped-def]
     """Move ``count`` values to the front, chosen uniformly and in random order."""
     for i in range(count):

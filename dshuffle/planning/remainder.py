@@ -116,7 +116,7 @@ def _keys(seed: int) -> Words:
     return random_words(2, "digest", seed)
 
 
-@kernel()
+@kernel("(i8[::1], u8[::1])")
 def _sums(samples, keys):  # type: ignore[no-untyped-def]
     """The sum of samples, and the sums of their hashes with each of two keys."""
     total, first, second = np.uint64(0), np.uint64(0), np.uint64(0)

@@ -369,7 +369,7 @@ DEFAULTS = SessionOptions()
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 33
+PROTOCOL = 34
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 

@@ -20,7 +20,7 @@ from zarr.core.sync import sync
 from dshuffle.errors import DatasetError
 from dshuffle.store.patches import Box, box_items
 from dshuffle.store.patient_store import PatientStore
-from dshuffle.store.scatter import Sink, load_kernels, scatter_columns
+from dshuffle.store.scatter import Sink, load_numba, scatter_columns
 from dshuffle.store.stored_array import StoredArray
 
 #: Default number of bytes in flight at a time.
@@ -55,7 +55,7 @@ def read_rows(
     ids, slots = ids[order], slots[order]
     span_nbytes = min(_SPAN_NBYTES, memory_budget // 8)
     sinks = list(sinks)
-    load_kernels(ids.size * sum(sink.source.row_nbytes for sink in sinks))
+    load_numba(ids.size * sum(sink.source.row_nbytes for sink in sinks))
 
     def jobs() -> Iterator[Job]:
         for group in _groups(sinks, span_nbytes):

@@ -20,7 +20,7 @@ _WHOLE = np.zeros(1, np.int64)
 """A row is one patch of one run of bytes."""
 
 
-def load_kernels(nbytes: int) -> None:
+def load_numba(nbytes: int) -> None:
     """Load numba for a call that will copy so many bytes, in parts of which each would not be worth it."""
     if worth_a_kernel(nbytes):
         _ = scatter_patches_kernel.dispatcher
@@ -55,7 +55,10 @@ def scatter_patches(
     target[places[:, None] + np.arange(items.size)] = block[row[:, None], begins[patch][:, None] + items]
 
 
-@kernel()
+@kernel(
+    "(u1[:,::1], i8[::1], i8, u1[::1], i8[::1], i8[::1], i8[::1], i8)",
+    "(Array(u1, 2, 'C', True), i8[::1], i8, u1[::1], i8[::1], i8[::1], i8[::1], i8)",
+)
 def scatter_patches_kernel(block, ids, start, target, places, begins, offsets, nbytes):  # type: ignore[no-untyped-def]
     """The same for many rows."""
     # Fancy indexing would first copy the selected rows, and cannot write to a range of bytes of packed rows. The two
@@ -95,7 +98,12 @@ def scatter_columns(
         target[(places + offset)[:, None] + items] = columns[(begin + (ids - start) * width)[:, None] + items]
 
 
-@kernel()
+@kernel(
+    "(u1[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8, u1[::1], i8[::1])",
+    "(u2[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8, u2[::1], i8[::1])",
+    "(u4[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8, u4[::1], i8[::1])",
+    "(u8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8, u8[::1], i8[::1])",
+)
 def scatter_columns_kernel(columns, begins, widths, offsets, ids, start, target, places):  # type: ignore[no-untyped-def]
     """The same for many rows."""
     # Row after row: narrow rows of several blocks share cache lines of the target.

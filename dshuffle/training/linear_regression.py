@@ -237,7 +237,11 @@ def residual(partition: Partition, weights: Weights, *, features: str = "x", tar
     return wrong, total
 
 
-@row_kernel()
+@row_kernel(
+    "(f8[::1], Array(f4, 2, 'C', True), i8, Array(f4, 2, 'C', True), i8, Array(i8, 1, 'C', True), f8)",
+    "(f8[::1], Array(f4, 2, 'C', True), i8, Array(f8, 2, 'C', True), i8, Array(i8, 1, 'C', True), f8)",
+    "(f8[::1], Array(f8, 2, 'C', True), i8, Array(f8, 2, 'C', True), i8, Array(i8, 1, 'C', True), f8)",
+)
 def sgd_pass(weights, rows, first, targets, place, slots, step):  # type: ignore[no-untyped-def]
     """Apply equation 4, ``w -= step * a (a . w - y)``, to every sample in turn, in place.
 
@@ -265,7 +269,11 @@ def sgd_pass(weights, rows, first, targets, place, slots, step):  # type: ignore
             weights[j] -= pull * row[j]
 
 
-@row_kernel()
+@row_kernel(
+    "(f8[::1], Array(f4, 2, 'C', True), i8, Array(f4, 2, 'C', True), i8, Array(i8, 1, 'C', True))",
+    "(f8[::1], Array(f4, 2, 'C', True), i8, Array(f8, 2, 'C', True), i8, Array(i8, 1, 'C', True))",
+    "(f8[::1], Array(f8, 2, 'C', True), i8, Array(f8, 2, 'C', True), i8, Array(i8, 1, 'C', True))",
+)
 def squared_residual(weights, rows, first, targets, place, slots):  # type: ignore[no-untyped-def]
     """Return ``sum (a . w - y)^2`` and ``sum y^2`` over samples; parameters as in :func:`sgd_pass`."""
     wrong = total = 0.0

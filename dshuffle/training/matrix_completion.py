@@ -543,7 +543,7 @@ def one_round(
     return left, right, (errors + wrong, seconds + time.perf_counter() - started)
 
 
-@kernel()
+@kernel("(f4[:,::1], f4[:,::1], i8[::1], i8[::1], f4[::1], f8[::1], f8[::1], f8)")
 def update_factors(left, right, row, column, value, left_decay, right_decay, step):  # type: ignore[no-untyped-def]
     """Apply P5 and P6 for every entry in turn, in place; return the sum of squared errors before each update.
 

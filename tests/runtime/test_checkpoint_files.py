@@ -21,7 +21,7 @@ from distributed import Client
 import dshuffle
 from dshuffle import Dataset, Shuffler, create_dataset
 from dshuffle.errors import CheckpointError, MixingWarning
-from dshuffle.runtime.client.checkpoint_lock import checkpoint_lock
+from dshuffle.runtime.client.checkpoint_file import checkpoint_lock
 from dshuffle.runtime.client.checkpoints import read_checkpoint
 from dshuffle.store.places import write_object
 
@@ -29,7 +29,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 
 HOLD = """
 import sys
-from dshuffle.runtime.client.checkpoint_lock import checkpoint_lock
+from dshuffle.runtime.client.checkpoint_file import checkpoint_lock
 from dshuffle.runtime.client.checkpoints import read_checkpoint
 from dshuffle.store.places import write_object
 with checkpoint_lock(sys.argv[1]):

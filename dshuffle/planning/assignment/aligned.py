@@ -92,7 +92,7 @@ def draw_aligned(holders: Holders, room: Samples, *path: int | str) -> AlignedDr
     return AlignedDraw(destinations, members, offsets)
 
 
-@kernel()
+@kernel("(u8[:,::1], u8[::1])")
 def _group(holders, names):  # type: ignore[no-untyped-def]
     """Group the samples by their set of holders.
 
@@ -115,7 +115,7 @@ def _group(holders, names):  # type: ignore[no-untyped-def]
     return groups, heads[:n_groups]
 
 
-@kernel()
+@kernel("(u8[:,::1], u8[::1])")
 def _table(sets, names):  # type: ignore[no-untyped-def]
     """Build a hash table of different sets: linear probing from the set's name, -1 in free slots."""
     slots = _no_slots(sets.shape[0])
@@ -175,7 +175,7 @@ def _workers_of(holders, sample, workers):  # type: ignore[no-untyped-def]
     return count
 
 
-@kernel()
+@kernel("(u8[:,::1], i8[::1], i8[::1], i8[::1], i4[::1], u8)")
 def _stay(sets, order, starts, room, destinations, state):  # type: ignore[no-untyped-def]
     """Let some samples of every group stay with one of their holders.
 
@@ -206,7 +206,7 @@ def _stay(sets, order, starts, room, destinations, state):  # type: ignore[no-un
     return left
 
 
-@kernel()
+@kernel("(u8[:,::1], i8[::1], i8[::1], i8[::1], i4[::1], i4[::1], u8[::1], i8[::1], i4[::1], u8)")
 def _draw_packets(  # type: ignore[no-untyped-def]
     sets, order, left, ends, turns, slots, names, room, destinations, state
 ):
@@ -305,7 +305,7 @@ def _choose(  # type: ignore[no-untyped-def]
     return best, fewest
 
 
-@kernel()
+@kernel("(u8[:,::1], i8[::1], i4[::1], i4[::1], u8)")
 def _assign_rest(holders, rest, open_places, destinations, state):  # type: ignore[no-untyped-def]
     for i in range(rest.size):
         tries = 0

@@ -31,7 +31,7 @@ def uniform_ranks(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
     return Blocks.drawn(n_samples, n_workers, 1, *path).all_ranks()
 
 
-@kernel()
+@kernel("(i8[:,::1], u8[::1], i4[::1])")
 def derange(sent, words, ranks):  # type: ignore[no-untyped-def]
     """Reassign each row of ``sent`` by a uniform permutation of the ranks without fixed points."""
     n_workers = sent.shape[1]
@@ -191,7 +191,7 @@ def deal_classes(codes: NDArray[np.int32], n_classes: int, n_workers: int, *, se
     return deal_groups(codes, n_classes, n_workers, "stratified", seed)
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i4[::1], u8, i4[::1])")
 def _deal(order, offsets, names, state, ranks):  # type: ignore[no-untyped-def]
     lap = names.copy()
     rest = names.copy()
@@ -440,7 +440,7 @@ def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count
     return ranks
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i4[::1], i8[::1])")
 def _unbalanced(order, offsets, ranks, counts):  # type: ignore[no-untyped-def]
     """Return the first class whose counts differ by more than one between workers, or -1."""
     for c in range(offsets.size - 1):
@@ -462,7 +462,7 @@ def _unbalanced(order, offsets, ranks, counts):  # type: ignore[no-untyped-def]
     return -1
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i8[::1], i4[::1], u8, i4[::1])")
 def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untyped-def]
     n_workers = names.size
     largest = 0
@@ -496,7 +496,7 @@ def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untype
             ranks[order[first + i]] = places[i]
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i8[::1], i4[::1], i8[:,::1], i8[::1], i8[::1], i8[::1], u8)")
 def _choose_sent(  # type: ignore[no-untyped-def]
     order, offsets, rounds, ranks, sent, loose, loose_samples, loose_codes, state
 ):
@@ -553,7 +553,7 @@ def _choose_sent(  # type: ignore[no-untyped-def]
     return -1
 
 
-@kernel()
+@kernel("(i4[::1], i8, i8[::1], i8[::1], i8[::1], u8, i4[::1])")
 def _exchange_loose(following, n_rounds, loose, samples, codes, state, ranks):  # type: ignore[no-untyped-def]
     n_workers = following.size
     waits = np.ones(samples.size, dtype=np.bool_)

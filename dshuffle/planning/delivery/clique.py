@@ -46,7 +46,7 @@ def find_cycles(holders: Holders, workers: Samples, n_workers: int) -> tuple[Sam
     return cycles
 
 
-@kernel()
+@kernel("(u8[:,::1], i8[::1], i8[::1], i8[::1], i8[::1])")
 def _find(holders, workers, order, starts, lengths):  # type: ignore[no-untyped-def]
     n_workers, words = starts.size - 1, holders.shape[1]
     # Arcs from holder to destination: the number of samples left for each, and a bitset of the nonzero ones.

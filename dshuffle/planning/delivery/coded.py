@@ -34,7 +34,7 @@ def plan_coded(plan_input: PlanInput) -> Packets:
     return tables.plan(packet_of, n_packets, plan_input.destinations)
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i8[::1])")
 def _encode(columns, starts, packet_of):  # type: ignore[no-untyped-def]
     """Assign every sample to a packet and return the number of packets (Algorithm 2)."""
     n_packets = 0

@@ -131,7 +131,7 @@ def plan_leftover(plan_input: PlanInput) -> Packets:
     return Packets(packets, samples[: packets[-1]], workers[: packets[-1]], np.full(n_packets, SERVER, dtype=np.int32))
 
 
-@kernel()
+@kernel("(u8[:,::1], i8, i8[::1])")
 def _find_owners(holders, n_workers, owners):  # type: ignore[no-untyped-def]
     """Write each sample's holder, or ``n_workers``; return the first sample with several holders, or -1."""
     for sample in range(owners.size):
@@ -159,7 +159,7 @@ def _best_ignored(leftovers: Matrix, seed: int) -> tuple[int, Matrix]:
     return best, trails
 
 
-@kernel()
+@kernel("(i8[:,::1], i8)")
 def _closed_trails(arcs, hub):  # type: ignore[no-untyped-def]
     """Return the number of arc-disjoint closed trails through ``hub``, and the number over each arc.
 
@@ -202,7 +202,7 @@ def _closed_trails(arcs, hub):  # type: ignore[no-untyped-def]
         count += room
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i8[:,::1], i8, i8[::1], i8[::1], i4[::1])")
 def _emit(  # type: ignore[no-untyped-def]
     arcs, offsets, trails, ignored, packets, samples, workers
 ):

@@ -60,7 +60,7 @@ def plan_peer(plan_input: PlanInput) -> Packets:
     return Packets.uncoded(needed, ranks, senders)
 
 
-@kernel()
+@kernel("(u8[:,::1], i8[::1])")
 def _counts(holders, needed):  # type: ignore[no-untyped-def]
     counts = np.empty(needed.size, dtype=np.int32)
     for i in range(needed.size):
@@ -68,7 +68,7 @@ def _counts(holders, needed):  # type: ignore[no-untyped-def]
     return counts
 
 
-@kernel()
+@kernel("(u8[:,::1], i8[::1], i4[::1], i8[::1], i4[::1], i8[::1], u8, i4[::1])")
 def _pick_senders(holders, needed, ranks, scarce_first, hosts, weights, state, senders):  # type: ignore[no-untyped-def]
     loads = np.zeros((2, hosts.size), dtype=np.int64)  # of rows to other hosts, and to the own one
     for i in scarce_first:

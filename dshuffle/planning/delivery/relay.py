@@ -241,7 +241,7 @@ RELAYS: dict[str, Callable[[Packets, Samples, int, int], Hops]] = {
 """Relay name -> planner of the hops."""
 
 
-@kernel()
+@kernel("(i8[::1], i4[::1], i4[::1], i8[::1])")
 def _balance(offsets, destinations, relays, handed_on):  # type: ignore[no-untyped-def]
     for packet in range(relays.size):
         begin, end = offsets[packet], offsets[packet + 1]
@@ -253,7 +253,7 @@ def _balance(offsets, destinations, relays, handed_on):  # type: ignore[no-untyp
         handed_on[least] += end - begin - 1
 
 
-@kernel()
+@kernel("(i8[::1], i4[::1], i4[::1], i4[::1], i8[::1])")
 def _around(offsets, destinations, steps, senders, handed_on):  # type: ignore[no-untyped-def]
     for packet in range(offsets.size - 1):
         begin, end = offsets[packet], offsets[packet + 1]

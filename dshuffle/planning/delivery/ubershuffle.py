@@ -53,7 +53,7 @@ def plan_ubershuffle(plan_input: PlanInput, depth: int = 2) -> Packets:
     return tables.plan(packet_of, n_packets, plan_input.destinations)
 
 
-@kernel()
+@kernel("(u8[::1],)")
 def _sizes(masks):  # type: ignore[no-untyped-def]
     sizes = np.empty(masks.size, dtype=np.int64)
     for table in range(masks.size):
@@ -61,7 +61,7 @@ def _sizes(masks):  # type: ignore[no-untyped-def]
     return sizes
 
 
-@kernel()
+@kernel("(u8[::1], i8[::1], i8[::1], i4[::1], i8[::1], i8[::1], i8, i8[::1])")
 def _carpool(  # type: ignore[no-untyped-def]
     masks, columns, starts, workers, by_size, layers, depth, packet_of
 ):

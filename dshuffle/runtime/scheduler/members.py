@@ -298,7 +298,7 @@ def choose_kept(
 
     Examples
     --------
-    >>> from dshuffle.exchange.kept_index import KeptLabel
+    >>> from dshuffle.exchange.kept_partition import KeptLabel
     >>> from dshuffle.planning import Choices
     >>> def partition(rank):
     ...     return KeptFolder(f"folder-{rank}", KeptLabel("data", "global", "1", 8, 5, WorkerHistory(2), rank, epoch=7))

@@ -19,8 +19,14 @@ from dshuffle.errors import DShuffleError
 from dshuffle.exchange.cache_partition import CachePartition, Index
 from dshuffle.exchange.comms import RowsReply
 from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.kept_index import KeptLabel
-from dshuffle.exchange.kept_partition import KeptFolder, KeptPartition, PartitionFolder, kept_nbytes, remove_unused
+from dshuffle.exchange.kept_partition import (
+    KeptFolder,
+    KeptLabel,
+    KeptPartition,
+    PartitionFolder,
+    kept_nbytes,
+    remove_unused,
+)
 from dshuffle.exchange.row_file import RowFile, does_not_fit
 from dshuffle.rows import Checksums, RowLayout
 from dshuffle.runtime.session_spec import PartitionSources

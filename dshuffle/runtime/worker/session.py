@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from dshuffle.errors import DShuffleError, ExchangeError, StaleEpoch
 from dshuffle.exchange.comms import DaskNetwork, Refusal, Reply, RowsReply
 from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.kept_index import KeptLabel
+from dshuffle.exchange.kept_partition import KeptLabel
 from dshuffle.exchange.messages import MessageId
-from dshuffle.exchange.warmup import load_session_kernels
+from dshuffle.exchange.transports import transport_of
+from dshuffle.kernels import load_kernels
 from dshuffle.planning import SERVER, name_of
 from dshuffle.planning.remainder import SAME_BUILD, SampleDigest
 from dshuffle.runtime.dataset_inputs import with_data
@@ -535,7 +536,7 @@ async def open_session(
         timeline.end_step("dataset opened")
         spec = spec.with_shuffle(await shared.in_thread(with_data, spec.shuffle, dataset))
         timeline.end_step("labels and shardings read")
-        await shared.in_thread(load_session_kernels, spec.shuffle, dataset.layout.nbytes)
+        await shared.in_thread(load_kernels, *transport_of(spec.shuffle.choices.delivery).kernels)
         timeline.end_step("kernels loaded")
         if rank is not None and epoch is not None:
             former = await shared.in_thread(_former, spec, rank, epoch, worker.address)

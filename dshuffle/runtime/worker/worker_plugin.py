@@ -14,7 +14,8 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
-from dshuffle.exchange.warmup import load_exchange_kernels
+from dshuffle.exchange.transports import Transport
+from dshuffle.kernels import load_kernels
 from dshuffle.process_exit import end_without_last_collections
 from dshuffle.runtime.messages import (
     AbortOrder,
@@ -133,7 +134,7 @@ class DShuffleWorker(WorkerPlugin):
         timeline.end_step("handlers registered")
         # Off the event loop, and before the first rows arrive.
         try:
-            await shared.in_thread(load_exchange_kernels)
+            await shared.in_thread(load_kernels, *Transport.kernels)
         except BaseException:
             if worker.handlers.get("dshuffle_protocol") is protocol:
                 del worker.handlers["dshuffle_protocol"]

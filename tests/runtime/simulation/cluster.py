@@ -32,7 +32,7 @@ import dshuffle.runtime.worker.server_rows
 import dshuffle.runtime.worker.session
 import dshuffle.runtime.worker.worker_plugin
 from dshuffle.errors import MixingWarning
-from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
+from dshuffle.kernels import load_kernels
 from dshuffle.planning.own_part import OwnPlanner
 from dshuffle.runtime.scheduler.members import Candidates
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
@@ -49,8 +49,7 @@ HEARTBEAT = 15.0
 SETTINGS = {"message-bytes": 200, "window-bytes": 1000, "heartbeat": HEARTBEAT, "stopped-timeout": 2 * HEARTBEAT}
 
 
-LOADED_FOR_EXCHANGES = functools.cache(load_exchange_kernels)
-LOADED_FOR_SESSIONS = functools.cache(load_session_kernels)
+LOADED = functools.cache(load_kernels)
 
 
 class SimulatedCluster:
@@ -196,8 +195,8 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         patch.setattr(dshuffle.runtime.worker.server_rows, "ThreadPoolExecutor", lambda *_, **__: ImmediateThreads())
         patch.setattr("dshuffle.store.row_blocks.SMALLEST_BLOCK", 100)  # so that all workers read
         # Kernels are loaded once in a process.
-        patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_exchange_kernels", LOADED_FOR_EXCHANGES)
-        patch.setattr(dshuffle.runtime.worker.session, "load_session_kernels", LOADED_FOR_SESSIONS)
+        patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_kernels", LOADED)
+        patch.setattr(dshuffle.runtime.worker.session, "load_kernels", LOADED)
         without_thread = lambda _: contextlib.nullcontext()  # noqa: E731
         patch.setattr(dshuffle.runtime.client.shuffler, "log_if_slow", without_thread)
         patch.setattr(Candidates, "may_come", may_come)

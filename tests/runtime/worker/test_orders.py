@@ -12,8 +12,7 @@ import pytest
 
 from dshuffle.errors import ClusterError, WorkerLost
 from dshuffle.exchange.comms import Later
-from dshuffle.exchange.kept_index import KeptLabel
-from dshuffle.exchange.kept_partition import KeptFolder
+from dshuffle.exchange.kept_partition import KeptFolder, KeptLabel
 from dshuffle.exchange.messages import MessageId
 from dshuffle.planning import WorkerHistory
 from dshuffle.planning.remainder import SampleDigest
