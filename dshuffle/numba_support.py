@@ -14,7 +14,6 @@ import logging
 import os
 import pickle
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +30,7 @@ from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic, typeof_impl
 
-from dshuffle.private_files import cache_folder, lock_file
+from dshuffle.private_files import cache_folder, lock_file, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -86,12 +85,7 @@ class _CodeFiles(NullCache):
         """Save code. Where it cannot be saved, each process compiles for itself."""
         for path in self.paths(sig):
             try:
-                path.parent.mkdir(exist_ok=True, parents=True)
-                with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-                    file.write(dumps(data._reduce()))
-                os.chmod(file.name, 0o644)
-                os.replace(file.name, path)
-                return
+                return replace_file(str(path), dumps(data._reduce()), 0o644)
             except OSError as error:
                 reason = error.strerror or str(error)
         _warn(

@@ -93,8 +93,8 @@ def check_replaceable(path: str) -> None:
         raise OSError(f"{path} is not a regular file")
 
 
-def replace_file(path: str, data: bytes) -> None:
-    """Replace a file at once, or not at all, by one with the mode 0600. Its folder is made if it does not exist.
+def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
+    """Replace a file at once, or not at all. Its folder is made if it does not exist.
 
     Examples
     --------
@@ -111,6 +111,7 @@ def replace_file(path: str, data: bytes) -> None:
         with open(file, "wb") as opened:
             opened.write(data)
             opened.flush()
+            os.fchmod(file, mode)
             os.fsync(file)  # else the file may be empty after a power failure
         os.replace(new, path)
     except BaseException:

@@ -49,8 +49,8 @@ UNFINISHED = "dshuffle-new-"
 UNREADABLE = (CacheBudgetError, OSError, ValueError, OverflowError)
 """Errors of a folder that is damaged."""
 
-FORMAT = 4
-"""Version of the format of an index: a line of JSON, then a record for each row. Others are ignored."""
+FORMAT = b"dshuffle 4 "
+"""Beginning of an index: a line with this and the label as JSON, then a record for each row. Others are ignored."""
 
 _RECORD = np.dtype([("sample_id", "<i8"), ("slot", "<i8"), ("checksum", "<u4")])
 
@@ -71,8 +71,6 @@ class KeptLabel:
         Shape of the file of rows.
     history, rank, epoch
         Workers of the session, rank, and epoch (-1 until there are rows).
-    format
-        Version of the format of the index.
     """
 
     dataset: str
@@ -83,15 +81,13 @@ class KeptLabel:
     history: WorkerHistory
     rank: int
     epoch: int = -1
-    format: int = FORMAT
 
     @classmethod
     def of(cls, line: bytes) -> Self:
         """The label in the first line of an index. Raises ValueError if it is none of this release."""
-        label = msgspec.json.decode(line, type=cls)
-        if label.format != FORMAT:
+        if not line.startswith(FORMAT):
             raise ValueError("another release of dshuffle wrote it")
-        return label
+        return msgspec.json.decode(line.removeprefix(FORMAT), type=cls)
 
 
 class PartitionFolder:
@@ -171,7 +167,7 @@ class PartitionFolder:
         new = os.path.join(self.path, "index.new")
         with open(new, "wb") as file:
             file.writelines(
-                [msgspec.json.encode(dataclasses.replace(self._label, epoch=epoch)), b"\n", records.tobytes()]
+                [FORMAT, msgspec.json.encode(dataclasses.replace(self._label, epoch=epoch)), b"\n", records.tobytes()]
             )
         os.replace(new, os.path.join(self.path, "index"))
 

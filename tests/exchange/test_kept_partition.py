@@ -179,18 +179,19 @@ def test_a_row_that_changed_on_the_disk_is_not_found(tmp_path):
 
 def index_of(path, **changes):
     """Write an index with other contents."""
-    header, data = Path(path, "index").read_bytes().split(b"\n", 1)
+    start = changes.pop("start", b"dshuffle 4 ")
+    header, data = Path(path, "index").read_bytes().removeprefix(b"dshuffle 4 ").split(b"\n", 1)
     records = np.frombuffer(data, [("sample_id", "<i8"), ("slot", "<i8"), ("checksum", "<u4")]).copy()
     for name in set(records.dtype.names) & set(changes):
         records[name] = changes.pop(name)
     fields = {key: value for key, value in (json.loads(header) | changes).items() if value is not None}
-    Path(path, "index").write_bytes(json.dumps(fields).encode() + b"\n" + records.tobytes())
+    Path(path, "index").write_bytes(start + json.dumps(fields).encode() + b"\n" + records.tobytes())
 
 
 @pytest.mark.parametrize(
     ("changes", "listed"),
     [
-        ({"format": 3}, False),
+        ({"start": b"dshuffle 3 "}, False),
         ({"rank": None}, False),
         ({"epoch": "9"}, False),
         ({"session": 9}, False),
