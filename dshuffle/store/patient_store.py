@@ -340,7 +340,11 @@ class PatientStore(WrapperStore[Store]):
         while True:
             attempt += 1
             try:
-                answer = store.get_sync(key, prototype=prototype, byte_range=byte_range)
+                if byte_range is None:  # zarr's own way takes 10 µs longer
+                    content = _read(f"{self.root}/{key}")
+                    answer = None if content is None else (prototype or PROTOTYPE).buffer.from_bytes(content)
+                else:
+                    answer = store.get_sync(key, prototype=prototype, byte_range=byte_range)
                 break
             except Exception as error:
                 time.sleep(self._pause(error, f"fetch {key}", attempt, started))
