@@ -1,4 +1,4 @@
-"""The cluster of a pipeline: started for it on this machine (or in :mod:`.batch_jobs`), or running already."""
+"""The cluster of a pipeline: started for it on this machine (or in :mod:`.jobs`), or running already."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distributed.system import MEMORY_LIMIT
 from dshuffle.checks import as_integer
 from dshuffle.compare import AS_THEY_ARE, EmulatedRates, connect, local_cluster
 from dshuffle.errors import InvalidParameter
-from dshuffle.pipeline.batch_jobs import BatchJobs
+from dshuffle.pipeline.jobs import BatchJobs
 from dshuffle.runtime.client.waiting import Waiting, wait_for_workers
 from dshuffle.runtime.quantities import as_seconds
 from dshuffle.units import parse_rate
