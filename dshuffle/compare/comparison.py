@@ -11,7 +11,6 @@ from typing import Any
 from distributed import Client
 
 from dshuffle.compare.local_cluster import EmulatedRates
-from dshuffle.compare.mixing_of_ways import QualityOfWays
 from dshuffle.compare.provenance import describe_cluster, describe_dataset, describe_machine, describe_versions
 from dshuffle.compare.ways import Way
 from dshuffle.emulated_links import HEADERS
@@ -38,7 +37,6 @@ def result_of(
     points: Sequence[TrainingPoint],
     *,
     measured: ClusterRates | None,
-    quality: QualityOfWays,
     pairs: Mapping[str, PairedRuns] | None = None,
 ) -> WayResult:
     """Return the result of a way, from its shuffler after the training, the points of the fit, and its pairs."""
@@ -57,7 +55,6 @@ def result_of(
         predicted_seconds=None if prediction is None else prediction.exchange_seconds,
         predicted_wire_seconds=None if prediction is None else prediction.wire_seconds,
         on_other_links=elsewhere,
-        quality=quality.of(way.choices, shuffler.n_workers),
         pairs=pairs or {},
         is_copy=way.copy is not None,
     )
@@ -68,12 +65,9 @@ def comparison_of(
     dataset: Dataset,
     results: Sequence[WayResult],
     *,
-    quality: QualityOfWays,
     settings: Mapping[str, Any],
     command: str,
     error_meaning: str,
-    stored_at_random: bool,
-    outlook: Sequence[str] = (),
     error_at_start: float | None = None,
     averages: str = "unknown",
 ) -> Comparison:
@@ -87,12 +81,10 @@ def comparison_of(
         settings=settings,
         error_meaning=error_meaning,
         command=command,
-        dataset={**describe_dataset(dataset), "classes": quality.classes},
+        dataset=describe_dataset(dataset),
         cluster=describe_cluster(client),
         versions=describe_versions(),
         machine=describe_machine(),
-        stored_at_random=stored_at_random,
-        outlook=tuple(outlook),
         error_at_start=error_at_start,
         averages=averages,
         emulated=os.environ.get(EMULATED, "") or str(EmulatedRates.of(client)),

@@ -10,7 +10,6 @@ import numpy as np
 from dshuffle.exchange.transports import transport_of
 from dshuffle.exchange.warmup import ROW_NBYTES, warm_up
 from dshuffle.planning import DELIVERIES, Aligned, Choices, Chunks, Global, Partial, ShuffleSpec, get_delivery
-from dshuffle.planning.mixing import planned_quality
 from dshuffle.planning.small_plan import compile_planner
 from dshuffle.rows import RowLayout
 from dshuffle.store.scatter import scatter_columns, scatter_patches
@@ -68,9 +67,6 @@ def compile_kernels(choices: Iterable[Choices] | None = None, layout: RowLayout 
             warm_up(row_nbytes, coded=True)
     for reduced in reduced_choices:
         compile_planner(ShuffleSpec(64, FEW_WORKERS, reduced))
-    planned_quality(
-        ShuffleSpec(64, FEW_WORKERS, Choices()), epochs=2, chunk_rows=8, batch_rows=8, classes=np.arange(64) % 2
-    )
     for writeable in (True, False):  # like decoded and stored blocks
         block = np.zeros((1, 1), np.uint8)
         block.flags.writeable = writeable

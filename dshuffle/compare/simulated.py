@@ -13,12 +13,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.planning import Choices, ShuffleSpec
-from dshuffle.planning.mixing import Orders, orders_of_first_epochs
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec
+from dshuffle.planning.grouping import group_by
+from dshuffle.planning.types import Samples
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.runtime import Partition, PerRank
 from dshuffle.runtime.dataset_inputs import resolved, with_data
 from dshuffle.store import Dataset
+
+Orders = Sequence[Samples]
+"""The samples of every worker in training order, one array per rank."""
+
+
+def orders_of_first_epochs(spec: ShuffleSpec, epochs: int) -> Iterator[Orders]:
+    """Yield who trains on what in which order, for the first epochs of a shuffle without broadcast samples."""
+    if spec.n_broadcast:
+        hint = "Pass only the ranks."
+        raise InvalidParameter.of("sharding", str(spec.choices.sharding), "a sharding without broadcast samples", hint)
+    # Assignments do not depend on the delivery, and reading from the store needs the least planning.
+    planner = EpochPlanner(spec.with_choices(delivery="storage"), checks=False)
+    for epoch in range(epochs):
+        plan = planner.advance() if epoch else planner.load()
+        order, offsets = group_by(plan.ranks, spec.n_workers)
+        owns = [order[offsets[rank] : offsets[rank + 1]] for rank in range(spec.n_workers)]
+        seed, ordered = spec.choices.seed, spec.choices.exchange_epochs.order
+        yield [ordered(own, seed=seed, epoch=epoch, rank=rank) for rank, own in enumerate(owns)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,17 +144,12 @@ class Training:
         """Whether the function is a trainer of dshuffle, which does nothing but train."""
         return str(getattr(self.fit, "__module__", "")).startswith("dshuffle.training.")
 
-    def with_epochs(self, epochs: int) -> Training:
-        """The same training for another number of epochs, of which nobody is told."""
+    def changed(self, *, epochs: int | None = None, seed: int | None = None) -> Training:
+        """The same with other epochs, or another ``seed`` if the function has that. No user is told of its epochs."""
         options = {name: value for name, value in self.options.items() if name != "on_epoch"}
-        return Training(self.fit, epochs, **options)
-
-    def with_seed(self, seed: int) -> Training:
-        """The same training with another ``seed``, if its function has such a parameter. Nobody is told of epochs."""
-        options = {name: value for name, value in self.options.items() if name != "on_epoch"}
-        if "seed" in inspect.signature(self.fit).parameters:
+        if seed is not None and "seed" in inspect.signature(self.fit).parameters:
             options["seed"] = seed
-        return Training(self.fit, self.epochs, **options)
+        return Training(self.fit, epochs or self.epochs, **options)
 
     @property
     def reports_epochs(self) -> bool:

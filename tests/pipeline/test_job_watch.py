@@ -11,7 +11,6 @@ import pytest
 
 import dshuffle
 from dshuffle import ClusterError, InvalidParameter, Pipeline, Training
-from dshuffle.errors import RunCancelled
 from dshuffle.pipeline import BatchJobs, jobs
 from dshuffle.pipeline.jobs import PAUSE, JobRecords, State
 from dshuffle.synthetic import keyed_regression
@@ -96,13 +95,25 @@ def test_a_job_that_fails_once_is_submitted_again_and_trains(slurm, caplog, tmp_
     assert "no module is loaded" in caplog.text
 
 
+class Said:
+    """What a run says of its progress. It can stop the run."""
+
+    text, stops = "", False
+
+    def __call__(self, done, total, text):
+        self.text = text
+        if self.stops:
+            raise InterruptedError
+
+
 def test_the_line_of_a_wait_tells_pending_running_and_failed_jobs_apart(slurm, eventually):
     slurm.be_full()
-    submitted = Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 2, options=OPTIONS)).submit()
+    said = Said()
+    submitted = Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 2, options=OPTIONS)).submit(said)
     expected = "waiting for 2 workers in 2 SLURM jobs: 0 of 2 workers have connected; 2 jobs pending (Resources)"
-    eventually(lambda: submitted.progress[2] == expected, seconds=60)
-    submitted.cancel()
-    with pytest.raises(RunCancelled):
+    eventually(lambda: said.text == expected, seconds=60)
+    said.stops = True
+    with pytest.raises(InterruptedError):
         submitted.result(timeout=60)
     assert {(job / "state").read_text().strip() for job in slurm.jobs} == {"CANCELLED"}
 
@@ -129,14 +140,15 @@ def test_jobs_that_slurm_has_never_listed_stay_submitted(slurm):
 
 def test_a_job_that_slurm_has_listed_and_forgotten_has_failed(slurm, caplog, eventually):
     slurm.be_full()
-    submitted = Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 1, options=OPTIONS)).submit()
-    eventually(lambda: submitted.progress[2].endswith("1 job pending (Resources)"), seconds=60)
+    said = Said()
+    submitted = Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 1, options=OPTIONS)).submit(said)
+    eventually(lambda: said.text.endswith("1 job pending (Resources)"), seconds=60)
     slurm.forget()
     eventually(
         lambda: "Slurm does not say how it ended (scontrol: slurm_load_jobs error: Invalid" in caplog.text, seconds=60
     )
-    submitted.cancel()
-    with pytest.raises(RunCancelled):
+    said.stops = True
+    with pytest.raises(InterruptedError):
         submitted.result(timeout=60)
 
 
