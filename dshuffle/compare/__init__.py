@@ -1,6 +1,5 @@
 """Compare ways of shuffling: the ways, their results, and the clusters that they run on."""
 
-from dshuffle.compare.exchanges import measure_exchanges
 from dshuffle.compare.kernel_cache import compile_kernels
 from dshuffle.compare.local_cluster import AS_THEY_ARE, EmulatedRates, connect, local_cluster
 from dshuffle.compare.pairs import HeldOut, regression_in_pairs, run_in_pairs
@@ -28,7 +27,6 @@ __all__ = [
     "default_ways",
     "falling",
     "local_cluster",
-    "measure_exchanges",
     "product_of_ways",
     "regression_in_pairs",
     "run_in_pairs",

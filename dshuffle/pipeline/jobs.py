@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import importlib
 import inspect
 import logging
@@ -180,10 +179,6 @@ class BatchJobs:
             client = stack.enter_context(Client(cluster))
             wait_for_workers(client, *self.awaited, waiting)
             yield client
-
-    def to_dict(self) -> dict[str, Any]:
-        """The source as JSON can hold it."""
-        return {"kind": "jobs", **{**dataclasses.asdict(self), "options": dict(self.options)}}
 
 
 def cluster_class_of(system: str) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from distributed import Client
 from distributed.protocol.pickle import dumps, loads
@@ -21,9 +21,9 @@ from dshuffle import report
 from dshuffle.compare import Way, compile_kernels
 from dshuffle.compare.comparison import check_copy, comparison_of, result_of
 from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
-from dshuffle.noninferiority import Margin, PairedRuns, PairedTest
+from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.notebook import html_summary
-from dshuffle.pipeline.clusters import ClusterSource, LocalWorkers, source_from_dict
+from dshuffle.pipeline.clusters import ClusterSource, LocalWorkers
 from dshuffle.pipeline.pairs import check_test, metric_of, numbers_in, pairs_of
 from dshuffle.pipeline.training import Training
 from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
@@ -41,7 +41,7 @@ from dshuffle.runtime.memory import check_budget
 from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker_choice import WorkerFacts
-from dshuffle.store import Dataset, Place, as_dataset, dataset_of, describe
+from dshuffle.store import Dataset, Place, as_dataset
 from dshuffle.training import History
 
 logger = logging.getLogger(__name__)
@@ -355,71 +355,6 @@ class Pipeline:
         future = pool.submit(self.run, progress=progress)
         pool.shutdown(wait=False)
         return future
-
-    def to_dict(self) -> dict[str, Any]:
-        """The pipeline as JSON can hold it. Storage options of the dataset, which may be secrets, are left out.
-
-        Raises
-        ------
-        InvalidParameter
-            If a function cannot be imported by its name, or JSON cannot hold an option.
-        """
-        return {
-            "dataset": os.fspath(self.dataset)
-            if isinstance(self.dataset, str | os.PathLike)
-            else describe(as_dataset(self.dataset)),
-            "training": self.training.to_dict(),
-            "shuffle": list(map(_way_to_dict, self.ways)),
-            "cluster": self.cluster.to_dict(),
-            "session": self.options.keywords(),
-            "checkpoint": self.checkpoint,
-            "report": self.report,
-            "test": None if self.test is None else dataclasses.asdict(self.test),
-        }
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """The pipeline that :meth:`to_dict` wrote.
-
-        Raises
-        ------
-        InvalidParameter
-            If a name is missing or not known, or a value is not allowed.
-        DatasetError
-            If a part of a dataset cannot be opened.
-        """
-        names = {field.name for field in dataclasses.fields(cls)}
-        if missing := {"dataset", "training"} - fields.keys():
-            raise InvalidParameter.because("the description of a pipeline", f"it lacks {', '.join(sorted(missing))}")
-        if unknown := fields.keys() - names:
-            raise InvalidParameter.of("pipeline", sorted(unknown), f"a mapping with names among {sorted(names)}")
-        readers: dict[str, Callable[[Any], Any]] = {
-            "dataset": lambda value: dataset_of(value) if isinstance(value, Mapping) else value,
-            "training": Training.from_dict,
-            "shuffle": lambda ways: tuple(map(_way_of, ways)),
-            "cluster": source_from_dict,
-            "test": lambda test: test and PairedTest(**{**test, "margin": Margin(**test["margin"])}),
-        }
-        values = dict(fields)
-        for name in readers.keys() & values.keys():
-            try:
-                values[name] = readers[name](values[name])
-            except (KeyError, TypeError, AttributeError) as error:
-                raise InvalidParameter.because(
-                    "the description of a pipeline", f"{name} lacks a name, or has an unknown one: {error}"
-                ) from error
-        return cls(**values)
-
-
-def _way_to_dict(way: Way) -> dict[str, Any]:
-    copy = {} if way.copy is None else {"copy": describe(way.copy)}
-    return {"label": way.label, **way.choices.to_dict(), **copy}
-
-
-def _way_of(fields: Mapping[str, Any]) -> Way:
-    choices = Choices.from_dict({name: fields[name] for name in fields if name not in ("label", "copy")})
-    copy = fields.get("copy")
-    return Way(fields["label"], choices, dataset_of(copy) if isinstance(copy, Mapping) else copy and as_dataset(copy))
 
 
 def _options_of(session: SessionOptions | Mapping[str, Any]) -> SessionOptions:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.store.backends.location import Place as Place
     from dshuffle.store.create import create_dataset as create_dataset
     from dshuffle.store.dataset import Dataset as Dataset
-    from dshuffle.store.description import dataset_of as dataset_of
-    from dshuffle.store.description import describe as describe
     from dshuffle.store.open import as_dataset as as_dataset
     from dshuffle.store.open import open_dataset as open_dataset
     from dshuffle.store.sharding_arrays import read_broadcast as read_broadcast
@@ -40,8 +38,6 @@ _HOMES = {
     "VerifyReport": "dshuffle.store.verify",
     "as_dataset": "dshuffle.store.open",
     "create_dataset": "dshuffle.store.create",
-    "dataset_of": "dshuffle.store.description",
-    "describe": "dshuffle.store.description",
     "open_dataset": "dshuffle.store.open",
     "read_array": "dshuffle.store.sources.zarr_nodes",
     "read_broadcast": "dshuffle.store.sharding_arrays",
