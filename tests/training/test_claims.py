@@ -14,8 +14,7 @@ from studies.variance import variance_ratio
 
 import dshuffle
 from dshuffle.compare import local_cluster
-from dshuffle.compare.simulated import SimulatedCluster
-from dshuffle.compare.stored_order import StoredOrder
+from dshuffle.compare.simulated import SimulatedCluster, StoredOrder
 from dshuffle.planning import Choices
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.sharding import stratified
