@@ -267,7 +267,7 @@ PUBLIC_MODULES = {
     "dshuffle.planning.bounds",
     "dshuffle.planning.packet_counts",
 }
-PIPELINES = sorted((Path(__file__).parents[1] / "pipelines").glob("*.py"))
+PIPELINES = sorted((Path(__file__).parents[1] / "pipelines").rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)

@@ -32,8 +32,7 @@ from dshuffle.compare import (
 from dshuffle.compare.comparison import check_copy
 from dshuffle.errors import InvalidParameter
 from dshuffle.pipeline import LocalWorkers, Pipeline, RunningScheduler, Training
-from dshuffle.pipeline.outlook import Outlook
-from dshuffle.pipeline.run import train as run
+from dshuffle.pipeline.pipeline import train as run
 from dshuffle.planning import Choices, Classes, ExchangeEpochs, Global, ShuffleSpec
 from dshuffle.planning.exchange_epochs import EVERY_EPOCH
 from dshuffle.report import Comparison, to_dict
@@ -159,9 +158,6 @@ def compare(
         if isinstance(cluster, LocalWorkers) and cluster.rates != AS_THEY_ARE:
             emulated = f"Emulated: {cluster.rates}. --links none --store none measures this machine as it is."
             click.echo(wrapped(emulated), err=True)
-        outlook = Outlook.of(data, training, ways, n_workers)
-        for sentence in outlook.sentences:
-            click.echo(wrapped(sentence), err=True)
         if train is None and step is None:
             click.echo("The default steps suit the rows. --step sets a constant step.", err=True)
         say_if_replaced(output, "--output")
@@ -183,7 +179,7 @@ def compare(
                     say=advance,
                 )
             )
-            comparison = run(pipeline, advance, lambda: None, outlook).comparison
+            comparison = run(pipeline, advance).comparison
     assert comparison is not None
     if local_test is not None:
         comparison = with_pairs(comparison, ways, pairs_of_ways)

@@ -39,10 +39,9 @@ def run(
     workers: str | None,
     resources: str | None,
     report: str | None,
-    only_explain: bool,
     as_json: bool,
 ) -> None:
-    """Run or explain the pipeline, and print its records."""
+    """Run the pipeline, and print its records."""
     pipeline = pipeline_of(target, keywords(arguments))
     if scheduler is not None:
         pipeline = dataclasses.replace(pipeline, cluster=RunningScheduler(scheduler))
@@ -55,9 +54,6 @@ def run(
     pipeline = with_members(pipeline, workers, resources)
     if report is not None:
         pipeline = dataclasses.replace(pipeline, report=report)
-    if only_explain:
-        click.echo(str(pipeline.explain()))
-        return
     if pipeline.report is not None:
         say_if_replaced(Path(pipeline.report), "--report")
     output = redirect_stdout(sys.stderr) if as_json else nullcontext()  # what functions of the user print is not JSON

@@ -31,7 +31,6 @@ from dshuffle.cli.commands import work_of
     help="Dask resources that a worker must have to train, separated by commas, such as GPU=1.",
 )
 @click.option("--report", type=click.Path(file_okay=False), help="Folder for the report.")
-@click.option("--explain", "only_explain", is_flag=True, help="Say what would run where, and stop.")
 @click.option(
     "--json",
     "as_json",

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.compare.variance import variance_ratio
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.synthetic import gaussian_blobs
@@ -295,20 +294,6 @@ def test_values_that_are_not_finite_are_named_by_sample(fake_shuffler):
 
 def test_staleness_of_nothing():
     assert Staleness.of([[], []]).mean == 0
-
-
-def test_variances_are_compared():
-    rng = np.random.default_rng(1)
-    wide, narrow = 2 * rng.standard_normal(60), rng.standard_normal(60)
-    found = variance_ratio(wide, narrow)
-    assert found.verdict == "less"
-    assert found.low < 4 < found.high
-    assert variance_ratio(narrow, wide).verdict == "more"
-    assert variance_ratio(narrow, rng.standard_normal(60)).verdict == "none shown"
-    with pytest.raises(InvalidParameter, match="n >= 3"):
-        variance_ratio([1.0, 2.0], narrow)
-    with pytest.raises(InvalidParameter, match=r"other\[1\]"):
-        variance_ratio(narrow, [1.0, np.nan, 2.0])
 
 
 def test_boolean_labels_are_the_integers():
