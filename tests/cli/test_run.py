@@ -14,6 +14,7 @@ from distributed import Client, LocalCluster
 import dshuffle
 from dshuffle import ClusterError, Pipeline, Training
 from dshuffle.cli import main
+from dshuffle.cli.run import pipeline_of
 from dshuffle.pipeline import RunningScheduler
 from dshuffle.synthetic import keyed_regression
 
@@ -127,33 +128,12 @@ def test_a_file_and_a_module_find_what_is_beside_them(tmp_path, monkeypatch):
     (tmp_path / "uses.py").write_text("from beside import other as pipeline")
     monkeypatch.setattr("sys.path", [*sys.path])
     monkeypatch.chdir("/")
-    assert run(tmp_path / "uses.py", "--explain").exit_code == 0
+    assert pipeline_of(f"{tmp_path}/uses.py", {}).training.epochs == 2
     monkeypatch.setattr("sys.path", [one for one in sys.path if one != str(tmp_path)])
     monkeypatch.delitem(sys.modules, "beside")
     monkeypatch.chdir(tmp_path)
-    assert run("beside:other", "--explain").exit_code == 0
+    assert pipeline_of("beside:other", {}).training.epochs == 2
     monkeypatch.delitem(sys.modules, "beside")
-
-
-def test_an_explanation(file):
-    ran = run(file, f"url={URL}", "--explain")
-    assert ran.exit_code == 0, ran.output
-    assert "200 samples of" in ran.stdout
-    assert "Training(fit_linear_regression" in ran.stdout
-    assert not ran.stderr
-
-
-def test_an_explanation_names_functions(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(
-        FILE.replace("step=0.1)", f'step=0.1, validate=rmse_on(open_dataset("{URL}"), None))', 1).replace(
-            "import LocalWorkers",
-            "import LocalWorkers\nfrom dshuffle import open_dataset\nfrom dshuffle.training import rmse_on",
-        )
-    )
-    ran = run(path, f"url={URL}", "--explain")
-    assert ran.exit_code == 0, ran.output
-    assert "step=0.1, validate=rmse)" in " ".join(ran.stdout.split())
 
 
 def test_shares_for_all_ways(file):
@@ -206,9 +186,6 @@ def test_the_command_line_chooses_the_members(file):
     refused = run(f"{file}:other", "--workers", "0,7")
     assert refused.exit_code == 1
     assert "--workers=['0', '7'] is not allowed; it must be a list of addresses or names" in refused.output
-    absent, wrong = (run(f"{file}:other", "--resources", text).output for text in ("GPU=2", "GPU"))
-    assert "none of the 3 workers has the resources GPU=2" in absent  # two that train, and a server
-    assert "--resources='GPU' is not allowed; it must be names with" in wrong
 
 
 @pytest.mark.slow
