@@ -140,11 +140,12 @@ def test_every_folder_of_the_runtime_is_a_side():
 
 
 def test_no_import_hides_in_a_function():
+    """But in commands, whose help is fast because what does their work is imported when they run."""
     hidden = [
         f"{module}.{where.name} imports {name}"
         for module, path in MODULES.items()
         for name, where in imports(path)
-        if where is not None
+        if where is not None and part(module) != "cli"
     ]
     assert hidden == []
 
@@ -286,7 +287,7 @@ def test_pipelines_use_public_names(path):
         ("import dshuffle", ["dask", "distributed", "zarr", "numba", "bokeh"]),
         ("import dshuffle.planning", ["dask", "distributed", "zarr", "numba", "bokeh"]),
         ("import dshuffle.cli", ["dask", "distributed", "zarr", "numba", "bokeh"]),
-        ("import dshuffle.cli.compare", ["bokeh", "dask.array", "pandas"]),
+        ("import dshuffle.cli.compare", ["dask", "distributed", "zarr", "numba", "bokeh"]),
         (
             "import dshuffle.runtime.worker.worker_plugin",
             ["dask.array", "numba", "pandas", "scipy", "sklearn", "xarray", "bokeh"],

@@ -119,13 +119,10 @@ def test_its_forwarders_have_memory():
 
 
 def test_the_command_line_knows_it():
-    plan = "plan --samples 100 --workers 4 --delivery detour --json"
-    ran = CliRunner().invoke(main, plan.split(), catch_exceptions=False)
-    [row] = json.loads(ran.stdout)["deliveries"]
-    assert row["packets"] == row["needed"] > 50
     advise = "advise --workers 4 --samples 1000 --bandwidth 1gbit --assignment global --json"
     ran = CliRunner().invoke(main, advise.split(), catch_exceptions=False)
-    assert "global + detour" in [way["way"] for way in json.loads(ran.stdout)["ways"]]
+    [row] = [way for way in json.loads(ran.stdout)["ways"] if way["way"] == "global + detour"]
+    assert row["packets"] == row["needed"] > 500
     assert "detour" in CliRunner().invoke(main, ["compare", "--help"], catch_exceptions=False).output
 
 

@@ -98,7 +98,7 @@ def checked_sharding(dataset: Dataset, sharding: str | GivenSharding | Sharding 
     if sharding in stored:
         ranks, broadcast = read_sharding(dataset, sharding), read_broadcast(dataset, sharding)
         return GivenSharding.of(sharding, ranks, broadcast).by_name()
-    hint = "Make a sharding with 'dshuffle dataset shard --write', or give 'stratified:LABELS' or an array of ranks."
+    hint = "Store a sharding with dshuffle.store.write_sharding, or give 'stratified:LABELS' or an array of ranks."
     raise InvalidParameter.of("sharding", sharding, f"one of {[*sorted(SHARDINGS), *stored]}", hint)
 
 

@@ -196,7 +196,7 @@ class GivenSharding:
                 "n_workers",
                 n_workers,
                 f"{self.n_workers}, for which the sharding {self.name!r} was made",
-                f"Create a sharding for {n_workers} workers with 'dshuffle dataset shard --workers {n_workers}'.",
+                f"Make a sharding for {n_workers} workers.",
             )
         if self.ranks is not None and len(self.ranks) != n_samples:
             raise InvalidParameter.of(

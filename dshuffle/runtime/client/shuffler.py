@@ -218,7 +218,7 @@ class Shuffler:
     sharding
         The first assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``. With the assignment ``"chunks"`` it
         applies to whole chunks. With other assignments it may also be ``"stratified:y"`` (each class of the labels
-        ``y`` in equal parts), the name of a sharding stored beside the dataset (``dshuffle dataset shard --write``), a
+        ``y`` in equal parts), the name of a sharding stored beside the dataset (``dshuffle.store.write_sharding``), a
         :class:`~dshuffle.sharding.Sharding`, or ``(q,)`` ranks. Every worker holds the samples that a sharding
         broadcasts and trains on them in every epoch; they are not exchanged. All other samples are trained on exactly
         once per epoch. Give only the ranks of a sharding to ignore its broadcast samples.
