@@ -206,20 +206,12 @@ class PatientStore(WrapperStore[Store]):
         self._pid = os.getpid()
         kinds = {type(each).__module__.partition(".")[0] for each in (store, getattr(store, "store", None))}
         self._rust = next(iter(kinds & {"obstore", "icechunk"}), "")
-        self._is_foreign = not type(store).__module__.startswith("zarr.")
-
-    def with_read_only(self, read_only: bool = False) -> Self:
-        """Return the same store, read-only or writable."""
-        return self._changed(_store=self._store.with_read_only(read_only))
 
     @property
     def bare(self) -> Self:
         """The same store, which does not count."""
-        return self._changed(_counts=False)
-
-    def _changed(self, **attributes: Any) -> Self:
         other = copy.copy(self)
-        vars(other).update(attributes)
+        other._counts = False
         return other
 
     def __str__(self) -> str:
@@ -317,7 +309,7 @@ class PatientStore(WrapperStore[Store]):
 
         async def ask(store: Store) -> Buffer | None:
             wanted = byte_range
-            if self._is_foreign and isinstance(wanted, SuffixByteRequest):
+            if isinstance(wanted, SuffixByteRequest) and not type(store).__module__.startswith("zarr."):
                 # icechunk raises an error if the end of an object is asked for that is longer than the object.
                 wanted = wanted if await store.exists(key) and await store.getsize(key) > wanted.suffix else None
             return await store.get(key, prototype or PROTOTYPE, wanted)
@@ -397,14 +389,9 @@ class PatientStore(WrapperStore[Store]):
     exists, is_empty = _repeated("exists", "look up"), _repeated("is_empty", "list")
     set, delete, delete_dir = (_repeated(name, name) for name in ("set", "delete", "delete_dir"))
     list, list_prefix, list_dir = _listed("list_prefix"), _listed("list_prefix"), _listed("list_dir")
-
-
-# Zarr's own wrapper hands some ways to read to the wrapped store, and newer releases of zarr have more of them. They
-# would bypass all of this.
-READS = ("_get_many", "get_ranges")
-for _name in READS:
-    if hasattr(Store, _name):
-        setattr(PatientStore, _name, getattr(Store, _name))
+    # Zarr's own wrapper hands these to the wrapped store, past all of this; not all releases of zarr have them.
+    _get_many: Any = getattr(Store, "_get_many", None)
+    get_ranges: Any = getattr(Store, "get_ranges", None)
 
 
 def _is_metadata(key: str) -> bool:

@@ -218,10 +218,14 @@ async def _read_span(
     box: Box | None = None,
 ) -> None:
     block = await sink.source.read_rows(start // sink.n_patches, stop // sink.n_patches, box or ())
-    if ids.size * sink.item_nbytes < _THREAD_NBYTES:
-        sink.fill(block, ids, start, places, box)
+    await _unpacked(ids.size * sink.item_nbytes, partial(sink.fill, block, ids, start, places, box))
+
+
+async def _unpacked(nbytes: int, unpack: Callable[[], None]) -> None:
+    if nbytes < _THREAD_NBYTES:
+        unpack()
     else:
-        await asyncio.to_thread(sink.fill, block, ids, start, places, box)
+        await asyncio.to_thread(unpack)
 
 
 async def _read_chunks(group: list[Sink], chunks: list[int], ids: NDArray[np.int64], places: NDArray[np.int64]) -> None:
@@ -234,10 +238,7 @@ async def _read_chunks(group: list[Sink], chunks: list[int], ids: NDArray[np.int
         return
     else:
         contents = [answer for [answer] in await asyncio.gather(*(each.fetch([chunk]) for each, chunk in pieces))]
-    if len(chunks) * sum(sink.source.band_nbytes for sink in group) < _THREAD_NBYTES:
-        unpack(contents)
-    else:
-        await asyncio.to_thread(unpack, contents)
+    await _unpacked(len(chunks) * sum(sink.source.band_nbytes for sink in group), partial(unpack, contents))
 
 
 def _unpack(
