@@ -18,5 +18,5 @@ def warmup() -> None:
     with progress_bar() as advance:
         advance(0, 1, "compiling kernels")
         compile_kernels()
-    where = os.environ.get("NUMBA_CACHE_DIR") or "beside the package, or in the user's cache folder"
+    where = os.environ.get("NUMBA_CACHE_DIR") or "beside the installed modules"
     click.echo(f"Kernels are compiled ({human_seconds(time.perf_counter() - started)}); the cache is {where}.")
