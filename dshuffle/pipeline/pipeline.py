@@ -18,9 +18,10 @@ from distributed import Client
 from distributed.protocol.pickle import dumps, loads
 
 from dshuffle import report
-from dshuffle.compare import Way, compile_kernels
+from dshuffle.compare import Way
 from dshuffle.compare.comparison import check_copy, comparison_of, result_of
 from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
+from dshuffle.kernels import load_kernels
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.notebook import html_summary
 from dshuffle.pipeline.clusters import ClusterSource, LocalWorkers
@@ -39,6 +40,7 @@ from dshuffle.runtime.measure.measurement import measure_workers
 from dshuffle.runtime.memory import check_budget
 from dshuffle.runtime.session_spec import SessionOptions, WorkerFacts
 from dshuffle.runtime.settings import Settings
+from dshuffle.runtime.worker.preload import KERNELS
 from dshuffle.store import Dataset, Place, as_dataset
 from dshuffle.training import History
 
@@ -405,7 +407,7 @@ def train(pipeline: Pipeline, advance: Advance, write: Callable[[Comparison], Pa
         advance(done, total, text)
 
     say("loading compiled code; the first run compiles it")
-    compile_kernels()
+    load_kernels(*KERNELS)
     done += 1
     say(f"waiting for {pipeline.cluster}")
     with pipeline.cluster.open(lambda text: say(f"waiting for {pipeline.cluster}: {text}")) as client:
