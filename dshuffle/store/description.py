@@ -15,7 +15,7 @@ from dshuffle.errors import DatasetChanged, InvalidParameter
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import open_dataset
 from dshuffle.store.sample_arrays import ArrayChoice
-from dshuffle.store.selection import Selection
+from dshuffle.store.view import Selection
 
 
 def describe(dataset: Dataset) -> str | dict[str, Any]:
