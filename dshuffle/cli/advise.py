@@ -18,7 +18,7 @@ from dshuffle.cli.options import Command, first_given, loading, shared
 from dshuffle.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from dshuffle.planning.cost import Bill, Change, ClusterRates, Prediction, Recommendation
+    from dshuffle.planning.cost import Bill, Change, ClusterRates, Recommendation
     from dshuffle.runtime.measure.measurement import Measurement
 
 SECONDS = 12.0
@@ -117,7 +117,7 @@ def advise(
         from dshuffle.compare.local_cluster import connect
         from dshuffle.planning import Choices, Global, parse_assignment
         from dshuffle.planning.bounds import coded_rate
-        from dshuffle.planning.cost import ASSIGNMENTS, Bill, Work, all_ways, compare_costs, recommend
+        from dshuffle.planning.cost import ASSIGNMENTS, Bill, Work, all_ways, recommend
         from dshuffle.planning.holders import cache_capacity
         from dshuffle.report.progress import progress_bar
         from dshuffle.runtime.dataset_inputs import unit_rows
@@ -146,14 +146,14 @@ def advise(
             if not any(way.choices.assignment == parse_assignment(name) for way in ways):
                 needs = f"it needs a --cache-fraction above 1/{cluster.n_workers}"
                 click.echo(f"“{name}” is left out: {needs}", err=True)
-        predictions, advice = compare_costs(cluster, ways), recommend(cluster, ways)
+        advice = recommend(cluster, ways)
         held = cache_capacity(cache_fraction, samples, cluster.n_workers)
         bound = coded_rate(samples, cluster.n_workers, held)
     bills = None
     if egress_price is not None:
-        bills = [Bill.of(egress_price, p, cluster, epochs) for p in predictions]
+        bills = [Bill.of(egress_price, p, cluster, epochs) for p in advice.predictions]
     if as_json:
-        answer = as_object(cluster, predictions, advice) | {"lower_bound": bound} | facts
+        answer = as_object(cluster, advice) | {"lower_bound": bound} | facts
         for row, bill in zip(answer["ways"], bills or (), strict=bool(bills)):
             row |= bill.to_dict()
         click.echo(json.dumps(_finite(answer), allow_nan=False))
@@ -161,7 +161,7 @@ def advise(
     if text:
         wrapper = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
         click.echo("\n".join(map(wrapper.fill, text.splitlines())) + "\n")
-    _show(predictions, advice, bound, bills)
+    _show(advice, bound, bills)
 
 
 def shipped() -> Path:
@@ -270,10 +270,10 @@ def _of_measurement(measured: Measurement) -> str:
     return "\n".join(lines)
 
 
-def as_object(cluster: ClusterRates, predictions: Sequence[Prediction], advice: Recommendation) -> dict[str, Any]:
+def as_object(cluster: ClusterRates, advice: Recommendation) -> dict[str, Any]:
     """The predictions and the recommendation as an object for JSON, in seconds and bytes."""
     rows = []
-    for prediction in predictions:
+    for prediction in advice.predictions:
         row = {entry.name: getattr(prediction, entry.name) for entry in dataclasses.fields(prediction)}
         work = row.pop("work")
         job = {name: getattr(work, name) for name in ("n_samples", "row_nbytes", "chunk_rows", "training_seconds")}
@@ -305,16 +305,14 @@ def _finite(value: Any) -> Any:
     return None if value == math.inf else value
 
 
-def _show(
-    predictions: Sequence[Prediction], advice: Recommendation, bound: float, bills: Sequence[Bill] | None
-) -> None:
+def _show(advice: Recommendation, bound: float, bills: Sequence[Bill] | None) -> None:
     """Print the predictions, the recommendation and the prices as text."""
     from rich.console import Console
     from rich.text import Text
 
     from dshuffle.units import human_bytes, human_seconds
 
-    console = Console()
+    console, predictions = Console(), advice.predictions
     caption = (
         "Seconds and bytes of an epoch's exchange. egress: out of the server or the store. ingress: into the busiest "
     )

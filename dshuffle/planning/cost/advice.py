@@ -14,8 +14,8 @@ from dshuffle.planning.assignment import parse_assignment
 from dshuffle.planning.cost.cluster import SCALABLE, ClusterRates
 from dshuffle.planning.cost.explain import EQUALLY, Advice, exchanges_part, explain
 from dshuffle.planning.cost.job import Work
-from dshuffle.planning.cost.loads_expected import expected_loads
-from dshuffle.planning.cost.prediction import Prediction, loads_of, timed
+from dshuffle.planning.cost.loads import loads_of
+from dshuffle.planning.cost.prediction import Prediction, timed
 from dshuffle.planning.delivery import SIMPLEST, Circumstances, suitable_deliveries
 from dshuffle.planning.delivery.loads import Loads
 
@@ -65,6 +65,8 @@ class Recommendation:
     changes
         For each part of the cluster, the smallest slowdown and the smallest speed-up that would make another way the
         fastest.
+    predictions
+        Those of all ways, in their order.
     """
 
     best: Prediction
@@ -74,6 +76,7 @@ class Recommendation:
     reason: str
     notes: tuple[str, ...]
     changes: tuple[Change, ...]
+    predictions: tuple[Prediction, ...]
 
 
 def all_ways(
@@ -104,6 +107,8 @@ def all_ways(
         if not rule.moves:
             ways.append(base)
             continue
+        if rule.in_chunks and -(-work.n_samples // base.group_rows) < cluster.n_workers:
+            continue  # some workers would have nothing
         families: set[str] = set()
         for delivery in suitable_deliveries(circumstances):
             if not delivery.gains_by(needs_holders=rule.needs_holders, in_chunks=rule.in_chunks, excess=excess):
@@ -114,27 +119,25 @@ def all_ways(
     return tuple(ways)
 
 
-def compare_costs(cluster: ClusterRates, ways: Sequence[Work], *, precision: str = "auto") -> list[Prediction]:
-    """Predict several ways on one cluster, in the given order. The parameters are those of :func:`predict`.
-
-    Real plans have at most :data:`SAMPLES` samples.
+def compare_costs(cluster: ClusterRates, ways: Sequence[Work]) -> list[Prediction]:
+    """Predict several ways on one cluster, in the given order. Plans have at most :data:`SAMPLES` samples.
 
     Examples
     --------
     >>> cluster = ClusterRates(8, link_up=12.5e6, link_down=12.5e6)
     >>> ways = all_ways(cluster, Work(100_000, 1024), assignments=["global"])
-    >>> best = min(compare_costs(cluster, ways, precision="closed"), key=lambda p: p.exchange_seconds)
+    >>> best = min(compare_costs(cluster, ways), key=lambda p: p.exchange_seconds)
     >>> best.work.way
     'global + peer'
     """
-    return [timed(cluster, way, loads) for way, loads in _loads(cluster, ways, precision)]
+    return [timed(cluster, way, loads) for way, loads in _loads(cluster, ways)]
 
 
-def _loads(cluster: ClusterRates, ways: Sequence[Work], precision: str) -> list[tuple[Work, Loads]]:
-    return [(way, loads_of(cluster, way, precision=precision, most_samples=SAMPLES)) for way in ways]
+def _loads(cluster: ClusterRates, ways: Sequence[Work]) -> list[tuple[Work, Loads]]:
+    return [(way, loads_of(cluster, way, most_samples=SAMPLES)) for way in ways]
 
 
-def recommend(cluster: ClusterRates, ways: Sequence[Work], *, precision: str = "auto") -> Recommendation:
+def recommend(cluster: ClusterRates, ways: Sequence[Work]) -> Recommendation:
     """Recommend the fastest way to shuffle globally, with reasons and what would change the recommendation.
 
     Parameters
@@ -151,11 +154,11 @@ def recommend(cluster: ClusterRates, ways: Sequence[Work], *, precision: str = "
     Examples
     --------
     >>> cluster = ClusterRates(8, link_up=12.5e6, link_down=12.5e6, storage=50e6, storage_over_links=False)
-    >>> advice = recommend(cluster, all_ways(cluster, Work(100_000, 1024)), precision="closed")
+    >>> advice = recommend(cluster, all_ways(cluster, Work(100_000, 1024)))
     >>> advice.verdict, [(change.what, change.winner.work.delivery.name) for change in advice.changes]
-    ('Use global + peer: 942 ms per epoch.', [('links', 'storage'), ('storage', 'storage')])
+    ('Use global + peer: 948 ms per epoch.', [('links', 'storage'), ('storage', 'storage')])
     """
-    candidates = _loads(cluster, ways, precision)
+    candidates = _loads(cluster, ways)
     shuffling = [(way, loads) for way, loads in candidates if way.choices.assignment.redraws_all]
     if not shuffling:
         raise InvalidParameter.of("ways", [way.way for way in ways], "a list with a 'global' or 'aligned' way")
@@ -167,9 +170,9 @@ def recommend(cluster: ClusterRates, ways: Sequence[Work], *, precision: str = "
     if whole is not None and (not _seconds(best) or _seconds(whole) * (1 + EQUALLY) > _seconds(best)):
         whole = None
     advice: Advice = explain(cluster, best, instead, whole, _single(cluster, predictions), predictions)
-    return Recommendation(
-        best, instead, whole, advice.verdict, advice.reason, advice.notes, _changes(cluster, shuffling, best)
-    )
+    changes = _changes(cluster, shuffling, best)
+    words = (advice.verdict, advice.reason, advice.notes)
+    return Recommendation(best, instead, whole, *words, changes, tuple(predictions))
 
 
 def _single(cluster: ClusterRates, predictions: Sequence[Prediction]) -> Prediction | None:
@@ -177,7 +180,7 @@ def _single(cluster: ClusterRates, predictions: Sequence[Prediction]) -> Predict
     for p in predictions:
         if p.work.choices.assignment.redraws_all and p.read_amplification > 1 + EQUALLY:
             work = dataclasses.replace(p.work, chunk_rows=1)
-            return timed(cluster, work, expected_loads(work, cluster))
+            return timed(cluster, work, loads_of(cluster, work, most_samples=SAMPLES))
     return None
 
 

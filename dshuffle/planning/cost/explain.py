@@ -131,10 +131,6 @@ def _why(cluster: ClusterRates, p: Prediction) -> str:
             rate = cluster.server_link / (1 + cluster.wire_overhead)
             coded = f", {p.needed / p.packets:.1f} rows per packet" if p.packets < p.needed else ""
             return f"the server sends {bytes_of(p.server_egress)} at {bytes_of(rate)}/s{coded}"
-        case "rack uplink" if cluster.rack_workers == cluster.machine_workers:
-            return f"the {cluster.machine_workers} workers of a machine share its link"
-        case "rack uplink":
-            return f"the rack uplinks are oversubscribed by a factor of {cluster.oversubscription:g}"
         case "storage":
             return f"the storage delivers {bytes_of(p.storage_bytes)}{_amplified(p)} at {bytes_of(cluster.storage)}/s"
         case "storage for one worker":

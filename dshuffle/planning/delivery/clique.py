@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.clique_cycles import find_cycles
-from dshuffle.planning.delivery.clique_packing import CLIQUE_PACKETS, pack_cliques
+from dshuffle.planning.delivery.clique_packing import pack_cliques
 from dshuffle.planning.delivery.clique_pairs import pack_small_cliques
 from dshuffle.planning.delivery.encoding_tables import Tables
 from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
@@ -113,7 +113,6 @@ class Clique(PacketsFromServer):
 
     name = "clique"
     plan = staticmethod(plan_clique)
-    packet_model = CLIQUE_PACKETS
 
 
 CLIQUE = Clique()

@@ -12,7 +12,6 @@ import numpy as np
 
 from dshuffle.kernels import kernel
 from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
-from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_tables
 from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
 from dshuffle.planning.delivery.plan_input import PlanInput
 from dshuffle.planning.packets import Packets
@@ -50,10 +49,6 @@ class Coded(PacketsFromServer):
     name = "coded"
     plan = staticmethod(plan_coded)
     most_workers = MOST_WORKERS
-    packet_model = PacketModel(
-        packets_of_tables,
-        aligned_fit=(-4.875, 3.398, 1.629, 4.61, 1.627, 1.291, -6.965, -0.2196, -0.1657, 0.4642),
-    )
 
 
 CODED = Coded()

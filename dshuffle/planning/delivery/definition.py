@@ -11,7 +11,6 @@ from typing import ClassVar
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.batches import Batches
 from dshuffle.planning.delivery.demand import Demand
-from dshuffle.planning.delivery.holder_sets import HolderSets
 from dshuffle.planning.delivery.loads import Loads
 from dshuffle.planning.moves import Moves
 from dshuffle.planning.packets import Packets
@@ -199,22 +198,12 @@ class Delivery(ABC):
         return 0
 
     @abstractmethod
-    def expected_loads(self, demand: Demand) -> Loads:
-        """Compute the loads of all parts of the cluster from formulas, if some samples are needed."""
+    def counted_loads(self, demand: Demand, plan: Packets) -> Loads:
+        """Count the loads of all parts of the cluster in a plan that is not empty. They are those of the job."""
 
-    @abstractmethod
-    def counted_loads(self, demand: Demand, plan: Packets, n_planned: int) -> Loads:
-        """Count the loads of all parts of the cluster in a plan that is not empty.
-
-        Parameters
-        ----------
-        n_planned
-            Number of samples of the job that was planned. The loads are those of the job of ``demand``.
-        """
-
-    def expected_packets(self, sets: HolderSets) -> float:
-        """Expected number of packets, for needed samples with such holders."""
-        return max(0.0, sets.needed)
+    def hops(self, n_workers: int) -> float:
+        """Links that a row passes on average; only how this depends on the number of workers matters."""
+        return 1.0
 
     def pair_count(self, n_workers: int, relay: str) -> int:
         """Return the number of pairs of participants of which the first sends rows to the second: all workers."""

@@ -20,7 +20,6 @@ from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.delivery.definition import Excess
-from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_leftover
 from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
 from dshuffle.planning.delivery.plan_input import PlanInput
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
@@ -260,7 +259,6 @@ class Leftover(PacketsFromServer):
     name = "leftover"
     plan = staticmethod(plan_leftover)
     excess = Excess.REFUSED
-    packet_model = PacketModel(packets_of_leftover)
 
 
 LEFTOVER = Leftover()

@@ -15,12 +15,10 @@ CHECKSUM_NBYTES = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loads:
-    """Bytes and counts of one epoch's exchange. Arrays of shape ``(n,)`` are per worker, ``(racks,)`` per rack.
+    """Bytes and counts of one epoch's exchange. Arrays of shape ``(n,)`` are per worker.
 
     Parameters
     ----------
-    exact
-        Whether the loads were counted in a real plan, possibly of a smaller job, instead of computed from formulas.
     needed, packets
         Number of samples that a worker lacks, and of packets sent to deliver them.
     server_out
@@ -33,15 +31,12 @@ class Loads:
         ``(n,)`` bytes of packets and rows that each worker reads to decode its rows.
     read, requests
         ``(n,)`` bytes and number of objects that each worker reads from the storage.
-    rack_out, rack_in
-        ``(racks,)`` bytes out of and into each rack, without reads from the storage.
     passed_on
         For the ring relay, the bytes that its second stage sends over a link; otherwise 0.
     needed_nbytes
         Bytes of the rows needed from the storage. ``read`` counts their whole chunks.
     """
 
-    exact: bool
     needed: float
     packets: float
     server_out: float
@@ -51,8 +46,6 @@ class Loads:
     decoded: Amounts
     read: Amounts
     requests: Amounts
-    rack_out: Amounts
-    rack_in: Amounts
     passed_on: float = 0.0
     needed_nbytes: float = 0.0
 
@@ -62,10 +55,10 @@ class Loads:
         return float(self.read.sum()) / self.needed_nbytes if self.needed_nbytes else 1.0
 
     @classmethod
-    def none(cls, n_workers: int, n_racks: int, *, exact: bool, needed: float = 0.0, packets: float = 0.0) -> Self:
-        """No bytes at all, of an exchange that delivers ``needed`` samples."""
-        workers, racks = np.zeros(n_workers), np.zeros(n_racks)
-        return cls(exact, needed, packets, 0.0, 0.0, workers, workers, workers, workers, workers, racks, racks)
+    def none(cls, n_workers: int, *, packets: float = 0.0) -> Self:
+        """No bytes at all."""
+        workers = np.zeros(n_workers)
+        return cls(0.0, packets, 0.0, 0.0, workers, workers, workers, workers, workers)
 
     def rows_received(self, row_nbytes: int) -> float:
         """Number of rows that workers receive from other participants."""

@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from dshuffle.planning.delivery.batches import Batches
 from dshuffle.planning.delivery.definition import Excess
 from dshuffle.planning.delivery.demand import Demand
-from dshuffle.planning.delivery.holder_sets import HolderSets
-from dshuffle.planning.delivery.link_loads import loads_from_server, loads_of_hops
+from dshuffle.planning.delivery.link_loads import loads_of_hops
 from dshuffle.planning.delivery.loads import Loads
-from dshuffle.planning.delivery.packet_models import PacketModel
 from dshuffle.planning.delivery.relay import (
     MESSAGE_BYTES,
     RELAYS,
@@ -40,13 +38,7 @@ more samples.
 
 
 class PacketsFromServer(RowsFromServer):
-    """Deliveries whose packets combine several samples. A relay brings each packet to all of its destinations.
-
-    Attributes
-    ----------
-    packet_model
-        How many packets there are, without making a plan.
-    """
+    """Deliveries whose packets combine several samples. A relay brings each packet to all of its destinations."""
 
     transport: ClassVar[str] = "packets"
     coded: ClassVar[bool] = True
@@ -54,7 +46,6 @@ class PacketsFromServer(RowsFromServer):
     excess: ClassVar[Excess] = Excess.USED
     demands: ClassVar[int] = 3
     passes_on: ClassVar[str] = "packets"
-    packet_model: ClassVar[PacketModel]
 
     @property
     def last_resort(self) -> str:
@@ -69,61 +60,24 @@ class PacketsFromServer(RowsFromServer):
         """A worker only relays packets from which it decodes a sample."""
         return 0 if relay == "unicast" else most_incoming
 
-    def expected_loads(self, demand: Demand) -> Loads:
-        """The server sends every packet once, and workers relay it; or the server sends it to every destination."""
-        rows = demand.needed
-        packets = self.expected_packets(demand.sets_of(rows))
-        links = loads_from_server(demand, rows if demand.relay == "unicast" else packets)
-        return dataclasses.replace(
-            demand.no_loads(exact=False, packets=packets),
-            **links,
-            encoded=rows * demand.row_nbytes,
-            decoded=demand.shares * demand.row_nbytes * max(1.0, rows / packets),
-            passed_on=self._passed_on_in_a_ring(demand, rows, packets) * demand.wire_nbytes,
-        )
-
-    def counted_loads(self, demand: Demand, plan: Packets, n_planned: int) -> Loads:
+    def counted_loads(self, demand: Demand, plan: Packets) -> Loads:
         """Count the hops of a relay. A larger job has fewer packets for each sample."""
-        growth, rows = demand.growth(n_planned), float(plan.n_components)
+        rows, packets = float(plan.n_components), float(plan.n_packets) * demand.fewer
         hops = route(demand.relay, plan, demand.n_workers, BATCH)
-        packets = float(plan.n_packets) * self._fewer(demand, n_planned)
         sent = float(np.count_nonzero(hops.senders == SERVER))
         if demand.relay != "unicast":
-            sent *= packets / plan.n_packets
-        row = demand.wire_nbytes * growth
+            sent *= demand.fewer
+        row = demand.wire_nbytes * demand.growth
         links = loads_of_hops(demand, hops.senders, plan.destinations, row, sent=sent)
         degrees = np.diff(plan.offsets)[hops.packets]
-        read_rows = np.bincount(plan.destinations, degrees, minlength=demand.n_workers) * (plan.n_packets / packets)
-        links["decoded"] = read_rows * growth * demand.row_nbytes
+        read_rows = np.bincount(plan.destinations, degrees, minlength=demand.n_workers) / demand.fewer
+        links["decoded"] = read_rows * demand.growth * demand.row_nbytes
         return dataclasses.replace(
-            demand.no_loads(exact=True, packets=packets * growth),
+            demand.no_loads(packets=packets * demand.growth),
             **links,
-            encoded=rows * growth * demand.row_nbytes,
+            encoded=rows * demand.growth * demand.row_nbytes,
             passed_on=self._passed_on_in_a_ring(demand, rows, packets) * row,
         )
-
-    def expected_packets(self, sets: HolderSets) -> float:
-        """Expected number of packets.
-
-        ``coded``, ``leftover`` and all deliveries for caches without excess are computed. For caches with excess, no
-        formula is known for ``clique``, for ``ubershuffle``, or for any delivery of an ``aligned`` assignment. These
-        are fitted to real plans; see :class:`~dshuffle.planning.delivery.packet_models.PacketModel`.
-
-        References
-        ----------
-        Chung et al. (2017), Algorithms 1 and 2 (``coded``: the packets of a set are the longest column of its table);
-        Attia and Tandon (2016), Theorem 1 (``leftover``).
-
-        Examples
-        --------
-        >>> from dshuffle.planning.delivery import get_delivery
-        >>> sets = HolderSets.of(20, 80_000.0, held=4.0, excess=0.158, even=False, aligned=False)
-        >>> round(get_delivery("coded").expected_packets(sets), -2)  # a real plan: 54,386
-        54400.0
-        """
-        if sets.needed <= 0 or sets.n_workers == 1:
-            return max(0.0, sets.needed)
-        return self.packet_model.packets(sets)
 
     def pair_count(self, n_workers: int, relay: str) -> int:
         """The server sends to every worker. As relays, workers send to each other."""
@@ -162,18 +116,6 @@ class PacketsFromServer(RowsFromServer):
     def family(self) -> str:
         """The fastest code is enough."""
         return "any coded delivery"
-
-    def _fewer(self, demand: Demand, n_planned: int) -> float:
-        """Packets per sample in the whole job, divided by packets per sample in the job that was planned."""
-        if n_planned == demand.n_samples:
-            return 1.0
-        needed = demand.needed
-        small = needed * n_planned / demand.n_samples
-        if not small:
-            return 1.0
-        per_sample = self.expected_packets(demand.sets_of(needed)) / needed
-        per_sample_here = self.expected_packets(demand.sets_of(small)) / small
-        return per_sample / per_sample_here
 
     @staticmethod
     def _passed_on_in_a_ring(demand: Demand, components: float, packets: float) -> float:
