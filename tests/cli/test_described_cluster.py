@@ -74,7 +74,7 @@ def test_the_table_fits_a_terminal_and_says_what_to_do():
     ran = run(*JOB, "--bandwidth", "100mbit", "--storage-bandwidth", "100MB/s", "--training", "0.05")
     assert ran.exit_code == 0
     assert max(map(len, ran.stdout.splitlines())) <= 80
-    for words in ("clique, pipelined", "Do not shuffle globally", "whatever the code", "What would change this"):
+    for words in ("clique, pipelined", "Do not shuffle globally", "peer: worker ingress of", "What would change this"):
         assert words in " ".join(ran.output.split())
 
 

@@ -2,8 +2,7 @@
 
 ``job.py`` describes the samples and the way of shuffling them, ``cluster.py`` the rates of the cluster. Loads are bytes
 on every part of the cluster, which deliveries count in a real plan (``loads.py``). ``prediction.py`` converts loads to
-times. ``advice.py`` compares ways and recommends one, ``explain.py`` has the reasons in words, and ``prices.py`` says
-what bytes cost.
+times. ``advice.py`` compares ways and recommends one, and ``prices.py`` says what bytes cost.
 """
 
 from dshuffle.planning.cost.advice import ASSIGNMENTS, Change, Recommendation, all_ways, compare_costs, recommend

@@ -12,16 +12,18 @@ import numpy as np
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment import parse_assignment
 from dshuffle.planning.cost.cluster import SCALABLE, ClusterRates
-from dshuffle.planning.cost.explain import EQUALLY, Advice, exchanges_part, explain
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads import loads_of
 from dshuffle.planning.cost.prediction import Prediction, timed
 from dshuffle.planning.delivery import SIMPLEST, Circumstances, suitable_deliveries
 from dshuffle.planning.delivery.loads import Loads
+from dshuffle.units import human_bytes, human_seconds
 
 ASSIGNMENTS = ("local", "partial:0.1", "global", "aligned", "chunks")
 SAMPLES = 100_000
 """Most samples of a plan made to compare ways. Fewer than in :func:`predict`, because many plans are made."""
+EQUALLY = 0.02
+"""Relative tolerance for equal times."""
 FACTORS = np.geomspace(1 / 256, 256, 17)
 """Factors by which rates are scaled to find out what would change the recommendation."""
 
@@ -164,24 +166,73 @@ def recommend(cluster: ClusterRates, ways: Sequence[Work]) -> Recommendation:
         raise InvalidParameter.of("ways", [way.way for way in ways], "a list with a 'global' or 'aligned' way")
     predictions = [timed(cluster, *candidate) for candidate in candidates]
     best = _fastest(cluster, shuffling)
-    instead = _less(best, predictions)
-    chunks = [p for p in predictions if p.work.in_chunks]
-    whole = min(chunks, key=_seconds, default=None)
+    whole = min((p for p in predictions if p.work.in_chunks), key=_seconds, default=None)
     if whole is not None and (not _seconds(best) or _seconds(whole) * (1 + EQUALLY) > _seconds(best)):
         whole = None
-    advice: Advice = explain(cluster, best, instead, whole, _single(cluster, predictions), predictions)
-    changes = _changes(cluster, shuffling, best)
-    words = (advice.verdict, advice.reason, advice.notes)
-    return Recommendation(best, instead, whole, *words, changes, tuple(predictions))
+    training, instead = best.work.training_seconds, None
+    took = f"{human_seconds(_seconds(best))} per {'epoch' if best.work.choices.every == 1 else 'exchange'}"
+    verdict, notes = f"Use {best.work.way}: {took}.", []
+    if training is not None and _seconds(best) <= training:
+        notes.append(f"The exchange is hidden behind {human_seconds(training)} of training.")
+    elif training is not None:
+        parts = [p for p in predictions if _exchanges_part(p)]
+        hidden = [p for p in predictions if not p.work.choices.assignment.moves] + parts
+        fits = [p for p in hidden if _seconds(p) <= training]
+        # Of those that training hides, the way that shuffles the most.
+        instead = min(fits, key=lambda p: (-p.work.fraction, _seconds(p)), default=None)
+        if instead is not None:
+            verdict = (
+                f"Do not shuffle globally: the fastest way ({best.work.way}) takes {took}, but training takes only "
+                f"{human_seconds(training)}. Use {instead.work.way} ({human_seconds(_seconds(instead))})."
+            )
+        else:
+            notes.append(f"The exchange takes longer than training ({human_seconds(training)}).")
+        sent = min((p for p in parts if _seconds(p) and not p.storage_bytes), key=_seconds, default=None)
+        if sent is not None and 0.001 <= (fraction := sent.work.fraction * training / _seconds(sent)) < 1:
+            notes.append(f"Training can hide the exchange of up to partial:{fraction:.2g}.")
+    if whole is not None:
+        notes.append(
+            f"Moving whole chunks ({whole.work.way}) takes {human_seconds(_seconds(whole))}, but mixes less: the rows of "
+            "a chunk stay together."
+        )
+    read = next((p for p in predictions if p.work.choices.assignment.redraws_all and p.storage_bytes), None)
+    if read is not None and read.read_amplification > 1 + EQUALLY and not best.storage_bytes:
+        work = dataclasses.replace(read.work, chunk_rows=1)
+        single = timed(cluster, work, loads_of(cluster, work, most_samples=SAMPLES))
+        notes.append(f"With one row per chunk, re-reading would take {human_seconds(_seconds(single))}.")
+    changes, reason = _changes(cluster, shuffling, best), _reason(best, predictions)
+    return Recommendation(best, instead, whole, verdict, reason, tuple(notes), changes, tuple(predictions))
 
 
-def _single(cluster: ClusterRates, predictions: Sequence[Prediction]) -> Prediction | None:
-    """Predict re-reading with one sample per chunk, if the present chunks make workers read more than they need."""
-    for p in predictions:
-        if p.work.choices.assignment.redraws_all and p.read_amplification > 1 + EQUALLY:
-            work = dataclasses.replace(p.work, chunk_rows=1)
-            return timed(cluster, work, loads_of(cluster, work, most_samples=SAMPLES))
-    return None
+def _exchanges_part(prediction: Prediction) -> bool:
+    """Whether every worker exchanges a part of its samples, one by one."""
+    assignment = prediction.work.choices.assignment
+    return assignment.moves and not (assignment.redraws_all or assignment.in_chunks or assignment.needs_holders)
+
+
+def _reason(best: Prediction, predictions: Sequence[Prediction]) -> str:
+    """What limits the best way, and the fastest one of each other family."""
+    families: dict[str, Prediction] = {}
+    for p in sorted(predictions, key=_seconds):
+        if p.work.choices.assignment.redraws_all and p.work.delivery.family != best.work.delivery.family:
+            families.setdefault(p.work.delivery.family, p)
+    sentences = [f"{best.work.delivery.name}: {_limit(best)}"]
+    for p in families.values():
+        ratio = f"would take {_seconds(p) / _seconds(best):.3g} times as long" if _seconds(best) else "takes longer"
+        sentences.append(f"{p.work.delivery.name} {ratio}: {_limit(p)}")
+    return "; ".join(sentences) + "."
+
+
+def _limit(p: Prediction) -> str:
+    """What limits the speed of a way."""
+    if not p.resources:
+        return "nothing has to move"
+    name, seconds = p.resources[0]
+    nbytes = {"server egress": p.server_egress, "worker ingress": p.most_ingress, "storage": p.storage_bytes}.get(name)
+    of = "" if nbytes is None else f" of {human_bytes(nbytes)}"
+    more = f", {p.read_amplification:.3g} times what it needs" if p.read_amplification > 1 + EQUALLY else ""
+    coded = f", {p.needed / p.packets:.1f} rows per packet" if p.packets < p.needed else ""
+    return f"{name}{of} takes {human_seconds(seconds)}{more}{coded}"
 
 
 def _seconds(prediction: Prediction) -> float:
@@ -193,19 +244,6 @@ def _fastest(cluster: ClusterRates, candidates: Sequence[tuple[Work, Loads]]) ->
     predictions = [timed(cluster, way, loads) for way, loads in candidates]
     least = min(map(_seconds, predictions))
     return next(p for p in predictions if _seconds(p) <= least * (1 + EQUALLY))
-
-
-def _less(best: Prediction, predictions: Sequence[Prediction]) -> Prediction | None:
-    """Return the way that shuffles the most and is hidden by training, if the best global way is not hidden."""
-    training = best.work.training_seconds
-    if training is None or best.exchange_seconds <= training:
-        return None
-    fits = [
-        p
-        for p in predictions
-        if (not p.work.choices.assignment.moves or exchanges_part(p)) and p.exchange_seconds <= training
-    ]
-    return min(fits, key=lambda p: (-p.work.fraction, p.exchange_seconds), default=None)
 
 
 def _changes(cluster: ClusterRates, candidates: Sequence[tuple[Work, Loads]], best: Prediction) -> tuple[Change, ...]:

@@ -233,19 +233,3 @@ class Delivery(ABC):
     def family(self) -> str:
         """Name of its family."""
         return self.name
-
-    def headline(self, way: str, pace: str) -> str:
-        """The sentence that recommends it, at a pace such as ``"2 s per epoch"``."""
-        return f"Use {way}: {pace}."
-
-    def explain_ingress(self, nbytes: str, amplified: str, rate: str) -> str:
-        """Say why the links into workers limit it.
-
-        Parameters
-        ----------
-        nbytes, rate
-            What the busiest worker receives, and the rate of the slowest link.
-        amplified
-            By how much workers read more than they need, in brackets; empty if they do not.
-        """
-        return f"every worker must receive {nbytes} at {rate}/s whatever the code"

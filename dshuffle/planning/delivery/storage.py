@@ -64,14 +64,6 @@ class RowsFromStore(Delivery):
         """No rows come from other participants."""
         return 0.0
 
-    def headline(self, way: str, pace: str) -> str:
-        """The sentence that recommends it, at a pace such as ``"2 s per epoch"``."""
-        return f"Re-read from storage: {way} takes {pace}."
-
-    def explain_ingress(self, nbytes: str, amplified: str, rate: str) -> str:
-        """Say that reads pass the links into workers."""
-        return f"every worker reads {nbytes}{amplified} over its link"
-
 
 def chunks_hit(n_samples: int, chunk_rows: int, n_rows: float) -> float:
     """Expected number of distinct chunks that contain ``n_rows`` samples drawn at random without replacement.
