@@ -164,8 +164,8 @@ def test_what_is_asked_for_is_weighed_against_a_global_shuffle():
         (("--bandwidth", "1MB", "--cache-fraction", "2"), "--cache-fraction=2.0"),
         (("--profile", "{}#none"), "one of broken, endless, good, short"),
         (("--profile", "{}#short"), "a profile with the key 'storage_request_seconds'"),
-        (("--profile", "{}#broken"), "link_up_bytes_per_second=-3"),
-        (("--profile", "{}#endless"), "a finite number above 0"),
+        (("--profile", "{}#broken"), "link_up=-3"),
+        (("--profile", "{}#endless"), "a finite rate > 0"),
         (("--profile", "nowhere.toml#fast"), "nowhere.toml"),
     ],
 )

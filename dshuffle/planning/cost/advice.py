@@ -170,8 +170,8 @@ def recommend(cluster: ClusterRates, ways: Sequence[Work]) -> Recommendation:
     if whole is not None and (not _seconds(best) or _seconds(whole) * (1 + EQUALLY) > _seconds(best)):
         whole = None
     training, instead = best.work.training_seconds, None
-    took = f"{human_seconds(_seconds(best))} per {'epoch' if best.work.choices.every == 1 else 'exchange'}"
-    verdict, notes = f"Use {best.work.way}: {took}.", []
+    pace = f"{human_seconds(_seconds(best))} per {'epoch' if best.work.choices.every == 1 else 'exchange'}"
+    verdict, notes = f"Use {best.work.way}: {pace}.", []
     if training is not None and _seconds(best) <= training:
         notes.append(f"The exchange is hidden behind {human_seconds(training)} of training.")
     elif training is not None:
@@ -182,7 +182,7 @@ def recommend(cluster: ClusterRates, ways: Sequence[Work]) -> Recommendation:
         instead = min(fits, key=lambda p: (-p.work.fraction, _seconds(p)), default=None)
         if instead is not None:
             verdict = (
-                f"Do not shuffle globally: the fastest way ({best.work.way}) takes {took}, but training takes only "
+                f"Do not shuffle globally: the fastest way ({best.work.way}) takes {pace}, but training takes only "
                 f"{human_seconds(training)}. Use {instead.work.way} ({human_seconds(_seconds(instead))})."
             )
         else:
@@ -191,9 +191,9 @@ def recommend(cluster: ClusterRates, ways: Sequence[Work]) -> Recommendation:
         if sent is not None and 0.001 <= (fraction := sent.work.fraction * training / _seconds(sent)) < 1:
             notes.append(f"Training can hide the exchange of up to partial:{fraction:.2g}.")
     if whole is not None:
+        took = human_seconds(_seconds(whole))
         notes.append(
-            f"Moving whole chunks ({whole.work.way}) takes {human_seconds(_seconds(whole))}, but mixes less: the rows of "
-            "a chunk stay together."
+            f"Moving whole chunks ({whole.work.way}) takes {took}. It mixes less, as their rows stay together."
         )
     read = next((p for p in predictions if p.work.choices.assignment.redraws_all and p.storage_bytes), None)
     if read is not None and read.read_amplification > 1 + EQUALLY and not best.storage_bytes:
