@@ -267,7 +267,6 @@ PUBLIC_MODULES = {
     "dshuffle.units",
     "dshuffle.training.torch_ddp",
     "dshuffle.planning.bounds",
-    "dshuffle.planning.packet_counts",
 }
 PIPELINES = sorted((Path(__file__).parents[1] / "pipelines").glob("*.py"))
 
