@@ -20,8 +20,8 @@ from pathlib import Path
 from bokeh.plotting import figure
 from rich.progress import track
 
-from dshuffle.planning import Aligned, Choices, Global
-from dshuffle.planning.packet_counts import survey
+from dshuffle.planning import Aligned, Choices, EpochPlanner, ShuffleSpec
+from dshuffle.planning.bounds import coded_rate, lower_bound
 from dshuffle.report import chart_page
 from dshuffle.units import at_least
 
@@ -40,25 +40,28 @@ COLOURS = {
 Row = dict[str, float]
 
 
+def planned(n_samples: int, choices: Choices, epochs: int = 1) -> tuple[int, int]:
+    """Packets of the last of these epochs, and samples that it delivers."""
+    planner = EpochPlanner(ShuffleSpec(n_samples, N_WORKERS, choices), checks=False)
+    planner.load()
+    for _ in range(epochs):
+        plan = planner.advance()
+    return plan.packets.n_packets, plan.n_needed
+
+
 def packets(n_samples: int, fraction: float, seed: int) -> Row:
     """Packets by name for one number of samples and one cache fraction."""
-    fresh = survey(
-        n_samples, N_WORKERS, Choices(assignment=Global(), cache_fraction=fraction, seed=seed), deliveries=CODED
-    )
-    row: Row = {"samples": n_samples, "cache_fraction": fraction, "uncoded": fresh[0].needed}
-    row |= {figures.name: figures.packets for figures in fresh}
-    row["lower bound"] = float(fresh[0].lower_bound or 0)
-    row["theorem 2"] = fresh[0].theorem2
+    row: Row = {"samples": n_samples, "cache_fraction": fraction}
+    for name in CODED:
+        row[name], row["uncoded"] = planned(n_samples, Choices(delivery=name, cache_fraction=fraction, seed=seed))
+    spec = ShuffleSpec(n_samples, N_WORKERS, Choices(delivery=CODED[0], cache_fraction=fraction, seed=seed))
+    first = spec.draw_first()
+    holders = spec.policy().first(first.ranks)
+    row["lower bound"] = lower_bound(holders, spec.draw(first, 1, holders).ranks, N_WORKERS)
+    row["theorem 2"] = coded_rate(n_samples, N_WORKERS, spec.capacity)
     if (fraction * N_WORKERS) % 1 < 1e-9:  # even caches need an integer number of holders per sample
-        [aligned] = survey(
-            n_samples,
-            N_WORKERS,
-            Choices(assignment=Aligned(), caching="even", cache_fraction=fraction, seed=seed),
-            deliveries=["clique"],
-            epochs=5,
-            bounds=False,
-        )
-        row["aligned"] = aligned.packets
+        choices = Choices(Aligned(), "clique", caching="even", cache_fraction=fraction, seed=seed)
+        row["aligned"], _ = planned(n_samples, choices, epochs=5)
     return row
 
 

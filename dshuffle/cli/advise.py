@@ -18,7 +18,7 @@ from dshuffle.cli.options import Command, first_given, loading, shared
 from dshuffle.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from dshuffle.planning.cost import Bill, Change, ClusterRates, Prediction, Recommendation
+    from dshuffle.planning.cost import Bill, Change, ClusterRates, Recommendation
     from dshuffle.runtime.measure.measurement import Measurement
 
 SECONDS = 12.0
@@ -27,17 +27,17 @@ SECONDS = 12.0
 HEADERS = 1.046
 """Bytes on the link per byte of payload, for TCP over Ethernet with packets of 1,500 bytes."""
 
-KEYS = {
-    "link_up_bytes_per_second": False,
-    "link_down_bytes_per_second": False,
-    "server_up_bytes_per_second": False,
-    "storage_bytes_per_second": True,
-    "storage_client_bytes_per_second": True,
-    "storage_connection_bytes_per_second": True,
-    "storage_request_seconds": False,
-    "storage_requests_per_second": True,
+RATES = {
+    "link_up_bytes_per_second": "link_up",
+    "link_down_bytes_per_second": "link_down",
+    "server_up_bytes_per_second": "server_up",
+    "storage_bytes_per_second": "storage",
+    "storage_client_bytes_per_second": "storage_client",
+    "storage_connection_bytes_per_second": "storage_connection",
+    "storage_request_seconds": "request_seconds",
+    "storage_requests_per_second": "storage_requests",
 }
-"""Required keys of a profile, and whether each may be infinite. Rates are payload rates, without headers."""
+"""Keys of a profile, and what they are of a cluster. Rates are payload rates, without headers."""
 
 DESCRIPTION = ("profile", "workers", "bandwidth", "server_bandwidth", "storage_bandwidth")
 
@@ -117,7 +117,7 @@ def advise(
         from dshuffle.compare.local_cluster import connect
         from dshuffle.planning import Choices, Global, parse_assignment
         from dshuffle.planning.bounds import coded_rate
-        from dshuffle.planning.cost import ASSIGNMENTS, Bill, Work, all_ways, compare_costs, recommend
+        from dshuffle.planning.cost import ASSIGNMENTS, Bill, Work, all_ways, recommend
         from dshuffle.planning.holders import cache_capacity
         from dshuffle.report.progress import progress_bar
         from dshuffle.runtime.dataset_inputs import unit_rows
@@ -146,14 +146,14 @@ def advise(
             if not any(way.choices.assignment == parse_assignment(name) for way in ways):
                 needs = f"it needs a --cache-fraction above 1/{cluster.n_workers}"
                 click.echo(f"“{name}” is left out: {needs}", err=True)
-        predictions, advice = compare_costs(cluster, ways), recommend(cluster, ways)
+        advice = recommend(cluster, ways)
         held = cache_capacity(cache_fraction, samples, cluster.n_workers)
         bound = coded_rate(samples, cluster.n_workers, held)
     bills = None
     if egress_price is not None:
-        bills = [Bill.of(egress_price, p, cluster, epochs) for p in predictions]
+        bills = [Bill.of(egress_price, p, cluster, epochs) for p in advice.predictions]
     if as_json:
-        answer = as_object(cluster, predictions, advice) | {"lower_bound": bound} | facts
+        answer = as_object(cluster, advice) | {"lower_bound": bound} | facts
         for row, bill in zip(answer["ways"], bills or (), strict=bool(bills)):
             row |= bill.to_dict()
         click.echo(json.dumps(_finite(answer), allow_nan=False))
@@ -161,7 +161,7 @@ def advise(
     if text:
         wrapper = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
         click.echo("\n".join(map(wrapper.fill, text.splitlines())) + "\n")
-    _show(predictions, advice, bound, bills)
+    _show(advice, bound, bills)
 
 
 def shipped() -> Path:
@@ -177,7 +177,7 @@ def _profile(name: str) -> dict[str, Any]:
     Raises
     ------
     InvalidParameter
-        If the file or the profile does not exist, or a rate is missing or not a number above 0.
+        If the file or the profile does not exist, or a key is missing.
     """
     file, _, table = name.rpartition("#")
     path = Path(file) if file else shipped()
@@ -186,22 +186,14 @@ def _profile(name: str) -> dict[str, Any]:
     except (OSError, tomllib.TOMLDecodeError) as error:
         hint = f"{path} cannot be read: {error}"
         raise InvalidParameter.of("profile", name, "a profile in a readable TOML file", hint) from error
-    profile = profiles.get(table)
-    if not isinstance(profile, dict):
-        allowed = f"one of {', '.join(sorted(profiles))}"
-        raise InvalidParameter.of("profile", name, allowed, f"The profiles are in {path}.")
-    for key, infinite in KEYS.items():
-        if key not in profile:
-            raise InvalidParameter.of("profile", name, f"a profile with the key {key!r}", f"Add the key in {path}.")
-        value = profile[key]
-        if not isinstance(value, int | float) or not (0 < value < math.inf or (infinite and value == math.inf)):
-            allowed = "a number above 0" if infinite else "a finite number above 0"
-            raise InvalidParameter.of(f"profile {name!r}: {key}", value, allowed)
-    return {"description": table, **profile, "name": name}
+    if table not in profiles:
+        raise InvalidParameter.of("profile", name, f"one of {', '.join(sorted(profiles))}", f"They are in {path}.")
+    if missing := RATES.keys() - profiles[table].keys():
+        raise InvalidParameter.of("profile", name, f"a profile with the key {min(missing)!r}", f"Add it in {path}.")
+    return {"description": table, **profiles[table], "name": name}
 
 
 def _described(
-    *,
     profile: str | None,
     workers: int,
     bandwidth: str | None,
@@ -212,29 +204,16 @@ def _described(
     from dshuffle.planning.cost import ClusterRates
     from dshuffle.units import parse_rate
 
-    rates: dict[str, Any] = {} if profile is None else _profile(profile)
+    found = None if profile is None else _profile(profile)
+    rates: dict[str, Any] = {} if found is None else {field: float(found[key]) for key, field in RATES.items()}
     if bandwidth is not None:
-        link = parse_rate("bandwidth", bandwidth) / HEADERS
-        rates |= {"link_up_bytes_per_second": link, "link_down_bytes_per_second": link}
+        rates["link_up"] = rates["link_down"] = parse_rate("bandwidth", bandwidth) / HEADERS
     if server_bandwidth is not None:
-        rates["server_up_bytes_per_second"] = parse_rate("server-bandwidth", server_bandwidth) / HEADERS
+        rates["server_up"] = parse_rate("server-bandwidth", server_bandwidth) / HEADERS
     if storage_bandwidth is not None:
-        rates["storage_bytes_per_second"] = parse_rate("storage-bandwidth", storage_bandwidth)
-    cluster = ClusterRates(
-        n_workers=workers,
-        link_up=rates["link_up_bytes_per_second"],
-        link_down=rates["link_down_bytes_per_second"],
-        server_up=rates.get("server_up_bytes_per_second"),
-        storage=rates.get("storage_bytes_per_second"),
-        storage_client=rates.get("storage_client_bytes_per_second"),
-        storage_connection=rates.get("storage_connection_bytes_per_second"),
-        storage_requests=rates.get("storage_requests_per_second", math.inf),
-        request_seconds=rates.get("storage_request_seconds", 0.0),
-        wire_overhead=0.0,
-    )
-    if profile is None:
-        return cluster, {"profile": None}, ""
-    return cluster, {"profile": rates}, f"{profile}: {rates['description']}"
+        rates["storage"] = parse_rate("storage-bandwidth", storage_bandwidth)
+    text = "" if found is None else f"{profile}: {found['description']}"
+    return ClusterRates(n_workers=workers, wire_overhead=0.0, **rates), {"profile": found}, text
 
 
 def _of_measurement(measured: Measurement) -> str:
@@ -242,38 +221,30 @@ def _of_measurement(measured: Measurement) -> str:
     from dshuffle.runtime.measure.measurement import BUSY
     from dshuffle.units import human_rate, human_seconds
 
-    cluster = measured.cluster
+    cluster, alone, together = measured.cluster, measured.link_alone or None, measured.link_together
     lines = [
         f"Measured for {human_seconds(measured.seconds)} on {cluster.n_workers} workers.",
-        f"Into a worker: {human_rate(measured.link_alone or None)} from one other worker, "
-        f"{human_rate(measured.link_together)} while all workers exchange.",
+        f"Into a worker: {human_rate(alone)} from one other worker, {human_rate(together)} while all workers exchange.",
     ]
     if measured.server is not None:
         lines.append(f"Out of the server: {human_rate(measured.server)}.")
     if measured.storage_alone is None:
         lines.append("The storage was not measured: that needs DATASET. Ways that read it again are left out.")
     else:
-        lines.append(
-            f"From the storage: {human_rate(measured.storage_alone)} to one worker, "
-            f"{human_rate(measured.storage_together)} to all workers; "
-            f"{human_seconds(cluster.request_seconds)} per request."
-        )
+        rates = f"{human_rate(measured.storage_alone)} to one worker, {human_rate(measured.storage_together)} to all"
+        lines.append(f"From the storage: {rates} workers; {human_seconds(cluster.request_seconds)} per request.")
     if measured.busy_before >= 0.25:
-        lines.append(
-            f"Processors were {100 * measured.busy_before:.0f} % busy before the measurement. "
-            "Measure again when they are idle."
-        )
+        lines.append(f"Processors were {measured.busy_before:.0%} busy before. Measure again when they are idle.")
     for busy, work in ((measured.busy_network, "exchanged samples"), (measured.busy_storage, "read chunks")):
-        if busy is not None:
-            limited = ", so they limited this rate" if busy >= BUSY else ""
-            lines.append(f"Processors were {100 * busy:.0f} % busy while all workers {work}{limited}.")
+        if busy is not None and busy >= BUSY:
+            lines.append(f"Processors were {busy:.0%} busy while all workers {work}, so they limited this rate.")
     return "\n".join(lines)
 
 
-def as_object(cluster: ClusterRates, predictions: Sequence[Prediction], advice: Recommendation) -> dict[str, Any]:
+def as_object(cluster: ClusterRates, advice: Recommendation) -> dict[str, Any]:
     """The predictions and the recommendation as an object for JSON, in seconds and bytes."""
     rows = []
-    for prediction in predictions:
+    for prediction in advice.predictions:
         row = {entry.name: getattr(prediction, entry.name) for entry in dataclasses.fields(prediction)}
         work = row.pop("work")
         job = {name: getattr(work, name) for name in ("n_samples", "row_nbytes", "chunk_rows", "training_seconds")}
@@ -305,16 +276,14 @@ def _finite(value: Any) -> Any:
     return None if value == math.inf else value
 
 
-def _show(
-    predictions: Sequence[Prediction], advice: Recommendation, bound: float, bills: Sequence[Bill] | None
-) -> None:
+def _show(advice: Recommendation, bound: float, bills: Sequence[Bill] | None) -> None:
     """Print the predictions, the recommendation and the prices as text."""
     from rich.console import Console
     from rich.text import Text
 
     from dshuffle.units import human_bytes, human_seconds
 
-    console = Console()
+    console, predictions = Console(), advice.predictions
     caption = (
         "Seconds and bytes of an epoch's exchange. egress: out of the server or the store. ingress: into the busiest "
     )

@@ -23,7 +23,7 @@ from dshuffle.errors import InvalidParameter
 if TYPE_CHECKING:
     from dshuffle.compare import HeldOut, Way
     from dshuffle.pipeline import Training
-    from dshuffle.planning import Choices, ExchangeEpochs
+    from dshuffle.planning import ExchangeEpochs
     from dshuffle.report import Comparison
     from dshuffle.store import Dataset
 
@@ -374,23 +374,13 @@ def _completed(
 
 def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) -> tuple[Way, ...]:
     """Drop infeasible defaults; reject infeasible choices."""
-    from dshuffle.planning import Global, ShuffleSpec
-    from dshuffle.runtime.dataset_inputs import resolved, with_chunks_of
+    from dshuffle.planning import ShuffleSpec
+    from dshuffle.runtime.dataset_inputs import resolved
 
     possible: list[Way] = []
-    read: dict[tuple[str, str], Choices] = {}  # ways share what is read of the dataset
     for way in ways:
         try:
-            key = str(way.choices.sharding), str(way.choices.balance)
-            if key not in read:
-                read[key] = resolved(data, dataclasses.replace(way.choices, assignment=Global()))
-            choices = dataclasses.replace(
-                way.choices.with_one_delivery(),
-                assignment=with_chunks_of(way.dataset(data), way.choices.assignment),
-                sharding=read[key].sharding,
-                balance=read[key].balance,
-            )
-            ShuffleSpec.at_first(data.n_samples, workers, choices)
+            ShuffleSpec.at_first(data.n_samples, workers, resolved(way.dataset(data), way.choices.with_one_delivery()))
         except InvalidParameter as error:
             if chosen or not possible:  # whatever the first default way (local) lacks, all ways lack
                 raise

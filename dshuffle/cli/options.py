@@ -61,10 +61,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "help": "Another choice of every way: caching, relay, sharding, balance, every, between or seed. relay, every "
         "and between may be repeated, to compare their values. All but seed need --assignment or --delivery.",
     },
-    "cache-fraction": {
-        "type": float,
-        "help": "Fraction of the dataset that each worker holds.  [default: its share]",
-    },
+    "cache-fraction": {"type": float, "help": "Fraction of the dataset that each worker holds.  [default: its share]"},
     "samples": {"type": click.IntRange(1), "help": "Number of samples."},
     "row-bytes": {
         "type": click.IntRange(1),

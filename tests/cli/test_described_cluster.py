@@ -74,7 +74,7 @@ def test_the_table_fits_a_terminal_and_says_what_to_do():
     ran = run(*JOB, "--bandwidth", "100mbit", "--storage-bandwidth", "100MB/s", "--training", "0.05")
     assert ran.exit_code == 0
     assert max(map(len, ran.stdout.splitlines())) <= 80
-    for words in ("clique, pipelined", "Do not shuffle globally", "whatever the code", "What would change this"):
+    for words in ("clique, pipelined", "Do not shuffle globally", "peer: worker ingress of", "What would change this"):
         assert words in " ".join(ran.output.split())
 
 
@@ -164,8 +164,8 @@ def test_what_is_asked_for_is_weighed_against_a_global_shuffle():
         (("--bandwidth", "1MB", "--cache-fraction", "2"), "--cache-fraction=2.0"),
         (("--profile", "{}#none"), "one of broken, endless, good, short"),
         (("--profile", "{}#short"), "a profile with the key 'storage_request_seconds'"),
-        (("--profile", "{}#broken"), "link_up_bytes_per_second=-3"),
-        (("--profile", "{}#endless"), "a finite number above 0"),
+        (("--profile", "{}#broken"), "link_up=-3"),
+        (("--profile", "{}#endless"), "a finite rate > 0"),
         (("--profile", "nowhere.toml#fast"), "nowhere.toml"),
     ],
 )

@@ -12,16 +12,18 @@ import numpy as np
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment import parse_assignment
 from dshuffle.planning.cost.cluster import SCALABLE, ClusterRates
-from dshuffle.planning.cost.explain import EQUALLY, Advice, exchanges_part, explain
 from dshuffle.planning.cost.job import Work
-from dshuffle.planning.cost.loads_expected import expected_loads
-from dshuffle.planning.cost.prediction import Prediction, loads_of, timed
+from dshuffle.planning.cost.loads import loads_of
+from dshuffle.planning.cost.prediction import Prediction, timed
 from dshuffle.planning.delivery import SIMPLEST, Circumstances, suitable_deliveries
 from dshuffle.planning.delivery.definition import Loads
+from dshuffle.units import human_bytes, human_seconds
 
 ASSIGNMENTS = ("local", "partial:0.1", "global", "aligned", "chunks")
 SAMPLES = 100_000
 """Most samples of a plan made to compare ways. Fewer than in :func:`predict`, because many plans are made."""
+EQUALLY = 0.02
+"""Relative tolerance for equal times."""
 FACTORS = np.geomspace(1 / 256, 256, 17)
 """Factors by which rates are scaled to find out what would change the recommendation."""
 
@@ -65,6 +67,8 @@ class Recommendation:
     changes
         For each part of the cluster, the smallest slowdown and the smallest speed-up that would make another way the
         fastest.
+    predictions
+        Those of all ways, in their order.
     """
 
     best: Prediction
@@ -74,6 +78,7 @@ class Recommendation:
     reason: str
     notes: tuple[str, ...]
     changes: tuple[Change, ...]
+    predictions: tuple[Prediction, ...]
 
 
 def all_ways(
@@ -104,6 +109,8 @@ def all_ways(
         if not rule.moves:
             ways.append(base)
             continue
+        if rule.in_chunks and -(-work.n_samples // base.group_rows) < cluster.n_workers:
+            continue  # some workers would have nothing
         families: set[str] = set()
         for delivery in suitable_deliveries(circumstances):
             if not delivery.gains_by(needs_holders=rule.needs_holders, in_chunks=rule.in_chunks, excess=excess):
@@ -114,27 +121,25 @@ def all_ways(
     return tuple(ways)
 
 
-def compare_costs(cluster: ClusterRates, ways: Sequence[Work], *, precision: str = "auto") -> list[Prediction]:
-    """Predict several ways on one cluster, in the given order. The parameters are those of :func:`predict`.
-
-    Real plans have at most :data:`SAMPLES` samples.
+def compare_costs(cluster: ClusterRates, ways: Sequence[Work]) -> list[Prediction]:
+    """Predict several ways on one cluster, in the given order. Plans have at most :data:`SAMPLES` samples.
 
     Examples
     --------
     >>> cluster = ClusterRates(8, link_up=12.5e6, link_down=12.5e6)
     >>> ways = all_ways(cluster, Work(100_000, 1024), assignments=["global"])
-    >>> best = min(compare_costs(cluster, ways, precision="closed"), key=lambda p: p.exchange_seconds)
+    >>> best = min(compare_costs(cluster, ways), key=lambda p: p.exchange_seconds)
     >>> best.work.way
     'global + peer'
     """
-    return [timed(cluster, way, loads) for way, loads in _loads(cluster, ways, precision)]
+    return [timed(cluster, way, loads) for way, loads in _loads(cluster, ways)]
 
 
-def _loads(cluster: ClusterRates, ways: Sequence[Work], precision: str) -> list[tuple[Work, Loads]]:
-    return [(way, loads_of(cluster, way, precision=precision, most_samples=SAMPLES)) for way in ways]
+def _loads(cluster: ClusterRates, ways: Sequence[Work]) -> list[tuple[Work, Loads]]:
+    return [(way, loads_of(cluster, way, most_samples=SAMPLES)) for way in ways]
 
 
-def recommend(cluster: ClusterRates, ways: Sequence[Work], *, precision: str = "auto") -> Recommendation:
+def recommend(cluster: ClusterRates, ways: Sequence[Work]) -> Recommendation:
     """Recommend the fastest way to shuffle globally, with reasons and what would change the recommendation.
 
     Parameters
@@ -151,34 +156,83 @@ def recommend(cluster: ClusterRates, ways: Sequence[Work], *, precision: str = "
     Examples
     --------
     >>> cluster = ClusterRates(8, link_up=12.5e6, link_down=12.5e6, storage=50e6, storage_over_links=False)
-    >>> advice = recommend(cluster, all_ways(cluster, Work(100_000, 1024)), precision="closed")
+    >>> advice = recommend(cluster, all_ways(cluster, Work(100_000, 1024)))
     >>> advice.verdict, [(change.what, change.winner.work.delivery.name) for change in advice.changes]
-    ('Use global + peer: 942 ms per epoch.', [('links', 'storage'), ('storage', 'storage')])
+    ('Use global + peer: 948 ms per epoch.', [('links', 'storage'), ('storage', 'storage')])
     """
-    candidates = _loads(cluster, ways, precision)
+    candidates = _loads(cluster, ways)
     shuffling = [(way, loads) for way, loads in candidates if way.choices.assignment.redraws_all]
     if not shuffling:
         raise InvalidParameter.of("ways", [way.way for way in ways], "a list with a 'global' or 'aligned' way")
     predictions = [timed(cluster, *candidate) for candidate in candidates]
     best = _fastest(cluster, shuffling)
-    instead = _less(best, predictions)
-    chunks = [p for p in predictions if p.work.in_chunks]
-    whole = min(chunks, key=_seconds, default=None)
+    whole = min((p for p in predictions if p.work.in_chunks), key=_seconds, default=None)
     if whole is not None and (not _seconds(best) or _seconds(whole) * (1 + EQUALLY) > _seconds(best)):
         whole = None
-    advice: Advice = explain(cluster, best, instead, whole, _single(cluster, predictions), predictions)
-    return Recommendation(
-        best, instead, whole, advice.verdict, advice.reason, advice.notes, _changes(cluster, shuffling, best)
-    )
+    training, instead = best.work.training_seconds, None
+    pace = f"{human_seconds(_seconds(best))} per {'epoch' if best.work.choices.every == 1 else 'exchange'}"
+    verdict, notes = f"Use {best.work.way}: {pace}.", []
+    if training is not None and _seconds(best) <= training:
+        notes.append(f"The exchange is hidden behind {human_seconds(training)} of training.")
+    elif training is not None:
+        parts = [p for p in predictions if _exchanges_part(p)]
+        hidden = [p for p in predictions if not p.work.choices.assignment.moves] + parts
+        fits = [p for p in hidden if _seconds(p) <= training]
+        # Of those that training hides, the way that shuffles the most.
+        instead = min(fits, key=lambda p: (-p.work.fraction, _seconds(p)), default=None)
+        if instead is not None:
+            verdict = (
+                f"Do not shuffle globally: the fastest way ({best.work.way}) takes {pace}, but training takes only "
+                f"{human_seconds(training)}. Use {instead.work.way} ({human_seconds(_seconds(instead))})."
+            )
+        else:
+            notes.append(f"The exchange takes longer than training ({human_seconds(training)}).")
+        sent = min((p for p in parts if _seconds(p) and not p.storage_bytes), key=_seconds, default=None)
+        if sent is not None and 0.001 <= (fraction := sent.work.fraction * training / _seconds(sent)) < 1:
+            notes.append(f"Training can hide the exchange of up to partial:{fraction:.2g}.")
+    if whole is not None:
+        took = human_seconds(_seconds(whole))
+        notes.append(
+            f"Moving whole chunks ({whole.work.way}) takes {took}. It mixes less, as their rows stay together."
+        )
+    read = next((p for p in predictions if p.work.choices.assignment.redraws_all and p.storage_bytes), None)
+    if read is not None and read.read_amplification > 1 + EQUALLY and not best.storage_bytes:
+        work = dataclasses.replace(read.work, chunk_rows=1)
+        single = timed(cluster, work, loads_of(cluster, work, most_samples=SAMPLES))
+        notes.append(f"With one row per chunk, re-reading would take {human_seconds(_seconds(single))}.")
+    changes, reason = _changes(cluster, shuffling, best), _reason(best, predictions)
+    return Recommendation(best, instead, whole, verdict, reason, tuple(notes), changes, tuple(predictions))
 
 
-def _single(cluster: ClusterRates, predictions: Sequence[Prediction]) -> Prediction | None:
-    """Predict re-reading with one sample per chunk, if the present chunks make workers read more than they need."""
-    for p in predictions:
-        if p.work.choices.assignment.redraws_all and p.read_amplification > 1 + EQUALLY:
-            work = dataclasses.replace(p.work, chunk_rows=1)
-            return timed(cluster, work, expected_loads(work, cluster))
-    return None
+def _exchanges_part(prediction: Prediction) -> bool:
+    """Whether every worker exchanges a part of its samples, one by one."""
+    assignment = prediction.work.choices.assignment
+    return assignment.moves and not (assignment.redraws_all or assignment.in_chunks or assignment.needs_holders)
+
+
+def _reason(best: Prediction, predictions: Sequence[Prediction]) -> str:
+    """What limits the best way, and the fastest one of each other family."""
+    families: dict[str, Prediction] = {}
+    for p in sorted(predictions, key=_seconds):
+        if p.work.choices.assignment.redraws_all and p.work.delivery.family != best.work.delivery.family:
+            families.setdefault(p.work.delivery.family, p)
+    sentences = [f"{best.work.delivery.name}: {_limit(best)}"]
+    for p in families.values():
+        ratio = f"would take {_seconds(p) / _seconds(best):.3g} times as long" if _seconds(best) else "takes longer"
+        sentences.append(f"{p.work.delivery.name} {ratio}: {_limit(p)}")
+    return "; ".join(sentences) + "."
+
+
+def _limit(p: Prediction) -> str:
+    """What limits the speed of a way."""
+    if not p.resources:
+        return "nothing has to move"
+    name, seconds = p.resources[0]
+    nbytes = {"server egress": p.server_egress, "worker ingress": p.most_ingress, "storage": p.storage_bytes}.get(name)
+    of = "" if nbytes is None else f" of {human_bytes(nbytes)}"
+    more = f", {p.read_amplification:.3g} times what it needs" if p.read_amplification > 1 + EQUALLY else ""
+    coded = f", {p.needed / p.packets:.1f} rows per packet" if p.packets < p.needed else ""
+    return f"{name}{of} takes {human_seconds(seconds)}{more}{coded}"
 
 
 def _seconds(prediction: Prediction) -> float:
@@ -190,19 +244,6 @@ def _fastest(cluster: ClusterRates, candidates: Sequence[tuple[Work, Loads]]) ->
     predictions = [timed(cluster, way, loads) for way, loads in candidates]
     least = min(map(_seconds, predictions))
     return next(p for p in predictions if _seconds(p) <= least * (1 + EQUALLY))
-
-
-def _less(best: Prediction, predictions: Sequence[Prediction]) -> Prediction | None:
-    """Return the way that shuffles the most and is hidden by training, if the best global way is not hidden."""
-    training = best.work.training_seconds
-    if training is None or best.exchange_seconds <= training:
-        return None
-    fits = [
-        p
-        for p in predictions
-        if (not p.work.choices.assignment.moves or exchanges_part(p)) and p.exchange_seconds <= training
-    ]
-    return min(fits, key=lambda p: (-p.work.fraction, p.exchange_seconds), default=None)
 
 
 def _changes(cluster: ClusterRates, candidates: Sequence[tuple[Work, Loads]], best: Prediction) -> tuple[Change, ...]:

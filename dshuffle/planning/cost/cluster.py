@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from numbers import Real
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
@@ -24,7 +23,7 @@ MESSAGE_SECONDS = 1e-3
 class ClusterRates:
     """Rates of a cluster, in bytes/s unless stated otherwise.
 
-    Links are full duplex. The network between them can carry the traffic of all links at once, unless there are racks.
+    Links are full duplex. The network between them can carry the traffic of all links at once.
 
     Parameters
     ----------
@@ -48,11 +47,6 @@ class ClusterRates:
         Number of requests that a worker keeps open.
     storage_over_links
         Whether workers read from the storage over their links, as with any shared storage.
-    rack_workers
-        Number of workers per rack (consecutive ranks), which share one uplink to the other racks. None for no racks.
-        A machine whose workers share one link is a rack with an ``oversubscription`` of as many workers.
-    oversubscription
-        Sum of the rates of a rack's links, divided by the rate of its uplink in each direction.
     cores
         Number of processors per machine.
     machine_workers
@@ -108,8 +102,6 @@ class ClusterRates:
     request_seconds: float = 0.0
     requests_at_once: int = 64
     storage_over_links: bool = True
-    rack_workers: int | None = None
-    oversubscription: float = 1.0
     cores: int = 1
     machine_workers: int = 1
     server_on_machine: bool = False
@@ -127,8 +119,6 @@ class ClusterRates:
     def __post_init__(self) -> None:
         for name in ("n_workers", "requests_at_once", "cores", "machine_workers"):
             as_integer(name, getattr(self, name), 1)
-        if self.rack_workers is not None:
-            as_integer("rack_workers", self.rack_workers, 1)
         for name in ("link_up", "link_down"):
             self._check_link(name, getattr(self, name))
         for name in ("server_up", "storage", "storage_client", "storage_connection"):
@@ -139,7 +129,6 @@ class ClusterRates:
         for name in ("request_seconds", "index_seconds", "message_seconds", "wire_overhead", "epoch_seconds"):
             as_number(name, getattr(self, name), 0.0)
         as_number("first_message_seconds", self.first_message_seconds or 0.0, 0.0)
-        as_number("oversubscription", self.oversubscription, 1.0)
 
     def _check_link(self, name: str, value: Rate) -> None:
         if not isinstance(value, tuple):
@@ -155,15 +144,6 @@ class ClusterRates:
     def rates(self, name: str) -> Amounts:
         """Return ``link_up`` or ``link_down`` of each worker, ``(n,)`` in bytes/s."""
         return np.broadcast_to(np.asarray(getattr(self, name), dtype=np.float64), (self.n_workers,))
-
-    @property
-    def n_racks(self) -> int:
-        """Number of racks; 1 if no racks are given."""
-        return 1 if self.rack_workers is None else -(-self.n_workers // self.rack_workers)
-
-    def racks(self) -> NDArray[np.int64]:
-        """Return the rack of each worker, ``(n,)``."""
-        return np.arange(self.n_workers) // (self.rack_workers or self.n_workers)
 
     @property
     def server_link(self) -> float:

@@ -10,7 +10,6 @@ from typing import Any
 from dshuffle.checks import as_integer, as_ratio
 from dshuffle.planning.cost.cluster import as_number
 from dshuffle.planning.delivery import Delivery, get_delivery
-from dshuffle.planning.delivery.definition import HolderSets
 from dshuffle.planning.shuffle_spec import Choices
 
 
@@ -105,15 +104,3 @@ class Work:
             return 0.0
         share = 1 / n_workers
         return max(0.0, round((self.alpha(n_workers) - share) / (1 - share), 15))
-
-    def holder_sets(self, n_workers: int, needed: float) -> HolderSets:
-        """Return the distribution of the holders of ``needed`` samples."""
-        assignment, caching = self.choices.assignment, self.choices.caching
-        return HolderSets.of(
-            n_workers,
-            needed,
-            held=self.alpha(n_workers) * n_workers,
-            excess=self.excess(n_workers),
-            even=caching == "even",
-            aligned=assignment.needs_holders and caching == assignment.preferred_caching,
-        )

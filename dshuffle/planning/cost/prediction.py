@@ -10,12 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dshuffle.errors import InvalidParameter
 from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.job import Work
-from dshuffle.planning.cost.loads_counted import counted_loads, is_countable
-from dshuffle.planning.cost.loads_expected import expected_loads, first_load
-from dshuffle.planning.delivery import check_delivery
+from dshuffle.planning.cost.loads import MOST_SAMPLES, MOST_WORKERS, first_load, loads_of
 from dshuffle.planning.delivery.definition import Loads
 
 
@@ -70,11 +67,6 @@ def _messages(work: Work, cluster: ClusterRates, loads: Loads) -> float:
 PAUSE_MESSAGES = 2
 """Messages in a pause between two batches: an acknowledgement, and the next batch. Fitted with 3 and 4 workers."""
 
-MOST_WORKERS = 64
-"""Maximum number of workers for a real plan."""
-MOST_SAMPLES = 1_000_000
-"""Maximum number of samples for a real plan; plans of larger jobs are scaled from this many."""
-
 PROCESSORS, FIXED = "processors", "fixed cost"
 
 
@@ -87,7 +79,7 @@ class Prediction:
     work
         The job and the way of shuffling it.
     exact
-        Whether the prediction is from a real plan instead of formulas.
+        Whether a plan has as many workers. Otherwise the prediction is extrapolated.
     exchange_seconds
         Time from the start of the exchange until all workers have what they need.
     load_seconds
@@ -138,59 +130,30 @@ class Prediction:
         return max((seconds for name, seconds in self.resources if name not in (PROCESSORS, FIXED)), default=0.0)
 
 
-def predict(
-    cluster: ClusterRates, work: Work, *, precision: str = "auto", most_samples: int = MOST_SAMPLES
-) -> Prediction:
-    """Predict the time and traffic of an epoch.
+def predict(cluster: ClusterRates, work: Work, *, most_samples: int = MOST_SAMPLES) -> Prediction:
+    """Predict the time and traffic of an epoch, from a real plan.
 
     Parameters
     ----------
-    precision
-        ``"exact"`` makes a real plan, ``"closed"`` uses formulas only, and ``"auto"`` makes a real plan for at most 64
-        workers and otherwise uses formulas.
     most_samples
-        Maximum number of samples for a real plan. For a larger job, a plan of this many samples is made and its loads
-        are scaled.
+        Largest number of samples in a plan, which also has at most 64 workers. From there on loads are extrapolated.
 
     Raises
     ------
     InvalidParameter
         If the way is not possible, for instance because there is no storage or the delivery does not support this many
-        workers, or if ``precision`` is ``"exact"`` and no real plan can be made.
+        workers.
 
     Examples
     --------
     >>> cluster = ClusterRates(8, link_up=12.5e6, link_down=12.5e6, server_up=12.5e6)
     >>> from dshuffle.planning import Choices
     >>> work = Work(400_000, 1024, Choices(delivery="server", cache_fraction=0.5))
-    >>> server = predict(cluster, work, precision="closed")
+    >>> server = predict(cluster, work)
     >>> round(server.exchange_seconds, 1), [name for name, _ in server.resources[:2]]
     (17.2, ['server egress', 'worker ingress'])
     """
-    loads = loads_of(cluster, work, precision=precision, most_samples=most_samples)
-    return timed(cluster, work, loads)
-
-
-def loads_of(cluster: ClusterRates, work: Work, *, precision: str = "auto", most_samples: int = MOST_SAMPLES) -> Loads:
-    """Compute the loads for :func:`predict`. They depend on the shape of the cluster, not on its rates."""
-    if precision not in ("auto", "exact", "closed"):
-        raise InvalidParameter.of("precision", precision, "'auto', 'exact' or 'closed'")
-    n = cluster.n_workers
-    if work.n_samples < n:
-        raise InvalidParameter.of(
-            "n_samples", work.n_samples, f"an integer >= {n}", "There are fewer samples than workers."
-        )
-    work.alpha(n)
-    if work.choices.assignment.moves:
-        check_delivery(work.delivery.name, n, excess=work.excess(n) > 0)
-        work.delivery.check_storage(cluster.storage)
-    countable = is_countable(work, n, most_workers=MOST_WORKERS, most_samples=most_samples)
-    if precision == "exact" and not countable:
-        hint = f"Real plans can be made for at most {MOST_WORKERS} workers with enough samples or chunks for each."
-        raise InvalidParameter.of("precision", precision, "'closed' or 'auto' for this job", hint)
-    if precision == "closed" or not countable:
-        return expected_loads(work, cluster)
-    return counted_loads(work, cluster, at_most=most_samples)
+    return timed(cluster, work, loads_of(cluster, work, most_samples=most_samples))
 
 
 def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
@@ -212,7 +175,7 @@ def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
     training, every = work.training_seconds or 0.0, work.choices.every
     return Prediction(
         work=work,
-        exact=loads.exact,
+        exact=cluster.n_workers <= MOST_WORKERS,
         exchange_seconds=exchange,
         load_seconds=load_seconds,
         epoch_seconds=(max(exchange, training) + (every - 1) * training) / every,
@@ -263,13 +226,6 @@ def _seconds(cluster: ClusterRates, work: Work, loads: Loads) -> dict[str, float
     if loads.passed_on:
         slowest = float(np.minimum(up, down).min())
         seconds["scatter, then ring"] = seconds.pop("server egress") + loads.passed_on * wire / slowest
-    if cluster.n_racks > 1:
-        racks = cluster.racks()
-        from_storage = np.bincount(racks, entering - loads.worker_in)
-        uplinks = np.bincount(racks, up) / cluster.oversubscription
-        downlinks = np.bincount(racks, down) / cluster.oversubscription
-        busiest = np.maximum(loads.rack_out / uplinks, (loads.rack_in + from_storage) / downlinks)
-        seconds["rack uplink"] = float(busiest.max()) * wire
     if cluster.storage is not None:
         seconds["storage"] = float(loads.read.sum()) / cluster.storage
         seconds["storage requests"] = _request_seconds(cluster, loads)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from dshuffle.planning.cost.cluster import ClusterRates, as_number
-from dshuffle.planning.cost.loads_expected import first_load
+from dshuffle.planning.cost.loads import first_load
 from dshuffle.planning.cost.prediction import Prediction
 
 GIGABYTE = 1e9

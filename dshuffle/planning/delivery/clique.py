@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.clique_packing import CLIQUE_PACKETS, pack_cliques
+from dshuffle.planning.delivery.clique_packing import pack_cliques
 from dshuffle.planning.delivery.definition import PlanInput
 from dshuffle.planning.delivery.packets_from_server import PacketsFromServer, Tables
 from dshuffle.planning.delivery.ubershuffle import plan_ubershuffle
@@ -374,7 +374,6 @@ class Clique(PacketsFromServer):
 
     name = "clique"
     plan = staticmethod(plan_clique)
-    packet_model = CLIQUE_PACKETS
 
 
 CLIQUE = Clique()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.packets_from_server import PacketModel, Tables, packets_of_cycles
+from dshuffle.planning.delivery.packets_from_server import Tables
 from dshuffle.planning.grouping import group_by, lowest_bit, popcount
 from dshuffle.planning.randomness import below, next_word, permutation, random_words
 from dshuffle.planning.types import Samples
@@ -26,13 +26,6 @@ _SMALL = 16_000_000
 """Largest demand for the fine search: the sum of the squared set sizes times the number of workers."""
 _PATIENCE = 16_000
 """Number of seeds that may miss a threshold before it is dropped; every seed that reaches it adds ten."""
-
-CLIQUE_PACKETS = PacketModel(
-    packets_of_cycles,
-    fit=(-0.1817, 0.06143, 0.09739, 1.208, -0.5482, 0.3255, -0.5612, -0.03038, -0.07387, 0.0003775),
-    aligned_fit=(-1.227, 0.3048, 0.3119, 1.755, 0.6113, -0.006008, -1.225, -0.03952, -0.01757, -0.01444),
-)
-"""How many packets these cliques take; see :mod:`dshuffle.planning.delivery.packets_from_server`."""
 
 
 def pack_cliques(tables: Tables, n_workers: int, *, seed: int) -> tuple[Samples, Samples]:

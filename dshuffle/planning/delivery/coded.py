@@ -14,10 +14,8 @@ from dshuffle.kernels import kernel
 from dshuffle.planning.delivery.definition import PlanInput
 from dshuffle.planning.delivery.packets_from_server import (
     MOST_WORKERS,
-    PacketModel,
     PacketsFromServer,
     Tables,
-    packets_of_tables,
 )
 from dshuffle.planning.epoch_plan import Packets
 
@@ -54,10 +52,6 @@ class Coded(PacketsFromServer):
     name = "coded"
     plan = staticmethod(plan_coded)
     most_workers = MOST_WORKERS
-    packet_model = PacketModel(
-        packets_of_tables,
-        aligned_fit=(-4.875, 3.398, 1.629, 4.61, 1.627, 1.291, -6.965, -0.2196, -0.1657, 0.4642),
-    )
 
 
 CODED = Coded()

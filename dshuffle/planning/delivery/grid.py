@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,6 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.definition import Demand, Loads, loads_of_hops, messages_of_rows
 from dshuffle.planning.delivery.peer import PEER, RowsFromPeers, plan_peer
 from dshuffle.planning.epoch_plan import Packets
-from dshuffle.planning.types import Amounts
 
 Numbers = NDArray[np.int64]
 
@@ -141,19 +140,17 @@ class Grid(RowsFromPeers):
         uneven = LUMPS if in_chunks else 1.1
         return math.ceil(uneven * WorkerGrid(n_workers).most_forwarded * most_incoming)
 
-    def expected_loads(self, demand: Demand) -> Loads:
-        """Every row takes two hops, unless its sender or its destination forwards it."""
-        links = loads_over_grid(demand.racks, demand.n_racks, demand.shares * demand.wire_nbytes)
-        return dataclasses.replace(demand.no_loads(exact=False, packets=demand.needed), **links)
-
-    def counted_loads(self, demand: Demand, plan: Packets, n_planned: int) -> Loads:
+    def counted_loads(self, demand: Demand, plan: Packets) -> Loads:
         """Count both hops."""
-        growth = demand.growth(n_planned)
         through = WorkerGrid(demand.n_workers).forwarders(plan.senders, plan.destinations)
         starts, ends = np.concatenate([plan.senders, through]), np.concatenate([through, plan.destinations])
         moves = starts != ends
-        links = loads_of_hops(demand, starts[moves], ends[moves], demand.wire_nbytes * growth)
-        return dataclasses.replace(demand.no_loads(exact=True, packets=plan.n_packets * growth), **links)
+        links = loads_of_hops(demand, starts[moves], ends[moves], demand.wire_nbytes * demand.growth)
+        return dataclasses.replace(demand.no_loads(packets=plan.n_packets * demand.growth), **links)
+
+    def hops(self, n_workers: int) -> float:
+        """Two, unless the forwarder is the sender or the destination: one of each row, or of each column."""
+        return 2 - 2 / WorkerGrid(n_workers).n_columns
 
     def pair_count(self, n_workers: int, relay: str) -> int:
         """Workers send to the forwarders in their grid row, and to the members of their column."""
@@ -162,43 +159,6 @@ class Grid(RowsFromPeers):
     def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
         """Each pair has messages that suit the rate."""
         return messages_of_rows(loads, row_nbytes, self.pair_count(len(loads.worker_in), relay), rate)
-
-
-def loads_over_grid(racks: Numbers, n_racks: int, received: Amounts) -> dict[str, Any]:
-    """Return the loads of links if ``(n,)`` bytes reach each worker over a grid, equally from all other workers.
-
-    ``(n,)`` racks are those of the workers.
-    """
-    n = len(racks)
-    grid = WorkerGrid(n)
-    through, columns = grid.first_hops(), np.arange(grid.n_columns)
-    ranks = np.arange(n)
-    members = np.bincount(ranks % grid.n_columns)  # of each column
-
-    def by_rack(ends: Numbers, columns: Numbers) -> Numbers:
-        counts = np.bincount((racks[ends] * grid.n_columns + columns).ravel(), minlength=n_racks * grid.n_columns)
-        return counts.reshape(n_racks, grid.n_columns)
-
-    # In units of what one worker gets from another. First hop: a bundle for each column.
-    sent = (through != ranks[:, None]) * members
-    crossing = (racks[through] != racks[:, None]) * members
-    forwarded = np.bincount(through.ravel(), minlength=n)  # senders whose rows pass through each worker
-    bundles = np.bincount(through.ravel(), sent.ravel(), minlength=n)
-    # Second hop: the rows of each of these senders for the other members of the column.
-    held, passing = by_rack(ranks, ranks % grid.n_columns), by_rack(through, np.broadcast_to(columns, through.shape))
-    rows_out, rows_in = forwarded * (members[ranks % grid.n_columns] - 1), n - forwarded
-    rack_out = np.bincount(racks, crossing.sum(axis=1), minlength=n_racks) + (passing * (members - held)).sum(axis=1)
-    rack_in = np.bincount(racks[through].ravel(), crossing.ravel(), minlength=n_racks)
-    rack_in = rack_in + (held * (n - passing)).sum(axis=1)
-    each = received.mean() / max(1, n - 1)
-    # A worker that receives more than others also does so in the second hop.
-    more = received / received.mean() if received.any() else np.ones(n)
-    return {
-        "worker_out": (sent.sum(axis=1) + rows_out) * each,
-        "worker_in": (bundles + rows_in * more) * each,
-        "rack_out": rack_out * each,
-        "rack_in": rack_in * each,
-    }
 
 
 GRID = Grid()

@@ -20,7 +20,7 @@ from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.delivery.definition import Excess, PlanInput
-from dshuffle.planning.delivery.packets_from_server import PacketModel, PacketsFromServer, packets_of_leftover
+from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
 from dshuffle.planning.epoch_plan import SERVER, Packets
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
 from dshuffle.planning.randomness import permutation
@@ -258,7 +258,6 @@ class Leftover(PacketsFromServer):
     name = "leftover"
     plan = staticmethod(plan_leftover)
     excess = Excess.REFUSED
-    packet_model = PacketModel(packets_of_leftover)
 
 
 LEFTOVER = Leftover()

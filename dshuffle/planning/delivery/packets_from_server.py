@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,10 +13,7 @@ from numpy.typing import NDArray
 from dshuffle.planning.delivery.definition import (
     Demand,
     Excess,
-    Floats,
-    HolderSets,
     Loads,
-    loads_from_server,
     loads_of_hops,
 )
 from dshuffle.planning.delivery.relay import (
@@ -34,116 +29,7 @@ from dshuffle.planning.delivery.server import RowsFromServer
 from dshuffle.planning.delivery.storage import STORAGE
 from dshuffle.planning.epoch_plan import SERVER, Packets, missing_samples
 from dshuffle.planning.grouping import group_by
-from dshuffle.planning.randomness import log_choose
 from dshuffle.planning.types import Holders, Ranks, Samples, Words
-
-MANY = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class PacketModel:
-    """How the cost model estimates the packets of a coded delivery.
-
-    Parameters
-    ----------
-    without_excess
-        The formula for caches without excess.
-    fit, aligned_fit
-        Coefficients of the regression for caches with excess, and for ``aligned`` assignments; None if
-        :func:`packets_of_tables` is exact.
-    at_least
-        The model of a delivery that never needs more packets.
-    """
-
-    without_excess: Callable[[HolderSets], float]
-    fit: tuple[float, ...] | None = None
-    aligned_fit: tuple[float, ...] | None = None
-    at_least: PacketModel | None = None
-
-    def packets(self, sets: HolderSets) -> float:
-        """Expected number of packets (P in docs/design.md, "Predicting")."""
-        if not sets.excess:
-            packets, least = self.without_excess(sets), 0.0
-        else:
-            least = sets.bound if self.at_least is None else self.at_least.packets(sets)
-            fit = self.aligned_fit if sets.aligned else self.fit
-            packets = packets_of_tables(sets) if fit is None else _fitted(fit, sets)
-        return min(max(packets, least), sets.needed)
-
-
-def _fitted(fit: tuple[float, ...], sets: HolderSets) -> float:
-    """A least-squares fit of log(packets / bound), linear in :func:`features`.
-
-    tests/benchmarks/packet_fits.py computes each fit from 384 to 459 real plans with n in [3, 512], alpha in
-    [1.2/n, 0.8] and q in [30 n, 1e6]. The median error is 2 % for ``clique`` and 3 % for the others. 95 % of the plans
-    are within 8 % (``clique``), 11 % (``clique`` on aligned), 15 % (``ubershuffle``) and 37 % (``coded`` and
-    ``ubershuffle`` on aligned).
-    """
-    return sets.bound * math.exp(max(0.0, float(features(sets) @ np.array(fit))))
-
-
-def features(sets: HolderSets) -> Floats:
-    """Compute the ``(10,)`` features of the linear fits.
-
-    The features are t times products of at most two of three quantities: t (how empty the sets are), a (logarithm of
-    the gain at the bound), and b (how far this gain exceeds the gain of the largest likely packets). They vanish if
-    every set has many samples, so that packets reach the bound.
-    """
-    emptiness = float(np.logaddexp(0.0, -(sets.chances * sets.occupancy).sum() / 2))
-    t = emptiness / (1 + emptiness)
-    gain = sets.needed / sets.bound
-    a, b = math.log(gain), math.log1p((gain / sets.largest) ** 2)
-    return t * np.array([1, t, a, b, t * t, t * a, t * b, a * a, a * b, b * b])
-
-
-def packets_of_tables(sets: HolderSets) -> float:
-    """Expected packets if each set has one column of samples per member and sends a packet per row of the longest."""
-    total = 0.0
-    for size, occupancy in zip(sets.sizes.tolist(), sets.occupancy.tolist(), strict=True):
-        total += math.exp(log_choose(sets.n_workers, size) + _log_longest(math.exp(occupancy), size))
-    return total
-
-
-def _log_longest(mean: float, count: float) -> float:
-    """Logarithm of the expected maximum of ``count`` independent Poisson variables."""
-    if mean < 1e-6:
-        return math.log(mean * count)  # at most one variable is 1, the others are 0
-    if mean > MANY:  # nearly normal: the maximum is a fixed number of standard deviations above the mean
-        above = (math.exp(_log_longest(MANY, count)) - MANY) / math.sqrt(MANY)
-        return math.log(mean + above * math.sqrt(mean))
-    least = max(0, math.floor(mean - 10 * math.sqrt(mean) - 30))
-    values = np.arange(least, math.ceil(mean + 10 * math.sqrt(mean) + 30) + 1)
-    logs = np.zeros(len(values))
-    logs[1:] = np.cumsum(math.log(mean) - np.log(values[1:]))
-    logs += -mean + least * math.log(mean) - math.lgamma(least + 1)
-    below = np.cumsum(np.exp(logs))
-    return math.log(least - float(np.expm1(count * np.log(np.minimum(below, 1.0))).sum()))
-
-
-def packets_of_leftover(sets: HolderSets) -> float:
-    """Expected packets of ``leftover`` for a shuffle matrix of Poisson counts.
-
-    Each pair of workers sends the larger of its two counts. The leftovers of the worker that has the most of them are
-    saved. Their number is estimated as the maximum of n normal variables.
-    """
-    n = sets.n_workers
-    mean = sets.needed / (n * (n - 1))
-    longer = math.exp(_log_longest(mean, 2))
-    left = longer - mean  # half of |X - Y|, on average
-    spread = math.sqrt(max(0.0, mean / 2 - left**2)) * math.sqrt((n - 1) * 2 * math.log(n))
-    pairs = n * (n - 1) / 2 * longer
-    return max(pairs - (n - 1) * left - spread, sets.bound)
-
-
-def packets_of_cycles(sets: HolderSets) -> float:
-    """Expected packets of ``clique`` without excess, within 2 % of real plans from 3 to 30 workers.
-
-    Workers exchange samples in pairs where possible, and most of the rest in cycles of three, which take two packets.
-    """
-    longer = packets_of_tables(sets)
-    shorter = sets.needed - longer
-    return shorter + 2 / 3 * (longer - shorter)
-
 
 MOST_WORKERS = 64
 """A set of workers is one machine word. Sets of more workers hardly ever repeat, so tables would not help."""
@@ -230,13 +116,7 @@ more samples.
 
 
 class PacketsFromServer(RowsFromServer):
-    """Deliveries whose packets combine several samples. A relay brings each packet to all of its destinations.
-
-    Attributes
-    ----------
-    packet_model
-        How many packets there are, without making a plan.
-    """
+    """Deliveries whose packets combine several samples. A relay brings each packet to all of its destinations."""
 
     transport: ClassVar[str] = "packets"
     coded: ClassVar[bool] = True
@@ -244,7 +124,6 @@ class PacketsFromServer(RowsFromServer):
     excess: ClassVar[Excess] = Excess.USED
     demands: ClassVar[int] = 3
     passes_on: ClassVar[str] = "packets"
-    packet_model: ClassVar[PacketModel]
 
     @property
     def last_resort(self) -> str:
@@ -259,61 +138,24 @@ class PacketsFromServer(RowsFromServer):
         """A worker only relays packets from which it decodes a sample."""
         return 0 if relay == "unicast" else most_incoming
 
-    def expected_loads(self, demand: Demand) -> Loads:
-        """The server sends every packet once, and workers relay it; or the server sends it to every destination."""
-        rows = demand.needed
-        packets = self.expected_packets(demand.sets_of(rows))
-        links = loads_from_server(demand, rows if demand.relay == "unicast" else packets)
-        return dataclasses.replace(
-            demand.no_loads(exact=False, packets=packets),
-            **links,
-            encoded=rows * demand.row_nbytes,
-            decoded=demand.shares * demand.row_nbytes * max(1.0, rows / packets),
-            passed_on=self._passed_on_in_a_ring(demand, rows, packets) * demand.wire_nbytes,
-        )
-
-    def counted_loads(self, demand: Demand, plan: Packets, n_planned: int) -> Loads:
+    def counted_loads(self, demand: Demand, plan: Packets) -> Loads:
         """Count the hops of a relay. A larger job has fewer packets for each sample."""
-        growth, rows = demand.growth(n_planned), float(plan.n_components)
+        rows, packets = float(plan.n_components), float(plan.n_packets) * demand.fewer
         hops = route(demand.relay, plan, demand.n_workers, BATCH)
-        packets = float(plan.n_packets) * self._fewer(demand, n_planned)
         sent = float(np.count_nonzero(hops.senders == SERVER))
         if demand.relay != "unicast":
-            sent *= packets / plan.n_packets
-        row = demand.wire_nbytes * growth
+            sent *= demand.fewer
+        row = demand.wire_nbytes * demand.growth
         links = loads_of_hops(demand, hops.senders, plan.destinations, row, sent=sent)
         degrees = np.diff(plan.offsets)[hops.packets]
-        read_rows = np.bincount(plan.destinations, degrees, minlength=demand.n_workers) * (plan.n_packets / packets)
-        links["decoded"] = read_rows * growth * demand.row_nbytes
+        read_rows = np.bincount(plan.destinations, degrees, minlength=demand.n_workers) / demand.fewer
+        links["decoded"] = read_rows * demand.growth * demand.row_nbytes
         return dataclasses.replace(
-            demand.no_loads(exact=True, packets=packets * growth),
+            demand.no_loads(packets=packets * demand.growth),
             **links,
-            encoded=rows * growth * demand.row_nbytes,
+            encoded=rows * demand.growth * demand.row_nbytes,
             passed_on=self._passed_on_in_a_ring(demand, rows, packets) * row,
         )
-
-    def expected_packets(self, sets: HolderSets) -> float:
-        """Expected number of packets.
-
-        ``coded``, ``leftover`` and all deliveries for caches without excess are computed. For caches with excess, no
-        formula is known for ``clique``, for ``ubershuffle``, or for any delivery of an ``aligned`` assignment. These
-        are fitted to real plans; see :class:`~dshuffle.planning.delivery.packets_from_server.PacketModel`.
-
-        References
-        ----------
-        Chung et al. (2017), Algorithms 1 and 2 (``coded``: the packets of a set are the longest column of its table);
-        Attia and Tandon (2016), Theorem 1 (``leftover``).
-
-        Examples
-        --------
-        >>> from dshuffle.planning.delivery import get_delivery
-        >>> sets = HolderSets.of(20, 80_000.0, held=4.0, excess=0.158, even=False, aligned=False)
-        >>> round(get_delivery("coded").expected_packets(sets), -2)  # a real plan: 54,386
-        54400.0
-        """
-        if sets.needed <= 0 or sets.n_workers == 1:
-            return max(0.0, sets.needed)
-        return self.packet_model.packets(sets)
 
     def pair_count(self, n_workers: int, relay: str) -> int:
         """The server sends to every worker. As relays, workers send to each other."""
@@ -352,18 +194,6 @@ class PacketsFromServer(RowsFromServer):
     def family(self) -> str:
         """The fastest code is enough."""
         return "any coded delivery"
-
-    def _fewer(self, demand: Demand, n_planned: int) -> float:
-        """Packets per sample in the whole job, divided by packets per sample in the job that was planned."""
-        if n_planned == demand.n_samples:
-            return 1.0
-        needed = demand.needed
-        small = needed * n_planned / demand.n_samples
-        if not small:
-            return 1.0
-        per_sample = self.expected_packets(demand.sets_of(needed)) / needed
-        per_sample_here = self.expected_packets(demand.sets_of(small)) / small
-        return per_sample / per_sample_here
 
     @staticmethod
     def _passed_on_in_a_ring(demand: Demand, components: float, packets: float) -> float:

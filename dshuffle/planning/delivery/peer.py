@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from dshuffle.planning.delivery.definition import (
     Loads,
     PartsByWorker,
     PlanInput,
-    across_racks,
     loads_of_one_hop,
     messages_of_rows,
 )
@@ -105,16 +103,9 @@ class RowsFromPeers(Delivery):
         receives = split_by_worker(moves.arriving, moves.senders, n_workers)
         return receives, split_by_worker(moves.leaving, moves.receivers, n_workers)
 
-    def expected_loads(self, demand: Demand) -> Loads:
-        """Every worker sends as many rows as it receives."""
-        nbytes = demand.shares * demand.wire_nbytes
-        links: dict[str, Any] = {"worker_in": nbytes, "worker_out": nbytes}
-        links |= across_racks(demand.rack_sizes, float(nbytes[0]))
-        return dataclasses.replace(demand.no_loads(exact=False, packets=demand.needed), **links)
-
-    def counted_loads(self, demand: Demand, plan: Packets, n_planned: int) -> Loads:
+    def counted_loads(self, demand: Demand, plan: Packets) -> Loads:
         """Every packet takes one hop."""
-        return loads_of_one_hop(demand, plan, n_planned)
+        return loads_of_one_hop(demand, plan)
 
     def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
         """Every worker sends to every other one."""

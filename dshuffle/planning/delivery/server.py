@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import ClassVar
 
@@ -13,7 +12,6 @@ from dshuffle.planning.delivery.definition import (
     Demand,
     Loads,
     PlanInput,
-    loads_from_server,
     loads_of_one_hop,
     messages_of_rows,
 )
@@ -48,14 +46,9 @@ class RowsFromServer(Delivery):
         """Peers, which need nothing but the workers that train."""
         return PEER.name
 
-    def expected_loads(self, demand: Demand) -> Loads:
-        """The server sends every row."""
-        links = loads_from_server(demand, demand.needed)
-        return dataclasses.replace(demand.no_loads(exact=False, packets=demand.needed), **links)
-
-    def counted_loads(self, demand: Demand, plan: Packets, n_planned: int) -> Loads:
+    def counted_loads(self, demand: Demand, plan: Packets) -> Loads:
         """Every packet takes one hop."""
-        return loads_of_one_hop(demand, plan, n_planned)
+        return loads_of_one_hop(demand, plan)
 
     def pair_count(self, n_workers: int, relay: str) -> int:
         """The server sends to every worker."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,19 +38,20 @@ class RowsFromStore(Delivery):
         """Receive all from the store, and send nothing."""
         return ({STORE: moves.arriving} if len(moves.arriving) else {}), {}
 
-    def expected_loads(self, demand: Demand) -> Loads:
-        """Nothing but reads."""
-        read = storage_loads(demand, demand.shares)
-        return dataclasses.replace(demand.no_loads(exact=False, packets=demand.needed), **read)
-
-    def counted_loads(self, demand: Demand, plan: Packets, n_planned: int) -> Loads:
-        """Count the chunks in the plan, if it has all samples."""
-        growth = demand.growth(n_planned)
-        received = np.bincount(plan.destinations, minlength=demand.n_workers).astype(np.float64)
-        read = storage_loads(demand, received * growth)
-        if n_planned == demand.n_samples:
-            read |= _chunks(demand, plan)
-        return dataclasses.replace(demand.no_loads(exact=True, packets=plan.n_packets * growth), **read)
+    def counted_loads(self, demand: Demand, plan: Packets) -> Loads:
+        """Count the chunks in the plan. For single samples of a larger job, estimate them."""
+        received = np.bincount(plan.destinations, minlength=demand.n_workers) * demand.growth
+        hits, read = _chunks(demand, plan)
+        if demand.n_planned < demand.n_samples and not demand.in_chunks:
+            q, c = demand.n_samples, min(demand.chunk_rows, demand.n_samples)
+            hits = np.array([chunks_hit(q, c, rows) for rows in received.tolist()])
+            read = hits * c * demand.row_nbytes
+        return dataclasses.replace(
+            demand.no_loads(packets=plan.n_packets * demand.growth),
+            requests=hits,
+            read=read,
+            needed_nbytes=float(received.sum()) * demand.row_nbytes,
+        )
 
     def pair_count(self, n_workers: int, relay: str) -> int:
         """No rows come from other participants."""
@@ -60,14 +60,6 @@ class RowsFromStore(Delivery):
     def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
         """No rows come from other participants."""
         return 0.0
-
-    def headline(self, way: str, pace: str) -> str:
-        """The sentence that recommends it, at a pace such as ``"2 s per epoch"``."""
-        return f"Re-read from storage: {way} takes {pace}."
-
-    def explain_ingress(self, nbytes: str, amplified: str, rate: str) -> str:
-        """Say that reads pass the links into workers."""
-        return f"every worker reads {nbytes}{amplified} over its link"
 
 
 def chunks_hit(n_samples: int, chunk_rows: int, n_rows: float) -> float:
@@ -85,36 +77,15 @@ def chunks_hit(n_samples: int, chunk_rows: int, n_rows: float) -> float:
     return float(chunks * -np.expm1(chunk_rows * np.log1p(-part))) if part < 1 else float(chunks)
 
 
-def storage_loads(demand: Demand, share: Amounts) -> dict[str, Any]:
-    """Compute bytes and requests to the storage for ``(n,)`` rows that workers lack.
-
-    A worker reads each chunk once. With ``chunks`` it needs whole groups of rows, and skips a group only if it already
-    holds all of its rows.
-    """
-    q, c, g = demand.n_samples, min(demand.chunk_rows, demand.n_samples), demand.group_rows
-    if demand.groups is not None:
-        part = demand.groups * (1 - demand.excess**g) * (g / q)
-        of_chunk = (c + g - math.gcd(g, c)) / g  # groups with rows of a chunk: 1 if groups are chunks
-        hit = q / c * (1 - (1 - np.minimum(1.0, part)) ** of_chunk)
-    else:
-        hit = np.array([chunks_hit(q, c, rows) for rows in share.tolist()])
-    return {
-        "requests": hit,
-        "read": hit * c * demand.row_nbytes,
-        "needed_nbytes": float(share.sum()) * demand.row_nbytes,
-    }
-
-
-def _chunks(demand: Demand, plan: Packets) -> dict[str, Any]:
-    """Count the chunks that each worker reads; a worker reads each chunk once."""
-    c, n = demand.chunk_rows, demand.n_workers
-    n_chunks = -(-demand.n_samples // c)
+def _chunks(demand: Demand, plan: Packets) -> tuple[Amounts, Amounts]:
+    """Count the chunks and the bytes that each worker reads, in the job; a worker reads each chunk once."""
+    c, n, q = demand.chunk_rows, demand.n_workers, demand.n_planned
+    n_chunks = -(-q // c)
     hit = np.unique(plan.destinations.astype(np.int64) * n_chunks + plan.samples // c)
-    lengths = np.where(hit % n_chunks == n_chunks - 1, demand.n_samples - (n_chunks - 1) * c, c)
-    return {
-        "requests": np.bincount(hit // n_chunks, minlength=n).astype(np.float64),
-        "read": np.bincount(hit // n_chunks, lengths, minlength=n) * demand.row_nbytes,
-    }
+    lengths = np.where(hit % n_chunks == n_chunks - 1, q - (n_chunks - 1) * c, c)
+    rows = np.bincount(hit // n_chunks, lengths, minlength=n)
+    hits = np.bincount(hit // n_chunks, minlength=n).astype(np.float64)
+    return hits * demand.growth, rows * (demand.growth * demand.row_nbytes)
 
 
 STORAGE = RowsFromStore()

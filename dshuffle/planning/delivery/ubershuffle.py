@@ -14,14 +14,11 @@ import numpy as np
 
 from dshuffle.checks import as_integer
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.clique_packing import CLIQUE_PACKETS
 from dshuffle.planning.delivery.definition import PlanInput
 from dshuffle.planning.delivery.packets_from_server import (
     MOST_WORKERS,
-    PacketModel,
     PacketsFromServer,
     Tables,
-    packets_of_tables,
 )
 from dshuffle.planning.epoch_plan import Packets
 from dshuffle.planning.grouping import group_by, lowest_bit, popcount
@@ -189,12 +186,6 @@ class UberShuffle(PacketsFromServer):
     name = "ubershuffle"
     plan = staticmethod(plan_ubershuffle)
     most_workers = MOST_WORKERS
-    packet_model = PacketModel(
-        packets_of_tables,
-        fit=(0.1296, -4.56, -0.6339, 5.266, 4.591, 2.657, -6.415, -0.08262, -0.09047, 0.166),
-        aligned_fit=(-4.5, 1.342, 0.9443, 6.206, 2.944, 2.558, -9.004, -0.3057, -0.138, 0.5034),
-        at_least=CLIQUE_PACKETS,
-    )
 
 
 UBERSHUFFLE = UberShuffle()

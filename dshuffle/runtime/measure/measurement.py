@@ -22,7 +22,8 @@ from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
 from dshuffle.planning import Choices, Chunks, Delivery, Remainder
 from dshuffle.planning.cost import ClusterRates, Work, compare_costs
 from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
-from dshuffle.planning.cost.prediction import ends_seconds, loads_of
+from dshuffle.planning.cost.loads import loads_of
+from dshuffle.planning.cost.prediction import ends_seconds
 from dshuffle.planning.delivery import Circumstances, suitable_deliveries
 from dshuffle.records import Measures
 from dshuffle.runtime.client.cluster_view import cluster_info, is_adaptive, resolved_choice, run_on_workers
@@ -177,22 +178,6 @@ def shared_links(machines: Sequence[str]) -> tuple[int, float]:
     return most, (n_workers - most) / max(1, n_workers - 1) if len({*counts}) == 1 else 0.0
 
 
-def oversubscription(machine_workers: int, outside: float, link: float, received: float, *, limited: bool) -> float:
-    """Rates that the workers of a machine could use one after the other, divided by the rate of its link.
-
-    A worker receives ``received`` while all exchange, of which the fraction ``outside`` passes the link. If processors
-    limited that, the workers of a machine count as sharing one link.
-
-    Examples
-    --------
-    >>> oversubscription(2, 2 / 3, link=100.0, received=75.0, limited=False)
-    2.0
-    """
-    if limited or not received:
-        return float(machine_workers)
-    return min(float(machine_workers), max(1.0, link / (received * outside)))
-
-
 @dataclass(frozen=True, slots=True)
 class _Phase:
     """Bytes that passed the slowest place in some seconds, how long all of it took, and how busy processors were."""
@@ -218,7 +203,6 @@ def _measured(
     names = {address: machines[address][0] for address in workers}
     cores, before = min(machine[1] for machine in machines.values()), max(machine[2] for machine in machines.values())
     each, outside = shared_links([*names.values()])
-    shares = each > 1 and outside > 0
     install_plugin(client)
 
     def processor_seconds(phase: _Phase) -> float:
@@ -240,16 +224,15 @@ def _measured(
         together = _grown(exchange(workers, None), 0.25 * seconds)
         alone = together if n == 2 else _grown(exchange(pair, None), 0.15 * seconds)
         served = _grown(exchange(workers, server), 0.15 * seconds) if server else None
-        limited, link = together.busy >= BUSY, together.rate
-        if limited or shares:
-            link = max(link, alone.rate)
+        link = together.rate
+        if together.busy >= BUSY:  # processors limited it
+            link = max(link, alone.rate / max(1.0, each * outside))
         # Processor time per byte at each end. Messages are counted separately.
         each_end = (processor_seconds(together) / n - MESSAGE_SECONDS * (n - 1)) / 2 / together.nbytes
         rate = 1 / each_end if each_end > 0 else cluster.send_rate
         extra = max(0.0, statistics.median(shorts) - statistics.median(empties))
         cluster = dataclasses.replace(
             cluster,
-            oversubscription=oversubscription(each, outside, link, together.rate, limited=limited) if shares else 1.0,
             send_rate=rate,
             receive_rate=rate,
             epoch_seconds=statistics.median(empties),
@@ -262,7 +245,6 @@ def _measured(
         server_up=max(served.rate, link if served.busy >= BUSY else 0.0) if served else link if server else None,
         cores=cores,
         machine_workers=each,
-        rack_workers=each if shares else None,
         server_on_machine=bool(server) and machines[str(server)][0] in names.values(),
         index_seconds=INDEX_SECONDS,
         wire_overhead=0.0,  # the measured rates do not count headers
@@ -323,7 +305,7 @@ def _exchange(
     moved, took, busy = moved_by(fastest.measures), fastest.exchange_seconds, 1 - fastest.measures.cpu_idle
     work, model = Work(share * n, row, choices), ClusterRates(n, moved / took, moved / took)
     # The model adds what a message takes at both ends, and the cubes of the seconds of links and processors.
-    ends = ends_seconds(work, model, loads_of(model, work, precision="closed"))
+    ends = ends_seconds(work, model, loads_of(model, work, most_samples=10_000))
     own = min(max(0.0, busy - before), BUSY)
     links = max(took - empty - per_message * (1 if server else n - 1) - ends, took / 10) * math.pow(1 - own**3, 1 / 3)
     return _Phase(moved, links, took, busy)

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import CACHINGS, SHARDINGS, Choices, Chunks, EpochPlanner, Global, ShuffleSpec, next_ranks
+from dshuffle.planning import CACHINGS, SHARDINGS, Choices, Chunks, EpochPlanner, ShuffleSpec, next_ranks
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.holders import largest_share
-from dshuffle.planning.packet_counts import survey
 
 
 @st.composite
@@ -143,10 +142,3 @@ def test_fewer_chunks_than_workers_are_refused():
 def test_rows_must_be_a_count(rows):
     with pytest.raises(InvalidParameter, match=r"assignment\.rows="):
         Chunks(rows)
-
-
-def test_a_survey_counts_the_rows_of_chunks_that_move():
-    [chunks] = survey(4096, 4, Choices(assignment=Chunks(64), cache_fraction=None), deliveries=["server"], bounds=False)
-    assert chunks.needed % 64 == 0
-    [whole] = survey(4096, 4, Choices(assignment=Global(), cache_fraction=None), deliveries=["server"], bounds=False)
-    assert chunks.theorem2 == whole.theorem2

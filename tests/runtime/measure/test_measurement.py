@@ -12,11 +12,10 @@ from distributed import Client
 from dshuffle import create_dataset
 from dshuffle.compare.local_cluster import EmulatedRates, local_cluster
 from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
-from dshuffle.planning.cost import ClusterRates, all_ways, predict, recommend
-from dshuffle.planning.cost.explain import _why
+from dshuffle.planning.cost import all_ways, recommend
 from dshuffle.planning.cost.job import Work
 from dshuffle.runtime.measure import measurement
-from dshuffle.runtime.measure.measurement import _short_exchanges, measure_cluster, oversubscription, shared_links
+from dshuffle.runtime.measure.measurement import _short_exchanges, measure_cluster, shared_links
 from dshuffle.runtime.scheduler.members import in_rank_order
 from dshuffle.runtime.session_spec import SERVER_RESOURCE
 
@@ -160,32 +159,10 @@ def test_what_does_not_fit_is_not_measured_with(cluster_of, monkeypatch):
             measure_cluster(client, None, seconds=0.3)
 
 
-@pytest.mark.parametrize(("each", "n_machines"), [(2, 4), (4, 4), (3, 2)])
-def test_the_oversubscription_of_a_shared_link_is_measured(each, n_machines):
-    """While all exchange, the link carries what its workers receive from other machines, and nothing else."""
-    n = each * n_machines
-    most, outside = shared_links([f"machine {i % n_machines}" for i in range(n)])
-    assert (most, outside) == (each, pytest.approx((n - each) / (n - 1)))
-    received = LINK / each / outside  # into each worker
-    assert oversubscription(each, outside, LINK, received, limited=False) == pytest.approx(each)
-    assert oversubscription(each, outside, LINK, received / 10, limited=True) == each
-    # Links of their own: every worker receives at the rate of the link.
-    assert oversubscription(each, outside, LINK, LINK / outside, limited=False) == 1
-    # The model then finds what such an exchange takes: all rows that come from other machines, over their link.
-    cluster = ClusterRates(
-        n, LINK, LINK, rack_workers=each, machine_workers=each, oversubscription=each, wire_overhead=0, cores=64
-    )
-    work = Work(1000 * n, 10_000)
-    entering = 1000 * each * (n - each) / n * (10_000 + 4)
-    predicted = predict(cluster, work, precision="closed")
-    assert predicted.wire_seconds == pytest.approx(entering / LINK, rel=1e-3)
-    assert _why(cluster, predicted) == f"the {each} workers of a machine share its link"
-
-
 def test_no_links_are_shared_on_one_machine_or_with_a_worker_each():
     assert shared_links(["one", "one"]) == (2, 0)
     assert shared_links(["one", "two"])[0] == 1
-    assert shared_links(["one", "one", "two"]) == (2, 0)  # racks are of one size
+    assert shared_links(["one", "one", "two"]) == (2, 0)  # machines have equally many
 
 
 def test_the_workers_of_a_host_have_consecutive_ranks():
@@ -213,6 +190,6 @@ def test_a_cluster_of_two_machines(cluster_of, small, monkeypatch):
         client.wait_for_workers(4)
         addresses = sorted(client.scheduler_info()["workers"])
         found = measure_cluster(client, small, seconds=0.5)
-    assert (found.cluster.machine_workers, found.cluster.rack_workers) == (2, 2)
+    assert found.cluster.machine_workers == 2
     assert len(pairs) == 2
     assert all(len(pair & {*addresses[:2]}) == 1 for pair in pairs)
