@@ -355,7 +355,7 @@ def _entry_block(
     return row, columns.reshape(-1), values.reshape(-1)
 
 
-@kernel()
+@kernel("(f8[:,::1], i8)")
 def _distinct(chances: NDArray[np.float64], n_columns: int) -> NDArray[np.int32]:
     """Draw distinct column indices for each row of random numbers in [0, 1), all sets being equally likely."""
     rows, per_row = chances.shape
@@ -371,7 +371,7 @@ def _distinct(chances: NDArray[np.float64], n_columns: int) -> NDArray[np.int32]
     return columns
 
 
-@kernel()
+@kernel("(f4[:,::1], f4[:,::1], i4[:,::1])")
 def _products(left: NDArray[np.float32], right: NDArray[np.float32], columns: NDArray[np.int32]) -> NDArray[np.float32]:
     """Compute the entries of ``left @ right.T`` in the given columns of each row."""
     values = np.empty(columns.shape, np.float32)

@@ -2,7 +2,7 @@
 
     python pipelines/real_data.py mnist mnist.zarr
     python pipelines/sharding_tables.py mnist.zarr [--clusters 20 --clusters 30] [--runs 3]
-    dshuffle dataset create blobs.zarr --synthetic classification --samples 50000 --features 3072 --classes 10
+    dshuffle dataset create blobs.zarr --synthetic classification --samples 50000 --features 3072
     python pipelines/sharding_tables.py blobs.zarr --epochs 0
 
 The first table has the seconds in which samples in memory are assigned to workers: at random, stratified by label, and

@@ -17,10 +17,9 @@ PACKAGE = Path(dshuffle.__file__).parent
 
 # A module imports from its own package and from rows above it, never from another package of its own row.
 ROWS = [
-    {"numba_cache", "redaction"},
+    {"private_files", "redaction"},
     {"errors", "numba_support"},
-    {"checks", "kernels", "lazy_names", "notebook", "private_files", "process_exit", "process_state"}
-    | {"units", "unnamed_file"},
+    {"checks", "kernels", "lazy_names", "notebook", "process_exit", "process_state", "units"},
     {"encodings", "noninferiority", "slow_rank"},
     {"emulated_links", "rows", "synthetic"},
     {"planning", "coding"},
@@ -141,11 +140,12 @@ def test_every_folder_of_the_runtime_is_a_side():
 
 
 def test_no_import_hides_in_a_function():
+    """But in commands, whose help is fast because what does their work is imported when they run."""
     hidden = [
         f"{module}.{where.name} imports {name}"
         for module, path in MODULES.items()
         for name, where in imports(path)
-        if where is not None
+        if where is not None and part(module) != "cli"
     ]
     assert hidden == []
 
@@ -177,7 +177,7 @@ def test_planning_is_pure():
         "planning",
         "coding",
         "kernels",
-        "numba_cache",
+        "private_files",
         "numba_support",
         "rows",
         "errors",
@@ -197,7 +197,7 @@ def test_planning_is_pure():
     assert impure == []
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("dshuffle.runtime.scheduler.machine.")])
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("dshuffle.runtime.scheduler.machine")])
 def test_the_session_machine_is_pure(module):
     """It knows no Dask, no clock and no driver."""
     names = {name for name, _ in imports(MODULES[module])}
@@ -212,7 +212,7 @@ def test_the_session_machine_is_pure(module):
         ("zarr", {"store"}),
         ("sklearn", {"sharding", "training"}),  # ShuffledSGD alone
         ("click", {"cli"}),
-        ("numba", {"numba_cache", "numba_support"}),
+        ("numba", {"numba_support"}),
     ],
 )
 def test_a_library_has_its_place(library, places):
@@ -287,7 +287,7 @@ def test_pipelines_use_public_names(path):
         ("import dshuffle", ["dask", "distributed", "zarr", "numba", "bokeh"]),
         ("import dshuffle.planning", ["dask", "distributed", "zarr", "numba", "bokeh"]),
         ("import dshuffle.cli", ["dask", "distributed", "zarr", "numba", "bokeh"]),
-        ("import dshuffle.cli.compare", ["bokeh", "dask.array", "pandas"]),
+        ("import dshuffle.cli.compare", ["dask", "distributed", "zarr", "numba", "bokeh"]),
         (
             "import dshuffle.runtime.worker.worker_plugin",
             ["dask.array", "numba", "pandas", "scipy", "sklearn", "xarray", "bokeh"],

@@ -126,20 +126,6 @@ def test_planning_and_the_cost_model_know_them():
 @pytest.mark.usefixtures("toys")
 def test_the_command_line_knows_them():
     arguments = [
-        "plan",
-        "--samples",
-        "100",
-        "--workers",
-        "4",
-        "--assignment",
-        "rotate",
-        "--delivery",
-        "first-holder",
-        "--json",
-    ]
-    ran = CliRunner().invoke(main, arguments, catch_exceptions=False)
-    assert [row["packets"] for row in json.loads(ran.stdout)["deliveries"]] == [100]
-    arguments = [
         "advise",
         "--workers",
         "4",
@@ -152,7 +138,8 @@ def test_the_command_line_knows_them():
         "--json",
     ]
     ran = CliRunner().invoke(main, arguments, catch_exceptions=False)
-    assert "rotate + first-holder" in [way["way"] for way in json.loads(ran.stdout)["ways"]]
+    packets = {way["way"]: way["packets"] for way in json.loads(ran.stdout)["ways"]}
+    assert packets["rotate + first-holder"] == 1000
     ran = CliRunner().invoke(main, ["compare", "--help"], catch_exceptions=False)
     assert "first-holder" in ran.output
     assert "rotate" in ran.output

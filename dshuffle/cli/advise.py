@@ -3,120 +3,245 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import textwrap
-from collections.abc import Mapping
-from typing import Any
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dshuffle.cli.described_cluster import described_cluster
-from dshuffle.cli.option_names import first_option
-from dshuffle.cli.output import COLUMNS, show, ways_of
-from dshuffle.cli.profiles import load_profile
-from dshuffle.compare.local_cluster import connect
-from dshuffle.planning import Choices
-from dshuffle.planning.cost import Bill, Prices, Work, compare_costs, recommend
-from dshuffle.report.progress import Advance, progress_bar
-from dshuffle.runtime.dataset_inputs import unit_rows
-from dshuffle.runtime.measure.measurement import BUSY, Measurement, measure_cluster
-from dshuffle.store import Dataset, open_dataset
-from dshuffle.units import human_rate, human_seconds
+import dshuffle
+from dshuffle.cli.options import Command, first_given, loading, shared
+from dshuffle.errors import InvalidParameter
 
-STEPS = 3
-"""Steps that the progress bar shows if the cluster is measured: connecting, measuring, predicting."""
+if TYPE_CHECKING:
+    from dshuffle.planning.cost import Bill, Change, ClusterRates, Prediction, Recommendation
+    from dshuffle.runtime.measure.measurement import Measurement
+
+SECONDS = 12.0
+"""Time limit of a measurement."""
+
+HEADERS = 1.046
+"""Bytes on the link per byte of payload, for TCP over Ethernet with packets of 1,500 bytes."""
+
+KEYS = {
+    "link_up_bytes_per_second": False,
+    "link_down_bytes_per_second": False,
+    "server_up_bytes_per_second": False,
+    "storage_bytes_per_second": True,
+    "storage_client_bytes_per_second": True,
+    "storage_connection_bytes_per_second": True,
+    "storage_request_seconds": False,
+    "storage_requests_per_second": True,
+}
+"""Required keys of a profile, and whether each may be infinite. Rates are payload rates, without headers."""
+
+DESCRIPTION = ("profile", "workers", "bandwidth", "server_bandwidth", "storage_bandwidth")
 
 
+@click.command(cls=Command)
+@click.argument("dataset", required=False)
+@shared("samples", "row-bytes", "scheduler", "workers")
+@click.option(
+    "--profile",
+    metavar="[FILE#]NAME",
+    help="Rates of a real network and store, from storage/profiles.toml or another file. Other options override them.",
+)
+@click.option(
+    "--bandwidth", metavar="RATE", help="Rate of a worker's link in each direction, such as 100mbit or 1.25GB/s."
+)
+@click.option(
+    "--server-bandwidth",
+    metavar="RATE",
+    help="Rate of the link of a dedicated server.  [default: the first worker serves while it trains]",
+)
+@click.option("--storage-bandwidth", metavar="RATE", help="Rate of the storage for all workers together.")
+@shared("cache-fraction", "assignment")
+@click.option("--training", "training_seconds", type=click.FloatRange(0), help="Seconds of training per epoch.")
+@click.option(
+    "--egress-price",
+    type=click.FloatRange(0),
+    help="Price of a GB that leaves the store or the server, in any currency.",
+)
+@shared("epochs", help="Number of epochs, to price a run. Needs --egress-price.")
+@shared("json")
+@click.pass_context
 def advise(
     ctx: click.Context,
     /,
     dataset: str | None,
-    scheduler: str | None,
-    seconds: float,
     samples: int | None,
     row_bytes: int,
-    chunk_rows: int,
+    scheduler: str | None,
     cache_fraction: float | None,
-    every: int,
-    egress_price: float | None,
-    worker_egress_price: float | None,
-    request_price: float | None,
-    epochs: int | None,
+    assignment: tuple[str, ...],
     training_seconds: float | None,
-    assignments: tuple[str, ...],
-    precision: str,
+    egress_price: float | None,
+    epochs: int | None,
     as_json: bool,
-    profile: str | None,
     **description: Any,
 ) -> None:
-    """Measure or describe the cluster, predict and recommend."""
-    _check(ctx, dataset, samples, scheduler, profile, description)
-    prices = None
-    if (egress_price, worker_egress_price, request_price) != (None, None, None):
-        prices = Prices(egress_price or 0.0, worker_egress_price or 0.0, request_price or 0.0)
-    elif epochs is not None:
-        raise click.UsageError("--epochs needs --egress-price, --worker-egress-price or --request-price.")
-    data = None if dataset is None else open_dataset(dataset)
+    """Predict the cost of each way of shuffling DATASET, and recommend one.
+
+    DATASET may be omitted: --samples and --row-bytes describe it, in chunks of 64 samples.
+
+    With --scheduler, the cluster is measured: its links and its storage, for one worker alone and for all workers at
+    once, and the load of the processors. The cluster should be idle. Without DATASET, the storage is not measured.
+
+    Without --scheduler, nothing runs: --workers, and --profile or --bandwidth, describe a cluster. --bandwidth and
+    --server-bandwidth are raw link rates; headers of TCP over Ethernet add 4.6 % to every message. Without a storage
+    rate, deliveries that re-read storage are left out.
+
+    Without --assignment, local, partial:0.1, global, aligned and chunks are predicted. global always is.
+
+    The output ends with the recommended way, the reason, and what would change the recommendation. packets are rows, or
+    several rows that were combined; below them is a lower bound for any code.
+    """
+    if dataset is not None and (option := first_given(ctx, "samples", "row_bytes")):
+        raise click.UsageError(f"{option} cannot be used with DATASET, which has its own.")
+    if scheduler is not None and (option := first_given(ctx, *DESCRIPTION)):
+        raise click.UsageError(f"{option} cannot be used with --scheduler, whose cluster is measured.")
+    if scheduler is None and (not description["workers"] or not (description["profile"] or description["bandwidth"])):
+        raise click.UsageError(
+            "Name a cluster to measure with --scheduler, or describe one with --workers and either --bandwidth or "
+            "--profile."
+        )
+    if dataset is None and samples is None:
+        raise click.UsageError("DATASET or --samples is required.")
+    if epochs is not None and egress_price is None:
+        raise click.UsageError("--epochs needs --egress-price.")
+    with loading():
+        from dshuffle.compare.local_cluster import connect
+        from dshuffle.planning import Choices, Global, parse_assignment
+        from dshuffle.planning.bounds import coded_rate
+        from dshuffle.planning.cost import ASSIGNMENTS, Bill, Work, all_ways, compare_costs, recommend
+        from dshuffle.planning.holders import cache_capacity
+        from dshuffle.report.progress import progress_bar
+        from dshuffle.runtime.dataset_inputs import unit_rows
+        from dshuffle.runtime.measure.measurement import measure_cluster
+        from dshuffle.store import open_dataset
+    data, chunk_rows = None if dataset is None else open_dataset(dataset), 64
     if data is not None:
         samples, row_bytes, chunk_rows = data.n_samples, data.row_nbytes, unit_rows(data)
     assert samples is not None
-    work = Work(samples, row_bytes, Choices(cache_fraction=cache_fraction, every=every), chunk_rows, training_seconds)
+    work = Work(samples, row_bytes, Choices(cache_fraction=cache_fraction), chunk_rows, training_seconds)
     facts: dict[str, Any]
     with progress_bar() as advance:
         if scheduler is None:
-            rates = None if profile is None else load_profile(profile)
-            cluster = described_cluster(rates, **description)
-            facts = {"profile": rates and dataclasses.asdict(rates)}
-            text = rates and f"{rates.name}: {rates.description}"
+            cluster, facts, text = _described(**description)
         else:
-            measured = _measure(scheduler, data, row_bytes, seconds, advance)
-            cluster = measured.cluster
+            advance(0, 3, f"connecting to {scheduler}")
+            with connect(scheduler, 0) as client:
+                advance(1, 3, f"measuring for up to {SECONDS:g} s")
+                measured = measure_cluster(client, data, row_nbytes=row_bytes, seconds=SECONDS)
+            cluster, text = measured.cluster, _of_measurement(measured)
             facts = {"measured": {k: v for k, v in dataclasses.asdict(measured).items() if k != "cluster"}}
-            text = _of_measurement(measured)
-        advance(2 if scheduler else 0, STEPS if scheduler else 1, "predicting; the first run compiles code")
-        ways = ways_of(cluster, work, assignments)
-        advice = recommend(cluster, ways, precision=precision)
-        predictions = compare_costs(cluster, ways, precision=precision)
-    if text and not as_json:
-        wrapper = textwrap.TextWrapper(COLUMNS, break_long_words=False, break_on_hyphens=False)
+        advance(2 if scheduler else 0, 3 if scheduler else 1, "predicting; the first run compiles code")
+        names = tuple(dict.fromkeys((*assignment, str(Global())))) if assignment else ASSIGNMENTS
+        ways = all_ways(cluster, work, assignments=names)
+        for name in assignment:
+            if not any(way.choices.assignment == parse_assignment(name) for way in ways):
+                needs = f"it needs a --cache-fraction above 1/{cluster.n_workers}"
+                click.echo(f"“{name}” is left out: {needs}", err=True)
+        predictions, advice = compare_costs(cluster, ways), recommend(cluster, ways)
+        held = cache_capacity(cache_fraction, samples, cluster.n_workers)
+        bound = coded_rate(samples, cluster.n_workers, held)
+    bills = None
+    if egress_price is not None:
+        bills = [Bill.of(egress_price, p, cluster, epochs) for p in predictions]
+    if as_json:
+        answer = as_object(cluster, predictions, advice) | {"lower_bound": bound} | facts
+        for row, bill in zip(answer["ways"], bills or (), strict=bool(bills)):
+            row |= bill.to_dict()
+        click.echo(json.dumps(_finite(answer), allow_nan=False))
+        return
+    if text:
+        wrapper = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
         click.echo("\n".join(map(wrapper.fill, text.splitlines())) + "\n")
-    bills = None if prices is None else [Bill.of(prices, p, cluster, epochs) for p in predictions]
-    show(cluster, predictions, advice, as_json=as_json, facts=facts, bills=bills)
+    _show(predictions, advice, bound, bills)
 
 
-def _check(
-    ctx: click.Context,
-    dataset: str | None,
-    samples: int | None,
-    scheduler: str | None,
+def shipped() -> Path:
+    """The path of the profiles that come with dshuffle: in a checkout, or in a wheel."""
+    package = Path(str(dshuffle.__file__)).parent
+    installed = package / "profiles.toml"
+    return installed if installed.exists() else package.parent / "storage" / "profiles.toml"
+
+
+def _profile(name: str) -> dict[str, Any]:
+    """The profile of a ``NAME``, or of ``FILE#NAME`` from another file.
+
+    Raises
+    ------
+    InvalidParameter
+        If the file or the profile does not exist, or a rate is missing or not a number above 0.
+    """
+    file, _, table = name.rpartition("#")
+    path = Path(file) if file else shipped()
+    try:
+        profiles = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        hint = f"{path} cannot be read: {error}"
+        raise InvalidParameter.of("profile", name, "a profile in a readable TOML file", hint) from error
+    profile = profiles.get(table)
+    if not isinstance(profile, dict):
+        allowed = f"one of {', '.join(sorted(profiles))}"
+        raise InvalidParameter.of("profile", name, allowed, f"The profiles are in {path}.")
+    for key, infinite in KEYS.items():
+        if key not in profile:
+            raise InvalidParameter.of("profile", name, f"a profile with the key {key!r}", f"Add the key in {path}.")
+        value = profile[key]
+        if not isinstance(value, int | float) or not (0 < value < math.inf or (infinite and value == math.inf)):
+            allowed = "a number above 0" if infinite else "a finite number above 0"
+            raise InvalidParameter.of(f"profile {name!r}: {key}", value, allowed)
+    return {"description": table, **profile, "name": name}
+
+
+def _described(
+    *,
     profile: str | None,
-    description: Mapping[str, Any],
-) -> None:
-    """Reject options that do not belong together: samples are in a dataset or counted, rates measured or described."""
-    if dataset is not None and (option := first_option(ctx, ("samples", "row_bytes", "chunk_rows"))):
-        raise click.UsageError(f"{option} cannot be used with DATASET, which has its own.")
-    if scheduler is not None and (option := first_option(ctx, ("profile", *description))):
-        raise click.UsageError(f"{option} cannot be used with --scheduler, whose cluster is measured.")
-    if scheduler is None:
-        if description["workers"] is None or (profile is None and description["bandwidth"] is None):
-            raise click.UsageError(
-                "Name a cluster to measure with --scheduler, or describe one with --workers and either --bandwidth or "
-                "--profile."
-            )
-        if option := first_option(ctx, ("seconds",)):
-            raise click.UsageError(f"{option} needs --scheduler: a cluster that is described is not measured.")
-    if dataset is None and samples is None:
-        raise click.UsageError("DATASET or --samples is required.")
+    workers: int,
+    bandwidth: str | None,
+    server_bandwidth: str | None,
+    storage_bandwidth: str | None,
+) -> tuple[ClusterRates, dict[str, Any], str]:
+    """The cluster of a profile, or of a bandwidth, with the rates of the options; and what is said about it."""
+    from dshuffle.planning.cost import ClusterRates
+    from dshuffle.units import parse_rate
 
-
-def _measure(address: str, data: Dataset | None, row_nbytes: int, seconds: float, advance: Advance) -> Measurement:
-    advance(0, STEPS, f"connecting to {address}")
-    with connect(address, 0) as client:
-        advance(1, STEPS, f"measuring for up to {seconds:g} s")
-        return measure_cluster(client, data, row_nbytes=row_nbytes, seconds=seconds)
+    rates: dict[str, Any] = {} if profile is None else _profile(profile)
+    if bandwidth is not None:
+        link = parse_rate("bandwidth", bandwidth) / HEADERS
+        rates |= {"link_up_bytes_per_second": link, "link_down_bytes_per_second": link}
+    if server_bandwidth is not None:
+        rates["server_up_bytes_per_second"] = parse_rate("server-bandwidth", server_bandwidth) / HEADERS
+    if storage_bandwidth is not None:
+        rates["storage_bytes_per_second"] = parse_rate("storage-bandwidth", storage_bandwidth)
+    cluster = ClusterRates(
+        n_workers=workers,
+        link_up=rates["link_up_bytes_per_second"],
+        link_down=rates["link_down_bytes_per_second"],
+        server_up=rates.get("server_up_bytes_per_second"),
+        storage=rates.get("storage_bytes_per_second"),
+        storage_client=rates.get("storage_client_bytes_per_second"),
+        storage_connection=rates.get("storage_connection_bytes_per_second"),
+        storage_requests=rates.get("storage_requests_per_second", math.inf),
+        request_seconds=rates.get("storage_request_seconds", 0.0),
+        wire_overhead=0.0,
+    )
+    if profile is None:
+        return cluster, {"profile": None}, ""
+    return cluster, {"profile": rates}, f"{profile}: {rates['description']}"
 
 
 def _of_measurement(measured: Measurement) -> str:
     """Say in lines of text what was measured."""
+    from dshuffle.runtime.measure.measurement import BUSY
+    from dshuffle.units import human_rate, human_seconds
+
     cluster = measured.cluster
     lines = [
         f"Measured for {human_seconds(measured.seconds)} on {cluster.n_workers} workers.",
@@ -143,3 +268,127 @@ def _of_measurement(measured: Measurement) -> str:
             limited = ", so they limited this rate" if busy >= BUSY else ""
             lines.append(f"Processors were {100 * busy:.0f} % busy while all workers {work}{limited}.")
     return "\n".join(lines)
+
+
+def as_object(cluster: ClusterRates, predictions: Sequence[Prediction], advice: Recommendation) -> dict[str, Any]:
+    """The predictions and the recommendation as an object for JSON, in seconds and bytes."""
+    rows = []
+    for prediction in predictions:
+        row = {entry.name: getattr(prediction, entry.name) for entry in dataclasses.fields(prediction)}
+        work = row.pop("work")
+        job = {name: getattr(work, name) for name in ("n_samples", "row_nbytes", "chunk_rows", "training_seconds")}
+        resources = {"resources": dict(prediction.resources)}
+        rows.append({"way": work.way, **job, **work.choices.to_dict(), **row, **resources})
+    recommendation: dict[str, Any] = {
+        name: (one := getattr(advice, name)) and one.work.way for name in ("best", "instead", "whole_chunks")
+    }
+    recommendation["way"] = recommendation.pop("best")
+    recommendation |= {"verdict": advice.verdict, "reason": advice.reason, "notes": list(advice.notes)}
+    recommendation["changes"] = [
+        {
+            "what": change.what,
+            "factor": change.factor,
+            "way": change.winner.work.way,
+            "exchange_seconds": change.winner.exchange_seconds,
+        }
+        for change in advice.changes
+    ]
+    return {"cluster": dataclasses.asdict(cluster), "ways": rows, "recommendation": recommendation}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity. An infinite rate is not a limit, so it is written as null."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if value == math.inf else value
+
+
+def _show(
+    predictions: Sequence[Prediction], advice: Recommendation, bound: float, bills: Sequence[Bill] | None
+) -> None:
+    """Print the predictions, the recommendation and the prices as text."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from dshuffle.units import human_bytes, human_seconds
+
+    console = Console()
+    caption = (
+        "Seconds and bytes of an epoch's exchange. egress: out of the server or the store. ingress: into the busiest "
+    )
+    caption += f"worker. With random caches and a global assignment, no code needs fewer than {bound:,.0f} packets on "
+    caption += "average (Chung et al., 2017, Theorem 2)."
+    caption += " ~ extrapolated from fewer workers." if any(not p.exact and p.needed for p in predictions) else ""
+    table = _table(caption, "seconds", "limited by", "packets", "egress", "ingress")
+    rules = {p.work.choices.assignment for p in predictions}
+    best = {rule: min(p.exchange_seconds for p in predictions if p.work.choices.assignment == rule) for rule in rules}
+    # Assignments from the fastest on, and within each the ways from the fastest on.
+    for rule in sorted(best, key=lambda rule: (best[rule], str(rule))):
+        if rule.moves:
+            table.add_row(Text(str(rule), "bold"))
+        rows = [p for p in predictions if p.work.choices.assignment == rule]
+        for p in sorted(rows, key=lambda prediction: prediction.exchange_seconds):
+            table.add_row(
+                f" {p.work.choices.delivery_label}" if rule.moves else Text(str(rule), "bold"),
+                ("~" if not p.exact and p.needed else "") + human_seconds(p.exchange_seconds),
+                p.bottleneck or "-",
+                f"{p.packets:,.0f}" if p.packets else "-",
+                human_bytes(p.server_egress + p.storage_bytes or None),
+                human_bytes(p.most_ingress or None),
+            )
+    console.print(table)
+    for sentence in (advice.verdict, advice.reason, *advice.notes):
+        console.print(sentence, highlight=False, markup=False)
+    if (load := predictions[0].load_seconds) is not None:
+        words = f"Loading the first partitions, for which every chunk is read once, takes {human_seconds(load)}."
+        console.print(words, highlight=False)
+    console.print("\nWhat would change this:", highlight=False)
+    for line in [_change(change) for change in advice.changes] or [
+        "  nothing: it stays the fastest global shuffle even if any one rate is 256 times higher or lower"
+    ]:
+        console.print(line, highlight=False, markup=False)
+    if bills is None:
+        return
+    caption = "In the currency of the price. first load: every chunk is read once. epoch: a later one. What a server "
+    caption += "reads is not included."
+    prices = _table(caption, "first load", "epoch", *([] if bills[0].run is None else ["run"]))
+    priced = sorted(zip(predictions, bills, strict=True), key=lambda pair: pair[1].epoch)
+    for p, bill in priced:
+        prices.add_row(
+            p.work.way, *(_amount(value) for value in (bill.load, bill.epoch, bill.run) if value is not None)
+        )
+    console.print()
+    console.print(prices)
+    shuffling = [pair for pair in priced if pair[0].work.choices.assignment.redraws_all]
+    p, bill = min(shuffling, key=lambda pair: (pair[1].epoch, pair[0].exchange_seconds))
+    words = f"Cheapest way to reshuffle everything: {p.work.way}, {_amount(bill.epoch)} an epoch."
+    console.print(words, highlight=False, markup=False)
+
+
+def _table(caption: str, *columns: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False}
+    table = Table(caption=caption, caption_justify="left", **style)
+    table.add_column("way", no_wrap=True)
+    for column in columns:
+        left = column == "limited by"
+        table.add_column(column, justify="left" if left else "right", no_wrap=not left)
+    return table
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _change(change: Change) -> str:
+    from dshuffle.units import human_ratio, human_seconds
+
+    words = {"links": "workers' links", "server": "the server's link"}
+    winner, faster = change.winner, "as fast" if change.factor >= 1 else "slower"
+    by = human_ratio(max(change.factor, 1 / change.factor))
+    what = f"{words.get(change.what, change.what)} {by} times {faster}"
+    return f"  {what}: {winner.work.way} ({human_seconds(winner.exchange_seconds)})"

@@ -3,80 +3,130 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import inspect
 import json
 import os
-from collections.abc import Iterator, Sequence
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
-from dshuffle import report
-from dshuffle.cli.output import say_if_replaced, warnings_as_lines, wrapped
-from dshuffle.cli.paired_test import paired_test_of, runs_in_pairs, training_of, with_pairs
-from dshuffle.compare import (
-    AS_THEY_ARE,
-    HeldOut,
-    Way,
-    connect,
-    default_ways,
-    falling,
-    product_of_ways,
-    regression_in_pairs,
-    stable_step,
-)
-from dshuffle.compare.comparison import check_copy
+from dshuffle.cli.dataset import RARE_KEYS_NOISE, RARE_KEYS_ROWS, RARE_KEYS_SAMPLES
+from dshuffle.cli.options import Command, first_given, loading, shared
 from dshuffle.errors import InvalidParameter
-from dshuffle.pipeline import LocalWorkers, Pipeline, RunningScheduler, Training
-from dshuffle.pipeline.pipeline import train as run
-from dshuffle.planning import Choices, Classes, ExchangeEpochs, Global, ShuffleSpec
-from dshuffle.planning.exchange_epochs import EVERY_EPOCH
-from dshuffle.report import Comparison, to_dict
-from dshuffle.report.progress import progress_bar
-from dshuffle.report.summary import make_folder
-from dshuffle.runtime.client.cluster_view import count_training_workers
-from dshuffle.runtime.dataset_inputs import resolved, with_chunks_of
-from dshuffle.store import Dataset, open_dataset
-from dshuffle.training.inputs import check_step
-from dshuffle.training.linear_regression import check_dataset, fit_linear_regression
 
-DEFAULT_CHUNK_ROWS = 70
+if TYPE_CHECKING:
+    from dshuffle.compare import HeldOut, Way
+    from dshuffle.pipeline import Training
+    from dshuffle.planning import Choices, ExchangeEpochs
+    from dshuffle.report import Comparison
+    from dshuffle.store import Dataset
+
+CHUNK_ROWS = 70
+"""Rows of a chunk of the generated samples."""
+
 CODED_FRACTION = 0.5
 """Cache fraction of coded deliveries of the generated samples. Without excess, there is nothing to code."""
 
-DEFAULT_RATES = {"links": "500mbit", "store": "2gbit"}
+RATES = {"links": "500mbit", "store": "2gbit"}
 """Rates that two cores can fill with the generated samples, so that they and not the processors limit the times."""
 
-NO_RATE = "none"
-"""Value of an option that turns emulation off."""
+PAIRS, REGRESSION_PAIRS = 20, 10
+"""Largest number of pairs of a training of the user, and of the linear regression, unless another one is asked for."""
+
+MOST_NBYTES = 64 << 20
+"""Largest dataset of which the linear regression runs in pairs without being asked: it takes some ten seconds."""
+
+MEMORY_FRACTION = 0.5
+"""Fraction of the available memory that a dataset may take in this process."""
+
+REPEATED, SINGLE = ("relay", "every", "between"), ("caching", "sharding", "balance", "seed")
+"""Names of --choice."""
 
 
+@click.command(cls=Command)
+@click.argument("dataset", required=False)
+@shared("workers", default=4)
+@shared("epochs", default=5, type=click.IntRange(2))
+@shared("assignment", "delivery", "choice", "cache-fraction", "features", "target", "scheduler")
+@click.option(
+    "--step",
+    type=float,
+    help="Constant step size of SGD.  [default: begins at a step that suits the rows, and falls linearly]",
+)
+@click.option(
+    "--links",
+    metavar="RATE",
+    help="Emulated rate of each local worker's link, such as 1gbit, or none.  "
+    f"[default: {RATES['links']}, if DATASET is omitted]",
+)
+@click.option(
+    "--store",
+    metavar="RATE",
+    help="Emulated rate at which all local workers together read the store, or none.  "
+    f"[default: {RATES['store']}, if DATASET is omitted]",
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("dshuffle-report"),
+    show_default=True,
+    help="Folder for the report.",
+)
+@click.option(
+    "--train",
+    metavar="MODULE:FUNCTION",
+    help="Function train(shuffler, *, epochs, ...) that returns a History, or metrics by name; or the name of a "
+    "trainer.  [default: a linear regression]",
+)
+@click.option("--metric", metavar="NAME", help="Metric of --train that the ways are compared by.")
+@click.option(
+    "--higher-is-better/--lower-is-better",
+    default=None,
+    help="Which values of the metric are better. Known for loss, error, mse, rmse, mae, nll, perplexity, accuracy, "
+    "auc, f1, r2 and score; otherwise required.",
+)
+@click.option(
+    "--margin",
+    default="1%",
+    show_default=True,
+    help="Largest loss of the metric that counts as none: a number in its unit, or a percentage of it.",
+)
+@click.option(
+    "--pairs",
+    type=click.IntRange(0),
+    help="Largest number of pairs of runs, a way and one that reshuffles everything; at least 5, or 0 for none.  "
+    f"[default: {PAIRS}; for a linear regression {REGRESSION_PAIRS}, or 0 on more than 64 MiB]",
+)
+@click.option(
+    "--held-out",
+    metavar="KIND",
+    default="sample",
+    show_default=True,
+    help="How each pair draws its held-out tenth: sample, chunk, stratified:ARRAY, the name of an array whose equal "
+    "values stay together, or time: the last samples, in all pairs.",
+)
+@shared("json")
 def compare(
     dataset: str | None,
     workers: int,
     epochs: int,
-    assignments: tuple[str, ...],
-    deliveries: tuple[str, ...],
-    relays: tuple[str, ...],
-    caching: str | None,
-    sharding: str | None,
-    balance: str | None,
-    every: tuple[int, ...],
-    between: tuple[str, ...],
+    assignment: tuple[str, ...],
+    delivery: tuple[str, ...],
+    choice: tuple[str, ...],
     cache_fraction: float | None,
-    seed: int,
-    step: float | None,
     features: str,
     target: str,
     scheduler: str | None,
+    step: float | None,
     links: str | None,
     store: str | None,
     output: Path,
-    shuffled: str | None,
     train: str | None,
     metric: str | None,
     higher_is_better: bool | None,
@@ -85,179 +135,248 @@ def compare(
     held_out: str,
     as_json: bool,
 ) -> None:
-    """Run the ways, print the comparison and write the report."""
-    if scheduler and not dataset:
-        raise click.UsageError("--scheduler needs DATASET: its workers may not see a temporary folder of this machine.")
-    if scheduler and (links or store):
+    """Train on DATASET with several ways of shuffling, and compare their speed and what they learn.
+
+    If DATASET is omitted, 7,000 samples of 1,400 features are generated, for which reshuffling pays: five for each of
+    1,400 keys, in the order of the keys. Slow links and a slow store are emulated; otherwise the processors of one
+    machine limit all ways. If --assignment and --delivery are omitted, the baselines of the papers are compared;
+    --cache-fraction adds coded deliveries to them. With generated samples, a server and a coded delivery with half of
+    the samples on each worker are compared, too. Each way is then tested in pairs of runs: is it worse than reshuffling
+    everything by more than --margin, if gradients are averaged in every step, and if models are averaged once an
+    epoch? The report is written to --output.
+    """
+    if dataset is None and (option := "--scheduler" if scheduler else "--train" if train else ""):
+        raise click.UsageError(f"{option} needs DATASET: the generated samples are for a local cluster.")
+    if train is None and (given := first_given(click.get_current_context(), "metric", "higher_is_better")):
+        raise click.UsageError(f"{given} needs --train: the linear regression is tested by its rmse.")
+    if train is not None and metric is None and pairs != 0:
+        raise click.UsageError("--train needs --metric NAME, one of the metrics that it returns, or --pairs 0.")
+    if scheduler is not None and (links or store):
         raise click.UsageError(
             f"--{'links' if links else 'store'} cannot be used with --scheduler: its workers are running already. Set "
             "dshuffle.emulated-links and dshuffle.emulated-store in their Dask configuration."
         )
-    chosen = bool(assignments or deliveries)
-    if shuffled and chosen:
-        raise click.UsageError("--shuffled is a way beside the default ones: omit --assignment and --delivery.")
-    if shuffled and not dataset:
-        raise click.UsageError("--shuffled needs DATASET: a copy of the generated samples is generated, too.")
-    if train and not dataset:
-        raise click.UsageError("--train needs DATASET, the URL of the samples to train on.")
-    test = paired_test_of(train, metric, margin, pairs, higher_is_better)
-    kind = HeldOut.of(held_out)
-    cluster = _cluster(scheduler, workers, dataset is None, links=links, store=store)
-    base = Choices(cache_fraction=cache_fraction, seed=seed)
-    if chosen:
-        base = dataclasses.replace(
-            base, sharding=sharding or "random", balance=None if balance is None else Classes(balance)
+    with loading():
+        from rich.console import Console
+
+        from dshuffle import report
+        from dshuffle.cli.output import say, say_if_replaced, warnings_as_lines
+        from dshuffle.compare import AS_THEY_ARE, HeldOut, connect, default_ways, product_of_ways
+        from dshuffle.compare.pairs import REGRESSION_METRIC, regression_in_pairs
+        from dshuffle.noninferiority import Margin, PairedTest
+        from dshuffle.pipeline import LocalWorkers, Pipeline, RunningScheduler
+        from dshuffle.pipeline.pipeline import train as run
+        from dshuffle.planning import Choices
+        from dshuffle.report.progress import progress_bar
+        from dshuffle.runtime.client.cluster_view import count_training_workers
+    Margin.of(margin)
+    kind, test = HeldOut.of(held_out), None
+    if pairs != 0:
+        most = pairs or (REGRESSION_PAIRS if train is None else PAIRS)
+        test = PairedTest(metric or REGRESSION_METRIC, margin, most, higher_is_better)
+    named = _named(choice)
+    chosen = bool(assignment or delivery)
+    if not chosen and (others := [name for name in named if name != "seed"]):
+        raise click.UsageError(
+            f"--choice {others[0]} needs --assignment or --delivery: the default ways have their own."
         )
+    base = Choices(
+        cache_fraction=cache_fraction,
+        **{name: named[name][0] for name in ("sharding", "balance", "seed") if name in named},
+    )
+    if chosen:
         ways = product_of_ways(
             base,
-            assignments or ("global",),
-            deliveries or ("peer",),
-            caching=caching,
-            relays=relays or ("pipelined",),
-            epochs=_exchange_epochs(every, between, epochs),
+            assignment or ("global",),
+            delivery or ("peer",),
+            caching=named.get("caching", [None])[0],
+            relays=named.get("relay", ["pipelined"]),
+            epochs=_exchange_epochs(named, epochs),
         )
-    elif every or between:
-        option = "every" if every else "between"
-        raise click.UsageError(
-            f"--{option} needs --assignment or --delivery: in the default ways, every epoch has an exchange."
-        )
-    elif alone := [
-        name
-        for name, value in (("sharding", sharding), ("balance", balance), ("caching", caching), ("relay", relays))
-        if value
-    ]:
-        raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")
-    with _datasets(dataset, shuffled, seed, copied=not chosen) as (data, copy, copy_seconds):
+    rates = dict(RATES) if dataset is None else {}
+    rates |= {name: rate for name, rate in (("links", links), ("store", store)) if rate}
+    emulated = {name: None if rate.lower() == "none" else rate for name, rate in rates.items()}
+    cluster = (
+        LocalWorkers(workers, links=emulated.get("links"), store=emulated.get("store"))
+        if scheduler is None
+        else RunningScheduler(scheduler)
+    )
+    with _datasets(dataset, copied=not chosen) as (data, copy, copy_seconds):
         if not chosen:
-            has_excess = CODED_FRACTION * workers > 1
-            ways = default_ways(base, copy, CODED_FRACTION if dataset is None and has_excess else None)
-            for way in ways:
-                check_copy(way, data)
-        _make_folder(output)
-        if train is None:
-            check_dataset(data, features, target)
-            steps = _steps(step, data, epochs, features, target)
-            training = Training(fit_linear_regression, epochs, features=features, target=target, **steps)
-        else:
-            training = training_of(
-                train, epochs=epochs, step=step, seed=seed, features=features, target=target, held_out=kind
+            ways = default_ways(
+                base, copy, CODED_FRACTION if dataset is None and CODED_FRACTION * workers > 1 else None
             )
-            if copy is not None and training.held_out is not None:
-                raise click.UsageError("--shuffled has the samples that --train holds out: omit one of them.")
-        # Check everything possible before the long run.
-        n_workers = workers if scheduler is None else _count_workers(scheduler)
-        if n_workers < 2:
+        _make_folder(output)
+        training = _training(train, data, epochs, step, base.seed, features, target, kind)
+        if scheduler is not None:
+            with connect(scheduler, 0) as client:
+                workers = max(1, count_training_workers(client))
+        if workers < 2:
             hint = "One worker trains on all samples with every way, so there is nothing to compare."
-            raise InvalidParameter.of("workers", n_workers, "an integer >= 2", hint)
-        ways = _possible(ways, chosen, data, n_workers)
-        explicit = pairs is not None
-        local_test = test if train is None else None
-        if local_test and not runs_in_pairs(data, ways, n_workers, epochs, kind, explicit=explicit):
-            local_test = None
+            raise InvalidParameter.of("workers", workers, "an integer >= 2", hint)
+        ways = _possible(ways, chosen, data, workers)
+        in_pairs = train is None and test is not None and _runs_in_pairs(data, ways, workers, kind, pairs)
         pipeline = Pipeline(data, training, ways, cluster, report=str(output), test=None if train is None else test)
         if isinstance(cluster, LocalWorkers) and cluster.rates != AS_THEY_ARE:
-            emulated = f"Emulated: {cluster.rates}. --links none --store none measures this machine as it is."
-            click.echo(wrapped(emulated), err=True)
-        if train is None and step is None:
-            click.echo("The default steps suit the rows. --step sets a constant step.", err=True)
+            say(f"Emulated: {cluster.rates}. --links none --store none measures this machine as it is.")
         say_if_replaced(output, "--output")
         with warnings_as_lines(), progress_bar() as advance:
-            pairs_of_ways = (
-                {}
-                if local_test is None
-                else regression_in_pairs(
+            tested: Mapping[str, Mapping[str, Any]] = {}
+            if in_pairs and test is not None:
+                tested = regression_in_pairs(
                     data,
                     ways,
-                    n_workers=n_workers,
+                    n_workers=workers,
                     epochs=epochs,
                     step=step,
                     features=features,
                     target=target,
                     held_out=kind,
-                    margin=local_test.margin,
-                    pairs=local_test.pairs,
+                    margin=test.margin,
+                    pairs=test.pairs,
                     say=advance,
                 )
-            )
             comparison = run(pipeline, advance).comparison
     assert comparison is not None
-    if local_test is not None:
-        comparison = with_pairs(comparison, ways, pairs_of_ways)
-    if dataset is None:
-        comparison = _with_source(comparison, seed)
-    if copy_seconds is not None:
-        comparison = _with_copy_seconds(comparison, ways, copy_seconds)
-    _show(comparison, as_json)
-    try:
+    comparison = _completed(comparison, ways, tested, copy_seconds)
+    if as_json:
+        click.echo(json.dumps(report.to_dict(comparison, report.story(comparison))))
+    else:
+        click.echo(report.render_text(comparison, Console().width))
+    try:  # after the results are shown: a full disk does not lose them
         page = report.write_report(comparison, output)
     except OSError as error:
         raise click.ClickException(f"The report could not be written to {output}: {error}") from error
-    click.echo(f"Report: {page}\nBeside it are records.jsonl and summary.json.", err=True)
+    click.echo(f"Report: {page}", err=as_json)
 
 
-def _steps(step: float | None, data: Dataset, epochs: int, features: str, target: str) -> dict[str, Any]:
-    """A constant step, or by default steps that fall from one that suits the rows."""
-    if step is not None:
-        return {"step": check_step(step)}
-    return {"step": stable_step(data, features=features, target=target), "schedule": falling(epochs)}
+def _named(choices: Sequence[str]) -> dict[str, list[Any]]:
+    """The values of each name of --choice."""
+    named: dict[str, list[Any]] = {}
+    for text in choices:
+        name, equals, value = text.partition("=")
+        if not equals or name not in (*REPEATED, *SINGLE):
+            raise click.UsageError(f"--choice {text}: give NAME=VALUE with one of {', '.join((*REPEATED, *SINGLE))}.")
+        if name in named and name in SINGLE:
+            raise click.UsageError(f"--choice {name} can be given once.")
+        named.setdefault(name, []).append(int(value) if name in ("every", "seed") and value.isdecimal() else value)
+    return named
 
 
-def _with_copy_seconds(comparison: Comparison, ways: Sequence[Way], seconds: float) -> Comparison:
-    """Add the time of making the copy to the ways that train on it."""
-    results = [
-        dataclasses.replace(result, copy_seconds=None if way.copy is None else seconds)
-        for way, result in zip(ways, comparison.ways, strict=True)
+def _exchange_epochs(named: Mapping[str, list[Any]], epochs: int) -> list[ExchangeEpochs]:
+    """Each K of --choice every=K with each order of --choice between=ORDER."""
+    from dshuffle.planning import Choices
+    from dshuffle.planning.exchange_epochs import EVERY_EPOCH
+
+    every, between = named.get("every", [1]), named.get("between", [EVERY_EPOCH.between])
+    found = [
+        Choices(every=k, between=EVERY_EPOCH.between if k == 1 < max(every) else one).exchange_epochs
+        for k in every
+        for one in between
     ]
-    return dataclasses.replace(comparison, ways=tuple(results))
+    if max(every) >= epochs:
+        raise click.UsageError(
+            f"--choice every={max(every)} needs --epochs {max(every) + 1} or more, to have an exchange."
+        )
+    return list(dict.fromkeys(found))
 
 
-def _with_source(comparison: Comparison, seed: int) -> Comparison:
-    """Say how to generate the dataset again, in place of the temporary folder that it was in."""
-    command = f"dshuffle dataset create URL --synthetic rare-keys --seed {seed} --chunk-rows {DEFAULT_CHUNK_ROWS}"
+def _training(
+    train: str | None,
+    data: Dataset,
+    epochs: int,
+    step: float | None,
+    seed: int,
+    features: str,
+    target: str,
+    kind: HeldOut,
+) -> Training:
+    """The linear regression, or the function of --train with those options that it has parameters for."""
+    from dshuffle.compare import falling, stable_step
+    from dshuffle.pipeline import Training
+    from dshuffle.pipeline.training import FITS, named
+    from dshuffle.training.inputs import check_step
+    from dshuffle.training.linear_regression import check_dataset, fit_linear_regression
+
+    if train is None:
+        check_dataset(data, features, target)
+        steps: dict[str, Any] = {"step": step and check_step(step)}
+        if step is None:
+            steps = {"step": stable_step(data, features=features, target=target), "schedule": falling(epochs)}
+        return Training(fit_linear_regression, epochs, features=features, target=target, **steps)
+    sys.path.insert(0, os.getcwd())  # as Python does for a module
+    function = named(FITS.get(train, train))
+    parameters = inspect.signature(function).parameters if callable(function) else {}
+    options = {
+        "features": features,
+        "target": target,
+        "seed": seed,
+        "test": kind,
+        **({} if step is None else {"step": step}),
+    }
+    ignored = {name for name in ("step", "features", "target") if name not in parameters}
+    if option := first_given(click.get_current_context(), *ignored, *([] if "test" in parameters else ["held_out"])):
+        raise click.UsageError(f"{option} is not a parameter of --train {train} (--held-out is test): omit it.")
+    return Training(function, epochs, **{name: value for name, value in options.items() if name in parameters})
+
+
+def _runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, held_out: HeldOut, pairs: int | None) -> bool:
+    """Whether the linear regression runs in pairs, in this process; an error if --pairs asks for what cannot run."""
+    import psutil
+
+    from dshuffle.compare.pairs import ways_of_a_part
+    from dshuffle.units import human_bytes
+
+    kinds: set[bool] = set()
+    if data.n_samples * held_out.fraction >= 1:
+        part, _ = held_out.split(data, 0)
+        kinds = {way.choices.reshuffles_all for way in ways_of_a_part(part, ways, n_workers)}
+    nbytes = data.n_samples * data.row_nbytes
+    if pairs is None:
+        if kinds == {False}:
+            hint = (
+                "--choice every=1" if any(way.choices.assignment.redraws_all for way in ways) else "--assignment global"
+            )
+            click.echo(f"No pairs of runs: no way reshuffles everything before every epoch. Add {hint}.", err=True)
+        elif len(kinds) == 2 and nbytes > MOST_NBYTES:
+            hint = f"--pairs {REGRESSION_PAIRS} reads it into the memory of this process"
+            click.echo(f"No pairs of runs: the dataset has more than {human_bytes(MOST_NBYTES)}. {hint}.", err=True)
+        return len(kinds) == 2 and nbytes <= MOST_NBYTES
+    if len(kinds) < 2:
+        raise click.UsageError(
+            "--pairs needs a way that reshuffles everything before every epoch, such as global, and another one."
+        )
+    if nbytes > (most := int(MEMORY_FRACTION * psutil.virtual_memory().available)):
+        raise click.UsageError(
+            f"--pairs reads the dataset into the memory of this process: {human_bytes(nbytes)} are more than half of "
+            f"what is available ({human_bytes(most)}). Choose a part of the dataset, or --train."
+        )
+    return True
+
+
+def _completed(
+    comparison: Comparison, ways: Sequence[Way], tested: Mapping[str, Mapping[str, Any]], copy_seconds: float | None
+) -> Comparison:
+    """Add the pairs of runs, in the order of the ways, the time of making a copy, and how to generate the dataset."""
+    results = []
+    for way, result in zip(ways, comparison.ways, strict=True):
+        if tested:
+            pairs = {name: runs[way.label] for name, runs in tested.items() if way.label in runs}
+            result = dataclasses.replace(result, pairs=pairs)
+        results.append(dataclasses.replace(result, copy_seconds=None if way.copy is None else copy_seconds))
+    if copy_seconds is None:
+        return dataclasses.replace(comparison, ways=tuple(results))
+    command = f"dshuffle dataset create URL --synthetic rare-keys --chunk-rows {CHUNK_ROWS}"
     facts = {"command that writes it": command, **comparison.dataset}
     del facts["url"]
-    return dataclasses.replace(comparison, dataset=facts)
-
-
-def _exchange_epochs(every: tuple[int, ...], between: tuple[str, ...], epochs: int) -> list[ExchangeEpochs]:
-    """Each K of --every with each order of --between."""
-    if between and max(every, default=1) == 1:
-        raise click.UsageError("--between needs --every K with a K of 2 or more: else there are no epochs between.")
-    if every and max(every) >= epochs:
-        raise click.UsageError(f"--every {max(every)} needs --epochs {max(every) + 1} or more, to have an exchange.")
-    orders = between or (EVERY_EPOCH.between,)
-    pairs = ((k, order) for k in every or (1,) for order in orders)
-    return list(dict.fromkeys(EVERY_EPOCH if k == 1 else ExchangeEpochs(k, order) for k, order in pairs))
-
-
-def _cluster(
-    scheduler: str | None, workers: int, generated: bool, *, links: str | None, store: str | None
-) -> LocalWorkers | RunningScheduler:
-    """The cluster to run on. Rates have defaults if the dataset is generated."""
-    if scheduler is not None:
-        return RunningScheduler(scheduler)
-
-    def rate(name: str, text: str | None) -> str | None:
-        chosen = text or (DEFAULT_RATES[name] if generated else NO_RATE)
-        return None if chosen.strip().lower() == NO_RATE else chosen
-
-    return LocalWorkers(workers, links=rate("links", links), store=rate("store", store))
-
-
-def _count_workers(scheduler: str) -> int:
-    with connect(scheduler, 0) as client:
-        return max(1, count_training_workers(client))
-
-
-def _show(comparison: Comparison, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(to_dict(comparison, report.story(comparison))))
-    else:
-        click.echo(report.render_text(comparison, Console().width))
+    return dataclasses.replace(comparison, ways=tuple(results), dataset=facts)
 
 
 def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) -> tuple[Way, ...]:
     """Drop infeasible defaults; reject infeasible choices."""
+    from dshuffle.planning import Global, ShuffleSpec
+    from dshuffle.runtime.dataset_inputs import resolved, with_chunks_of
+
     possible: list[Way] = []
     read: dict[tuple[str, str], Choices] = {}  # ways share what is read of the dataset
     for way in ways:
@@ -283,6 +402,8 @@ def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) ->
 
 def _make_folder(output: Path) -> None:
     """Make the folder of the report before the long run. New folders that stay empty are removed again."""
+    from dshuffle.report.summary import make_folder
+
     new = [folder for folder in (output, *output.parents) if not os.path.exists(folder)]
 
     def remove_if_empty() -> None:
@@ -298,14 +419,19 @@ def _make_folder(output: Path) -> None:
 
 
 @contextmanager
-def _datasets(
-    url: str | None, shuffled: str | None, seed: int, *, copied: bool
-) -> Iterator[tuple[Dataset, Dataset | None, float | None]]:
-    """The dataset, a copy in random order, and the seconds of making the copy here."""
+def _datasets(url: str | None, *, copied: bool) -> Iterator[tuple[Dataset, Dataset | None, float | None]]:
+    """The dataset; for a generated one also a copy in random order, and the seconds of making it."""
+    from dshuffle.store import open_dataset
+
     if url is not None:
-        yield open_dataset(url), None if shuffled is None else open_dataset(shuffled), None
+        yield open_dataset(url), None, None
         return
+    from dshuffle.store import create_dataset, shuffle_dataset  # they load dask.array, which takes half a second
+    from dshuffle.synthetic import rare_keys_regression
+
     with TemporaryDirectory(prefix="dshuffle-") as folder:
-        yield importlib.import_module("dshuffle.cli.generated_dataset").generate(
-            folder, seed, DEFAULT_CHUNK_ROWS, copied=copied
-        )
+        arrays = rare_keys_regression(RARE_KEYS_SAMPLES, RARE_KEYS_SAMPLES // RARE_KEYS_ROWS, noise=RARE_KEYS_NOISE)
+        data = create_dataset(f"{folder}/rare-keys.zarr", arrays, chunk_rows=CHUNK_ROWS)
+        start = time.perf_counter()
+        copy = shuffle_dataset(data, f"{folder}/shuffled.zarr", seed=0, chunk_rows=CHUNK_ROWS) if copied else None
+        yield data, copy, time.perf_counter() - start

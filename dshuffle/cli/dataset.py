@@ -1,75 +1,103 @@
-"""``dshuffle dataset``: create, describe and verify datasets."""
+"""``dshuffle dataset``: create, describe, shuffle and verify datasets."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import click
-from dask.callbacks import Callback
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from dshuffle.cli.option_names import first_option
-from dshuffle.cli.options import RARE_KEYS_NOISE, RARE_KEYS_ROWS, RARE_KEYS_SAMPLES, SYNTHETIC
-from dshuffle.redaction import hide_secrets
-from dshuffle.report.progress import Advance, progress_bar
-from dshuffle.store import (
-    Dataset,
-    ImageFolder,
-    create_dataset,
-    open_dataset,
-    read_sources,
-    shuffle_dataset,
-    verify_dataset,
-    watched,
-)
-from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries, rare_keys_regression
-from dshuffle.units import human_bytes, human_count
+from dshuffle.cli.options import Command, first_given, loading, shared
 
-SOURCES = {
-    "files": "--from",
-    "from_folder": "--from-folder",
-    "synthetic": "--synthetic",
-}
-"""Options that name a source."""
-
-DEFAULT_SAMPLES = 100_000
-DEFAULT_FEATURES = 100
-
-#: Options that only some sources accept.
+SOURCES = {"files": "--from", "from_folder": "--from-folder", "synthetic": "--synthetic"}
 OPTIONS_OF = {
     "files": {"names"},
-    "from_folder": {"image_size", "grey"},
-    "regression": {"samples", "features", "noise", "seed"},
-    "rare-keys": {"samples", "features", "noise", "seed"},
-    "classification": {"samples", "features", "classes", "seed"},
-    "matrix": {"rows", "columns", "entries_per_row", "rank", "noise", "seed"},
+    "from_folder": {"image_size"},
+    "regression": {"samples", "features", "noise"},
+    "rare-keys": {"samples", "features", "noise"},
+    "classification": {"samples", "features"},
+    "matrix": {"noise"},
 }
+"""Options that only some sources accept."""
+
+RARE_KEYS_SAMPLES = 7_000
+RARE_KEYS_ROWS = 5
+"""Rows of each rare key, which are stored side by side. With many rows of each key, one shuffle is enough."""
+RARE_KEYS_NOISE = 0.03
+"""Without noise, the error of a linear regression vanishes with all ways."""
 
 
-def create(
-    ctx: click.Context, /, url: str, chunk_rows: int | None, shard_rows: int | None, overwrite: bool, **options: Any
-) -> None:
-    """Write a dataset from the one source that the options name."""
-    source = _chosen_source(ctx, options)
+@click.group()
+def dataset() -> None:
+    """Create, describe, shuffle and verify datasets."""
+
+
+@dataset.command(cls=Command)
+@click.argument("url")
+@click.option(
+    "--from",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help=".npy, .npz, .parquet or a folder of these, or a Zarr array or group (path or URL). May be repeated.",
+)
+@click.option(
+    "--array",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Array or column to include. May be repeated.  [default: all]",
+)
+@click.option("--from-folder", metavar="FOLDER", help="Folder with a folder of images for each class.")
+@click.option(
+    "--image-size",
+    type=(click.IntRange(1), click.IntRange(1)),
+    metavar="HEIGHT WIDTH",
+    help="Size in pixels of all images. Others are scaled and cut.  [default: that of the files, which must be equal]",
+)
+@click.option("--synthetic", type=click.Choice([*OPTIONS_OF][2:]), help="Kind of dataset to generate.")
+@shared("samples", help=f"Number of samples.  [default: 100000; with rare-keys, {RARE_KEYS_SAMPLES}]")
+@click.option(
+    "--features",
+    type=click.IntRange(1),
+    help="Number of features. In a regression, three fifths of them are a one-hot key. With rare-keys, it is also the "
+    f"number of keys.  [default: 100; with rare-keys, a key for every {RARE_KEYS_ROWS} samples]",
+)
+@click.option(
+    "--noise",
+    type=click.FloatRange(0),
+    help="Standard deviation of the noise added to the targets of a regression, or to the entries of the matrix. Both "
+    f"have a standard deviation of 1.  [default: 0; with rare-keys, {RARE_KEYS_NOISE}]",
+)
+@shared("chunk-rows", "overwrite")
+@click.pass_context
+def create(ctx: click.Context, /, url: str, chunk_rows: int | None, overwrite: bool, **options: Any) -> None:
+    """Write a dataset to URL, from files or synthetic, without ever holding all of it in memory.
+
+    Synthetic data are sorted, because shuffling matters most for sorted data: a linear regression by its key, a
+    classification by class, the entries of a low-rank matrix by row. In "regression", keys are frequent, and one
+    shuffle is enough. In "rare-keys" they are rare, and reshuffling pays.
+    """
+    source = _source(ctx, options)
+    with loading():
+        from dshuffle.redaction import hide_secrets
+        from dshuffle.report.progress import progress_bar
+        from dshuffle.store import ImageFolder, create_dataset, read_sources, watched
+        from dshuffle.units import human_bytes, human_count
     with progress_bar() as advance:
+        images, arrays = None, None
         if source == "files":
-            arrays: Mapping[str, Any] = watched(read_sources(options["files"], options["names"] or None), advance)
+            arrays = watched(read_sources(options["files"], options["names"] or None), advance)
         elif source == "from_folder":
-            mode = "L" if options["grey"] else None
-            images = ImageFolder.of(options["from_folder"], size=options["image_size"], mode=mode)
+            images = ImageFolder.of(options["from_folder"], size=options["image_size"])
             arrays = watched(images.arrays, advance)
         else:
-            arrays = _synthetic(**options)
+            arrays = _synthetic(source, options["samples"], options["features"], options["noise"])
         with _blocks_counted(advance):
-            made = create_dataset(url, arrays, chunk_rows=chunk_rows, shard_rows=shard_rows, overwrite=overwrite)
-    if source == "from_folder":
+            made = create_dataset(url, arrays, chunk_rows=chunk_rows, overwrite=overwrite)
+    if images is not None:
         click.echo("classes: " + ", ".join(f"{label} {name}" for label, name in enumerate(images.classes)))
         if others := images.other_files:
             files = "1 file is not an image:" if len(others) == 1 else f"{len(others):,} files are not images, such as"
@@ -80,55 +108,45 @@ def create(
     )
 
 
-def _chosen_source(ctx: click.Context, options: Mapping[str, Any]) -> str:
-    """Return the chosen source; reject options that it does not accept."""
+def _source(ctx: click.Context, options: Mapping[str, Any]) -> str:
+    """The chosen source; refuse options that it does not accept."""
     named = [source for source in SOURCES if options[source]]
-    names = ", ".join(SOURCES.values())
     if len(named) != 1:
-        raise click.UsageError(f"Exactly one of {names} is required.")
+        raise click.UsageError(f"Exactly one of {', '.join(SOURCES.values())} is required.")
     chosen: str = options["synthetic"] or named[0]
-    if option := first_option(ctx, sorted(set().union(*OPTIONS_OF.values()) - OPTIONS_OF[chosen])):
-        source = f"--synthetic {chosen}" if chosen in SYNTHETIC else SOURCES[chosen]
-        raise click.UsageError(f"{option} cannot be used with {source}.")
-    return named[0]
+    if option := first_given(ctx, *set().union(*OPTIONS_OF.values()) - OPTIONS_OF[chosen]):
+        raise click.UsageError(f"{option} cannot be used with {SOURCES.get(chosen, f'--synthetic {chosen}')}.")
+    return chosen
 
 
-def _synthetic(
-    synthetic: str,
-    samples: int | None,
-    features: int | None,
-    classes: int,
-    rows: int,
-    columns: int,
-    entries_per_row: int,
-    rank: int,
-    noise: float | None,
-    seed: int,
-    **_: Any,
-) -> dict[str, Any]:
-    if synthetic == "rare-keys":
+def _synthetic(kind: str, samples: int | None, features: int | None, noise: float | None) -> dict[str, Any]:
+    from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries, rare_keys_regression
+
+    if kind == "rare-keys":
         samples = samples or RARE_KEYS_SAMPLES
         n_keys = features or max(1, samples // RARE_KEYS_ROWS)
-        return rare_keys_regression(samples, n_keys, seed=seed, noise=RARE_KEYS_NOISE if noise is None else noise)
-    samples, features, noise = samples or DEFAULT_SAMPLES, features or DEFAULT_FEATURES, noise or 0.0
-    if synthetic == "regression":
+        return rare_keys_regression(samples, n_keys, seed=0, noise=RARE_KEYS_NOISE if noise is None else noise)
+    samples, features, noise = samples or 100_000, features or 100, noise or 0.0
+    if kind == "regression":
         n_keys = max(1, features * 3 // 5)
-        return keyed_regression(samples, n_keys=n_keys, n_dense=features - n_keys, seed=seed, noise=noise)
-    if synthetic == "classification":
-        return gaussian_blobs(samples, features, classes, seed)
-    return low_rank_entries(rows, columns, entries_per_row, rank, noise, seed)
+        return keyed_regression(samples, n_keys=n_keys, n_dense=features - n_keys, seed=0, noise=noise)
+    if kind == "classification":
+        return gaussian_blobs(samples, features, 10, 0)
+    return low_rank_entries(10_000, 1_000, 68, 10, noise, 0)
 
 
 @contextmanager
-def _blocks_counted(advance: Advance) -> Iterator[None]:
+def _blocks_counted(advance: Callable[[int, int, str], None]) -> Iterator[None]:
     """Report progress by the tasks of Dask's local scheduler, which generate and write the blocks."""
+    from dask.callbacks import Callback
+
     total = done = 0
 
     def started(graph: Mapping[Any, Any], state: Mapping[str, Any]) -> None:
         nonlocal total
         total = sum(len(state[kind]) for kind in ("ready", "waiting"))
 
-    def finished(key: Any, value: Any, graph: Any, state: Any, worker: Any) -> None:
+    def finished(*_: Any) -> None:
         nonlocal done
         done += 1
         advance(done, total, "blocks generated and written")
@@ -137,101 +155,86 @@ def _blocks_counted(advance: Advance) -> Iterator[None]:
         yield
 
 
-def info(url: str, as_json: bool) -> None:
-    """Print what the dataset has."""
-    dataset = open_dataset(url)
-    description = _description(dataset)
-    if as_json:
-        click.echo(json.dumps(description))
-        return
+@dataset.command(cls=Command)
+@click.argument("url")
+def info(url: str) -> None:
+    """Describe the dataset at URL: its arrays, samples and bytes."""
+    with loading():
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        from dshuffle.redaction import hide_secrets
+        from dshuffle.store import open_dataset
+        from dshuffle.units import human_bytes, human_count
+    opened = open_dataset(url)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    sharded = any(array["shard_rows"] for array in description["arrays"])
-    for heading in ("array", "dtype", "sample", "rows per chunk", *(["per shard"] if sharded else []), "bytes"):
+    for heading in ("array", "dtype", "sample", "rows per chunk", "per shard", "bytes"):
         left = heading in ("array", "dtype")
         table.add_column(heading, justify="left" if left else "right", overflow="fold", no_wrap=heading == "dtype")
-    for array in description["arrays"]:
-        shard = human_count(array["shard_rows"]) if array["shard_rows"] else "-"
+    for name, array in opened.arrays.items():
         table.add_row(
-            Text(array["name"]),
-            Text(array["dtype"]),
-            str(tuple(array["shape"])),
-            human_count(array["chunk_rows"]),
-            *([shard] if sharded else []),
-            human_bytes(array["bytes"]),
+            Text(name),
+            Text(str(array.dtype)),
+            str(tuple(array.shape)),
+            human_count(array.chunk_rows),
+            human_count(array.shard_rows) if array.shard_rows else "-",
+            human_bytes(opened.n_samples * math.prod(array.shape) * array.dtype.itemsize),
         )
-    click.echo(
-        f"{hide_secrets(dataset.url)}: {human_count(dataset.n_samples)} samples of {human_bytes(dataset.row_nbytes)}"
-    )
+    size = f"{human_count(opened.n_samples)} samples of {human_bytes(opened.row_nbytes)}"
+    click.echo(f"{hide_secrets(opened.url)}: {size}")
     Console().print(table)
-    for name, reason in dataset.skipped.items():
-        click.echo(f"left out: {name} ({reason})")
-    for name, reason in dataset.undecoded.items():
-        click.echo(f"not decoded: {name} ({reason})")
+    _say_what_is_missing(opened)
 
 
-def _description(dataset: Dataset) -> dict[str, Any]:
-    return {
-        "url": hide_secrets(dataset.url),
-        "samples": dataset.n_samples,
-        "row_nbytes": dataset.row_nbytes,
-        "bytes": dataset.n_samples * dataset.row_nbytes,
-        "skipped": dict(dataset.skipped),
-        "undecoded": dict(dataset.undecoded),
-        "arrays": [
-            {
-                "name": name,
-                "dtype": str(array.dtype),
-                "shape": list(array.shape),
-                "chunk_rows": array.chunk_rows,
-                "shard_rows": array.shard_rows,
-                "bytes": dataset.n_samples * math.prod(array.shape) * array.dtype.itemsize,
-            }
-            for name, array in dataset.arrays.items()
-        ],
-    }
+def _say_what_is_missing(opened: Any) -> None:
+    """Print which arrays are left out, and which are not decoded."""
+    for what, names in (("left out", opened.skipped), ("not decoded", opened.undecoded)):
+        for name, reason in names.items():
+            click.echo(f"{what}: {name} ({reason})", err=True)
 
 
-def shuffle(
-    source: str,
-    url: str,
-    seed: int,
-    by: str | None,
-    chunk_rows: int | None,
-    shard_rows: int | None,
-    overwrite: bool,
-    memory: str,
-    temporary: str | None,
-) -> None:
-    """Write the shuffled copy, and report progress."""
+@dataset.command(cls=Command)
+@click.argument("source")
+@click.argument("url")
+@click.option("--by", metavar="ARRAY", help="Spread each value of this array evenly, for example each class.")
+@shared("chunk-rows", "overwrite")
+@click.option("--memory", default="1 GiB", show_default=True, help="Memory to use.")
+@click.option(
+    "--temporary",
+    metavar="FOLDER",
+    help="Folder on a local disk. A run that was killed continues there.  [default: the system's]",
+)
+def shuffle(source: str, url: str, memory: str, **options: Any) -> None:
+    """Write the dataset SOURCE to URL with its samples in random order.
+
+    Both may be larger than memory. A local disk needs room for all samples.
+    """
+    with loading():
+        from dshuffle.report.progress import progress_bar
+        from dshuffle.store import open_dataset, shuffle_dataset
+        from dshuffle.units import human_bytes, human_count
     opened = open_dataset(source)
-    for name, reason in opened.skipped.items():
-        click.echo(f"left out: {name}: {reason}", err=True)
-    for name, reason in opened.undecoded.items():
-        click.echo(f"not decoded: {name}: {reason}", err=True)
+    _say_what_is_missing(opened)
     with progress_bar() as advance:
-        made = shuffle_dataset(
-            opened,
-            url,
-            seed=seed,
-            by=by,
-            chunk_rows=chunk_rows,
-            shard_rows=shard_rows,
-            overwrite=overwrite,
-            memory_budget=memory,
-            temporary=temporary,
-            progress=advance,
-        )
+        made = shuffle_dataset(opened, url, seed=0, memory_budget=memory, progress=advance, **options)
     size = human_bytes(made.n_samples * made.row_nbytes)
     click.echo(f"wrote {human_count(made.n_samples)} samples ({size}) in random order to {url}")
 
 
+@dataset.command(cls=Command)
+@click.argument("url")
 def verify(url: str) -> None:
-    """Read all chunks and print the bad ones."""
-    dataset = open_dataset(url)
+    """Read every chunk of the dataset at URL once, and list missing and corrupt chunks."""
+    with loading():
+        from dshuffle.report.progress import progress_bar
+        from dshuffle.store import open_dataset, verify_dataset
+        from dshuffle.units import human_bytes
     with progress_bar() as advance:
-        report = verify_dataset(dataset, progress=lambda done, total: advance(done, total, "reading chunks"))
+        report = verify_dataset(open_dataset(url), progress=lambda done, all_: advance(done, all_, "reading chunks"))
+    for message in report.bad:
+        click.echo(message)
     if report.bad:
-        for message in report.bad:
-            click.echo(message)
         raise click.ClickException(f"{len(report.bad)} of {report.n_chunks} chunks are bad")
     click.echo(f"{report.n_chunks} chunks, {human_bytes(report.bytes)}: all are good")

@@ -1,60 +1,30 @@
-"""Options that list the names in a registry, as they are when the help is shown.
+"""Options that several commands share, and errors of the library in the words of the command line.
 
-Loading the registries takes a tenth of a second, as long as everything else together. So the names that dshuffle itself
-registers are repeated here, and a test compares them. Nobody can register other names before planning is loaded.
+A command loads the modules that do its work when it runs, so that ``--help`` is fast. So the names that planning
+registers are repeated here for the help, and a test compares them.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import sys
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
+
+from dshuffle.errors import DShuffleError, InvalidParameter
 
 ASSIGNMENTS = (
     "local, partial:Q or partial:Q:fixed-points (Q in [0, 1]), global, aligned, aligned:Q (Q in [0, 1]), "
     "chunks or chunks:ROWS (an integer >= 1)"
 )
 DELIVERIES = ("peer", "grid", "server", "storage", "clique", "ubershuffle", "coded", "leftover")
-AUTO = "auto"
-RELAYS = ("pipelined", "ring", "unicast")
-CACHINGS = ("even", "recent", "uniform")
-BETWEEN = ("redraw", "reverse")
-SHARDINGS = ("contiguous", "random", "round-robin", "stratified", "distribution-aware")
-SYNTHETIC = ("regression", "rare-keys", "classification", "matrix")
-
-RARE_KEYS_SAMPLES = 7_000
-RARE_KEYS_ROWS = 5
-"""Rows of each rare key, which are stored side by side. With many rows of each key, one shuffle is enough."""
-RARE_KEYS_NOISE = 0.03
-"""Without noise, the error of a linear regression vanishes with all ways."""
-
-PREDICTED = ("local", "partial:0.1", "global", "aligned", "chunks")
-"""Assignments whose cost is predicted by default."""
-
-BASELINE = "global"
-"""The assignment that every recommendation compares with."""
-
-
-class RegistryOption(click.Option):
-    """An option whose help begins with the names that it accepts.
-
-    Parameters
-    ----------
-    names
-        Returns the names as text.
-    """
-
-    def __init__(self, *arguments: Any, names: Callable[[], str], **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._names = names
-        self._help = self.help or ""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Complete the help, now that all names are registered."""
-        self.help = f"{self._names()}. {self._help}".strip()
-        return super().get_help_record(ctx)
 
 
 def assignments() -> str:
@@ -64,29 +34,169 @@ def assignments() -> str:
 
 
 def deliveries() -> str:
-    """Every delivery that has a planner."""
-    registry = sys.modules.get("dshuffle.planning.delivery")
-    return ", ".join(DELIVERIES if registry is None else registry.DELIVERIES)
-
-
-def deliveries_or_auto() -> str:
     """Every delivery, and the one that chooses."""
-    return f"{deliveries()} or {AUTO}"
+    registry = sys.modules.get("dshuffle.planning.delivery")
+    return f"{', '.join(DELIVERIES if registry is None else registry.DELIVERIES)} or auto"
 
 
-def _with_baseline(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Add what every recommendation compares with."""
-    return names if BASELINE in names else (*names, BASELINE)
+class RegistryOption(click.Option):
+    """A repeatable option whose help begins with the names that are registered when it is shown."""
+
+    def __init__(self, *arguments: Any, names: Callable[[], str], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._names = names
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Complete the help."""
+        self.help = f"{self._names()}. May be repeated."
+        return super().get_help_record(ctx)
 
 
-assignment_option = click.option(
-    "--assignment",
-    "assignments",
-    multiple=True,
-    default=PREDICTED,
-    show_default=True,
-    callback=_with_baseline,
-    cls=RegistryOption,
-    names=assignments,
-    help=f"May be repeated. {BASELINE} is always included.",
+TABLE: dict[str, dict[str, Any]] = {
+    "assignment": {"cls": RegistryOption, "names": assignments, "multiple": True},
+    "delivery": {"cls": RegistryOption, "names": deliveries, "multiple": True},
+    "choice": {
+        "multiple": True,
+        "metavar": "NAME=VALUE",
+        "help": "Another choice of every way: caching, relay, sharding, balance, every, between or seed. relay, every "
+        "and between may be repeated, to compare their values. All but seed need --assignment or --delivery.",
+    },
+    "cache-fraction": {
+        "type": float,
+        "help": "Fraction of the dataset that each worker holds.  [default: its share]",
+    },
+    "samples": {"type": click.IntRange(1), "help": "Number of samples."},
+    "row-bytes": {
+        "type": click.IntRange(1),
+        "default": 1024,
+        "show_default": True,
+        "help": "Bytes per sample, if DATASET is omitted.",
+    },
+    "features": {"default": "x", "show_default": True, "help": "Name of the 2-D array of features."},
+    "target": {"default": "y", "show_default": True, "help": "Name of the 1-D array of targets."},
+    "chunk-rows": {"type": click.IntRange(1), "help": "Samples per chunk.  [default: chunks of about 4 MiB]"},
+    "overwrite": {"is_flag": True, "help": "Replace an existing dataset at URL."},
+    "scheduler": {"metavar": "ADDRESS", "help": "Address of a running Dask scheduler, whose workers are used."},
+    "workers": {"type": click.IntRange(1), "show_default": True, "help": "Number of workers that train."},
+    "epochs": {"type": click.IntRange(1), "show_default": True, "help": "Number of epochs."},
+    "json": {"is_flag": True, "help": "Print JSON instead of text."},
+}
+"""What the shared options are: their type, metavar, default and help."""
+
+Decorated = Callable[..., Any]
+
+
+def shared(*names: str, **changes: Any) -> Callable[[Decorated], Decorated]:
+    """Add options of the table to a command. ``changes`` go before what the table says of the one that is named."""
+
+    def add(function: Decorated) -> Decorated:
+        for name in reversed(names):
+            parameter = ["as_json"] if name == "json" else []  # "json" is a module
+            function = click.option(f"--{name}", *parameter, **{**TABLE[name], **changes})(function)
+        return function
+
+    return add
+
+
+OPTIONS = {
+    "assignments": "assignment",
+    "files": "from",
+    "fit": "train",
+    "folder": "from-folder",
+    "memory_budget": "memory",
+    "n_samples": "samples",
+    "n_workers": "workers",
+    "names": "array",
+    "size": "image-size",
+}
+"""Parameters of the library whose option has another name. All others have their own name, with hyphens."""
+
+_SUBJECT = re.compile(r"(?P<name>[a-z_.]+)(?==| is not allowed| is needed)")
+
+_ADVICE = re.compile(
+    r"\b(?P<words>Give|Leave|Set|Use|larger|smaller|higher|lower) (?P<name>[a-z]+(?:_[a-z]+)+)\b(?![='\"/]|\.\w)"
 )
+"""A parameter in a hint, after words that only stand before parameters. Other words may be names of the user."""
+
+_OVERWRITE = " with overwrite=True"
+"""How an error ends that advises this."""
+
+
+class Command(click.Command):
+    """A command that prints each :class:`DShuffleError` as one line, and ends as after Ctrl-C if it gets SIGTERM."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            with _ended_by_sigterm():
+                return super().invoke(ctx)
+        except DShuffleError as error:
+            if os.environ.get("DSHUFFLE_DEBUG") == "1":
+                raise
+            raise one_line(error, self) from error
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """End as after Ctrl-C when a batch system sends SIGTERM, so that temporary files are removed."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)  # a second one must not end the tidying
+        raise SystemExit(128 + number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def one_line(error: DShuffleError, command: click.Command) -> click.ClickException:
+    """The error as one line that names the option, if the command has one for the parameter.
+
+    Examples
+    --------
+    >>> from dshuffle.errors import InvalidParameter
+    >>> command = click.Command("shuffle", params=[click.Option(["--memory"])])
+    >>> one_line(InvalidParameter.of("memory_budget", "much", "a number of bytes"), command).message
+    "--memory='much' is not allowed; it must be a number of bytes"
+    """
+
+    def option(name: str) -> str:
+        option = "--" + OPTIONS.get(name, name).replace("_", "-")
+        return option if any(option in parameter.opts for parameter in command.params) else ""
+
+    text, hint = str(error), error.hint if isinstance(error, InvalidParameter) else ""
+    text = text.removesuffix(hint)
+    if (match := _SUBJECT.match(text)) and option(match["name"]):
+        text = option(match["name"]) + text[match.end() :]
+    text += _ADVICE.sub(lambda match: f"{match['words']} {option(match['name']) or match['name']}", hint)
+    if text.endswith(_OVERWRITE):
+        # It is an option of the commands that write datasets, and any command may say that one has to be written again.
+        text = text.removesuffix(_OVERWRITE) + " with --overwrite"
+    return click.ClickException(text)
+
+
+def first_given(ctx: click.Context, *names: str) -> str | None:
+    """The first of these parameters that is on the command line, as its option."""
+    for parameter in ctx.command.params:
+        if parameter.name in names and ctx.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
+            return parameter.opts[0]
+    return None
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Show on a terminal that modules are imported, which can take seconds."""
+    shows = sys.stderr.isatty()
+    if shows:
+        click.echo("dshuffle is being loaded ...", nl=False, err=True)
+    try:
+        yield
+    finally:
+        if shows:
+            click.echo("\r\x1b[K", nl=False, err=True)

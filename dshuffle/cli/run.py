@@ -14,44 +14,68 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dshuffle.cli.output import logged_as_lines, say_if_replaced, warnings_as_lines
+from dshuffle.cli.options import Command, loading, shared
 from dshuffle.errors import InvalidParameter
-from dshuffle.pipeline import Pipeline, PipelineResult, RunningScheduler
-from dshuffle.planning.shares import parse_shares
-from dshuffle.report.shares import shares_in_words
-from dshuffle.report.slow_rank import slow_rank_of
-from dshuffle.report.summary import finite, training_fields
-from dshuffle.units import ERROR_DIGITS, METRIC_DIGITS, human_bytes, human_numbers, human_seconds
+
+if TYPE_CHECKING:
+    from dshuffle.pipeline import Pipeline, PipelineResult
 
 NAME = "pipeline"
 """Name of the pipeline in a file, unless another one is given."""
 
 
+@click.command(cls=Command)
+@click.argument("target")
+@click.argument("arguments", nargs=-1, metavar="[NAME=VALUE]...")
+@shared("scheduler")
+@click.option(
+    "--workers",
+    metavar="NAMES",
+    help="Names or addresses of the workers that train, separated by commas.  [default: all, or those of the pipeline]",
+)
+@click.option(
+    "--shares",
+    metavar="SHARES",
+    help="Samples of each worker in all ways: even, measured, or numbers, by rank (4,4,1) or by name (old-node=0.25).",
+)
+@click.option("--report", type=click.Path(file_okay=False), help="Folder for the report.")
+@shared("json")
 def run(
     target: str,
     arguments: tuple[str, ...],
     scheduler: str | None,
-    shares: str | None,
     workers: str | None,
-    resources: str | None,
+    shares: str | None,
     report: str | None,
     as_json: bool,
 ) -> None:
-    """Run the pipeline, and print its records."""
+    """Run the pipeline TARGET.
+
+    TARGET is FILE.py, FILE.py:NAME or MODULE:NAME. NAME is a dshuffle.Pipeline, or a function that returns one; by
+    default "pipeline". Each NAME=VALUE is an argument of the function. VALUE is a JSON value or plain text.
+
+    With --json, each line is the record of an epoch with what training reported after it, or has the metrics and the
+    pairs of runs of a way.
+    """
+    with loading():
+        from dshuffle.cli.output import logged_as_lines, say_if_replaced, warnings_as_lines
+        from dshuffle.pipeline import RunningScheduler
+        from dshuffle.planning.shares import parse_shares
     pipeline = pipeline_of(target, keywords(arguments))
     if scheduler is not None:
         pipeline = dataclasses.replace(pipeline, cluster=RunningScheduler(scheduler))
     if shares is not None:
         policy = parse_shares(shares)
-        ways = [
-            dataclasses.replace(way, choices=dataclasses.replace(way.choices, shares=policy)) for way in pipeline.ways
-        ]
+        choices = [dataclasses.replace(way.choices, shares=policy) for way in pipeline.ways]
+        ways = [dataclasses.replace(way, choices=one) for way, one in zip(pipeline.ways, choices, strict=True)]
         pipeline = dataclasses.replace(pipeline, shuffle=ways)
-    pipeline = with_members(pipeline, workers, resources)
+    if workers is not None:
+        names = tuple(name.strip() for name in workers.split(","))
+        pipeline = dataclasses.replace(pipeline, session=dataclasses.replace(pipeline.options, workers=names))
     if report is not None:
         pipeline = dataclasses.replace(pipeline, report=report)
     if pipeline.report is not None:
@@ -62,27 +86,6 @@ def run(
     click.echo("\n".join(json_lines(result) if as_json else lines_of(result, pipeline.training.error_meaning)))
 
 
-def with_members(pipeline: Pipeline, workers: str | None, resources: str | None) -> Pipeline:
-    """The pipeline with the workers that the command line chooses, if it chooses any.
-
-    Raises
-    ------
-    InvalidParameter
-        If there are no names, or resources without amounts.
-    """
-    chosen: dict[str, Any] = {}
-    if workers is not None:
-        chosen["workers"] = [name.strip() for name in workers.split(",")]
-    if resources is not None:
-        try:
-            pairs = [pair.split("=") for pair in resources.split(",")]
-            chosen["resources"] = {name.strip(): float(amount) for name, amount in pairs}
-        except ValueError:
-            allowed = "names with amounts, separated by commas, such as GPU=1,MEM=4"
-            raise InvalidParameter.of("resources", resources, allowed) from None
-    return dataclasses.replace(pipeline, session=dataclasses.replace(pipeline.options, **chosen))
-
-
 def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
     """Find a pipeline by ``FILE.py``, ``FILE.py:NAME`` or ``MODULE:NAME``.
 
@@ -91,6 +94,8 @@ def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
     InvalidParameter
         If there is none.
     """
+    from dshuffle.pipeline import Pipeline
+
     place, _, name = target.rpartition(":") if ":" in target else (target, "", NAME)
     if place.endswith(".py"):
         if not Path(place).is_file():
@@ -164,6 +169,13 @@ def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
 
 def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
     """The records of all ways with their errors and metrics, and the metrics after the last epoch, as text."""
+    from dshuffle.report.shares import shares_in_words
+    from dshuffle.report.slow_rank import slow_rank_of
+    from dshuffle.units import ERROR_DIGITS, METRIC_DIGITS, human_bytes, human_numbers, human_seconds
+
+    def in_words(metrics: Mapping[str, float]) -> str:
+        return ", ".join(f"{name} {human_numbers([value], METRIC_DIGITS)[0]}" for name, value in metrics.items())
+
     has_errors = any(math.isfinite(point.error) for way in result.ways for point in way.points)
     lines = [f"The error is {error_meaning}."] if has_errors else []
     for way in result.ways:
@@ -171,7 +183,7 @@ def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
         points = [point for point in way.points if not math.isnan(point.error)]
         texts = human_numbers([point.error for point in points], ERROR_DIGITS)
         errors = {point.epoch: text for point, text in zip(points, texts, strict=True)}
-        metrics = {point.epoch: f", {_metrics_in_words(point.validation)}" for point in way.points if point.validation}
+        metrics = {point.epoch: f", {in_words(point.validation)}" for point in way.points if point.validation}
         for record in way.records:
             error = f", error {errors[record.epoch]}" if record.epoch in errors else ""
             lines.append(
@@ -181,7 +193,7 @@ def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
             )
         lines += [f"  {words}" for words in (shares_in_words(way.records), slow_rank_of(way.records)) if words]
         if way.metrics:
-            lines.append(f"  {_metrics_in_words(way.metrics)}")
+            lines.append(f"  {in_words(way.metrics)}")
         if way.pairs is not None:
             lines.append(f"  {way.pairs.test.metric}: {way.pairs}")
     if result.report is not None:
@@ -189,12 +201,10 @@ def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
     return lines
 
 
-def _metrics_in_words(metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {human_numbers([value], METRIC_DIGITS)[0]}" for name, value in metrics.items())
-
-
 def json_lines(result: PipelineResult) -> list[str]:
     """The records of all ways, each with what training reported after it, then its metrics and its pairs, as JSON."""
+    from dshuffle.report.summary import finite, training_fields
+
     lines = []
     for way in result.ways:
         points = {point.epoch: point for point in way.points}

@@ -1,11 +1,11 @@
 """Compare ways of shuffling: the ways, their results, and the clusters that they run on."""
 
-from dshuffle.compare.kernel_cache import compile_kernels
 from dshuffle.compare.local_cluster import AS_THEY_ARE, EmulatedRates, connect, local_cluster
 from dshuffle.compare.pairs import HeldOut, regression_in_pairs, run_in_pairs
 from dshuffle.compare.simulated import SimulatedCluster, StoredOrder
 from dshuffle.compare.steps import falling, stable_step
 from dshuffle.compare.ways import Way, default_ways, product_of_ways
+from dshuffle.kernels import compile_kernels
 from dshuffle.noninferiority import Margin, PairedOutcome, PairedRuns, PairedTest
 from dshuffle.runtime.client.cluster_view import count_training_workers
 

@@ -28,8 +28,8 @@ from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.runtime import Shuffler
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.dataset_inputs import with_chunks_of
-from dshuffle.runtime.measure.auto_candidates import work_of
-from dshuffle.runtime.server_resource import only_serves
+from dshuffle.runtime.measure.measurement import work_of
+from dshuffle.runtime.session_spec import only_serves
 from dshuffle.store import Dataset
 from dshuffle.units import human_bytes
 

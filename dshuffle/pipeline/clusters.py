@@ -13,8 +13,8 @@ from distributed.system import MEMORY_LIMIT
 from dshuffle.checks import as_integer
 from dshuffle.compare import AS_THEY_ARE, EmulatedRates, connect, local_cluster
 from dshuffle.errors import InvalidParameter
-from dshuffle.runtime.client.waiting import Waiting, wait_for_workers
-from dshuffle.runtime.quantities import as_seconds
+from dshuffle.runtime.client.cluster_view import Waiting, wait_for_workers
+from dshuffle.runtime.settings import as_seconds
 from dshuffle.units import parse_rate
 
 

@@ -29,9 +29,8 @@ from tornado.ioloop import PeriodicCallback
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.runtime.client.cluster_view import DEFAULT_LOST, LOST_WORKER
-from dshuffle.runtime.client.waiting import Waiting, wait_for_workers
-from dshuffle.runtime.quantities import as_seconds
+from dshuffle.runtime.client.cluster_view import DEFAULT_LOST, LOST_WORKER, Waiting, wait_for_workers
+from dshuffle.runtime.settings import as_seconds
 
 logger = logging.getLogger(__name__)
 

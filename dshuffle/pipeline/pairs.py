@@ -20,7 +20,7 @@ from dshuffle.pipeline.training import Training
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import short_repr
 from dshuffle.runtime import Shuffler
-from dshuffle.runtime.session_options import SessionOptions
+from dshuffle.runtime.session_spec import SessionOptions
 from dshuffle.store import Dataset
 from dshuffle.training import History
 

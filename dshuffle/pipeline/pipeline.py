@@ -18,9 +18,10 @@ from distributed import Client
 from distributed.protocol.pickle import dumps, loads
 
 from dshuffle import report
-from dshuffle.compare import Way, compile_kernels
+from dshuffle.compare import Way
 from dshuffle.compare.comparison import check_copy, comparison_of, result_of
 from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
+from dshuffle.kernels import load_kernels
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.notebook import html_summary
 from dshuffle.pipeline.clusters import ClusterSource, LocalWorkers
@@ -33,14 +34,13 @@ from dshuffle.report import Comparison, TrainingPoint
 from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.report.summary import make_folder
 from dshuffle.runtime import Partition, Shuffler, gathered, retrying
-from dshuffle.runtime.client.bounded_calls import run_on_workers
-from dshuffle.runtime.client.cluster_view import cluster_info
+from dshuffle.runtime.client.cluster_view import cluster_info, run_on_workers
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.measurement import measure_workers
 from dshuffle.runtime.memory import check_budget
-from dshuffle.runtime.session_options import SessionOptions
+from dshuffle.runtime.session_spec import SessionOptions, WorkerFacts
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.worker_choice import WorkerFacts
+from dshuffle.runtime.worker.preload import KERNELS
 from dshuffle.store import Dataset, Place, as_dataset
 from dshuffle.training import History
 
@@ -407,7 +407,7 @@ def train(pipeline: Pipeline, advance: Advance, write: Callable[[Comparison], Pa
         advance(done, total, text)
 
     say("loading compiled code; the first run compiles it")
-    compile_kernels((way.choices for way in pipeline.ways), dataset.layout)
+    load_kernels(*KERNELS)
     done += 1
     say(f"waiting for {pipeline.cluster}")
     with pipeline.cluster.open(lambda text: say(f"waiting for {pipeline.cluster}: {text}")) as client:

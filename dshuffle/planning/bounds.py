@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike
 from dshuffle.checks import as_integer, as_shape
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.combinatorics import log_choose
+from dshuffle.planning.epoch_plan import missing_samples
 from dshuffle.planning.grouping import count_holders
 from dshuffle.planning.holders import as_instance
-from dshuffle.planning.packets import missing_samples
+from dshuffle.planning.randomness import log_choose
 
 MOST_WORKERS = 20
 """Maximum number of workers for :func:`lower_bound`."""
@@ -116,7 +116,7 @@ def _as_capacity(capacity: int, n_samples: int, n_workers: int) -> int:
     return capacity
 
 
-@kernel()
+@kernel("(u8[:,::1], i8[::1], i8)")
 def _count_by_holders(holders, needed, n_workers):  # type: ignore[no-untyped-def]
     counts = np.zeros(n_workers + 1, dtype=np.int64)
     for sample in needed:
@@ -124,7 +124,7 @@ def _count_by_holders(holders, needed, n_workers):  # type: ignore[no-untyped-de
     return counts
 
 
-@kernel()
+@kernel("(u8[:,::1], i4[::1], i8[::1], i8)")
 def _most_over_orders(holders, destinations, needed, n_workers):  # type: ignore[no-untyped-def]
     # counts[T, i]: samples that worker i needs and whose holders are T; after the transform, a subset of T.
     counts = np.zeros((1 << n_workers, n_workers), dtype=np.int32)

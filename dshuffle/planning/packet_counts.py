@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 from dshuffle.checks import as_integer
 from dshuffle.planning.bounds import MOST_WORKERS, average_lower_bound, coded_rate, lower_bound
-from dshuffle.planning.choices import Choices
 from dshuffle.planning.delivery import check_delivery, plan_delivery
 from dshuffle.planning.delivery.server import SERVER_ROWS
-from dshuffle.planning.packets import missing_samples
-from dshuffle.planning.shuffle_spec import ShuffleSpec
+from dshuffle.planning.epoch_plan import missing_samples
+from dshuffle.planning.shuffle_spec import Choices, ShuffleSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import InvalidParameter, ShardingWarning
 from dshuffle.planning import SHARDINGS, Assignment, Choices, Classes, GivenSharding, ShuffleSpec
-from dshuffle.planning.assignment.stratified import stratified_ranks
+from dshuffle.planning.assignment.balance import stratified_ranks
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, read_array, read_broadcast, read_sharding, stored_shardings
 
@@ -98,7 +98,7 @@ def checked_sharding(dataset: Dataset, sharding: str | GivenSharding | Sharding 
     if sharding in stored:
         ranks, broadcast = read_sharding(dataset, sharding), read_broadcast(dataset, sharding)
         return GivenSharding.of(sharding, ranks, broadcast).by_name()
-    hint = "Make a sharding with 'dshuffle dataset shard --write', or give 'stratified:LABELS' or an array of ranks."
+    hint = "Store a sharding with dshuffle.store.write_sharding, or give 'stratified:LABELS' or an array of ranks."
     raise InvalidParameter.of("sharding", sharding, f"one of {[*sorted(SHARDINGS), *stored]}", hint)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from dshuffle.planning import Choices, parse_assignment
 from dshuffle.planning.cost.job import Work
-from dshuffle.planning.delivery.packet_models import features
+from dshuffle.planning.delivery.packets_from_server import features
 from dshuffle.planning.packet_counts import survey
 
 WORKERS = (3, 4, 6, 8, 12, 16, 20, 32, 48, 64)

@@ -12,12 +12,13 @@ from dshuffle.cli import main
 
 
 @pytest.mark.slow
-def test_a_cluster_is_measured_and_advised(tmp_path):
+def test_a_cluster_is_measured_and_advised(tmp_path, monkeypatch):
+    monkeypatch.setattr("dshuffle.cli.advise.SECONDS", 0.3)
     dataset = str(tmp_path / "data.zarr")
     dshuffle.create_dataset(dataset, {"x": np.random.default_rng(0).random((4000, 64))}, chunk_rows=100)
     options = {"dashboard_address": None, "scheduler_kwargs": {"dashboard": False, "dashboard_address": "127.0.0.1:0"}}
     with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, protocol="tcp://", **options) as cluster:
-        arguments = ["advise", dataset, "--scheduler", cluster.scheduler_address, "--seconds", "0.3"]
+        arguments = ["advise", dataset, "--scheduler", cluster.scheduler_address]
         ran = CliRunner().invoke(main, [*arguments, "--cache-fraction", "0.75", "--training", "5", "--json"])
         assert ran.exit_code == 0, ran.output
         answer = json.loads(ran.stdout)
@@ -30,7 +31,7 @@ def test_a_cluster_is_measured_and_advised(tmp_path):
         assert shown.exit_code == 0, shown.output
         for words in ("Measured for", "Into a worker", "From the storage", "What would change this"):
             assert words in shown.output
-        job = ["--samples", "4000", "--row-bytes", "512", "--scheduler", cluster.scheduler_address, "--seconds", "0.3"]
+        job = ["--samples", "4000", "--row-bytes", "512", "--scheduler", cluster.scheduler_address]
         ran = CliRunner().invoke(main, ["advise", *job, "--json"])
         assert ran.exit_code == 0, ran.output
         answer = json.loads(ran.stdout)
@@ -42,8 +43,6 @@ def test_a_cluster_is_measured_and_advised(tmp_path):
         shown = CliRunner().invoke(main, ["advise", *job, "--assignment", "global"])
         assert "The storage was not measured: that needs DATASET." in shown.stdout
         assert max(map(len, shown.stdout.splitlines())) <= 80
-        bad = CliRunner().invoke(main, [*arguments[:4], "--seconds", "60"])
-        assert bad.exit_code == 2
 
 
 def test_there_must_be_a_dataset(tmp_path):

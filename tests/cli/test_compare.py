@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import dshuffle
 from dshuffle.cli import main
-from dshuffle.cli.compare import _datasets, _with_source
+from dshuffle.cli.compare import _completed, _datasets
 from dshuffle.compare import EmulatedRates, default_ways, local_cluster
 from dshuffle.planning import Choices
 from dshuffle.report import Comparison
@@ -34,7 +34,10 @@ from .conftest import run
         (("--margin", "0"), "--margin='0' is not allowed; it must be a number > 0 in the unit of the metric, or a per"),
         (("--margin", "-1%"), "--margin='-1%' is not allowed"),
         (("--pairs", 4), "--pairs=4 is not allowed; it must be an integer >= 5"),
-        (("--assignment", "local", "--every", 2), "--every=2 is not allowed; it must be 1 with assignment='local'"),
+        (
+            ("--assignment", "local", "--choice", "every=2"),
+            "every=2 is not allowed; it must be 1 with assignment='local'",
+        ),
         (("--links", "fast"), "--links='fast' is not allowed; it must be a rate > 0 such as '100mbit'"),
     ],
 )
@@ -50,10 +53,14 @@ def test_bad_choices_are_one_line_and_exit_code_1(elsewhere, options, message):
     ("options", "message"),
     [
         (("--scheduler", "tcp://127.0.0.1:1"), "--scheduler needs DATASET"),
-        (("--sharding", "random"), "--sharding needs --assignment or --delivery"),
-        (("--balance", "label"), "--balance needs --assignment or --delivery"),
-        (("--shuffled", "d.zarr"), "--shuffled needs DATASET"),
-        (("d.zarr", "--shuffled", "s.zarr", "--delivery", "peer"), "omit --assignment and --delivery"),
+        (("--choice", "sharding=random"), "--choice sharding needs --assignment or --delivery"),
+        (("--choice", "balance=label"), "--choice balance needs --assignment or --delivery"),
+        (
+            ("--choice", "balance"),
+            "--choice balance: give NAME=VALUE with one of relay, every, between, caching, sharding",
+        ),
+        (("--choice", "delivery=peer"), "--choice delivery=peer: give NAME=VALUE with one of"),
+        (("--choice", "seed=1", "--choice", "seed=2"), "--choice seed can be given once"),
         (("--workers", 0), "--workers"),
         (("--epochs", "x"), "--epochs"),
         (("--output", "file"), "--output"),
@@ -63,14 +70,10 @@ def test_bad_choices_are_one_line_and_exit_code_1(elsewhere, options, message):
         (("d.zarr", "--train", "linear_regression"), "--train needs --metric NAME"),
         (("--metric", "loss"), "--metric needs --train: the linear regression is tested by its rmse"),
         (("--higher-is-better",), "--higher-is-better needs --train"),
-        (("--lower-is-better",), "--lower-is-better needs --train"),
+        (("--lower-is-better",), "-is-better needs --train"),
         (("--pairs", -1), "--pairs"),
-        (("--every", 2), "--every needs --assignment or --delivery: in the default ways, every epoch has an exchange"),
-        (("--between", "reverse"), "--between needs --assignment or --delivery: in the default ways, every epoch has"),
-        (("--assignment", "global", "--every", 0), "--every"),
-        (("--assignment", "global", "--every", 5), "--every 5 needs --epochs 6 or more"),
-        (("--assignment", "global", "--between", "reverse"), "--between needs --every K with a K of 2 or more"),
-        (("--assignment", "global", "--every", 2, "--between", "x"), "'redraw', 'reverse'"),
+        (("--choice", "every=2"), "--choice every needs --assignment or --delivery"),
+        (("--assignment", "global", "--choice", "every=5"), "--choice every=5 needs --epochs 6 or more"),
     ],
 )
 def test_bad_usage_is_exit_code_2(elsewhere, options, message):
@@ -94,7 +97,7 @@ def test_a_dataset_that_is_no_regression_names_the_options(elsewhere, tmp_path):
 
 def test_a_default_way_without_a_chunk_for_every_worker_is_left_out(elsewhere, url, monkeypatch):
     ran = []
-    monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *rest: ran.extend(pipeline.ways) or 1 / 0)
+    monkeypatch.setattr("dshuffle.pipeline.run.train", lambda pipeline, *rest: ran.extend(pipeline.ways) or 1 / 0)
     result = run(url, "--pairs", 0)
     assert isinstance(result.exception, ZeroDivisionError), "all but that way would have been run"
     assert "“chunks + storage” is left out: chunk_rows=400 is not allowed; it must be at most 133" in result.stderr
@@ -110,7 +113,7 @@ def test_a_default_way_without_a_chunk_for_every_worker_is_left_out(elsewhere, u
 
 
 def test_a_run_that_is_aborted_leaves_no_empty_folder(elsewhere, url, monkeypatch):
-    monkeypatch.setattr("dshuffle.cli.compare.run", lambda *_: 1 / 0)
+    monkeypatch.setattr("dshuffle.pipeline.run.train", lambda *_: 1 / 0)
     assert isinstance(run(url, "--pairs", 0).exception, ZeroDivisionError)
     assert not Path("dshuffle-report").exists()
     Path("dshuffle-report").mkdir()  # by the user
@@ -125,8 +128,9 @@ def test_results_are_printed_before_the_report_is_written(elsewhere, url, monkey
         raise OSError(28, "No space left on device")
 
     shown = []
-    monkeypatch.setattr("dshuffle.cli.compare.run", lambda *arguments: SimpleNamespace(comparison="figures"))
-    monkeypatch.setattr("dshuffle.cli.compare._show", lambda comparison, as_json: shown.append(comparison))
+    monkeypatch.setattr("dshuffle.pipeline.run.train", lambda *arguments: SimpleNamespace(comparison="figures"))
+    monkeypatch.setattr("dshuffle.cli.compare._completed", lambda comparison, *_: comparison)
+    monkeypatch.setattr("dshuffle.report.render_text", lambda comparison, width: shown.append(comparison))
     monkeypatch.setattr("dshuffle.report.write_report", full)
     result = run(url, "--pairs", 0)
     assert shown == ["figures"]
@@ -207,14 +211,17 @@ def labelled(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--sharding", "yours"), "sharding='yours' is not allowed; it must be one of ['contiguous', 'random', "),
         (
-            ("--sharding", "stratified:x"),
+            ("--choice", "sharding=yours"),
+            "sharding='yours' is not allowed; it must be one of ['contiguous', 'random', ",
+        ),
+        (
+            ("--choice", "sharding=stratified:x"),
             "sharding='stratified:x' is not allowed; it must be 'stratified:' followed by one of [",
         ),
-        (("--balance", "y"), "balance='y' is not allowed; it must be None, or one of ['label']"),
-        (("--balance", "label", "--assignment", "aligned"), "balance='label' is not allowed"),
-        (("--sharding", "mine", "--workers", 3), "--workers=3 is not allowed"),
+        (("--choice", "balance=y"), "balance='y' is not allowed; it must be None, or one of ['label']"),
+        (("--choice", "balance=label", "--assignment", "aligned"), "balance='label' is not allowed"),
+        (("--choice", "sharding=mine", "--workers", 3), "--workers=3 is not allowed"),
     ],
 )
 def test_first_assignments_and_labels_are_checked_before_a_cluster_is_started(elsewhere, labelled, options, message):
@@ -225,7 +232,7 @@ def test_first_assignments_and_labels_are_checked_before_a_cluster_is_started(el
 
 
 def test_a_dataset_without_labels_has_no_balance(elsewhere, url):
-    result = run(url, "--delivery", "peer", "--balance", "y")
+    result = run(url, "--delivery", "peer", "--choice", "balance=y")
     assert result.exit_code == 1
     assert "balance='y' is not allowed; it must be None. " in result.stderr
     assert "this dataset has none" in result.stderr
@@ -233,7 +240,18 @@ def test_a_dataset_without_labels_has_no_balance(elsewhere, url):
 
 @pytest.mark.slow
 def test_ways_with_fewer_exchanges_are_compared(elsewhere, url):
-    options = ("--assignment", "global", "--assignment", "local", "--every", 1, "--every", 2, "--between", "reverse")
+    options = (
+        "--assignment",
+        "global",
+        "--assignment",
+        "local",
+        "--choice",
+        "every=1",
+        "--choice",
+        "every=2",
+        "--choice",
+        "between=reverse",
+    )
     result = run(url, "--workers", 2, "--epochs", 3, *options, "--json")
     assert result.exit_code == 0, result.output
     ways = json.loads(result.stdout)["ways"]
@@ -250,7 +268,7 @@ def test_ways_with_fewer_exchanges_are_compared(elsewhere, url):
 
 @pytest.mark.slow
 def test_labels_are_ways_to_start(elsewhere, labelled):
-    start = ("--sharding", "stratified:label", "--balance", "label")
+    start = ("--choice", "sharding=stratified:label", "--choice", "balance=label")
     balanced = run(labelled, "--workers", 2, "--epochs", 2, "--assignment", "partial:0.5", *start)
     assert balanced.exit_code == 0, balanced.output
     assert "partial:0.5 + peer, balance: label" in balanced.stdout
@@ -280,16 +298,16 @@ def test_a_step_that_diverges_is_one_line(elsewhere, url):
     assert "take a smaller step" in result.stderr
 
 
-@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 3])
-def test_a_generated_dataset_can_be_written_again(tmp_path, seed):
+@pytest.mark.slow
+def test_a_generated_dataset_can_be_written_again(tmp_path):
     """The report has the command, as the dataset was in a temporary folder."""
-    comparison = _with_source(Comparison(ways=(), seed=seed, command="", dataset={"url": "/tmp/gone"}), seed)
+    comparison = _completed(Comparison(ways=(), seed=0, command="", dataset={"url": "/tmp/gone"}), (), {}, 1.0)
     assert list(comparison.dataset) == ["command that writes it"]
     _, *words = comparison.dataset["command that writes it"].replace("URL", f"{tmp_path}/again.zarr").split()
     written = CliRunner().invoke(main, words)
     assert written.exit_code == 0, written.output
     again = dshuffle.open_dataset(tmp_path / "again.zarr")
-    with _datasets(None, None, seed, copied=False) as (data, _, _):
+    with _datasets(None, copied=False) as (data, _, _):
         rows, rows_again = (dataset.read_rows(range(0, 7000, 500)) for dataset in (data, again))
         assert data.n_samples == again.n_samples
         assert data.arrays == again.arrays
@@ -297,7 +315,7 @@ def test_a_generated_dataset_can_be_written_again(tmp_path, seed):
 
 
 def test_a_report_that_a_run_replaces_is_named(elsewhere, url, monkeypatch):
-    monkeypatch.setattr("dshuffle.cli.compare.run", lambda *arguments: 1 / 0)
+    monkeypatch.setattr("dshuffle.pipeline.run.train", lambda *arguments: 1 / 0)
     (elsewhere / "mine").mkdir()
     options = (url, "--pairs", 0, "--output", "mine")
     assert "replaces" not in run(*options).stderr
@@ -309,18 +327,11 @@ def test_a_report_that_a_run_replaces_is_named(elsewhere, url, monkeypatch):
 
 
 def test_an_aborted_run_leaves_no_new_folder(elsewhere, url, monkeypatch):
-    monkeypatch.setattr("dshuffle.cli.compare.run", lambda *arguments: 1 / 0)
+    monkeypatch.setattr("dshuffle.pipeline.run.train", lambda *arguments: 1 / 0)
     (elsewhere / "mine").mkdir()
     result = run(url, "--pairs", 0, "--output", "mine/new/report")
     assert isinstance(result.exception, ZeroDivisionError)
     assert list((elsewhere / "mine").iterdir()) == []
-
-
-def test_a_default_step_is_called_one(elsewhere, url, monkeypatch):
-    monkeypatch.setattr("dshuffle.cli.compare.run", lambda *arguments: 1 / 0)
-    default, chosen = (run(url, "--pairs", 0, *options).stderr for options in ((), ("--step", 0.1)))
-    assert "\nThe default steps suit the rows. --step sets a constant step.\n" in default
-    assert "default steps" not in chosen
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from .conftest import run
         (("--train", "own:missing"), "--train is not allowed: own:missing cannot be imported: module 'own' has no"),
         (("--train", "linear"), "--train='linear' is not allowed; it must be a function, one of linear_regression"),
         (("--train", "linear_regression"), "missing a required argument: 'step'. It is called with"),
-        (("--train", "own:fit", "--step", 1), "--step is not a parameter of --train own:fit: omit it"),
+        (("--train", "own:fit", "--step", 1), "--step is not a parameter of --train own:fit"),
         (("--train", "own:fit", "--workers", 1), "--workers=1 is not allowed; it must be an integer >= 2"),
         (
             ("--train", "own:fit", "--delivery", "peer"),
@@ -40,7 +40,7 @@ def test_trainings_that_cannot_be_compared(elsewhere, url, monkeypatch, options,
 
 
 def test_one_worker_has_nothing_to_compare(elsewhere, url, monkeypatch):
-    monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *_: pytest.fail("ran"))
+    monkeypatch.setattr("dshuffle.pipeline.run.train", lambda pipeline, *_: pytest.fail("ran"))
     result = run(url, "--workers", 1)
     assert result.exit_code in (1, 2)
     assert "--workers=1 is not allowed; it must be an integer >= 2. One worker trains on all" in " ".join(
@@ -56,11 +56,14 @@ def test_one_worker_has_nothing_to_compare(elsewhere, url, monkeypatch):
             "--pairs needs a way that reshuffles everything before every epoch, such as global, a",
         ),
         (("--assignment", "local", "--assignment", "partial:0.5"), "--pairs needs a way that reshuffles everything"),
-        (("--assignment", "local", "--assignment", "global", "--every", 2), "--pairs needs a way that reshuffles"),
+        (
+            ("--assignment", "local", "--assignment", "global", "--choice", "every=2"),
+            "--pairs needs a way that reshuffles",
+        ),
     ],
 )
 def test_pairs_that_show_nothing_are_refused(elsewhere, url, monkeypatch, options, message):
-    monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *_: 1 / 0)
+    monkeypatch.setattr("dshuffle.pipeline.run.train", lambda pipeline, *_: 1 / 0)
     result = run(url, "--pairs", 5, *options)
     assert result.exit_code in (1, 2)
     assert message in " ".join(result.stderr.split())
@@ -71,42 +74,42 @@ def test_pairs_that_show_nothing_are_refused(elsewhere, url, monkeypatch, option
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
-        (("--assignment", "local", "--assignment", "global", "--every", 2), "Add --every 1."),
+        (("--assignment", "local", "--assignment", "global", "--choice", "every=2"), "Add --choice every=1."),
         (("--assignment", "local"), "Add --assignment global."),
         (("--assignment", "global"), ""),
         (("--assignment", "local", "--assignment", "global"), ""),
     ],
 )
 def test_why_there_are_no_pairs_is_said(elsewhere, url, monkeypatch, options, hint):
-    monkeypatch.setattr("dshuffle.cli.compare.regression_in_pairs", lambda *_, **__: {})
-    monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *_: 1 / 0)
+    monkeypatch.setattr("dshuffle.compare.pairs.regression_in_pairs", lambda *_, **__: {})
+    monkeypatch.setattr("dshuffle.pipeline.run.train", lambda pipeline, *_: 1 / 0)
     sentence = "No pairs of runs: no way reshuffles everything before every epoch."
     assert (sentence in run(url, *options).stderr) == bool(hint)
 
 
 def test_large_datasets_are_not_read_into_this_process_unasked(elsewhere, url, monkeypatch):
-    monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *_: SimpleNamespace(comparison="figures"))
-    monkeypatch.setattr("dshuffle.cli.compare._show", lambda *_: None)
+    monkeypatch.setattr("dshuffle.pipeline.run.train", lambda pipeline, *_: SimpleNamespace(comparison="figures"))
+    monkeypatch.setattr("dshuffle.report.render_text", lambda *_: "")
     monkeypatch.setattr("dshuffle.report.write_report", lambda *_: "page")
     tested = []
-    monkeypatch.setattr("dshuffle.cli.compare.regression_in_pairs", lambda *_, **options: tested.append(options))
-    monkeypatch.setattr("dshuffle.cli.compare.with_pairs", lambda comparison, *_: comparison)
+    monkeypatch.setattr("dshuffle.compare.pairs.regression_in_pairs", lambda *_, **options: tested.append(options))
+    monkeypatch.setattr("dshuffle.cli.compare._completed", lambda comparison, *_: comparison)
     assert run(url).exit_code == 0
     assert len(tested) == 1
-    monkeypatch.setattr("dshuffle.cli.paired_test.MOST_NBYTES", 1000)
+    monkeypatch.setattr("dshuffle.cli.compare.MOST_NBYTES", 1000)
     result = run(url)
     assert result.exit_code == 0
     assert "No pairs of runs: the dataset has more than 1.00 kB. --pairs 10 reads it into the memory" in result.stderr
     assert len(tested) == 1
     assert run(url, "--pairs", 5).exit_code == 0
     assert len(tested) == 2
-    monkeypatch.setattr("dshuffle.cli.paired_test.MEMORY_FRACTION", 1e-9)
+    monkeypatch.setattr("dshuffle.cli.compare.MEMORY_FRACTION", 1e-9)
     assert "are more than half of what is available" in " ".join(run(url, "--pairs", 5).stderr.split())
 
 
 def test_the_direction_of_an_accuracy_is_not_guessed(elsewhere, url, monkeypatch):
     tests = []
-    monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *_: tests.append(pipeline.test) or 1 / 0)
+    monkeypatch.setattr("dshuffle.pipeline.run.train", lambda pipeline, *_: tests.append(pipeline.test) or 1 / 0)
     options = (url, "--train", "linear_regression", "--metric", "val_accuracy", "--step", 0.1)
     result = run(*options)
     assert result.exit_code == 1
@@ -122,7 +125,7 @@ def test_a_training_of_the_user_is_compared_by_its_metric(elsewhere, url, monkey
     (elsewhere / "own.py").write_text(OWN)
     monkeypatch.syspath_prepend(elsewhere)
     monkeypatch.delitem(sys.modules, "own", raising=False)
-    options = ("--assignment", "local", "--assignment", "global", "--sharding", "contiguous", "--workers", 2)
+    options = ("--assignment", "local", "--assignment", "global", "--choice", "sharding=contiguous", "--workers", 2)
     result = run(
         url,
         "--train",

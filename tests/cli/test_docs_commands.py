@@ -50,13 +50,16 @@ def test_commands_and_options_exist(page):
 
 
 def test_shown_packet_counts_are_those_of_the_command():
-    """Seconds differ from run to run, but the packets of a seed do not."""
     text = (ROOT / "docs" / "coded-deliveries.md").read_text()
-    [block] = re.findall(r"^\$ (dshuffle plan .*\n(?:  .*\n)+)", text, re.MULTILINE)
-    command, _, *rows = block.splitlines()
-    ran = CliRunner().invoke(main, [*command.split()[1:], "--json"])
-    counted = {one["name"]: one["packets"] for one in json.loads(ran.stdout)["deliveries"]}
-    assert {row.split()[0]: int(row.split()[1].replace(",", "")) for row in rows} == counted
+    [(command, rows)] = re.findall(r"^\$ (dshuffle advise .*)\n[^`]*\nglobal *\n((?: .*\n)+)", text, re.MULTILINE)
+    answer = json.loads(CliRunner().invoke(main, [*command.split()[1:], "--json"]).stdout)
+    counted = {one["way"].removeprefix("global + "): f"{one['packets']:,.0f}" for one in answer["ways"]}
+    shown = dict(
+        re.findall(r"^ ([a-z]+(?:, [a-z]+)?) .* ([\d,]+) +[^ ]+(?: [kM]?B)? +[^ ]+ [kM]?B *$", rows, re.MULTILINE)
+    )
+    assert {way: counted[way] for way in shown} == shown
+    assert {"peer", "clique, pipelined", "coded, pipelined"} <= {*shown}
+    assert f"no code needs fewer than {answer['lower_bound']:,.0f} packets" in " ".join(text.split())
 
 
 def test_the_readme_has_commands():
@@ -64,5 +67,5 @@ def test_the_readme_has_commands():
 
 
 def test_what_does_not_exist_is_found():
-    text = "```bash\n$ dshuffle plan --rounds 3  # x\n```\n`dshuffle guess` and `dshuffle plan --samples 1`\n"
+    text = "```bash\n$ dshuffle run --rounds 3  # x\n```\n`dshuffle guess` and `dshuffle advise --samples 1`\n"
     assert [problems(words) for words in commands(text)] == [["--rounds"], ["guess"], []]

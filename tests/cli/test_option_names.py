@@ -14,33 +14,24 @@ from click.testing import CliRunner
 
 import dshuffle
 from dshuffle.cli import main
-from dshuffle.cli.option_names import COMMAND, one_line
+from dshuffle.cli.options import one_line
 from dshuffle.errors import DatasetExists, DatasetNotFound, InvalidParameter, PeerFailed
+
+ADVISE = ("advise", "--samples", 100, "--row-bytes", 10, "--workers", 4, "--bandwidth", "1gbit")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("plan", "--samples", 100, "--workers", 4, "--cache-fraction", 3), "--cache-fraction=3.0 is not allowed"),
-        *(
-            (
-                ("advise", "--samples", 100, "--row-bytes", 10, "--workers", 4, "--bandwidth", "1gbit", option, "inf"),
-                f"{option}=inf is not allowed",
-            )
-            for option in ("--egress-price", "--worker-egress-price", "--request-price")
-        ),
+        ((*ADVISE, "--cache-fraction", 3), "--cache-fraction=3.0 is not allowed"),
+        ((*ADVISE, "--egress-price", "inf"), "--egress-price=inf is not allowed"),
         (("dataset", "create", "{0}/new", "--from", "{0}/x.csv"), "--from='{0}/x.csv' is not allowed"),
         (("dataset", "create", "{0}/new", "--from", "{0}/x.npy", "--array", "y"), "--array=['y'] is not allowed"),
         (("dataset", "shuffle", "{0}/d", "{0}/new", "--memory", "much"), "--memory='much' is not allowed"),
         (("dataset", "shuffle", "{0}/d", "{0}/new", "--by", "z"), "--by='z' is not allowed"),
         (("dataset", "create", "{0}/d", "--from", "{0}/x.npy"), "{0}/d already exists; replace it with --overwrite\n"),
-        (
-            ("dataset", "create", "{0}/new", "--from", "{0}/x.npy", "--shard-rows", 3),
-            "--shard-rows=3 is not allowed; it must be a multiple of the rows of a chunk. Give --chunk-rows too.",
-        ),
         (("compare", "{0}/d", "--delivery", "pear"), "--delivery='pear' is not allowed"),
         (("compare", "{0}/d", "--target", "z"), "--target='z' is not allowed"),
-        (("compare", "{0}/d", "--shuffled", "{0}/d"), "--shuffled is not allowed: <Dataset"),
     ],
 )
 def test_an_error_names_the_option(tmp_path, monkeypatch, arguments, message):
@@ -50,7 +41,7 @@ def test_an_error_names_the_option(tmp_path, monkeypatch, arguments, message):
     dshuffle.create_dataset(tmp_path / "d", {"x": np.ones((9, 2)), "y": np.ones(9)})
     ran = CliRunner().invoke(main, [str(argument).format(tmp_path) for argument in arguments])
     assert ran.exit_code == 1
-    assert ran.stderr.startswith(f"Error: {message.format(tmp_path)}")
+    assert f"Error: {message.format(tmp_path)}" in ran.stderr
 
 
 TRAIN = click.Command("train", params=[click.Option(["--batch-size"]), click.Option(["--cache-fraction"])])
@@ -80,9 +71,7 @@ TRAIN = click.Command("train", params=[click.Option(["--batch-size"]), click.Opt
     ],
 )
 def test_what_is_no_parameter_is_not_changed(error, message):
-    context = click.Context(TRAIN)
-    context.meta[COMMAND] = TRAIN
-    assert one_line(error, context).message.startswith(message or str(error))
+    assert one_line(error, TRAIN).message.startswith(message or str(error))
 
 
 def test_arrays_that_the_files_have_are_listed(tmp_path):
@@ -96,7 +85,7 @@ def test_arrays_that_the_files_have_are_listed(tmp_path):
 @pytest.mark.slow
 def test_what_draws_nothing_does_not_load_bokeh():
     """Half a second of the start of a command, or of a worker."""
-    modules = ["dshuffle.cli.dataset", "dshuffle.cli.plan", "dshuffle.training", "dshuffle.pipeline"]
+    modules = ["dshuffle.cli.dataset", "dshuffle.cli.advise", "dshuffle.training", "dshuffle.pipeline"]
     code = (
         "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name), print('bokeh' in sys.modules)"
     )

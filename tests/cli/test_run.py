@@ -186,9 +186,6 @@ def test_the_command_line_chooses_the_members(file):
     refused = run(f"{file}:other", "--workers", "0,7")
     assert refused.exit_code == 1
     assert "--workers=['0', '7'] is not allowed; it must be a list of addresses or names" in refused.output
-    absent, wrong = (run(f"{file}:other", "--resources", text).output for text in ("GPU=2", "GPU"))
-    assert "none of the 3 workers has the resources GPU=2" in absent  # two that train, and a server
-    assert "--resources='GPU' is not allowed; it must be names with" in wrong
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import dshuffle
-from dshuffle.cli import compare, options
+from dshuffle.cli import compare
+from dshuffle.cli import dataset as options
 from dshuffle.compare import Way, default_ways
 from dshuffle.compare.pairs import regression_in_pairs
 from dshuffle.noninferiority import holm
@@ -25,7 +26,7 @@ def blocks():
 def test_reshuffling_pays_for_the_default_data_if_models_are_averaged_once_an_epoch(blocks):
     n_keys = options.RARE_KEYS_SAMPLES // options.RARE_KEYS_ROWS
     arrays = rare_keys_regression(options.RARE_KEYS_SAMPLES, n_keys, noise=options.RARE_KEYS_NOISE)
-    dataset = dshuffle.create_dataset("memory://story", arrays, chunk_rows=compare.DEFAULT_CHUNK_ROWS, overwrite=True)
+    dataset = dshuffle.create_dataset("memory://story", arrays, chunk_rows=compare.CHUNK_ROWS, overwrite=True)
     tested = regression_in_pairs(dataset, default_ways(), n_workers=4, epochs=5, pairs=10)
     assert {runs.outcome.value for runs in tested["gradients"].values()} == {"not worse"}
     assert all(p_value <= 0.05 for p_value in holm(tested["gradients"]).values())

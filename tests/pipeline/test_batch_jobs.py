@@ -33,7 +33,7 @@ def slurm(tmp_path, monkeypatch):
     fake = FakeSlurm(tmp_path)
     fake.be_full()
     monkeypatch.setenv("PATH", fake.path)
-    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.1)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.STEP", 0.1)
     return fake
 
 

@@ -38,7 +38,7 @@ def slurm(tmp_path, monkeypatch):
     fake = FakeSlurm(tmp_path)
     monkeypatch.setenv("PATH", fake.path)
     monkeypatch.setattr("dshuffle.pipeline.jobs.LOOK", 0.2)
-    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.2)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.STEP", 0.2)
     with dask.config.set({"distributed.adaptive.interval": "200ms"}):
         yield fake
 

@@ -16,7 +16,7 @@ from dshuffle import Choices, InvalidParameter, Pipeline, Training
 from dshuffle.compare import Way
 from dshuffle.errors import ClusterError, DatasetNotFound
 from dshuffle.pipeline import BatchJobs, LocalWorkers, RunningScheduler, each_epoch
-from dshuffle.runtime.client.waiting import wait_for_workers
+from dshuffle.runtime.client.cluster_view import wait_for_workers
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import fit_linear_regression
 
@@ -142,7 +142,7 @@ def test_a_run_is_stopped_after_the_epoch_and_continued_from_its_checkpoint(tmp_
 
 
 def test_a_run_that_waits_for_workers_says_so_and_is_stopped(monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.1)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.STEP", 0.1)
 
     def stop(done, total, text):
         if text.endswith("1 of 2 workers have connected"):
@@ -156,7 +156,7 @@ def test_a_run_that_waits_for_workers_says_so_and_is_stopped(monkeypatch):
 
 
 def test_waiting_is_said(monkeypatch, caplog):
-    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.05)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.STEP", 0.05)
     with (
         HERE.open() as client,
         pytest.raises(ClusterError, match=r"only 3 of min_workers=9 .* after 0\.5 s"),
@@ -167,7 +167,7 @@ def test_waiting_is_said(monkeypatch, caplog):
 
 def test_a_wait_does_not_change_what_a_cluster_knows_of_its_workers(monkeypatch):
     """A cluster whose information is replaced while a worker leaves fails, and never replaces a worker again."""
-    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.05)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.STEP", 0.05)
     with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster, Client(cluster) as client:
         before = cluster.scheduler_info
         wait_for_workers(client, 1, 10)
@@ -177,7 +177,7 @@ def test_a_wait_does_not_change_what_a_cluster_knows_of_its_workers(monkeypatch)
 
 
 def test_a_worker_that_retires_is_not_counted(monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.05)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.STEP", 0.05)
 
     def status(dask_scheduler, value):
         for worker in dask_scheduler.workers.values():
@@ -192,7 +192,7 @@ def test_a_worker_that_retires_is_not_counted(monkeypatch):
 
 
 def test_waiting_ends_although_nobody_looks_in_time(monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.05)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.STEP", 0.05)
     with HERE.open() as client:
         for patience in (0, 0.2):
             with pytest.raises(ClusterError, match="min_workers=9"):

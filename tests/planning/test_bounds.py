@@ -13,8 +13,8 @@ from dshuffle.planning import DELIVERIES, Global, bounds, next_ranks
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.caching import first_holders
 from dshuffle.planning.delivery import plan_delivery
+from dshuffle.planning.epoch_plan import missing_samples
 from dshuffle.planning.holders import as_holders
-from dshuffle.planning.packets import missing_samples
 
 from ..conftest import at_most
 

@@ -162,8 +162,7 @@ def every_second(comparison, *labels):
 def test_ways_that_reshuffle_every_second_epoch_alone_cannot_be_ranked(comparison):
     sparse = every_second(only(comparison, "local, shuffled once", "global + peer"), "global + peer")
     assert story(sparse)[1] == (
-        "No way reshuffles everything before every epoch, so none can be called the fastest. Add one with every=1 "
-        "(--every 1)."
+        "No way reshuffles everything before every epoch, so none can be called the fastest. Add one with every=1."
     )
 
 

@@ -123,7 +123,7 @@ def test_the_command_says_what_is_left_out(tmp_path):
     group.create_array("z", data=np.arange(3.0))
     ran = CliRunner().invoke(main, ["dataset", "shuffle", str(tmp_path / "d"), str(tmp_path / "e")])
     assert ran.exit_code == 0, ran.output
-    assert "left out: z: " in ran.stderr
+    assert "left out: z (" in ran.stderr
 
 
 @pytest.mark.slow
@@ -223,11 +223,11 @@ def test_what_is_refused_before_anything_is_read(tmp_path, monkeypatch):
 
 def test_the_command(tmp_path):
     create_dataset(tmp_path / "in", {"x": np.arange(500.0)})
-    command = ["dataset", "shuffle", str(tmp_path / "in"), str(tmp_path / "out"), "--seed", "3", "--chunk-rows", "10"]
+    command = ["dataset", "shuffle", str(tmp_path / "in"), str(tmp_path / "out"), "--chunk-rows", "10"]
     ran = CliRunner().invoke(main, command)
     assert ran.exit_code == 0, ran.output
     assert ran.stdout == f"wrote 500 samples (4.00 kB) in random order to {tmp_path / 'out'}\n"
-    expected = shuffle_dataset(tmp_path / "in", "memory://same", seed=3, overwrite=True).read_rows(np.arange(500))["x"]
+    expected = shuffle_dataset(tmp_path / "in", "memory://same", seed=0, overwrite=True).read_rows(np.arange(500))["x"]
     np.testing.assert_array_equal(dshuffle.open_dataset(tmp_path / "out").read_rows(np.arange(500))["x"], expected)
     ran = CliRunner().invoke(main, command)
     assert ran.exit_code == 1

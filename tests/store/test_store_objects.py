@@ -147,7 +147,7 @@ def test_an_error_says_how_to_open_a_group_in_a_store() -> None:
     store = MemoryStore()
     zarr.create_group(store)
     fill(store, "deep/group")
-    with pytest.raises(DatasetError, match=r"open_dataset\(zarr.storage.StorePath\(store, 'deep/group'\)\)"):
+    with pytest.raises(DatasetError, match=r"by its URL or a StorePath\. .* are group$"):
         dshuffle.open_dataset(StorePath(store, "deep"))
 
 
@@ -177,7 +177,7 @@ def test_a_writable_session_of_icechunk_is_refused() -> None:
 def test_options_of_a_store(tmp_path: Path) -> None:
     store = filled(memory)(tmp_path)
     assert dshuffle.open_dataset(store, storage_options={"max_retries": 1, "timeout": 5}).n_samples == 40
-    with pytest.raises(InvalidParameter, match=r"storage_options=\['key'\] .*Set other options where you make the"):
+    with pytest.raises(InvalidParameter, match=r"storage_options=\['key'\] .*Set other options of a store"):
         dshuffle.open_dataset(store, storage_options={"key": "hunter2"})
     with pytest.raises(InvalidParameter, match="must be a path or a URL"):
         dshuffle.create_dataset(store, {"x": [1]})  # type: ignore[arg-type]

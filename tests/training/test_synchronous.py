@@ -14,7 +14,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import Decay, EarlyStopping, Network, PhaseSeconds, fit_synchronous_sgd
-from dshuffle.training.monitoring import EpochBreakdown
+from dshuffle.training.fit import EpochBreakdown
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(305, n_features=5, n_classes=4).items()}
 NETWORK = Network((5, 8, 4))
@@ -99,7 +99,7 @@ def test_the_breakdown_tells_storage_from_workers():
 
 
 def test_a_slow_worker_is_waited_for_and_told_of(fake_shuffler, caplog, monkeypatch):
-    monkeypatch.setattr("dshuffle.training.monitoring.NOTICEABLE", 0.0)
+    monkeypatch.setattr("dshuffle.training.fit.NOTICEABLE", 0.0)
     arrays = {"x": BLOBS["x"][:120], "y": np.repeat([1, 0, 2, 3], 30)}
     shuffler = fake_shuffler(arrays, assignment="local", sharding="contiguous")
     history = fit_synchronous_sgd(shuffler, Slow((5, 8, 4)), **OPTIONS)

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter, PlanError
+from dshuffle.planning.assignment.balance import uniform_ranks
 from dshuffle.planning.assignment.chunks import check_chunks, deal_chunks, draw_chunks, slice_chunks
-from dshuffle.planning.assignment.draws import uniform_ranks
 from dshuffle.planning.types import Ranks, Samples
 
 
@@ -196,7 +196,7 @@ class GivenSharding:
                 "n_workers",
                 n_workers,
                 f"{self.n_workers}, for which the sharding {self.name!r} was made",
-                f"Create a sharding for {n_workers} workers with 'dshuffle dataset shard --workers {n_workers}'.",
+                f"Make a sharding for {n_workers} workers.",
             )
         if self.ranks is not None and len(self.ranks) != n_samples:
             raise InvalidParameter.of(

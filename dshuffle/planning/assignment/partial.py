@@ -12,10 +12,8 @@ import numpy as np
 
 from dshuffle.checks import as_ratio
 from dshuffle.planning.assignment.balance import exchange_in_classes
-from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
-from dshuffle.planning.assignment.slots import SlotExchange, Slots, path_of
-from dshuffle.planning.assignment.worker_change import WorkerChange
+from dshuffle.planning.assignment.slots import Blocks, SlotExchange, Slots, WorkerChange, path_of
 from dshuffle.planning.grouping import count_keys, group_by
 
 FIXED_POINTS = ":fixed-points"

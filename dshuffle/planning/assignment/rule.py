@@ -9,11 +9,9 @@ from typing import ClassVar, Self
 
 from dshuffle.errors import PlanError
 from dshuffle.planning.assignment.balance import Classes
-from dshuffle.planning.assignment.blocks import Blocks
-from dshuffle.planning.assignment.slots import Slots
-from dshuffle.planning.assignment.worker_change import WorkerChange
-from dshuffle.planning.packets import Packets
-from dshuffle.planning.share_sizes import Weights
+from dshuffle.planning.assignment.slots import Blocks, Slots, WorkerChange
+from dshuffle.planning.epoch_plan import Packets
+from dshuffle.planning.exchange_epochs import Weights
 from dshuffle.planning.types import Holders, Ranks, Samples
 
 

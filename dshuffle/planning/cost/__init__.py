@@ -7,18 +7,18 @@ formulas (``loads_expected.py``). ``prediction.py`` converts loads to times.
 bytes and requests cost.
 """
 
-from dshuffle.planning.cost.advice import Change, Recommendation, all_ways, compare_costs, recommend
+from dshuffle.planning.cost.advice import ASSIGNMENTS, Change, Recommendation, all_ways, compare_costs, recommend
 from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.prediction import Prediction, predict
-from dshuffle.planning.cost.prices import Bill, Prices
+from dshuffle.planning.cost.prices import Bill
 
 __all__ = [
+    "ASSIGNMENTS",
     "Bill",
     "Change",
     "ClusterRates",
     "Prediction",
-    "Prices",
     "Recommendation",
     "Work",
     "all_ways",

@@ -17,7 +17,7 @@ from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads_expected import expected_loads
 from dshuffle.planning.cost.prediction import Prediction, loads_of, timed
 from dshuffle.planning.delivery import SIMPLEST, Circumstances, suitable_deliveries
-from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.delivery.definition import Loads
 
 ASSIGNMENTS = ("local", "partial:0.1", "global", "aligned", "chunks")
 SAMPLES = 100_000

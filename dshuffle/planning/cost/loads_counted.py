@@ -8,15 +8,14 @@ import functools
 
 import numpy as np
 
-from dshuffle.planning.choices import Choices
 from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads_expected import demand_of
-from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.delivery.definition import Loads
 from dshuffle.planning.delivery.storage import STORAGE
-from dshuffle.planning.packets import Packets
+from dshuffle.planning.epoch_plan import Packets
 from dshuffle.planning.planner import EpochPlanner
-from dshuffle.planning.shuffle_spec import ShuffleSpec
+from dshuffle.planning.shuffle_spec import Choices, ShuffleSpec
 
 FIRST_EPOCH = 3
 """First epoch that may be planned. By then the caches hold what eviction has left, not what was loaded."""

@@ -10,9 +10,7 @@ import numpy as np
 
 from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.job import Work
-from dshuffle.planning.delivery.demand import Demand
-from dshuffle.planning.delivery.link_loads import across_racks
-from dshuffle.planning.delivery.loads import CHECKSUM_NBYTES, Loads
+from dshuffle.planning.delivery.definition import CHECKSUM_NBYTES, Demand, Loads, across_racks
 from dshuffle.planning.types import Amounts
 
 MANY_TRIALS = 10_000

@@ -16,7 +16,7 @@ from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads_counted import counted_loads, is_countable
 from dshuffle.planning.cost.loads_expected import expected_loads, first_load
 from dshuffle.planning.delivery import check_delivery
-from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.delivery.definition import Loads
 
 
 def message_count(work: Work, loads: Loads, rate: float = math.inf) -> float:

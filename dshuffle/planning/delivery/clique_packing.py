@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.encoding_tables import Tables
-from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_cycles
+from dshuffle.planning.delivery.packets_from_server import PacketModel, Tables, packets_of_cycles
 from dshuffle.planning.grouping import group_by, lowest_bit, popcount
 from dshuffle.planning.randomness import below, next_word, permutation, random_words
 from dshuffle.planning.types import Samples
@@ -33,7 +32,7 @@ CLIQUE_PACKETS = PacketModel(
     fit=(-0.1817, 0.06143, 0.09739, 1.208, -0.5482, 0.3255, -0.5612, -0.03038, -0.07387, 0.0003775),
     aligned_fit=(-1.227, 0.3048, 0.3119, 1.755, 0.6113, -0.006008, -1.225, -0.03952, -0.01757, -0.01444),
 )
-"""How many packets these cliques take; see :mod:`dshuffle.planning.delivery.packet_models`."""
+"""How many packets these cliques take; see :mod:`dshuffle.planning.delivery.packets_from_server`."""
 
 
 def pack_cliques(tables: Tables, n_workers: int, *, seed: int) -> tuple[Samples, Samples]:
@@ -97,7 +96,7 @@ def _weights(sizes: Samples) -> NDArray[np.int64]:
     return np.array([0, *roots], dtype=np.int64)
 
 
-@kernel()
+@kernel("(u8[::1], i8[::1], i8[::1], i8[::1], i8[::1])")
 def _describe(masks, columns, starts, sizes, company):  # type: ignore[no-untyped-def]
     """Write the set size of every sample, and the length of its row in the encoding table."""
     for table in range(masks.size):
@@ -110,7 +109,7 @@ def _describe(masks, columns, starts, sizes, company):  # type: ignore[no-untype
                 company[starts[column] + row] = length
 
 
-@kernel()
+@kernel("(u8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8, u8)")
 def _pack(  # type: ignore[no-untyped-def]
     sets, workers, order, ends, seeds, weights, levels, tries, state
 ):

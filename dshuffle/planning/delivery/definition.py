@@ -2,28 +2,390 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.delivery.batches import Batches
-from dshuffle.planning.delivery.demand import Demand
-from dshuffle.planning.delivery.holder_sets import HolderSets
-from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES, Batches
+from dshuffle.planning.epoch_plan import SERVER, Packets, missing_samples
+from dshuffle.planning.exchange_epochs import Weights
 from dshuffle.planning.moves import Moves
-from dshuffle.planning.packets import Packets
-from dshuffle.planning.types import Samples
+from dshuffle.planning.pacing import Pacing
+from dshuffle.planning.randomness import log_choose
+from dshuffle.planning.types import Amounts, Holders, Ranks, Samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanInput:
+    """Where samples are, where they must go, and what else a plan may depend on.
+
+    :func:`~dshuffle.planning.delivery.plan_delivery` checks all of it. Deliveries use the parts that they need.
+
+    Parameters
+    ----------
+    holders
+        ``(q, words)`` uint64 masks of the workers that hold each sample.
+    destinations
+        ``(q,)`` int32, the worker that will train on each sample.
+    n_workers
+        Number of workers.
+    seed
+        Seed for breaking ties.
+    start
+        Good packets that are known beforehand.
+    hosts
+        Host of each worker, numbered; empty if every worker has its own.
+    weights
+        Relative share of each worker; empty if shares are equal.
+    """
+
+    holders: Holders
+    destinations: Ranks
+    n_workers: int
+    seed: int
+    start: Packets | None = None
+    hosts: Sequence[int] = ()
+    weights: Weights = ()
+
+    def missing_samples(self) -> Samples:
+        """The samples whose workers do not hold them, ascending."""
+        return missing_samples(self.holders, self.destinations)
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HolderSets:
+    """Distribution of the sets of the needed samples. All sets of one size are equally likely.
+
+    Parameters
+    ----------
+    n_workers
+        Number of workers.
+    needed
+        Number of samples to deliver.
+    sizes, chances
+        ``(s,)`` set sizes that occur, at least 2, and the fraction of needed samples with each.
+    aligned
+        Whether the assignment was drawn so that packets serve their whole sets.
+    """
+
+    n_workers: int
+    needed: float
+    sizes: Floats
+    chances: Floats
+    aligned: bool
+
+    @classmethod
+    def of(cls, n_workers: int, needed: float, *, held: float, excess: float, even: bool, aligned: bool) -> HolderSets:
+        """Compute the distribution for caches.
+
+        With ``uniform`` caching, the holders of a needed sample are its owner and each of the n - 2 workers other than
+        owner and destination, with the probability of the excess. ``recent`` is treated in the same way, which
+        predicts 4 to 7 % too many packets for a million samples. With ``even``, all samples have the same number of
+        holders, or one of two consecutive numbers.
+
+        Parameters
+        ----------
+        n_workers, needed, aligned
+            As in the class.
+        held
+            Mean number of workers that hold a sample.
+        excess
+            Probability that a worker holds a sample outside its share.
+        even
+            Whether the caching policy is ``even``.
+
+        Examples
+        --------
+        >>> HolderSets.of(4, 75.0, held=2.0, excess=1 / 3, even=True, aligned=False).sizes
+        array([3.])
+        """
+        if even:
+            held = max(1.0, held)
+            sizes = math.floor(held) + np.array([1.0, 2.0])
+            chances = np.array([1 - held % 1, held % 1])
+        else:
+            sizes = np.arange(2.0, n_workers + 1)
+            chances = _binomial(n_workers - 2, excess)
+        likely = (chances > 1e-12) & (sizes <= n_workers)
+        return cls(n_workers, needed, sizes[likely], chances[likely] / chances[likely].sum(), aligned)
+
+    @property
+    def excess(self) -> bool:
+        """Whether samples have holders other than their owner."""
+        return bool(self.sizes[-1] > 2)
+
+    @property
+    def bound(self) -> float:
+        """Expected lower bound on packets for any code; see :func:`~dshuffle.planning.bounds.average_lower_bound`."""
+        return float(self.needed * (self.chances / self.sizes).sum())
+
+    @property
+    def occupancy(self) -> Floats:
+        """``(s,)`` logarithm of the expected number of samples per set and destination, for each set size."""
+        ways = np.array([log_choose(self.n_workers, size) for size in self.sizes.tolist()])
+        logs: Floats = math.log(self.needed) + np.log(self.chances) - ways - np.log(self.sizes)
+        return logs
+
+    @property
+    def largest(self) -> float:
+        """Largest number k such that each of k workers can expect one needed sample that the k - 1 others hold.
+
+        A worker needs ``needed / n`` samples. A sample with h holders covers ``choose(h, k - 1)`` of the
+        ``choose(n - 1, k - 1)`` sets of k - 1 other workers.
+        """
+        low, high = 1.0, float(self.sizes[-1])
+        if self._common(high) > 0:
+            return high
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._common(middle) > 0 else (low, middle)
+        return low
+
+    def _common(self, size: float) -> float:
+        holders = self.sizes - 1
+        fits = holders >= size - 1
+        subsets = np.array([log_choose(h, size - 1) for h in holders[fits].tolist()])
+        most = float(subsets.max())
+        expected = most + math.log(float((self.chances[fits] * np.exp(subsets - most)).sum()))
+        return math.log(self.needed / self.n_workers) + expected - log_choose(self.n_workers - 1, size - 1)
+
+
+def _binomial(count: int, chance: float) -> Floats:
+    """Return the ``(count + 1,)`` binomial probabilities of 0 to ``count`` successes."""
+    if chance in (0.0, 1.0):
+        certain = np.zeros(count + 1)
+        certain[0 if chance == 0.0 else -1] = 1.0
+        return certain
+    k = np.arange(count + 1)
+    ways = np.array([log_choose(count, i) for i in k.tolist()])
+    probabilities: Floats = np.exp(ways + k * math.log(chance) + (count - k) * math.log1p(-chance))
+    return probabilities
+
+
+CHECKSUM_NBYTES = 4
+"""Size in bytes of the checksum that is sent with each row."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loads:
+    """Bytes and counts of one epoch's exchange. Arrays of shape ``(n,)`` are per worker, ``(racks,)`` per rack.
+
+    Parameters
+    ----------
+    exact
+        Whether the loads were counted in a real plan, possibly of a smaller job, instead of computed from formulas.
+    needed, packets
+        Number of samples that a worker lacks, and of packets sent to deliver them.
+    server_out
+        Bytes out of the server.
+    encoded
+        Bytes of rows that the server reads to encode packets.
+    worker_out, worker_in
+        ``(n,)`` bytes out of and into each worker for the exchange of rows.
+    decoded
+        ``(n,)`` bytes of packets and rows that each worker reads to decode its rows.
+    read, requests
+        ``(n,)`` bytes and number of objects that each worker reads from the storage.
+    rack_out, rack_in
+        ``(racks,)`` bytes out of and into each rack, without reads from the storage.
+    passed_on
+        For the ring relay, the bytes that its second stage sends over a link; otherwise 0.
+    needed_nbytes
+        Bytes of the rows needed from the storage. ``read`` counts their whole chunks.
+    """
+
+    exact: bool
+    needed: float
+    packets: float
+    server_out: float
+    encoded: float
+    worker_out: Amounts
+    worker_in: Amounts
+    decoded: Amounts
+    read: Amounts
+    requests: Amounts
+    rack_out: Amounts
+    rack_in: Amounts
+    passed_on: float = 0.0
+    needed_nbytes: float = 0.0
+
+    @property
+    def amplification(self) -> float:
+        """Bytes read from the storage per byte needed; 1 if none are needed."""
+        return float(self.read.sum()) / self.needed_nbytes if self.needed_nbytes else 1.0
+
+    @classmethod
+    def none(cls, n_workers: int, n_racks: int, *, exact: bool, needed: float = 0.0, packets: float = 0.0) -> Self:
+        """No bytes at all, of an exchange that delivers ``needed`` samples."""
+        workers, racks = np.zeros(n_workers), np.zeros(n_racks)
+        return cls(exact, needed, packets, 0.0, 0.0, workers, workers, workers, workers, workers, racks, racks)
+
+    def rows_received(self, row_nbytes: int) -> float:
+        """Number of rows that workers receive from other participants."""
+        return float(self.worker_in.sum()) / (row_nbytes + CHECKSUM_NBYTES)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demand:
+    """What an epoch asks of a delivery, on average over all draws.
+
+    Parameters
+    ----------
+    n_samples, row_nbytes, chunk_rows
+        Number of samples in the dataset, bytes of a sample, and samples of a chunk of the store.
+    group_rows
+        Samples that move together.
+    relay
+        How packets of several samples travel.
+    needed
+        Number of samples that workers lack, all together.
+    shares
+        ``(n,)`` samples that each worker lacks.
+    groups
+        ``(n,)`` groups that each worker is assigned and that were not in its share before; None if samples move singly.
+    excess
+        Probability that a worker holds a sample outside its share.
+    sets_of
+        Number of needed samples -> distribution of their holders.
+    racks, n_racks
+        ``(n,)`` int64, the rack of each worker, and the number of racks.
+    """
+
+    n_samples: int
+    row_nbytes: int
+    chunk_rows: int
+    group_rows: int
+    relay: str
+    needed: float
+    shares: Amounts
+    groups: Amounts | None
+    excess: float
+    sets_of: Callable[[float], HolderSets]
+    racks: NDArray[np.int64]
+    n_racks: int
+
+    @property
+    def n_workers(self) -> int:
+        """Number of workers."""
+        return len(self.racks)
+
+    @property
+    def wire_nbytes(self) -> int:
+        """Bytes of a row on a link."""
+        return self.row_nbytes + CHECKSUM_NBYTES
+
+    @property
+    def rack_sizes(self) -> NDArray[np.int64]:
+        """``(racks,)``, number of workers in each rack."""
+        return np.bincount(self.racks, minlength=self.n_racks)
+
+    def growth(self, n_planned: int) -> float:
+        """Number of samples of the job for each sample of a plan of ``n_planned`` samples."""
+        return self.n_samples / n_planned
+
+    def no_loads(self, *, exact: bool, packets: float) -> Loads:
+        """Loads of an exchange of this many packets, of which no part of the cluster has any yet."""
+        return Loads.none(self.n_workers, self.n_racks, exact=exact, needed=self.needed, packets=packets)
+
+
+def across_racks(sizes: NDArray[np.int64], each: float) -> dict[str, Amounts]:
+    """Return bytes out of and into each rack if each worker sends ``each`` bytes, equally to all others."""
+    n = int(sizes.sum())
+    outside = each * sizes * ((n - sizes) / max(1, n - 1))
+    return {"rack_out": outside, "rack_in": outside}
+
+
+def loads_from_server(demand: Demand, sent: float) -> dict[str, Any]:
+    """Return the loads of links if the server sends ``sent`` rows, and workers send each other the rest."""
+    n, row, sizes = demand.n_workers, demand.wire_nbytes, demand.rack_sizes
+    passed_on = (demand.needed - sent) / n * row
+    relayed = across_racks(sizes, passed_on)
+    return {
+        "server_out": sent * row,
+        "worker_in": demand.shares * row,
+        "worker_out": passed_on + np.zeros(n),
+        "rack_out": relayed["rack_out"],
+        "rack_in": relayed["rack_in"] + sizes * (sent / n * row),  # the server is outside all racks
+    }
+
+
+def loads_of_hops(
+    demand: Demand, senders: Ranks, destinations: Ranks, row: float, *, sent: float | None = None
+) -> dict[str, Any]:
+    """Count the loads of links in the hops of a plan.
+
+    Parameters
+    ----------
+    senders, destinations
+        ``(m,)`` ends of each hop.
+    row
+        Bytes that a hop stands for.
+    sent
+        Hops from the server in the job, if it is not as many as in the plan. Workers send what the server does not.
+    """
+    n, racks = demand.n_workers, demand.racks
+    served = int(np.count_nonzero(senders == SERVER))
+    sent = float(served) if sent is None else sent
+    away = np.bincount(senders[senders >= 0], minlength=n).astype(np.float64)
+    factor = (len(destinations) - sent) / away.sum() if away.any() else 0.0
+    each = sent / max(1, served)
+    crossing = {}
+    for name, ends in (("rack_out", senders), ("rack_in", destinations)):
+        # The server is outside all racks, so its traffic only enters racks.
+        between = (senders < 0) | (racks[np.maximum(senders, 0)] != racks[destinations])
+        mine = between & (ends >= 0)
+        weights = np.where(senders[mine] < 0, each, factor)
+        crossing[name] = np.bincount(racks[ends[mine]], weights, minlength=demand.n_racks) * row
+    received = np.bincount(destinations, minlength=n).astype(np.float64)
+    return {
+        "server_out": sent * row,
+        "worker_in": received * row,
+        "worker_out": away * (factor * row),
+        **crossing,
+    }
+
+
+def loads_of_one_hop(demand: Demand, plan: Packets, n_planned: int) -> Loads:
+    """Count the loads of a plan whose packets go from their senders to their destinations."""
+    growth = demand.growth(n_planned)
+    links = loads_of_hops(demand, plan.senders, plan.destinations, demand.wire_nbytes * growth)
+    return dataclasses.replace(demand.no_loads(exact=True, packets=plan.n_packets * growth), **links)
+
+
+def messages_of_rows(loads: Loads, row_nbytes: int, n_flows: int, rate: float) -> float:
+    """Estimate the number of messages if rows go in as few as possible.
+
+    Parameters
+    ----------
+    n_flows
+        Pairs of participants that send to each other.
+    rate
+        Rate of the links in bytes per second; infinite for full messages.
+    """
+    rows = loads.rows_received(row_nbytes)
+    longest = Pacing.of(rate, message_bytes=MESSAGE_BYTES, window_bytes=WINDOW_BYTES).message_nbytes
+    full = max(1, longest // row_nbytes)
+    return min(rows, float(n_flows * max(1, math.ceil(round(rows / n_flows) / full))))
+
 
 PartsByWorker = dict[int, Samples]
 """Participant -> samples."""
 
 DeliveryPlanner = Callable[..., Packets]
-"""``plan(plan_input, **options) -> Packets``, with a :class:`~dshuffle.planning.delivery.plan_input.PlanInput`.
+"""``plan(plan_input, **options) -> Packets``, with a :class:`~dshuffle.planning.delivery.definition.PlanInput`.
 
-The packets must pass :func:`~dshuffle.planning.check_plan.check_plan` and depend on the arguments alone.
+The packets must pass :func:`~dshuffle.planning.epoch_plan.check_plan` and depend on the arguments alone.
 """
 
 

@@ -15,12 +15,16 @@ import numpy as np
 from dshuffle.checks import as_integer
 from dshuffle.kernels import kernel
 from dshuffle.planning.delivery.clique_packing import CLIQUE_PACKETS
-from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
-from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_tables
-from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
-from dshuffle.planning.delivery.plan_input import PlanInput
+from dshuffle.planning.delivery.definition import PlanInput
+from dshuffle.planning.delivery.packets_from_server import (
+    MOST_WORKERS,
+    PacketModel,
+    PacketsFromServer,
+    Tables,
+    packets_of_tables,
+)
+from dshuffle.planning.epoch_plan import Packets
 from dshuffle.planning.grouping import group_by, lowest_bit, popcount
-from dshuffle.planning.packets import Packets
 
 
 def plan_ubershuffle(plan_input: PlanInput, depth: int = 2) -> Packets:
@@ -49,7 +53,7 @@ def plan_ubershuffle(plan_input: PlanInput, depth: int = 2) -> Packets:
     return tables.plan(packet_of, n_packets, plan_input.destinations)
 
 
-@kernel()
+@kernel("(u8[::1],)")
 def _sizes(masks):  # type: ignore[no-untyped-def]
     sizes = np.empty(masks.size, dtype=np.int64)
     for table in range(masks.size):
@@ -57,7 +61,7 @@ def _sizes(masks):  # type: ignore[no-untyped-def]
     return sizes
 
 
-@kernel()
+@kernel("(u8[::1], i8[::1], i8[::1], i4[::1], i8[::1], i8[::1], i8, i8[::1])")
 def _carpool(  # type: ignore[no-untyped-def]
     masks, columns, starts, workers, by_size, layers, depth, packet_of
 ):

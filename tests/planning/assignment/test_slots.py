@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.planning import Partial, first_ranks, next_ranks
-from dshuffle.planning.assignment.blocks import Blocks
-from dshuffle.planning.assignment.slots import ORDERS, SlotExchange
-from dshuffle.planning.bijection import ROUNDS
-from dshuffle.planning.bijection_family import LARGEST_TABLES, BijectionFamily
+from dshuffle.planning.assignment.slots import ORDERS, Blocks, SlotExchange
+from dshuffle.planning.bijection import LARGEST_TABLES, ROUNDS, BijectionFamily
 
 
 @given(

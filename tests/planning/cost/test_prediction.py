@@ -15,7 +15,7 @@ from dshuffle.planning.cost import ClusterRates, Work, predict
 from dshuffle.planning.cost.loads_expected import expected_loads
 from dshuffle.planning.cost.prediction import loads_of, timed
 from dshuffle.planning.delivery.relay import route
-from dshuffle.planning.packets import SERVER
+from dshuffle.planning.epoch_plan import SERVER
 
 from ...conftest import at_most
 

@@ -23,10 +23,8 @@ from dshuffle.training import (
     geometric_speeds,
     simulate_parameter_server,
 )
-from dshuffle.training.parameter_server.asynchronous import Asynchrony, MiniBatches
-from dshuffle.training.parameter_server.models import check_labels
-from dshuffle.training.parameter_server.slices import OrderedSlice, ParameterSlice, Turns
-from dshuffle.training.parameter_server.trainer import survey, total_loss
+from dshuffle.training.parameter_server.slices import OrderedSlice, ParameterSlice, Turns, check_labels
+from dshuffle.training.parameter_server.trainer import Asynchrony, MiniBatches, survey, total_loss
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(121, n_features=3, n_classes=4).items()}
 LINE = {"x": BLOBS["x"].astype(float), "y": BLOBS["x"] @ np.array([1.0, -2.0, 0.5])}
