@@ -6,7 +6,6 @@ Loading numba and its first kernel takes half a second of processor time, so a p
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import os
 import sys
@@ -41,8 +40,8 @@ class Kernel:
     function
         The function.
     signatures
-        Types of its arguments, as numba writes them, such as ``"(u8[:,::1], i8)"``: what :meth:`load` compiles. Other
-        types are compiled when they are met. Kernels that only kernels call need none.
+        Types of its arguments, as numba writes them, such as ``"(u8[:,::1], i8)"``: what :func:`load_kernels` compiles.
+        Other types are compiled when they are met. Kernels that only kernels call need none.
     options
         Those of :func:`numba.njit`.
     """
@@ -57,15 +56,9 @@ class Kernel:
         """What numba makes of the function."""
         with _making:  # one for all threads
             if self._dispatcher is None:
-                parts = "\n".join(self._parts({self}))
-                stamp = hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
+                stamp = "\n".join(self._parts({self}))
                 self._dispatcher = _numba_support().dispatcher(self._function, self._options, stamp)
             return self._dispatcher
-
-    def load(self) -> None:
-        """Compile the kernel for its signatures, or load it from the cache on disk."""
-        for signature in self.signatures:
-            self.dispatcher.compile(signature)
 
     def _parts(self, known: set[Kernel]) -> Iterator[str]:
         """What the machine code depends on: code, constants, and the numbers and kernels among the global variables."""
@@ -121,8 +114,8 @@ def load_kernels(*modules: str) -> None:
     """Load the kernels of modules of dshuffle, or compile them if no process has."""
     for name in modules:
         for value in vars(importlib.import_module(f"dshuffle.{name}")).values():
-            if isinstance(value, Kernel):
-                value.load()
+            for signature in value.signatures if isinstance(value, Kernel) else ():
+                value.dispatcher.compile(signature)
 
 
 def compile_kernels() -> None:

@@ -14,7 +14,6 @@ import logging
 import os
 import pickle
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,11 +36,7 @@ logger = logging.getLogger(__name__)
 PATIENCE = 300.0
 """Seconds to wait for another process that compiles. After that this one compiles as well."""
 
-SILENT = 2.0
-"""Seconds of compiling before the log says so."""
-
-_compiling = False  # whether this process has its turn; under numba's lock
-_seconds = 0.0
+_compiling = False  # whether this process has its turn; changed under numba's lock
 
 
 def dispatcher(function: Callable[..., Any], options: dict[str, Any], stamp: str) -> Any:
@@ -95,16 +90,18 @@ class _CodeFiles(NullCache):
 
     def paths(self, sig: Any) -> list[Path]:
         """Where the code of a signature may be."""
-        machine = cpu_target.target_context.codegen().magic_tuple()
-        text = f"{sys.version} {machine} {self._stamp} {sig}"
-        digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-        return [folder / f"{self._name}-{digest}" for folder in _folders()]
+        return [folder / f"{self._name}-{_digest(self._stamp, sig)}" for folder in _folders()]
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
 
 @functools.cache
 def _folders() -> list[Path]:
     """Folders of machine code: the first that can be written gets more of it."""
-    name = f"kernels-{numba.__version__}-{cpu_target.target_context.codegen().magic_tuple()[1]}"
+    machine = cpu_target.target_context.codegen().magic_tuple()
+    name = f"kernels-{numba.__version__}-{machine[1]}-{_digest(sys.version, machine)}"
     if chosen := numba.config.CACHE_DIR:  # type: ignore[attr-defined]
         return [Path(chosen, "dshuffle", name)]
     folders = [Path(__file__).parent / "__pycache__" / name]
@@ -116,37 +113,29 @@ def _folders() -> list[Path]:
 
 def _compiled_once(compile_: Callable[[Any], Any], files: _CodeFiles, signature: Any) -> Any:
     """Compile for a signature, while other processes that need machine code wait; or load the code."""
-    global _compiling, _seconds
     signature = normalize_signature(signature)[0]
     with global_compiler_lock:
-        if _compiling or any(path.exists() for path in files.paths(signature)):
+        is_there = _compiling or any(path.exists() for path in files.paths(signature))
+        with contextlib.nullcontext() if is_there else _turn(_folders()[-1]):
             return compile_(signature)
-        with _turn(_folders()[-1]):
-            _compiling, began = True, time.monotonic()
-            try:
-                return compile_(signature)
-            finally:
-                _compiling = False
-                _seconds += time.monotonic() - began
-                if _seconds > SILENT:
-                    _warn("kernels are compiled, once for this version and processor")
 
 
 @contextlib.contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """Lock a folder, unless that takes too long or is not possible."""
-    try:
-        folder.mkdir(exist_ok=True, parents=True)
-        file = (folder / "lock").open("wb")
-    except OSError:  # nor can code be saved, which says why
-        yield
-        return
-    with file:
+    """Lock a folder, unless that takes too long or is not possible. Kernels that are called share the turn."""
+    global _compiling
+    with contextlib.ExitStack() as opened:
         try:
+            folder.mkdir(exist_ok=True, parents=True)
+            file = opened.enter_context((folder / "lock").open("wb"))
             lock_file(file.fileno(), PATIENCE)
         except OSError as error:
             _warn(f"this process compiles kernels without waiting for others ({error})")
-        yield
+        _compiling = True
+        try:
+            yield
+        finally:
+            _compiling = False
 
 
 @functools.cache

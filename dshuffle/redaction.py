@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 HIDDEN = "***"
@@ -45,7 +45,7 @@ def hide_secrets(text: str, secrets: Iterable[str] = ()) -> str:
     return text
 
 
-def option_values(options: Mapping[str, Any]) -> tuple[str, ...]:
+def option_values(options: object) -> tuple[str, ...]:
     """All strings in storage options, at any depth.
 
     Examples
@@ -53,20 +53,12 @@ def option_values(options: Mapping[str, Any]) -> tuple[str, ...]:
     >>> option_values({"key": "k", "client_kwargs": {"auth": ["user", "pass"]}, "anon": False})
     ('k', 'user', 'pass')
     """
-    return tuple(_texts(options))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, bytes):
-        yield value.decode(errors="replace")
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, Iterable):
-        for item in value:
-            yield from _texts(item)
+    if isinstance(options, str):
+        return (options,)
+    if isinstance(options, bytes):
+        return (options.decode(errors="replace"),)
+    items = options.values() if isinstance(options, Mapping) else options
+    return tuple(text for item in items for text in option_values(item)) if isinstance(items, Iterable) else ()
 
 
 class _ShortRepr(reprlib.Repr):
