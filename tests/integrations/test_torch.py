@@ -36,7 +36,7 @@ def test_batches_on_a_device(torch, device):
     batches = list(partition.to_torch(4, mode="uneven", arrays=("x", "y"), device=device))
     assert {tensor.device.type for batch in batches for tensor in batch} == {device}
     as_dict = next(iter(partition.to_torch(4, device=torch.device(device))))
-    assert [(name, tensor.device.type) for name, tensor in as_dict.items()] == [("x", device), ("y", device)]
+    assert {name: tensor.device.type for name, tensor in as_dict.items()} == {"x": device, "y": device}
     if device == "cpu":
         assert torch.cat([y for _, y in batches]).tolist() == partition.sample_ids.tolist()
     with pytest.raises(InvalidParameter, match="device='gpu'"):
