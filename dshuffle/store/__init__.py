@@ -12,9 +12,9 @@ from dshuffle.lazy_names import loader
 if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.store.create import create_dataset as create_dataset
     from dshuffle.store.dataset import Dataset as Dataset
-    from dshuffle.store.description import dataset_of as dataset_of
-    from dshuffle.store.description import describe as describe
     from dshuffle.store.open import as_dataset as as_dataset
+    from dshuffle.store.open import dataset_of as dataset_of
+    from dshuffle.store.open import describe as describe
     from dshuffle.store.open import open_dataset as open_dataset
     from dshuffle.store.places import Place as Place
     from dshuffle.store.sharding_arrays import read_broadcast as read_broadcast
@@ -40,8 +40,8 @@ _HOMES = {
     "VerifyReport": "dshuffle.store.verify",
     "as_dataset": "dshuffle.store.open",
     "create_dataset": "dshuffle.store.create",
-    "dataset_of": "dshuffle.store.description",
-    "describe": "dshuffle.store.description",
+    "dataset_of": "dshuffle.store.open",
+    "describe": "dshuffle.store.open",
     "open_dataset": "dshuffle.store.open",
     "read_array": "dshuffle.store.sources",
     "read_broadcast": "dshuffle.store.sharding_arrays",
