@@ -1,4 +1,4 @@
-"""Open a dataset."""
+"""Open a dataset, and describe it as JSON can hold it: what was opened, and which of its samples were selected."""
 
 from __future__ import annotations
 
