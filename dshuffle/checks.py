@@ -73,14 +73,22 @@ def as_ratio(name: str, value: object, minimum: Fraction, hint: str = "") -> Fra
     return ratio
 
 
+def as_indices(name: str, values: ArrayLike, stop: int, what: str) -> NDArray[np.int64]:
+    """Return one-dimensional indices in [0, ``stop``) as int64, or raise :class:`InvalidParameter`."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise InvalidParameter.of(f"{name}.shape", array.shape, "one-dimensional")
+    if array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if array.dtype.kind not in "iu":
+        hint = "For a boolean mask, take numpy.flatnonzero(mask)." if array.dtype == np.bool_ else ""
+        raise InvalidParameter.of(f"{name}.dtype", str(array.dtype), "a dtype of integers", hint)
+    if array.min() < 0 or array.max() >= stop:
+        first = int(np.flatnonzero((array < 0) | (array >= stop))[0])
+        raise InvalidParameter.of(f"{name}[{first}]", int(array[first]), f"in [0, {stop}), the range of the {what}")
+    return array.astype(np.int64, copy=False)
+
+
 def as_ranks(name: str, values: ArrayLike, n_workers: int) -> NDArray[np.int32]:
     """Return a contiguous ``(q,)`` int32 array of ranks in [0, ``n_workers``), or raise :class:`InvalidParameter`."""
-    ranks = np.asarray(values)
-    if ranks.ndim != 1:
-        raise InvalidParameter.of(f"{name}.shape", ranks.shape, "(n_samples,)")
-    if not np.issubdtype(ranks.dtype, np.integer):
-        raise InvalidParameter.of(f"{name}.dtype", str(ranks.dtype), "an integer dtype")
-    if ranks.size and not (ranks.min() >= 0 and ranks.max() < n_workers):
-        bad = int(np.flatnonzero((ranks < 0) | (ranks >= n_workers))[0])
-        raise InvalidParameter.of(f"{name}[{bad}]", int(ranks[bad]), f"a rank in [0, {n_workers})")
-    return np.ascontiguousarray(ranks, dtype=np.int32)
+    return np.ascontiguousarray(as_indices(name, values, n_workers, "ranks"), dtype=np.int32)

@@ -159,7 +159,11 @@ def _xor_row(target, at, base, i, rows, slots, begin, end):  # type: ignore[no-u
         e += 1
 
 
-@row_kernel()
+@row_kernel(
+    "(u8[:,::1], u4[::1], i8[::1], i8[::1], i8[::1], u8[:,::1], u4[::1])",
+    "(u4[:,::1], u4[::1], i8[::1], i8[::1], i8[::1], u4[:,::1], u4[::1])",
+    "(u1[:,::1], u4[::1], i8[::1], i8[::1], i8[::1], u1[:,::1], u4[::1])",
+)
 def _encode(rows, checksums, offsets, slots, packets, out, out_checksums):  # type: ignore[no-untyped-def]
     nbytes = rows.shape[1] * rows.itemsize
     ahead = _packets_ahead(nbytes)
@@ -179,7 +183,11 @@ def _encode(rows, checksums, offsets, slots, packets, out, out_checksums):  # ty
         _xor_row(out, at, rows, first, rows, slots, begin + 1, end)
 
 
-@row_kernel()
+@row_kernel(
+    "(u8[:,::1], u8[:,::1], u1[:,::1], u4[::1], u8[:,::1], u4[::1], i8[::1], i8[::1], i8[::1], i8[::1], u8[::1])",
+    "(u4[:,::1], u8[:,:], u1[:,:], u4[::1], u4[:,::1], u4[::1], i8[::1], i8[::1], i8[::1], i8[::1], u8[::1])",
+    "(u1[:,::1], u8[:,:], u1[:,:], u4[::1], u1[:,::1], u4[::1], i8[::1], i8[::1], i8[::1], i8[::1], u8[::1])",
+)
 def _decode(  # type: ignore[no-untyped-def]
     rows, words, tail, checksums, packets, packet_checksums, offsets, slots, targets, sample_ids, keys
 ):
@@ -208,7 +216,11 @@ def _decode(  # type: ignore[no-untyped-def]
     return -1
 
 
-@row_kernel()
+@row_kernel(
+    "(u8[:,::1], u4[::1], u8[:,::1], u4[::1], i8[::1], i8[::1])",
+    "(u4[:,::1], u4[::1], u4[:,::1], u4[::1], i8[::1], i8[::1])",
+    "(u1[:,::1], u4[::1], u1[:,::1], u4[::1], i8[::1], i8[::1])",
+)
 def _add(rows, checksums, packets, packet_checksums, offsets, targets):  # type: ignore[no-untyped-def]
     for i in range(offsets.size - 1):
         for e in range(offsets[i], offsets[i + 1]):

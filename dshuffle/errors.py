@@ -148,10 +148,6 @@ class CheckpointError(DShuffleError):
     """The state of a session cannot be written or read, is damaged, or belongs to another dataset or release."""
 
 
-class RunCancelled(DShuffleError):
-    """The run of a pipeline was cancelled."""
-
-
 class PlanError(DShuffleError):
     """A plan does not deliver what the epoch needs. This is a bug in the planner; the plan is not used."""
 

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -28,18 +29,26 @@ os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, aft
 @functools.cache
 def _numba_support() -> Any:
     support = importlib.import_module("dshuffle.numba_support")
-    support.declare(Kernel, Instruction)
+    support.declare(Kernel)
     return support
 
 
 class Kernel:
-    """A function that numba compiles at its first call, or loads from its cache on disk.
+    """A function that numba compiles when it is first called, or loads from the cache on disk. Kernels may call it.
 
-    Other kernels may call it. It has the attributes of numba's dispatchers.
+    Parameters
+    ----------
+    function
+        The function.
+    signatures
+        Types of its arguments, as numba writes them, such as ``"(u8[:,::1], i8)"``: what :meth:`load` compiles. Other
+        types are compiled when they are met. Kernels that only kernels call need none.
+    options
+        Those of :func:`numba.njit`.
     """
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
-        self._function, self._options = function, options
+    def __init__(self, function: Callable[..., Any], signatures: tuple[str, ...] = (), **options: Any) -> None:
+        self._function, self.signatures, self._options = function, signatures, options
         self._dispatcher: Any = None
         functools.update_wrapper(self, function)
 
@@ -48,45 +57,31 @@ class Kernel:
         """What numba makes of the function."""
         with _making:  # one for all threads
             if self._dispatcher is None:
-                self._dispatcher = _numba_support().dispatcher(self._function, self._options, self.stamp())
+                parts = "\n".join(self._parts({self}))
+                stamp = hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
+                self._dispatcher = _numba_support().dispatcher(self._function, self._options, stamp)
             return self._dispatcher
 
-    def stamp(self) -> str:
-        """Return a digest of what the machine code depends on: the function, what it calls, and global numbers."""
-        parts = [line for callee in self._called_kernels({}) for line in callee._lines()]
-        return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+    def load(self) -> None:
+        """Compile the kernel for its signatures, or load it from the cache on disk."""
+        for signature in self.signatures:
+            self.dispatcher.compile(signature)
 
-    def _called_kernels(self, known: dict[Kernel, None]) -> dict[Kernel, None]:
-        """All kernels that are called, itself first, in the order of the calls."""
-        known[self] = None
-        for value in self._globals().values():
-            if isinstance(value, Kernel) and value not in known:
-                value._called_kernels(known)
-        return known
-
-    def _codes(self) -> Iterator[CodeType]:
-        """The code of the function, and of those within it."""
-        codes = [self._function.__code__]
-        while codes:
-            yield codes[-1]
-            codes += [value for value in codes.pop().co_consts if isinstance(value, CodeType)]
-
-    def _globals(self) -> dict[str, Any]:
-        """Global variables that the function uses."""
-        variables = self._function.__globals__
-        return {name: variables[name] for code in self._codes() for name in code.co_names if name in variables}
-
-    def _lines(self) -> Iterator[str]:
-        """What the function does, without its place: options, code, and the numbers and instructions that it uses."""
+    def _parts(self, known: set[Kernel]) -> Iterator[str]:
+        """What the machine code depends on: code, constants, and the numbers and kernels among the global variables."""
         yield f"{sorted(self._options.items())} {self._function.__defaults__}"
-        for code in self._codes():
-            constants = [value for value in code.co_consts if not isinstance(value, CodeType)]
-            yield f"{code.co_code!r} {code.co_names} {code.co_varnames} {constants}"
-        for name, value in self._globals().items():
-            if isinstance(value, (int, float, str, tuple, np.generic)):
-                yield f"{name} = {value!r}"
-            elif isinstance(value, Instruction):
-                yield f"{name} = {value.name}"
+        codes = [self._function.__code__]
+        for code in codes:  # with those of functions within it
+            yield f"{code.co_code!r} {code.co_names} {code.co_varnames}"
+            for value in (*code.co_consts, *map(self._function.__globals__.get, code.co_names)):
+                if isinstance(value, CodeType):
+                    codes.append(value)
+                elif isinstance(value, Kernel):
+                    if value not in known:
+                        known.add(value)
+                        yield from value._parts(known)
+                elif isinstance(value, int | float | str | tuple | np.generic):
+                    yield repr(value)
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the compiled function."""
@@ -96,30 +91,14 @@ class Kernel:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.dispatcher, name)
+        return getattr(self.dispatcher, name)  # numba asks for its options where it inlines kernels
 
     def __reduce__(self) -> str:
         return str(self.__qualname__)
 
 
-class Instruction:
-    """A machine instruction that kernels may call: a function of :mod:`dshuffle.numba_support`."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Refuse to run as Python."""
-        raise NotImplementedError(f"only kernels can call {self.name}")
-
-
-def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Make a kernel of a function, which runs without Python's lock and is cached on disk.
-
-    Parameters
-    ----------
-    **options
-        More options of :func:`numba.njit`.
+def kernel(*signatures: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make a :class:`Kernel` of a function, which runs without Python's lock and is cached on disk.
 
     Examples
     --------
@@ -129,13 +108,32 @@ def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     >>> next_number(1)
     2
     """
-    return lambda function: Kernel(function, {"nogil": True, "cache": True, **options})
+    return lambda function: Kernel(function, signatures, **{"nogil": True, "cache": True, **options})
 
 
 # ``_nrt=False`` turns off reference counting of arrays, as numba does for its own string functions. Otherwise every row
 # costs atomic operations that take longer than the work on a short row. It is safe because callers hold references to
 # the arrays and kernels do not allocate any.
 row_kernel = functools.partial(kernel, _nrt=False)
+
+
+def load_kernels(*modules: str) -> None:
+    """Load the kernels of modules of dshuffle, or compile them if no process has."""
+    for name in modules:
+        for value in vars(importlib.import_module(f"dshuffle.{name}")).values():
+            if isinstance(value, Kernel):
+                value.load()
+
+
+def compile_kernels() -> None:
+    """Load all kernels of dshuffle, or compile them, which takes half a minute of processor time.
+
+    Processes that start later load the code from the disk.
+    """
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        if "kernel(" in path.read_text():
+            load_kernels(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 FEW = 2**18
@@ -147,7 +145,18 @@ def worth_a_kernel(n_items: int) -> bool:
     return n_items > FEW or "dshuffle.numba_support" in sys.modules
 
 
-prefetch: Any = Instruction("prefetch_line")
+class _Instruction(Kernel):
+    """A machine instruction that numba does not expose, of the same name in :mod:`dshuffle.numba_support`."""
+
+    @property
+    def dispatcher(self) -> Any:
+        """The instruction."""
+        return getattr(_numba_support(), self._function.__name__)
+
+
+@_Instruction
+def prefetch(line: Any) -> Any:
+    """Prefetch the cache line at an address, which may be invalid. Only kernels can call this."""
 
 
 @row_kernel()

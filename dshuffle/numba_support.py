@@ -1,27 +1,51 @@
-"""What :mod:`dshuffle.kernels` needs of numba: its compiler, and machine instructions that it does not expose."""
+"""What :mod:`dshuffle.kernels` needs of numba: its compiler, a cache of machine code, and a machine instruction.
+
+Numba's own cache has an index for each function, in which two processes that write at the same time, or two versions,
+can meet each other's code. Here every function and signature has a file of its own. Its folder is named after the
+version of numba and the processor, and the file after everything else that the code depends on.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import inspect
+import hashlib
+import logging
+import os
+import pickle
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numba
 from numba import types
+from numba.core.caching import NullCache
 from numba.core.cgutils import get_or_insert_function, ir, voidptr_t  # type: ignore[attr-defined]
+from numba.core.compiler import CompileResult
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
+from numba.core.serialize import dumps
+from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic, typeof_impl
 
-try:
-    from dshuffle.numba_cache import KernelCache
-except (ImportError, AttributeError):  # a later release, whose own cache is used until this one knows it
-    KernelCache = None  # type: ignore[assignment, misc]
+from dshuffle.private_files import cache_folder, lock_file, replace_file
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 300.0
+"""Seconds to wait for another process that compiles. After that this one compiles as well."""
+
+SILENT = 2.0
+"""Seconds of compiling before the log says so."""
+
+_compiling = False  # whether this process has its turn; under numba's lock
+_seconds = 0.0
 
 
 def dispatcher(function: Callable[..., Any], options: dict[str, Any], stamp: str) -> Any:
-    """Return the function as numba calls it: compiled, or loaded from the cache on disk, at its first call.
+    """Return the function as numba calls it: compiled, or loaded from the disk, for each signature that it meets.
 
     Parameters
     ----------
@@ -30,27 +54,108 @@ def dispatcher(function: Callable[..., Any], options: dict[str, Any], stamp: str
     options
         Those of :func:`numba.njit`.
     stamp
-        What its machine code depends on beside its own file.
+        What its machine code depends on, except its signature, and the versions of Python and numba.
     """
-    if KernelCache is None:
-        return numba.njit(**options)(function)
     made = numba.njit(**{**options, "cache": False})(function)
-    if options.get("cache"):
-        made._cache = KernelCache(function, f"{stamp} {_own_source()}")  # what `cache=True` does, with another class
+    if options["cache"]:
+        made._cache = _CodeFiles(f"{function.__module__}.{function.__qualname__}", stamp)
+        made.compile = functools.partial(_compiled_once, made.compile, made._cache)
     return made
 
 
+class _CodeFiles(NullCache):
+    """The files of the machine code of a kernel, as numba uses a cache."""
+
+    def __init__(self, name: str, stamp: str) -> None:
+        self._name, self._stamp = name, stamp
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Load the code of a signature; None if there is none."""
+        target_context.refresh()
+        for path in self.paths(sig):
+            try:
+                return CompileResult._rebuild(target_context, *pickle.loads(path.read_bytes()))
+            except FileNotFoundError:
+                pass
+            except Exception as error:  # a file that was cut short can raise any
+                logger.debug("dshuffle: %s is compiled again: %r", path, error)
+        return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Save code. Where it cannot be saved, each process compiles for itself."""
+        for path in self.paths(sig):
+            try:
+                return replace_file(str(path), dumps(data._reduce()), 0o644)
+            except OSError as error:
+                reason = error.strerror or str(error)
+        _warn(
+            f"compiled kernels cannot be kept in {path.parent} ({reason}), so every process compiles them for itself. "
+            "Set NUMBA_CACHE_DIR to a folder that can be written"
+        )
+
+    def paths(self, sig: Any) -> list[Path]:
+        """Where the code of a signature may be."""
+        machine = cpu_target.target_context.codegen().magic_tuple()
+        text = f"{sys.version} {machine} {self._stamp} {sig}"
+        digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+        return [folder / f"{self._name}-{digest}" for folder in _folders()]
+
+
 @functools.cache
-def _own_source() -> str:
-    """The code of the instructions below, if it is installed as source."""
+def _folders() -> list[Path]:
+    """Folders of machine code: the first that can be written gets more of it."""
+    name = f"kernels-{numba.__version__}-{cpu_target.target_context.codegen().magic_tuple()[1]}"
+    if chosen := numba.config.CACHE_DIR:  # type: ignore[attr-defined]
+        return [Path(chosen, "dshuffle", name)]
+    folders = [Path(__file__).parent / "__pycache__" / name]
+    if not os.access(Path(__file__).parent, os.W_OK):
+        with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home directory
+            folders.append(cache_folder() / name)
+    return folders
+
+
+def _compiled_once(compile_: Callable[[Any], Any], files: _CodeFiles, signature: Any) -> Any:
+    """Compile for a signature, while other processes that need machine code wait; or load the code."""
+    global _compiling, _seconds
+    signature = normalize_signature(signature)[0]
+    with global_compiler_lock:
+        if _compiling or any(path.exists() for path in files.paths(signature)):
+            return compile_(signature)
+        with _turn(_folders()[-1]):
+            _compiling, began = True, time.monotonic()
+            try:
+                return compile_(signature)
+            finally:
+                _compiling = False
+                _seconds += time.monotonic() - began
+                if _seconds > SILENT:
+                    _warn("kernels are compiled, once for this version and processor")
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Lock a folder, unless that takes too long or is not possible."""
     try:
-        return inspect.getsource(sys.modules[__name__])
-    except OSError:
-        return ""
+        folder.mkdir(exist_ok=True, parents=True)
+        file = (folder / "lock").open("wb")
+    except OSError:  # nor can code be saved, which says why
+        yield
+        return
+    with file:
+        try:
+            lock_file(file.fileno(), PATIENCE)
+        except OSError as error:
+            _warn(f"this process compiles kernels without waiting for others ({error})")
+        yield
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    logger.warning("dshuffle: %s", text)
 
 
 @intrinsic
-def prefetch_line(typingctx, address):  # type: ignore[no-untyped-def]
+def prefetch(typingctx, address):  # type: ignore[no-untyped-def]
     """Prefetch the cache line at an address, which may be invalid."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
@@ -64,32 +169,7 @@ def prefetch_line(typingctx, address):  # type: ignore[no-untyped-def]
     return types.void(types.uint64), codegen
 
 
-@intrinsic
-def count_bits(typingctx, word):  # type: ignore[no-untyped-def]
-    """Number of set bits of a uint64."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.ctpop(args[0])
-
-    return types.uint64(types.uint64), codegen
-
-
-@intrinsic
-def count_trailing_zeros(typingctx, word):  # type: ignore[no-untyped-def]
-    """Index of the lowest set bit of a uint64, or 64 if no bit is set."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        zero_is_undefined = context.get_constant(types.boolean, False)
-        return builder.cttz(args[0], zero_is_undefined)
-
-    return types.uint64(types.uint64), codegen
-
-
-def declare(kernel_type: type, instruction_type: type) -> None:
-    """Let kernels call other kernels, and instructions of this module, which are objects of these types."""
-    typeof_impl.register(kernel_type)(lambda kernel, context: types.Dispatcher(kernel.dispatcher))
-    typeof_impl.register(instruction_type)(lambda instruction, context: _type_of(globals()[instruction.name]))
-
-
-def _type_of(instruction: Any) -> Any:
-    return cpu_target.typing_context.resolve_value_type(instruction)
+def declare(kernel_type: type) -> None:
+    """Let kernels call other kernels, which are objects of this type."""
+    resolve = cpu_target.typing_context.resolve_value_type
+    typeof_impl.register(kernel_type)(lambda kernel, context: resolve(kernel.dispatcher))

@@ -3,161 +3,86 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
+import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
 from pathlib import Path
+from typing import BinaryIO, cast
 
 KEY_NBYTES = 32
 """Length of the key of a user."""
 
 
-@contextlib.contextmanager
-def private_folder(path: str | os.PathLike[str]) -> Iterator[int]:
-    """Open a folder of this user that nobody else can enter. Files in it are opened relative to its descriptor.
+def check_folder(path: str | os.PathLike[str], *, shared: bool = False) -> None:
+    """Refuse a folder that does not belong to this user, that others can enter, or that is a link.
 
-    Parameters
-    ----------
-    path
-        The folder, which must exist. Folders above it may be symbolic links, and it may not.
-
-    Yields
-    ------
-    int
-        Its descriptor.
-
-    Raises
-    ------
-    OSError
-        If it is no folder, if another user owns it, or if other users can enter it.
-
-    Examples
-    --------
-    >>> with tempfile.TemporaryDirectory() as path, private_folder(path) as folder:
-    ...     os.listdir(folder)
-    []
+    A ``shared`` one may be a link, belong to root, and be entered, but not everybody may replace files in it.
     """
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        status = os.fstat(folder)
-        if status.st_uid != os.geteuid():
-            raise PermissionError(f"the folder {path} belongs to the user {status.st_uid}, and not to {os.geteuid()}")
-        if stat.S_IMODE(status.st_mode) & 0o077:
-            raise PermissionError(
-                f"the folder {path} has the mode {stat.S_IMODE(status.st_mode):04o}, so other users can enter it. "
-                "Its mode must be 0700"
-            )
-        yield folder
-    finally:
-        os.close(folder)
+    status = os.stat(path, follow_symlinks=shared)
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(f"{path} is not a folder")
+    if not shared:
+        _check(path, status, 0o077, "other users can enter it. Its mode must be 0700")
+    else:
+        others = 0 if status.st_mode & stat.S_ISVTX else stat.S_IWOTH
+        _check(path, status, others, "all users can replace files in it. Change it with chmod o-w", 0)
 
 
-def open_own_folder(path: str | os.PathLike[str]) -> int:
-    """Open a folder in which not everybody can replace files, and return its descriptor. It may be a link.
-
-    Raises
-    ------
-    OSError
-        If it is no folder, another user than root owns it, or everybody can replace files in it.
-    """
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        status = os.fstat(folder)
-        if status.st_uid not in (0, os.geteuid()):
-            raise PermissionError(f"the folder {path} belongs to the user {status.st_uid}, and not to {os.geteuid()}")
-        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-            raise PermissionError(
-                f"the folder {path} has the mode {stat.S_IMODE(status.st_mode):04o}, so all users can replace files in "
-                "it. Change it with chmod o-w"
-            )
-    except BaseException:
-        os.close(folder)
-        raise
-    return folder
-
-
-def read_own_file(path: str) -> bytes | None:
-    """Read a file that no other user can have put there; None if there is none. See :func:`open_private_file`.
-
-    Raises
-    ------
-    OSError
-        If another user can have put it there. Nothing was read.
-    """
-    check_replaceable(path)  # with an error that says more than that of the system
-    try:
-        folder = open_own_folder(os.path.dirname(path))
-        try:
-            file = open_private_file(os.path.basename(path), folder, os.O_RDONLY)
-        finally:
-            os.close(folder)
-    except FileNotFoundError:
-        return None
-    with os.fdopen(file, "rb") as opened:
-        return opened.read()
-
-
-def open_private_file(name: str, folder: int, flags: int) -> int:
+def open_private_file(path: str | os.PathLike[str], flags: int) -> int:
     """Open a regular file of this user, which is made with the mode 0600 if ``flags`` say so. It is not truncated.
 
-    Parameters
-    ----------
-    name
-        Its name.
-    folder
-        Descriptor of its folder.
-    flags
-        As for :func:`os.open`.
-
-    Returns
-    -------
-    int
-        Its descriptor.
-
-    Raises
-    ------
-    OSError
-        If it does not exist, is a symbolic link or another kind of file, belongs to another user, or others can write
-        it.
-
-    Examples
-    --------
-    >>> with tempfile.TemporaryDirectory() as path, private_folder(path) as folder:
-    ...     file = open_private_file("lock", folder, os.O_RDWR | os.O_CREAT)
-    ...     os.close(file)
-    ...     os.mkfifo("pipe", dir_fd=folder)
-    ...     open_private_file("pipe", folder, os.O_RDONLY)
-    Traceback (most recent call last):
-        ...
-    OSError: pipe is not a regular file
+    Raises OSError if it is a symbolic link or another kind of file, belongs to another user, or others can write it.
     """
     # Without O_NONBLOCK, opening a pipe waits for its other end.
-    file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{name} is not a regular file")
-        if status.st_uid != os.geteuid():
-            raise PermissionError(f"{name} belongs to the user {status.st_uid}, and not to {os.geteuid()}")
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            mode = stat.S_IMODE(status.st_mode)
-            raise PermissionError(f"{name} has the mode {mode:04o}, so other users can write it. Change it to 0600")
+            raise OSError(f"{path} is not a regular file")
+        _check(path, status, stat.S_IWGRP | stat.S_IWOTH, "other users can write it. Change it to 0600")
     except BaseException:
         os.close(file)
         raise
     return file
 
 
-def check_replaceable(path: str) -> None:
-    """Refuse to replace anything but a regular file. A link would be lost, and its target stay as it is.
+def _check(path: str | os.PathLike[str], status: os.stat_result, others: int, because: str, *owners: int) -> None:
+    if status.st_uid not in (os.geteuid(), *owners):
+        raise PermissionError(f"{path} belongs to the user {status.st_uid}, and not to {os.geteuid()}")
+    if (mode := stat.S_IMODE(status.st_mode)) & others:
+        raise PermissionError(f"{path} has the mode {mode:04o}, so {because}")
 
-    Raises
-    ------
-    OSError
-        If there is a symbolic link, or another kind of file.
-    """
+
+def read_own_file(path: str) -> bytes | None:
+    """Read a file that no other user can have put there; None if there is none. Raises OSError otherwise."""
+    check_replaceable(path)  # with an error that says more than that of the system
+    try:
+        check_folder(os.path.dirname(path), shared=True)
+        file = open_private_file(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(file, "rb") as opened:
+        return opened.read()
+
+
+def lock_file(file: int, patience: float = 0.0) -> None:
+    """Lock a file until it is closed. Raises BlockingIOError if another process has it for longer than ``patience``."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(0.05)
+
+
+def check_replaceable(path: str) -> None:
+    """Refuse to replace anything but a regular file. A link would be lost, and its target stay as it is."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -168,13 +93,8 @@ def check_replaceable(path: str) -> None:
         raise OSError(f"{path} is not a regular file")
 
 
-def replace_file(path: str, data: bytes) -> None:
-    """Replace a file at once, or not at all, by one with the mode 0600. Its folder is made if it does not exist.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written, or there is anything but a regular file. What was there is still there.
+def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
+    """Replace a file at once, or not at all. Its folder is made if it does not exist.
 
     Examples
     --------
@@ -191,6 +111,7 @@ def replace_file(path: str, data: bytes) -> None:
         with open(file, "wb") as opened:
             opened.write(data)
             opened.flush()
+            os.fchmod(file, mode)
             os.fsync(file)  # else the file may be empty after a power failure
         os.replace(new, path)
     except BaseException:
@@ -198,84 +119,84 @@ def replace_file(path: str, data: bytes) -> None:
         raise
 
 
-@contextlib.contextmanager
-def cache_folder(*, temporary: bool = True) -> Iterator[int]:
-    """Open dshuffle's own folder among the caches of this user. It is made if it does not exist.
+def cache_folder(*, temporary: bool = True) -> Path:
+    """Return dshuffle's own folder among the caches of this user. It is made if it does not exist.
 
     It is ``dshuffle`` in ``XDG_CACHE_HOME`` or ``~/.cache``. If that cannot be used, for instance because nobody can
     write the home directory of a container, it is ``dshuffle-UID`` in the folder for temporary files, unless
     ``temporary`` is false, for what the user's hosts must have in common.
 
-    Yields
-    ------
-    int
-        Its descriptor.
-
     Raises
     ------
-    OSError
-        If both cannot be used. The message says why.
+    OSError, RuntimeError
+        If both cannot be used, or the user does not have a home directory. The message says why.
     """
-    with contextlib.ExitStack() as opened:
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        # A relative place is ignored, as its specification says.
+        return _made((caches if caches.is_absolute() else Path.home() / ".cache") / "dshuffle")
+    except (OSError, RuntimeError) as error:
+        if not temporary:
+            raise
         try:
-            folder = opened.enter_context(_made(_caches() / "dshuffle"))
-        except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
-            if not temporary:
-                raise
-            try:
-                folder = opened.enter_context(_made(Path(tempfile.gettempdir()) / f"dshuffle-{os.geteuid()}"))
-            except OSError as temporary_error:
-                raise OSError(f"{error}; {temporary_error}") from temporary_error
-        yield folder
+            return _made(Path(tempfile.gettempdir(), f"dshuffle-{os.geteuid()}"))
+        except OSError as temporary_error:
+            raise OSError(f"{error}; {temporary_error}") from temporary_error
+
+
+def _made(path: Path) -> Path:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    check_folder(path)
+    return path
 
 
 def user_key(*, temporary: bool = True) -> bytes:
-    """Random bytes that only this user has, on all hosts that share the user's cache folder.
+    """Return 32 random bytes that only this user has, on all hosts that share the user's cache folder.
 
-    They are in the file ``key`` of :func:`cache_folder`, which is made if it does not exist.
-
-    Returns
-    -------
-    bytes
-        32 bytes.
-
-    Raises
-    ------
-    OSError
-        If there is no such folder, or the file is damaged.
+    They are in the file ``key`` of :func:`cache_folder`, which is made if it does not exist. Raises OSError if there
+    is no such folder, or the file is damaged.
     """
-    with cache_folder(temporary=temporary) as folder:
-        with contextlib.suppress(FileNotFoundError):
-            return _key(folder)
-        new = f"key-{secrets.token_hex(8)}"
-        with os.fdopen(open_private_file(new, folder, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-            file.write(secrets.token_bytes(KEY_NBYTES))
+    path = cache_folder(temporary=temporary) / "key"
+    if not path.exists():
+        file, new = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(file, "wb") as opened:
+            opened.write(secrets.token_bytes(KEY_NBYTES))
         try:
             # A link does not replace the key of a process that was faster.
             with contextlib.suppress(FileExistsError):
-                os.link(new, "key", src_dir_fd=folder, dst_dir_fd=folder)
+                os.link(new, path)
         finally:
-            os.unlink(new, dir_fd=folder)
-        return _key(folder)
-
-
-def _key(folder: int) -> bytes:
-    with os.fdopen(open_private_file("key", folder, os.O_RDONLY), "rb") as file:
-        key = file.read(KEY_NBYTES + 1)
+            os.unlink(new)
+    with os.fdopen(open_private_file(path, os.O_RDONLY), "rb") as opened:
+        key = opened.read(KEY_NBYTES + 1)
     if len(key) != KEY_NBYTES:
         raise OSError(f"the file key in dshuffle's cache folder has not {KEY_NBYTES} bytes. Remove it")
     return key
 
 
-def _caches() -> Path:
-    """Folder of all caches of this user. A relative ``XDG_CACHE_HOME`` is ignored, as its specification says."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return folder if folder.is_absolute() else Path.home() / ".cache"
+def unnamed_file(folder: str, nbytes: int) -> BinaryIO:
+    """Open a file without a name, of which nothing is left behind, with all of its disk space reserved.
+
+    Examples
+    --------
+    >>> with tempfile.TemporaryDirectory() as folder, unnamed_file(folder, 100) as file:
+    ...     os.fstat(file.fileno()).st_size, os.listdir(folder)
+    (100, [])
+    """
+    if not os.path.isdir(folder):
+        raise FileNotFoundError("there is no such folder")
+    file = cast(BinaryIO, tempfile.TemporaryFile(dir=folder, buffering=0))  # noqa: SIM115  # the caller closes it
+    reserve(file, nbytes, folder)
+    return file
 
 
-@contextlib.contextmanager
-def _made(path: Path) -> Iterator[int]:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
-    with private_folder(path) as folder:
-        yield folder
+def reserve(file: BinaryIO, nbytes: int, folder: str) -> None:
+    """Reserve the disk space of a file in a folder, or close it. The error says how much is free."""
+    try:
+        if nbytes:
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+    except OSError as error:
+        file.close()
+        free = shutil.disk_usage(folder).free
+        raise OSError(f"cannot hold {nbytes} bytes ({error}); {free} bytes are free there") from error

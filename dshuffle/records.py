@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from dshuffle.notebook import html_summary
 from dshuffle.planning.bijection import DRAW_VERSION
-from dshuffle.planning.choices import Choices
+from dshuffle.planning.shuffle_spec import Choices
 from dshuffle.units import human_bytes, human_count, human_seconds
 
 

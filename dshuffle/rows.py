@@ -294,13 +294,19 @@ def checksum_words(words, tail, keys, sample_id):  # type: ignore[no-untyped-def
     return np.uint32((h ^ (h >> np.uint64(32))) & half)
 
 
-@row_kernel()
+@row_kernel(
+    "(u8[:,::1], u1[:,::1], u8[::1], i8[::1], i8[::1], u4[::1])",
+    "(u8[:,:], u1[:,:], u8[::1], i8[::1], i8[::1], u4[::1])",
+)
 def _checksum_all(words, tail, keys, slots, sample_ids, out):  # type: ignore[no-untyped-def]
     for i in range(out.size):
         out[i] = checksum_words(words[slots[i]], tail[slots[i]], keys, sample_ids[i])
 
 
-@row_kernel()
+@row_kernel(
+    "(u8[:,::1], u1[:,::1], i8[::1], u8[:,::1], u1[:,::1], u8[::1], i8[::1], u4[::1])",
+    "(u8[:,:], u1[:,:], i8[::1], u8[:,:], u1[:,:], u8[::1], i8[::1], u4[::1])",
+)
 def _scatter_verified(  # type: ignore[no-untyped-def]
     words, tail, slots, arrived_words, arrived_tail, keys, sample_ids, checksums
 ):
@@ -317,7 +323,7 @@ def _scatter_verified(  # type: ignore[no-untyped-def]
     return -1
 
 
-@row_kernel()
+@row_kernel("(u8[:,::1], i8[::1], u8[:,::1])")
 def _gather(rows, slots, out):  # type: ignore[no-untyped-def]
     n_words = rows.shape[1]
     row_0 = np.uint64(rows.ctypes.data)

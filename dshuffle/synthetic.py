@@ -7,6 +7,7 @@ Chung et al. (2017), section 5.1, for :func:`low_rank_entries`; see docs/papers.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dask.array as da
@@ -72,14 +73,8 @@ def keyed_regression(
     _at_least(1, n_samples=n_samples, n_keys=n_keys)
     _at_least(0, n_dense=n_dense)
     _check_noise(noise)
-    xs, ys = [], []
-    block = delayed(_block, nout=2, pure=True)
-    for start in range(0, n_samples, BLOCK_ROWS):
-        rows = min(BLOCK_ROWS, n_samples - start)
-        x, y = block(start, rows, n_samples, n_keys, n_dense, seed, sort, noise)
-        xs.append(da.from_delayed(x, (rows, n_keys + n_dense), np.float32))
-        ys.append(da.from_delayed(y, (rows,), np.float32))
-    return {"x": da.concatenate(xs), "y": da.concatenate(ys)}
+    columns = {"x": (np.float32, n_keys + n_dense), "y": (np.float32,)}
+    return _by_block(columns, n_samples, BLOCK_ROWS, _block, n_samples, n_keys, n_dense, seed, sort, noise)
 
 
 def keyed_weights(n_keys: int = 60, n_dense: int = 40, seed: int = 0) -> NDArray[np.float64]:
@@ -129,14 +124,8 @@ def rare_keys_regression(n_samples: int, n_keys: int, seed: int = 0, noise: floa
     """
     _at_least(1, n_samples=n_samples, n_keys=n_keys)
     _check_noise(noise)
-    xs, ys = [], []
-    block = delayed(_rare_keys_block, nout=2, pure=True)
-    for start in range(0, n_samples, WIDE_BLOCK_ROWS):
-        rows = min(WIDE_BLOCK_ROWS, n_samples - start)
-        x, y = block(start, rows, n_samples, n_keys, seed, noise)
-        xs.append(da.from_delayed(x, (rows, n_keys), np.float32))
-        ys.append(da.from_delayed(y, (rows,), np.float32))
-    return {"x": da.concatenate(xs), "y": da.concatenate(ys)}
+    columns = {"x": (np.float32, n_keys), "y": (np.float32,)}
+    return _by_block(columns, n_samples, WIDE_BLOCK_ROWS, _rare_keys_block, n_samples, n_keys, seed, noise)
 
 
 def gaussian_blobs(
@@ -183,14 +172,10 @@ def gaussian_blobs(
     _at_least(1, n_samples=n_samples, n_features=n_features, n_classes=n_classes)
     if not 0 < separation < np.inf:
         raise InvalidParameter.of("separation", separation, "a number > 0")
-    xs, ys = [], []
-    block = delayed(_blob_block, nout=2, pure=True)
-    for start in range(0, n_samples, BLOCK_ROWS):
-        rows = min(BLOCK_ROWS, n_samples - start)
-        x, y = block(start, rows, n_samples, n_features, n_classes, seed, separation, sort)
-        xs.append(da.from_delayed(x, (rows, n_features), np.float32))
-        ys.append(da.from_delayed(y, (rows,), np.int64))
-    return {"x": da.concatenate(xs), "y": da.concatenate(ys)}
+    columns = {"x": (np.float32, n_features), "y": (np.int64,)}
+    return _by_block(
+        columns, n_samples, BLOCK_ROWS, _blob_block, n_samples, n_features, n_classes, seed, separation, sort
+    )
 
 
 def low_rank_entries(
@@ -238,19 +223,9 @@ def low_rank_entries(
     _check_matrix(n_rows, n_columns, per_row, rank)
     _check_noise(noise)
     right = delayed(_right_factor, pure=True)(n_columns, rank, seed)
-    block = delayed(_entry_block, nout=3, pure=True)
-    rows_a_block = max(1, BLOCK_ENTRIES // per_row)
-    parts: dict[str, list[Any]] = {"row": [], "column": [], "value": []}
-    for start in range(0, n_rows, rows_a_block):
-        rows = min(rows_a_block, n_rows - start)
-        for blocks, values, dtype in zip(
-            parts.values(),
-            block(start, rows, right, per_row, noise, seed),
-            (np.int32, np.int32, np.float32),
-            strict=True,
-        ):
-            blocks.append(da.from_delayed(values, (rows * per_row,), dtype))
-    return {name: da.concatenate(blocks) for name, blocks in parts.items()}
+    columns = {"row": (np.int32,), "column": (np.int32,), "value": (np.float32,)}
+    step = max(1, BLOCK_ENTRIES // per_row)
+    return _by_block(columns, n_rows, step, _entry_block, right, per_row, noise, seed, per_row=per_row)
 
 
 def low_rank_factors(
@@ -267,6 +242,23 @@ def low_rank_factors(
     rows = max(1, BLOCK_ENTRIES // per_row)
     left = [_left_factor(start, min(rows, n_rows - start), rank, seed) for start in range(0, n_rows, rows)]
     return np.concatenate(left), _right_factor(n_columns, rank, seed)
+
+
+def _by_block(
+    columns: Mapping[str, tuple[Any, ...]],
+    n_rows: int,
+    step: int,
+    make: Callable[..., Any],
+    *arguments: Any,
+    per_row: int = 1,
+) -> dict[str, Any]:
+    """Dask arrays of the parts of all columns (dtype and width) that ``make(start, rows, *arguments)`` returns."""
+    block, parts = delayed(make, nout=len(columns), pure=True), {name: list[Any]() for name in columns}
+    for start in range(0, n_rows, step):
+        rows = min(step, n_rows - start)
+        for (name, (dtype, *width)), values in zip(columns.items(), block(start, rows, *arguments), strict=True):
+            parts[name].append(da.from_delayed(values, (rows * per_row, *width), dtype))
+    return {name: da.concatenate(blocks) for name, blocks in parts.items()}
 
 
 def _at_least(least: int, **counts: int) -> None:
@@ -363,7 +355,7 @@ def _entry_block(
     return row, columns.reshape(-1), values.reshape(-1)
 
 
-@kernel()
+@kernel("(f8[:,::1], i8)")
 def _distinct(chances: NDArray[np.float64], n_columns: int) -> NDArray[np.int32]:
     """Draw distinct column indices for each row of random numbers in [0, 1), all sets being equally likely."""
     rows, per_row = chances.shape
@@ -379,7 +371,7 @@ def _distinct(chances: NDArray[np.float64], n_columns: int) -> NDArray[np.int32]
     return columns
 
 
-@kernel()
+@kernel("(f4[:,::1], f4[:,::1], i4[:,::1])")
 def _products(left: NDArray[np.float32], right: NDArray[np.float32], columns: NDArray[np.int32]) -> NDArray[np.float32]:
     """Compute the entries of ``left @ right.T`` in the given columns of each row."""
     values = np.empty(columns.shape, np.float32)

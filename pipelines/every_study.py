@@ -52,10 +52,11 @@ from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss
+from studies.logical_workers import fit_logical_workers
 from threadpoolctl import threadpool_limits
 
 import dshuffle
-from dshuffle.compare import PairedTest, SimulatedCluster, Way, fit_logical_workers, run_in_pairs, stable_step
+from dshuffle.compare import PairedTest, SimulatedCluster, Way, run_in_pairs, stable_step
 from dshuffle.planning import Choices, EpochPlanner, Global, Local, Partial, ShuffleSpec
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import CONSTANT, Linear, Network, Schedule, fit_linear_regression, fit_parallel_sgd
@@ -178,19 +179,15 @@ def network(batch_norm: bool, data: str, choices: Choices, seed: int, schedule: 
     fit = fit_logical_workers(
         arrays,
         Network((x.shape[1], 64, 10), batch_norm),
+        choices,
         n_workers=16,
-        assignment=str(choices.assignment),
-        sharding=str(choices.sharding),
-        every=choices.every,
-        between=choices.between,
-        shuffle_seed=choices.seed,
         seed=seed,
         epochs=epochs,
         batch_size=8,
         step=0.3,
         schedule=schedule,
     )
-    return cross_entropy(fit.model.scores(x), y)
+    return cross_entropy(fit.scores(x), y)
 
 
 def cross_entropy(scores: NDArray[np.float64], labels: NDArray[np.int64]) -> float:

@@ -301,7 +301,7 @@ def main() -> None:
     console = Console(width=120)
     console.print(title, highlight=False)
     runs: dict[str, list[Run]] = {policy.label: [] for policy in POLICIES}
-    compile_kernels([policy.choices for policy in POLICIES])
+    compile_kernels()
     with tempfile.TemporaryDirectory() as folder, local_cluster(options.workers, rates=rates) as client:
         cases = [(seed, policy) for seed in range(options.seeds) for policy in POLICIES]
         for seed, policy in track(cases, "training"):

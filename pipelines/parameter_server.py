@@ -28,10 +28,11 @@ from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from studies.variance import variance_ratio
 
 import dshuffle
 from dshuffle import Choices, Local, Pipeline, Training, open_dataset
-from dshuffle.compare import Way, variance_ratio
+from dshuffle.compare import Way
 from dshuffle.pipeline import LocalWorkers
 from dshuffle.planning import first_ranks
 from dshuffle.sharding import stratified

@@ -45,9 +45,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from sklearn.datasets import load_digits
+from studies.logical_workers import fit_logical_workers
 from threadpoolctl import threadpool_limits
 
-from dshuffle.compare import fit_logical_workers
+from dshuffle.planning import Choices, parse_assignment
 from dshuffle.report import chart_page
 from dshuffle.training import Linear, Network, TrainedNetwork
 from dshuffle.units import at_least
@@ -127,28 +128,23 @@ def fit(
 ) -> tuple[TrainedNetwork, float]:
     """Train as the settings of a run say; return the network and its accuracy."""
     (train_x, train_y), (x, y) = data
-
-    def validate(model: TrainedNetwork) -> dict[str, float]:
-        return {"accuracy": float(np.mean(model.predict(x) == y))}
-
     batch_size = options.batch_size if options.global_batch is None else options.global_batch // run.workers
-    history = fit_logical_workers(
+    # A global shuffle does not depend on the shards, not even in the first epoch.
+    sharding = "random" if run.policy == "global" else SHARDS[run.shards]
+    assignment = run.policy if isinstance(run.policy, str) else f"partial:{run.policy}"
+    model = fit_logical_workers(
         {"x": train_x, "y": train_y},
         Network((train_x.shape[1], *[options.hidden] * options.layers, 10), run.batch_norm),
+        Choices(parse_assignment(assignment), sharding=sharding, seed=run.seed),
         n_workers=run.workers,
-        assignment=run.policy if isinstance(run.policy, str) else f"partial:{run.policy}",
-        # A global shuffle does not depend on the shards, not even in the first epoch.
-        sharding="random" if run.policy == "global" else SHARDS[run.shards],
-        shuffle_seed=run.seed,
         seed=run.seed,
         start=start,
         epochs=epochs,
         batch_size=min(batch_size, len(train_y) // run.workers),
         step=options.step,
         schedule=Linear(0.1, max(2, epochs)),
-        validate=validate,
     )
-    return history.model, history.points[-1].validation["accuracy"]
+    return model, float(np.mean(model.predict(x) == y))
 
 
 def trained(options: argparse.Namespace, run: Run) -> Run:

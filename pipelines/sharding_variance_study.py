@@ -47,8 +47,8 @@ from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from studies.variance import VarianceRatio, variance_ratio
 
-from dshuffle.compare import VarianceRatio, variance_ratio
 from dshuffle.errors import ShardingWarning
 from dshuffle.planning import first_ranks
 from dshuffle.report import chart_page

@@ -37,9 +37,10 @@ import numpy as np
 from distributed import Client
 from rich.console import Console
 from rich.table import Table
+from studies.exchanges import measure_exchanges
 
 import dshuffle
-from dshuffle.compare import EmulatedRates, Way, connect, count_training_workers, measure_exchanges
+from dshuffle.compare import EmulatedRates, Way, connect, count_training_workers
 from dshuffle.planning import Choices, Chunks, Global
 from dshuffle.report import CPU_BOUND
 from dshuffle.units import at_least, human_bytes, human_ratio, human_seconds, parse_rate

@@ -17,15 +17,44 @@ from __future__ import annotations
 import argparse
 import statistics
 
+import numpy as np
+from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from dshuffle.planning import first_ranks, holders_of
-from dshuffle.planning.bounds import leftover_lower_bound, leftover_rate, worst_case_rate, worst_case_shuffle
+from dshuffle.planning.bounds import lower_bound
 from dshuffle.planning.delivery import plan_delivery, shuffle_matrix
 from dshuffle.units import at_least
+
+Numbers = NDArray[np.integer]
+
+
+def worst_case_shuffle(n_samples: int, n_workers: int) -> tuple[Numbers, Numbers]:
+    """``(owners, destinations)`` of the shuffle in which every worker passes its whole share to the next (equation 49).
+
+    The equation omits that the last share goes to the first worker, which follows because shares keep their sizes.
+    """
+    owners = np.repeat(np.arange(n_workers, dtype=np.int32), n_samples // n_workers)
+    return owners, (owners + np.int32(1)) % np.int32(n_workers)
+
+
+def leftover_rate(matrix: Numbers) -> int:
+    """Packets of ``leftover`` for a shuffle matrix that keeps the size of every share (Theorem 1, equation 20).
+
+    Pairs of workers exchange as many packets as the larger of both directions. Then the one worker whose leftover
+    samples are the most is ignored, as it decodes them from the packets of the others.
+    """
+    leftovers = np.maximum(matrix - matrix.T, 0)
+    return int(np.triu(np.maximum(matrix, matrix.T), k=1).sum() - leftovers.sum(axis=1).max())
+
+
+def leftover_lower_bound(matrix: Numbers) -> int:
+    """Least packets of any code for a shuffle matrix of at most 20 workers (Theorem 2, equation 21)."""
+    owners, destinations = np.divmod(np.repeat(np.arange(matrix.size), matrix.ravel()), len(matrix))
+    return lower_bound(np.uint64(1) << owners.astype(np.uint64), destinations, len(matrix))
 
 
 def main() -> None:
@@ -55,7 +84,7 @@ def main() -> None:
         table.add_row(
             str(n),
             f"{worst:,}",
-            f"{worst_case_rate(q, n):,.0f}",
+            f"{q * (n - 1) // n:,}",
             f"{means[0]:,.0f}",
             f"{means[1]:,.0f}",
             f"{exact}/{options.shuffles}",

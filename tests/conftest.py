@@ -18,8 +18,8 @@ from _pytest.doctest import DoctestModule
 from distributed.utils import get_mp_context
 from hypothesis import settings
 
-from dshuffle.compare import compile_kernels
 from dshuffle.errors import InvalidParameter
+from dshuffle.kernels import compile_kernels
 from dshuffle.planning.assignment import ASSIGNMENTS, parse_assignment
 
 # No deadlines: the first call of a kernel compiles it, or loads it from numba's cache. No module loads a profile of its

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -259,3 +260,14 @@ def test_chaos_strikes_real_workers():
     strikes = {name.strip(): int(times) for name, times, *_ in rows}
     assert sum(strikes.values()) == 2
     assert ("link of a worker cut, 3 s" in strikes) != ("no link is cut" in ran.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_what_needs_a_card_runs_on_a_cpu(torch):
+    """`tests/gpu.sh` but for the card."""
+    command = ["bash", str(BENCHMARKS.parent / "gpu.sh"), "--dry-run"]
+    ran = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("images/s") == 6, ran.stdout
+    assert ran.stdout.count("each once") == 2, ran.stdout

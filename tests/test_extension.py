@@ -108,7 +108,6 @@ def test_a_rule_does_not_balance_classes_or_count_as_a_new_draw_unless_it_says_s
     with pytest.raises(InvalidParameter, match="cannot preserve class balance"):
         check_balance(Classes.of("y", np.arange(8) % 2, 8), Rotate())
     assert not Choices(Rotate()).reshuffles_all
-    assert Rotate().epochs_to_mix(4) is None
 
 
 @pytest.mark.usefixtures("toys")

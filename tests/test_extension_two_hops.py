@@ -17,14 +17,12 @@ from dshuffle import Shuffler
 from dshuffle.cli import main
 from dshuffle.compare import product_of_ways
 from dshuffle.compare.local_cluster import local_cluster
-from dshuffle.exchange.bundle_transport import BundleTransport
-from dshuffle.exchange.transports import TRANSPORTS
+from dshuffle.exchange.transports import TRANSPORTS, BundleTransport
 from dshuffle.pipeline import LocalWorkers, Pipeline, Training
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, ShuffleSpec
 from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs, predict
 from dshuffle.planning.cost.prediction import loads_of, message_count
-from dshuffle.planning.delivery.link_loads import loads_of_hops, messages_of_rows
-from dshuffle.planning.delivery.loads import CHECKSUM_NBYTES
+from dshuffle.planning.delivery.definition import CHECKSUM_NBYTES, loads_of_hops, messages_of_rows
 from dshuffle.planning.delivery.peer import RowsFromPeers, plan_peer
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.memory import partition_nbytes

@@ -1,15 +1,21 @@
 """Kernels load when they are called, and are then what numba makes of them."""
 
+import fcntl
+import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numba
 import numpy as np
 import pytest
+from numba.core.sigutils import normalize_signature
 
 import dshuffle.rows
-from dshuffle.kernels import Instruction, kernel
+from dshuffle import numba_support
+from dshuffle.kernels import Kernel, kernel
+from dshuffle.planning import DELIVERIES, Aligned, Choices, EpochPlanner, Global, ShuffleSpec
 from dshuffle.planning.grouping import count_holders, popcount
 from dshuffle.rows import checksum_rows
 from dshuffle.store import scatter
@@ -31,7 +37,7 @@ def doubled_sum(numbers):
 def test_a_kernel_calls_others():
     assert doubled_sum(np.arange(5)) == 20
     assert isinstance(doubled_sum.dispatcher, numba.core.dispatcher.Dispatcher)
-    assert doubled_sum.nopython_signatures[0].return_type is numba.int64
+    assert doubled_sum.dispatcher.nopython_signatures[0].return_type is numba.int64
 
 
 def test_a_kernel_can_be_called_by_a_user_s():
@@ -45,11 +51,6 @@ def test_a_kernel_can_be_called_by_a_user_s():
 
 def test_a_kernel_travels_by_its_name():
     assert pickle.loads(pickle.dumps(popcount)) is popcount
-
-
-def test_an_instruction_is_not_for_python():
-    with pytest.raises(NotImplementedError, match="only kernels can call count_bits"):
-        Instruction("count_bits")(1)
 
 
 @pytest.mark.slow
@@ -97,3 +98,137 @@ def test_rows_of_chunks_get_to_their_places(with_numba, monkeypatch):
     begins, widths, offsets = np.array([0, 4]), np.array([1, 2]), np.array([2, 0])
     scatter.scatter_columns(columns, begins, widths, offsets, np.array([11, 13]), 10, target, np.array([4, 0]))
     assert target.tolist() == [10, 11, 3, 0, 6, 7, 1, 0]
+
+
+KERNELS = """
+import sys
+import numpy as np
+from dshuffle.kernels import kernel
+from called import tripled
+
+@kernel("(i8[::1],)")
+def total(numbers):
+    result = 0
+    for number in numbers:
+        result += tripled(number)
+    return result
+
+if __name__ == "__main__":
+    print(total(np.arange(4)), sum(total.dispatcher.stats.cache_hits.values()))
+"""
+CALLED = """
+from dshuffle.kernels import kernel
+FACTOR = {factor}
+
+@kernel()
+def tripled(number):
+    return FACTOR * number
+"""
+
+
+def started(folder: Path, factor: int = 3, code: str = "") -> "subprocess.Popen[str]":
+    """A new process that calls a kernel, and prints its result and how often it came from the disk."""
+    (folder / "own.py").write_text(KERNELS)
+    (folder / "called.py").write_text(CALLED.format(factor=factor))
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", code + "import runpy; runpy.run_path('own.py', run_name='__main__')"]
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def ran(folder: Path, factor: int = 3, code: str = "") -> list[str]:
+    return started(folder, factor, code).communicate(timeout=120)[0].split()
+
+
+@pytest.mark.slow
+def test_machine_code_is_that_of_all_functions_that_are_called(tmp_path):
+    assert ran(tmp_path) == ["18", "0"]
+    assert ran(tmp_path) == ["18", "1"]
+    assert ran(tmp_path, factor=5) == ["30", "0"]  # plain numba: 18
+    assert ran(tmp_path) == ["18", "1"]
+    for path in tmp_path.glob("cache/dshuffle/*/*.total-*"):
+        path.write_bytes(b"\x80\x05")
+    assert ran(tmp_path) == ["18", "0"]
+    assert ran(tmp_path) == ["18", "1"]
+
+
+@pytest.mark.slow
+def test_one_process_compiles_while_the_others_wait(tmp_path):
+    said = [process.communicate(timeout=300)[0].split() for process in [started(tmp_path) for _ in range(3)]]
+    assert sorted(said) == [["18", "0"], ["18", "1"], ["18", "1"]]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty cache of machine code."""
+    monkeypatch.setattr(numba_support, "_folders", lambda: [tmp_path / "kernels"])
+    numba_support._warn.cache_clear()
+    return tmp_path / "kernels"
+
+
+def test_who_waits_too_long_or_cannot_write_compiles_for_itself(folder, monkeypatch, caplog):
+    folder.mkdir()
+    monkeypatch.setattr(numba_support, "PATIENCE", 0.05)
+    with (folder / "lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert kernel()(lambda number: number + 1)(1) == 2
+    assert "compiles kernels without waiting for others" in caplog.text
+    assert len(list(folder.iterdir())) == 2
+    monkeypatch.setattr(numba_support, "_folders", lambda: [Path("/dev/null/kernels"), Path("/dev/null/others")])
+    assert kernel()(lambda number: number + 2)(1) == 3
+    assert "cannot be kept in /dev/null/others (Not a directory)" in caplog.text
+
+
+def test_a_kernel_that_cannot_be_compiled_gives_up_its_turn(folder):
+    with pytest.raises(numba.TypingError):
+        kernel()(lambda number: number.nothing)(1)
+    with (folder / "lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert kernel()(lambda number: number + 1)(1) == 2
+
+
+def test_users_who_cannot_write_beside_the_package_have_a_folder_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    [beside] = numba_support._folders.__wrapped__()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert numba_support._folders.__wrapped__() == [beside, tmp_path / "dshuffle" / beside.name]
+    assert numba.__version__ in beside.name
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "x"))
+    assert numba_support._folders.__wrapped__() == [tmp_path / "x" / "dshuffle" / beside.name]
+
+
+def test_code_is_looked_for_in_all_folders(tmp_path, monkeypatch):
+    """As where the owner of an environment has compiled, and its users cannot write there."""
+    folders = [tmp_path / "beside", tmp_path / "user"]
+    for written, hits in ((folders[:1], 0), (folders[1:], 0), (folders[::-1], 1), (folders, 1)):
+        monkeypatch.setattr(numba_support, "_folders", lambda written=written: written)
+        made = kernel()(doubled.__wrapped__)
+        assert made(4) == 8
+        assert sum(made.dispatcher.stats.cache_hits.values()) == hits
+
+
+CHOICES = [
+    Choices(rule, delivery.name, caching, fraction)
+    for rule in (Global(), Aligned())
+    for delivery in DELIVERIES.values()
+    for caching, fraction in ((None, None), ("even", 0.7))
+    if fraction is None or delivery.supports(4, excess=True)
+]
+
+
+def test_sessions_call_kernels_with_the_types_for_which_they_are_compiled_ahead(monkeypatch):
+    others = set()
+    call = Kernel.__call__
+
+    def checked(self, *arguments):
+        types = tuple(map(numba.typeof, arguments))
+        if types not in [normalize_signature(text)[0] for text in self.signatures]:
+            others.add((self.__qualname__, types))
+        return call(self, *arguments)
+
+    monkeypatch.setattr(Kernel, "__call__", checked)
+    for choices in CHOICES:
+        planner = EpochPlanner(ShuffleSpec(400, 4, choices))
+        planner.load()
+        assert planner.advance().shares is not None
+    assert others == set()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dshuffle.private_files import cache_folder, open_private_file, private_folder, user_key
+from dshuffle.private_files import cache_folder, check_folder, open_private_file, user_key
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 STRANGER = 12345
@@ -26,10 +26,6 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def place(folder: int) -> Path:
-    return Path(os.readlink(f"/proc/self/fd/{folder}"))
-
-
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -37,9 +33,9 @@ def mode(path: Path) -> int:
 def test_the_cache_folder_is_made_for_its_user_alone(caches: Path) -> None:
     earlier = os.umask(0)
     try:
-        with cache_folder() as folder:
-            assert place(folder) == caches / "caches" / "dshuffle"
-            os.close(open_private_file("x", folder, os.O_RDWR | os.O_CREAT))
+        folder = cache_folder()
+        assert folder == caches / "caches" / "dshuffle"
+        os.close(open_private_file(folder / "x", os.O_RDWR | os.O_CREAT))
     finally:
         os.umask(earlier)
     assert mode(caches / "caches" / "dshuffle") == 0o700
@@ -49,8 +45,7 @@ def test_the_cache_folder_is_made_for_its_user_alone(caches: Path) -> None:
 def test_a_relative_place_is_ignored(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
     monkeypatch.setenv("HOME", str(caches))
-    with cache_folder() as folder:
-        assert place(folder) == caches / ".cache" / "dshuffle"
+    assert cache_folder() == caches / ".cache" / "dshuffle"
 
 
 @pytest.mark.parametrize("home", ["/dev/null", "/proc"])
@@ -59,9 +54,9 @@ def test_without_a_home_directory_the_folder_is_a_temporary_one(
 ) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", home)
-    with cache_folder() as folder:
-        assert place(folder) == caches / "temporary" / f"dshuffle-{os.geteuid()}"
-        assert stat.S_IMODE(os.fstat(folder).st_mode) == 0o700
+    folder = cache_folder()
+    assert folder == caches / "temporary" / f"dshuffle-{os.geteuid()}"
+    assert mode(folder) == 0o700
 
 
 def test_a_temporary_folder_that_others_can_enter_is_refused(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +65,7 @@ def test_a_temporary_folder_that_others_can_enter_is_refused(caches: Path, monke
     folder.mkdir()
     folder.chmod(0o777)
     with pytest.raises(OSError, match=r"has the mode 0777, so other users can enter it. Its mode must be 0700"):
-        cache_folder().__enter__()
+        cache_folder()
 
 
 @as_root
@@ -80,14 +75,14 @@ def test_a_temporary_folder_of_another_user_is_refused(caches: Path, monkeypatch
     folder.mkdir(mode=0o700)
     os.chown(folder, STRANGER, STRANGER)
     with pytest.raises(OSError, match=f"belongs to the user {STRANGER}, and not to 0"):
-        cache_folder().__enter__()
+        cache_folder()
 
 
 def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to("mine")
-    with pytest.raises(NotADirectoryError), private_folder(tmp_path / "link"):
-        pass
+    with pytest.raises(NotADirectoryError):
+        check_folder(tmp_path / "link")
 
 
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_RDWR | os.O_CREAT])
@@ -98,10 +93,9 @@ def test_links_pipes_and_folders_are_no_files(tmp_path: Path, flags: int) -> Non
     (tmp_path / "dangling").symlink_to("nowhere")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    with private_folder(tmp_path) as folder:
-        for name in ("link", "dangling", "pipe", "folder"):
-            with pytest.raises(OSError):
-                open_private_file(name, folder, flags)
+    for name in ("link", "dangling", "pipe", "folder"):
+        with pytest.raises(OSError):
+            open_private_file(tmp_path / name, flags)
     assert (tmp_path / "victim").read_bytes() == b"victim"
     assert not (tmp_path / "nowhere").exists()
 
@@ -111,11 +105,8 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     (tmp_path / "x").write_bytes(b"x")
     os.chown(tmp_path / "x", STRANGER, STRANGER)
-    with (
-        private_folder(tmp_path) as folder,
-        pytest.raises(PermissionError, match=f"x belongs to the user {STRANGER}, and not to 0"),
-    ):
-        open_private_file("x", folder, os.O_RDONLY)
+    with pytest.raises(PermissionError, match=f"x belongs to the user {STRANGER}, and not to 0"):
+        open_private_file(tmp_path / "x", os.O_RDONLY)
 
 
 def test_all_processes_of_a_user_have_one_key(caches: Path) -> None:
@@ -152,9 +143,6 @@ def opened_path(descriptor: str) -> str:
 def test_descriptors_are_closed(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     os.mkfifo(tmp_path / "pipe")
-    with private_folder(tmp_path) as folder, pytest.raises(OSError):
-        open_private_file("pipe", folder, os.O_RDONLY)
-    tmp_path.chmod(0o755)
-    with pytest.raises(PermissionError), private_folder(tmp_path):
-        pass
+    with pytest.raises(OSError):
+        open_private_file(tmp_path / "pipe", os.O_RDONLY)
     assert not [path for path in map(opened_path, os.listdir("/proc/self/fd")) if path.startswith(str(tmp_path))]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.cli import main
-from dshuffle.compare.provenance import describe_dataset
+from dshuffle.compare.comparison import describe_dataset
 from dshuffle.errors import DatasetNotFound, DShuffleError, InvalidParameter
 from dshuffle.redaction import hide_secrets, option_values, short_repr
 

@@ -165,8 +165,7 @@ def compare(
         from dshuffle.compare.pairs import REGRESSION_METRIC, regression_in_pairs
         from dshuffle.noninferiority import Margin, PairedTest
         from dshuffle.pipeline import LocalWorkers, Pipeline, RunningScheduler
-        from dshuffle.pipeline.outlook import Outlook
-        from dshuffle.pipeline.run import train as run
+        from dshuffle.pipeline.pipeline import train as run
         from dshuffle.planning import Choices
         from dshuffle.report.progress import progress_bar
         from dshuffle.runtime.client.cluster_view import count_training_workers
@@ -220,9 +219,6 @@ def compare(
         pipeline = Pipeline(data, training, ways, cluster, report=str(output), test=None if train is None else test)
         if isinstance(cluster, LocalWorkers) and cluster.rates != AS_THEY_ARE:
             say(f"Emulated: {cluster.rates}. --links none --store none measures this machine as it is.")
-        outlook = Outlook.of(data, training, ways, workers)
-        for sentence in outlook.sentences:
-            say(sentence)
         say_if_replaced(output, "--output")
         with warnings_as_lines(), progress_bar() as advance:
             tested: Mapping[str, Mapping[str, Any]] = {}
@@ -240,7 +236,7 @@ def compare(
                     pairs=test.pairs,
                     say=advance,
                 )
-            comparison = run(pipeline, advance, lambda: None, outlook).comparison
+            comparison = run(pipeline, advance).comparison
     assert comparison is not None
     comparison = _completed(comparison, ways, tested, copy_seconds)
     if as_json:

@@ -1,15 +1,11 @@
 """Compare ways of shuffling: the ways, their results, and the clusters that they run on."""
 
-from dshuffle.compare.exchanges import measure_exchanges
-from dshuffle.compare.kernel_cache import compile_kernels
 from dshuffle.compare.local_cluster import AS_THEY_ARE, EmulatedRates, connect, local_cluster
-from dshuffle.compare.logical_workers import fit_logical_workers
 from dshuffle.compare.pairs import HeldOut, regression_in_pairs, run_in_pairs
-from dshuffle.compare.simulated import SimulatedCluster
+from dshuffle.compare.simulated import SimulatedCluster, StoredOrder
 from dshuffle.compare.steps import falling, stable_step
-from dshuffle.compare.stored_order import StoredOrder
-from dshuffle.compare.variance import VarianceRatio, variance_ratio
 from dshuffle.compare.ways import Way, default_ways, product_of_ways
+from dshuffle.kernels import compile_kernels
 from dshuffle.noninferiority import Margin, PairedOutcome, PairedRuns, PairedTest
 from dshuffle.runtime.client.cluster_view import count_training_workers
 
@@ -23,19 +19,15 @@ __all__ = [
     "PairedRuns",
     "PairedTest",
     "SimulatedCluster",
-    "VarianceRatio",
     "Way",
     "compile_kernels",
     "connect",
     "count_training_workers",
     "default_ways",
     "falling",
-    "fit_logical_workers",
     "local_cluster",
-    "measure_exchanges",
     "product_of_ways",
     "regression_in_pairs",
     "run_in_pairs",
     "stable_step",
-    "variance_ratio",
 ]

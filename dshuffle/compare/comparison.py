@@ -1,35 +1,45 @@
-"""Results of training the same model on the same data under several ways of shuffling, for a report."""
+"""Results of training the same model on the same data under several ways of shuffling, for a report.
+
+With them come facts about dataset, cluster, machine and versions, so that others can judge and repeat the run.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import os
+import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from distributed import Client
 
 from dshuffle.compare.local_cluster import EmulatedRates
-from dshuffle.compare.mixing_of_ways import QualityOfWays
-from dshuffle.compare.provenance import describe_cluster, describe_dataset, describe_machine, describe_versions
 from dshuffle.compare.ways import Way
 from dshuffle.emulated_links import HEADERS
 from dshuffle.errors import InvalidParameter
 from dshuffle.noninferiority import PairedRuns
 from dshuffle.planning.cost import ClusterRates, Prediction, predict
 from dshuffle.records import EpochRecord
+from dshuffle.redaction import hide_secrets
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.runtime import Shuffler
+from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.dataset_inputs import with_chunks_of
-from dshuffle.runtime.measure.auto_candidates import work_of
+from dshuffle.runtime.measure.measurement import work_of
+from dshuffle.runtime.session_spec import only_serves
 from dshuffle.store import Dataset
+from dshuffle.units import human_bytes
 
 OTHER_LINKS = {f"{gbit} Gbit/s": gbit * 1.25e8 for gbit in (1, 10, 25, 100)}
 """Links in bytes per second for which a report predicts exchanges as well."""
 
 EMULATED = "DSHUFFLE_EMULATED"
 """Environment variable that says, for the report, what is emulated in this environment."""
+
+PACKAGES = ("dshuffle", "dask", "distributed", "zarr", "numpy", "numba", "bokeh")
 
 
 def result_of(
@@ -38,7 +48,6 @@ def result_of(
     points: Sequence[TrainingPoint],
     *,
     measured: ClusterRates | None,
-    quality: QualityOfWays,
     pairs: Mapping[str, PairedRuns] | None = None,
 ) -> WayResult:
     """Return the result of a way, from its shuffler after the training, the points of the fit, and its pairs."""
@@ -57,7 +66,6 @@ def result_of(
         predicted_seconds=None if prediction is None else prediction.exchange_seconds,
         predicted_wire_seconds=None if prediction is None else prediction.wire_seconds,
         on_other_links=elsewhere,
-        quality=quality.of(way.choices, shuffler.n_workers),
         pairs=pairs or {},
         is_copy=way.copy is not None,
     )
@@ -68,12 +76,9 @@ def comparison_of(
     dataset: Dataset,
     results: Sequence[WayResult],
     *,
-    quality: QualityOfWays,
     settings: Mapping[str, Any],
     command: str,
     error_meaning: str,
-    stored_at_random: bool,
-    outlook: Sequence[str] = (),
     error_at_start: float | None = None,
     averages: str = "unknown",
 ) -> Comparison:
@@ -87,12 +92,10 @@ def comparison_of(
         settings=settings,
         error_meaning=error_meaning,
         command=command,
-        dataset={**describe_dataset(dataset), "classes": quality.classes},
+        dataset=describe_dataset(dataset),
         cluster=describe_cluster(client),
         versions=describe_versions(),
         machine=describe_machine(),
-        stored_at_random=stored_at_random,
-        outlook=tuple(outlook),
         error_at_start=error_at_start,
         averages=averages,
         emulated=os.environ.get(EMULATED, "") or str(EmulatedRates.of(client)),
@@ -106,11 +109,6 @@ def _with_chosen(way: Way, records: Sequence[EpochRecord]) -> str:
         return way.label
     [(most, count)] = deliveries.most_common(1)
     return f"{way.label} ({most} {count} of {deliveries.total()})"
-
-
-def shuffler_of(client: Client, dataset: Dataset, way: Way) -> Shuffler:
-    """The shuffler of a way."""
-    return Shuffler(client, way.dataset(dataset), **way.choices.keywords())
 
 
 def check_copy(way: Way, dataset: Dataset) -> None:
@@ -144,3 +142,55 @@ def predicted(cluster: ClusterRates, dataset: Dataset, way: Way) -> Prediction:
         way.choices, assignment=with_chunks_of(dataset, way.choices.assignment), sharding="random", balance=None
     )
     return predict(cluster, work_of(dataset, choices))
+
+
+def describe_dataset(dataset: Dataset) -> dict[str, Any]:
+    """Return the URL, the sizes and the arrays of a dataset."""
+    arrays = {
+        name: f"{info.dtype} {info.shape}, {info.chunk_rows} rows per chunk" for name, info in dataset.arrays.items()
+    }
+    return {
+        "url": "a temporary folder" if dataset.is_temporary else hide_secrets(dataset.url),
+        "samples": dataset.n_samples,
+        "bytes a sample": dataset.row_nbytes,
+        "size": human_bytes(dataset.n_samples * dataset.row_nbytes),
+        **{f"array {name}": text for name, text in arrays.items()},
+    }
+
+
+def describe_cluster(client: Client) -> dict[str, Any]:
+    """Return the workers of a cluster and the protocol between them."""
+    information = cluster_info(client)
+    workers = information["workers"].values()
+    n_servers = sum(only_serves(worker["resources"]) for worker in workers)
+    return {
+        "workers that train": len(workers) - n_servers,
+        "servers": n_servers,
+        "hosts": len({worker["host"] for worker in workers}),
+        "threads a worker": _range(worker["nthreads"] for worker in workers),
+        "memory a worker": _range((worker["memory_limit"] for worker in workers), human_bytes),
+        "protocol": urlsplit(information["address"]).scheme,
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return the system, cores and memory of the client's machine."""
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "memory": human_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+    }
+
+
+def describe_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that affect the results."""
+    return {
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in PACKAGES},
+    }
+
+
+def _range(values: Iterable[Any], name: Callable[[Any], Any] = lambda value: value) -> Any:
+    ordered = sorted(values)
+    least, greatest = name(ordered[0]), name(ordered[-1])
+    return least if least == greatest else f"{least} to {greatest}"

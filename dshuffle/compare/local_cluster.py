@@ -18,7 +18,7 @@ from distributed.system import MEMORY_LIMIT
 
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.runtime.client.cluster_view import count_training_workers
-from dshuffle.runtime.server_resource import SERVER_RESOURCE
+from dshuffle.runtime.session_spec import SERVER_RESOURCE
 from dshuffle.units import human_bit_rate, parse_rate
 
 

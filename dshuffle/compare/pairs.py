@@ -154,66 +154,38 @@ def run_in_pairs(
     >>> print(run_in_pairs(PairedTest("loss", margin=0.1), ways[0], ways, run)["local"])
     worse: +0.500 [0.497, 0.503] (95 % interval, 5 pairs; lower is better)
     """
-    return _trained_in_pairs(test, reference, ways, {"": run}, say, test_to_train, fixed)[""]
-
-
-def _trained_in_pairs(
-    test: PairedTest,
-    reference: Way,
-    ways: Sequence[Way],
-    trainings: Mapping[str, Run],
-    say: Say,
-    test_to_train: float,
-    fixed: bool = False,
-) -> dict[str, dict[str, PairedRuns]]:
-    """Test the ways with several trainings, and return the pairs by the name of the training and the label of the way.
-
-    A way is tested on until it has an answer, which a "not worse" only is if it holds for all ways together.
-    """
     first = reference.choices.seed
     labels: dict[tuple[object, ...], list[Way]] = {}
     for way in ways:
         if not way.choices.reshuffles_all:
             labels.setdefault(trained_on(way), []).append(way)
-    series = {name: {key: _Series() for key in (None, *labels)} for name in trainings}
-    undecided = {name: set(labels) for name in trainings}
+    of_reference, series, undecided = _Series(), {key: _Series() for key in labels}, set(labels)
 
-    def shown(name: str) -> dict[tuple[object, ...], PairedRuns]:
-        reference_runs = series[name][None]
-        return {
-            key: series[name][key].against(reference_runs, test=test, test_to_train=test_to_train, fixed=fixed)
-            for key in labels
-        }
-
-    def run_pair(pair: int) -> None:
-        for name, run in trainings.items():
-            if undecided[name]:
-                series[name][None].add(run, reference, first + pair)
-            for key in labels:
-                if key in undecided[name]:
-                    series[name][key].add(run, labels[key][0], first + pair)
+    def shown() -> dict[tuple[object, ...], PairedRuns]:
+        fields: Any = {"test": test, "test_to_train": test_to_train, "fixed": fixed}
+        return {key: one.against(of_reference, **fields) for key, one in series.items()}
 
     try:
         for before, look in itertools.pairwise((0, *test.looks)):
-            for pair in range(before, look):
-                if any(undecided.values()):
-                    say(pair, test.pairs, f"training in pairs, at most {test.pairs}")
-                    run_pair(pair)
-            for name in trainings:
-                runs = shown(name)
-                p_values = holm({str(key): one for key, one in runs.items()})
-                undecided[name] = {
-                    key
-                    for key, one in runs.items()
-                    if key in undecided[name]
-                    and (one.outcome is None or ERROR_RATE < p_values[str(key)] < 1)
-                    and one.n_pairs < test.pairs
-                }
+            for pair in range(before, look if undecided else before):
+                say(pair, test.pairs, f"training in pairs, at most {test.pairs}")
+                of_reference.add(run, reference, first + pair)
+                for key, one in series.items():
+                    if key in undecided:
+                        one.add(run, labels[key][0], first + pair)
+            runs = shown()
+            p_values = holm({str(key): one for key, one in runs.items()})
+            # A way has an answer, which a "not worse" only is if it holds for all ways together.
+            undecided = {
+                key
+                for key in undecided
+                if (runs[key].outcome is None or ERROR_RATE < p_values[str(key)] < 1) and runs[key].n_pairs < test.pairs
+            }
     except (DShuffleError, *LOSSES) as error:
         if isinstance(error, DShuffleError) and not error.transient:
             raise
-        warnings.warn(f"The pairs of runs have ended early: {what_happened(error)}", stacklevel=3)
-    return {name: {way.label: runs for key, runs in shown(name).items() for way in labels[key]} for name in trainings}
+        warnings.warn(f"The pairs of runs have ended early: {what_happened(error)}", stacklevel=2)
+    return {way.label: runs for key, runs in shown().items() for way in labels[key]}
 
 
 class _Series:
@@ -350,8 +322,11 @@ def regression_in_pairs(
     width = dataset.arrays[features].shape[0]
     scale = float(measure(np.zeros(width))["rmse_of_mean"])
     test = PairedTest(REGRESSION_METRIC, margin=margin, pairs=pairs, rounding=ROUNDING * scale, meaning=METRIC_MEANING)
-    trainings = {average: functools.partial(run, average) for average in averages}
-    return _trained_in_pairs(test, reference, candidates, trainings, say, **held_out.sizes(dataset, seed))
+    sizes = held_out.sizes(dataset, seed)
+    return {
+        average: run_in_pairs(test, reference, candidates, functools.partial(run, average), say, **sizes)
+        for average in averages
+    }
 
 
 def reference_of(ways: Sequence[Way]) -> Way:

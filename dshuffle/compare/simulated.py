@@ -1,6 +1,7 @@
-"""Sessions without a cluster: the partitions of all ranks in this process, as a real session has them.
+"""Stand-ins for sessions: without a cluster, in this process; and without shuffling, in stored order.
 
-Who trains on what in which order is a function of the choices, the epoch and the rank, so nothing has to move.
+Who trains on what in which order is a function of the choices, the epoch and the rank, so nothing has to move in a
+simulated session.
 """
 
 from __future__ import annotations
@@ -11,14 +12,35 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from distributed import Future
 from numpy.typing import NDArray
 
-from dshuffle.planning import Choices, ShuffleSpec
-from dshuffle.planning.mixing import Orders, orders_of_first_epochs
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec
+from dshuffle.planning.grouping import group_by
+from dshuffle.planning.types import Samples
 from dshuffle.rows import ByteMatrix, RowLayout
-from dshuffle.runtime import Partition, PerRank
+from dshuffle.runtime import Partition, PerRank, Shuffler
 from dshuffle.runtime.dataset_inputs import resolved, with_data
 from dshuffle.store import Dataset
+
+Orders = Sequence[Samples]
+"""The samples of every worker in training order, one array per rank."""
+
+
+def orders_of_first_epochs(spec: ShuffleSpec, epochs: int) -> Iterator[Orders]:
+    """Yield who trains on what in which order, for the first epochs of a shuffle without broadcast samples."""
+    if spec.n_broadcast:
+        hint = "Pass only the ranks."
+        raise InvalidParameter.of("sharding", str(spec.choices.sharding), "a sharding without broadcast samples", hint)
+    # Assignments do not depend on the delivery, and reading from the store needs the least planning.
+    planner = EpochPlanner(spec.with_choices(delivery="storage"), checks=False)
+    for epoch in range(epochs):
+        plan = planner.advance() if epoch else planner.load()
+        order, offsets = group_by(plan.ranks, spec.n_workers)
+        owns = [order[offsets[rank] : offsets[rank + 1]] for rank in range(spec.n_workers)]
+        seed, ordered = spec.choices.seed, spec.choices.exchange_epochs.order
+        yield [ordered(own, seed=seed, epoch=epoch, rank=rank) for rank, own in enumerate(owns)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +199,48 @@ class Done:
     def gather(results: Sequence[Done]) -> list[Any]:
         """Return the results of several tasks."""
         return [done.value for done in results]
+
+
+class StoredOrder:
+    """Shuffler whose tasks see each worker's samples in the order of the dataset.
+
+    It has only :meth:`epochs`, and its epochs have only ``map``. This suffices for the trainers that average once an
+    epoch (:func:`fit_linear_regression`, :func:`fit_parallel_sgd`) and for :func:`fit_matrix_completion`. Trainers that
+    take steps together, and the parameter server, need a :class:`~dshuffle.Shuffler`.
+
+    The epochs of a :class:`~dshuffle.Shuffler` are always in random order. Here, with the assignment ``"local"``, all
+    epochs are the same, as in training without a shuffle.
+
+    Parameters
+    ----------
+    shuffler
+        Open shuffler. The caller must close it.
+    """
+
+    def __init__(self, shuffler: Shuffler) -> None:
+        self._shuffler = shuffler
+
+    def epochs(self, count: int) -> Iterator[StoredEpoch]:
+        """Yield the shuffler's epochs in stored order."""
+        for epoch in self._shuffler.epochs(count):
+            yield StoredEpoch(epoch.map)
+
+
+class StoredEpoch:
+    """Epoch whose tasks get partitions in stored order."""
+
+    def __init__(self, run: Callable[..., list[Future[Any]]]) -> None:
+        self._run = run
+
+    def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
+        """Run ``fn`` on each worker with its partition in stored order; see :meth:`~dshuffle.Partition.as_stored`."""
+        return self._run(in_stored_order, fn, *args, **kwargs)
+
+
+def in_stored_order(partition: Partition, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call ``fn`` on a partition in stored order. Runs as a task on each worker."""
+    stored = partition.as_stored()
+    try:
+        return fn(stored, *args, **kwargs)
+    finally:
+        stored.close()

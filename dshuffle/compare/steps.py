@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.store import Dataset
+from dshuffle.training.fit import CONSTANT, Linear, Schedule
 from dshuffle.training.inputs import check_finite
 from dshuffle.training.linear_regression import check_dataset
-from dshuffle.training.schedules import CONSTANT, Linear, Schedule
 
 PLACES = 1000
 """Places of a dataset at which consecutive rows are read, if it has too many rows to read all."""

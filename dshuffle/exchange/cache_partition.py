@@ -258,7 +258,7 @@ class CachePartition:
         self.index, self._free, self._incoming = swap.index, swap.free, EMPTY
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], b1[::1])")
 def _merge(ids_a, slots_a, ids_b, slots_b, held, slots, free):  # type: ignore[no-untyped-def]
     """Find ascending ``held`` in two ascending indices in one pass; return the position of a missing id, or -1."""
     a, b = 0, 0

@@ -1,41 +1,66 @@
-"""The receiving side of an exchange as a state machine: events in, instructions out.
-
-The state machine uses no socket, clock or task, so tests can drive it directly. Transfers are *pulled*: a receiver
-requests each message it needs and keeps a bounded number of requests open. Pulling has three advantages. The memory of
-the receiver is bounded for any number of senders, a lost message is simply requested again, and the load on each sender
-is spread over time.
-
-========== ============================================== ==========
-state      event                                          next state
-========== ============================================== ==========
-idle       begin                                          receiving, or ready if nothing is expected
-receiving  arrived: not the last message                  receiving
-receiving  arrived: the last message                      ready
-receiving  failed: attempts are left                      receiving (requested again)
-receiving  failed: no attempts left                       receiving (read from the store instead)
-receiving  failed: that failed too, or not retryable      failed
-receiving  give up: a sender is slow                      receiving (the rest is read from the store instead)
-receiving  failed: what a slow sender owes cannot be read receiving (requested after all)
-ready      commit                                         idle
-any        abort                                          idle
-========== ============================================== ==========
-
-Events of another run, or for a message that has already arrived, are ignored.
-"""
+"""What a worker requests, as a state machine without sockets, clocks or tasks, and which senders are too slow."""
 
 from __future__ import annotations
 
 import enum
 import heapq
 import itertools
+import math
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from dshuffle.errors import ExchangeError, InvalidParameter
 from dshuffle.exchange.messages import MessageId
 from dshuffle.planning import name_of
-from dshuffle.planning.packets import FORWARDER, forwarder_of
+from dshuffle.planning.epoch_plan import FORWARDER, forwarder_of
+
+PATIENCE = 5.0
+"""Seconds into an exchange before a sender can be slow, and seconds that a slow sender would still take at least."""
+
+MARGIN = 3.0
+"""Reading must be estimated to take this many times less than waiting, because both estimates are rough."""
+
+
+def slow_senders(
+    owed: Mapping[int, int],
+    arrived: Mapping[int, int],
+    *,
+    seconds: float,
+    seconds_to_read: Callable[[int], float],
+) -> list[int]:
+    """Senders whose rows should be read from the store instead, or readers that others should take the place of.
+
+    At least half of the senders must have delivered all their rows. So no sender looks slow because the network, or the
+    receiver, is slow.
+
+    Parameters
+    ----------
+    owed, arrived
+        Sender -> rows that it sends in this exchange, and rows that have arrived.
+    seconds
+        Duration of the exchange so far.
+    seconds_to_read
+        Returns how long it takes to read a number of rows from the store: that of all chunks that hold any of them.
+
+    Examples
+    --------
+    >>> owed, time = {0: 100, 1: 100, 2: 100}, lambda rows: rows / 50
+    >>> slow_senders(owed, {0: 100, 1: 100, 2: 10}, seconds=6.0, seconds_to_read=time)
+    [2]
+    >>> slow_senders(owed, {0: 100, 1: 100, 2: 80}, seconds=6.0, seconds_to_read=time)
+    []
+    """
+    late = {sender: rows - arrived.get(sender, 0) for sender, rows in owed.items() if rows > arrived.get(sender, 0)}
+    if seconds < PATIENCE or 2 * len(late) > len(owed):
+        return []
+    # At its rate so far, a sender needs ``left * seconds / arrived`` more seconds.
+    return [
+        sender
+        for sender, left in late.items()
+        if left * seconds > arrived.get(sender, 0) * max(PATIENCE, MARGIN * seconds_to_read(left))
+        and seconds_to_read(left) < math.inf
+    ]
 
 
 class InboxState(enum.Enum):

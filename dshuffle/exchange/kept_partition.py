@@ -6,8 +6,7 @@ arrive in other slots. So if a process is killed, the index is that of the last 
 all rows of the latter may have been overwritten. Every row is compared with its checksum when it is read.
 
 Others may share the directory, so only folders of this user count that nobody else can enter. Their owner and mode are
-checked whenever a file in them is opened. An index is signed with the user's key, because containers of several users
-may all run as root.
+checked whenever a file in them is opened.
 
 A process holds a lock on the rows that it uses. A folder without a lock may be read by any session, and removed by the
 next session on the same dataset.
@@ -27,17 +26,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import CacheBudgetError, ExchangeError
 from dshuffle.exchange.cache_partition import EMPTY, Index
-from dshuffle.exchange.kept_index import KeptLabel, open_own, own_key, read_index, read_label, write_index
 from dshuffle.exchange.row_file import RowFile
+from dshuffle.planning import WorkerHistory
 from dshuffle.planning.sorted_ids import sorted_positions
-from dshuffle.private_files import user_key
+from dshuffle.private_files import check_folder, open_private_file, reserve
 from dshuffle.rows import ByteMatrix, Checksums, RowLayout, checksum_rows
-from dshuffle.unnamed_file import reserve
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +46,48 @@ PREFIX = "dshuffle-partition-"
 UNFINISHED = "dshuffle-new-"
 """The same, until the folder has a lock."""
 
-UNREADABLE = (CacheBudgetError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
+UNREADABLE = (CacheBudgetError, OSError, ValueError, OverflowError)
 """Errors of a folder that is damaged."""
+
+FORMAT = b"dshuffle 4 "
+"""Beginning of an index: a line with this and the label as JSON, then a record for each row. Others are ignored."""
+
+_RECORD = np.dtype([("sample_id", "<i8"), ("slot", "<i8"), ("checksum", "<u4")])
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLabel:
+    """What a kept partition is of.
+
+    Parameters
+    ----------
+    dataset
+        Identity of the dataset.
+    shuffle
+        Digest of what decides who trains on what, except the workers.
+    session
+        The session that fills it.
+    row_nbytes, n_slots
+        Shape of the file of rows.
+    history, rank, epoch
+        Workers of the session, rank, and epoch (-1 until there are rows).
+    """
+
+    dataset: str
+    shuffle: str
+    session: str
+    row_nbytes: int
+    n_slots: int
+    history: WorkerHistory
+    rank: int
+    epoch: int = -1
+
+    @classmethod
+    def of(cls, line: bytes) -> Self:
+        """The label in the first line of an index. Raises ValueError if it is none of this release."""
+        if not line.startswith(FORMAT):
+            raise ValueError("another release of dshuffle wrote it")
+        return msgspec.json.decode(line.removeprefix(FORMAT), type=cls)
 
 
 class PartitionFolder:
@@ -69,7 +108,7 @@ class PartitionFolder:
 
     def __init__(self, directory: str, label: KeptLabel) -> None:
         os.makedirs(directory, exist_ok=True)
-        self._directory, self._label, self._key = directory, label, own_key()
+        self._directory, self._label = directory, label
         new = tempfile.mkdtemp(prefix=UNFINISHED, dir=directory)
         self.path = os.path.join(directory, PREFIX + os.path.basename(new).removeprefix(UNFINISHED))
         # Closed with the session. The mode does not depend on the user's umask.
@@ -97,7 +136,7 @@ class PartitionFolder:
         OSError
             If the disk does not have enough room.
         """
-        file = open_own(self.path, "rows")
+        file = _open_own(self.path, "rows")
         reserve(file, max(1, self._label.n_slots * self._label.row_nbytes), self._directory)
         return file
 
@@ -123,7 +162,14 @@ class PartitionFolder:
         remove_unused(self._directory, self._label)
 
     def _write(self, epoch: int, index: Index, checksums: Checksums) -> None:
-        write_index(self.path, dataclasses.replace(self._label, epoch=epoch), self._key, index, checksums)
+        records = np.empty(len(checksums), _RECORD)
+        records["sample_id"], records["slot"], records["checksum"] = index.sample_ids, index.slots, checksums
+        new = os.path.join(self.path, "index.new")
+        with open(new, "wb") as file:
+            file.writelines(
+                [FORMAT, msgspec.json.encode(dataclasses.replace(self._label, epoch=epoch)), b"\n", records.tobytes()]
+            )
+        os.replace(new, os.path.join(self.path, "index"))
 
     def close(self) -> None:
         """Leave the partition to later sessions. It is removed if it does not have any rows yet."""
@@ -159,9 +205,12 @@ class KeptPartition:
         with contextlib.ExitStack() as on_error:
             on_error.push(self._lock)
             try:
-                label, self._index, self._checksums = read_index(path)
+                with _open_own(path, "index") as file:
+                    label, records = KeptLabel.of(file.readline()), np.frombuffer(file.read(), _RECORD)
+                self._index = Index(records["sample_id"].astype(np.int64), records["slot"].astype(np.int64))
+                self._checksums: Checksums = records["checksum"].astype(np.uint32)
                 self._check(label, layout)
-                with open_own(path, "rows") as file:
+                with _open_own(path, "rows") as file:
                     self._file = RowFile(layout, label.n_slots, path, memory_limit, file=file)
             except UNREADABLE as error:
                 raise ExchangeError(
@@ -249,7 +298,7 @@ def kept_nbytes(directory: str) -> int:
     """Bytes on the disk of the kept partitions of all datasets in a directory that nobody fills."""
     nbytes = 0
     for name, _ in _labels(directory):
-        with contextlib.suppress(OSError), open_own(os.path.join(directory, name), "rows") as rows:
+        with contextlib.suppress(OSError), _open_own(os.path.join(directory, name), "rows") as rows:
             nbytes += os.fstat(rows.fileno()).st_blocks * 512
     return nbytes
 
@@ -259,11 +308,6 @@ def _labels(directory: str) -> Iterator[tuple[str, KeptLabel | None]]:
     try:
         names = sorted(name for name in os.listdir(directory) if name.startswith(PREFIX))
     except OSError:
-        return
-    try:
-        key = user_key() if names else b""
-    except OSError as error:
-        logger.warning("dshuffle: no kept partition in %s is used: %s", directory, error)
         return
     for name in names:
         path = os.path.join(directory, name)
@@ -275,7 +319,8 @@ def _labels(directory: str) -> Iterator[tuple[str, KeptLabel | None]]:
             logger.debug("dshuffle: the kept partition %s is not used: %s", path, error)
             continue
         try:
-            label = read_label(path, key)
+            with _open_own(path, "index") as file:
+                label = KeptLabel.of(file.readline())
         except UNREADABLE as error:
             logger.debug("dshuffle: the kept partition %s cannot be read: %s", path, error)
             label = None
@@ -295,10 +340,16 @@ def _locked(path: str, how: int) -> BinaryIO:
     OSError
         If the file does not exist, another lock excludes this one, or other users may have made it.
     """
-    rows = open_own(path, "rows")
+    rows = _open_own(path, "rows")
     try:
         fcntl.flock(rows, how | fcntl.LOCK_NB)
     except OSError:
         rows.close()
         raise
     return rows
+
+
+def _open_own(path: str, name: str) -> BinaryIO:
+    """Open a file in the folder of a partition. Raises OSError unless both are this user's alone."""
+    check_folder(path)
+    return os.fdopen(open_private_file(os.path.join(path, name), os.O_RDWR), "r+b")

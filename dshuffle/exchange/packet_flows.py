@@ -253,7 +253,7 @@ def _mismatch(sample: int) -> ChecksumMismatch:
     )
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i8[::1], i8[::1])")
 def _side_samples(offsets, samples, packets, arriving):  # type: ignore[no-untyped-def]
     """Return the other samples in the packet of each arriving component, in CSR form."""
     out_offsets = np.zeros(arriving.size + 1, dtype=np.int64)
@@ -270,7 +270,7 @@ def _side_samples(offsets, samples, packets, arriving):  # type: ignore[no-untyp
     return out_offsets, side_samples
 
 
-@kernel()
+@kernel("(i8[::1], b1[::1])")
 def _have_unknown(offsets, unknown):  # type: ignore[no-untyped-def]
     """Whether each item contains a component that is not held."""
     has_unknown = np.zeros(offsets.size - 1, dtype=np.bool_)
@@ -288,7 +288,7 @@ def _twice_as_long(values):  # type: ignore[no-untyped-def]
     return longer
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i8[::1], i8[::1])")
 def _expand(joint, offsets, slots, items):  # type: ignore[no-untyped-def]
     """Return the items and the held rows whose XOR is the row of each joint item, each in CSR form.
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import CacheBudgetError
 from dshuffle.kernels import kernel
+from dshuffle.private_files import unnamed_file
 from dshuffle.rows import ByteMatrix, RowLayout
-from dshuffle.unnamed_file import unnamed_file
 
 INTERVAL = 0.02
 """Seconds between looks at the memory of the process."""

@@ -25,7 +25,11 @@ from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs
 from dshuffle.planning.moves import Moves
 from dshuffle.planning.order import epoch_order
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
+from dshuffle.planning.randomness import random_words
 from dshuffle.planning.types import Ranks, Samples
+
+MOST_STEPS = 2 * 10**7
+"""Samples of a rank times exchanges through which it follows them back, at most: one and a half seconds."""
 
 
 def _base() -> Any:
@@ -130,6 +134,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         self.drop_last = self._mode == DROP
         self._spec = self._spec_of(assignment, sharding, balance, ExchangeEpochs(every, between))
         self._planner = OwnPlanner(self._spec, self.rank) if plans_own_parts(self._spec, "peer") else None
+        self._moves: Moves | None = None  # until they are asked for, where that takes time
         self._drawn: EpochDraw | None = None  # otherwise all ranks of the epoch
         self._remainder: Remainder | None = None  # what another number of ranks has left of an epoch
         self._remainder_begun = False  # whether an iteration of it has begun
@@ -272,9 +277,10 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
 
         A position in this epoch from :meth:`load_state_dict` stays, until an iteration has begun there.
 
-        With ``"partial:Q"``, a rank follows its samples back through all epochs, so the time is proportional to the
-        epoch. With ``balance``, and with the sharding ``"round-robin"``, each assignment is computed from the previous
-        one.
+        With ``"partial:Q"``, a rank follows its samples back from epoch to epoch. So that this takes two seconds at
+        most, all ranks are drawn anew after some epochs: as many as a rank of m samples goes through with
+        ``20_000_000 / m`` exchanges. With ``balance``, and with the sharding ``"round-robin"``, each assignment is
+        computed from the previous one, and the time is proportional to the epoch.
 
         Raises
         ------
@@ -301,78 +307,118 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         if remainder is not None and remainder.epoch == epoch:
             self._take_remainder(remainder)
         elif self._planner is not None:
-            self._moves, self._shares = self._planner.moves(epoch), self._planner.shares(epoch)
+            self._plan(self._planner, epoch)
         else:
             self._draw(epoch)
         self.epoch = epoch
+
+    def _plan(self, planner: OwnPlanner, epoch: int) -> None:
+        """Plan an epoch without the other ranks."""
+        spec, number = self._in_run(epoch, self.num_replicas)
+        if spec.choices.seed != planner.spec.choices.seed:
+            self._planner = planner = OwnPlanner(spec, self.rank)
+        moves, self._shares = planner.moves(number), planner.shares(number)
+        self._held = moves.own
+        self._moves = None if epoch and not number else moves
+
+    def _in_run(self, epoch: int, n_ranks: int) -> tuple[ShuffleSpec, int]:
+        """The specification of the run of epochs that an epoch belongs to, and the epoch's number in the run.
+
+        A rank follows samples back to the beginning of a run, where all are drawn anew. The first run is that of a
+        session with this seed. Only partial exchanges need several runs.
+        """
+        spec = self._spec if n_ranks == self.num_replicas else self._spec.with_workers(n_ranks)
+        if not spec.choices.assignment.moves or spec.slots() is None:
+            return spec, epoch
+        length = spec.choices.every * max(1, MOST_STEPS * n_ranks // spec.n_samples)
+        run, number = divmod(epoch, length)
+        if run:
+            spec = spec.with_choices(seed=int(random_words(1, "run", self.seed, run)[0]))
+        return spec, number
 
     def _take_remainder(self, remainder: Remainder) -> None:
         """Take this rank's part of the samples that other numbers of ranks have left of an epoch."""
         begun, *later = remainder.trained
         key = self.seed, remainder.epoch
-        left = np.flatnonzero(Remainder(remainder.epoch, (begun,)).left_samples(self._spec))
+        spec, number = self._in_run(remainder.epoch, len(begun))
+        left = np.flatnonzero(Remainder(number, (begun,)).left_samples(spec))
         for counts in later:
             parts = [part[count:] for part, count in zip(_dealt(left, len(counts), key), counts, strict=True)]
             left = np.sort(np.concatenate(parts))
         own = _dealt(left, self.num_replicas, key)[self.rank]
         self._epoch_ids = own if own.size else left[:1]
         self._shares = len(left) // self.num_replicas, -(-len(left) // self.num_replicas)
-        self._moves = Moves.loading(np.sort(own))
+        self._held = np.sort(own)
+        self._moves = Moves.loading(self._held)
         self._drawn = None
 
     def _draw(self, epoch: int) -> None:
         """Draw the ranks of all samples up to an epoch."""
         if self._drawn is None or epoch < self.epoch:
             self._drawn, self.epoch = self._spec.draw_first(), 0
-            own = np.flatnonzero(self._drawn.ranks == self.rank)
-            self._moves = Moves.loading(own)
+            self._moves = Moves.loading(np.flatnonzero(self._drawn.ranks == self.rank))
         while self.epoch < epoch:
             self.epoch += 1
             before = self._drawn
             if self._spec.choices.has_exchange(self.epoch):
                 self._drawn = self._spec.draw(before, self.epoch)
             self._moves = Moves.between(before.ranks, self._drawn.ranks, self.rank)
+        assert self._moves is not None
+        self._held = self._moves.own
         counts = np.bincount(self._drawn.ranks, minlength=self.num_replicas)
         self._shares = int(counts.min()), int(counts.max())
 
     @property
     def held(self) -> Samples:
         """Ascending int64 ids that this rank has in this epoch, also those that the mode ``"drop"`` leaves out."""
-        return self._moves.own
+        return self._held
+
+    def _moved(self) -> Moves:
+        """What comes and goes for the epoch."""
+        if self._moves is None:  # the first epoch of a run after the first one
+            before, last = self._in_run(self.epoch - 1, self.num_replicas)
+            now, first = self._in_run(self.epoch, self.num_replicas)
+            ranks_before, ranks_now = before.ranks_at(last), now.ranks_at(first)
+            assert ranks_before is not None
+            assert ranks_now is not None
+            held = OwnPlanner(before, self.rank).moves(last).own
+            self._moves = Moves.of(self.rank, self._held, ranks_before(self._held), held, ranks_now(held))
+        return self._moves
 
     @property
     def arrived(self) -> Samples:
         """Ascending int64 ids that this rank has in this epoch but not in the previous one; all its ids in epoch 0."""
-        return self._moves.arriving
+        return self._moved().arriving
 
     @property
     def sources(self) -> Ranks:
         """Rank that had each sample of :attr:`arrived` in the previous epoch, int32; -1: it comes from the storage."""
-        return np.maximum(self._moves.senders, -1)
+        return np.maximum(self._moved().senders, -1)
 
     @property
     def departed(self) -> Samples:
         """Ascending int64 ids that this rank had in the previous epoch but not in this one."""
-        return self._moves.leaving
+        return self._moved().leaving
 
     @property
     def destinations(self) -> Ranks:
         """Rank that has each sample of :attr:`departed` in this epoch, int32."""
-        return self._moves.receivers
+        return self._moved().receivers
 
     @property
     def _n_ids(self) -> int:
         smallest, largest = self._shares
-        return {PAD: largest, DROP: smallest}.get(self._mode, len(self._moves.own))
+        return {PAD: largest, DROP: smallest}.get(self._mode, len(self._held))
 
     def _ids(self) -> Samples:
         """The ids of the epoch in training order, padded or without the last ones."""
         order = self._epoch_ids
         if order is None:
-            order = self._moves.own
+            order = self._held
             if self.shuffle:
-                epochs = self._spec.choices.exchange_epochs
-                order = epochs.order(order, seed=self.seed, epoch=self.epoch, rank=self.rank)
+                spec, number = self._in_run(self.epoch, self.num_replicas)
+                epochs, seed = spec.choices.exchange_epochs, spec.choices.seed
+                order = epochs.order(order, seed=seed, epoch=number, rank=self.rank)
         return order[np.arange(self._n_ids) % max(1, len(order))]
 
 

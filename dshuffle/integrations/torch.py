@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -23,6 +23,9 @@ except ImportError as exc:
     raise ImportError(f"PyTorch is not installed ({exc}). {INSTALL_TORCH}") from exc
 
 Batch = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
+Tensors = tuple[torch.Tensor, ...]
+Load = Callable[[int], tuple[NDArray[Any], ...]]
+"""Returns the arrays of a batch by its number."""
 
 
 class BatchDict(dict[str, torch.Tensor]):
@@ -97,12 +100,14 @@ class PartitionBatches(IterableDataset[Batch]):
         Array names: each batch is a tuple of these arrays in this order. ``None``: each batch is a dict of all arrays.
     least
         With unequal shares, the smallest number of samples in a batch.
+    device
+        Device of the tensors; see :func:`to_device`. By default they share the memory of the arrays of a batch.
 
     Raises
     ------
     InvalidParameter
-        If the batch size is larger than the smallest partition, the mode is unknown, or PyTorch does not support the
-        dtype of an array.
+        If the batch size is larger than the smallest partition, the mode is unknown, PyTorch does not support the
+        dtype of an array, or there is no such device.
     KeyError
         If an array does not exist.
     """
@@ -115,6 +120,7 @@ class PartitionBatches(IterableDataset[Batch]):
         mode: str = DROP,
         arrays: Sequence[str] | None = None,
         least: int = 1,
+        device: Any = None,
     ) -> None:
         super().__init__()
         size = as_integer("batch_size", batch_size, 1)
@@ -122,6 +128,8 @@ class PartitionBatches(IterableDataset[Batch]):
         self._partition = partition
         self._names = tuple(partition.names if arrays is None else arrays)
         self._as_tuple = arrays is not None
+        self._device = "cpu" if device is None else device
+        to_device(self._device)
         for name, array in partition.take(np.arange(0), self._names).items():
             try:
                 tensor_of(array)
@@ -146,11 +154,16 @@ class PartitionBatches(IterableDataset[Batch]):
     def _iterate(self) -> Iterator[Batch]:
         order = self._order
 
-        def batch_at(number: int) -> Batch:
+        def load(number: int) -> tuple[NDArray[Any], ...]:
             positions = self.batching.positions(number)
             columns = self._partition.take(positions if order is None else order[positions], self._names)
-            tensors = BatchDict({name: tensor_of(column) for name, column in columns.items()})
-            return BatchTuple(tensors.values()) if self._as_tuple else tensors
+            return tuple(columns.values())
+
+        tensors_of = to_device(self._device)(load, len(self))
+
+        def batch_at(number: int) -> Batch:
+            tensors = tensors_of(number)
+            return BatchTuple(tensors) if self._as_tuple else BatchDict(zip(self._names, tensors, strict=True))
 
         return self._position.iterate(len(self), batch_at)
 
@@ -220,3 +233,74 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
     """
     # A copy takes 40 us for 1 MiB of floats, and NumPy's byteswap in place 345 us.
     return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
+
+
+def to_device(device: Any) -> Callable[[Load, int], Callable[[int], Tensors]]:
+    """Return a function that makes tensors on a device of the arrays of batches.
+
+    Parameters
+    ----------
+    device
+        A ``torch.device``, or its name. On ``"cuda"``, the next batch is copied from pinned memory on a stream of its
+        own while the current one is trained on.
+
+    Raises
+    ------
+    InvalidParameter
+        If there is no such device.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> batches = to_device("cpu")(lambda number: (np.full(2, number),), 3)
+    >>> batches(1)
+    (tensor([1, 1]),)
+    """
+    try:
+        where = torch.device(device)
+        torch.empty(0, device=where)
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        raise InvalidParameter.of("device", device, f"a device of torch that is there ({error})") from error
+    if where.type == "cuda":
+        return lambda load, n_batches: DeviceBatches(load, n_batches, where)
+    return lambda load, n_batches: lambda number: _tensors(load(number), where)
+
+
+def _tensors(arrays: tuple[NDArray[Any], ...], device: torch.device) -> Tensors:
+    return tuple(tensor_of(array).to(device) for array in arrays)
+
+
+class DeviceBatches:
+    """Batches on a CUDA device. While one is trained on, the next one is copied.
+
+    Parameters
+    ----------
+    load
+        Returns the arrays of a batch.
+    n_batches
+        Number of batches.
+    device
+        The device.
+    """
+
+    def __init__(self, load: Load, n_batches: int, device: torch.device) -> None:
+        self._load, self._n_batches, self._device = load, n_batches, device
+        self._stream = torch.cuda.Stream(device)
+        self._ahead: tuple[int, Tensors] | None = None
+
+    def __call__(self, number: int) -> Tensors:
+        """Return a batch, and begin to copy the next one."""
+        ahead, self._ahead = self._ahead, None
+        batch = ahead[1] if ahead is not None and ahead[0] == number else self._copied(number)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        for tensor in batch:
+            tensor.record_stream(current)  # its memory is not used again before the loop's work on it is done
+        if number + 1 < self._n_batches:
+            self._ahead = number + 1, self._copied(number + 1)
+        return batch
+
+    def _copied(self, number: int) -> Tensors:
+        pinned = [tensor_of(array).pin_memory() for array in self._load(number)]
+        with torch.cuda.stream(self._stream):
+            return tuple(tensor.to(self._device, non_blocking=True) for tensor in pinned)

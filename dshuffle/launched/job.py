@@ -17,7 +17,7 @@ from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerF
 from dshuffle.launched.launcher import Place
 from dshuffle.launched.mailbox import LOG_AFTER, Progress, left_apart
 from dshuffle.launched.ports import HELLO, Terms, job_key
-from dshuffle.runtime.replies import replying
+from dshuffle.runtime.messages import replying
 
 logger = logging.getLogger(__name__)
 

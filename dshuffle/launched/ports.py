@@ -28,7 +28,7 @@ from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.launched.launcher import LOOPBACK, Place, is_loopback
 from dshuffle.launched.mailbox import LOG_AFTER
 from dshuffle.launched.secret import VARIABLE, OtherSecret
-from dshuffle.runtime.replies import message_in, retrieve, within
+from dshuffle.runtime.messages import message_in, retrieve, within
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from dshuffle.planning.batching import MODES, UNEVEN
 from dshuffle.planning.shares import EVEN
 from dshuffle.redaction import short_repr
 from dshuffle.runtime import Shuffler
-from dshuffle.runtime.quantities import as_seconds
+from dshuffle.runtime.settings import as_seconds
 from dshuffle.store import Dataset, as_dataset
 from dshuffle.store import Place as DatasetPlace
 
@@ -146,7 +146,7 @@ def spmd(
     place = place_of(os.environ, rank=rank, world_size=world_size, address=address)
     convert: Convert | None = None
     if device is not None:
-        convert = importlib.import_module("dshuffle.integrations.device").to_device(device)
+        convert = importlib.import_module("dshuffle.integrations.torch").to_device(device)
     opened = as_dataset(dataset)
     names = _names(opened, arrays)
     check_process_group(place.world_size)

@@ -1,12 +1,11 @@
-"""The cluster of a pipeline: started for it on this machine (or in :mod:`.batch_jobs`), or running already."""
+"""The cluster of a pipeline: started for it on this machine (or in :mod:`.jobs`), or running already."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from distributed import Client
 from distributed.system import MEMORY_LIMIT
@@ -14,9 +13,8 @@ from distributed.system import MEMORY_LIMIT
 from dshuffle.checks import as_integer
 from dshuffle.compare import AS_THEY_ARE, EmulatedRates, connect, local_cluster
 from dshuffle.errors import InvalidParameter
-from dshuffle.pipeline.batch_jobs import BatchJobs
-from dshuffle.runtime.client.waiting import Waiting, wait_for_workers
-from dshuffle.runtime.quantities import as_seconds
+from dshuffle.runtime.client.cluster_view import Waiting, wait_for_workers
+from dshuffle.runtime.settings import as_seconds
 from dshuffle.units import parse_rate
 
 
@@ -48,10 +46,6 @@ class ClusterSource(Protocol):
 
         ``waiting`` is for :func:`.wait_for_workers`: it shows a text, and ends the wait of a cancelled run.
         """
-        ...
-
-    def to_dict(self) -> dict[str, Any]:
-        """The source as JSON can hold it."""
         ...
 
 
@@ -121,10 +115,6 @@ class LocalWorkers:
         """Start the workers."""
         return local_cluster(self.n_workers, processes=self.processes, rates=self.rates)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The source as JSON can hold it."""
-        return {"kind": "local", **dataclasses.asdict(self)}
-
 
 @dataclass(frozen=True, slots=True)
 class RunningScheduler:
@@ -175,19 +165,3 @@ class RunningScheduler:
         with connect(self.address, 1) as client:
             wait_for_workers(client, *self.awaited, waiting)
             yield client
-
-    def to_dict(self) -> dict[str, Any]:
-        """The source as JSON can hold it."""
-        return {"kind": "scheduler", **dataclasses.asdict(self)}
-
-
-KINDS: dict[str, type[Any]] = {"local": LocalWorkers, "scheduler": RunningScheduler, "jobs": BatchJobs}
-
-
-def source_from_dict(fields: Mapping[str, Any]) -> ClusterSource:
-    """The source that ``to_dict`` wrote."""
-    options = {name: value for name, value in fields.items() if name != "kind"}
-    if fields.get("kind") not in KINDS:
-        raise InvalidParameter.of("cluster['kind']", fields.get("kind"), f"one of {', '.join(KINDS)}")
-    source: ClusterSource = KINDS[fields["kind"]](**options)
-    return source

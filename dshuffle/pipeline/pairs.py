@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from dshuffle.pipeline.training import Training
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import short_repr
 from dshuffle.runtime import Shuffler
-from dshuffle.runtime.session_options import SessionOptions
+from dshuffle.runtime.session_spec import SessionOptions
 from dshuffle.store import Dataset
 from dshuffle.training import History
 
@@ -107,7 +107,6 @@ def pairs_of(
     training: Training,
     options: SessionOptions,
     timed: Sequence[tuple[Way, Sequence[EpochRecord]]],
-    check: Callable[[], None],
     say: Say,
 ) -> dict[str, PairedRuns]:
     """Train in pairs, and return the pairs of each tested way by its label.
@@ -122,10 +121,8 @@ def pairs_of(
         The test, the training and the options of a session.
     timed
         The ways and their records. The reference is the fastest way that reshuffles everything.
-    check
-        Called between epochs. It raises an error to end the run.
     say
-        Called with what runs before each run or pair.
+        Called with what runs before each pair, and after each of its epochs. An error that it raises ends the run.
     """
     n_workers = count_training_workers(client, options.choice)
     try:
@@ -133,12 +130,18 @@ def pairs_of(
     except InvalidParameter as error:  # the ways were timed already
         warnings.warn(f"There are no pairs of runs: {error}", stacklevel=2)
         return {}
+    running = 0, test.pairs, ""
+
+    def begin(done: int, most: int, text: str) -> None:
+        nonlocal running
+        running = done, most, text
+        say(*running)
 
     def run(way: Way, seed: int, shuffle_seed: int) -> float | NDArray[np.float64]:
         keywords = {**seeded(way, shuffle_seed).keywords(), **options.keywords()}
-        own, part = training.with_seed(seed).on(way.dataset(dataset), seed)
+        own, part = training.changed(seed=seed).on(way.dataset(dataset), seed)
         with Shuffler(client, part, **keywords) as shuffler:
-            value = own.run(shuffler, lambda _: check())
+            value = own.run(shuffler, lambda _: say(*running))
             if shuffler.n_workers != n_workers:
                 raise ClusterError(f"there are {shuffler.n_workers} workers in place of {n_workers}")
         return metric_of(value, test.metric)
@@ -150,4 +153,4 @@ def pairs_of(
     reference = reference_of([way for way, _ in sorted(timed, key=seconds)])
     held_out = training.held_out
     sizes = {"fixed": True} if held_out is None else held_out.sizes(dataset, reference.choices.seed)
-    return run_in_pairs(test, reference, [way for way, _ in timed], run, say, **sizes)
+    return run_in_pairs(test, reference, [way for way, _ in timed], run, begin, **sizes)

@@ -1,37 +1,156 @@
-"""A pipeline as one value: what to train on, how to shuffle it, how to train, and where."""
+"""A pipeline as one value: what to train on, how to shuffle it, how to train, and where. And how it is run."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Self
+from pathlib import Path
+from typing import Any
 
-from dshuffle.compare import Way, count_training_workers
-from dshuffle.compare.comparison import check_copy
-from dshuffle.errors import CacheBudgetError, InvalidParameter
-from dshuffle.noninferiority import Margin, PairedTest
-from dshuffle.pipeline.background import PipelineRun
-from dshuffle.pipeline.clusters import ClusterSource, LocalWorkers, source_from_dict
-from dshuffle.pipeline.explanation import Explanation, explain
-from dshuffle.pipeline.pairs import check_test
-from dshuffle.pipeline.run import PipelineResult, execute
+from distributed import Client
+from distributed.protocol.pickle import dumps, loads
+
+from dshuffle import report
+from dshuffle.compare import Way
+from dshuffle.compare.comparison import check_copy, comparison_of, result_of
+from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
+from dshuffle.kernels import load_kernels
+from dshuffle.noninferiority import PairedRuns, PairedTest
+from dshuffle.notebook import html_summary
+from dshuffle.pipeline.clusters import ClusterSource, LocalWorkers
+from dshuffle.pipeline.pairs import check_test, metric_of, numbers_in, pairs_of
 from dshuffle.pipeline.training import Training
 from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
-from dshuffle.planning.cost import ClusterRates
+from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets
-from dshuffle.report.progress import progress_bar
+from dshuffle.report import Comparison, TrainingPoint
+from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.report.summary import make_folder
+from dshuffle.runtime import Partition, Shuffler, gathered, retrying
+from dshuffle.runtime.client.cluster_view import cluster_info, run_on_workers
 from dshuffle.runtime.dataset_inputs import resolved
+from dshuffle.runtime.measure.measurement import measure_workers
 from dshuffle.runtime.memory import check_budget
-from dshuffle.runtime.session_options import SessionOptions
+from dshuffle.runtime.session_spec import SessionOptions, WorkerFacts
 from dshuffle.runtime.settings import Settings
-from dshuffle.store import Dataset, Place, as_dataset, dataset_of, describe
+from dshuffle.runtime.worker.preload import KERNELS
+from dshuffle.store import Dataset, Place, as_dataset
+from dshuffle.training import History
+
+logger = logging.getLogger(__name__)
+
+MEASURING_SECONDS = 3.0
+"""Time in which a cluster is measured for the predictions of a report."""
+
+ON_CLIENT = ("on_epoch", "validate", "early_stopping")
+"""Options of a training that the workers do not need."""
+
+WARM_UP_EPOCHS = 2
+"""The first epoch is loaded, and the second one exchanged."""
 
 SESSION = tuple(field.name for field in dataclasses.fields(SessionOptions) if field.name != "min_workers")
 """Options of a session that a user may choose. How many workers to wait for is an option of the cluster."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainedWay:
+    """Result of the training with one way of shuffling.
+
+    Parameters
+    ----------
+    label
+        Name of the way.
+    value
+        What the function of the training returned.
+    records
+        Measurements of the epochs of the last session. There is one session unless training was interrupted.
+    n_workers
+        Number of workers that trained.
+    pairs
+        Pairs of runs with the way and with one that reshuffles everything, if the pipeline has a test.
+    reported
+        What a function of your own has said of its epochs with ``on_epoch``.
+    """
+
+    label: str
+    value: Any
+    records: tuple[EpochRecord, ...]
+    n_workers: int
+    pairs: PairedRuns | None = None
+    reported: tuple[TrainingPoint, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<{self.label} on {self.n_workers} workers: {self.value!r:.200}>"
+
+    @property
+    def history(self) -> History[Any] | None:
+        """The history of a trainer; None if a function of your own returned something else."""
+        return self.value if isinstance(self.value, History) else None
+
+    @property
+    def model(self) -> Any:
+        """The model of a trainer, or what a function of your own returned."""
+        return self.value if self.history is None else self.history.model
+
+    @property
+    def points(self) -> tuple[TrainingPoint, ...]:
+        """Errors and metrics after each epoch, as far as the function reports them."""
+        return self.reported if self.history is None else self.history.points
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics after the last epoch, such as those of held-out samples: returned, or else the last ones reported."""
+        returned = numbers_in(self.value)
+        return returned or dict(self.points[-1].validation if self.points else {})
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PipelineResult:
+    """Result of a pipeline.
+
+    Parameters
+    ----------
+    ways
+        The result of every way, in the order of the pipeline.
+    report
+        The file of the report, if one was wanted.
+    comparison
+        The times, traffic and errors in the report.
+    """
+
+    ways: tuple[TrainedWay, ...]
+    report: Path | None
+    comparison: Comparison | None = None
+
+    def __repr__(self) -> str:
+        lines = [f"  {way!r}" for way in self.ways]
+        return "\n".join(["<PipelineResult", *lines, f"  report: {self.report}>"])
+
+    def _repr_html_(self) -> str:
+        rows = [(way.label, way.n_workers, repr(way.value)[:200]) for way in self.ways]
+        return html_summary("Pipeline", {"report": self.report or "none"}, ("way", "workers", "result"), rows)
+
+    @property
+    def model(self) -> Any:
+        """The model of the first way."""
+        return self.ways[0].model
+
+    @property
+    def history(self) -> History[Any] | None:
+        """The history of the first way."""
+        return self.ways[0].history
+
+    @property
+    def records(self) -> tuple[EpochRecord, ...]:
+        """The records of the first way."""
+        return self.ways[0].records
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,42 +326,15 @@ class Pipeline:
             limit = int(Settings.from_config().memory_fraction * memory)
             check_budget(spec, dataset.layout, limit, on_disk=self.options.on_disk)
 
-    def explain(self, rates: ClusterRates | None = None) -> Explanation:
-        """Say what will run where, how much moves, and how long an exchange will take. Trains nothing.
-
-        Parameters
-        ----------
-        rates
-            Speed of the cluster, as :func:`dshuffle.measure_cluster` measures it. By default links of 1 Gbit/s are
-            assumed.
-
-        Raises
-        ------
-        InvalidParameter
-            If the pipeline cannot run.
-        """
-        dataset = self.checked()
-        n_workers = self._n_workers
-        if n_workers is None:
-            with self.cluster.open() as client:
-                n_workers = count_training_workers(client, self.options.choice)
-        return explain(
-            dataset,
-            self.ways,
-            n_workers,
-            cluster=str(self.cluster),
-            training=str(self.training),
-            rates=rates,
-            on_disk=self.options.on_disk,
-        )
-
-    def run(self, *, progress: bool = True) -> PipelineResult:
+    def run(self, *, progress: bool | Advance = True) -> PipelineResult:
         """Run the pipeline, and wait for its result.
 
         Parameters
         ----------
         progress
-            Whether to show progress on standard error.
+            Whether to show progress on standard error. Or a function that is called between epochs, and while the run
+            waits for its first workers, with the number of preparations and epochs that are done, of all, and what is
+            going on. In pairs of runs: of pairs. An error that it raises ends the run; a checkpoint stays.
 
         Raises
         ------
@@ -251,78 +343,18 @@ class Pipeline:
         DShuffleError
             If the dataset cannot be read, or if the cluster is lost without a checkpoint.
         """
-        with progress_bar() if progress else contextlib.nullcontext(lambda *_: None) as advance:
-            return execute(self, advance, lambda: None)
+        if not callable(progress):
+            with progress_bar() if progress else contextlib.nullcontext(lambda *_: None) as advance:
+                return self.run(progress=advance)
+        return train(self, progress, lambda comparison: report.write_report(comparison, str(self.report)))
 
-    def submit(self) -> PipelineRun:
-        """Run the pipeline in a thread, and return a handle with progress, cancellation and the result."""
+    def submit(self, progress: bool | Advance = False) -> Future[PipelineResult]:
+        """Check the pipeline, run it in a thread as :meth:`run` does, and return the future of its result."""
         self.check()
-        return PipelineRun(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The pipeline as JSON can hold it. Storage options of the dataset, which may be secrets, are left out.
-
-        Raises
-        ------
-        InvalidParameter
-            If a function cannot be imported by its name, or JSON cannot hold an option.
-        """
-        return {
-            "dataset": os.fspath(self.dataset)
-            if isinstance(self.dataset, str | os.PathLike)
-            else describe(as_dataset(self.dataset)),
-            "training": self.training.to_dict(),
-            "shuffle": list(map(_way_to_dict, self.ways)),
-            "cluster": self.cluster.to_dict(),
-            "session": self.options.keywords(),
-            "checkpoint": self.checkpoint,
-            "report": self.report,
-            "test": None if self.test is None else dataclasses.asdict(self.test),
-        }
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """The pipeline that :meth:`to_dict` wrote.
-
-        Raises
-        ------
-        InvalidParameter
-            If a name is missing or not known, or a value is not allowed.
-        DatasetError
-            If a part of a dataset cannot be opened.
-        """
-        names = {field.name for field in dataclasses.fields(cls)}
-        if missing := {"dataset", "training"} - fields.keys():
-            raise InvalidParameter.because("the description of a pipeline", f"it lacks {', '.join(sorted(missing))}")
-        if unknown := fields.keys() - names:
-            raise InvalidParameter.of("pipeline", sorted(unknown), f"a mapping with names among {sorted(names)}")
-        readers: dict[str, Callable[[Any], Any]] = {
-            "dataset": lambda value: dataset_of(value) if isinstance(value, Mapping) else value,
-            "training": Training.from_dict,
-            "shuffle": lambda ways: tuple(map(_way_of, ways)),
-            "cluster": source_from_dict,
-            "test": lambda test: test and PairedTest(**{**test, "margin": Margin(**test["margin"])}),
-        }
-        values = dict(fields)
-        for name in readers.keys() & values.keys():
-            try:
-                values[name] = readers[name](values[name])
-            except (KeyError, TypeError, AttributeError) as error:
-                raise InvalidParameter.because(
-                    "the description of a pipeline", f"{name} lacks a name, or has an unknown one: {error}"
-                ) from error
-        return cls(**values)
-
-
-def _way_to_dict(way: Way) -> dict[str, Any]:
-    copy = {} if way.copy is None else {"copy": describe(way.copy)}
-    return {"label": way.label, **way.choices.to_dict(), **copy}
-
-
-def _way_of(fields: Mapping[str, Any]) -> Way:
-    choices = Choices.from_dict({name: fields[name] for name in fields if name not in ("label", "copy")})
-    copy = fields.get("copy")
-    return Way(fields["label"], choices, dataset_of(copy) if isinstance(copy, Mapping) else copy and as_dataset(copy))
+        pool = ThreadPoolExecutor(1, "dshuffle-pipeline")
+        future = pool.submit(self.run, progress=progress)
+        pool.shutdown(wait=False)
+        return future
 
 
 def _options_of(session: SessionOptions | Mapping[str, Any]) -> SessionOptions:
@@ -353,3 +385,192 @@ def _collected(problems: list[str], label: str) -> Iterator[None]:
         yield
     except (InvalidParameter, CacheBudgetError) as error:
         problems.append(f"{label}: {error}")
+
+
+def train(pipeline: Pipeline, advance: Advance, write: Callable[[Comparison], Path] | None = None) -> PipelineResult:
+    """Check a pipeline, start its cluster, and train with each of its ways.
+
+    Parameters
+    ----------
+    advance
+        Called between epochs with the number of preparations and epochs that are done, the number of all, and what is
+        going on. An error that it raises ends the run.
+    write
+        Writes the report, if one is wanted, before the cluster is closed; None to leave that to the caller.
+    """
+    whole, options = pipeline.checked(), pipeline.options
+    training, dataset = pipeline.training.on(whole, pipeline.ways[0].choices.seed)
+    prepared = 2 if pipeline.report is None else 4
+    total, done = prepared + len(pipeline.ways) * training.epochs, 0
+
+    def say(text: str) -> None:
+        advance(done, total, text)
+
+    say("loading compiled code; the first run compiles it")
+    load_kernels(*KERNELS)
+    done += 1
+    say(f"waiting for {pipeline.cluster}")
+    with pipeline.cluster.open(lambda text: say(f"waiting for {pipeline.cluster}: {text}")) as client:
+        done += 1
+        measured, results = None, []
+        if pipeline.report is not None:
+            _check_loads(client, pipeline)
+            say("measuring the cluster")
+            measured = measure_workers(client, options.choice, dataset, seconds=MEASURING_SECONDS).cluster
+            done += 1
+            say("loading code on the workers")
+            _warm_up(pipeline, training, client, pipeline.ways[-1].dataset(dataset))
+            done += 1
+        shufflers: list[Shuffler] = []
+        reported: dict[str, dict[int, TrainingPoint]] = {way.label: {} for way in pipeline.ways}
+        for place, way in enumerate(pipeline.ways):
+            say(way.label)
+
+            def on_epoch(point: TrainingPoint, way: Way = way, before: int = done) -> None:
+                nonlocal done
+                reported[way.label][point.epoch] = point  # after an interruption, an epoch may run again
+                done = before + point.epoch + 1  # a run that continues does not begin with the first epoch
+                say(way.label)
+
+            value, shuffler = _train(pipeline, training, client, way.dataset(dataset), way, on_epoch)
+            points = tuple(reported[way.label].values())
+            results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers, reported=points))
+            shufflers.append(shuffler)
+            # Also if the function does not say when an epoch ends.
+            done = prepared + (place + 1) * training.epochs
+            say(way.label)
+            if pipeline.test is not None:
+                metric_of(value, pipeline.test.metric)  # now, and not after all ways
+        if pipeline.test is not None:
+            timed = [(way, result.records) for way, result in zip(pipeline.ways, results, strict=True)]
+            tested = pairs_of(client, whole, pipeline.test, pipeline.training, options, timed, advance)
+            results = [dataclasses.replace(result, pairs=tested.get(result.label)) for result in results]
+        comparison, page = None, None
+        if pipeline.report is not None and _has_trained(results):
+            comparison = comparison_of(
+                client,
+                dataset,
+                [
+                    result_of(
+                        way,
+                        shuffler,
+                        result.points,
+                        measured=measured,
+                        pairs={} if result.pairs is None else {training.averages: result.pairs},
+                    )
+                    for way, result, shuffler in zip(pipeline.ways, results, shufflers, strict=True)
+                ],
+                settings=training.facts,
+                command=_command(),
+                error_meaning=training.error_meaning,
+                error_at_start=training.error_at_start,
+                averages=training.averages,
+            )
+            page = None if write is None else write(comparison)
+    return PipelineResult(tuple(results), page, comparison)
+
+
+def _has_trained(results: Sequence[TrainedWay]) -> bool:
+    """Whether an epoch has run. Otherwise the report of an earlier run stays."""
+    if any(result.records for result in results):
+        return True
+    logger.warning("dshuffle: all epochs were done before, as the checkpoint says. No report is written.")
+    return False
+
+
+def _train(
+    pipeline: Pipeline,
+    training: Training,
+    client: Client,
+    dataset: Dataset,
+    way: Way,
+    on_epoch: Callable[[TrainingPoint], None],
+) -> tuple[Any, Shuffler]:
+    """Train with one way, and return what the training returned, and the closed shuffler."""
+    options = {**way.choices.keywords(), **pipeline.options.keywords()}
+    if pipeline.checkpoint is None:
+        with Shuffler(client, dataset, **options) as shuffler:
+            return training.run(shuffler, on_epoch), shuffler
+
+    def train(shuffler: Shuffler) -> tuple[Any, Shuffler]:
+        if 0 < shuffler.next_epoch < pipeline.training.epochs:
+            text = "dshuffle: training goes on with epoch %d, after %d of %d, from the checkpoint %s"
+            done, every = shuffler.next_epoch, pipeline.training.epochs
+            logger.info(text, done, done, every, pipeline.checkpoint)
+        if shuffler.next_epoch > 0 and shuffler.attached is None:
+            logger.warning(
+                "dshuffle: epochs before %d are done, and no model was attached in them. Attach it after each epoch "
+                "(Shuffler.attach), or load it in the function that trains.",
+                shuffler.next_epoch,
+            )
+        return training.run(shuffler, on_epoch), shuffler
+
+    workers, patience = pipeline.cluster.awaited
+    return retrying(
+        train,
+        lambda: client,
+        dataset,
+        checkpoint=pipeline.checkpoint,
+        min_workers=1 if pipeline.options.choice.is_restricted else workers,  # the cluster has waited for all
+        patience=patience,
+        **options,
+    )
+
+
+def _check_loads(client: Client, pipeline: Pipeline) -> None:
+    """Refuse functions of the user that the workers cannot load, before anything is prepared.
+
+    Raises
+    ------
+    ClusterError
+        If they cannot, for instance because a module is missing there.
+    """
+    given = {"fit": pipeline.training.fit, **pipeline.training.options}
+    functions = [value for name, value in given.items() if callable(value) and name not in ON_CLIENT]
+    if pipeline.training.is_trainer:
+        functions.remove(pipeline.training.fit)
+    present = WorkerFacts.of_all(cluster_info(client)["workers"])
+    chosen = [worker.address for worker in present if pipeline.options.choice.allows(worker)]
+    reasons = run_on_workers(client, _load_error, dumps(functions), workers=chosen)
+    if failed := {address: reason for address, reason in reasons.items() if reason}:
+        address, reason = next(iter(failed.items()))
+        others = f" and {len(failed) - 1} others" if len(failed) > 1 else ""
+        raise ClusterError(
+            f"the worker {address}{others} cannot load the functions of the training: {reason}. Install what is "
+            "missing there, or put it into the file of the pipeline",
+            transient=False,
+        )
+
+
+def _load_error(pickled: bytes) -> str:
+    """Why this worker cannot load what was pickled; empty if it can."""
+    try:
+        loads(pickled)
+    except Exception as error:  # whatever the user's module raises
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _warm_up(pipeline: Pipeline, training: Training, client: Client, dataset: Dataset) -> None:
+    """Run two epochs, so that the first way does not pay for loading code and opening connections.
+
+    A trainer of dshuffle trains in them. A function of the user, which may do other things as well, is only sent to the
+    workers.
+    """
+    with Shuffler(client, dataset, **pipeline.ways[-1].choices.keywords(), **pipeline.options.keywords()) as shuffler:
+        if training.is_trainer:
+            training.changed(epochs=WARM_UP_EPOCHS).run(shuffler, lambda _: None)
+            return
+        for epoch in shuffler.epochs(WARM_UP_EPOCHS):
+            gathered(epoch.map(_only_load, fit=training.fit))
+
+
+def _only_load(partition: Partition, fit: Callable[..., Any]) -> None:
+    """Do nothing with a partition and a function that a worker has loaded."""
+
+
+def _command() -> str:
+    program, *arguments = sys.argv
+    path = Path(program)
+    own = path.name == "dshuffle" or (path.parent.name, path.name) == ("dshuffle", "__main__.py")
+    return hide_secrets(shlex.join(["dshuffle", *arguments] if own else ["python", program, *arguments]))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 from dshuffle.checks import as_integer
 from dshuffle.compare.pairs import HeldOut
@@ -144,17 +143,12 @@ class Training:
         """Whether the function is a trainer of dshuffle, which does nothing but train."""
         return str(getattr(self.fit, "__module__", "")).startswith("dshuffle.training.")
 
-    def with_epochs(self, epochs: int) -> Training:
-        """The same training for another number of epochs, of which nobody is told."""
+    def changed(self, *, epochs: int | None = None, seed: int | None = None) -> Training:
+        """The same with other epochs, or another ``seed`` if the function has that. No user is told of its epochs."""
         options = {name: value for name, value in self.options.items() if name != "on_epoch"}
-        return Training(self.fit, epochs, **options)
-
-    def with_seed(self, seed: int) -> Training:
-        """The same training with another ``seed``, if its function has such a parameter. Nobody is told of epochs."""
-        options = {name: value for name, value in self.options.items() if name != "on_epoch"}
-        if "seed" in inspect.signature(self.fit).parameters:
+        if seed is not None and "seed" in inspect.signature(self.fit).parameters:
             options["seed"] = seed
-        return Training(self.fit, self.epochs, **options)
+        return Training(self.fit, epochs or self.epochs, **options)
 
     @property
     def reports_epochs(self) -> bool:
@@ -194,45 +188,6 @@ class Training:
         if self.reports_epochs:
             options["on_epoch"] = report
         return self.fit(shuffler, epochs=self.epochs, **options)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The training as JSON can hold it.
-
-        Raises
-        ------
-        InvalidParameter
-            If the function cannot be found by its name, or JSON cannot hold an option.
-        """
-        name = f"{self.fit.__module__}:{getattr(self.fit, '__qualname__', '')}"
-        try:
-            function = named(name)
-        except InvalidParameter:
-            function = None
-        if function is not self.fit:
-            raise InvalidParameter.because(
-                "fit", f"{self.name} cannot be imported as {name}", "Put it at the top level of a module."
-            )
-        options = {
-            name: {"held_out": asdict(value)} if isinstance(value, HeldOut) else value
-            for name, value in self.options.items()
-        }
-        for option, value in options.items():
-            try:
-                json.dumps(value)
-            except TypeError:
-                raise InvalidParameter.because(
-                    option, f"{short_repr(value)} cannot be written as JSON", "Keep this pipeline as Python code."
-                ) from None
-        return {"fit": name, "epochs": self.epochs, "options": options}
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """The training that :meth:`to_dict` wrote. Imports the module of the function."""
-        options = {
-            name: HeldOut(**value["held_out"]) if isinstance(value, dict) and set(value) == {"held_out"} else value
-            for name, value in fields["options"].items()
-        }
-        return cls(fields["fit"], fields["epochs"], **options)
 
 
 def _training(fit: Callable[..., Any], epochs: int, options: dict[str, Any]) -> Training:

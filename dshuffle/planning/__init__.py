@@ -15,20 +15,18 @@ from dshuffle.planning.assignment import (
 )
 from dshuffle.planning.assignment.balance import Classes
 from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_ranks
-from dshuffle.planning.assignment.worker_change import NEW, WorkerHistory
+from dshuffle.planning.assignment.slots import NEW, WorkerHistory
 from dshuffle.planning.caching import CACHINGS
-from dshuffle.planning.choices import Choices
 from dshuffle.planning.delivery import DELIVERIES, Delivery, get_delivery
 from dshuffle.planning.delivery.auto import AUTO, AutoDelivery
 from dshuffle.planning.delivery.relay import RELAYS
-from dshuffle.planning.epoch_plan import EpochPlan, WorkerPart
+from dshuffle.planning.epoch_plan import SERVER, STORE, EpochPlan, Packets, WorkerPart, name_of
 from dshuffle.planning.exchange_epochs import BETWEEN, ExchangeEpochs
 from dshuffle.planning.holders import holders_of
 from dshuffle.planning.order import row_permutation
-from dshuffle.planning.packets import SERVER, STORE, Packets, name_of
 from dshuffle.planning.planner import EpochPlanner
 from dshuffle.planning.remainder import Remainder
-from dshuffle.planning.shuffle_spec import ShuffleSpec
+from dshuffle.planning.shuffle_spec import Choices, ShuffleSpec
 
 __all__ = [
     "AUTO",

@@ -13,12 +13,10 @@ from numpy.typing import ArrayLike
 from dshuffle.checks import as_integer, as_shape
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.combinatorics import log_choose
-from dshuffle.planning.delivery.leftover import as_matrix, leftover_matrix
+from dshuffle.planning.epoch_plan import missing_samples
 from dshuffle.planning.grouping import count_holders
 from dshuffle.planning.holders import as_instance
-from dshuffle.planning.packets import missing_samples
-from dshuffle.planning.types import Ranks
+from dshuffle.planning.randomness import log_choose
 
 MOST_WORKERS = 20
 """Maximum number of workers for :func:`lower_bound`."""
@@ -56,101 +54,6 @@ def coded_rate(n_samples: int, n_workers: int, capacity: int) -> float:
         for size in range(2, n_workers + 1)
     )
     return share / n_workers * math.fsum((size - 1) * math.exp(log) for size, log in enumerate(logs, start=2))
-
-
-def leftover_rate(shuffle: ArrayLike) -> int:
-    """Number of packets of ``leftover`` for a shuffle matrix that keeps the size of every share.
-
-    References
-    ----------
-    Attia and Tandon (2016), Theorem 1 (equation 20); see docs/papers.md.
-
-    Raises
-    ------
-    InvalidParameter
-        If the shuffle changes the size of a share.
-
-    Examples
-    --------
-    >>> leftover_rate([[2, 1, 2], [2, 1, 2], [1, 3, 1]])
-    6
-    """
-    matrix = as_matrix("shuffle", shuffle)
-    before, after = matrix.sum(axis=1), matrix.sum(axis=0)
-    if (changed := np.flatnonzero(before != after)).size:
-        worker = int(changed[0])
-        raise InvalidParameter.of(
-            f"shuffle[:, {worker}].sum()",
-            int(after[worker]),
-            f"{before[worker]}, the sum of row {worker}",
-            "The theorem holds only if every share keeps its size.",
-        )
-    pairs = np.triu(np.maximum(matrix, matrix.T), k=1).sum()
-    return int(pairs - leftover_matrix(matrix).sum(axis=1).max())
-
-
-def leftover_lower_bound(shuffle: ArrayLike) -> int:
-    """Lower bound on the packets of any code for a shuffle matrix of at most 20 workers.
-
-    It is :func:`lower_bound` for caches without excess.
-
-    References
-    ----------
-    Attia and Tandon (2016), Theorem 2 (equation 21); see docs/papers.md.
-
-    Examples
-    --------
-    >>> leftover_lower_bound([[2, 1, 2], [2, 1, 2], [1, 3, 1]])
-    6
-    """
-    matrix = as_matrix("shuffle", shuffle)
-    n = len(matrix)
-    arcs = np.repeat(np.arange(n * n), matrix.ravel())
-    owners, destinations = np.divmod(arcs, n)
-    return lower_bound(np.uint64(1) << owners.astype(np.uint64), destinations, n)
-
-
-def worst_case_rate(n_samples: int, n_workers: int) -> float:
-    """Number of packets for the worst shuffle without excess.
-
-    No code needs fewer packets for that shuffle, and ``leftover`` needs no more for any shuffle.
-
-    References
-    ----------
-    Attia and Tandon (2016), Theorem 3 (equation 22); see docs/papers.md.
-
-    Examples
-    --------
-    >>> worst_case_rate(100, 4)
-    75.0
-    """
-    n_samples, n_workers = as_shape(n_samples, n_workers)
-    return n_samples * (n_workers - 1) / n_workers
-
-
-def worst_case_shuffle(n_samples: int, n_workers: int) -> tuple[Ranks, Ranks]:
-    """``(owners, destinations)`` of the shuffle in which every worker passes its whole share to the next one.
-
-    Parameters
-    ----------
-    n_samples
-        Number of samples; a multiple of ``n_workers``, so that shares are equal.
-
-    References
-    ----------
-    Attia and Tandon (2016), equation 49, with the workers in order of rank; see docs/papers.md. The equation omits
-    that the share of the last worker goes to the first. This follows because shares keep their sizes.
-
-    Examples
-    --------
-    >>> worst_case_shuffle(6, 3)
-    (array([0, 0, 1, 1, 2, 2], dtype=int32), array([1, 1, 2, 2, 0, 0], dtype=int32))
-    """
-    n_samples, n_workers = as_shape(n_samples, n_workers)
-    if n_samples % n_workers:
-        raise InvalidParameter.of("n_samples", n_samples, f"a multiple of the {n_workers} workers")
-    owners = np.repeat(np.arange(n_workers, dtype=np.int32), n_samples // n_workers)
-    return owners, (owners + np.int32(1)) % np.int32(n_workers)
 
 
 def lower_bound(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> int:
@@ -213,7 +116,7 @@ def _as_capacity(capacity: int, n_samples: int, n_workers: int) -> int:
     return capacity
 
 
-@kernel()
+@kernel("(u8[:,::1], i8[::1], i8)")
 def _count_by_holders(holders, needed, n_workers):  # type: ignore[no-untyped-def]
     counts = np.zeros(n_workers + 1, dtype=np.int64)
     for sample in needed:
@@ -221,7 +124,7 @@ def _count_by_holders(holders, needed, n_workers):  # type: ignore[no-untyped-de
     return counts
 
 
-@kernel()
+@kernel("(u8[:,::1], i4[::1], i8[::1], i8)")
 def _most_over_orders(holders, destinations, needed, n_workers):  # type: ignore[no-untyped-def]
     # counts[T, i]: samples that worker i needs and whose holders are T; after the transform, a subset of T.
     counts = np.zeros((1 << n_workers, n_workers), dtype=np.int32)

@@ -1,11 +1,4 @@
-"""Caching policies: what a worker keeps beyond its share, and what it evicts to make room for a new share.
-
-A policy object belongs to one shuffle and carries its state from epoch to epoch. After an exchange a worker may keep
-any sample that it held before or has just received. It must keep its new share. The policy evicts other samples until
-the worker is down to its capacity. Caches are filled in epoch 0, so every worker holds exactly ``capacity`` samples
-from then on (with ``even``, occasionally a few less). If the capacity is no larger than the largest share, there is no
-excess and every worker holds only its share.
-"""
+"""Caching policies: which excess samples a worker keeps."""
 
 from __future__ import annotations
 
@@ -17,10 +10,213 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_ranks
-from dshuffle.planning.even import Even
+from dshuffle.kernels import kernel
+from dshuffle.planning.epoch_plan import missing_samples
+from dshuffle.planning.grouping import count_held, count_holders, holds, lowest_bit
 from dshuffle.planning.holders import add_holders, as_holders, has_excess, held_by, holders_of
-from dshuffle.planning.randomness import choose, permutation
-from dshuffle.planning.types import Holders, Ranks, Samples
+from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words
+from dshuffle.planning.types import Holders, Ranks, Samples, Words
+
+
+@dataclass
+class Even:
+    """Keep the number of holders of each sample, and evict so that the holder sets become most even.
+
+    With c = n * capacity / q, every sample has c holders. If c is not an integer, some samples have floor(c) holders
+    and the others ceil(c), so that the caches are full. When a sample moves to a worker that does not hold it, that
+    worker becomes a holder and one of the old holders drops the sample. The policy prefers holders whose caches are too
+    full and, among those, the one whose removal leaves the sample with the rarest set of holders. Ties are random.
+
+    No worker ever holds more than the capacity. If a worker is too full in the end, it drops a sample in place of
+    another worker that has dropped that sample and has room, or it drops a sample without replacement. The latter
+    affects a handful of samples per epoch, if any. Such samples keep all their holders when they next move.
+
+    References
+    ----------
+    This policy is ours. Chung et al. (2017) and Attia and Tandon (2016) do not say what to evict; see docs/papers.md.
+    """
+
+    n_workers: int
+    capacity: int
+    seed: int
+
+    def first(self, assignment: Ranks) -> Holders:
+        """See :class:`CachingPolicy`. Caches fill in rounds; each round gives every sample one more holder."""
+        ranks = as_ranks("assignment", assignment, self.n_workers)
+        holders = holders_of(ranks, self.n_workers)
+        if not has_excess(len(ranks), self.n_workers, self.capacity):
+            return holders
+        names = self._names()
+        for nth in range(2, -(-self.n_workers * self.capacity // len(ranks)) + 1):
+            order = permutation(len(ranks), "even", self.seed, -nth)
+            state = random_words(1, "even", self.seed, -nth)[0]
+            _add_round(holders, order, self.capacity, self.n_workers, names, _counters(len(ranks)), state)
+        return holders
+
+    def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
+        """See :class:`CachingPolicy`."""
+        ranks = as_ranks("assignment", assignment, self.n_workers)
+        if not has_excess(len(ranks), self.n_workers, self.capacity):
+            return holders_of(ranks, self.n_workers)
+        evolved = as_holders(holders, self.n_workers).copy()
+        moved = missing_samples(evolved, ranks)
+        moved = moved[permutation(len(moved), "even", self.seed, epoch)]
+        loads = count_held(evolved, self.n_workers)
+        state = random_words(1, "even", self.seed, epoch)[0]
+        left = _move(evolved, ranks, moved, loads, self.capacity, self._names(), _counters(len(ranks)), state)
+        if loads.max() > self.capacity:
+            _change_places(evolved, moved, left, ranks, loads, self.capacity)
+        if loads.max() > self.capacity:
+            _give_up(evolved, permutation(len(ranks), "spare", self.seed, epoch), ranks, loads, self.capacity)
+        return evolved
+
+    def _names(self) -> Words:
+        """A random word for every worker; the name of a set is the XOR of its workers' words."""
+        return random_words(self.n_workers, "sets")
+
+
+def _counters(n_samples: int) -> NDArray[np.int32]:
+    """Counters of samples, indexed by the lowest bits of the names of their holder sets.
+
+    Few sets share a counter. Those that do are counted as one set.
+    """
+    return np.zeros(1 << max((4 * n_samples).bit_length(), 16), dtype=np.int32)
+
+
+@kernel()
+def _name(holders, sample, names):  # type: ignore[no-untyped-def]
+    name = np.uint64(0)
+    for word in range(holders.shape[1]):
+        rest = holders[sample, word]
+        while rest != 0:
+            name ^= names[word * 64 + lowest_bit(rest)]
+            rest &= rest - np.uint64(1)
+    return name
+
+
+@kernel()
+def _toggle(holders, sample, worker):  # type: ignore[no-untyped-def]
+    holders[sample, worker >> 6] ^= np.uint64(1) << np.uint64(worker & 63)
+
+
+@kernel("(u8[:,::1], i8[::1], i8, i8, u8[::1], i4[::1], u8)")
+def _add_round(holders, order, capacity, n_workers, names, counters, state):  # type: ignore[no-untyped-def]
+    """Give every sample one more holder: of a few random workers, the one that makes the rarest set."""
+    room = capacity - count_held(holders, n_workers)
+    open_workers, n_open = np.empty(n_workers, dtype=np.int64), 0
+    for worker in range(n_workers):
+        if room[worker] > 0:
+            open_workers[n_open] = worker
+            n_open += 1
+    mask = np.uint64(counters.size - 1)
+    for sample in order:
+        name = _name(holders, sample, names)
+        best = np.int64(-1)
+        for i in range(8):
+            if n_open == 0:
+                return
+            # Try eight random workers, or all if there are at most eight.
+            state, word = next_word(state)
+            worker = open_workers[below(word, n_open) if n_open > 8 else i % n_open]
+            if holds(holders, sample, worker):
+                continue
+            if best < 0 or counters[(name ^ names[worker]) & mask] < counters[(name ^ names[best]) & mask]:
+                best = worker
+        if best < 0:
+            continue
+        counters[(name ^ names[best]) & mask] += 1
+        _toggle(holders, sample, best)
+        room[best] -= 1
+        if room[best] == 0:
+            open_workers[:n_open][open_workers[:n_open] == best] = open_workers[n_open - 1]
+            n_open -= 1
+
+
+@kernel("(u8[:,::1], i4[::1], i8[::1], i8[::1], i8, u8[::1], i4[::1], u8)")
+def _move(holders, ranks, moved, loads, capacity, names, counters, state):  # type: ignore[no-untyped-def]
+    """Add the destinations of the moved samples as holders and remove old holders.
+
+    Updates ``loads``. Returns the holder removed for each sample, or -1.
+    """
+    mask = np.uint64(counters.size - 1)
+    spare = capacity * loads.size - loads.sum()
+    fewest = capacity * loads.size // ranks.size
+    most = fewest + (capacity * loads.size % ranks.size > 0)
+    lacking = 0
+    for sample in range(ranks.size):
+        counters[_name(holders, sample, names) & mask] += 1
+        lacking += max(fewest - count_holders(holders, sample), 0)
+    left = np.full(moved.size, -1, dtype=np.int32)
+    for sample in moved:
+        loads[ranks[sample]] += 1
+    for i in range(moved.size):
+        sample = moved[i]
+        name = _name(holders, sample, names)
+        counters[name & mask] -= 1
+        name ^= names[ranks[sample]]
+        size = count_holders(holders, sample)
+        if spare > 0 and (size < fewest or (size < most and spare > lacking)):
+            spare -= 1
+            lacking -= size < fewest
+        elif size > 0:
+            best, ties, best_full, best_count = np.int64(-1), 0, False, np.int32(0)
+            for word in range(holders.shape[1]):
+                rest = holders[sample, word]
+                while rest != 0:
+                    worker = word * 64 + lowest_bit(rest)
+                    rest &= rest - np.uint64(1)
+                    full = loads[worker] > capacity
+                    count = counters[(name ^ names[worker]) & mask]
+                    if best < 0 or full > best_full or (full == best_full and count < best_count):
+                        best, ties, best_full, best_count = worker, 1, full, count
+                    elif full == best_full and count == best_count:
+                        ties += 1
+                        state, random = next_word(state)
+                        if below(random, ties) == 0:
+                            best = worker
+            left[i] = best
+            loads[best] -= 1
+            name ^= names[best]
+            _toggle(holders, sample, best)
+        _toggle(holders, sample, ranks[sample])
+        counters[name & mask] += 1
+    return left
+
+
+@kernel("(u8[:,::1], i8[::1], i4[::1], i4[::1], i8[::1], i8)")
+def _change_places(holders, moved, left, ranks, loads, capacity):  # type: ignore[no-untyped-def]
+    """Replace a holder that is too full by the holder that was removed, if that worker has room."""
+    for i in range(moved.size):
+        if left[i] < 0 or loads[left[i]] >= capacity:
+            continue
+        for word in range(holders.shape[1]):
+            rest = holders[moved[i], word]
+            while rest != 0:
+                worker = word * 64 + lowest_bit(rest)
+                rest &= rest - np.uint64(1)
+                if loads[worker] > capacity and worker != ranks[moved[i]]:
+                    _toggle(holders, moved[i], worker)
+                    _toggle(holders, moved[i], left[i])
+                    loads[worker] -= 1
+                    loads[left[i]] += 1
+                    rest = np.uint64(0)
+                    left[i] = worker
+            if loads[left[i]] >= capacity:
+                break
+
+
+@kernel("(u8[:,::1], i8[::1], i4[::1], i8[::1], i8)")
+def _give_up(holders, order, ranks, loads, capacity):  # type: ignore[no-untyped-def]
+    """Drop samples that workers with full caches hold but do not train on, until the caches fit."""
+    for sample in order:
+        for word in range(holders.shape[1]):
+            rest = holders[sample, word]
+            while rest != 0:
+                worker = word * 64 + lowest_bit(rest)
+                rest &= rest - np.uint64(1)
+                if loads[worker] > capacity and worker != ranks[sample]:
+                    _toggle(holders, sample, worker)
+                    loads[worker] -= 1
 
 
 class CachingPolicy(Protocol):

@@ -1,4 +1,4 @@
-"""The plan of one epoch and each worker's part of it."""
+"""The plan of an epoch: ranks, holders and packets, the part of one worker, and checks of all of these."""
 
 from __future__ import annotations
 
@@ -7,13 +7,149 @@ import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+from dshuffle.checks import as_ranks
+from dshuffle.errors import PlanError
+from dshuffle.kernels import kernel
 from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs
-from dshuffle.planning.grouping import count_held, count_keys, group_by
-from dshuffle.planning.holders import held_by, holders_of
-from dshuffle.planning.packets import SERVER, STORE, Packets
+from dshuffle.planning.grouping import count_held, count_keys, group_by, holds
+from dshuffle.planning.holders import as_holders, held_by, holders_of
+from dshuffle.planning.order import epoch_order
 from dshuffle.planning.sorted_ids import sorted_positions
 from dshuffle.planning.types import Holders, Ranks, Samples
+
+SERVER = -1
+"""Sender of the packets that the server sends."""
+STORE = -2
+"""Sender of the rows that their destination reads from the store."""
+FORWARDER = -3
+"""The worker of rank r is participant ``FORWARDER - r`` where it forwards rows between others."""
+
+
+def name_of(participant: int) -> str:
+    """Return the name of a participant of an exchange for messages to users.
+
+    Examples
+    --------
+    >>> name_of(3), name_of(SERVER), name_of(forwarder_of(3))
+    ('rank 3', 'the server', 'the forwarder on rank 3')
+    """
+    if participant <= FORWARDER:
+        return f"the forwarder on rank {forwarder_of(participant)}"
+    return {SERVER: "the server", STORE: "the store"}.get(participant, f"rank {participant}")
+
+
+def forwarder_of(rank: int) -> int:
+    """Return the number of a rank's forwarder. Given that number, return the rank."""
+    return FORWARDER - rank
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packets:
+    """All packets of one epoch, in sending order.
+
+    Parameters
+    ----------
+    offsets
+        ``(P + 1,)`` int64. Packet p has the components ``offsets[p]`` to ``offsets[p + 1] - 1``, at least one.
+    samples
+        ``(E,)`` int64, the sample of each component.
+    destinations
+        ``(E,)`` int32, the worker that decodes the sample of each component.
+    senders
+        ``(P,)`` int32, the sender of each packet: a rank, :data:`SERVER` or :data:`STORE`.
+
+    Raises
+    ------
+    PlanError
+        If an array has a wrong dtype or shape, or the arrays do not match.
+
+    Examples
+    --------
+    >>> plan = Packets.uncoded(np.array([4, 2]), np.array([0, 1]), np.array([1, SERVER]))
+    >>> plan.n_packets, plan.n_components, plan.offsets
+    (2, 2, array([0, 1, 2]))
+    """
+
+    offsets: Samples
+    samples: Samples
+    destinations: Ranks
+    senders: Ranks
+
+    def __post_init__(self) -> None:
+        for name, dtype in (
+            ("offsets", np.int64),
+            ("samples", np.int64),
+            ("destinations", np.int32),
+            ("senders", np.int32),
+        ):
+            values = getattr(self, name)
+            if not isinstance(values, np.ndarray) or values.dtype != dtype or values.ndim != 1:
+                raise PlanError(f"Packets.{name} must be a one-dimensional array of {np.dtype(dtype)}")
+        if len(self.destinations) != len(self.samples):
+            raise PlanError(f"{len(self.samples)} samples do not match {len(self.destinations)} destinations")
+        if len(self.offsets) != len(self.senders) + 1:
+            raise PlanError(f"{len(self.offsets)} offsets do not match {len(self.senders)} senders; expected one more")
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.samples):
+            raise PlanError(
+                f"offsets run from {self.offsets[0]} to {self.offsets[-1]}, not from 0 to {len(self.samples)}"
+            )
+        if (short := np.flatnonzero(self.offsets[1:] <= self.offsets[:-1])).size:
+            raise PlanError(f"packet {short[0]} has no components: offsets must increase")
+
+    @classmethod
+    def uncoded(cls, samples: ArrayLike, destinations: ArrayLike, senders: ArrayLike) -> Packets:
+        """Build a plan with one packet per (sample, destination) pair."""
+        return cls(
+            offsets=np.arange(np.size(samples) + 1, dtype=np.int64),
+            samples=np.asarray(samples, dtype=np.int64),
+            destinations=np.asarray(destinations, dtype=np.int32),
+            senders=np.asarray(senders, dtype=np.int32),
+        )
+
+    @property
+    def n_packets(self) -> int:
+        """Number of packets."""
+        return len(self.senders)
+
+    @property
+    def n_components(self) -> int:
+        """Number of components of all packets."""
+        return len(self.samples)
+
+    @property
+    def coded(self) -> bool:
+        """Whether any packet has more than one component."""
+        return self.n_components != self.n_packets
+
+
+def missing_samples(holders: Holders, destinations: Ranks) -> Samples:
+    """Return the samples that their destination does not hold, ascending; ``(D,)`` int64.
+
+    Parameters
+    ----------
+    holders
+        ``(q, words)`` masks, see :func:`~dshuffle.planning.holders.as_holders`.
+    destinations
+        ``(q,)`` int32 ranks that will train on the samples.
+
+    Examples
+    --------
+    >>> missing_samples(np.array([[0b01], [0b11], [0b01]], np.uint64), np.array([1, 1, 0], np.int32))
+    array([0])
+    """
+    missing = np.empty(len(destinations), dtype=np.int64)
+    return missing[: _missing(holders, destinations, missing)]
+
+
+@kernel("(u8[:,::1], i4[::1], i8[::1])")
+def _missing(holders, destinations, missing):  # type: ignore[no-untyped-def]
+    count = 0
+    for sample in range(destinations.size):
+        missing[count] = sample
+        count += not holds(holders, sample, destinations[sample])
+    return count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,3 +305,213 @@ def split_by_worker(samples: Samples, keys: Ranks, n_workers: int) -> dict[int, 
     order, offsets = group_by(keys - STORE, n_workers - STORE)
     grouped = samples[order]
     return {key + STORE: grouped[offsets[key] : offsets[key + 1]] for key in np.flatnonzero(np.diff(offsets)).tolist()}
+
+
+def check_plan(
+    plan: Packets, holders: ArrayLike, destinations: ArrayLike, n_workers: int, *, capacity: int | None = None
+) -> None:
+    """Raise an error unless a plan delivers every needed sample exactly once.
+
+    A component may also deliver a sample to a worker that does not train on it, but only if the worker needs the
+    sample to decode another packet. Leftover coding decodes in two such steps (Attia and Tandon, 2016).
+
+    Parameters
+    ----------
+    plan
+        Plan to check.
+    holders
+        ``(q, words)`` masks of the workers that hold each sample before the exchange.
+    destinations
+        ``(q,)`` integers, the worker that will train on each sample.
+    capacity
+        Maximum number of samples that a worker may hold or be assigned; None for no limit.
+
+    Raises
+    ------
+    PlanError
+        If the plan has a fault. The message names the first sample, worker and packet at fault.
+    """
+    masks = as_holders(holders, n_workers)
+    ranks = as_ranks("destinations", destinations, n_workers)
+    if len(masks) != len(ranks):
+        raise PlanError(f"holders has {len(masks)} samples, but destinations has {len(ranks)}")
+    if capacity is not None:
+        _check_capacity("holds", count_held(masks, n_workers), capacity)
+        _check_capacity("is assigned", np.bincount(ranks, minlength=n_workers), capacity)
+    fault, packet, entry, other = _find_fault(
+        plan.offsets, plan.samples, plan.destinations, plan.senders, masks, ranks, n_workers
+    )
+    if fault == _SOUND:
+        return
+    if fault == _MISSING:
+        raise PlanError(f"sample {entry} is not delivered to worker {ranks[entry]}, which needs it")
+    if fault == _SENDER_UNKNOWN:
+        raise PlanError(
+            f"packet {packet} is sent by {plan.senders[packet]}, which is neither a worker "
+            f"in [0, {n_workers}) nor SERVER ({SERVER}) nor STORE ({STORE})"
+        )
+    sample, worker = int(plan.samples[entry]), int(plan.destinations[entry])
+    text = _FAULTS[fault].format(
+        sample=sample,
+        worker=worker,
+        packet=packet,
+        sender=plan.senders[packet],
+        other=other,
+        q=len(ranks),
+        n=n_workers,
+    )
+    raise PlanError(text)
+
+
+def _check_capacity(verb: str, counts: NDArray[np.int64], capacity: int) -> None:
+    worker = int(np.argmax(counts))
+    if counts[worker] > capacity:
+        raise PlanError(f"worker {worker} {verb} {counts[worker]} samples, over the capacity of {capacity}")
+
+
+_SOUND, _MISSING, _SENDER_UNKNOWN, _OUT_OF_RANGE, _NO_WORKER, _TO_ITSELF, _SENDER_LACKS = range(7)
+_HELD, _TWICE, _SAME_PACKET, _LACKS, _CIRCULAR, _NOT_WANTED = range(7, 13)
+
+_FAULTS = {
+    _OUT_OF_RANGE: "packet {packet} for worker {worker} has sample {sample}, which is not in [0, {q})",
+    _NO_WORKER: "packet {packet} delivers sample {sample} to worker {worker}, which is not in [0, {n})",
+    _TO_ITSELF: "packet {packet} with sample {sample} is sent by worker {worker} to itself",
+    _SENDER_LACKS: "packet {packet} for worker {worker} has sample {sample}, which its sender {sender} does not hold",
+    _HELD: "packet {packet} delivers sample {sample} to worker {worker}, which already holds it",
+    _TWICE: "packet {packet} delivers sample {sample} to worker {worker} again, after packet {other}",
+    _SAME_PACKET: "packet {packet} has samples {other} and {sample} for worker {worker}; it can decode only one",
+    _LACKS: "worker {worker} cannot decode sample {sample} from packet {packet}: it lacks sample {other}",
+    _CIRCULAR: (
+        "worker {worker} cannot decode sample {sample} from packet {packet}: "
+        "it needs sample {other} first, which it cannot decode earlier"
+    ),
+    _NOT_WANTED: (
+        "packet {packet} delivers sample {sample} to worker {worker}, "
+        "which neither trains on it nor needs it to decode another sample"
+    ),
+}
+
+
+@kernel("(i8[::1], i8[::1], i4[::1], i4[::1], u8[:,::1], i4[::1], i8)")
+def _find_fault(  # type: ignore[no-untyped-def]
+    offsets, samples, destinations, senders, holders, wanted, n_workers
+):
+    """Return the first fault as (kind, packet, component, other sample or packet)."""
+    q, n_packets, n_entries = wanted.size, senders.size, samples.size
+    # The components of a sample form a linked list for looking up (sample, worker) pairs.
+    last = np.full(q, -1, dtype=np.int64)
+    before = np.empty(n_entries, dtype=np.int64)
+    packet_of = np.empty(n_entries, dtype=np.int64)
+    for p in range(n_packets):
+        sender = senders[p]
+        if sender >= n_workers or sender < STORE:
+            return _SENDER_UNKNOWN, p, offsets[p], 0
+        for e in range(offsets[p], offsets[p + 1]):
+            j, d = samples[e], destinations[e]
+            if j < 0 or j >= q:
+                return _OUT_OF_RANGE, p, e, 0
+            if d < 0 or d >= n_workers:
+                return _NO_WORKER, p, e, 0
+            if d == sender:
+                return _TO_ITSELF, p, e, 0
+            if sender >= 0 and not holds(holders, j, sender):
+                return _SENDER_LACKS, p, e, 0
+            if holds(holders, j, d):
+                return _HELD, p, e, 0
+            twin = _entry(j, d, last, before, destinations)
+            if twin >= 0:
+                return _TWICE, p, e, packet_of[twin]
+            for i in range(offsets[p], e):
+                if destinations[i] == d:
+                    return _SAME_PACKET, p, e, samples[i]
+            packet_of[e] = p
+            before[e] = last[j]
+            last[j] = e
+
+    # A component is decoded once its destination has all other samples of the packet.
+    decoded = np.zeros(n_entries, dtype=np.bool_)
+    helps = np.zeros(n_entries, dtype=np.bool_)
+    waiting = np.arange(n_entries)
+    n_waiting = n_entries
+    while n_waiting > 0:
+        still = 0
+        for w in range(n_waiting):
+            e = waiting[w]
+            p, d = packet_of[e], destinations[e]
+            ready = True
+            for i in range(offsets[p], offsets[p + 1]):
+                if i == e or holds(holders, samples[i], d):
+                    continue
+                source = _entry(samples[i], d, last, before, destinations)
+                if source < 0:
+                    return _LACKS, p, e, samples[i]
+                helps[source] = True
+                ready = ready and decoded[source]
+            decoded[e] = ready
+            if not ready:
+                waiting[still] = e
+                still += 1
+        if still == n_waiting:
+            e = waiting[0]
+            p, d = packet_of[e], destinations[e]
+            for i in range(offsets[p], offsets[p + 1]):
+                known = i == e or holds(holders, samples[i], d)
+                if not known and not decoded[_entry(samples[i], d, last, before, destinations)]:
+                    return _CIRCULAR, p, e, samples[i]
+        n_waiting = still
+
+    for e in range(n_entries):
+        if destinations[e] != wanted[samples[e]] and not helps[e]:
+            return _NOT_WANTED, packet_of[e], e, 0
+    for j in range(q):
+        if not holds(holders, j, wanted[j]) and _entry(j, wanted[j], last, before, destinations) < 0:
+            return _MISSING, 0, j, 0
+    return _SOUND, 0, 0, 0
+
+
+@kernel()
+def _entry(sample, worker, last, before, destinations):  # type: ignore[no-untyped-def]
+    """Return the component that delivers ``sample`` to ``worker``, or -1."""
+    e = last[sample]
+    while e >= 0 and destinations[e] != worker:
+        e = before[e]
+    return e
+
+
+def in_disk_order(part: WorkerPart, *, seed: int, stored: int | None, moves_within: bool) -> WorkerPart:
+    """The same part of an exchange, with samples in the order in which they are stored on their senders' disks.
+
+    Parameters
+    ----------
+    part
+        A worker's part of an exchange without packets.
+    seed
+        Seed of the session.
+    stored
+        The epoch in whose order of training rows are stored: the last one with an exchange. None after the first epoch,
+        in which rows were read from the store in ascending order.
+    moves_within
+        Whether rows that stay are sent from the worker to itself, so that they get new slots.
+
+    Examples
+    --------
+    >>> own, part = np.arange(4), {1: np.array([3])}
+    >>> part = WorkerPart(0, 1, own, own, own, receives=part, sends={1: np.array([5, 6, 7, 8])})
+    >>> moved = in_disk_order(part, seed=0, stored=0, moves_within=True)
+    >>> moved.sends[1].tolist(), sorted(moved.receives[0].tolist()), moved.sends[0] is moved.receives[0]
+    ([6, 5, 8, 7], [0, 1, 2], True)
+    """
+
+    def ordered(sender: int, samples: Samples) -> Samples:
+        if stored is None or sender < 0:
+            return samples
+        return epoch_order(samples, seed=seed, epoch=stored, rank=sender)
+
+    sends = {other: ordered(part.rank, samples) for other, samples in part.sends.items()}
+    receives = {other: ordered(other, samples) for other, samples in part.receives.items()}
+    if moves_within and receives and STORE not in receives:
+        arriving = np.concatenate([part.own[:0], *receives.values()])
+        staying = part.own[~np.isin(part.own, arriving)]
+        if len(staying):
+            sends[part.rank] = receives[part.rank] = ordered(part.rank, staying)
+    return dataclasses.replace(part, sends=sends, receives=receives)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.checks import as_integer, as_ranks, as_ratio
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.share_sizes import Weights, share_sizes
+from dshuffle.planning.exchange_epochs import Weights, share_sizes
 from dshuffle.planning.types import Holders, Ranks
 
 
@@ -169,7 +169,7 @@ def has_excess(n_samples: int, n_workers: int, capacity: int) -> bool:
     return capacity > partition
 
 
-@kernel()
+@kernel("(u8[:,::1], i4[::1])")
 def add_holders(holders, ranks):  # type: ignore[no-untyped-def]
     """Set the bit of worker ``ranks[j]`` for every sample j, in place."""
     for sample in range(ranks.size):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dshuffle.planning.packets import STORE
+from dshuffle.planning.epoch_plan import STORE
 from dshuffle.planning.types import Ranks, Samples
 
 
@@ -45,5 +45,13 @@ class Moves:
     def between(cls, before: Ranks, after: Ranks, rank: int) -> Moves:
         """The moves of a worker between two assignments of all samples, ``(q,)`` int32 each."""
         own, held = np.flatnonzero(after == rank), np.flatnonzero(before == rank)
-        missing, leaving = before[own] != rank, after[held] != rank
-        return cls(own, own[missing], before[own[missing]], held[leaving], after[held[leaving]])
+        return cls.of(rank, own, before[own], held, after[held])
+
+    @classmethod
+    def of(cls, rank: int, own: Samples, before: Ranks, held: Samples, after: Ranks) -> Moves:
+        """The moves of a worker that has ``held`` and trains on ``own`` next.
+
+        ``before`` says which worker has each of its next samples, and ``after`` who gets each of those that it has.
+        """
+        missing, leaving = before != rank, after != rank
+        return cls(own, own[missing], before[missing], held[leaving], after[leaving])

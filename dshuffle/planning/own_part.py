@@ -2,7 +2,7 @@
 
 Where ranks are functions, and caches hold nothing but shares, a worker can find out what it receives and sends without
 planning for the others: it looks up where its next samples are now, and where its present samples go. The functions are
-in :mod:`dshuffle.planning.assignment.blocks` and :mod:`dshuffle.planning.assignment.slots`. Time and memory are
+in :mod:`dshuffle.planning.assignment.slots` and :mod:`dshuffle.planning.assignment.slots`. Time and memory are
 O(q / n). With slots, time also grows with the number of epochs before.
 """
 
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.planning.assignment.blocks import Blocks
-from dshuffle.planning.assignment.slots import Slots
+from dshuffle.planning.assignment.slots import Blocks, Slots
 from dshuffle.planning.delivery import get_delivery
 from dshuffle.planning.delivery.storage import STORAGE
 from dshuffle.planning.epoch_plan import WorkerPart
@@ -117,9 +116,7 @@ class OwnPlanner:
     def _moves_of_blocks(self, epoch: int) -> Moves:
         before, after = self._blocks(epoch - 1), self._blocks(epoch)
         own, held = after.samples_of(self.rank), before.samples_of(self.rank)
-        now, later = before.ranks_of(own), after.ranks_of(held)
-        missing, leaving = now != self.rank, later != self.rank
-        return Moves(own, own[missing], now[missing], held[leaving], later[leaving])
+        return Moves.of(self.rank, own, before.ranks_of(own), held, after.ranks_of(held))
 
     def _moves_of_slots(self, slots: Slots, epoch: int) -> Moves:
         rank, before = self.rank, self._samples_in(slots, epoch - 1)

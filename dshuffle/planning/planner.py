@@ -1,7 +1,4 @@
-"""Plans of all epochs from a specification.
-
-Plans depend on the specification alone, so the scheduler and every worker can make the same plans.
-"""
+"""Plans of all epochs, and how much memory they take."""
 
 from __future__ import annotations
 
@@ -10,13 +7,39 @@ import dataclasses
 from dshuffle.errors import PlanError
 from dshuffle.planning.assignment import EpochDraw
 from dshuffle.planning.assignment.initial import GivenSharding
-from dshuffle.planning.check_plan import check_plan
 from dshuffle.planning.delivery import get_delivery, plan_delivery
-from dshuffle.planning.epoch_plan import EpochPlan, loading
-from dshuffle.planning.packets import Packets, missing_samples
+from dshuffle.planning.epoch_plan import EpochPlan, Packets, check_plan, loading, missing_samples
+from dshuffle.planning.own_part import plans_own_parts
 from dshuffle.planning.randomness import random_words
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 from dshuffle.planning.types import Holders
+
+OWN_NBYTES = 90
+"""Bytes for each sample of a share that a worker plans alone."""
+
+ALL_NBYTES = 110
+"""Bytes for each sample of a plan for all workers, measured as a peak."""
+
+HELD_NBYTES = 25
+"""Bytes for each copy of a sample that such a plan loads first if workers hold excess, measured as a peak."""
+
+
+def plan_nbytes(spec: ShuffleSpec) -> int:
+    """Bytes that planning takes at most on every worker, and on the server.
+
+    Examples
+    --------
+    >>> from dshuffle.planning import Choices
+    >>> plan_nbytes(ShuffleSpec(10**9, 4096, Choices("global", "peer")))
+    21972690
+    >>> plan_nbytes(ShuffleSpec(10**7, 16, Choices("global", "clique", cache_fraction=0.5)))
+    3100000000
+    """
+    if plans_own_parts(spec, spec.choices.delivery):
+        return OWN_NBYTES * spec.largest_share
+    held = spec.capacity * spec.n_workers if spec.has_excess else 0
+    masks = 8 * ((spec.n_workers - 1) // 64)  # beyond the first word of the holder masks
+    return (ALL_NBYTES + masks) * spec.n_samples + HELD_NBYTES * held
 
 
 class EpochPlanner:

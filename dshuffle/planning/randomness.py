@@ -1,14 +1,11 @@
-"""Random numbers that depend only on their path and are equal on every machine and NumPy version.
-
-NumPy guarantees the raw stream of ``PCG64`` and the expansion of ``SeedSequence`` permanently. It does not guarantee
-the methods of ``Generator``, whose results may change in any release. Workers and the scheduler compute the same plan
-from the same seed and must agree bit for bit. So only raw words come from NumPy, and all draws are made here.
-"""
+"""Random numbers that are equal on every machine, and counting."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -119,7 +116,7 @@ def _words_to_draw(count: int, n: int, path: tuple[int | str, ...]) -> Words:
     return random_words(max(count, 0), *path)
 
 
-@kernel()
+@kernel("(i8[::1], i8, u8[::1])", "(i4[::1], i8, u8[::1])")
 def _draw(values, count, words):  # type: ignore[no-untyped-def]
     """Move ``count`` values to the front, chosen uniformly and in random order."""
     for i in range(count):
@@ -175,3 +172,25 @@ def draw_front(values, count, state):  # type: ignore[no-untyped-def]
         j = i + below(word, values.size - i)
         values[i], values[j] = values[j], values[i]
     return state
+
+
+def log_factorial(n: float | Fraction) -> float:
+    """Natural logarithm of n!, which may be that of a real number.
+
+    Examples
+    --------
+    >>> round(math.exp(log_factorial(4)))
+    24
+    """
+    return math.lgamma(float(n) + 1)
+
+
+def log_choose(n: float, k: float) -> float:
+    """Natural logarithm of the binomial coefficient, which may be of real numbers.
+
+    Examples
+    --------
+    >>> round(math.exp(log_choose(5, 2)))
+    10
+    """
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

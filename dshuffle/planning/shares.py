@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.rule import Assignment
-from dshuffle.planning.share_sizes import LARGEST_WEIGHT, Weights, as_weights
+from dshuffle.planning.exchange_epochs import LARGEST_WEIGHT, Weights, as_weights
 
 MEASURED_EPOCHS = 3
 """Epochs with the same shares that are measured before shares change. The first of them does not count: its tasks load

@@ -21,7 +21,7 @@ import scipy
 from dshuffle.checks import as_ratio, as_shape
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.partial import Partial
-from dshuffle.planning.combinatorics import log_factorial
+from dshuffle.planning.randomness import log_factorial
 
 MOST_SUMS = 100_000
 """Maximum number of sums of counts for one more round of an exchange; they take about a second."""

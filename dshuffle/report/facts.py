@@ -201,13 +201,6 @@ def facts_of(comparison: Comparison) -> dict[str, Any]:
         "sparse": [one for one in timed if one.way.choices.every > 1 and one.figures.epoch_seconds is not None],
         "worth": _worth(timed),
         "begun": _hardly_begun(comparison),
-        "as_stored": [
-            way.label
-            for way in comparison.ways
-            if comparison.stored_at_random
-            and str(way.choices.sharding) == "contiguous"
-            and not way.choices.assignment.redraws_all
-        ],
         "slow_ranks": slow_ranks_of(comparison.ways),
         "untested": [way for way in comparison.ways if not way.pairs and not way.choices.reshuffles_all],
         "cpu_bound": CPU_BOUND,

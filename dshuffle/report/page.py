@@ -73,19 +73,6 @@ def _idle(way: WayResult, of: Figures) -> str:
     return UNKNOWN if of.cpu_idle is None else f"{100 * of.cpu_idle:.0f} %{mark}"
 
 
-def _ratio(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.2f}"
-
-
-def _quality(name: str) -> Cell:
-    return lambda way, _: _ratio(None if way.quality is None else getattr(way.quality, name))
-
-
-def _mixed_after(way: WayResult, _: Figures) -> str:
-    epochs = None if way.quality is None else way.quality.epochs_to_mix
-    return UNKNOWN if epochs is None else "never" if math.isinf(epochs) else f"{epochs:.0f}"
-
-
 COLUMNS: dict[str, dict[str, Cell]] = {
     "Times": {
         "epoch": lambda _, of: human_seconds(of.epoch_seconds),
@@ -108,15 +95,8 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "requests": lambda _, of: human_count(of.store_requests),
         "requests/s": lambda _, of: human_count(of.requests_per_second),
     },
-    "Mixing": {
-        "co-location probability": _quality("meets_again"),
-        "if random": _quality("by_chance"),
-        "neighbour distance": _quality("neighbour_distance"),
-        "class spread": _quality("class_spread"),
-        "epochs to mix": _mixed_after,
-    },
 }
-"""The table of figures, in three parts. ``templates/words.txt`` says what each column means."""
+"""The table of figures, in two parts. ``templates/words.txt`` says what each column means."""
 
 FIRST = ("epoch", "exchange", "waited")
 """Columns of the first part that are read first."""
@@ -351,11 +331,10 @@ def names_of(comparison: Comparison) -> dict[str, str]:
     return {way.label: " ".join(str(words.explained(way)).split()) for way in comparison.ways}
 
 
-def meanings(headings: Iterable[str], comparison: Comparison) -> str:
+def meanings(headings: Iterable[str]) -> str:
     """What the columns of a table mean."""
     words: Any = templates(False).get_template("words.txt").module
-    known = {**words.MEANINGS, "classes": str(comparison.dataset.get("classes", ""))}
-    texts = [f"{heading}: {known[heading]}." for heading in headings if heading in known]
+    texts = [f"{heading}: {words.MEANINGS[heading]}." for heading in headings if heading in words.MEANINGS]
     return " ".join(texts)
 
 
@@ -377,7 +356,7 @@ def render_html(comparison: Comparison) -> str:
             tables=others,
             names=names_of(comparison),
             places={way.label: place % 10 for place, way in enumerate(comparison.ways)},
-            meanings=functools.partial(meanings, comparison=comparison),
+            meanings=meanings,
             records=[record for way in comparison.ways for record in way.records],
             loads=[record for way in comparison.ways for record in way.records if record.loaded],
             bars=_time_bars(comparison),
@@ -398,7 +377,7 @@ def render_text(comparison: Comparison, width: int = 80) -> str:
         .render(
             answer=answer,
             why=why,
-            tables=[(one.title, _as_text(one, width), meanings(one.headings, comparison)) for one in shown],
+            tables=[(one.title, _as_text(one, width), meanings(one.headings)) for one in shown],
             names=names_of(comparison),
             comparison=comparison,
             wrapped=functools.partial(_wrapped, width=width),

@@ -15,7 +15,6 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.noninferiority import PairedRuns
 from dshuffle.notebook import html_summary
 from dshuffle.planning import Choices
-from dshuffle.planning.mixing import ShuffleQuality
 from dshuffle.records import PHASES, EpochRecord
 from dshuffle.units import human_seconds
 
@@ -51,8 +50,8 @@ class WayResult:
     """One way of shuffling: its choices, and for every epoch a record and a training point.
 
     Also the predicted time of an exchange, how much of it links and the store take, what it would be on other links by
-    their names, and the mixing quality, if known; the pairs of runs that compare it with reshuffling, by what the
-    training averages ("gradients", "models" or "unknown"); whether it trains on a copy in random order, and how long it
+    their names; the pairs of runs that compare it with reshuffling, by what the training averages ("gradients",
+    "models" or "unknown"); whether it trains on a copy in random order, and how long it
     took to make that, if it was made for the comparison.
     """
 
@@ -63,7 +62,6 @@ class WayResult:
     predicted_seconds: float | None = None
     predicted_wire_seconds: float | None = None
     on_other_links: Mapping[str, float] = field(default_factory=dict)
-    quality: ShuffleQuality | None = None
     pairs: Mapping[str, PairedRuns] = field(default_factory=dict)
     is_copy: bool = False
     copy_seconds: float | None = None
@@ -89,13 +87,9 @@ class Comparison:
         What was emulated (links, stores), in words; empty if nothing was.
     error_meaning
         What the error of a training point is, in words.
-    stored_at_random
-        Whether the dataset seems to be stored in random order, so that ways "as stored" start from random shards.
     averages
         What the training that was timed averages: ``"gradients"`` in every step, ``"models"`` once an epoch, or
         ``"unknown"``.
-    outlook
-        Sentences that were said before the run: of the stored order, batch norm, and the steps.
     error_at_start
         Error before the first epoch, if it is known.
     """
@@ -110,9 +104,7 @@ class Comparison:
     machine: Mapping[str, Any] = field(default_factory=dict)
     emulated: str = ""
     error_meaning: str = "the error that the training function reports"
-    stored_at_random: bool = False
     averages: str = "unknown"
-    outlook: tuple[str, ...] = ()
     error_at_start: float | None = None
 
     def __post_init__(self) -> None:
@@ -264,7 +256,7 @@ def corrected(way: WayResult, seconds: float) -> float:
 
 FACTS = (
     *("command", "seed", "settings", "dataset", "cluster", "versions", "machine"),
-    *("emulated", "stored_at_random", "averages", "outlook"),
+    *("emulated", "averages"),
 )
 PREDICTIONS = ("predicted_seconds", "predicted_wire_seconds", "on_other_links", "copy_seconds")
 """What a summary has of a comparison, and of a way, beside its figures."""
@@ -283,7 +275,6 @@ def to_dict(comparison: Comparison, story: Sequence[str]) -> dict[str, Any]:
                 **way.choices.to_dict(),
                 "figures": finite(asdict(figures(way))),
                 **{name: getattr(way, name) for name in PREDICTIONS},
-                "quality": None if way.quality is None else finite(asdict(way.quality)),
                 "history": [finite(asdict(point)) for point in way.history],
                 "pairs": {name: runs.to_dict() for name, runs in way.pairs.items()},
             }

@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.runtime.client.session_widget import watch as watch
     from dshuffle.runtime.client.shuffler import Shuffler as Shuffler
     from dshuffle.runtime.collective import Group as Group
-    from dshuffle.runtime.gather.permutation import permute as permute
-    from dshuffle.runtime.gather.taking import take as take
+    from dshuffle.runtime.gather.row_gather import permute as permute
+    from dshuffle.runtime.gather.row_gather import take as take
     from dshuffle.runtime.measure.measurement import measure_cluster as measure_cluster
     from dshuffle.runtime.partition import Partition as Partition
     from dshuffle.runtime.session_spec import PerRank as PerRank
@@ -30,9 +30,9 @@ _HOMES = {
     "Shuffler": "dshuffle.runtime.client.shuffler",
     "gathered": "dshuffle.runtime.client.epoch",
     "measure_cluster": "dshuffle.runtime.measure.measurement",
-    "permute": "dshuffle.runtime.gather.permutation",
+    "permute": "dshuffle.runtime.gather.row_gather",
     "retrying": "dshuffle.runtime.client.retries",
-    "take": "dshuffle.runtime.gather.taking",
+    "take": "dshuffle.runtime.gather.row_gather",
     "watch": "dshuffle.runtime.client.session_widget",
 }
 __all__ = sorted(_HOMES)

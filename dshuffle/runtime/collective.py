@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed
 from dshuffle.exchange.comms import end_collective, request_mean
+from dshuffle.runtime.messages import unless, unwrap
 from dshuffle.runtime.partition import Partition
-from dshuffle.runtime.replies import unless, unwrap
 from dshuffle.runtime.session_spec import PLUGIN
 
 Array = NDArray[Any]

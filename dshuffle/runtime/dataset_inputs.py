@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import InvalidParameter, ShardingWarning
 from dshuffle.planning import SHARDINGS, Assignment, Choices, Classes, GivenSharding, ShuffleSpec
-from dshuffle.planning.assignment.stratified import stratified_ranks
+from dshuffle.planning.assignment.balance import stratified_ranks
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, read_array, read_broadcast, read_sharding, stored_shardings
 

@@ -9,7 +9,7 @@ from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.planning import ShuffleSpec, WorkerHistory, get_delivery
 from dshuffle.planning.own_part import plans_own_parts
-from dshuffle.planning.plan_memory import plan_nbytes
+from dshuffle.planning.planner import plan_nbytes
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_spec import SessionSpec
 

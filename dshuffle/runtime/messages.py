@@ -1,12 +1,79 @@
-"""Messages between clients, the scheduler and workers. :mod:`.message_fields` says how they travel."""
+"""What clients, the scheduler and workers tell each other: types, their fields, orders and replies."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+import msgspec
+from distributed.protocol.serialize import ToPickle
+
+from dshuffle.errors import ClusterError, DShuffleError
 from dshuffle.planning import WorkerHistory
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SAME_BUILD, SampleDigest
 from dshuffle.records import Measures
+
+logger = logging.getLogger(__name__)
+
+
+T = TypeVar("T")
+
+
+def to_fields(message: Any) -> dict[str, Any]:
+    """The fields of a message by name.
+
+    Examples
+    --------
+    >>> from dshuffle.planning.remainder import SampleDigest
+    >>> to_fields(SampleDigest(1, 2, 3, 4))
+    {'count': 1, 'total': 2, 'first': 3, 'second': 4}
+    """
+    fields: dict[str, Any] = msgspec.to_builtins(message)
+    return fields
+
+
+def from_fields(kind: type[T], fields: object, sender: str) -> T:
+    """The message of a type that :func:`to_fields` wrote.
+
+    Parameters
+    ----------
+    kind
+        Type of the message.
+    fields
+        What has arrived.
+    sender
+        From whom it comes, for the error.
+
+    Raises
+    ------
+    ClusterError
+        If it is not such a message, or has fields that are unknown here.
+    """
+    try:
+        message = msgspec.convert(fields, kind)
+        # Structs of messages of rows check it themselves, as there are so many; dataclasses cannot.
+        if not (isinstance(message, msgspec.Struct) and message.__struct_config__.forbid_unknown_fields):
+            _check_names(fields, msgspec.to_builtins(message))
+    except msgspec.ValidationError as error:
+        reason = f"{sender} sent what is not a message of the type {kind.__name__} ({error}). {SAME_BUILD}"
+        raise ClusterError(reason, transient=False) from error
+    return message
+
+
+def _check_names(fields: Any, known: Any) -> None:
+    """Refuse fields that are not among those that the message of them has."""
+    if isinstance(known, dict):
+        for name, value in fields.items():
+            if name not in known:
+                raise msgspec.ValidationError(f"Object contains unknown field `{name}`")
+            _check_names(value, known[name])
+    elif isinstance(known, (list, tuple)):
+        for value, part in zip(fields, known, strict=True):
+            _check_names(value, part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,3 +302,252 @@ class UnfinishedTask:
     call: int
     rank: int
     outcome: str
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """A message without fields."""
+
+
+class SessionOrder(Order, frozen=True):
+    """An order that concerns a session, whether it is open or not."""
+
+    session_id: str
+
+
+class Together(Order, frozen=True):
+    """Ranks that load their partitions together, and addresses of the workers that read the store for them."""
+
+    ranks: list[int] = []
+    readers: list[str] = []
+
+
+class OpenOrder(Order, frozen=True, rename={"digest": "drawn"}):
+    """Open a session.
+
+    Parameters
+    ----------
+    number
+        Number of the order. Orders that were given before the session was closed here are refused.
+    last_run
+        Number of the last run that has begun elsewhere. The worker takes part in later ones only.
+    restore
+        Whether the worker takes a lost rank.
+    epoch
+        With ``restore``, the epoch whose partition is read; None if the first epoch has not begun.
+    digest
+        Digest of the samples of the rank in this epoch; None if it is not known.
+    together
+        With ``restore``, who loads together.
+    """
+
+    number: int
+    last_run: int = 0
+    restore: bool = False
+    epoch: int | None = None
+    digest: SampleDigest | None = None
+    together: Together = Together()
+
+
+class CloseOrder(SessionOrder, frozen=True):
+    """Close a session, unless a later order has opened it. After it, orders to open up to this number are refused."""
+
+    number: int
+
+
+class MembersOrder(Order, frozen=True):
+    """Use the addresses of workers that have taken lost ranks, unless a later order has been carried out.
+
+    They are those of all participants that have moved since the session was opened, and not only of the last ones.
+    """
+
+    addresses: dict[int, str]
+    number: int
+
+
+class BeginOrder(Order, frozen=True):
+    """Begin an attempt at an epoch's exchange.
+
+    Parameters
+    ----------
+    run_id, epoch, delivery
+        Number of the attempt, its epoch and its delivery.
+    rate
+        Rate of the workers' links in bytes per second, as far as it is known.
+    """
+
+    run_id: int
+    epoch: int
+    delivery: str
+    rate: float | None
+
+
+class PlanOrder(Order, frozen=True):
+    """Plan the epoch after that of a run, with a delivery."""
+
+    run_id: int
+    delivery: str
+
+
+class AbortOrder(Order, frozen=True):
+    """Abort a run."""
+
+    run_id: int
+
+
+class CommitOrder(SessionOrder, frozen=True):
+    """Swap to the epoch of a run."""
+
+    run_id: int
+
+
+class TrainedQuery(Order, frozen=True):
+    """Which samples of an epoch have been trained on?"""
+
+    epoch: int
+
+
+class KeptQuery(Order, frozen=True):
+    """Which partitions of a dataset are kept in a directory?"""
+
+    directory: str
+    dataset: str
+
+
+class RowsQuery(SessionOrder, frozen=True):
+    """Send rows of the partition of an epoch. The samples are beside the fields."""
+
+    epoch: int
+
+
+class BlockQuery(SessionOrder, frozen=True):
+    """Send rows of a block of the store, whose numbers are beside the fields.
+
+    Parameters
+    ----------
+    load
+        Name of the load.
+    owner, n_owners
+        The participant that needs the rows, and how many take part in the load.
+    block
+        Number of the block. With -1, blocks are announced whose rows the participant will ask for.
+    """
+
+    load: str
+    owner: int
+    n_owners: int
+    block: int
+
+
+class MeanQuery(SessionOrder, frozen=True):
+    """Wait for the mean of the values of all ranks. Those of one rank are beside the fields.
+
+    Parameters
+    ----------
+    number, step
+        Number of the call of :meth:`dshuffle.Epoch.together`, and of the mean in this call.
+    size, rank, weight
+        Number of ranks, and the rank and the weight of the values.
+    """
+
+    number: int
+    step: int
+    size: int
+    rank: int
+    weight: float
+
+
+class EndCollectiveOrder(SessionOrder, frozen=True):
+    """Fail the ranks that wait for a mean, and say whether another try may succeed."""
+
+    number: int
+    reason: str
+    transient: bool = True
+
+
+Reply = dict[str, Any]
+
+
+async def within(seconds: float, call: Awaitable[T]) -> T:
+    """Await a call to another process, for some seconds at most.
+
+    Raises
+    ------
+    TimeoutError
+        If the call has not ended.
+    """
+    return await unless(asyncio.sleep(seconds), call, TimeoutError(f"no answer within {seconds:g} s"))
+
+
+async def unless(event: Awaitable[object], call: Awaitable[T], error: Exception) -> T:
+    """Await a call to another process, and raise an error if an event comes first.
+
+    ``asyncio.wait_for`` would wait until the cancelled call has ended. But Dask then flushes the connection, which can
+    take forever if the other process is stopped.
+    """
+    task, awaited = asyncio.ensure_future(call), asyncio.ensure_future(event)
+    task.add_done_callback(retrieve)
+    try:
+        await asyncio.wait([task, awaited], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        awaited.cancel()
+        if not task.done():
+            task.cancel()
+    if not task.done() or task.cancelled():
+        raise error
+    return task.result()
+
+
+def retrieve(task: asyncio.Future[Any]) -> None:
+    """Retrieve the exception of a call that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
+
+
+class Arrays(dict[str, Any]):
+    """A reply with arrays, which Dask sends as frames of their own."""
+
+
+def replying(operation: str, method: Callable[..., Any]) -> Callable[..., Awaitable[Reply]]:
+    """Make a handler of a method, which may be a coroutine. It replies with its error instead of raising it."""
+
+    async def reply(**message: Any) -> Reply:
+        try:
+            result = method(**message)
+            if inspect.isawaitable(result):
+                result = await result
+            return {"status": "OK", **(result if isinstance(result, Arrays) else {"message": to_fields(result)})}
+        except DShuffleError as error:
+            return {"status": "error", "error": ToPickle(error)}
+        except Exception as error:
+            logger.exception("dshuffle: %s failed", operation)
+            return {"status": "error", "error": ToPickle(ClusterError(f"{type(error).__name__}: {error}"))}
+
+    reply.__name__ = operation  # Dask logs it
+    return reply
+
+
+def unwrap(reply: Any, sender: str) -> Reply:
+    """Return a reply, or raise the error that it contains.
+
+    Raises
+    ------
+    DShuffleError
+        The error of the handler, or ClusterError if the answer did not come from a dshuffle handler.
+    """
+    if not isinstance(reply, dict) or "status" not in reply:
+        raise ClusterError(f"dshuffle is not set up on {sender}: the reply was {reply!r}. Make a new Shuffler")
+    if reply["status"] == "OK":
+        return reply
+    error = reply["error"]
+    raise error.data if isinstance(error, ToPickle) else error
+
+
+def message_in(reply: Any, kind: type[T], sender: str) -> T:
+    """Return the message that a reply contains, or raise its error.
+
+    Raises
+    ------
+    DShuffleError
+        The error of the handler, or ClusterError if the reply does not contain a message of this type.
+    """
+    return from_fields(kind, unwrap(reply, sender).get("message"), sender)

@@ -1,29 +1,375 @@
-"""Description of a session, shared by all of its participants."""
+"""A session: what a user chooses, which workers it may have, what a client asks for, and what members get."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 import secrets
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from distributed.protocol.pickle import dumps, loads
 
-from dshuffle.errors import ClusterError, DatasetChanged
+from dshuffle.checks import as_integer
+from dshuffle.errors import ClusterError, DatasetChanged, InvalidParameter
 from dshuffle.planning import NEW, SERVER, Choices, GivenSharding, Remainder, ShuffleSpec, WorkerHistory
-from dshuffle.planning.share_sizes import Weights
+from dshuffle.planning.cost import ClusterRates
+from dshuffle.planning.exchange_epochs import Weights
 from dshuffle.rows import RowLayout
-from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.worker_choice import WorkerChoice
+from dshuffle.runtime.dataset_inputs import STRATIFIED
+from dshuffle.runtime.settings import Settings, as_nbytes, as_switch
 from dshuffle.store import Dataset
+
+SERVER_RESOURCE = "dshuffle-server"
+"""Dask resource of a worker that serves and does not train."""
+
+
+def only_serves(resources: Mapping[str, float] | None) -> bool:
+    """Whether a worker with these Dask resources serves and does not train."""
+    return SERVER_RESOURCE in (resources or {})
+
+
+MOST_NAMES = 8
+"""Number of workers that an error lists."""
+
+
+class DaskWorker(Protocol):
+    """What a choice looks at of a worker. The scheduler's own ``WorkerState`` has it."""
+
+    @property
+    def address(self) -> str:
+        """Its address."""
+
+    @property
+    def name(self) -> object:
+        """Its name, which stays the same if its nanny starts it again."""
+
+    @property
+    def nanny(self) -> str | None:
+        """Address of its nanny, if it has one."""
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Its Dask resources, used or not."""
+
+
+class WorkerFacts(NamedTuple):
+    """The same of a worker that the scheduler has described to a client."""
+
+    address: str
+    name: object
+    nanny: str | None
+    resources: dict[str, float]
+
+    @classmethod
+    def of_all(cls, described: Mapping[str, Mapping[str, Any]]) -> list[Self]:
+        """The workers in the scheduler's information, which is by address."""
+        return [
+            cls(address, worker.get("name"), worker.get("nanny"), worker.get("resources") or {})
+            for address, worker in described.items()
+        ]
+
+
+def identities(worker: DaskWorker) -> frozenset[str]:
+    """All texts that name a worker: its address, its name, and the address of its nanny."""
+    return frozenset(str(text) for text in (worker.address, worker.name, worker.nanny) if text not in (None, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChoice:
+    """The workers that may be members of a session, now and later. By default all of them.
+
+    Parameters
+    ----------
+    workers
+        Addresses and names of the workers; None for all.
+    resources
+        Amounts of Dask resources that a worker must have to train.
+    server
+        Addresses and names of the worker that serves. It may be beside the others.
+
+    Examples
+    --------
+    >>> first = WorkerFacts("tcp://10.0.0.1:4000", "first", "tcp://10.0.0.1:3000", {"GPU": 1})
+    >>> second = WorkerFacts("tcp://10.0.0.2:4000", "second", "tcp://10.0.0.2:3000", {})
+    >>> [WorkerChoice(resources={"GPU": 1}).allows(worker) for worker in (first, second)]
+    [True, False]
+
+    The nanny of a worker starts it again at another address. After :meth:`resolved` it is still the same worker.
+
+    >>> choice = WorkerChoice(frozenset({"tcp://10.0.0.2:4000"})).resolved([first, second])
+    >>> choice.allows(second._replace(address="tcp://10.0.0.2:5000"))
+    True
+    """
+
+    workers: frozenset[str] | None = None
+    resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    server: frozenset[str] = frozenset()
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether some workers may be left out."""
+        return self.workers is not None or bool(self.resources)
+
+    def allows(self, worker: DaskWorker) -> bool:
+        """Whether a worker may be a member."""
+        if not self.is_restricted:
+            return True
+        names = identities(worker)
+        if names & self.server:
+            return True
+        if self.workers is not None and not names & self.workers:
+            return False
+        return only_serves(worker.resources) or all(
+            worker.resources.get(name, 0) >= amount for name, amount in self.resources.items()
+        )
+
+    def resolved(self, present: Iterable[DaskWorker]) -> WorkerChoice:
+        """The same choice, which also knows by their other names the workers that are present."""
+        named, server = self.workers, self.server
+        for worker in present:
+            names = identities(worker)
+            if self.workers is not None and named is not None and names & self.workers:
+                named |= names
+            if names & self.server:
+                server |= names
+        return dataclasses.replace(self, workers=named, server=server)
+
+
+EVERY_WORKER = WorkerChoice()
+"""The default choice."""
+
+
+def in_words(workers: Collection[DaskWorker]) -> str:
+    """Names and addresses of workers, for an error."""
+    ordered = sorted(workers, key=lambda worker: (len(str(worker.name)), str(worker.name)))  # 10 comes after 9
+    names = [f"{worker.name} ({worker.address})" for worker in ordered]
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def resources_in_words(resources: Mapping[str, float]) -> str:
+    """Amounts of resources as the ``--resources`` of a Dask worker.
+
+    Examples
+    --------
+    >>> resources_in_words({"GPU": 1.0, "MEM": 2.5})
+    'GPU=1 MEM=2.5'
+    """
+    return " ".join(f"{name}={amount:g}" for name, amount in resources.items())
+
+
+LOCAL = "local"
+"""Value of ``cache_directory`` for the local directory of each Dask worker."""
+
+ON_LOSS = ("replace", "shrink", "raise")
+"""What a session can do when a worker is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """The keywords of a :class:`dshuffle.Shuffler` that neither choose a way of shuffling nor where a session starts.
+
+    They are checked here. A pipeline, the request for a session, and the session on its workers hold them as one value.
+    A checkpoint holds only the way of shuffling, because a job that goes on may run on another cluster.
+
+    Parameters
+    ----------
+    on_loss
+        What happens when a worker is lost; None for ``"shrink"`` if the session is elastic, else ``"replace"``.
+    memory_limit
+        Maximum bytes of a worker's partition; None for a part of the worker's own limit. Text such as ``"2 GiB"`` is
+        parsed.
+    cache_directory
+        Folder for the rows on each worker, or ``"local"`` for the worker's own; None to keep them in memory.
+    keep_cache
+        Whether partitions outlive the session.
+    server
+        Address or name of the worker that serves. A number is taken as a name.
+    workers
+        Addresses or names of the workers that may be members; None for all. Numbers are taken as names.
+    resources
+        Amounts of Dask resources that a worker must have to train; None for any.
+    cluster
+        Rates for the delivery ``"auto"``.
+    elastic
+        Whether workers may join and leave between epochs.
+    min_workers
+        Number of workers to wait for, and that must stay.
+
+    Raises
+    ------
+    InvalidParameter
+        If a value is not allowed, or contradicts another one.
+
+    Examples
+    --------
+    >>> options = SessionOptions(elastic=True, cache_directory="/scratch")
+    >>> options.on_loss, options.keywords()
+    ('shrink', {'on_loss': 'shrink', 'cache_directory': '/scratch', 'elastic': True})
+    """
+
+    on_loss: str | None = None
+    memory_limit: int | None = None
+    cache_directory: str | None = None
+    keep_cache: bool = False
+    server: str | None = None
+    workers: tuple[str, ...] | None = None
+    resources: dict[str, float] | None = None
+    cluster: ClusterRates | None = None
+    elastic: bool = False
+    min_workers: int = 1
+
+    def __post_init__(self) -> None:
+        for option in dataclasses.fields(self):
+            object.__setattr__(self, option.name, _READ[option.name](option.name, getattr(self, option.name)))
+        if self.on_loss is None:
+            object.__setattr__(self, "on_loss", "shrink" if self.elastic else "replace")
+        elif self.elastic and self.on_loss != "shrink":
+            raise InvalidParameter.of("on_loss", self.on_loss, "'shrink', or left out, in an elastic session")
+        if self.keep_cache and self.cache_directory in (None, LOCAL):
+            reason = f"cache_directory={self.cache_directory!r} does not outlive a job"
+            hint = "Give a folder on a local disk that is still there when the next job runs."
+            raise InvalidParameter.because("keep_cache=True", reason, hint)
+        if self.workers is not None and self.min_workers > len(self.workers):
+            allowed = f"at most {len(self.workers)}, the number of workers that workers= names"
+            raise InvalidParameter.of("min_workers", self.min_workers, allowed)
+
+    @property
+    def choice(self) -> WorkerChoice:
+        """The workers that may be members of the session."""
+        named = None if self.workers is None else frozenset(self.workers)
+        return WorkerChoice(named, self.resources or {}, frozenset(() if self.server is None else (self.server,)))
+
+    @property
+    def awaited_workers(self) -> int:
+        """Number of workers that are waited for: all that are named, unless the session is elastic."""
+        return self.min_workers if self.workers is None or self.elastic else len(self.workers)
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether rows are in files, and do not count as memory."""
+        return self.cache_directory is not None
+
+    def keywords(self) -> dict[str, Any]:
+        """The options that do not have their defaults, as keyword arguments of :class:`dshuffle.Shuffler`."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value != getattr(DEFAULTS, name)}
+
+    def check_way(self, choices: Choices) -> None:
+        """Refuse a way of shuffling that a session with these options cannot have.
+
+        Raises
+        ------
+        InvalidParameter
+            If rates are given that no choice uses, or a sharding or shares for one number of workers, which may change.
+        """
+        if self.cluster is not None and not choices.is_auto:
+            allowed = f"None with delivery={choices.delivery!r}"
+            raise InvalidParameter.of("cluster", self.cluster, allowed, "Only delivery='auto' uses it.")
+        if choices.shares.for_fixed_workers and self.on_loss == "shrink":
+            name = "elastic" if self.elastic else "on_loss='shrink'"
+            reason = f"shares={str(choices.shares)!r} are for one number of workers"
+            raise InvalidParameter.because(name, reason, "Use shares by the names of workers, 'measured' or 'even'.")
+        sharding = choices.sharding
+        fixed = isinstance(sharding, GivenSharding) and not sharding.name.startswith(STRATIFIED)
+        if fixed and self.on_loss == "shrink":
+            name = "elastic" if self.elastic else "on_loss='shrink'"
+            hint = "It is for one number of workers. Use 'random', 'contiguous', 'round-robin' or 'stratified:LABELS'."
+            raise InvalidParameter.because(name, f"the sharding {str(sharding)!r} was given", hint)
+
+
+def _on_loss(name: str, value: object) -> object:
+    if value is not None and value not in ON_LOSS:
+        raise InvalidParameter.of(name, value, f"one of {', '.join(map(repr, ON_LOSS))}")
+    return value
+
+
+def _memory_limit(name: str, value: object) -> int | None:
+    return None if value is None else as_nbytes(name, value)
+
+
+def _cache_directory(name: str, value: object) -> str | None:
+    # Absolute, because workers have other working directories than the client.
+    if value is None or value == LOCAL:
+        return LOCAL if value == LOCAL else None
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str) or not os.path.isabs(path):
+        allowed = f"None, {LOCAL!r}, or the absolute path of a folder on a local disk of every worker"
+        raise InvalidParameter.of(name, value, allowed)
+    return path
+
+
+def _server(name: str, value: object) -> str | None:
+    if isinstance(value, bool) or not (value is None or isinstance(value, str | int)):
+        raise InvalidParameter.of(name, value, "None, or the name or address of a worker")
+    return None if value is None else str(value)
+
+
+def _workers(name: str, value: object) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = value if isinstance(value, list | tuple) else ()
+    if not names or not all(map(_is_name, names)):
+        raise InvalidParameter.of(name, value, "None, or a list of at least one address or name of a worker")
+    return tuple(dict.fromkeys(map(str, names)))
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+
+
+def _resources(name: str, value: object) -> dict[str, float] | None:
+    if value is None:
+        return None
+    amounts = value if isinstance(value, Mapping) else {}
+    if not amounts or not all(isinstance(key, str) and key and _is_amount(amount) for key, amount in amounts.items()):
+        allowed = "None, or a mapping of at least one Dask resource to a positive amount, such as {'GPU': 1}"
+        raise InvalidParameter.of(name, value, allowed)
+    return {key: float(amount) for key, amount in amounts.items()}
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _cluster(name: str, value: object) -> ClusterRates | None:
+    if not (value is None or isinstance(value, ClusterRates)):
+        raise InvalidParameter.of(name, value, "None or a ClusterRates, as dshuffle.measure_cluster returns it")
+    return value
+
+
+def _min_workers(name: str, value: object) -> int:
+    return as_integer(name, value, 1)
+
+
+_READ: dict[str, Callable[[str, object], Any]] = {
+    "on_loss": _on_loss,
+    "memory_limit": _memory_limit,
+    "cache_directory": _cache_directory,
+    "keep_cache": as_switch,
+    "server": _server,
+    "workers": _workers,
+    "resources": _resources,
+    "cluster": _cluster,
+    "elastic": as_switch,
+    "min_workers": _min_workers,
+}
+"""How each option is read from its name and value."""
+
+OPTION_NAMES = frozenset(_READ)
+"""The names of all options."""
+
+DEFAULTS = SessionOptions()
+
 
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 32
+PROTOCOL = 34
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 

@@ -15,7 +15,7 @@ from sklearn.decomposition import IncrementalPCA
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter, ShardingWarning
-from dshuffle.planning.assignment.stratified import deal_groups, label_codes
+from dshuffle.planning.assignment.balance import deal_groups, label_codes
 from dshuffle.planning.randomness import random_words
 from dshuffle.sharding.sharding import Sharding
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter, ShardingWarning
-from dshuffle.planning.assignment.stratified import deal_classes, label_codes
+from dshuffle.planning.assignment.balance import deal_classes, label_codes
 from dshuffle.planning.types import Ranks, Samples
 
 

@@ -10,23 +10,21 @@ from typing import TYPE_CHECKING
 from dshuffle.lazy_names import loader
 
 if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
-    from dshuffle.store.backends.location import Place as Place
     from dshuffle.store.create import create_dataset as create_dataset
     from dshuffle.store.dataset import Dataset as Dataset
-    from dshuffle.store.description import dataset_of as dataset_of
-    from dshuffle.store.description import describe as describe
     from dshuffle.store.open import as_dataset as as_dataset
     from dshuffle.store.open import open_dataset as open_dataset
+    from dshuffle.store.places import Place as Place
     from dshuffle.store.sharding_arrays import read_broadcast as read_broadcast
     from dshuffle.store.sharding_arrays import read_sharding as read_sharding
     from dshuffle.store.sharding_arrays import stored_shardings as stored_shardings
     from dshuffle.store.sharding_arrays import write_sharding as write_sharding
     from dshuffle.store.shuffled_copy import shuffle_dataset as shuffle_dataset
+    from dshuffle.store.sources import read_array as read_array
     from dshuffle.store.sources import read_sources as read_sources
     from dshuffle.store.sources.image_folder import ImageFolder as ImageFolder
     from dshuffle.store.sources.source import RowSource as RowSource
     from dshuffle.store.sources.source import watched as watched
-    from dshuffle.store.sources.zarr_nodes import read_array as read_array
     from dshuffle.store.stored_array import ArrayInfo as ArrayInfo
     from dshuffle.store.verify import VerifyReport as VerifyReport
     from dshuffle.store.verify import verify_dataset as verify_dataset
@@ -35,15 +33,13 @@ _HOMES = {
     "ArrayInfo": "dshuffle.store.stored_array",
     "Dataset": "dshuffle.store.dataset",
     "ImageFolder": "dshuffle.store.sources.image_folder",
-    "Place": "dshuffle.store.backends.location",
+    "Place": "dshuffle.store.places",
     "RowSource": "dshuffle.store.sources.source",
     "VerifyReport": "dshuffle.store.verify",
     "as_dataset": "dshuffle.store.open",
     "create_dataset": "dshuffle.store.create",
-    "dataset_of": "dshuffle.store.description",
-    "describe": "dshuffle.store.description",
     "open_dataset": "dshuffle.store.open",
-    "read_array": "dshuffle.store.sources.zarr_nodes",
+    "read_array": "dshuffle.store.sources",
     "read_broadcast": "dshuffle.store.sharding_arrays",
     "read_sharding": "dshuffle.store.sharding_arrays",
     "read_sources": "dshuffle.store.sources",

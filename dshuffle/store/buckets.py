@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import DatasetError
-from dshuffle.unnamed_file import reserve, unnamed_file
+from dshuffle.private_files import reserve, unnamed_file
 
 SAVE_EVERY = 15.0
 """Seconds between notes of how far the first pass has come. Each waits until the disk has the rows."""

@@ -34,12 +34,10 @@ from zarr.storage import MemoryStore, StorePath
 
 from dshuffle.checks import each
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
-from dshuffle.store.backends import open_store
-from dshuffle.store.backends.standing import GROUP, standing_at
-from dshuffle.store.backends.urls import canonical_url, is_local, is_memory
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.identity import Mark
 from dshuffle.store.open import open_dataset
+from dshuffle.store.places import GROUP, canonical_url, is_local, is_memory, open_store, standing_at
 from dshuffle.store.reader import run_bounded
 from dshuffle.store.sources.in_memory import array_of, arrays_of
 from dshuffle.store.sources.source import RowSource

@@ -13,18 +13,17 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dshuffle.checks import as_indices, as_integer
 from dshuffle.errors import DatasetChanged, DatasetError, InvalidParameter
 from dshuffle.notebook import html_summary
 from dshuffle.records import StoreTraffic
 from dshuffle.redaction import hide_secrets
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.store import reader
-from dshuffle.store.backends.patient_store import Meter, PatientStore
 from dshuffle.store.cf import Decoding
-from dshuffle.store.checked import check_memory_budget, checked_indices, checked_slots
-from dshuffle.store.identity import ends_of
-from dshuffle.store.opening import Opening
-from dshuffle.store.sink import Sink
+from dshuffle.store.identity import Opening, ends_of
+from dshuffle.store.patient_store import Meter, PatientStore
+from dshuffle.store.scatter import Sink
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 from dshuffle.store.view import View
 from dshuffle.store.views import Views
@@ -139,7 +138,7 @@ class Dataset(Views):
         >>> dataset.read_rows([7, 2, 7])
         {'x': array([49,  4, 49])}
         """
-        samples = checked_indices("ids", ids, self.n_samples, "samples")
+        samples = as_indices("ids", ids, self.n_samples, "samples")
         rows, sinks = {}, []
         for name, source in self._sources.items():
             n_items = math.prod(self.arrays[name].shape)
@@ -185,8 +184,8 @@ class Dataset(Views):
         CorruptChunk
             If a chunk is missing, truncated or fails its checksum.
         """
-        samples = checked_indices("ids", ids, self.n_samples, "samples")
-        places = checked_slots(rows, slots, samples.size, self.row_nbytes)
+        samples = as_indices("ids", ids, self.n_samples, "samples")
+        places = _checked_slots(rows, slots, samples.size, self.row_nbytes)
         fields = self.layout.dtype.fields
         assert fields is not None
         sinks = [self._sink(source, rows, fields[name][1]) for name, source in self._sources.items()]
@@ -279,7 +278,7 @@ class Dataset(Views):
         memory_budget: int,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        check_memory_budget(memory_budget)
+        as_integer("memory_budget", memory_budget, 1)
         start = time.perf_counter()
         reader.read_rows(sinks, self._view.items(ids), slots, memory_budget=memory_budget, stop=stop)
         nbytes = sum(
@@ -335,3 +334,27 @@ def _opened(
 ) -> Dataset:
     dataset = dataclasses.replace(open_again(opening, decoding), skipped=MappingProxyType(skipped))
     return dataset if view.is_whole else dataset._seen_as(view)
+
+
+def _checked_slots(rows: ByteMatrix, slots: ArrayLike, n_samples: int, row_nbytes: int) -> NDArray[np.int64]:
+    """Check a matrix that rows are read into, and return the slots as int64: as many distinct rows of it."""
+    if not (
+        isinstance(rows, np.ndarray)
+        and rows.dtype == np.uint8
+        and rows.ndim == 2
+        and rows.shape[1] == row_nbytes
+        and rows.flags.c_contiguous
+        and rows.flags.writeable
+    ):
+        description = f"{type(rows).__name__} {getattr(rows, 'dtype', '')} {getattr(rows, 'shape', '')}".strip()
+        raise InvalidParameter.because(
+            "rows",
+            f"it is not a writeable, C-contiguous (capacity, {row_nbytes}) uint8 matrix (found {description})",
+            "Allocate it with the layout's empty().",
+        )
+    places = as_indices("slots", slots, len(rows), "slots of rows")
+    if places.size != n_samples:
+        raise InvalidParameter.of("len(slots)", places.size, f"the number of ids ({n_samples})")
+    if np.bincount(places).max(initial=0) > 1:
+        raise InvalidParameter.because("slots", "some slots are repeated", "Give distinct slots.")
+    return places

@@ -14,17 +14,17 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import zarr
 from zarr import Array
 from zarr.abc.store import Store, SuffixByteRequest
-from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from dshuffle.store.backends.store_errors import AccessRefused
 from dshuffle.store.cf import DECISIVE, attributes_of
-from dshuffle.store.sample_arrays import ArrayChoice, SampleArrays
+from dshuffle.store.patient_store import PROTOTYPE, AccessRefused, PatientStore
+from dshuffle.store.places import Location
+from dshuffle.store.sample_arrays import ArrayChoice, SampleArrays, find_arrays
 
 ATTRIBUTE = "dshuffle"
 """Name of the group attribute."""
@@ -177,7 +177,45 @@ async def _sampled_chunks(store: Store, array: Array[Any], n_sampled: int = SAMP
 async def _last_bytes(store: Store, key: str) -> bytes:
     """The end of a stored object, which is where chunks have their checksums; only these bytes are read."""
     try:
-        buffer = await store.get(key, default_buffer_prototype(), SuffixByteRequest(SAMPLED_NBYTES))
+        buffer = await store.get(key, PROTOTYPE, SuffixByteRequest(SAMPLED_NBYTES))
     except AccessRefused:  # as some stores answer for absent objects
         buffer = None
     return b"absent;" if buffer is None else buffer.to_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a dataset was opened.
+
+    Parameters
+    ----------
+    location
+        Where it is.
+    choice
+        Which arrays, and what they mean.
+    absent_chunks
+        What an absent chunk is, ``"fill"`` or ``"error"``; None for what suits the group and the store.
+    """
+
+    location: Location
+    choice: ArrayChoice
+    absent_chunks: str | None = None
+
+    @property
+    def url(self) -> str:
+        """Canonical URL, or the name of a store object."""
+        return self.location.url
+
+    def identity(self, store: PatientStore) -> str:
+        """The identity of what is stored now."""
+        group = self.group(store, None)
+        return identity_of(store.bare, group, find_arrays(group, self.url, self.choice), self.choice)
+
+    def group(self, store: PatientStore, zarr_format: Literal[2, 3] | None) -> zarr.Group:
+        """The group in a store that was opened."""
+        path = self.location.path
+        try:
+            return zarr.open_group(store=store, path=path, mode="r", zarr_format=zarr_format)
+        except ValueError:
+            # Consolidated metadata may have an array that zarr does not understand; then find_arrays leaves it out.
+            return zarr.open_group(store=store, path=path, mode="r", zarr_format=zarr_format, use_consolidated=False)

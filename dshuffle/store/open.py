@@ -15,14 +15,11 @@ from zarr.storage import StorePath
 from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.redaction import hide_secrets
 from dshuffle.rows import RowLayout
-from dshuffle.store.backends.location import Location, Place
-from dshuffle.store.backends.patient_store import Meter
-from dshuffle.store.backends.standing import ARRAY, GROUP
-from dshuffle.store.backends.urls import is_memory
 from dshuffle.store.cf import Decoding, attributes_of, encoding_of
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.identity import Mark, identity_of
-from dshuffle.store.opening import Opening
+from dshuffle.store.identity import Mark, Opening, identity_of
+from dshuffle.store.patient_store import Meter
+from dshuffle.store.places import ARRAY, GROUP, Location, Place, is_memory
 from dshuffle.store.sample_arrays import ArrayChoice, SampleArrays, find_arrays
 from dshuffle.store.stored_array import StoredArray
 from dshuffle.store.view import View
@@ -142,7 +139,7 @@ def open_stored(opening: Opening, decoding: Decoding | None = None) -> Dataset:
                 f"the dataset at {url} was never finished, or is still being written; if nothing writes it, create "
                 "it again with overwrite=True"
             )
-        chosen = find_arrays(group, opening.location, choice)
+        chosen = find_arrays(group, url, choice)
         identity = identity_of(store.bare, group, chosen, choice)
     except (DatasetError, InvalidParameter):
         raise

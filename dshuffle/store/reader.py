@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from zarr.core.sync import sync
 
 from dshuffle.errors import DatasetError
-from dshuffle.store.backends.patient_store import PatientStore
 from dshuffle.store.patches import Box, box_items
-from dshuffle.store.scatter import load_kernels, scatter_columns
-from dshuffle.store.sink import Sink
+from dshuffle.store.patient_store import PatientStore
+from dshuffle.store.scatter import Sink, load_numba, scatter_columns
 from dshuffle.store.stored_array import StoredArray
 
 #: Default number of bytes in flight at a time.
@@ -56,16 +55,16 @@ def read_rows(
     ids, slots = ids[order], slots[order]
     span_nbytes = min(_SPAN_NBYTES, memory_budget // 8)
     sinks = list(sinks)
-    load_kernels(ids.size * sum(sink.source.row_nbytes for sink in sinks))
-    jobs = (job for group in _groups(sinks, span_nbytes) for job in _jobs(group, ids, slots, span_nbytes))
-    sync(run_bounded(jobs if stop is None else _until(stop, jobs), memory_budget))
+    load_numba(ids.size * sum(sink.source.row_nbytes for sink in sinks))
 
+    def jobs() -> Iterator[Job]:
+        for group in _groups(sinks, span_nbytes):
+            for job in _jobs(group, ids, slots, span_nbytes):
+                if stop is not None and stop():
+                    raise DatasetError("reading was cancelled: these samples are no longer needed")
+                yield job
 
-def _until(stop: Callable[[], bool], jobs: Iterable[Job]) -> Iterator[Job]:
-    for job in jobs:
-        if stop():
-            raise DatasetError("reading was cancelled: these samples are no longer needed")
-        yield job
+    sync(run_bounded(jobs(), memory_budget))
 
 
 def cost(decoded_nbytes: int) -> int:
@@ -219,10 +218,14 @@ async def _read_span(
     box: Box | None = None,
 ) -> None:
     block = await sink.source.read_rows(start // sink.n_patches, stop // sink.n_patches, box or ())
-    if ids.size * sink.item_nbytes < _THREAD_NBYTES:
-        sink.fill(block, ids, start, places, box)
+    await _unpacked(ids.size * sink.item_nbytes, partial(sink.fill, block, ids, start, places, box))
+
+
+async def _unpacked(nbytes: int, unpack: Callable[[], None]) -> None:
+    if nbytes < _THREAD_NBYTES:
+        unpack()
     else:
-        await asyncio.to_thread(sink.fill, block, ids, start, places, box)
+        await asyncio.to_thread(unpack)
 
 
 async def _read_chunks(group: list[Sink], chunks: list[int], ids: NDArray[np.int64], places: NDArray[np.int64]) -> None:
@@ -235,10 +238,7 @@ async def _read_chunks(group: list[Sink], chunks: list[int], ids: NDArray[np.int
         return
     else:
         contents = [answer for [answer] in await asyncio.gather(*(each.fetch([chunk]) for each, chunk in pieces))]
-    if len(chunks) * sum(sink.source.band_nbytes for sink in group) < _THREAD_NBYTES:
-        unpack(contents)
-    else:
-        await asyncio.to_thread(unpack, contents)
+    await _unpacked(len(chunks) * sum(sink.source.band_nbytes for sink in group), partial(unpack, contents))
 
 
 def _unpack(

@@ -14,7 +14,6 @@ from zarr.core.sync import sync
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import DatasetError, InvalidParameter
-from dshuffle.store.backends.location import Location
 from dshuffle.store.cf import DIMENSIONS
 
 ANNDATA = ("obs", "obsm", "layers")
@@ -83,7 +82,7 @@ class SampleArrays:
         return next(self.arrays[name].shape[axis] for name, axis in self.axes.items())
 
 
-def find_arrays(group: Group, location: Location, choice: ArrayChoice) -> SampleArrays:
+def find_arrays(group: Group, url: str, choice: ArrayChoice) -> SampleArrays:
     """Find the arrays of samples.
 
     Raises
@@ -96,12 +95,12 @@ def find_arrays(group: Group, location: Location, choice: ArrayChoice) -> Sample
     candidates = _candidates(group, choice)
     arrays, axes, skipped = candidates.arrays, candidates.axes, candidates.skipped
     if choice.arrays is not None and skipped:
-        raise DatasetError(f"these arrays of {location.url} cannot be opened together: {_listed(skipped)}")
+        raise DatasetError(f"these arrays of {url} cannot be opened together: {_listed(skipped)}")
     if candidates.groups and candidates.are_coordinates and (below := _groups_with_samples(candidates.groups, choice)):
         own = f"only coordinates of its own ({', '.join(axes)})" if axes else "no arrays of samples of its own"
         names = ", ".join(below[:_MOST_NAMED]) + (", ..." if len(below) > _MOST_NAMED else "")
         raise DatasetError(
-            f"the Zarr group at {location.url} has {own}. Open a group below it: {location.child(below[0])}. "
+            f"the Zarr group at {url} has {own}. Open a group below it, by its URL or a StorePath. "
             f"The groups with arrays of samples are {names}"
         )
     if not axes:
@@ -109,9 +108,9 @@ def find_arrays(group: Group, location: Location, choice: ArrayChoice) -> Sample
         if isinstance(choice.sample_dim, str) and arrays:
             names_of_dims = sorted({str(name) for array in arrays.values() for name in dimensions(array) or ()})
             raise InvalidParameter.of(
-                "sample_dim", choice.sample_dim, f"one of the dimensions of {location.url}: {names_of_dims}"
+                "sample_dim", choice.sample_dim, f"one of the dimensions of {url}: {names_of_dims}"
             )
-        raise DatasetError(f"the Zarr group at {location.url} has no arrays of samples{reasons}")
+        raise DatasetError(f"the Zarr group at {url} has no arrays of samples{reasons}")
     return SampleArrays({name: arrays[name] for name in sorted(axes)}, axes, dict(sorted(skipped.items())))
 
 

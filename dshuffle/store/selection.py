@@ -10,9 +10,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.checks import as_integer, as_ratio
+from dshuffle.checks import as_indices, as_integer, as_ratio
 from dshuffle.errors import InvalidParameter
-from dshuffle.store.checked import checked_indices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +60,7 @@ def wanted_samples(samples: ArrayLike, n_samples: int) -> NDArray[np.int64]:
             raise InvalidParameter.of("samples.shape", array.shape, f"({n_samples},) for a mask")
         ids = np.flatnonzero(array)
     else:
-        ids = np.unique(checked_indices("samples", array, n_samples, "samples"))
+        ids = np.unique(as_indices("samples", array, n_samples, "samples"))
         if len(ids) < array.size:
             raise InvalidParameter.because("samples", "some ids are repeated", "Select each sample once.")
     if not len(ids):

@@ -10,10 +10,10 @@ import zarr
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
-from dshuffle.store.backends.location import Place
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.identity import Mark
 from dshuffle.store.open import as_dataset
+from dshuffle.store.places import Place
 
 FOLDER = "shards"
 

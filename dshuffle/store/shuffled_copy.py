@@ -24,15 +24,14 @@ from numpy.typing import NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.bijection import DRAW_VERSION, Bijection
-from dshuffle.planning.class_order import ClassOrder
-from dshuffle.store.backends.location import Place
-from dshuffle.store.backends.urls import canonical_url, is_local
+from dshuffle.planning.order import ClassOrder
 from dshuffle.store.buckets import Buckets
 from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import as_dataset
+from dshuffle.store.places import Place, canonical_url, is_local
+from dshuffle.store.sources import read_array
 from dshuffle.store.sources.source import RowSource, stream
-from dshuffle.store.sources.zarr_nodes import read_array
 from dshuffle.units import human_bytes
 
 T = TypeVar("T")

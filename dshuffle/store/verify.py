@@ -11,9 +11,9 @@ from zarr.core.sync import sync
 
 from dshuffle.errors import CorruptChunk
 from dshuffle.store import reader
-from dshuffle.store.backends.location import Place
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import as_dataset
+from dshuffle.store.places import Place
 from dshuffle.store.stored_array import StoredArray
 
 

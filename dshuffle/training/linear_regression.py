@@ -15,10 +15,19 @@ from dshuffle.kernels import BEGINNING, prefetch, row_kernel
 from dshuffle.planning.batching import UNEVEN, Batching
 from dshuffle.runtime import Group, Partition, Shuffler, gathered
 from dshuffle.store import Dataset
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate, raises_once
+from dshuffle.training.fit import (
+    CONSTANT,
+    Decay,
+    EarlyStopping,
+    History,
+    OnEpoch,
+    Recorder,
+    Schedule,
+    Validate,
+    raises_once,
+    timed,
+)
 from dshuffle.training.inputs import check_names, check_step, diverged
-from dshuffle.training.monitoring import timed
-from dshuffle.training.schedules import CONSTANT, Decay, Schedule
 
 Weights = NDArray[np.float64]
 
@@ -228,7 +237,11 @@ def residual(partition: Partition, weights: Weights, *, features: str = "x", tar
     return wrong, total
 
 
-@row_kernel()
+@row_kernel(
+    "(f8[::1], Array(f4, 2, 'C', True), i8, Array(f4, 2, 'C', True), i8, Array(i8, 1, 'C', True), f8)",
+    "(f8[::1], Array(f4, 2, 'C', True), i8, Array(f8, 2, 'C', True), i8, Array(i8, 1, 'C', True), f8)",
+    "(f8[::1], Array(f8, 2, 'C', True), i8, Array(f8, 2, 'C', True), i8, Array(i8, 1, 'C', True), f8)",
+)
 def sgd_pass(weights, rows, first, targets, place, slots, step):  # type: ignore[no-untyped-def]
     """Apply equation 4, ``w -= step * a (a . w - y)``, to every sample in turn, in place.
 
@@ -256,7 +269,11 @@ def sgd_pass(weights, rows, first, targets, place, slots, step):  # type: ignore
             weights[j] -= pull * row[j]
 
 
-@row_kernel()
+@row_kernel(
+    "(f8[::1], Array(f4, 2, 'C', True), i8, Array(f4, 2, 'C', True), i8, Array(i8, 1, 'C', True))",
+    "(f8[::1], Array(f4, 2, 'C', True), i8, Array(f8, 2, 'C', True), i8, Array(i8, 1, 'C', True))",
+    "(f8[::1], Array(f8, 2, 'C', True), i8, Array(f8, 2, 'C', True), i8, Array(i8, 1, 'C', True))",
+)
 def squared_residual(weights, rows, first, targets, place, slots):  # type: ignore[no-untyped-def]
     """Return ``sum (a . w - y)^2`` and ``sum y^2`` over samples; parameters as in :func:`sgd_pass`."""
     wrong = total = 0.0

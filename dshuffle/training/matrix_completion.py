@@ -2,23 +2,211 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.checks import as_integer
+from dshuffle.checks import as_integer, as_ratio
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.randomness import permutation
-from dshuffle.runtime import Partition, PerRank, Shuffler, gathered
-from dshuffle.training.baseline import Baseline, fitted_baseline
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate, raises_once
+from dshuffle.runtime import Epoch, Partition, PerRank, Shuffler, gathered
+from dshuffle.training.fit import CONSTANT, EarlyStopping, History, OnEpoch, Recorder, Schedule, Validate, raises_once
 from dshuffle.training.inputs import check_step, diverged
-from dshuffle.training.schedules import CONSTANT, Schedule
+
+Vector = NDArray[np.float64]
+Sums = tuple[Vector, Vector, float]
+"""Number of entries and sum of values of each row or column, and the sum of the squares of all values."""
+
+ROUNDS = 3
+"""How often the biases of columns and of rows are fitted to what the others leave. On MovieLens, further rounds change
+the held-out squared error by about 0.1 %."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Baseline:
+    """Entries as the sum of a mean, the bias of their row and the bias of their column.
+
+    Parameters
+    ----------
+    mean
+        Mean of all entries.
+    row_bias, column_bias
+        Float64 ``(n_rows,)`` and ``(n_columns,)``. The bias of a row or column without entries is 0.
+
+    Examples
+    --------
+    >>> baseline = Baseline(3.0, np.array([0.5, -0.5]), np.array([0.0, 1.0]))
+    >>> baseline.predict(np.array([0, 1]), np.array([1, 1]))
+    array([4.5, 3.5])
+    """
+
+    mean: float
+    row_bias: Vector
+    column_bias: Vector
+
+    def predict(self, row: NDArray[np.integer], column: NDArray[np.integer]) -> Vector:
+        """Return the value of the entries at rows and columns, float64 ``(entries,)``."""
+        value: Vector = self.mean + self.row_bias[row] + self.column_bias[column]
+        return value
+
+
+def fitted_baseline(epoch: Epoch, n_rows: int, n_columns: int) -> tuple[Baseline, float]:
+    """Fit a baseline to the entries of all workers.
+
+    Returns
+    -------
+    tuple
+        The baseline, and the standard deviation of what it leaves.
+    """
+    sizes = {"row": n_rows, "column": n_columns}
+    bias = {name: np.zeros(size) for name, size in sizes.items()}
+    counts, sums, squares = _added(epoch, "row", bias, 0.0)
+    n_entries, mean = counts.sum(), float(sums.sum() / counts.sum())
+    for name in ("column", "row") * ROUNDS:
+        counts, sums, squares = _added(epoch, name, bias | {name: np.zeros(sizes[name])}, mean)
+        bias[name] = shrunk_means(counts, sums, squares)
+        # The squares of what is left, with the new biases.
+        squares += float(np.sum(bias[name] * (counts * bias[name] - 2 * sums)))
+    return Baseline(mean, bias["row"], bias["column"]), float(np.sqrt(max(squares, 0.0) / n_entries))
+
+
+def shrunk_means(counts: Vector, sums: Vector, squares: float) -> Vector:
+    """Return the mean of each group, shrunk towards 0 the more, the less its values tell about it.
+
+    If groups do not differ by more than chance explains, all means are 0.
+
+    Parameters
+    ----------
+    counts, sums
+        ``(groups,)`` number of values in each group, which may be 0, and their sums.
+    squares
+        Sum of the squares of all values.
+
+    Notes
+    -----
+    The means are taken for normal numbers with mean 0 and variance t, and the values for normal numbers around them
+    with variance s. Both variances are estimated by the method of moments. The expectation of a mean, if n values of
+    its group are known, is their sum divided by n + s / t.
+
+    References
+    ----------
+    G. K. Robinson, "That BLUP is a good thing", Statistical Science, 1991.
+
+    Examples
+    --------
+    >>> shrunk_means(np.array([2.0, 2.0, 0.0]), np.array([6.0, -6.0, 0.0]), 36.0)
+    array([ 3., -3.,  0.])
+    >>> shrunk_means(np.array([2.0, 2.0]), np.array([0.2, -0.2]), 8.0)
+    array([0., 0.])
+    """
+    seen = counts > 0
+    n_values, n_groups = counts.sum(), np.count_nonzero(seen)
+    between = float(np.sum(sums[seen] ** 2 / counts[seen]))
+    within = max(squares - between, 0.0) / (n_values - n_groups) if n_values > n_groups else np.inf
+    variance = (between - n_groups * within) / n_values
+    if not variance > 0:
+        return np.zeros(len(counts))
+    means: Vector = sums * variance / np.where(seen, counts * variance + within, 1)
+    return means
+
+
+def sums_of_rest(partition: Partition, name: str, biases: dict[str, Vector], mean: float) -> Sums:
+    """Add up what mean and biases leave of a partition's entries, by row or by column. Runs as a task on each worker.
+
+    Parameters
+    ----------
+    name
+        ``"row"`` or ``"column"``.
+    biases
+        Biases of rows and columns by name.
+    """
+    rest = partition["value"] - mean - biases["row"][partition["row"]] - biases["column"][partition["column"]]
+    groups, size = partition[name], len(biases[name])
+    counts = np.bincount(groups, minlength=size).astype(np.float64)
+    sums = np.bincount(groups, rest, minlength=size).astype(np.float64)
+    return counts, sums, float(rest @ rest)
+
+
+def _added(epoch: Epoch, name: str, biases: dict[str, Vector], mean: float) -> Sums:
+    """Return the sums over all workers."""
+    counts, sums, squares = zip(*gathered(epoch.map(sums_of_rest, name, biases, mean)), strict=True)
+    return np.sum(counts, axis=0), np.sum(sums, axis=0), float(np.sum(squares))
+
+
+HELD_OUT = -1
+"""Rank of entries that no worker trains on."""
+
+
+def split_entries(row: ArrayLike, n_workers: int, *, held_out: float = 0.1, seed: int = 0) -> NDArray[np.int32]:
+    """Give every worker whole rows of a matrix and equally many of their entries, and hold out the other entries.
+
+    :func:`fit_matrix_completion` needs all training entries of a row on one worker, and a sharding needs equal shares.
+    If rows have different numbers of entries, as users have of ratings, both are possible only without some entries.
+    They become the test set.
+
+    Parameters
+    ----------
+    row
+        ``(entries,)`` integers, the row of each entry.
+    n_workers
+        Number of workers. There must be at least as many rows.
+    held_out
+        Smallest fraction of a worker's entries to hold out, in [0, 1). Workers that got more entries hold out more.
+    seed
+        Random seed of the entries that are held out.
+
+    Returns
+    -------
+    (entries,) int32
+        The worker of each entry, or -1 if it is held out. For a :class:`~dshuffle.Shuffler`, the ranks that are not -1
+        are the ``sharding`` of the training entries, with the assignment ``"local"``.
+
+    Raises
+    ------
+    InvalidParameter
+        If ``row`` is not a 1-D array of integers, a number is out of range, or a worker would have no entries.
+
+    Notes
+    -----
+    Rows go to the workers from the largest to the smallest, each to the worker with the fewest entries so far.
+
+    Examples
+    --------
+    >>> rank = split_entries([7, 7, 7, 8, 8, 9, 9], n_workers=2, held_out=0)
+    >>> rank[:3], np.bincount(rank[rank >= 0])
+    (array([0, 0, 0], dtype=int32), array([3, 3]))
+    """
+    rows = np.asarray(row)
+    if rows.ndim != 1 or rows.dtype.kind not in "iu":
+        raise InvalidParameter.because(
+            "row", f"it is {rows.ndim}-D, {rows.dtype}", "It must be a 1-D array of integers."
+        )
+    ratio = as_ratio("held_out", held_out, Fraction(0))
+    names, places, counts = np.unique(rows, return_inverse=True, return_counts=True)
+    as_integer("n_workers", n_workers, 1)
+    if len(names) < n_workers:
+        raise InvalidParameter.of("n_workers", n_workers, f"at most {len(names)}, the number of rows with entries")
+    loads = [(0, rank) for rank in range(n_workers)]
+    owner = np.empty(len(names), np.int32)
+    for place in np.argsort(-counts, kind="stable"):
+        load, owner[place] = loads[0]
+        heapq.heapreplace(loads, (load + int(counts[place]), int(owner[place])))
+    share = int(loads[0][0] * (1 - ratio))
+    if not share:
+        raise InvalidParameter.of("held_out", held_out, "small enough to leave every worker an entry")
+    candidates, ranks = owner[places], np.full(len(rows), HELD_OUT, np.int32)
+    rng = np.random.default_rng(as_integer("seed", seed, 0))
+    for rank in range(n_workers):
+        ranks[rng.permutation(np.flatnonzero(candidates == rank))[:share]] = rank
+    return ranks
+
 
 Factor = NDArray[np.float32]
 Entries = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
@@ -355,7 +543,7 @@ def one_round(
     return left, right, (errors + wrong, seconds + time.perf_counter() - started)
 
 
-@kernel()
+@kernel("(f4[:,::1], f4[:,::1], i8[::1], i8[::1], f4[::1], f8[::1], f8[::1], f8)")
 def update_factors(left, right, row, column, value, left_decay, right_decay, step):  # type: ignore[no-untyped-def]
     """Apply P5 and P6 for every entry in turn, in place; return the sum of squared errors before each update.
 

@@ -15,10 +15,8 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter, TrainingDiverged
 from dshuffle.runtime import Partition, Shuffler, gathered
 from dshuffle.store import Dataset
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate, raises_once
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Schedule, Validate, raises_once, timed
 from dshuffle.training.inputs import EVALUATION_ROWS, check_finite, check_names
-from dshuffle.training.monitoring import timed
-from dshuffle.training.schedules import Schedule
 
 BATCH_ROWS = 4096
 """Rows per call of ``partial_fit``, for estimators that take a step with every row."""

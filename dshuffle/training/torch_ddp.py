@@ -1,4 +1,4 @@
-"""Synchronous SGD with PyTorch: DistributedDataParallel over gloo, inside Dask workers (extra ``torch``)."""
+"""Synchronous SGD with PyTorch: DistributedDataParallel inside Dask workers (extra ``torch``)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,21 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.runtime import Epoch, Shuffler, gathered
 from dshuffle.runtime.client.cluster_view import cluster_info
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, SavedFit, Validate, raises_once
+from dshuffle.training.fit import (
+    CONSTANT,
+    EarlyStopping,
+    EpochBreakdown,
+    History,
+    OnEpoch,
+    PhaseSeconds,
+    Recorder,
+    SavedFit,
+    Schedule,
+    Validate,
+    raises_once,
+    with_records,
+)
 from dshuffle.training.inputs import check_encryption, check_fixed_workers
-from dshuffle.training.monitoring import EpochBreakdown, PhaseSeconds, with_records
-from dshuffle.training.schedules import CONSTANT, Schedule
 from dshuffle.training.torch_rank import (
     Fit,
     MakeModel,
@@ -31,8 +42,7 @@ from dshuffle.training.torch_rank import (
     train,
     where,
 )
-from dshuffle.training.torch_step import OwnFunction, OwnStep, SupervisedStep, TrainingStep
-from dshuffle.training.torch_targets import Loss
+from dshuffle.training.torch_step import Loss, OwnFunction, OwnStep, SupervisedStep, TrainingStep
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +70,7 @@ def fit_torch_ddp(
     accumulate: int = 1,
     max_grad_norm: float | None = None,
     ddp_options: Mapping[str, Any] = NO_OPTIONS,
+    device: Any = None,
     seed: int = 0,
     features: str = "x",
     target: str = "y",
@@ -111,6 +122,10 @@ def fit_torch_ddp(
         Largest norm of the averaged gradients, to which larger ones are scaled down. By default they are as they are.
     ddp_options
         Options of ``DistributedDataParallel``, such as ``find_unused_parameters``.
+    device
+        Device on which each worker trains, by default ``"cpu"``. On ``"cuda"``, gradients are averaged by NCCL. It
+        needs a card of its own for each worker: let each see another one, by ``CUDA_VISIBLE_DEVICES``, as dask-cuda
+        does.
     seed
         Seed of ``torch.manual_seed``, set before the model is made and, with the rank added, before every epoch.
     features, target
@@ -235,6 +250,7 @@ def fit_torch_ddp(
                     accumulate,
                     max_grad_norm,
                     dict(ddp_options),
+                    "cpu" if device is None else device,
                     seed,
                     timeout,
                     state,

@@ -31,8 +31,8 @@ from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLo
 from dshuffle.integrations import INSTALL_TORCH
 from dshuffle.planning.batching import UNEVEN
 from dshuffle.runtime import Group, Partition
+from dshuffle.training.fit import PhaseSeconds
 from dshuffle.training.inputs import EVALUATION_ROWS
-from dshuffle.training.monitoring import PhaseSeconds
 from dshuffle.training.network_interface import interface_of
 
 try:
@@ -45,7 +45,7 @@ try:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.nn.parallel import DistributedDataParallel
 
-    from dshuffle.integrations.torch import PartitionBatches, tensor_of
+    from dshuffle.integrations.torch import PartitionBatches, tensor_of, to_device
     from dshuffle.training.torch_step import TrainingStep
 except ImportError as exc:
     raise ImportError(f"dshuffle.training.torch_ddp needs PyTorch ({exc}). {INSTALL_TORCH}") from exc
@@ -83,6 +83,7 @@ class Fit:
     accumulate: int
     max_grad_norm: float | None
     ddp_options: Mapping[str, Any]
+    device: Any
     seed: int
     timeout: float
     beginning: bytes | None
@@ -138,6 +139,7 @@ def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[
     """
     partition.mark_trained(0)
     fit.step.arrays(partition.names)  # refuses missing arrays, before the ranks wait for each other
+    to_device(fit.device)  # and a device that is not there
     process = _processes.setdefault(fit.name, Process())
     # Before this succeeds, a seat is not this call's: Dask may compute the lost result of an earlier call again.
     numbers = _sums(group, np.where(np.arange(group.size) == group.rank, process.number, 0))
@@ -169,7 +171,7 @@ def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[
             )
         process.beginnings[partition.epoch + 1] = _state(seat)
         partition.mark_trained()
-        return _error(partition, seat), len(partition), seconds
+        return _error(partition, seat, fit.device), len(partition), seconds
 
 
 def state_of(partition: Partition, name: str, with_optimizer: bool) -> bytes:
@@ -192,7 +194,7 @@ def state_of(partition: Partition, name: str, with_optimizer: bool) -> bytes:
 def read_state(state: bytes) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """The states of module and optimizer that :func:`state_of` returned."""
     # From our own workers, or from a checkpoint, which is unpickled anyway. Optimizers may keep any object.
-    of_model, of_optimizer = torch.load(io.BytesIO(state), weights_only=False)
+    of_model, of_optimizer = torch.load(io.BytesIO(state), weights_only=False, map_location="cpu")
     return of_model, of_optimizer
 
 
@@ -228,7 +230,7 @@ class GroupExit:
         for reason in reasons_of(error):
             traceback.clear_frames(reason.__traceback__)
         _leave(self.process)
-        of_peers = any(word in str(error) for word in ("gloo", "peer", "ProcessGroup"))
+        of_peers = any(word in str(error) for word in ("gloo", "NCCL", "peer", "ProcessGroup"))
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and of_peers):
             raise PeerFailed(f"another rank failed or cannot be reached: {error}") from error
 
@@ -272,10 +274,13 @@ def _join(process: Process, partition: Partition, group: Group, fit: Fit) -> Non
     if process.ended:
         raise PeerFailed("the fit has ended")
     process.grouped = True
-    dist.init_process_group("gloo", store=store, rank=group.rank, world_size=group.size, timeout=limit)
+    # What the ranks tell each other beside gradients is on the CPU.
+    backend = "cpu:gloo,cuda:nccl" if torch.device(fit.device).type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.size, timeout=limit)
     torch.manual_seed(fit.seed)
     # Running statistics are averaged once an epoch instead of being copied from rank 0 in every step.
-    model = DistributedDataParallel(fit.make_model(), **{**fit.ddp_options, _SYNC_BUFFERS: False})
+    options = {**fit.ddp_options, _SYNC_BUFFERS: False}
+    model = DistributedDataParallel(fit.make_model().to(fit.device), **options)
     optimizer = fit.make_optimizer(model.parameters())
     seat = TrainingState(store, model, optimizer, fit.step, [options["lr"] for options in optimizer.param_groups])
     # register_comm_hook rejects string annotations, which this module has; a lambda does not have annotations.
@@ -302,7 +307,7 @@ def _load(process: Process, seat: TrainingState, epoch: int, group: Group) -> No
     if not having.any():
         raise WorkerLost("no worker with the model is left. Start the fit again, or continue it from a checkpoint")
     states: list[Any] = [process.beginnings.get(epoch)]
-    dist.broadcast_object_list(states, src=int(having.argmax()))
+    dist.broadcast_object_list(states, src=int(having.argmax()), device=torch.device("cpu"))
     [(model, optimizer)] = states
     seat.model.module.load_state_dict(model)
     # An optimizer takes tensors as they are, and would train on those that another restart needs.
@@ -324,7 +329,8 @@ def _steps(partition: Partition, group: Group, seat: TrainingState, fit: Fit) ->
     names = seat.step.arrays(partition.names)
     # The only kind that refuses a single sample as a rule: images have more values in a channel.
     least = 2 if any(isinstance(module, torch.nn.BatchNorm1d) for module in seat.model.modules()) else 1
-    batches = PartitionBatches(partition, fit.batch_size, mode=UNEVEN, arrays=names, least=least)
+    device = torch.device(fit.device)
+    batches = PartitionBatches(partition, fit.batch_size, mode=UNEVEN, arrays=names, least=least, device=device)
     positions = [batches.batching.positions(number) for number in range(len(batches))]
     totals = torch.tensor([float(len(batch)) for batch in positions])
     dist.all_reduce(totals)
@@ -353,6 +359,8 @@ def _steps(partition: Partition, group: Group, seat: TrainingState, fit: Fit) ->
             if fit.max_grad_norm is not None:
                 torch.nn.utils.clip_grad_norm_(seat.model.parameters(), fit.max_grad_norm)
             seat.optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # otherwise the time of this step would count as that of the next batch
         clock = time.perf_counter()
         exchanging, computing = exchanging + waited, computing + clock - began - waited
     return PhaseSeconds(batches=gathering, forward_backward=computing, gradient_exchange=exchanging)
@@ -379,13 +387,13 @@ def _refusing_single_sample(partition: Partition, batch_size: int, n_samples: in
         ) from error
 
 
-def _error(partition: Partition, seat: TrainingState) -> float:
+def _error(partition: Partition, seat: TrainingState, device: Any) -> float:
     """Sum of the error over all samples."""
     names = seat.step.arrays(partition.names)
     seat.model.eval()
     total = 0.0
     with torch.no_grad():
         for columns in partition.batches(EVALUATION_ROWS):
-            batch = {name: tensor_of(columns[name]) for name in names}
+            batch = {name: tensor_of(columns[name]).to(device) for name in names}
             total += seat.step.error(seat.model.module, batch) * len(columns[names[0]])
     return total

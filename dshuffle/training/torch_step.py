@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,176 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.training.inputs import check_names
-from dshuffle.training.torch_targets import Comparison, Loss, dtypes_in_notes
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Function from a module's output and the targets to a mean over the mini-batch."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Form in which output and targets are passed to the loss.
+
+    Parameters
+    ----------
+    dtype
+        Dtype of the targets.
+    labels
+        Whether the targets are labels, and the output has a score for each class on its second axis.
+    reshaped
+        Whether the output takes the shape of the targets, from which it differs in axes of length 1.
+    """
+
+    dtype: torch.dtype
+    labels: bool = False
+    reshaped: bool = False
+
+    def of(self, output: Any, targets: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """Output and targets in this form."""
+        return output.reshape(targets.shape) if self.reshaped else output, targets.to(self.dtype)
+
+
+class Comparison:
+    """The loss and the metric of a fit.
+
+    Parameters
+    ----------
+    loss
+        Function from a module's output and the targets to the mean loss.
+    metric
+        Function from the same to the mean of another measure. ``None``: the fraction of wrong labels, or the loss.
+    target
+        Name of the array of targets, for errors.
+
+    Examples
+    --------
+    >>> comparison = Comparison(torch.nn.functional.mse_loss, None, "y")
+    >>> comparison.loss(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]))
+    tensor(2.)
+    >>> comparison.loss(torch.zeros(2, 3), torch.tensor([1, 1]))
+    Traceback (most recent call last):
+    dshuffle.errors.InvalidParameter: target='y' is not allowed; it must be an array of integer labels for class \
+scores, or one of the output's shape (the output has the shape (2, 3), the target the shape (2,) and the dtype \
+int64). The loss does not accept these, or would broadcast them. Change what the module returns, or reshape and cast \
+the target in the loss.
+    """
+
+    def __init__(self, loss: Loss, metric: Loss | None, target: str) -> None:
+        self._loss = loss
+        self._metric = metric
+        self._target = target
+        self._forms: dict[tuple[Shape, Shape, torch.dtype], Form] = {}
+
+    def loss(self, output: Any, targets: torch.Tensor) -> torch.Tensor:
+        """The mean loss of a mini-batch."""
+        return self._loss(*self._form(output, targets).of(output, targets))
+
+    def error(self, output: Any, targets: torch.Tensor) -> float:
+        """The metric of a mini-batch, multiplied by its number of samples."""
+        form = self._form(output, targets)
+        output, targets = form.of(output, targets)
+        if self._metric is None and form.labels:
+            wrong = int(torch.count_nonzero(output.argmax(dim=1) != targets))
+            return wrong / int(targets[:1].numel())
+        return float((self._metric or self._loss)(output, targets)) * len(targets)
+
+    def _form(self, output: Any, targets: torch.Tensor) -> Form:
+        if not isinstance(output, torch.Tensor) or output.shape == targets.shape:
+            return Form(targets.dtype)
+        shapes = tuple(output.shape[1:]), tuple(targets.shape[1:])
+        if output.shape[:1] != targets.shape[:1]:
+            raise self._refusal(output, targets)
+        key = *shapes, targets.dtype
+        if key not in self._forms:
+            self._forms[key] = self._tried(output, targets, *shapes)
+        return self._forms[key]
+
+    def _tried(self, output: torch.Tensor, targets: torch.Tensor, of_output: Shape, of_target: Shape) -> Form:
+        """The form that the loss accepts.
+
+        Raises
+        ------
+        InvalidParameter
+            If there is none.
+        """
+        integer = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
+        # Losses of labels accept int64 only, and some of them uint8.
+        dtypes = [targets.dtype, torch.int64] if integer and targets.dtype != torch.int64 else [targets.dtype]
+        labels = integer and of_output[1:] == of_target
+        count = next((count for count in (2, 3, 4) if not _broadcast((count, *of_output), (count, *of_target))), None)
+        tries = [] if count is None else [(count, False)]
+        if [n for n in of_output if n != 1] == [n for n in of_target if n != 1]:
+            tries += [(2, True)] if count is not None else [(2, True), (2, False)]
+        refusal: Exception | None = None
+        for samples, reshaped in tries:
+            for dtype in dtypes:
+                scores = output.new_zeros((samples, *(of_target if reshaped else of_output)))
+                refusal = self._refused(scores, targets.new_zeros((samples, *of_target), dtype=dtype))
+                if refusal is None:
+                    return Form(dtype, labels=labels and not reshaped, reshaped=reshaped)
+        raise self._refusal(output, targets) from refusal
+
+    def _refused(self, output: torch.Tensor, targets: torch.Tensor) -> Exception | None:
+        """The error with which the loss refuses output and targets."""
+        try:
+            with torch.random.fork_rng(devices=[]), torch.enable_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # mse_loss warns of shapes that broadcast, and then raises
+                output = output.detach().requires_grad_()
+                torch.autograd.grad(self._loss(output, targets), output)
+        except Exception as error:  # the loss is the user's function, so this may be any error
+            return error
+        return None
+
+    def _refusal(self, output: torch.Tensor, targets: torch.Tensor) -> InvalidParameter:
+        return InvalidParameter.of(
+            "target",
+            self._target,
+            "an array of integer labels for class scores, or one of the output's shape (the output has the shape "
+            f"{tuple(output.shape)}, the target the shape {tuple(targets.shape)} and the dtype {_name(targets.dtype)})",
+            "The loss does not accept these, or would broadcast them. Change what the module returns, or reshape and "
+            "cast the target in the loss.",
+        )
+
+
+@contextmanager
+def dtypes_in_notes(
+    model: torch.nn.Module, features: tuple[str, torch.Tensor], target: tuple[str, torch.Tensor]
+) -> Iterator[None]:
+    """Add the dtypes to an error of PyTorch, if those of the dataset are not those of the module's parameters.
+
+    Parameters
+    ----------
+    model
+        The module.
+    features, target
+        Name and values of each array.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        parameters = {_name(parameter.dtype) for parameter in model.parameters()}
+        arrays = [f"{name!r} has {_name(values.dtype)}" for name, values in (features, target)]
+        # Labels are integers whatever the module's parameters are.
+        compared = [features[1], target[1]] if target[1].is_floating_point() else [features[1]]
+        if {_name(values.dtype) for values in compared} - parameters:
+            error.add_note(
+                f"The array {' and '.join(arrays)}, as in the dataset, and the module's parameters have "
+                f"{' and '.join(sorted(parameters))}. If that is the reason, cast the features in the module's forward "
+                "and the target in the loss, or make the module with other dtypes."
+            )
+        raise
+
+
+def _broadcast(shape: Shape, other: Shape) -> bool:
+    """Whether two shapes broadcast."""
+    pairs = zip(reversed(shape), reversed(other), strict=False)
+    return all(a == b or 1 in (a, b) for a, b in pairs)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
 
 TensorBatch = Mapping[str, torch.Tensor]
 """The arrays of a mini-batch, by name."""
@@ -59,7 +231,7 @@ class SupervisedStep(TrainingStep):
     Parameters
     ----------
     loss, metric
-        Functions from output and targets to a mean; see :class:`~dshuffle.training.torch_targets.Comparison`.
+        Functions from output and targets to a mean; see :class:`~dshuffle.training.torch_step.Comparison`.
     features, target
         Names of the arrays.
     """

@@ -29,7 +29,7 @@ from dshuffle.planning.grouping import group_by
 from dshuffle.planning.order import epoch_permutation
 from dshuffle.synthetic import keyed_regression, rare_keys_regression
 from dshuffle.training import Network
-from dshuffle.training.mlp import MOMENTUM
+from dshuffle.training.synchronous import MOMENTUM
 
 Numbers = NDArray[Any]
 LEAST_Q = 0.01

@@ -176,7 +176,7 @@ def reset_connections(dask_worker: Any) -> None:
 
 def spoil_next_message(dask_worker: Any) -> None:
     """Flip a bit in the next message that this worker packs."""
-    from dshuffle.exchange.sender import Sender
+    from dshuffle.exchange.endpoints import Sender
 
     pack = Sender._pack
 

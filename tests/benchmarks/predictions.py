@@ -32,7 +32,7 @@ import numpy as np
 from distributed import Client
 
 import dshuffle
-from dshuffle.compare import Way, measure_exchanges
+from dshuffle.compare import Way
 from dshuffle.compare.comparison import predicted
 from dshuffle.compare.local_cluster import EmulatedRates, local_cluster
 from dshuffle.planning import Choices
@@ -115,7 +115,10 @@ def run_here(client: Client, setting: dict[str, Any], options: argparse.Namespac
         seconds = predicted(measured.cluster, dataset, way).exchange_seconds
         # An exchange begins with the plan of the epoch if training has ended before the plan of the next one.
         training_seconds = 0.2 + 1.5 * seconds if options.fast else 0.3
-        records = measure_exchanges(client, source, way, epochs=1 + exchanges, training_seconds=training_seconds)
+        with dshuffle.Shuffler(client, source, **way.choices.keywords()) as shuffler:
+            for epoch in shuffler.epochs(2 + exchanges):
+                client.gather(epoch.map(sleep, training_seconds))
+        records = shuffler.records
         middle = sorted(records[-exchanges:], key=lambda record: record.exchange_seconds)[exchanges // 2]
         results[name] = {
             "measured": middle.exchange_seconds,

@@ -30,7 +30,7 @@ from obstore.store import LocalStore, S3Store
 from zarr.codecs import ZstdCodec
 
 from dshuffle.store import Dataset, create_dataset, open_dataset
-from dshuffle.store.backends import open_store
+from dshuffle.store.places import open_store
 
 ROW_BYTES = 4096
 CHUNK_KIB = (256, 64)

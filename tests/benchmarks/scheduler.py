@@ -31,17 +31,15 @@ from distributed import Status
 from distributed.protocol import dumps, loads
 
 from dshuffle.planning import Choices, Remainder
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.records import Measures
 from dshuffle.rows import RowLayout
-from dshuffle.runtime.message_fields import to_fields
-from dshuffle.runtime.messages import CommitReply, Counts, Report, TrainingTime, Vote
+from dshuffle.runtime.messages import CommitReply, Counts, Report, TrainingTime, Vote, to_fields
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
-from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, DatasetReference, SessionRequest
+from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, DatasetReference, SessionOptions, SessionRequest
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.worker.signs_of_life import SignsOfLife
+from dshuffle.runtime.worker.reports import SignsOfLife
 
 ROWS = 244_141
 """Rows of a member."""

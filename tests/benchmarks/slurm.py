@@ -31,7 +31,7 @@ from distributed import Client, Security
 import dshuffle
 from dshuffle.errors import ClusterError
 from dshuffle.pipeline import BatchJobs
-from dshuffle.runtime.client.waiting import wait_for_workers
+from dshuffle.runtime.client.cluster_view import wait_for_workers
 
 SAMPLES = 40_000
 EPOCHS = 12

@@ -30,8 +30,7 @@ import numpy as np
 from distributed import Client, LocalCluster
 
 import dshuffle
-from dshuffle.compare import compile_kernels
-from dshuffle.planning import Choices
+from dshuffle.kernels import compile_kernels
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import fit_linear_regression
 from dshuffle.training.linear_regression import local_pass, sgd_pass
@@ -111,7 +110,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = parser.parse_args(argv)
     if options.epochs < 2:
         parser.error("--epochs must be at least 2: the first one compiles")
-    compile_kernels([Choices()])
+    compile_kernels()
     with contextlib.ExitStack() as stack:
         folder = options.data or stack.enter_context(tempfile.TemporaryDirectory()) + "/d.zarr"
         address = options.scheduler or stack.enter_context(

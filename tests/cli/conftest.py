@@ -19,7 +19,7 @@ def elsewhere(tmp_path, monkeypatch):
     folder = tmp_path / "cwd"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("dshuffle.pipeline.run.MEASURING_SECONDS", 0.5)
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.MEASURING_SECONDS", 0.5)
     return folder
 
 

@@ -355,7 +355,6 @@ def test_the_default_run(elsewhere, tmp_path, monkeypatch):
     copies = {way["label"]: way["copy_seconds"] for way in summary["ways"]}
     assert copies.pop("chunks + storage, shuffled on disk") > 0
     assert {*copies.values()} == {None}
-    assert summary["stored_at_random"] is False
     assert "url" not in summary["dataset"], "the temporary folder is gone"
     assert summary["dataset"]["command that writes it"].startswith("dshuffle dataset create URL --synthetic rare-keys")
     left = [path.name for path in (tmp_path / "temporary").iterdir()]

@@ -128,11 +128,11 @@ def test_a_file_and_a_module_find_what_is_beside_them(tmp_path, monkeypatch):
     (tmp_path / "uses.py").write_text("from beside import other as pipeline")
     monkeypatch.setattr("sys.path", [*sys.path])
     monkeypatch.chdir("/")
-    assert pipeline_of(f"{tmp_path}/uses.py", {}).training.epochs == 2
+    assert pipeline_of(str(tmp_path / "uses.py"), {}).ways
     monkeypatch.setattr("sys.path", [one for one in sys.path if one != str(tmp_path)])
     monkeypatch.delitem(sys.modules, "beside")
     monkeypatch.chdir(tmp_path)
-    assert pipeline_of("beside:other", {}).training.epochs == 2
+    assert pipeline_of("beside:other", {}).ways
     monkeypatch.delitem(sys.modules, "beside")
 
 
@@ -208,7 +208,7 @@ def test_functions_that_workers_cannot_load_are_refused_before_any_preparation(t
     (tmp_path / "only_here.py").write_text("def each(shuffler, *, epochs):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     only_here = importlib.import_module("only_here")
-    monkeypatch.setattr("dshuffle.pipeline.run.measure_workers", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.measure_workers", lambda *_, **__: pytest.fail("measured"))
     folder = str(tmp_path)
     with LocalCluster(n_workers=2, dashboard_address=":0") as cluster, Client(cluster) as client:
         client.run(lambda: [sys.path.remove(folder) for _ in range(sys.path.count(folder))])

@@ -9,6 +9,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from studies.variance import variance_ratio
 
 import dshuffle
 from dshuffle.compare import SimulatedCluster, stable_step
@@ -161,3 +162,26 @@ def test_fewer_exchanges_of_a_cnn_are_studied(torch, tmp_path):
     rows = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
     assert len(rows) == 2 * 6
     assert all(0 < float(row["reference"]) < np.log(10) for row in rows), "better than guessing"
+
+
+def test_variances_are_compared():
+    rng = np.random.default_rng(1)
+    wide, narrow = 2 * rng.standard_normal(60), rng.standard_normal(60)
+    found = variance_ratio(wide, narrow)
+    assert found.verdict == "less"
+    assert found.low < 4 < found.high
+    assert variance_ratio(narrow, wide).verdict == "more"
+    assert variance_ratio(narrow, rng.standard_normal(60)).verdict == "none shown"
+    assert variance_ratio([1, 1, 1], [1, 1, 1]).verdict == "none shown"
+
+
+def test_mixing_is_studied():
+    ran = run("pipelines/studies/mixing.py", "--samples", 2000, "--chunk-rows", 100, "--classes", 8)
+    assert ran.returncode == 0, ran.stderr
+    figures = {line.split("│")[1].strip(): line.split("│")[2:6] for line in ran.stdout.splitlines() if "│" in line}
+    rows = {way: [float(cell) for cell in cells] for way, cells in figures.items()}
+    assert rows["local, as stored"][:2] == [1.0, 0.25]
+    assert rows["global + peer"][0] == pytest.approx(0.25, abs=0.02)
+    assert rows["global + peer"][2:] == pytest.approx([1, 1], abs=0.2)
+    assert rows["local, as stored"][3] > 5
+    assert 0.75 < rows["partial:0.1 + peer, from stored order"][0] < 0.9

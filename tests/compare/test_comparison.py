@@ -11,7 +11,7 @@ from dshuffle.compare import Way, connect, default_ways, local_cluster, product_
 from dshuffle.compare.comparison import _with_chosen, predicted
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.pipeline import Pipeline, RunningScheduler, Training
-from dshuffle.pipeline.run import train
+from dshuffle.pipeline.pipeline import train
 from dshuffle.planning import Choices
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.synthetic import keyed_regression
@@ -128,13 +128,13 @@ def test_all_default_ways_on_a_real_cluster(tmp_path):
             RunningScheduler(client.scheduler.address),
             report=tmp_path,
         )
-        comparison = train(pipeline, lambda *progress: seen.append(progress), lambda: None).comparison
+        comparison = train(pipeline, lambda *progress: seen.append(progress)).comparison
     labels = [way.label for way in default_ways(copy=copy)]
-    assert list(dict.fromkeys(text for done, _, text in seen if done >= 5)) == labels, "after five preparations"
-    counts = [done for done, most, _ in seen if most == 5 + 24]
+    assert list(dict.fromkeys(text for done, _, text in seen if done >= 4)) == labels, "after four preparations"
+    counts = [done for done, most, _ in seen if most == 4 + 24]
     assert len(counts) == len(seen)
     assert counts == sorted(counts)
-    assert set(counts) == set(range(5 + 25)), "every epoch of eight ways moves the count"
+    assert set(counts) == set(range(4 + 25)), "every epoch of eight ways moves the count"
     for way in comparison.ways:
         assert [record.epoch for record in way.records] == [0, 1, 2]
         assert {record.n_workers for record in way.records} == {2}, "the server must not train"
@@ -153,12 +153,6 @@ def test_all_default_ways_on_a_real_cluster(tmp_path):
     assert final["chunks + storage"] > 10 * final["chunks + storage, shuffled on disk"]
     for record in results["chunks + storage, shuffled on disk"].records:
         assert record.needed % 100 == 0
-    quality = {label: way.quality for label, way in results.items()}
-    assert quality["chunks + storage"].meets_again == quality["local, as stored"].meets_again == 1
-    assert quality["global + peer"] == quality["global + storage"]
-    assert quality["global + peer"].class_spread < 1.2 < quality["chunks + storage"].class_spread
-    assert quality["chunks + storage, shuffled on disk"].class_spread < 1.2
-    assert comparison.dataset["classes"].startswith("64 slices of the stored order")
     assert comparison.dataset["samples"] == 2000
     assert comparison.cluster["servers"] == 1
 

@@ -11,9 +11,9 @@ import numpy as np
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
 from dshuffle.planning import SERVER, Packets
-from dshuffle.planning.check_plan import check_plan
 from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.delivery.relay import route
+from dshuffle.planning.epoch_plan import check_plan
 from dshuffle.rows import RowLayout, checksum_rows
 
 DELIVERIES = ["clique", "coded", "leftover", "ubershuffle"]

@@ -13,7 +13,7 @@ from dshuffle.errors import ChecksumMismatch, ExchangeError
 from dshuffle.exchange.bundles import BundledRows, Bundles, ForwardedRows, forwarded
 from dshuffle.exchange.messages import flows_of_samples
 from dshuffle.planning.delivery.grid import WorkerGrid
-from dshuffle.planning.packets import forwarder_of
+from dshuffle.planning.epoch_plan import forwarder_of
 from dshuffle.rows import RowLayout
 
 

@@ -16,11 +16,18 @@ from distributed import Status
 from distributed.protocol import dumps, loads
 
 from dshuffle.errors import ExchangeError
-from dshuffle.exchange.buffers import Buffer
-from dshuffle.exchange.comms import DaskNetwork
+from dshuffle.exchange.buffers import Buffer, Place, SharedMemory, buffer_nbytes, host, may_share
+from dshuffle.exchange.comms import (
+    DaskNetwork,
+    Later,
+    Refusal,
+    Reply,
+    RowsReply,
+    from_fields,
+    rows_from_fields,
+    to_fields,
+)
 from dshuffle.exchange.messages import MessageId
-from dshuffle.exchange.replies import Later, Refusal, Reply, RowsReply, from_fields, rows_from_fields, to_fields
-from dshuffle.exchange.shared_memory import Place, SharedMemory, buffer_nbytes, host, may_share
 
 
 class FakeWorker:

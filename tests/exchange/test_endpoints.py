@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from dshuffle.errors import CorruptChunk, DatasetError
-from dshuffle.exchange.messages import Flow, MessageId
-from dshuffle.exchange.replies import Refusal
-from dshuffle.exchange.row_flows import LeavingRows
+from dshuffle.exchange.comms import Refusal
+from dshuffle.exchange.messages import Flow, LeavingRows, MessageId
 
 Fields = dict[str, Any]
 SERVER, STORE = -1, -2

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dshuffle.exchange.messages import MessageId
-from dshuffle.exchange.row_flows import ArrivingRows
+from dshuffle.exchange.messages import ArrivingRows, MessageId
 
 SERVER, STORE = -1, -2
 

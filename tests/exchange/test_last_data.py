@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
+from dshuffle.exchange.comms import Refusal, seconds_since_data
+from dshuffle.exchange.endpoints import Receiver
 from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.last_data import seconds_since_data
 from dshuffle.exchange.messages import Flow, MessageId
-from dshuffle.exchange.receiver import Receiver
-from dshuffle.exchange.replies import Refusal
 
 
 def worker_with(*comms: Any) -> Any:

@@ -22,15 +22,6 @@ def test_those_that_pass_rows_on_have_forwarders():
         assert (kept > 0) == transport_of(name).forwards, name
 
 
-@pytest.mark.parametrize("row_nbytes", [1, 2, 4, 12, 40, 64])
-def test_kernels_of_coding_are_those_of_the_widest_words(row_nbytes):
-    [length] = TRANSPORTS["packets"].coded_lengths(row_nbytes)
-    assert length <= 12
-    assert [row_nbytes % width == 0 for width in (4, 8)] == [length % width == 0 for width in (4, 8)]
-    assert length in TRANSPORTS["packets"].coded_lengths(None)
-    assert TRANSPORTS["rows"].coded_lengths(row_nbytes) == TRANSPORTS["bundles"].coded_lengths(None) == ()
-
-
 @pytest.mark.parametrize(
     ("relay", "n_workers", "each"),
     [("pipelined", 2, 2), ("pipelined", 3, 1), ("pipelined", 9, 1), ("ring", 4, None), ("unicast", 2, None)],

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections import Counter
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.integrations import sampler as sampler_module
 from dshuffle.integrations.sampler import ExchangeSampler
 from dshuffle.planning import Choices, Classes, EpochPlanner, ShuffleSpec, parse_assignment
 
@@ -117,6 +120,56 @@ def test_going_back_is_allowed():
     assert seen[1] == seen[3]
     assert seen[2] == seen[5]
     assert len({tuple(order) for order in seen}) == 4
+
+
+@at_most(40)
+@given(
+    q=st.integers(12, 60),
+    n=st.integers(1, 4),
+    every=st.integers(1, 3),
+    between=st.sampled_from(["redraw", "reverse"]),
+    jump=st.integers(0, 40),
+)
+def test_samples_are_followed_back_through_few_exchanges(q, n, every, between, jump):
+    """After two exchanges, all ranks are drawn anew, and a jump ends where single steps do."""
+    options = {"assignment": "partial:0.3", "every": every, "between": between if every > 1 else "redraw"}
+    with patch.object(sampler_module, "MOST_STEPS", 2 * q // n):
+        ranks = [ExchangeSampler(q, n, rank, mode="uneven", **options) for rank in range(n)]
+        length = every * max(1, (2 * q // n) * n // q)
+        held = [set(rank.held.tolist()) for rank in ranks]
+        for epoch in range(1, jump + 2):
+            coming, going = Counter(), Counter()
+            for number, rank in enumerate(ranks):
+                rank.set_epoch(epoch)
+                moves = zip(rank.arrived.tolist(), rank.sources.tolist(), strict=True)
+                coming.update((sample, source, number) for sample, source in moves)
+                moves = zip(rank.departed.tolist(), rank.destinations.tolist(), strict=True)
+                going.update((sample, number, destination) for sample, destination in moves)
+            assert coming == going
+            assert all(sample in held[source] for sample, source, _ in coming)
+            held = [set(rank.held.tolist()) for rank in ranks]
+            orders = [list(rank) for rank in ranks]
+            assert [set(order) for order in orders] == held
+            assert sorted(sample for order in orders for sample in order) == list(range(q))
+        for number in range(n):
+            other = ExchangeSampler(q, n, number, mode="uneven", **options)
+            other.set_epoch(jump + 1)
+            assert list(other) == orders[number]
+            assert other.arrived.tolist() == ranks[number].arrived.tolist()
+    session = ExchangeSampler(q, n, 0, mode="uneven", **options)
+    session.set_epoch(min(jump + 1, length - 1))
+    ranks[0].set_epoch(session.epoch)
+    assert list(session) == list(ranks[0]), "the first ranks are those of a session"
+
+
+@pytest.mark.slow
+def test_a_late_epoch_takes_no_longer_than_an_early_one():
+    """20 million samples on 8 ranks, in processor time."""
+    sampler = ExchangeSampler(2 * 10**7, 8, 0, assignment="partial:0.1")
+    sampler.set_epoch(1)
+    began = time.process_time()
+    sampler.set_epoch(503)
+    assert time.process_time() - began < 6, "2 s"
 
 
 @pytest.mark.parametrize(
@@ -240,6 +293,7 @@ def ranks_of(world_size, **options):
     epoch=st.integers(0, 2),
     data=st.data(),
 )
+@patch.object(sampler_module, "MOST_STEPS", 40)  # so that ranks are often drawn anew
 def test_other_ranks_go_on_where_the_first_ones_stopped(q, worlds, assignment, mode, epoch, data):
     """Every rank loads the state of rank 0, as scripts save it. The oracle counts what was given."""
     if assignment.startswith("chunks") and -(-q // 2) < max(worlds):

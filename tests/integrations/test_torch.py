@@ -30,6 +30,19 @@ def test_without_torch_the_error_names_the_extra(monkeypatch):
         partition_of().to_torch(2)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_batches_on_a_device(torch, device):
+    partition = partition_of(10)
+    batches = list(partition.to_torch(4, mode="uneven", arrays=("x", "y"), device=device))
+    assert {tensor.device.type for batch in batches for tensor in batch} == {device}
+    as_dict = next(iter(partition.to_torch(4, device=torch.device(device))))
+    assert [(name, tensor.device.type) for name, tensor in as_dict.items()] == [("x", device), ("y", device)]
+    if device == "cpu":
+        assert torch.cat([y for _, y in batches]).tolist() == partition.sample_ids.tolist()
+    with pytest.raises(InvalidParameter, match="device='gpu'"):
+        partition.to_torch(4, device="gpu")
+
+
 @pytest.mark.parametrize(("mode", "sizes"), [("drop", [3] * 3), ("pad", [3] * 4), ("uneven", [2, 3, 2, 3])])
 def test_batches_are_the_partition_in_its_order(torch, mode, sizes):
     partition = partition_of(10, shares=(10, 11))

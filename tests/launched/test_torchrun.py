@@ -110,7 +110,7 @@ def test_a_device_that_is_not_there(torch, store):
 
 def test_the_next_batch_is_copied_while_one_is_trained_on(torch, monkeypatch):
     """On CUDA, which the tests do not have: streams and copies are recorded, and done by the CPU."""
-    from dshuffle.integrations import device
+    from dshuffle.integrations.torch import DeviceBatches
 
     log = []
 
@@ -136,7 +136,7 @@ def test_the_next_batch_is_copied_while_one_is_trained_on(torch, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: log.append("record"))
-    batches = device.DeviceBatches(lambda number: (np.full(2, number),), 3, torch.device("cpu"))
+    batches = DeviceBatches(lambda number: (np.full(2, number),), 3, torch.device("cpu"))
     given = []
     for number in range(3):
         given.append(batches(number)[0].tolist())

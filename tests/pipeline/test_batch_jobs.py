@@ -10,10 +10,8 @@ import pytest
 
 import dshuffle
 from dshuffle import InvalidParameter, Pipeline, Training
-from dshuffle.errors import RunCancelled
 from dshuffle.pipeline import BatchJobs
-from dshuffle.pipeline.batch_jobs import SYSTEMS
-from dshuffle.pipeline.jobqueue import check_options, jobqueue
+from dshuffle.pipeline.jobs import SYSTEMS, cluster_class_of
 from dshuffle.synthetic import keyed_regression
 
 from .fake_slurm import FakeSlurm
@@ -35,8 +33,12 @@ def slurm(tmp_path, monkeypatch):
     fake = FakeSlurm(tmp_path)
     fake.be_full()
     monkeypatch.setenv("PATH", fake.path)
-    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.1)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.STEP", 0.1)
     return fake
+
+
+class Enough(Exception):
+    pass
 
 
 def submitted(slurm, source):
@@ -46,9 +48,9 @@ def submitted(slurm, source):
     def waiting(text):
         values.append(dask.config.get("distributed.deploy.lost-worker-timeout"))
         if len(slurm.jobs) == source.jobs:
-            raise RunCancelled("all jobs were submitted")
+            raise Enough
 
-    with pytest.raises(RunCancelled), source.open(waiting):
+    with pytest.raises(Enough), source.open(waiting):
         pass
     return [(job / "script").read_text() for job in slurm.jobs], values[-1]
 
@@ -109,18 +111,19 @@ def test_jobs_without_dask_jobqueue(monkeypatch):
 
 
 def test_the_import_of_dask_jobqueue_does_not_change_ctrl_c(monkeypatch, tmp_path):
-    (tmp_path / "dask_jobqueue.py").write_text("import signal\nsignal.signal(signal.SIGINT, lambda *_: None)\n")
+    text = "import signal\nsignal.signal(signal.SIGINT, lambda *_: None)\nSLURMCluster = None\n"
+    (tmp_path / "dask_jobqueue.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "dask_jobqueue", raising=False)
     before = signal.getsignal(signal.SIGINT)
-    jobqueue()
+    cluster_class_of("slurm")
     assert signal.getsignal(signal.SIGINT) is before
     del sys.modules["dask_jobqueue"]
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_dask_jobqueue_knows_the_systems_and_options(system):
-    cluster_of = pytest.importorskip("dask_jobqueue") and getattr(jobqueue(), f"{system}Cluster")
+    pytest.importorskip("dask_jobqueue")
     options = {
         "cores": 1,
         "memory": "1 GiB",
@@ -130,8 +133,8 @@ def test_dask_jobqueue_knows_the_systems_and_options(system):
         "scheduler_options": {"dashboard_address": ":0"},
     }
     options |= {"HTCondor": {"disk": "1 GiB"}, "OAR": {"memory_per_core_property_name": "mem_core"}}.get(system, {})
-    check_options(cluster_of, options)
-    with cluster_of(**options) as cluster:
+    BatchJobs(system, 1, options=options).check()
+    with cluster_class_of(system)(**options) as cluster:
         script = cluster.job_script()
     assert "--interface lo" in script or "'--interface', 'lo'" in script or '"--interface" "lo"' in script
     assert "/local" in script

@@ -12,8 +12,7 @@ import pytest
 import dshuffle
 from dshuffle import InvalidParameter, Pipeline, Training
 from dshuffle.cli.run import json_lines, lines_of
-from dshuffle.pipeline import LocalWorkers, PipelineResult
-from dshuffle.pipeline.run import TrainedWay
+from dshuffle.pipeline import LocalWorkers, PipelineResult, TrainedWay
 from dshuffle.report import TrainingPoint
 from dshuffle.synthetic import keyed_regression
 

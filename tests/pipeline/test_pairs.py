@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import pickle
 import sys
 from pathlib import Path
 
@@ -15,10 +16,9 @@ from sklearn.datasets import load_digits
 
 import dshuffle
 from dshuffle import Choices, InvalidParameter, Pipeline, Training
-from dshuffle.compare import HeldOut, Margin, PairedOutcome, PairedTest, local_cluster
+from dshuffle.compare import HeldOut, PairedOutcome, PairedTest, local_cluster
 from dshuffle.errors import TrainingDiverged, WorkerLost
 from dshuffle.pipeline import LocalWorkers, RunningScheduler, each_epoch
-from dshuffle.pipeline.run import execute
 
 pytestmark = pytest.mark.timeout(300)
 HERE = LocalWorkers(2, processes=False)
@@ -145,9 +145,9 @@ def test_progress_counts_ways_and_then_pairs(digits):
     pipeline = Pipeline(
         digits[0], Training(scores, epochs=2, noise=1e-4, calls=[]), WAYS, HERE, test=PairedTest("loss")
     )
-    execute(pipeline, lambda done, most, text: calls.append((done, most, text)), lambda: None)
-    counts = [call[:2] for call in calls]
-    assert [counts.count((done, 6)) > 0 for done in (0, 1, 2, 4, 6)] == [True] * 5, "two preparations, then epochs"
+    pipeline.run(progress=lambda done, most, text: calls.append((done, most, text)))
+    counts = list(dict.fromkeys(call[:2] for call in calls))
+    assert counts[:5] == [(done, 6) for done in (0, 1, 2, 4, 6)], "two preparations, then epochs"
     assert counts[-5:] == [(pair, 20) for pair in range(5)]
 
 
@@ -254,14 +254,6 @@ def test_later_samples_are_held_out_in_all_pairs():
     assert HeldOut.of("time").sizes(None, 0) == {"test_to_train": 0.0, "fixed": True}
 
 
-def test_how_samples_are_held_out_is_a_part_of_the_description():
-    training = Training(by_sample, epochs=2, test=HeldOut(0.2, stratify="y"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, by_sample.__module__, sys.modules[__name__])
-        fields = json.loads(json.dumps(training.to_dict()))
-        assert Training.from_dict(fields).held_out == HeldOut(0.2, stratify="y")
-
-
 def test_a_training_says_what_it_averages():
     assert Training("linear_regression", step=0.1).averages == "models"
     assert Training("linear_regression", step=0.1, average="gradients").averages == "gradients"
@@ -299,6 +291,4 @@ def test_a_test_is_a_part_of_the_description():
     test = PairedTest("accuracy", margin="0.7%", pairs=7, higher_is_better=True)
     pipeline = Pipeline("memory://a", Training("linear_regression", step=0.1), WAYS, test=test)
     assert "test=PairedTest(metric='accuracy'" in repr(pipeline)
-    again = Pipeline.from_dict(json.loads(json.dumps(pipeline.to_dict())))
-    assert again == pipeline
-    assert again.test.margin == Margin.of("0.7%")
+    assert pickle.loads(pickle.dumps(pipeline)) == pipeline

@@ -1,4 +1,4 @@
-"""Pipelines as values: what is checked, explained, run, cancelled and continued."""
+"""Pipelines as values: what is checked, run, stopped and continued."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from distributed import Client, LocalCluster
 import dshuffle
 from dshuffle import Choices, InvalidParameter, Pipeline, Training
 from dshuffle.compare import Way
-from dshuffle.errors import ClusterError, DatasetNotFound, RunCancelled
+from dshuffle.errors import ClusterError, DatasetNotFound
 from dshuffle.pipeline import BatchJobs, LocalWorkers, RunningScheduler, each_epoch
-from dshuffle.planning.cost import ClusterRates
-from dshuffle.runtime.client.waiting import wait_for_workers
+from dshuffle.runtime.client.cluster_view import wait_for_workers
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import fit_linear_regression
 
@@ -62,9 +61,9 @@ def test_a_function_of_the_user_runs_on_every_sample_once():
 def test_several_ways_are_compared_in_the_report(tmp_path):
     ways = ["local", Way("from shared storage", Choices("global", "storage")), Choices("global")]
     pipeline = Pipeline(URL, LINEAR, shuffle=ways, cluster=HERE, report=tmp_path / "report")
-    run = pipeline.submit()
-    result = run.result(timeout=60)
-    assert run.progress == (14, 14, "global + peer"), "5 preparations, and 3 epochs of each way"
+    seen = []
+    result = pipeline.run(progress=lambda *progress: seen.append(progress))
+    assert seen[-1] == (13, 13, "global + peer"), "4 preparations, and 3 epochs of each way"
     assert [way.label for way in result.ways] == ["local", "from shared storage", "global + peer"]
     assert result.model is result.ways[0].model
     summary = json.loads((tmp_path / "report" / "summary.json").read_text())
@@ -113,69 +112,51 @@ def test_a_run_in_the_background_says_how_far_it_is():
     seen, gate = [], threading.Event()
 
     def wait(point):
-        seen.append(point.epoch)
         assert gate.wait(60)
 
-    run = Pipeline(URL, Training("linear_regression", epochs=2, step=0.1, on_epoch=wait), cluster=HERE).submit()
-    with pytest.raises(TimeoutError, match=r"not ended after 0\.1 s: <PipelineRun [012] of 4, "):
+    training = Training("linear_regression", epochs=2, step=0.1, on_epoch=wait)
+    run = Pipeline(URL, training, cluster=HERE).submit(lambda *progress: seen.append(progress))
+    with pytest.raises(TimeoutError):
         run.result(timeout=0.1)
-    assert not run.done
     gate.set()
     assert len(run.result(timeout=60).history.points) == 2
-    assert run.done
-    assert seen == [0, 1]
-    assert run.progress[:2] == (4, 4), "2 preparations, and 2 epochs"
-    assert repr(run) == "<PipelineRun done>"
+    assert [done for done, total, _ in seen if total == 4] == sorted(done for done, _, _ in seen)
+    assert seen[-1][:2] == (4, 4), "2 preparations, and 2 epochs"
 
 
-def test_a_run_is_cancelled_after_the_epoch_and_continued_from_its_checkpoint(tmp_path):
-    def build(**options):
-        training = Training("linear_regression", epochs=4, step=0.1, **options)
-        return Pipeline(URL, training, cluster=HERE, checkpoint=tmp_path / "run.json")
+def test_a_run_is_stopped_after_the_epoch_and_continued_from_its_checkpoint(tmp_path):
+    training = Training("linear_regression", epochs=4, step=0.1)
+    pipeline, seen = Pipeline(URL, training, cluster=HERE, checkpoint=tmp_path / "run.json"), []
 
-    handles = []
+    def stop(done, total, text):
+        seen.append(done)
+        if done == 2 + 2:  # preparations, and epochs
+            raise InterruptedError
 
-    def cancel(point):
-        started.wait(60)
-        if point.epoch == 1:
-            handles[0].cancel()
-
-    started = threading.Event()
-    handles.append(build(on_epoch=cancel).submit())
-    started.set()
-    with pytest.raises(RunCancelled, match="was cancelled"):
-        handles[0].result(timeout=60)
-    assert repr(handles[0]) == "<PipelineRun failed: RunCancelled>"
-    resumed = handles[0].resume()
-    assert handles[0].resume() is resumed
-    with pytest.raises(ClusterError, match="not ended"):
-        resumed.resume()
-    result = resumed.result(timeout=60)
-    with pytest.raises(ClusterError, match="has its result"):
-        resumed.resume()
+    with pytest.raises(InterruptedError):
+        pipeline.submit(stop).result(timeout=60)
+    assert max(seen) == 4
+    result = pipeline.run(progress=False)
     assert len(result.history.points) == 4
-    assert resumed.progress[:2] == (6, 6)
-    assert np.array_equal(result.model, Pipeline(URL, build().training, cluster=HERE).run(progress=False).model)
+    assert np.array_equal(result.model, Pipeline(URL, training, cluster=HERE).run(progress=False).model)
 
 
-def test_a_run_that_waits_for_workers_says_so_and_is_cancelled(monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.1)
+def test_a_run_that_waits_for_workers_says_so_and_is_stopped(monkeypatch):
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.STEP", 0.1)
+
+    def stop(done, total, text):
+        if text.endswith("1 of 2 workers have connected"):
+            raise InterruptedError(text)
+
     with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster:
-        source = RunningScheduler(cluster.scheduler_address, min_workers=2, patience="5m")
-        run = Pipeline(URL, LINEAR, cluster=source).submit()
-        deadline = time.monotonic() + 60
-        while "1 of 2 workers" not in run.progress[2] and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert (
-            run.progress[2] == f"waiting for the cluster at {cluster.scheduler_address}: 1 of 2 workers have connected"
-        )
-        run.cancel()
-        with pytest.raises(RunCancelled):
-            run.result(timeout=60)
+        source = RunningScheduler(cluster.scheduler_address, min_workers=2, patience="1m")
+        expected = f"waiting for the cluster at {cluster.scheduler_address}: 1 of 2 workers have connected"
+        with pytest.raises(InterruptedError, match=expected):
+            Pipeline(URL, LINEAR, cluster=source).run(progress=stop)
 
 
 def test_waiting_is_said(monkeypatch, caplog):
-    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.05)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.STEP", 0.05)
     with (
         HERE.open() as client,
         pytest.raises(ClusterError, match=r"only 3 of min_workers=9 .* after 0\.5 s"),
@@ -186,7 +167,7 @@ def test_waiting_is_said(monkeypatch, caplog):
 
 def test_a_wait_does_not_change_what_a_cluster_knows_of_its_workers(monkeypatch):
     """A cluster whose information is replaced while a worker leaves fails, and never replaces a worker again."""
-    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.05)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.STEP", 0.05)
     with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster, Client(cluster) as client:
         before = cluster.scheduler_info
         wait_for_workers(client, 1, 10)
@@ -196,7 +177,7 @@ def test_a_wait_does_not_change_what_a_cluster_knows_of_its_workers(monkeypatch)
 
 
 def test_a_worker_that_retires_is_not_counted(monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.05)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.STEP", 0.05)
 
     def status(dask_scheduler, value):
         for worker in dask_scheduler.workers.values():
@@ -211,47 +192,17 @@ def test_a_worker_that_retires_is_not_counted(monkeypatch):
 
 
 def test_waiting_ends_although_nobody_looks_in_time(monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.05)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.STEP", 0.05)
     with HERE.open() as client:
         for patience in (0, 0.2):
             with pytest.raises(ClusterError, match="min_workers=9"):
                 wait_for_workers(client, 9, patience, waiting=lambda text: time.sleep(0.3))
 
 
-def test_an_explanation_says_what_moves():
-    ways = ["local", "partial:0.1", Choices("global", "storage"), "global", Choices(delivery="auto")]
-    explained = Pipeline(URL, LINEAR, shuffle=ways, cluster=HERE).explain()
-    row = 40
-    figures = {way.label: way for way in explained.ways}
-    assert figures["local"].exchange_nbytes == 0
-    assert figures["partial:0.1 + peer"].exchange_nbytes == 2 * 15 * row  # each of two workers receives 15 of its 150
-    assert figures["global + peer"].exchange_nbytes == pytest.approx(150 * row, rel=0.2)
-    assert figures["global + auto"].exchange_seconds is None
-    assert {way.load_nbytes for way in explained.ways} == {300 * row}
-    assert explained.n_workers == 2
-    assert "assume links of 125 MB/s" in explained.notes[0]
-    text = str(explained)
-    assert max(map(len, text.splitlines())) <= 80
-    assert all(way.label in text for way in explained.ways)
-    assert "partial:0.1 + peer" in explained._repr_html_()
-
-
-def test_an_explanation_with_measured_rates():
-    pipeline = Pipeline(URL, LINEAR, shuffle=Choices("global", "storage"), cluster=HERE)
-    rates = ClusterRates(2, 1e3, 1e3, server_up=1e3, storage=1.0)  # a store of one byte per second
-    explained = pipeline.explain(rates)
-    assert explained.ways[0].exchange_seconds > 1000
-    assert explained.ways[0].bottleneck.startswith("storage")
-    assert "would be faster" in explained.notes[-1]
-    with pytest.raises(InvalidParameter, match=r"rates\.n_workers=3 is not allowed; it must be 2"):
-        pipeline.explain(ClusterRates(3, 1e3, 1e3))
-
-
 def test_a_running_cluster_is_used_and_left_running():
     with LocalCluster(n_workers=2, processes=False, protocol="tcp://", dashboard_address=":0") as cluster:
         source = RunningScheduler(cluster.scheduler_address, min_workers=2)
         pipeline = Pipeline(URL, LINEAR, cluster=source)
-        assert pipeline.explain().n_workers == 2
         assert len(pipeline.run(progress=False).records) == 3
         with Client(cluster) as client:
             assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
@@ -352,17 +303,25 @@ def test_a_way_that_trains_on_a_copy_of_the_dataset(tmp_path):
         assert np.array_equal(np.sort(here), np.sort(source.read_rows(first)["y"]))
         assert np.array_equal(np.sort(there), np.sort(source.read_rows(last)["y"]))
     assert not np.array_equal(np.sort(trained[0].value[0][0]), np.sort(trained[1].value[0][0]))
-    described = Pipeline(dataset, LINEAR, ways).to_dict()["shuffle"]
-    written = json.loads(json.dumps(described))
-    assert "copy" not in written[0]
-    read = Pipeline.from_dict({**Pipeline(str(dataset.url), LINEAR).to_dict(), "shuffle": written})
-    assert [way.copy and way.copy.identity for way in read.ways] == [None, copy.identity]
+
+
+def test_a_pipeline_says_what_was_chosen():
+    pipeline = Pipeline(
+        "s3://key:word@host/data.zarr",
+        Training("linear_regression", step=0.1),
+        shuffle="local",
+        session={"on_loss": "raise"},
+    )
+    assert "shuffle=['local'], on_loss='raise')" in repr(pipeline)
+    assert "Training(fit_linear_regression, epochs=5, step=0.1)" in repr(pipeline)
+    assert "word" not in repr(pipeline)
+    assert "checkpoint" not in repr(pipeline)
 
 
 def test_after_a_loss_a_pipeline_waits_as_its_cluster_says(monkeypatch, tmp_path):
     asked = {}
     monkeypatch.setattr(
-        "dshuffle.pipeline.run.retrying", lambda *_, **options: asked.update(options) or (None, _of(options))
+        "dshuffle.pipeline.pipeline.retrying", lambda *_, **options: asked.update(options) or (None, _of(options))
     )
     with LocalWorkers(2, processes=False).open() as client:
         source = RunningScheduler(client.scheduler.address, min_workers=2, patience="7m")

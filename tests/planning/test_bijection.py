@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.assignment.blocks import Blocks
+from dshuffle.planning.assignment.slots import Blocks
 from dshuffle.planning.bijection import LARGEST_TABLE, ROUNDS, Bijection
 from dshuffle.planning.randomness import permutation
 

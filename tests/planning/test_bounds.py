@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
@@ -13,9 +13,8 @@ from dshuffle.planning import DELIVERIES, Global, bounds, next_ranks
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.caching import first_holders
 from dshuffle.planning.delivery import plan_delivery
-from dshuffle.planning.delivery.leftover import shuffle_matrix
-from dshuffle.planning.holders import as_holders, holders_of
-from dshuffle.planning.packets import missing_samples
+from dshuffle.planning.epoch_plan import missing_samples
+from dshuffle.planning.holders import as_holders
 
 from ..conftest import at_most
 
@@ -132,48 +131,6 @@ def test_corollary_3_is_the_limit_of_theorem_2():
     assert bounds.coded_rate(q, n, 200_000) == pytest.approx(q * (1 - alpha) / (alpha * n), rel=0.05)
 
 
-def over_orders(matrix):
-    n = len(matrix)
-    return max(
-        sum(matrix[order[i]][order[j]] for i in range(n) for j in range(i + 1, n))
-        for order in itertools.permutations(range(n))
-    )
-
-
-@at_most(40)
-@given(instances(5, 20, most_holders=1))
-def test_leftover_lower_bound_is_equation_21(instance):
-    n, sets, _, destinations = instance
-    assume(all(sets))
-    matrix = shuffle_matrix(np.array([k for (k,) in sets], dtype=np.int64), destinations, n)
-    assert bounds.leftover_lower_bound(matrix) == over_orders(matrix.tolist())
-
-
-def test_example_1():
-    matrix = [[2, 1, 2], [2, 1, 2], [1, 3, 1]]
-    assert bounds.leftover_rate(matrix) == bounds.leftover_lower_bound(matrix) == 6
-
-
-@pytest.mark.parametrize("n", range(1, 21))
-def test_worst_case(n):
-    q = 12 * n
-    owners, destinations = bounds.worst_case_shuffle(q, n)
-    matrix = shuffle_matrix(owners, destinations, n)
-    assert matrix.tolist() == [[12 * (j == (i + 1) % n) for j in range(n)] for i in range(n)]
-    assert bounds.worst_case_rate(q, n) == bounds.leftover_rate(matrix) == 12 * (n - 1)
-    if n <= 12:
-        assert bounds.leftover_lower_bound(matrix) == 12 * (n - 1)
-    assert plan_delivery("leftover", holders_of(owners, n), destinations, n).n_packets == 12 * (n - 1)
-
-
-@given(st.integers(2, 6), st.integers(1, 4), st.integers(0, 2**32))
-def test_no_shuffle_is_worse_than_the_worst(n, share, seed):
-    q = n * share
-    owners, destinations = (first_ranks("random", q, n, seed=seed + i) for i in range(2))
-    matrix = shuffle_matrix(owners, destinations, n)
-    assert bounds.leftover_lower_bound(matrix) <= bounds.leftover_rate(matrix) <= bounds.worst_case_rate(q, n)
-
-
 def test_bad_input():
     holders, destinations = np.array([1, 2], dtype=np.uint64), [1, 0]
     with pytest.raises(InvalidParameter, match=r"n_workers=21 .*at most 20.*average_lower_bound"):
@@ -192,10 +149,6 @@ def test_bad_input():
         bounds.coded_rate(10, 2, 11)
     with pytest.raises(InvalidParameter, match=r"n_samples=1 .*fewer samples than workers"):
         bounds.coded_rate(1, 2, 1)
-    with pytest.raises(InvalidParameter, match=r"shuffle\[:, 0\].sum\(\)=0 .*must be 1,"):
-        bounds.leftover_rate([[0, 1], [0, 0]])
-    with pytest.raises(InvalidParameter, match=r"n_samples=7 .*a multiple of the 2 workers"):
-        bounds.worst_case_shuffle(7, 2)
 
 
 @pytest.mark.parametrize("held", [1, 3])

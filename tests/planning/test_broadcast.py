@@ -21,7 +21,7 @@ from dshuffle.planning import (
     Partial,
     ShuffleSpec,
 )
-from dshuffle.planning.check_plan import check_plan
+from dshuffle.planning.epoch_plan import check_plan
 
 
 @st.composite

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import PlanError
 from dshuffle.planning import SERVER, STORE, Packets
-from dshuffle.planning.check_plan import check_plan
+from dshuffle.planning.epoch_plan import check_plan
 
 
 def make(packets, senders=None):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dshuffle.planning import STORE, Choices, ShuffleSpec
-from dshuffle.planning.disk_order import in_disk_order
+from dshuffle.planning.epoch_plan import in_disk_order
 from dshuffle.planning.order import epoch_order
 from dshuffle.planning.own_part import OwnPlanner
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dshuffle.compare.simulated import orders_of_first_epochs
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SERVER, STORE, Choices, EpochPlanner, ShuffleSpec
 from dshuffle.planning.assignment.slots import SlotExchange, path_of
 from dshuffle.planning.delivery import DELIVERIES
-from dshuffle.planning.mixing import orders_of_first_epochs, planned_quality
 from dshuffle.planning.own_part import OwnPlanner
 from dshuffle.planning.remainder import training_orders
 from dshuffle.records import EpochRecord
@@ -138,17 +138,6 @@ def test_bytes_fall_by_k():
     # Three epochs lie between two draws, which are independent: as many samples move as between two that follow.
     assert sparse[2] == pytest.approx(always[2], rel=0.1)
     assert sum(sparse) == pytest.approx(sum(always) / 3, rel=0.1)
-
-
-def test_samples_mix_later():
-    quality = {
-        every: planned_quality(
-            ShuffleSpec(400, 4, Choices("partial:0.5", every=every)), epochs=5, chunk_rows=20, batch_rows=10
-        )
-        for every in (1, 2)
-    }
-    assert quality[2].epochs_to_mix == 2 * quality[1].epochs_to_mix
-    assert quality[2].meets_again > quality[1].meets_again
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, EpochPlanner, GivenSharding, Remainder, ShuffleSpec
-from dshuffle.planning.remainder import training_orders, workers_of
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest, training_orders, workers_of
 
 WAYS = [
     Choices("global"),

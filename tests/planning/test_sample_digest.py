@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dshuffle.planning import Choices, GivenSharding, ShuffleSpec
 from dshuffle.planning.randomness import random_words
-from dshuffle.planning.remainder import training_orders
-from dshuffle.planning.sample_digest import BLOCK, SampleDigest, due_in_an_epoch
+from dshuffle.planning.remainder import BLOCK, SampleDigest, due_in_an_epoch, training_orders
 
 WAYS = [
     Choices("global", seed=-3),

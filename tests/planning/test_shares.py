@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, ShuffleSpec
-from dshuffle.planning.share_sizes import as_weights, share_sizes
+from dshuffle.planning.exchange_epochs import as_weights, share_sizes
 from dshuffle.planning.shares import (
     LEAST_GAIN,
     LEAST_SAVING,

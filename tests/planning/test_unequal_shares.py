@@ -14,8 +14,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import DELIVERIES, Choices, Classes, EpochPlanner, GivenSharding, Remainder, ShuffleSpec
 from dshuffle.planning.assignment import ASSIGNMENTS
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
-from dshuffle.planning.remainder import training_orders, workers_of
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest, training_orders, workers_of
 
 from ..conftest import at_most, written
 

@@ -1,5 +1,5 @@
 """Imported by the process that the tests' worker processes are forked from: they start with all kernels loaded."""
 
-from dshuffle.compare import compile_kernels
+from dshuffle.kernels import compile_kernels
 
 compile_kernels()

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from dshuffle.planning import Choices
-from dshuffle.planning.mixing import ShuffleQuality
 from dshuffle.records import EpochRecord
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 
@@ -86,12 +85,6 @@ def make_way(
         history=tuple(
             TrainingPoint(epoch=epoch, seconds=(epoch + 1) * (0.3 + seconds), error=max(3e-8, 0.6 * factor**epoch))
             for epoch in range(epochs)
-        ),
-        quality=ShuffleQuality(
-            meets_again=0.25 if assignment == "global" else 0.875,
-            by_chance=0.25,
-            neighbour_distance=1.0,
-            class_spread=3.859 if sharding == "contiguous" else 1.0,
         ),
     )
 

@@ -12,7 +12,7 @@ import pytest
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.noninferiority import PairedRuns, PairedTest
-from dshuffle.pipeline.run import PipelineResult, TrainedWay
+from dshuffle.pipeline import PipelineResult, TrainedWay
 from dshuffle.planning import Choices
 from dshuffle.records import EpochRecord
 from dshuffle.report import TrainingPoint, figures, names_of, render_html, render_text, story, tables_of, write_report
@@ -93,7 +93,7 @@ def test_page_and_terminal_say_the_same(comparison):
     assert first.headings[0] == "loss, models averaged"
     for row in first.rows.values():
         assert all(cell in page and cell in text for cell in row)
-    for fact in (tested.command, "2026.8.0", "/data/keyed.zarr", "Linux 6.1", "seed 7", "0.02", "3.86"):
+    for fact in (tested.command, "2026.8.0", "/data/keyed.zarr", "Linux 6.1", "seed 7", "0.02"):
         assert fact in page
     assert page.index(story(tested)[0]) < page.index("epoch exchange waited")
     assert text.startswith(story(tested)[0])
@@ -171,15 +171,6 @@ def test_storage_and_processors(comparison):
     idle = [cells(comparison, "Times", way.label)["idle CPU"] for way in comparison.ways]
     assert idle[3:] == ["40 %", "10 % !", "10 % !"]
     assert idle[0] == "10 %", "nothing moves, so nothing limits it"
-
-
-def test_quality_is_shown_as_far_as_it_is_known(comparison):
-    label = comparison.ways[0].label
-    assert list(cells(comparison, "Mixing", label).values()) == ["0.88", "0.25", "1.00", "3.86", "-"]
-    unknown = dataclasses.replace(comparison.ways[0].quality, meets_again=None, class_spread=None)
-    found = cells(replaced(comparison, label, quality=unknown), "Mixing", label)
-    assert list(found.values()) == ["-", "0.25", "1.00", "-", "-"]
-    assert {*cells(replaced(comparison, label, quality=None), "Mixing", label).values()} == {"-"}
 
 
 def test_ways_with_one_label_are_refused(comparison):
@@ -342,7 +333,6 @@ def test_the_files_hold_every_record_and_the_figures(comparison, tmp_path):
     assert summary["seed"] == 7
     assert summary["command"] == comparison.command
     assert summary["ways"][5]["figures"]["needed"] == 75_000
-    assert summary["ways"][0]["quality"]["class_spread"] == 3.859
     assert [point["epoch"] for point in summary["ways"][0]["history"]] == [0, 1, 2, 3, 4]
     assert [line["error"] for line in loaded[:5]] == [point.error for point in comparison.ways[0].history]
     assert "validation" not in loaded[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import pytest
 
@@ -426,22 +425,3 @@ def test_without_pairs_nothing_is_enough(comparison, once):
 
 
 DOUBT = "Single runs do not tell whether they differ by chance."
-
-
-def test_ways_as_stored_are_doubted_if_the_stored_order_is_random(comparison):
-    assert "random order" not in said_of(comparison)
-    text = said_of(dataclasses.replace(comparison, stored_at_random=True))
-    assert (
-        "The dataset is stored in random order, as far as pairs of neighbouring rows show. So “local, as stored” and "
-        "“partial:0.1 + peer” start from random shards, too."
-    ) in text
-    assert "in stored order, which is random." in text
-    ways = [
-        dataclasses.replace(way, choices=dataclasses.replace(way.choices, sharding="contiguous"))
-        for way in comparison.ways
-    ]
-    contiguous = said_of(dataclasses.replace(comparison, ways=tuple(ways), stored_at_random=True))
-    [sentence] = re.findall("So “.*? start from random shards, too", contiguous)
-    assert "global" not in sentence, "a new draw over all samples does not depend on the shards"
-    sharded = only(comparison, "local, shuffled once", "global + peer")
-    assert "random order" not in said_of(dataclasses.replace(sharded, stored_at_random=True))

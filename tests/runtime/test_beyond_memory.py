@@ -13,7 +13,7 @@ from distributed import Client, LocalCluster
 import dshuffle
 from dshuffle import Shuffler
 from dshuffle.errors import CacheBudgetError
-from dshuffle.runtime.scheduler import candidates
+from dshuffle.runtime.scheduler import members as candidates
 
 from .conftest import OPTIONS
 
@@ -135,7 +135,7 @@ def in_pieces(partition):
 
 
 def test_an_array_of_a_partition_on_a_disk_is_read_in_pieces(threads, tmp_path, monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.partition_rows.READ_AHEAD", 1000)  # 30 rows of 32 bytes
+    monkeypatch.setattr("dshuffle.runtime.partition.READ_AHEAD", 1000)  # 30 rows of 32 bytes
     y = np.arange(300, dtype="f8")
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.zeros((300, 3)), "y": y})
     with Shuffler(threads, dataset, cache_directory="local") as shuffler:

@@ -21,17 +21,17 @@ from distributed import Client
 import dshuffle
 from dshuffle import Dataset, Shuffler, create_dataset
 from dshuffle.errors import CheckpointError, MixingWarning
-from dshuffle.runtime.client.checkpoint_lock import checkpoint_lock
+from dshuffle.runtime.client.checkpoint_file import checkpoint_lock
 from dshuffle.runtime.client.checkpoints import read_checkpoint
-from dshuffle.store.small_objects import write_object
+from dshuffle.store.places import write_object
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 
 HOLD = """
 import sys
-from dshuffle.runtime.client.checkpoint_lock import checkpoint_lock
+from dshuffle.runtime.client.checkpoint_file import checkpoint_lock
 from dshuffle.runtime.client.checkpoints import read_checkpoint
-from dshuffle.store.small_objects import write_object
+from dshuffle.store.places import write_object
 with checkpoint_lock(sys.argv[1]):
     print("locked", flush=True)
     sys.stdin.read()
@@ -190,7 +190,7 @@ def test_a_session_that_does_not_open_leaves_its_checkpoint_to_others(
         raise MixingWarning("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dshuffle.runtime.client.opening.install_plugin", refuse)
+        patch.setattr("dshuffle.runtime.client.shuffler.install_plugin", refuse)
         with pytest.raises(MixingWarning, match="no") as caught:
             Shuffler(client, dataset, checkpoint=place)
     with pytest.raises(MixingWarning):

@@ -32,7 +32,7 @@ def test_a_cluster_of_ours_loads_everything_while_its_workers_start(tmp_path):
     ran = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True)
     workers = json.loads(ran.stdout.splitlines()[-1])
     assert len(workers) == 2  # one of them is the server
-    needed = {"dshuffle.runtime.worker.worker_plugin", "dshuffle.runtime.worker.partition_task", "numba", "zarr"}
+    needed = {"dshuffle.runtime.worker.worker_plugin", "numba", "zarr"}
     for modules in workers:
         assert needed <= set(modules)
         assert not {"dask.array", "pandas", "sklearn", "xarray", "bokeh"} & set(modules)
@@ -55,7 +55,7 @@ asyncio.run(start())
 
 
 def test_the_log_has_the_steps_of_a_first_session(tmp_path, caplog):
-    caplog.set_level(logging.DEBUG, "dshuffle.runtime.timeline")
+    caplog.set_level(logging.DEBUG, "dshuffle.runtime.process")
     dataset = dshuffle.create_dataset(str(tmp_path / "x.zarr"), {"x": np.zeros((20, 2))})
     with (
         LocalCluster(
@@ -66,7 +66,7 @@ def test_the_log_has_the_steps_of_a_first_session(tmp_path, caplog):
     ):
         for epoch in shuffler.epochs(1):
             client.gather(epoch.map(len))
-    of_timelines = [record for record in caplog.records if record.name == "dshuffle.runtime.timeline"]
+    of_timelines = [record for record in caplog.records if record.name == "dshuffle.runtime.process"]
     lines = [record.getMessage().removeprefix("dshuffle: ") for record in of_timelines]
     calls = sorted(line.split(":")[0].split(" session")[0] for line in lines)
     opened = ["the client opens a", "the scheduler opens", *["the worker is set up"] * 2, *["the worker opens"] * 2]

@@ -163,7 +163,7 @@ def test_a_stopped_scheduler_does_not_say_which_workers_there_are(
     assert len(cluster_info(client)["workers"]) == 2
     os.kill(scheduler, signal.SIGSTOP)
     silent = rf"the scheduler at {re.escape(client.scheduler.address)} did not answer within 1 s"
-    monkeypatch.setattr("dshuffle.runtime.client.bounded_calls.ANSWER_WITHIN", 1.0)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.ANSWER_WITHIN", 1.0)
     with dask.config.set({"dshuffle.timeout": "1s"}):
         for call in (
             lambda: cluster_info(client),

@@ -389,7 +389,7 @@ def test_rows_of_a_worker_that_crawls_are_read_from_the_store(new_processes, tmp
     dataset = dshuffle.create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((30_000, 100)), "y": y})
 
     def crawl():
-        from dshuffle.exchange.row_flows import LeavingRows
+        from dshuffle.exchange.messages import LeavingRows
 
         pack = LeavingRows.pack
 

@@ -10,10 +10,9 @@ import pytest
 from distributed import Client
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.exchange.bundles import ForwardedRows
-from dshuffle.exchange.forwarder import Forwarder
+from dshuffle.exchange.bundles import ForwardedRows, Forwarder
+from dshuffle.planning.delivery.definition import CHECKSUM_NBYTES
 from dshuffle.planning.delivery.grid import WorkerGrid
-from dshuffle.planning.delivery.loads import CHECKSUM_NBYTES
 from dshuffle.runtime.worker.run import ExchangeRun
 
 ROW = 64

@@ -17,7 +17,7 @@ import dshuffle
 from dshuffle import Shuffler
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.kept_partition import KeptFolder
-from dshuffle.runtime.worker import opening
+from dshuffle.runtime.worker import session as opening
 from dshuffle.store import Dataset
 
 from .conftest import OPTIONS, task_that_checks

@@ -7,10 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dshuffle.exchange.kept_index import KeptLabel
-from dshuffle.exchange.kept_partition import KeptFolder
+from dshuffle.exchange.kept_partition import KeptFolder, KeptLabel
 from dshuffle.planning import Choices, GivenSharding, ShuffleSpec, WorkerHistory
-from dshuffle.runtime.scheduler.kept_choice import choose_kept
+from dshuffle.runtime.scheduler.members import choose_kept
 from dshuffle.runtime.session_spec import EarlierWorkers
 
 PLAN = ShuffleSpec(100, 4, Choices())

@@ -18,8 +18,7 @@ from dshuffle.errors import CacheBudgetError, CorruptChunk, ExchangeError, Worke
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.planning import Choices, Remainder, ShuffleSpec
 from dshuffle.runtime.memory import WorkerMemory
-from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.session_spec import DatasetReference, SessionSpec
+from dshuffle.runtime.session_spec import DatasetReference, SessionOptions, SessionSpec
 from dshuffle.runtime.settings import Settings
 
 from .conftest import HTTP, address_of

@@ -14,12 +14,12 @@ import pytest
 from distributed.protocol import dumps, loads
 
 from dshuffle.errors import ClusterError, ExchangeError
-from dshuffle.exchange import replies
+from dshuffle.exchange import comms as replies
 from dshuffle.planning import WorkerHistory
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.records import Measures
-from dshuffle.runtime import messages, orders, session_spec
-from dshuffle.runtime.message_fields import from_fields, to_fields
+from dshuffle.runtime import messages, session_spec
+from dshuffle.runtime import messages as orders
 from dshuffle.runtime.messages import (
     CommitReply,
     Counts,
@@ -32,14 +32,18 @@ from dshuffle.runtime.messages import (
     TrainingTime,
     UnfinishedTask,
     Vote,
+    from_fields,
+    to_fields,
 )
-from dshuffle.runtime.scheduler import exchange_log, scheduler_plugin, snapshot
-from dshuffle.runtime.scheduler.exchange_log import LinkFigures
+from dshuffle.runtime.scheduler import participants as exchange_log
+from dshuffle.runtime.scheduler import scheduler_plugin, snapshot
+from dshuffle.runtime.scheduler.participants import LinkFigures
 from dshuffle.runtime.scheduler.snapshot import Participant, SessionSnapshot
 from dshuffle.runtime.session_spec import PROTOCOL
-from dshuffle.runtime.worker import row_handlers, worker_plugin
+from dshuffle.runtime.worker import sessions as row_handlers
+from dshuffle.runtime.worker import worker_plugin
 
-MESSAGES_OF = (32, 1825214477)
+MESSAGES_OF = (34, 3906798801)
 """The protocol, and the checksum of its messages. If they change, so does the number: see the failure of the test."""
 
 SPOKEN = (messages, orders, replies, row_handlers, exchange_log, snapshot, session_spec)

@@ -14,7 +14,7 @@ from dshuffle import Shuffler
 from dshuffle.exchange.comms import DaskNetwork
 from dshuffle.planning.delivery import get_delivery
 from dshuffle.planning.delivery.grid import WorkerGrid
-from dshuffle.runtime.open_files import too_few_files
+from dshuffle.runtime.process import too_few_files
 from dshuffle.runtime.worker import session, worker_plugin
 
 

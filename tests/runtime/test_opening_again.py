@@ -6,8 +6,8 @@ import pytest
 
 from dshuffle.runtime.client import open_session
 from dshuffle.runtime.client.open_session import OpenSession
-from dshuffle.runtime.scheduler.machine.losses import worker_lost
-from dshuffle.runtime.worker_choice import EVERY_WORKER
+from dshuffle.runtime.scheduler.machine import worker_lost
+from dshuffle.runtime.session_spec import EVERY_WORKER
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster, get_client, secede, wait
 from dshuffle import Shuffler
 from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
 from dshuffle.runtime.messages import UnfinishedTask
-from dshuffle.runtime.scheduler.outcomes import Outcome, TaskOutcomes
+from dshuffle.runtime.scheduler.tasks import Outcome, TaskOutcomes
 from dshuffle.runtime.task_keys import task_key
 
 from .conftest import OPTIONS

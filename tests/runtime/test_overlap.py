@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.runtime.scheduler.machine.phases import Phase
+from dshuffle.runtime.scheduler.machine_state import Phase
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,7 @@ import dshuffle
 from dshuffle.errors import CheckpointError, ClusterError, ExchangeError, InvalidParameter, StaleEpoch
 from dshuffle.planning import Choices, Remainder, WorkerHistory
 from dshuffle.runtime.client.epoch_tasks import EpochTasks
-from dshuffle.runtime.client.session_position import SessionPosition
-from dshuffle.runtime.client.session_state import SessionState
+from dshuffle.runtime.client.session_state import SessionPosition, SessionState
 
 from .conftest import OPTIONS
 

@@ -17,8 +17,7 @@ from dshuffle.pipeline import Pipeline, Training
 from dshuffle.planning import GivenSharding
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.runtime.client.session_state import CHOOSING
-from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.session_spec import PLUGIN
+from dshuffle.runtime.session_spec import PLUGIN, SessionOptions
 
 from .conftest import OPTIONS
 from .test_bad_input import PARAMETERS, cases

@@ -3,7 +3,7 @@ import pytest
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import DatasetExists, DShuffleError, InvalidParameter
-from dshuffle.planning.assignment.stratified import stratified_ranks
+from dshuffle.planning.assignment.balance import stratified_ranks
 from dshuffle.store import open_dataset, read_sharding, stored_shardings, write_sharding
 
 pytestmark = pytest.mark.slow  # real clusters

@@ -17,7 +17,7 @@ from distributed import Client
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import WorkerLost
 from dshuffle.runtime.worker import session
-from dshuffle.runtime.worker.signs_of_life import SignsOfLife
+from dshuffle.runtime.worker.reports import SignsOfLife
 
 pytestmark = pytest.mark.slow  # seconds of waiting
 

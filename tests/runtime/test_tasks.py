@@ -15,7 +15,7 @@ from distributed import SchedulerPlugin
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import ClusterError, InvalidParameter, StaleEpoch
 from dshuffle.runtime import PerRank, gathered
-from dshuffle.training.monitoring import timed
+from dshuffle.training.fit import timed
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.runtime.client.session_client import SessionClient
 from dshuffle.runtime.collective import OFFLOAD_BYTES, Collective, CollectiveId, Group, weighted_mean
 from dshuffle.runtime.session_spec import PLUGIN
-from dshuffle.runtime.worker.member_addresses import MemberAddresses
+from dshuffle.runtime.worker.reports import MemberAddresses
 
 DEAD = "tcp://192.0.2.1:1"
 

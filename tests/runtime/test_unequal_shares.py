@@ -14,8 +14,8 @@ from distributed import Client, LocalCluster
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import CacheBudgetError, ClusterError, DatasetError, ExchangeError, InvalidParameter
 from dshuffle.planning import ShuffleSpec
+from dshuffle.planning.exchange_epochs import share_sizes
 from dshuffle.planning.remainder import training_orders
-from dshuffle.planning.share_sizes import share_sizes
 from dshuffle.planning.shares import MEASURED_EPOCHS, MeasuredShares
 from dshuffle.runtime.client.session_client import SessionClient
 

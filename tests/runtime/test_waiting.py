@@ -15,10 +15,8 @@ import pytest
 from distributed.comm.core import CommClosedError
 
 from dshuffle.errors import ClusterError
-from dshuffle.runtime.client.bounded_calls import limit_of, run_on_workers
-from dshuffle.runtime.client.cluster_view import cluster_info
+from dshuffle.runtime.client.cluster_view import cluster_info, limit_of, log_if_slow, run_on_workers, wait_for_workers
 from dshuffle.runtime.client.session_client import install_plugin
-from dshuffle.runtime.client.waiting import log_if_slow, wait_for_workers
 from dshuffle.runtime.measure.diagnosis import diagnose
 from dshuffle.runtime.measure.measurement import measure_cluster
 
@@ -69,13 +67,13 @@ class SilentClient:
 
 @pytest.fixture
 def short_timeout(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("dshuffle.runtime.client.bounded_calls.ANSWER_WITHIN", 0.1)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.ANSWER_WITHIN", 0.1)
     with dask.config.set({"dshuffle.timeout": "300ms"}):
         yield
 
 
 def test_a_scheduler_that_does_not_say_which_workers_there_are(short_timeout, caplog, monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.bounded_calls.LOG_AFTER", 0.05)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.LOG_AFTER", 0.05)
     with pytest.raises(ClusterError, match=r"the scheduler at tcp://silent:1 did not answer within 0\.3 s"):
         cluster_info(SilentClient())
     assert re.search(r"dshuffle: the scheduler at tcp://silent:1 has not answered for \d+ s", caplog.text)
@@ -94,7 +92,7 @@ def test_an_answer_in_time_is_not_logged(caplog):
 
 
 def test_workers_are_not_waited_for_if_the_scheduler_does_not_answer(monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.bounded_calls.ANSWER_WITHIN", 0.2)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.ANSWER_WITHIN", 0.2)
     with pytest.raises(ClusterError, match="the scheduler at tcp://silent:1 did not answer within"):
         wait_for_workers(SilentClient(), 2, 0.1)
 
@@ -145,7 +143,7 @@ def test_a_worker_that_does_not_answer_a_measurement_is_not_called_lost(short_ti
 
 
 def test_an_answer_is_not_late_while_the_work_takes_as_long_as_planned(short_timeout, caplog, monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.bounded_calls.LOG_AFTER", 0.05)
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.LOG_AFTER", 0.05)
     client = SilentClient()
 
     async def work(*_, **__):

@@ -14,9 +14,8 @@ from distributed import Client, Status
 
 from dshuffle import Shuffler, measure_cluster
 from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
-from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.worker_choice import WorkerChoice, WorkerFacts
-from dshuffle.training.parameter_server.servers import Servers
+from dshuffle.runtime.session_spec import SessionOptions, WorkerChoice, WorkerFacts
+from dshuffle.training.parameter_server.trainer import Servers
 
 from .conftest import address_of
 

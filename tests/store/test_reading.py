@@ -22,7 +22,7 @@ from zarr.storage import MemoryStore
 
 from dshuffle.errors import CorruptChunk, DatasetError, InvalidParameter
 from dshuffle.store import Dataset, create_dataset, open_dataset, reader
-from dshuffle.store.backends.patient_store import PatientStore
+from dshuffle.store.patient_store import PatientStore
 
 N = 100
 X = np.random.default_rng(0).random((N, 6)).astype("f4")
@@ -59,26 +59,6 @@ def test_each_chunk_is_fetched_once(dataset: Dataset, monkeypatch: Any, span_nby
 
 def test_opening_is_not_counted(dataset: Dataset) -> None:
     assert open_dataset("memory://reading").traffic.requests == 0
-
-
-@given(st.lists(st.integers(0, 60), min_size=1).map(sorted), st.integers(1, 9), st.integers(1, 9), st.integers(0, 4))
-def test_spans_cover_the_ids_and_nothing_else(
-    ids: list[int], chunk_rows: int, max_bands: int, shard_bands: int
-) -> None:
-    found = reader.spans(np.array(ids), chunk_rows, max_bands, shard_bands)
-    bands: list[int] = []
-    at = 0
-    for start, stop, first, last in found:
-        assert first == at < last
-        assert all(start <= i < stop for i in ids[first:last])
-        assert start % chunk_rows == stop % chunk_rows == 0
-        assert 1 <= (stop - start) // chunk_rows <= max_bands
-        if shard_bands:
-            assert start // (shard_bands * chunk_rows) == (stop - 1) // (shard_bands * chunk_rows)
-        bands += range(start // chunk_rows, stop // chunk_rows)
-        at = last
-    assert at == len(ids)
-    assert bands == sorted({i // chunk_rows for i in ids})
 
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 60))

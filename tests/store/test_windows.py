@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 
 import dask.array as da
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
-from dshuffle.store import dataset_of, describe, open_dataset, read_array, stored_shardings, write_sharding
+from dshuffle.store import open_dataset, read_array, stored_shardings, write_sharding
 
 from ..conftest import at_most
 
@@ -106,13 +105,6 @@ def test_parts_of_windows(dataset):
     np.testing.assert_array_equal(copy.read_rows([3])["x"], part.read_rows([3])["x"])
     assert len(pickle.dumps(part)) < len(pickle.dumps(dataset)) + N / 8 + 500
     windows.check_unchanged()
-
-
-def test_windows_in_a_description(dataset):
-    part = dataset.windows({"x": (-1, 0)}).select([3, 5])
-    again = dataset_of(json.loads(json.dumps(describe(part))))
-    assert again.identity == part.identity
-    assert again.arrays == part.arrays
 
 
 @pytest.mark.parametrize("by", ["chunk", "year"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dshuffle.synthetic import low_rank_entries
-from dshuffle.training.baseline import fitted_baseline, shrunk_means
+from dshuffle.training.matrix_completion import fitted_baseline, shrunk_means
 
 
 def test_means_are_shrunk_by_the_ratio_of_both_variances():

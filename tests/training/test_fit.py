@@ -19,11 +19,10 @@ from dshuffle.training import (
     fit_linear_regression,
     fit_synchronous_sgd,
     linear_regression,
-    monitoring,
 )
-from dshuffle.training.fit import Recorder
+from dshuffle.training import fit as monitoring
+from dshuffle.training.fit import Recorder, WorkerSpeeds
 from dshuffle.training.linear_regression import local_pass
-from dshuffle.training.monitoring import WorkerSpeeds
 
 
 def points_of(errors):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dshuffle.compare.stored_order import StoredOrder
+from dshuffle.compare.simulated import StoredOrder
 from dshuffle.errors import InvalidParameter
 
 ARRAYS = {"x": np.arange(20.0), "y": np.arange(20) % 3}

@@ -7,13 +7,14 @@ import dask
 import numpy as np
 import pytest
 from distributed import get_worker
+from studies.logical_workers import fit_logical_workers
 
 import dshuffle
-from dshuffle.compare import fit_logical_workers
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning import Choices
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import Decay, EarlyStopping, Network, PhaseSeconds, fit_synchronous_sgd
-from dshuffle.training.monitoring import EpochBreakdown
+from dshuffle.training.fit import EpochBreakdown
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(305, n_features=5, n_classes=4).items()}
 NETWORK = Network((5, 8, 4))
@@ -98,7 +99,7 @@ def test_the_breakdown_tells_storage_from_workers():
 
 
 def test_a_slow_worker_is_waited_for_and_told_of(fake_shuffler, caplog, monkeypatch):
-    monkeypatch.setattr("dshuffle.training.monitoring.NOTICEABLE", 0.0)
+    monkeypatch.setattr("dshuffle.training.fit.NOTICEABLE", 0.0)
     arrays = {"x": BLOBS["x"][:120], "y": np.repeat([1, 0, 2, 3], 30)}
     shuffler = fake_shuffler(arrays, assignment="local", sharding="contiguous")
     history = fit_synchronous_sgd(shuffler, Slow((5, 8, 4)), **OPTIONS)
@@ -128,24 +129,15 @@ def test_what_cannot_be_trained_is_refused(fake_shuffler, options, message):
     options = {"network": NETWORK, **OPTIONS, **options}
     with pytest.raises(InvalidParameter, match=message):
         fit_synchronous_sgd(fake_shuffler(BLOBS), **options)
-    with pytest.raises(InvalidParameter, match=message):
-        fit_logical_workers(BLOBS, n_workers=4, **options)
-
-
-def test_arrays_of_different_lengths_are_refused():
-    with pytest.raises(InvalidParameter, match=r"len\(y\)=\d+ .*the length of x"):
-        fit_logical_workers({**BLOBS, "y": BLOBS["y"][:-1]}, NETWORK, n_workers=4, **OPTIONS)
 
 
 def test_training_goes_on_from_a_trained_network():
     """Steps on all samples do not depend on their order, so one epoch twice is two epochs."""
     network, options = Network((5, 8, 4), batch_norm=False), {"n_workers": 1, "batch_size": 305, "step": 0.3}
-    both = fit_logical_workers(BLOBS, network, **options, epochs=2).model
-    first = fit_logical_workers(BLOBS, network, **options, epochs=1).model
-    second = fit_logical_workers(BLOBS, network, **options, epochs=1, start=first).model
+    both = fit_logical_workers(BLOBS, network, Choices(), **options, epochs=2)
+    first = fit_logical_workers(BLOBS, network, Choices(), **options, epochs=1)
+    second = fit_logical_workers(BLOBS, network, Choices(), **options, epochs=1, start=first)
     np.testing.assert_allclose(second.parameters, both.parameters, rtol=1e-10)
-    with pytest.raises(InvalidParameter, match=r"start=.*a trained Network\(sizes=\(5, 8, 4\), batch_norm=True\)"):
-        fit_logical_workers(BLOBS, NETWORK, **OPTIONS, n_workers=1, start=first)
 
 
 def test_samples_that_cannot_be_trained_on_are_named(fake_shuffler):
@@ -170,11 +162,10 @@ def test_on_a_cluster_it_is_what_logical_workers_compute(tmp_path, request, clus
     dataset = dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), BLOBS, chunk_rows=50)
     with dshuffle.Shuffler(client, dataset, assignment="partial:0.2", seed=3, **ways) as shuffler:
         history = fit_synchronous_sgd(shuffler, NETWORK, **OPTIONS)
-    simulated = fit_logical_workers(
-        BLOBS, NETWORK, n_workers=shuffler.n_workers, assignment="partial:0.2", shuffle_seed=3, **ways, **OPTIONS
-    )
-    np.testing.assert_allclose(history.model.parameters, simulated.model.parameters, atol=1e-9)
-    np.testing.assert_allclose(history.model.statistics, simulated.model.statistics, atol=1e-9)
+    choices = Choices("partial:0.2", seed=3, **ways)
+    simulated = fit_logical_workers(BLOBS, NETWORK, choices, n_workers=shuffler.n_workers, **OPTIONS)
+    np.testing.assert_allclose(history.model.parameters, simulated.parameters, atol=1e-9)
+    np.testing.assert_allclose(history.model.statistics, simulated.statistics, atol=1e-9)
     assert [one.record for one in history.breakdown] == shuffler.records
     assert [one.record.delivery for one in history.breakdown] == ["load", "none" if ways else "peer", "peer"]
     with pytest.raises(InvalidParameter, match=r"step=.*diverged"), dshuffle.Shuffler(client, dataset) as shuffler:

@@ -127,6 +127,7 @@ def test_a_fit_that_fails_says_why_and_the_next_one_works(torch, ddp, processes,
         # 101 samples of one rank in 51 mini-batches. Its error is one of the module, and the others wait for gradients.
         ({"batch_size": 2}, r"batch_size=2 .*at least 2 samples.*Rank \d has 101 samples.*101 to 102 samples"),
         ({"target": "z"}, "target='z'"),
+        ({"device": "gpu"}, "device='gpu'"),
         ({"epochs": 0}, "epochs=0"),
         ({"timeout": 0}, "timeout=0"),
     ]

@@ -12,7 +12,7 @@ from dshuffle.errors import InvalidParameter
 
 @pytest.fixture
 def comparison(torch):
-    module = importlib.import_module("dshuffle.training.torch_targets")
+    module = importlib.import_module("dshuffle.training.torch_step")
     return lambda loss, metric=None: module.Comparison(loss, metric, "y")
 
 
@@ -145,7 +145,7 @@ def test_trying_a_loss_draws_no_random_numbers(torch, functional, comparison):
 
 @pytest.mark.parametrize(("x", "noted"), [("i8", True), ("f8", True), ("f4", False)])
 def test_an_error_of_pytorch_says_which_dtypes_there_are(torch, x, noted):
-    module = importlib.import_module("dshuffle.training.torch_targets")
+    module = importlib.import_module("dshuffle.training.torch_step")
     model = torch.nn.Linear(3, 1)
     features, target = torch.from_numpy(np.zeros((4, 3 + (not noted)), x)), torch.zeros(4)
     with pytest.raises(RuntimeError) as raised, module.dtypes_in_notes(model, ("x", features), ("y", target)):

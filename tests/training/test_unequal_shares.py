@@ -11,7 +11,7 @@ from distributed import get_worker
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.share_sizes import share_sizes
+from dshuffle.planning.exchange_epochs import share_sizes
 from dshuffle.planning.shares import MEASURED_EPOCHS
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import (

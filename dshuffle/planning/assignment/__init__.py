@@ -18,8 +18,8 @@ from dshuffle.planning.assignment.global_ import Global
 from dshuffle.planning.assignment.local import Local
 from dshuffle.planning.assignment.partial import Partial
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
+from dshuffle.planning.epoch_plan import missing_samples
 from dshuffle.planning.holders import as_holders
-from dshuffle.planning.packets import missing_samples
 from dshuffle.planning.types import Holders, Ranks
 
 __all__ = [

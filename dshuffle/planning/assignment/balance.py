@@ -1,21 +1,223 @@
-"""Assignments that keep the classes of a dataset balanced between workers in every epoch."""
+"""Balanced draws: equal counts of workers, of classes in every epoch, and of groups at first."""
 
 from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.kernels import kernel
-from dshuffle.planning.assignment.draws import derange
-from dshuffle.planning.assignment.stratified import label_codes
+from dshuffle.planning.assignment.slots import Blocks
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.randomness import below, choose, draw_front, next_word, permutation, random_words
 from dshuffle.planning.types import Ranks, Samples
+
+
+def balanced_sizes(n_samples: int, n_workers: int, *path: int | str) -> Samples:
+    """Draw ``(n_workers,)`` share sizes that differ by at most one; random workers get the larger ones."""
+    sizes = np.full(n_workers, n_samples // n_workers)
+    # If the first workers always got the extra samples, they would be slower in every epoch.
+    sizes[permutation(n_workers, "extra", *path)[: n_samples % n_workers]] += 1
+    return sizes
+
+
+def uniform_ranks(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
+    """Draw ``(n_samples,)`` uniform ranks; shares differ by at most one sample."""
+    return Blocks.drawn(n_samples, n_workers, 1, *path).all_ranks()
+
+
+@kernel("(i8[:,::1], u8[::1], i4[::1])")
+def derange(sent, words, ranks):  # type: ignore[no-untyped-def]
+    """Reassign each row of ``sent`` by a uniform permutation of the ranks without fixed points."""
+    n_workers = sent.shape[1]
+    destination = np.arange(n_workers)
+    for row in range(sent.shape[0]):
+        state = words[row]
+        rank = 0
+        # Fisher-Yates, restarted at the first fixed point. The result is uniform among the derangements, whatever
+        # order the previous row left behind.
+        while rank < n_workers:
+            state, word = next_word(state)
+            other = rank + below(word, n_workers - rank)
+            destination[rank], destination[other] = destination[other], destination[rank]
+            rank = 0 if destination[rank] == rank else rank + 1
+        for rank in range(n_workers):
+            ranks[sent[row, rank]] = destination[rank]
+
+
+_TABLE = 1 << 20
+"""Labels in a range of at most this width, or of the number of samples, are looked up in a table, not sorted."""
+
+
+def label_codes(
+    labels: ArrayLike, n_samples: int | None = None, *, name: str = "labels"
+) -> tuple[NDArray[np.int32], NDArray[Any]]:
+    """Number the classes of labels.
+
+    Parameters
+    ----------
+    labels
+        ``(q,)`` integers (or booleans), the class of each sample.
+    n_samples
+        Number of samples, if it is known.
+    name
+        Name of the labels in errors.
+
+    Returns
+    -------
+    codes : (q,) int32
+        Positions in ``classes``.
+    classes : (c,) of the labels' dtype
+        The distinct labels, ascending.
+
+    Raises
+    ------
+    InvalidParameter
+        If the labels are not one-dimensional, of the wrong length, not integers, or all distinct.
+
+    Examples
+    --------
+    >>> label_codes([30, 10, 30])
+    (array([1, 0, 1], dtype=int32), array([10, 30]))
+    """
+    array = np.asarray(labels)
+    if array.ndim != 1:
+        raise InvalidParameter.of(f"{name}.shape", array.shape, "(n_samples,)", "Pass one label per sample.")
+    if n_samples is not None and len(array) != n_samples:
+        raise InvalidParameter.of(f"len({name})", len(array), f"{n_samples}, one label per sample")
+    if array.dtype.kind not in "iub":
+        hint = "Number the classes with numpy.unique(labels, return_inverse=True)[1]."
+        raise InvalidParameter.of(f"{name}.dtype", str(array.dtype), "an integer dtype", hint)
+    if not array.size:
+        raise InvalidParameter.of(f"len({name})", 0, "at least 1")
+    values = array.view(np.uint8) if array.dtype == np.bool_ else array
+    lowest, highest = int(values.min()), int(values.max())
+    if highest - lowest < max(_TABLE, len(values)):
+        wide = values if values.itemsize == 8 else values.astype(np.int64)  # int8 cannot hold 40 - (-88)
+        base = wide.dtype.type(lowest)
+        places = (wide - base).astype(np.int64, copy=False)
+        present = np.bincount(places) > 0
+        codes = (np.cumsum(present) - 1).astype(np.int32)[places]
+        classes = (np.flatnonzero(present).astype(wide.dtype) + base).astype(array.dtype)
+    else:
+        classes, inverse = np.unique(array, return_inverse=True)
+        codes = inverse.astype(np.int32)
+    if len(classes) == len(array) > 1:
+        hint = "Some class must have several samples. Otherwise use the sharding 'random', without balance."
+        raise InvalidParameter.because(name, f"it has {len(array)} distinct values for {len(array)} samples", hint)
+    return codes, classes
+
+
+def deal_groups(groups: NDArray[np.int32], n_groups: int, n_workers: int, *path: int | str) -> Ranks:
+    """Deal the samples of every group to the workers in turn.
+
+    The counts of every group, and share sizes, differ by at most one between workers, because each group continues
+    where the previous one ended. Each worker gets one of ``n_workers`` consecutive samples of a group. A new random
+    permutation decides which one, so that patterns in the order of the dataset are spread too.
+
+    Parameters
+    ----------
+    groups
+        ``(q,)`` integers in ``[0, n_groups)``, the group of each sample.
+    path
+        Name of the random numbers, as in :func:`~dshuffle.planning.random_words`.
+
+    Returns
+    -------
+    (q,) int32
+        Ranks.
+
+    References
+    ----------
+    Provatas et al. (2021), Fig. 4; see docs/papers.md. The paper deals sample ``i`` of a class to worker ``i mod n``.
+    There the same workers always get the extra samples, so that share sizes differ by up to the number of classes.
+    """
+    order, offsets = group_by(groups, n_groups)
+    ranks = np.empty(len(groups), dtype=np.int32)
+    names = permutation(n_workers, "names", *path).astype(np.int32)
+    _deal(order, offsets, names, random_words(1, *path)[0], ranks)
+    return ranks
+
+
+def stratified_ranks(labels: ArrayLike, n_workers: int, *, seed: int, n_samples: int | None = None) -> Ranks:
+    """Draw an assignment with the same class proportions on every worker.
+
+    Parameters
+    ----------
+    labels
+        ``(q,)`` integers, the class of each sample.
+    n_workers
+        Number of workers, at most q.
+    seed
+        Any integer.
+    n_samples
+        Number of samples q, if it is known.
+
+    Returns
+    -------
+    (q,) int32
+        The worker that trains on each sample. The counts of each class, and share sizes, differ by at most one between
+        workers.
+
+    Raises
+    ------
+    InvalidParameter
+        As in :func:`label_codes`, or if there are fewer samples than workers.
+
+    Examples
+    --------
+    >>> stratified_ranks([0, 0, 0, 0, 1, 1], 2, seed=0)
+    array([0, 1, 0, 1, 0, 1], dtype=int32)
+    """
+    codes, classes = label_codes(labels, n_samples)
+    return deal_classes(codes, len(classes), n_workers, seed=seed)
+
+
+def deal_classes(codes: NDArray[np.int32], n_classes: int, n_workers: int, *, seed: int) -> Ranks:
+    """Draw a :func:`stratified_ranks` from labels that are already numbered.
+
+    Parameters
+    ----------
+    codes
+        ``(q,)`` integers in ``[0, n_classes)``.
+    """
+    n_workers = as_integer("n_workers", n_workers, 1)
+    as_integer("len(labels)", len(codes), n_workers, "There are fewer samples than workers.")
+    return deal_groups(codes, n_classes, n_workers, "stratified", seed)
+
+
+@kernel("(i8[::1], i8[::1], i4[::1], u8, i4[::1])")
+def _deal(order, offsets, names, state, ranks):  # type: ignore[no-untyped-def]
+    lap = names.copy()
+    rest = names.copy()
+    at = 0
+    for group in range(offsets.size - 1):
+        first, last = offsets[group], offsets[group + 1]
+        while last - first >= names.size:
+            state = _shuffle(lap, names.size, state)
+            for place in range(names.size):
+                ranks[order[first + place]] = lap[place]
+            first += names.size
+        for place in range(last - first):
+            rest[place] = names[at]
+            at = at + 1 if at + 1 < names.size else 0
+        state = _shuffle(rest, last - first, state)
+        for place in range(last - first):
+            ranks[order[first + place]] = rest[place]
+
+
+@kernel()
+def _shuffle(values, count, state):  # type: ignore[no-untyped-def]
+    for i in range(count - 1):
+        state, word = next_word(state)
+        j = i + below(word, count - i)
+        values[i], values[j] = values[j], values[i]
+    return state
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -238,7 +440,7 @@ def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count
     return ranks
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i4[::1], i8[::1])")
 def _unbalanced(order, offsets, ranks, counts):  # type: ignore[no-untyped-def]
     """Return the first class whose counts differ by more than one between workers, or -1."""
     for c in range(offsets.size - 1):
@@ -260,7 +462,7 @@ def _unbalanced(order, offsets, ranks, counts):  # type: ignore[no-untyped-def]
     return -1
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i8[::1], i4[::1], u8, i4[::1])")
 def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untyped-def]
     n_workers = names.size
     largest = 0
@@ -294,7 +496,7 @@ def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untype
             ranks[order[first + i]] = places[i]
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i8[::1], i4[::1], i8[:,::1], i8[::1], i8[::1], i8[::1], u8)")
 def _choose_sent(  # type: ignore[no-untyped-def]
     order, offsets, rounds, ranks, sent, loose, loose_samples, loose_codes, state
 ):
@@ -351,7 +553,7 @@ def _choose_sent(  # type: ignore[no-untyped-def]
     return -1
 
 
-@kernel()
+@kernel("(i4[::1], i8, i8[::1], i8[::1], i8[::1], u8, i4[::1])")
 def _exchange_loose(following, n_rounds, loose, samples, codes, state, ranks):  # type: ignore[no-untyped-def]
     n_workers = following.size
     waits = np.ones(samples.size, dtype=np.bool_)

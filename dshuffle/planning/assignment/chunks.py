@@ -14,9 +14,9 @@ import numpy as np
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
-from dshuffle.planning.share_sizes import Weights
+from dshuffle.planning.assignment.slots import Blocks
+from dshuffle.planning.exchange_epochs import Weights
 from dshuffle.planning.types import Ranks
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dshuffle.planning.assignment.balance import draw_classes
-from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
-from dshuffle.planning.share_sizes import Weights
+from dshuffle.planning.assignment.slots import Blocks
+from dshuffle.planning.exchange_epochs import Weights
 
 
 @dataclass(frozen=True, slots=True)

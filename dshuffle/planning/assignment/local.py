@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
-from dshuffle.planning.assignment.slots import Slots
-from dshuffle.planning.assignment.worker_change import WorkerChange
+from dshuffle.planning.assignment.slots import Blocks, Slots, WorkerChange
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,15 +12,11 @@ import numpy as np
 
 from dshuffle.checks import as_ratio
 from dshuffle.planning.assignment.balance import exchange_in_classes
-from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
-from dshuffle.planning.assignment.slots import SlotExchange, Slots, path_of
-from dshuffle.planning.assignment.worker_change import WorkerChange
+from dshuffle.planning.assignment.slots import Blocks, SlotExchange, Slots, WorkerChange, path_of
 from dshuffle.planning.grouping import count_keys, group_by
 
 FIXED_POINTS = ":fixed-points"
-MIXED = 0.01
-"""Samples count as mixed once what is left of the correlation with the first epoch is below this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,19 +148,6 @@ class Partial(Assignment):
         0.5
         """
         return 1 / n_workers + (1 - 1 / n_workers) * self.persistence(n_workers) ** epochs
-
-    def epochs_to_mix(self, n_workers: int) -> float:
-        """See :class:`Assignment`.
-
-        Examples
-        --------
-        >>> Partial(0.1).epochs_to_mix(4), Partial(1.0).epochs_to_mix(2)
-        (33.0, inf)
-        """
-        left = abs(self.persistence(n_workers))
-        if left >= 1:
-            return math.inf
-        return 1.0 if left <= MIXED else float(math.ceil(math.log(MIXED) / math.log(left)))
 
     def warning(self, n_workers: int) -> str:
         persistence = self.persistence(n_workers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +9,9 @@ from typing import ClassVar, Self
 
 from dshuffle.errors import PlanError
 from dshuffle.planning.assignment.balance import Classes
-from dshuffle.planning.assignment.blocks import Blocks
-from dshuffle.planning.assignment.slots import Slots
-from dshuffle.planning.assignment.worker_change import WorkerChange
-from dshuffle.planning.packets import Packets
-from dshuffle.planning.share_sizes import Weights
+from dshuffle.planning.assignment.slots import Blocks, Slots, WorkerChange
+from dshuffle.planning.epoch_plan import Packets
+from dshuffle.planning.exchange_epochs import Weights
 from dshuffle.planning.types import Holders, Ranks, Samples
 
 
@@ -161,16 +158,6 @@ class Assignment(ABC):
     def can_balance(self) -> bool:
         """Whether the rule can keep classes balanced."""
         return False
-
-    def epochs_to_mix(self, n_workers: int) -> float | None:
-        """Epochs until a sample's worker says nothing about its first one (to 1 %).
-
-        None if that is not known, or rows move in groups.
-        """
-        left = 1 - self.shuffled_fraction
-        if self.in_chunks or (left == 0 and not self.redraws_all):
-            return None
-        return math.inf if left >= 1 else 1.0 if left <= 0.01 else float(math.ceil(math.log(0.01) / math.log(left)))
 
     def warning(self, n_workers: int) -> str:
         """What a user should know about this rule on this many workers; empty if nothing."""

@@ -16,7 +16,7 @@ from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads import loads_of
 from dshuffle.planning.cost.prediction import Prediction, timed
 from dshuffle.planning.delivery import SIMPLEST, Circumstances, suitable_deliveries
-from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.delivery.definition import Loads
 from dshuffle.units import human_bytes, human_seconds
 
 ASSIGNMENTS = ("local", "partial:0.1", "global", "aligned", "chunks")

@@ -8,9 +8,9 @@ from fractions import Fraction
 from typing import Any
 
 from dshuffle.checks import as_integer, as_ratio
-from dshuffle.planning.choices import Choices
 from dshuffle.planning.cost.cluster import as_number
 from dshuffle.planning.delivery import Delivery, get_delivery
+from dshuffle.planning.shuffle_spec import Choices
 
 
 @dataclass(frozen=True, slots=True)

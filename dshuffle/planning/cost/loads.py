@@ -16,16 +16,14 @@ import numpy as np
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.bounds import coded_rate
-from dshuffle.planning.choices import Choices
 from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.delivery import check_delivery
-from dshuffle.planning.delivery.demand import Demand
-from dshuffle.planning.delivery.loads import CHECKSUM_NBYTES, Loads
+from dshuffle.planning.delivery.definition import CHECKSUM_NBYTES, Demand, Loads
 from dshuffle.planning.delivery.storage import STORAGE
-from dshuffle.planning.packets import Packets
+from dshuffle.planning.epoch_plan import Packets
 from dshuffle.planning.planner import EpochPlanner
-from dshuffle.planning.shuffle_spec import ShuffleSpec
+from dshuffle.planning.shuffle_spec import Choices, ShuffleSpec
 from dshuffle.planning.types import Amounts
 
 MOST_WORKERS = 64

@@ -13,7 +13,7 @@ import numpy as np
 from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads import MOST_SAMPLES, MOST_WORKERS, first_load, loads_of
-from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.delivery.definition import Loads
 
 
 def message_count(work: Work, loads: Loads, rate: float = math.inf) -> float:

@@ -11,17 +11,16 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.clique import CLIQUE
 from dshuffle.planning.delivery.coded import CODED
-from dshuffle.planning.delivery.definition import Circumstances, Delivery, Excess
+from dshuffle.planning.delivery.definition import Circumstances, Delivery, Excess, PlanInput
 from dshuffle.planning.delivery.grid import GRID
 from dshuffle.planning.delivery.leftover import LEFTOVER, shuffle_matrix
 from dshuffle.planning.delivery.peer import PEER
-from dshuffle.planning.delivery.plan_input import PlanInput
 from dshuffle.planning.delivery.server import SERVER_ROWS
 from dshuffle.planning.delivery.storage import STORAGE
 from dshuffle.planning.delivery.ubershuffle import UBERSHUFFLE
+from dshuffle.planning.epoch_plan import Packets
+from dshuffle.planning.exchange_epochs import Weights
 from dshuffle.planning.holders import as_instance
-from dshuffle.planning.packets import Packets
-from dshuffle.planning.share_sizes import Weights
 
 __all__ = [
     "Circumstances",

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.encoding_tables import Tables
+from dshuffle.planning.delivery.packets_from_server import Tables
 from dshuffle.planning.grouping import group_by, lowest_bit, popcount
 from dshuffle.planning.randomness import below, next_word, permutation, random_words
 from dshuffle.planning.types import Samples
@@ -89,7 +89,7 @@ def _weights(sizes: Samples) -> NDArray[np.int64]:
     return np.array([0, *roots], dtype=np.int64)
 
 
-@kernel()
+@kernel("(u8[::1], i8[::1], i8[::1], i8[::1], i8[::1])")
 def _describe(masks, columns, starts, sizes, company):  # type: ignore[no-untyped-def]
     """Write the set size of every sample, and the length of its row in the encoding table."""
     for table in range(masks.size):
@@ -102,7 +102,7 @@ def _describe(masks, columns, starts, sizes, company):  # type: ignore[no-untype
                 company[starts[column] + row] = length
 
 
-@kernel()
+@kernel("(u8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8, u8)")
 def _pack(  # type: ignore[no-untyped-def]
     sets, workers, order, ends, seeds, weights, levels, tries, state
 ):

@@ -2,7 +2,7 @@
 
 References
 ----------
-Chung et al. (2017), Algorithms 1 to 3; see docs/papers.md. :func:`~dshuffle.planning.check_plan` does the decoding of
+Chung et al. (2017), Algorithms 1 to 3; see docs/papers.md. :func:`~dshuffle.planning.epoch_plan` does the decoding of
 Algorithm 3. Here workers decode every packet with cached samples alone.
 """
 
@@ -11,10 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
-from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
-from dshuffle.planning.delivery.plan_input import PlanInput
-from dshuffle.planning.packets import Packets
+from dshuffle.planning.delivery.definition import PlanInput
+from dshuffle.planning.delivery.packets_from_server import (
+    MOST_WORKERS,
+    PacketsFromServer,
+    Tables,
+)
+from dshuffle.planning.epoch_plan import Packets
 
 
 def plan_coded(plan_input: PlanInput) -> Packets:
@@ -29,7 +32,7 @@ def plan_coded(plan_input: PlanInput) -> Packets:
     return tables.plan(packet_of, n_packets, plan_input.destinations)
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i8[::1])")
 def _encode(columns, starts, packet_of):  # type: ignore[no-untyped-def]
     """Assign every sample to a packet and return the number of packets (Algorithm 2)."""
     n_packets = 0

@@ -2,27 +2,215 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.delivery.batches import Batches
-from dshuffle.planning.delivery.demand import Demand
-from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES, Batches
+from dshuffle.planning.epoch_plan import SERVER, Packets, missing_samples
+from dshuffle.planning.exchange_epochs import Weights
 from dshuffle.planning.moves import Moves
-from dshuffle.planning.packets import Packets
-from dshuffle.planning.types import Samples
+from dshuffle.planning.pacing import Pacing
+from dshuffle.planning.types import Amounts, Holders, Ranks, Samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanInput:
+    """Where samples are, where they must go, and what else a plan may depend on.
+
+    :func:`~dshuffle.planning.delivery.plan_delivery` checks all of it. Deliveries use the parts that they need.
+
+    Parameters
+    ----------
+    holders
+        ``(q, words)`` uint64 masks of the workers that hold each sample.
+    destinations
+        ``(q,)`` int32, the worker that will train on each sample.
+    n_workers
+        Number of workers.
+    seed
+        Seed for breaking ties.
+    start
+        Good packets that are known beforehand.
+    hosts
+        Host of each worker, numbered; empty if every worker has its own.
+    weights
+        Relative share of each worker; empty if shares are equal.
+    """
+
+    holders: Holders
+    destinations: Ranks
+    n_workers: int
+    seed: int
+    start: Packets | None = None
+    hosts: Sequence[int] = ()
+    weights: Weights = ()
+
+    def missing_samples(self) -> Samples:
+        """The samples whose workers do not hold them, ascending."""
+        return missing_samples(self.holders, self.destinations)
+
+
+Floats = NDArray[np.float64]
+
+
+CHECKSUM_NBYTES = 4
+"""Size in bytes of the checksum that is sent with each row."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loads:
+    """Bytes and counts of one epoch's exchange. Arrays of shape ``(n,)`` are per worker.
+
+    Parameters
+    ----------
+    needed, packets
+        Number of samples that a worker lacks, and of packets sent to deliver them.
+    server_out
+        Bytes out of the server.
+    encoded
+        Bytes of rows that the server reads to encode packets.
+    worker_out, worker_in
+        ``(n,)`` bytes out of and into each worker for the exchange of rows.
+    decoded
+        ``(n,)`` bytes of packets and rows that each worker reads to decode its rows.
+    read, requests
+        ``(n,)`` bytes and number of objects that each worker reads from the storage.
+    passed_on
+        For the ring relay, the bytes that its second stage sends over a link; otherwise 0.
+    needed_nbytes
+        Bytes of the rows needed from the storage. ``read`` counts their whole chunks.
+    """
+
+    needed: float
+    packets: float
+    server_out: float
+    encoded: float
+    worker_out: Amounts
+    worker_in: Amounts
+    decoded: Amounts
+    read: Amounts
+    requests: Amounts
+    passed_on: float = 0.0
+    needed_nbytes: float = 0.0
+
+    @property
+    def amplification(self) -> float:
+        """Bytes read from the storage per byte needed; 1 if none are needed."""
+        return float(self.read.sum()) / self.needed_nbytes if self.needed_nbytes else 1.0
+
+    @classmethod
+    def none(cls, n_workers: int, *, packets: float = 0.0) -> Self:
+        """No bytes at all."""
+        workers = np.zeros(n_workers)
+        return cls(0.0, packets, 0.0, 0.0, workers, workers, workers, workers, workers)
+
+    def rows_received(self, row_nbytes: int) -> float:
+        """Number of rows that workers receive from other participants."""
+        return float(self.worker_in.sum()) / (row_nbytes + CHECKSUM_NBYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A job, and how its plan relates to it. A large job is planned with fewer samples, and with at most 64 workers.
+
+    Parameters
+    ----------
+    n_workers
+        Number of workers of the plan.
+    n_samples, row_nbytes, chunk_rows
+        Number of samples in the dataset, bytes of a sample, and samples of a chunk of the store.
+    relay
+        How packets of several samples travel.
+    in_chunks
+        Whether whole chunks move.
+    n_planned
+        Number of samples that were planned.
+    growth
+        Rows that a worker receives in the job, for each row in the plan.
+    fewer
+        Packets for each sample in the job, divided by those in the plan.
+    """
+
+    n_workers: int
+    n_samples: int
+    row_nbytes: int
+    chunk_rows: int
+    relay: str
+    in_chunks: bool
+    n_planned: int
+    growth: float
+    fewer: float = 1.0
+
+    @property
+    def wire_nbytes(self) -> int:
+        """Bytes of a row on a link."""
+        return self.row_nbytes + CHECKSUM_NBYTES
+
+    def no_loads(self, *, packets: float) -> Loads:
+        """Loads of an exchange of this many packets, of which no part of the cluster has any yet."""
+        return Loads.none(self.n_workers, packets=packets)
+
+
+def loads_of_hops(
+    demand: Demand, senders: Ranks, destinations: Ranks, row: float, *, sent: float | None = None
+) -> dict[str, Any]:
+    """Count the loads of links in the hops of a plan.
+
+    Parameters
+    ----------
+    senders, destinations
+        ``(m,)`` ends of each hop.
+    row
+        Bytes that a hop stands for.
+    sent
+        Hops from the server in the job, if it is not as many as in the plan. Workers send what the server does not.
+    """
+    n, served = demand.n_workers, int(np.count_nonzero(senders == SERVER))
+    sent = float(served) if sent is None else sent
+    away = np.bincount(senders[senders >= 0], minlength=n).astype(np.float64)
+    factor = (len(destinations) - sent) / away.sum() if away.any() else 0.0
+    received = np.bincount(destinations, minlength=n).astype(np.float64)
+    return {"server_out": sent * row, "worker_in": received * row, "worker_out": away * (factor * row)}
+
+
+def loads_of_one_hop(demand: Demand, plan: Packets) -> Loads:
+    """Count the loads of a plan whose packets go from their senders to their destinations."""
+    links = loads_of_hops(demand, plan.senders, plan.destinations, demand.wire_nbytes * demand.growth)
+    return dataclasses.replace(demand.no_loads(packets=plan.n_packets * demand.growth), **links)
+
+
+def messages_of_rows(loads: Loads, row_nbytes: int, n_flows: int, rate: float) -> float:
+    """Estimate the number of messages if rows go in as few as possible.
+
+    Parameters
+    ----------
+    n_flows
+        Pairs of participants that send to each other.
+    rate
+        Rate of the links in bytes per second; infinite for full messages.
+    """
+    rows = loads.rows_received(row_nbytes)
+    longest = Pacing.of(rate, message_bytes=MESSAGE_BYTES, window_bytes=WINDOW_BYTES).message_nbytes
+    full = max(1, longest // row_nbytes)
+    return min(rows, float(n_flows * max(1, math.ceil(round(rows / n_flows) / full))))
+
 
 PartsByWorker = dict[int, Samples]
 """Participant -> samples."""
 
 DeliveryPlanner = Callable[..., Packets]
-"""``plan(plan_input, **options) -> Packets``, with a :class:`~dshuffle.planning.delivery.plan_input.PlanInput`.
+"""``plan(plan_input, **options) -> Packets``, with a :class:`~dshuffle.planning.delivery.definition.PlanInput`.
 
-The packets must pass :func:`~dshuffle.planning.check_plan.check_plan` and depend on the arguments alone.
+The packets must pass :func:`~dshuffle.planning.epoch_plan.check_plan` and depend on the arguments alone.
 """
 
 

@@ -23,11 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.delivery.demand import Demand
-from dshuffle.planning.delivery.link_loads import loads_of_hops, messages_of_rows
-from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.delivery.definition import Demand, Loads, loads_of_hops, messages_of_rows
 from dshuffle.planning.delivery.peer import PEER, RowsFromPeers, plan_peer
-from dshuffle.planning.packets import Packets
+from dshuffle.planning.epoch_plan import Packets
 
 Numbers = NDArray[np.int64]
 

@@ -19,11 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.definition import Excess
+from dshuffle.planning.delivery.definition import Excess, PlanInput
 from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
-from dshuffle.planning.delivery.plan_input import PlanInput
+from dshuffle.planning.epoch_plan import SERVER, Packets
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
-from dshuffle.planning.packets import SERVER, Packets
 from dshuffle.planning.randomness import permutation
 
 Matrix = NDArray[np.int64]
@@ -132,7 +131,7 @@ def plan_leftover(plan_input: PlanInput) -> Packets:
     return Packets(packets, samples[: packets[-1]], workers[: packets[-1]], np.full(n_packets, SERVER, dtype=np.int32))
 
 
-@kernel()
+@kernel("(u8[:,::1], i8, i8[::1])")
 def _find_owners(holders, n_workers, owners):  # type: ignore[no-untyped-def]
     """Write each sample's holder, or ``n_workers``; return the first sample with several holders, or -1."""
     for sample in range(owners.size):
@@ -160,7 +159,7 @@ def _best_ignored(leftovers: Matrix, seed: int) -> tuple[int, Matrix]:
     return best, trails
 
 
-@kernel()
+@kernel("(i8[:,::1], i8)")
 def _closed_trails(arcs, hub):  # type: ignore[no-untyped-def]
     """Return the number of arc-disjoint closed trails through ``hub``, and the number over each arc.
 
@@ -203,7 +202,7 @@ def _closed_trails(arcs, hub):  # type: ignore[no-untyped-def]
         count += room
 
 
-@kernel()
+@kernel("(i8[::1], i8[::1], i8[:,::1], i8, i8[::1], i8[::1], i4[::1])")
 def _emit(  # type: ignore[no-untyped-def]
     arcs, offsets, trails, ignored, packets, samples, workers
 ):

@@ -8,15 +8,18 @@ import numpy as np
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.definition import Delivery, PartsByWorker
-from dshuffle.planning.delivery.demand import Demand
-from dshuffle.planning.delivery.link_loads import loads_of_one_hop, messages_of_rows
-from dshuffle.planning.delivery.loads import Loads
-from dshuffle.planning.delivery.plan_input import PlanInput
-from dshuffle.planning.epoch_plan import split_by_worker
+from dshuffle.planning.delivery.definition import (
+    Delivery,
+    Demand,
+    Loads,
+    PartsByWorker,
+    PlanInput,
+    loads_of_one_hop,
+    messages_of_rows,
+)
+from dshuffle.planning.epoch_plan import Packets, split_by_worker
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
 from dshuffle.planning.moves import Moves
-from dshuffle.planning.packets import Packets
 from dshuffle.planning.randomness import below, next_word, random_words
 
 
@@ -55,7 +58,7 @@ def plan_peer(plan_input: PlanInput) -> Packets:
     return Packets.uncoded(needed, ranks, senders)
 
 
-@kernel()
+@kernel("(u8[:,::1], i8[::1])")
 def _counts(holders, needed):  # type: ignore[no-untyped-def]
     counts = np.empty(needed.size, dtype=np.int32)
     for i in range(needed.size):
@@ -63,7 +66,7 @@ def _counts(holders, needed):  # type: ignore[no-untyped-def]
     return counts
 
 
-@kernel()
+@kernel("(u8[:,::1], i8[::1], i4[::1], i8[::1], i4[::1], i8[::1], u8, i4[::1])")
 def _pick_senders(holders, needed, ranks, scarce_first, hosts, weights, state, senders):  # type: ignore[no-untyped-def]
     loads = np.zeros((2, hosts.size), dtype=np.int64)  # of rows to other hosts, and to the own one
     for i in scarce_first:

@@ -7,13 +7,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from dshuffle.planning.delivery.definition import Delivery
-from dshuffle.planning.delivery.demand import Demand
-from dshuffle.planning.delivery.link_loads import loads_of_one_hop, messages_of_rows
-from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.delivery.definition import (
+    Delivery,
+    Demand,
+    Loads,
+    PlanInput,
+    loads_of_one_hop,
+    messages_of_rows,
+)
 from dshuffle.planning.delivery.peer import PEER
-from dshuffle.planning.delivery.plan_input import PlanInput
-from dshuffle.planning.packets import SERVER, Packets
+from dshuffle.planning.epoch_plan import SERVER, Packets
 
 
 def plan_server(plan_input: PlanInput) -> Packets:

@@ -7,12 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from dshuffle.planning.delivery.definition import Delivery, PartsByWorker
-from dshuffle.planning.delivery.demand import Demand
-from dshuffle.planning.delivery.loads import Loads
-from dshuffle.planning.delivery.plan_input import PlanInput
+from dshuffle.planning.delivery.definition import Delivery, Demand, Loads, PartsByWorker, PlanInput
+from dshuffle.planning.epoch_plan import STORE, Packets
 from dshuffle.planning.moves import Moves
-from dshuffle.planning.packets import STORE, Packets
 from dshuffle.planning.types import Amounts
 
 

@@ -14,11 +14,14 @@ import numpy as np
 
 from dshuffle.checks import as_integer
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
-from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
-from dshuffle.planning.delivery.plan_input import PlanInput
+from dshuffle.planning.delivery.definition import PlanInput
+from dshuffle.planning.delivery.packets_from_server import (
+    MOST_WORKERS,
+    PacketsFromServer,
+    Tables,
+)
+from dshuffle.planning.epoch_plan import Packets
 from dshuffle.planning.grouping import group_by, lowest_bit, popcount
-from dshuffle.planning.packets import Packets
 
 
 def plan_ubershuffle(plan_input: PlanInput, depth: int = 2) -> Packets:
@@ -47,7 +50,7 @@ def plan_ubershuffle(plan_input: PlanInput, depth: int = 2) -> Packets:
     return tables.plan(packet_of, n_packets, plan_input.destinations)
 
 
-@kernel()
+@kernel("(u8[::1],)")
 def _sizes(masks):  # type: ignore[no-untyped-def]
     sizes = np.empty(masks.size, dtype=np.int64)
     for table in range(masks.size):
@@ -55,7 +58,7 @@ def _sizes(masks):  # type: ignore[no-untyped-def]
     return sizes
 
 
-@kernel()
+@kernel("(u8[::1], i8[::1], i8[::1], i4[::1], i8[::1], i8[::1], i8, i8[::1])")
 def _carpool(  # type: ignore[no-untyped-def]
     masks, columns, starts, workers, by_size, layers, depth, packet_of
 ):

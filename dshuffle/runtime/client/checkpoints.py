@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 from dshuffle.errors import CheckpointError, DatasetError, InvalidParameter
 from dshuffle.private_files import read_own_file
 from dshuffle.store import Dataset
-from dshuffle.store.backends.urls import canonical_url, is_local
-from dshuffle.store.small_objects import read_object, write_object
+from dshuffle.store.places import canonical_url, is_local, read_object, write_object
 
 logger = logging.getLogger(__name__)
 

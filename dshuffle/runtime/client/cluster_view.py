@@ -1,32 +1,131 @@
-"""The cluster as its client sees it: a usable client, the workers, and whether lost ones come back."""
+"""The cluster as a client sees it: calls that end, workers that are there, and waiting for them."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import dask
 from distributed import Client, LocalCluster, Nanny
 from distributed.core import Status
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.shares import SharePolicy
-from dshuffle.runtime.client.bounded_calls import answer
-from dshuffle.runtime.server_resource import only_serves
-from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.worker_choice import (
+from dshuffle.runtime.messages import retrieve
+from dshuffle.runtime.session_spec import (
     EVERY_WORKER,
+    SessionOptions,
     WorkerChoice,
     WorkerFacts,
     identities,
     in_words,
+    only_serves,
     resources_in_words,
 )
+from dshuffle.runtime.settings import Settings, as_seconds
 
 logger = logging.getLogger(__name__)
+
+
+T = TypeVar("T")
+
+WORKERS = "a worker, or the scheduler,"
+"""Who has not answered if not all of the workers have."""
+
+ANSWER_WITHIN = 15.0
+"""Seconds that every call may take, also with a shorter ``dshuffle.timeout``: the machine may be busy."""
+
+LOG_AFTER = 3.0
+"""Seconds after which a call that still waits says so for the first time; then after twice that time, and so on."""
+
+
+def answer(
+    client: Client,
+    call: Callable[[], Awaitable[T]],
+    sender: str,
+    seconds: float | None = None,
+    work_seconds: float = 0.0,
+) -> T:
+    """Return the answer to a call.
+
+    Parameters
+    ----------
+    call
+        Makes the call. It runs on the client's event loop.
+    sender
+        Who is to answer, for the log and the error.
+    seconds
+        How long to wait, but at least 15 s. By default ``dshuffle.timeout``.
+    work_seconds
+        How long the work takes that is called for. The wait is longer by this time, and is logged later.
+
+    Raises
+    ------
+    TimeoutError
+        If there is no answer in time.
+    OSError
+        If the connection is lost.
+    """
+    result: T = client.sync(_within, limit_of(seconds), call, sender, work_seconds)
+    return result
+
+
+def limit_of(seconds: float | None = None) -> float:
+    """Seconds that a call may take, if ``seconds`` are given for it; by default ``dshuffle.timeout``."""
+    return max(ANSWER_WITHIN, Settings.from_config().timeout if seconds is None else seconds)
+
+
+def run_on_workers(
+    client: Client,
+    function: Callable[..., Any],
+    *args: Any,
+    workers: Sequence[str] | None = None,
+    answer_seconds: float | None = None,
+    work_seconds: float = 0.0,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Run a function on all workers as :meth:`distributed.Client.run` does, and return the results by address.
+
+    ``answer_seconds`` and ``work_seconds`` are those of :func:`answer`.
+
+    Raises
+    ------
+    TimeoutError
+        If there is no answer within ``dshuffle.timeout``.
+    OSError
+        If a connection is lost.
+    """
+    names = None if workers is None else list(workers)
+
+    def call() -> Awaitable[dict[str, Any]]:
+        return client._run(function, *args, workers=names, **kwargs)
+
+    return answer(client, call, WORKERS, answer_seconds, work_seconds)
+
+
+async def _within(seconds: float, call: Callable[[], Awaitable[T]], sender: str, work_seconds: float) -> T:
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(call())
+    task.add_done_callback(retrieve)
+    answer_due, pause = loop.time() + work_seconds, LOG_AFTER
+    log_at = answer_due + pause
+    try:
+        while not (await asyncio.wait([task], timeout=min(log_at, answer_due + seconds) - loop.time()))[0]:
+            waited = loop.time() - answer_due
+            if waited >= seconds:
+                raise TimeoutError(f"{sender} did not answer within {seconds:g} s")
+            logger.warning("dshuffle: %s has not answered for %.0f s", sender, waited)
+            pause *= 2
+            log_at += pause
+        return task.result()
+    finally:
+        task.cancel()  # and not awaited: Dask would flush the connection first, which can take forever
 
 
 def check_client(client: Any) -> None:
@@ -200,3 +299,106 @@ def count_training_workers(client: Client, choice: WorkerChoice = EVERY_WORKER) 
     """Number of workers of a choice that would train: all but those that only serve."""
     workers = WorkerFacts.of_all(cluster_info(client)["workers"])
     return sum(choice.allows(worker) and not only_serves(worker.resources) for worker in workers)
+
+
+STEP = 2.0
+"""Seconds after which a wait for workers reports how many there are, and between two reports."""
+
+PAUSE = 0.1
+"""Seconds between two looks at the cluster."""
+
+Waiting = Callable[[str], None]
+"""Called during a wait for workers with a text such as ``"1 of 4 workers have connected"``."""
+
+
+@contextlib.contextmanager
+def log_if_slow(what: str, after: float = LOG_AFTER) -> Iterator[None]:
+    """Log once what is being done if the body takes long, and how long it has taken when it ends."""
+    done, began, is_slow = threading.Event(), time.monotonic(), False
+
+    def say() -> None:
+        nonlocal is_slow
+        if not done.wait(after):
+            is_slow = True
+            logger.warning("dshuffle: %s (%.0f s so far)", what, time.monotonic() - began)
+
+    thread = threading.Thread(target=say, name="dshuffle-log-if-slow", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        if is_slow:
+            logger.warning("dshuffle: this has taken %.0f s: %s", time.monotonic() - began, what)
+
+
+def wait_for_workers(
+    client: Client,
+    min_workers: int,
+    patience: str | float,
+    waiting: Waiting | None = None,
+    *,
+    limit: str = "patience",
+    choice: WorkerChoice = EVERY_WORKER,
+) -> None:
+    """Wait until a cluster has a number of workers.
+
+    ``Client.wait_for_workers`` is not reliable for this: it replaces what the cluster object knows of its workers. If a
+    worker leaves at this moment, the cluster object fails with a KeyError, and never again starts another worker in
+    place of a lost one.
+
+    Parameters
+    ----------
+    waiting
+        Called every two seconds. It may raise an error to end the wait. By default a line is logged, less and less
+        often.
+    limit
+        Name of the parameter or setting that says how long to wait.
+    choice
+        The workers that count.
+
+    Raises
+    ------
+    ClusterError
+        If there are not enough in time, or the cluster knows that there will not be, or the scheduler does not answer.
+    """
+    as_integer("min_workers", min_workers, 1)
+    seconds = as_seconds("patience", patience)
+    began, report_after, log_after = time.monotonic(), STEP, STEP
+    while True:
+        left = began + seconds - time.monotonic()
+        information = cluster_info(client, left)
+        n_running = running_workers(information, choice)
+        if n_running >= min_workers:
+            return
+        jobs = _jobs_of(client, min_workers)
+        waited = time.monotonic() - began
+        if waited >= seconds:
+            raise ClusterError(
+                f"only {n_running} of min_workers={min_workers} workers{_of(choice)} are there after {seconds:g} s"
+                f"{jobs}. Start more, or wait longer ({limit}). If workers or their jobs run, look at their logs: they "
+                f"must reach the scheduler at {information['address']}"
+            )
+        if waited >= report_after:
+            report_after = waited + STEP
+            text = f"{n_running} of {min_workers} workers have connected"
+            if waiting is not None:
+                waiting(f"{text}{jobs}")
+            elif waited >= log_after:
+                log_after = 2 * waited
+                logger.warning("dshuffle: %s after %.0f s%s", text, waited, jobs)
+        time.sleep(min(PAUSE, STEP, seconds - waited))
+
+
+def _of(choice: WorkerChoice) -> str:
+    return " that workers= and resources= allow" if choice.is_restricted else ""
+
+
+def _jobs_of(client: Client, n_workers: int) -> str:
+    """What a cluster that watches its jobs, such as that of ``BatchJobs``, says about those without a worker.
+
+    It raises an error if so many workers cannot come any more.
+    """
+    describe = getattr(client.cluster, "describe_jobs", None)
+    return "" if describe is None or not (text := describe(n_workers)) else f"; {text}"

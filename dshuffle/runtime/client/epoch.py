@@ -11,9 +11,8 @@ from distributed import Future, as_completed, wait
 
 from dshuffle.errors import PeerFailed, WorkerLost
 from dshuffle.runtime.client.epoch_sequence import EpochSequence
-from dshuffle.runtime.client.epoch_tasks import EpochTasks
+from dshuffle.runtime.client.epoch_tasks import EpochTasks, submit_to_all
 from dshuffle.runtime.client.session_client import PATIENCE
-from dshuffle.runtime.client.submission import submit_to_all
 from dshuffle.runtime.collective import run_together
 
 logger = logging.getLogger(__name__)

@@ -18,12 +18,12 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import CheckpointError, DShuffleError, what_happened
 from dshuffle.planning import Choices
 from dshuffle.runtime.client.checkpoints import find_checkpoint
+from dshuffle.runtime.client.cluster_view import wait_for_workers
 from dshuffle.runtime.client.session_state import CHOOSING, SessionState
 from dshuffle.runtime.client.shuffler import Shuffler
-from dshuffle.runtime.client.waiting import wait_for_workers
 from dshuffle.runtime.dataset_inputs import resolved
-from dshuffle.runtime.quantities import as_seconds
-from dshuffle.runtime.session_options import OPTION_NAMES, SessionOptions
+from dshuffle.runtime.session_spec import OPTION_NAMES, SessionOptions
+from dshuffle.runtime.settings import as_seconds
 from dshuffle.store import Dataset, Place, as_dataset
 
 logger = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 from distributed import Client
 
 from dshuffle.errors import ClusterError, DShuffleError
-from dshuffle.runtime.client.bounded_calls import limit_of
+from dshuffle.runtime.client.cluster_view import limit_of
 from dshuffle.runtime.collective import CollectiveId
-from dshuffle.runtime.replies import message_in, retrieve, unless, within
+from dshuffle.runtime.messages import message_in, retrieve, unless, within
+from dshuffle.runtime.scheduler.members import SETUP_TIMEOUT
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
-from dshuffle.runtime.scheduler.worker_setup import SETUP_TIMEOUT
 
 logger = logging.getLogger(__name__)
 

@@ -1,25 +1,35 @@
-"""The state of a session, from which another session continues: in memory, and as JSON."""
+"""How far a session has come, as a state from which another one continues."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import hashlib
 import json
+import logging
 import operator
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from distributed.protocol.pickle import dumps, loads
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import CheckpointError, InvalidParameter
 from dshuffle.planning import Choices, GivenSharding, Remainder, WorkerHistory
 from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.holders import largest_share
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
+from dshuffle.runtime.client.checkpoint_file import CheckpointFile
+from dshuffle.runtime.client.checkpoints import checkpoint_place, read_checkpoint
+from dshuffle.runtime.client.epoch_tasks import EpochTasks
 from dshuffle.runtime.dataset_inputs import checked_sharding
 from dshuffle.store import Dataset
+
+logger = logging.getLogger(__name__)
+
 
 FORMAT = 3
 """Version of the format of states and checkpoints. Version 2 has no fields for fewer exchanges and unequal shares."""
@@ -288,3 +298,178 @@ def unpickled(text: str) -> Any:
         return loads(base64.b64decode(text, validate=True))
     except Exception as error:  # whatever the value's own code raises
         raise CheckpointError(f"the value that is attached to the state cannot be read: {error}") from error
+
+
+NOTHING = SampleDigest()
+
+
+class SessionPosition:
+    """The current epoch of a session, and the state from which another session can continue.
+
+    Parameters
+    ----------
+    dataset, choices
+        The session's dataset and way of shuffling.
+    start
+        The first epoch, and what earlier sessions have trained on in it.
+    history
+        Returns the workers of the session.
+    resumed
+        State of the session that this one continues, if any.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        choices: Choices,
+        start: Remainder,
+        history: Callable[[], WorkerHistory],
+        resumed: SessionState | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self._choices = choices
+        self._start = start
+        self._history = history
+        self.tasks: EpochTasks | None = None  # of the current epoch
+        self.ended = False  # whether the current epoch has ended, and the next one has not begun
+        self.next_epoch = start.epoch
+        self._pickled = None if resumed is None else resumed.attached
+        # The last epoch whose results the attached value has, as far as the loop has said.
+        self._covered = start.epoch - 1
+        self._histories: dict[int, WorkerHistory] = {}  # of the epochs from the next one that is not covered
+        self._has_warned = False
+
+    def begin(self, tasks: EpochTasks) -> None:
+        """Make an epoch the current one."""
+        self.tasks, self.ended = tasks, False
+        self._histories[tasks.epoch] = self._history()
+
+    @property
+    def attached(self) -> Any:
+        """A copy of the value that travels with the state."""
+        return None if self._pickled is None else unpickled(self._pickled)
+
+    def attach(self, value: Any, epoch: int | None) -> None:
+        """Keep a value, and the last epoch whose results it has. See :meth:`dshuffle.Shuffler.attach`."""
+        first, tasks = self._start.epoch, self.tasks
+        latest = first - 1 if tasks is None else tasks.epoch
+        if epoch is None:
+            epoch = latest if tasks is None or self.ended or tasks.any_call_done else latest - 1
+            if self._covered < epoch - 1:
+                missing = f"nothing was attached in epoch {epoch - 1}, so its results may be missing"
+                hint = "Give the last epoch whose results the value has: shuffler.attach(value, epoch)."
+                raise InvalidParameter.because("epoch", missing, hint)
+        elif not first - 1 <= as_integer("epoch", epoch) <= latest:
+            raise InvalidParameter.of("epoch", epoch, f"in [{first - 1}, {latest}], the epochs that have begun")
+        # At once: what is changed in place later belongs to another position.
+        self._pickled, self._covered = None if value is None else pickled(value), epoch
+        self._histories = {number: history for number, history in self._histories.items() if number > epoch}
+
+    def state(self, counts: tuple[int, ...] = (), digest: SampleDigest = NOTHING) -> dict[str, Any]:
+        """The state, as :meth:`dshuffle.Shuffler.state_dict` returns it.
+
+        Parameters
+        ----------
+        counts
+            For each rank, the number of samples of the current epoch that it has trained on in this session.
+        digest
+            Digest of these samples.
+        """
+        reached, history = self._remainder(counts, digest), self._history()
+        if self._pickled is None:
+            if any(counts) and self._covered < reached.epoch:  # None is attached where the caller keeps the model
+                self._warn(
+                    "dshuffle: the state says that %d samples of epoch %d were trained on, and no model was attached. "
+                    "A session that resumes does not train on them again. Attach the model of this moment "
+                    "(shuffler.attach), or save it yourself",
+                    sum(counts),
+                    reached.epoch,
+                )
+        elif reached.epoch > self._covered:  # what the value does not have is trained on again
+            if reached.epoch > self._covered + 2:
+                self._warn(
+                    "dshuffle: the state stays at the start of epoch %d, although epoch %d has begun, because the "
+                    "attached value has the results before it alone. Attach the model after each epoch "
+                    "(shuffler.attach)",
+                    self._covered + 1,
+                    reached.epoch,
+                )
+            first = self._covered + 1
+            reached = self._start if first == self._start.epoch else Remainder(first, ())
+            history = self._histories.get(first, history)
+        return SessionState.of(self._dataset, self._choices, history, reached, self._pickled).to_dict()
+
+    def _warn(self, text: str, *values: object) -> None:
+        """Warn once in a session."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(text, *values)
+
+    def _remainder(self, counts: tuple[int, ...], digest: SampleDigest) -> Remainder:
+        if self.tasks is None:
+            return self._start
+        if self.ended:
+            return Remainder(self.tasks.epoch + 1, ())
+        earlier = self._start if self._start.epoch == self.tasks.epoch else Remainder(self.tasks.epoch, ())
+        return earlier.followed_by(counts, digest, self._history().weights) if any(counts) else earlier
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What a session continues.
+
+    Parameters
+    ----------
+    state
+        The state of the earlier session.
+    keywords
+        Keywords of the shuffler that continues it.
+    checkpoint
+        The checkpoint that the state comes from, if the new session goes on to write it; otherwise None.
+    """
+
+    state: SessionState
+    keywords: dict[str, Any]
+    checkpoint: CheckpointFile | None = None
+
+
+@contextlib.contextmanager
+def resumption(
+    dataset: Dataset, state: Mapping[str, Any] | str | os.PathLike[str], options: Mapping[str, Any]
+) -> Iterator[Resumption]:
+    """Read a state or a checkpoint, from which the body opens a session.
+
+    No other session can write the checkpoint meanwhile. The session that the body opens releases it; an error in the
+    body does so, too.
+
+    Parameters
+    ----------
+    dataset
+        Dataset of the session.
+    state
+        The state, or the place of a checkpoint.
+    options
+        What the user has chosen for the new session.
+
+    Raises
+    ------
+    CheckpointError
+        If the state is damaged, or one of another dataset or of a release that draws other samples.
+    InvalidParameter
+        If an option contradicts the state.
+    """
+    checkpoint = None
+    try:
+        if not isinstance(state, Mapping):
+            options = {"checkpoint": state, **options}
+            target = options["checkpoint"]
+            if target is not None and checkpoint_place(target) == checkpoint_place(state):
+                # Before it is read: a session that is still open may be about to write it.
+                checkpoint = CheckpointFile(target, dataset, new=False)
+            state = read_checkpoint(state, dataset)
+        earlier = SessionState.from_dict(state, dataset)
+        yield Resumption(earlier, earlier.keywords(dataset, options), checkpoint)
+    except BaseException:
+        if checkpoint is not None:
+            checkpoint.release()
+        raise

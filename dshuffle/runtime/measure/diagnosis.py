@@ -19,14 +19,12 @@ from distributed import Client, Worker
 from dshuffle.errors import ClusterError, DShuffleError
 from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.planning.cost import Work, predict
-from dshuffle.runtime.client.bounded_calls import answer, run_on_workers
-from dshuffle.runtime.client.cluster_view import cluster_info
+from dshuffle.runtime.client.cluster_view import answer, cluster_info, run_on_workers
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure.measurement import measure_cluster
 from dshuffle.runtime.memory import member_nbytes, workers_that_fit
-from dshuffle.runtime.open_files import files_needed
-from dshuffle.runtime.server_resource import only_serves
-from dshuffle.runtime.session_spec import DatasetReference
+from dshuffle.runtime.process import files_needed
+from dshuffle.runtime.session_spec import DatasetReference, only_serves
 from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
 from dshuffle.units import human_bytes, human_rate, human_seconds

@@ -19,24 +19,30 @@ from distributed import Client
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
-from dshuffle.planning import Choices, Chunks, Remainder
-from dshuffle.planning.cost import ClusterRates, Work
+from dshuffle.planning import Choices, Chunks, Delivery, Remainder
+from dshuffle.planning.cost import ClusterRates, Work, compare_costs
 from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
 from dshuffle.planning.cost.loads import loads_of
 from dshuffle.planning.cost.prediction import ends_seconds
+from dshuffle.planning.delivery import Circumstances, suitable_deliveries
 from dshuffle.records import Measures
-from dshuffle.runtime.client.bounded_calls import run_on_workers
-from dshuffle.runtime.client.cluster_view import cluster_info, is_adaptive, resolved_choice
+from dshuffle.runtime.client.cluster_view import cluster_info, is_adaptive, resolved_choice, run_on_workers
 from dshuffle.runtime.client.open_session import OpenSession, new_id
 from dshuffle.runtime.client.session_client import install_plugin
 from dshuffle.runtime.dataset_inputs import resolved, unit_rows
 from dshuffle.runtime.messages import EpochExchange
-from dshuffle.runtime.processors import ProcessorTimes
-from dshuffle.runtime.server_resource import SERVER_RESOURCE, only_serves
-from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.session_spec import DatasetReference, SessionRequest
+from dshuffle.runtime.process import ProcessorTimes
+from dshuffle.runtime.session_spec import (
+    EVERY_WORKER,
+    SERVER_RESOURCE,
+    DatasetReference,
+    SessionOptions,
+    SessionRequest,
+    WorkerChoice,
+    WorkerFacts,
+    only_serves,
+)
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.worker_choice import EVERY_WORKER, WorkerChoice, WorkerFacts
 from dshuffle.store import Dataset
 from dshuffle.store.blank import blank_dataset
 from dshuffle.store.row_blocks import RowBlocks
@@ -393,3 +399,71 @@ def _session(
         return loaded, exchanges
     finally:
         session.close()
+
+
+CLEARLY = 0.9
+"""A delivery that costs memory must be predicted to take less than this part of an exchange with a simpler one."""
+
+PROBE_SECONDS = 4.0
+"""Duration of the measurement if the user does not describe the cluster."""
+
+
+def work_of(dataset: Dataset, choices: Choices) -> Work:
+    """Describe an epoch of a dataset for the cost model."""
+    return Work(dataset.n_samples, max(1, dataset.row_nbytes), choices, chunk_rows=unit_rows(dataset))
+
+
+def expected_seconds(
+    client: Client,
+    dataset: Dataset,
+    choices: Choices,
+    options: SessionOptions,
+    *,
+    memory_fraction: float,
+) -> dict[str, float]:
+    """Predict the seconds of an exchange for each delivery. Simpler deliveries come first, so that they win ties.
+
+    ``server`` and a coded delivery are included only if the cluster has a dedicated server. The coded delivery also
+    requires that the server can hold all rows.
+    """
+    described = cluster_info(client)["workers"]
+    allowed = [worker.address for worker in WorkerFacts.of_all(described) if options.choice.allows(worker)]
+    workers = {address: described[address] for address in allowed}
+    cluster, server = options.cluster, options.server
+
+    def serves(address: str) -> bool:
+        worker = workers[address]
+        if server is not None:
+            return server in (address, str(worker["name"]))
+        return only_serves(worker["resources"])
+
+    serving = {address: worker for address, worker in workers.items() if serves(address)}
+    n_workers = len(workers) - len(serving)
+    if cluster is None:
+        cluster = measure_workers(client, options.choice, dataset, seconds=PROBE_SECONDS).cluster
+    elif cluster.n_workers != n_workers:
+        raise InvalidParameter.of(
+            "cluster.n_workers", cluster.n_workers, f"{n_workers}, the number of workers that train"
+        )
+    work = work_of(dataset, choices.with_one_delivery())
+    whole = dataset.n_samples * dataset.row_nbytes
+    limits = [worker["memory_limit"] for worker in serving.values()][:1]
+    holds_all = all(not limit or whole <= memory_fraction * limit for limit in limits)
+    circumstances = Circumstances(
+        n_workers,
+        work.excess(n_workers) > 0,
+        has_server=bool(serving),
+        server_holds_all=holds_all,
+        has_storage=cluster.storage is not None,
+    )
+    families: dict[str, Delivery] = {}
+    for delivery in suitable_deliveries(circumstances):
+        families.setdefault(delivery.family, delivery)
+    ways = [work.with_choices(delivery=delivery.name) for delivery in families.values()]
+    predicted = {prediction.work.delivery: prediction.exchange_seconds for prediction in compare_costs(cluster, ways)}
+    seconds = {delivery.name: time for delivery, time in predicted.items()}
+    return {
+        delivery.name: time
+        for delivery, time in predicted.items()
+        if delivery.simpler is None or time <= CLEARLY * seconds.get(delivery.simpler, math.inf)
+    }

@@ -1,42 +1,115 @@
-"""One session on the scheduler: carries out what its state machine says, and tells it what happens."""
+"""A session on the scheduler: its machine gets events, and its instructions are carried out."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from distributed import Scheduler
+from distributed.protocol.serialize import to_serialize
 
 from dshuffle.errors import ClusterError, DatasetChanged, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery
-from dshuffle.runtime.message_fields import from_fields, to_fields
-from dshuffle.runtime.messages import Answer, EpochExchange, Vote
-from dshuffle.runtime.metrics import count_exchange
-from dshuffle.runtime.orders import PlanOrder
-from dshuffle.runtime.replies import message_in
-from dshuffle.runtime.scheduler.candidates import Candidates
-from dshuffle.runtime.scheduler.closing import Closing
-from dshuffle.runtime.scheduler.deliveries import EpochDeliveries
-from dshuffle.runtime.scheduler.driver import MachineDriver
-from dshuffle.runtime.scheduler.exchange_log import ExchangeLog
-from dshuffle.runtime.scheduler.machine import instructions
-from dshuffle.runtime.scheduler.machine.instructions import Instruction, PhaseOrder, Run
-from dshuffle.runtime.scheduler.machine.phases import Phase
-from dshuffle.runtime.scheduler.machine.session_machine import STATUS, SessionMachine
-from dshuffle.runtime.scheduler.member_choice import Members
-from dshuffle.runtime.scheduler.nannies import process_runs
-from dshuffle.runtime.scheduler.order_messages import answer_type, message_of
-from dshuffle.runtime.scheduler.outcomes import TaskOutcomes
-from dshuffle.runtime.scheduler.participants import Participants
-from dshuffle.runtime.scheduler.replacements import Replacements
-from dshuffle.runtime.scheduler.waiters import Waiters
-from dshuffle.runtime.session_spec import PartitionSources
+from dshuffle.runtime.messages import (
+    AbortOrder,
+    Answer,
+    BeginOrder,
+    CommitOrder,
+    CommitReply,
+    EpochExchange,
+    MembersOrder,
+    MemberState,
+    OpenOrder,
+    PlanOrder,
+    SessionOrder,
+    Together,
+    Vote,
+    from_fields,
+    message_in,
+    to_fields,
+)
+from dshuffle.runtime.process import count_exchange
+from dshuffle.runtime.scheduler import machine_state as instructions
+from dshuffle.runtime.scheduler.driver import MachineDriver, Waiters
+from dshuffle.runtime.scheduler.machine import STATUS, SessionMachine
+from dshuffle.runtime.scheduler.machine_state import Instruction, Phase, PhaseOrder, Run
+from dshuffle.runtime.scheduler.members import Candidates, Members, process_runs
+from dshuffle.runtime.scheduler.participants import EpochDeliveries, ExchangeLog, Participants
+from dshuffle.runtime.scheduler.replacements import Closing, Replacements
+from dshuffle.runtime.scheduler.tasks import TaskOutcomes
+from dshuffle.runtime.session_spec import PartitionSources, WorkerChoice
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.worker_choice import WorkerChoice
 from dshuffle.units import human_bytes, human_rate
 
 logger = logging.getLogger(__name__)
+
+
+ANSWERS: dict[str, type[Answer]] = {"status": MemberState, "commit": CommitReply}
+"""Orders whose answers say something, and what. To all other orders, participants only answer that they obey."""
+
+
+def answer_type(order: PhaseOrder) -> type[Answer]:
+    """The type of the answer to an order."""
+    return ANSWERS.get(order.name, type(None))
+
+
+def message_of(
+    order: PhaseOrder,
+    machine: SessionMachine,
+    participants: Participants,
+    deliveries: EpochDeliveries,
+    rate: float | None,
+) -> dict[str, Any] | None:
+    """The message of an order; None if its run has ended.
+
+    Parameters
+    ----------
+    order
+        The order.
+    machine
+        The machine that gives it.
+    participants
+        Where the participants are.
+    deliveries
+        The delivery of each epoch.
+    rate
+        Rate of the workers' links in bytes per second, as far as it is known.
+    """
+    participant, run_id = order.participant, order.run_id
+    session_id = participants.session_id(participant)
+    match order.name:
+        case "open" | "restore":
+            restore = order.name == "restore"
+            epoch = machine.epoch if machine.epoch >= machine.first_epoch else None
+            digest = machine.digests.get(participant) if restore else None
+            together = participants.together(machine.newcomers - machine.kept) if restore else Together()
+            message = OpenOrder(
+                number=order.turn,
+                last_run=run_id,
+                restore=restore,
+                epoch=epoch,
+                digest=digest,
+                together=together,
+            )
+            spec = participants.packed_spec(participant, epoch if restore else None)
+            return {**to_fields(message), "spec": to_serialize(spec)}  # as a frame, which is not copied
+        case "members":
+            return to_fields(MembersOrder(addresses=participants.moved, number=order.turn))
+        case "begin":
+            run = machine.run
+            if run is None or run.run_id != run_id:
+                return None
+            delivery = deliveries.of_run(run)
+            return to_fields(BeginOrder(run_id=run_id, epoch=run.epoch, delivery=delivery, rate=rate))
+        case "commit":
+            return to_fields(CommitOrder(session_id=session_id, run_id=run_id))
+        case "abort":
+            return to_fields(AbortOrder(run_id=run_id))
+        case "status":
+            return to_fields(SessionOrder(session_id=session_id))
+    raise AssertionError(order.name)
 
 
 class Coordinator:

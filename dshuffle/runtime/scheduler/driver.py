@@ -1,4 +1,4 @@
-"""Drives the state machine of a session on the scheduler's event loop: events, time and tasks."""
+"""What drives the state machine of a session: time, tasks, and calls that wait."""
 
 from __future__ import annotations
 
@@ -8,10 +8,38 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from dshuffle.errors import ClusterError
-from dshuffle.runtime.scheduler.machine.instructions import Instruction
-from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
+from dshuffle.runtime.scheduler.machine import SessionMachine
+from dshuffle.runtime.scheduler.machine_state import Instruction
 
 logger = logging.getLogger(__name__)
+
+
+class Waiters:
+    """Futures that are released together."""
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self) -> asyncio.Future[None]:
+        """Return a future that ends with the next :meth:`release`."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        return waiter
+
+    def release(self, error: Exception | None = None) -> None:
+        """Let all futures end, or raise an error. A call that was cancelled does not wait any more."""
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
+
 
 TICK = 0.5
 """Seconds between looks at the clock while participants owe answers."""

@@ -1,24 +1,31 @@
-"""Where the participants of a session are, what they hold, and how orders reach them."""
+"""Where the participants of a session are, what they measured, and the delivery of each epoch."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+import math
+import statistics
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from distributed import Scheduler
 
 from dshuffle.errors import WorkerLost
-from dshuffle.planning import SERVER, name_of
-from dshuffle.runtime.orders import Together
-from dshuffle.runtime.replies import message_in, within
+from dshuffle.planning import SERVER, AutoDelivery, ExchangeEpochs, get_delivery, name_of
+from dshuffle.records import Measures
+from dshuffle.runtime.messages import EpochExchange, Report, Together, TrainingTime, message_in, within
+from dshuffle.runtime.scheduler.machine import ATTEMPTS, Totals
+from dshuffle.runtime.scheduler.machine_state import Run
 from dshuffle.runtime.session_spec import PartitionSources, SessionSpec, adopted_id
+
+logger = logging.getLogger(__name__)
+
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
 
 CHOSEN_WITHIN = 3.0
 """Seconds for which a worker that closes waits until another one is chosen to read its partition."""
@@ -202,3 +209,168 @@ class Participants:
             words = f"{self.name_of(participant)} cannot be reached ({type(error).__name__}: {error})"
             raise ParticipantUnreachable(words) from error
         return message_in(reply, kind, self.name_of(participant))
+
+
+class EpochDeliveries:
+    """The delivery of each epoch. It is chosen once, because a retry may find the epoch already planned.
+
+    Parameters
+    ----------
+    auto
+        Chooses a delivery from the times of those before.
+    first_epoch
+        Number of the first epoch. It is read from the store, whatever its delivery.
+    exchanges
+        Which epochs have an exchange. The others have the delivery of the next one, and say nothing about its time.
+    """
+
+    def __init__(self, auto: AutoDelivery, first_epoch: int, exchanges: ExchangeEpochs) -> None:
+        self._auto = auto
+        self._first_epoch = first_epoch
+        self._exchanges = exchanges
+        self._chosen: dict[int, str] = {}
+        self._has_server = True
+
+    def lose_server(self) -> None:
+        """Use deliveries that need no server from now on."""
+        self._has_server = False
+
+    def of(self, epoch: int) -> str:
+        """Delivery of an epoch."""
+        if epoch not in self._chosen:
+            self._chosen = {planned: name for planned, name in self._chosen.items() if planned >= epoch - 2}
+            self._chosen[epoch] = self._auto.choose()
+        name = self._chosen[epoch]
+        return name if self._has_server else get_delivery(name).without_server
+
+    def of_run(self, run: Run) -> str:
+        """Delivery of a run. The last attempt at an epoch may use another one."""
+        name = self.of(run.epoch)
+        last = run.epoch != self._first_epoch and run.attempt == ATTEMPTS
+        return get_delivery(name).last_resort if last else name
+
+    def observe(self, run: Run) -> None:
+        """Note how long a run took. Repeated runs do not count, because they may have less to receive."""
+        if not self._exchanges.has_exchange(run.epoch):
+            return
+        chosen = self._chosen.get(run.epoch)
+        if run.epoch != self._first_epoch and run.attempt == 1 and chosen is not None and chosen == self.of(run.epoch):
+            self._auto.observe(chosen, run.ready_after)
+
+
+CPU_BOUND = 0.2
+"""With a smaller share of idle processors, the time of an exchange says nothing about the links."""
+
+TIMED_NBYTES = 256 * 2**10
+"""Bytes that a worker must have received for its rate to say something about its link."""
+
+NOTHING = Report(measures=Measures(wire_sent_bytes=(0,), wire_received_bytes=(0,)))
+"""The report of a participant that was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What participants reported with a commit: measurements of each and of all, and times of training."""
+
+    measured: list[Measures]
+    measures: Measures
+    training: list[TrainingTime]
+
+
+def combined_reports(reports: Mapping[int, Report], participants: Iterable[int]) -> Reports:
+    """Combine the reports with a commit, in the order of the participants. One that was lost has measured nothing."""
+    in_order = [reports.get(participant, NOTHING) for participant in participants]
+    measured = [report.measures for report in in_order]
+    return Reports(measured, Measures.combined(measured), [report.training for report in in_order])
+
+
+def next_rate(before: float | None, measured: float | None) -> float | None:
+    """The rate for the next exchange. It falls by half at most, so that one slow exchange does not decide."""
+    if before is None or measured is None:
+        return measured or before
+    return measured if math.isinf(before) else max(measured, before / 2)
+
+
+def rate_of(measured: Iterable[Measures], cpu_idle: float) -> float | None:
+    """Median rate of messages into a worker, in bytes per second; None if next to nothing was sent.
+
+    If processors were the limit, links may be faster, and messages should be long: each of them costs processor time.
+    """
+    rates = [
+        sum(measures.wire_received_bytes) / measures.transfer_seconds
+        for measures in measured
+        if sum(measures.wire_received_bytes) > TIMED_NBYTES and measures.transfer_seconds > 0
+    ]
+    if not rates:
+        return None
+    return statistics.median(rates) if cpu_idle >= CPU_BOUND else math.inf
+
+
+KEPT = 200
+"""Epochs that a session keeps measurements of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFigures:
+    """What one participant received from another one in an exchange, from its first request to the last answer."""
+
+    receiver: str
+    sender: str
+    nbytes: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self.nbytes / self.seconds if self.seconds else 0.0
+
+
+class ExchangeLog:
+    """The last exchanges of a session.
+
+    Parameters
+    ----------
+    participants
+        The workers of the session.
+    n_workers
+        Number of ranks.
+    """
+
+    def __init__(self, participants: Participants, n_workers: int) -> None:
+        self.exchanges: deque[EpochExchange] = deque(maxlen=KEPT)
+        self.links: tuple[LinkFigures, ...] = ()  # of the last exchange
+        self.n_held: dict[int, int] = {}  # samples that each rank holds
+        self.rate: float | None = None  # of links into workers, in bytes per second
+        self.client_asked = 0.0  # when the client began to wait for the epoch
+        self._participants = participants
+        self._n_workers = n_workers
+
+    def add(
+        self, run: Run, reports: Mapping[int, Report], participants: tuple[int, ...], delivery: str
+    ) -> EpochExchange:
+        """Add the exchange of a run, from the reports of the participants that have swapped to its epoch."""
+        combined = combined_reports(reports, participants)
+        self.links = tuple(
+            LinkFigures(receiver=name_of(receiver), sender=name_of(sender), nbytes=nbytes, seconds=seconds)
+            for receiver, report in sorted(reports.items())
+            for sender, (nbytes, seconds) in sorted(report.links.items())
+        )
+        self.n_held = {rank: report.held for rank, report in reports.items() if rank != SERVER}
+        if get_delivery(delivery).shows_link_rates:
+            self.rate = next_rate(self.rate, rate_of(combined.measured, combined.measures.cpu_idle))
+        totals = Totals.of(run.votes.values())
+        exchange = EpochExchange(
+            epoch=run.epoch,
+            run_id=run.run_id,
+            delivery=delivery,
+            needed=totals.needed,
+            packets=totals.packets,
+            components=totals.expected,
+            exchange_seconds=run.ready_after,
+            waited_seconds=max(0.0, run.started + run.ready_after - self.client_asked),
+            measures=combined.measures,
+            addresses=self._participants.snapshot,
+            training_before=tuple(combined.training[: self._n_workers]),
+        )
+        self.exchanges.append(exchange)
+        return exchange

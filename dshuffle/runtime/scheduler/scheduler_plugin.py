@@ -22,23 +22,22 @@ from distributed.scheduler import WorkerState
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.planning import AutoDelivery, get_delivery
-from dshuffle.runtime.message_fields import to_fields
-from dshuffle.runtime.messages import OpenedSession
-from dshuffle.runtime.open_files import too_few_files
-from dshuffle.runtime.orders import KeptQuery
-from dshuffle.runtime.replies import message_in, replying, within
-from dshuffle.runtime.scheduler import session_queries
+from dshuffle.runtime.messages import KeptQuery, OpenedSession, message_in, replying, to_fields, within
+from dshuffle.runtime.process import Timeline, too_few_files
+from dshuffle.runtime.scheduler import snapshot as session_queries
 from dshuffle.runtime.scheduler.coordinator import Coordinator
-from dshuffle.runtime.scheduler.dashboard_page import add_page
-from dshuffle.runtime.scheduler.kept_choice import KeptPartitions
-from dshuffle.runtime.scheduler.late_reruns import LateReruns
-from dshuffle.runtime.scheduler.member_choice import Members, choose_members
-from dshuffle.runtime.scheduler.snapshot import SessionSnapshot, snapshot_of
-from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
-from dshuffle.runtime.scheduler.worker_setup import SETUP_TIMEOUT, ask_all, workers_set_up
+from dshuffle.runtime.scheduler.members import (
+    SETUP_TIMEOUT,
+    KeptPartitions,
+    Members,
+    ask_all,
+    choose_members,
+    workers_set_up,
+)
+from dshuffle.runtime.scheduler.snapshot import SessionSnapshot, add_page, snapshot_of
+from dshuffle.runtime.scheduler.tasks import LateReruns, UnrunnableTasks, move_to_rank
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, PartitionSources, SessionRequest, base_id
 from dshuffle.runtime.task_keys import session_of_key
-from dshuffle.runtime.timeline import Timeline
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
 logger = logging.getLogger(__name__)

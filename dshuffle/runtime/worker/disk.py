@@ -1,37 +1,69 @@
-"""The rows of a worker's partition on its local disk, and partitions that earlier sessions have kept there."""
+"""Partitions on the disk of a worker."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable
-from concurrent.futures import Executor
-from typing import BinaryIO
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Executor, Future
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import DShuffleError
 from dshuffle.exchange.cache_partition import CachePartition, Index
+from dshuffle.exchange.comms import RowsReply
 from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.kept_index import KeptLabel
 from dshuffle.exchange.kept_partition import (
     KeptFolder,
+    KeptLabel,
     KeptPartition,
     PartitionFolder,
     kept_nbytes,
     remove_unused,
 )
-from dshuffle.exchange.replies import RowsReply
 from dshuffle.exchange.row_file import RowFile, does_not_fit
 from dshuffle.rows import Checksums, RowLayout
 from dshuffle.runtime.session_spec import PartitionSources
-from dshuffle.runtime.worker.made_in_thread import made_in_thread
 
 logger = logging.getLogger(__name__)
+
+
+T = TypeVar("T")
+
+
+async def made_in_thread(executor: Executor, make: Callable[..., T], *args: Any, close: Callable[[T], None]) -> T:
+    """Call a function in a thread, and close what it returns if the caller is cancelled meanwhile.
+
+    A thread cannot be cancelled. Without this, nobody would have its result, and only the garbage collector would free
+    the files in it. The caller does not wait, because a store may take long to answer.
+
+    Parameters
+    ----------
+    executor
+        Threads.
+    make, *args
+        The function and its arguments.
+    close
+        Called in the thread with the result, if nobody waits for that any more.
+    """
+    making = executor.submit(make, *args)
+    try:
+        return await asyncio.wrap_future(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(functools.partial(_close_result, close))
+        raise
+
+
+def _close_result(close: Callable[[T], None], made: Future[T]) -> None:
+    if not made.cancelled() and made.exception() is None:
+        close(made.result())
+
 
 BAD_FOLDER = (errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors of a folder that no room would mend."""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import StaleEpoch
 from dshuffle.exchange.row_file import RowFile
-from dshuffle.planning.sample_digest import SampleDigest
-from dshuffle.planning.share_sizes import Weights
+from dshuffle.planning.exchange_epochs import Weights
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.runtime.messages import TrainingTime
 from dshuffle.runtime.partition import Partition

@@ -25,17 +25,16 @@ from distributed import Worker
 from numpy.typing import NDArray
 
 from dshuffle.errors import ChecksumMismatch, DatasetError, DShuffleError, ExchangeError
-from dshuffle.exchange.comms import received, request_block, request_rows
+from dshuffle.exchange.comms import Later, RowsReply, received, request_block, request_rows, rows_from_fields
+from dshuffle.exchange.inbox import slow_senders
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MIB, rows_per_message
-from dshuffle.exchange.replies import Later, RowsReply, rows_from_fields
-from dshuffle.exchange.slow_senders import slow_senders
 from dshuffle.planning import ShuffleSpec, name_of
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.remainder import workers_of
 from dshuffle.rows import ByteMatrix, Checksums
 from dshuffle.runtime.dataset_inputs import with_data
-from dshuffle.runtime.replies import message_in, unwrap, within
+from dshuffle.runtime.messages import message_in, unwrap, within
 from dshuffle.runtime.session_spec import PartitionSources, base_id
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker.store_reader import StoreReader
@@ -226,18 +225,24 @@ class Loader:
 
     async def _bring_stored(self, attempt: _Attempt) -> None:
         load, blocks = attempt.load, self.blocks
-        left = np.flatnonzero(~attempt.done)
-        samples, slots = attempt.sample_ids[left], attempt.slots[left]
         readers = [_Reader(address, deque(), 0) for address in load.readers]
+
+        def needed() -> tuple[Samples, list[Request], list[tuple[Group, Samples]]]:
+            left = np.flatnonzero(~attempt.done)
+            if not readers:
+                return left, [], []
+            requests, direct = blocks.requests(attempt.sample_ids[left], alone=load.alone)
+            return left, requests, [(group, left[which]) for group, which in direct]
+
+        left, requests, direct = await self.jobs.run(needed)
         if not readers:
             await self._read(attempt, self.dataset, left)
             return
-        requests, direct = await self.jobs.run(lambda: blocks.requests(samples, alone=load.alone))
         for request in requests:
             reader = readers[request.block % len(readers)]
             reader.queue.append(request)
             reader.owed += len(request.items)
-        work = [self._read(attempt, group.samples, left[which], group) for group, which in direct]
+        work = [self._read(attempt, group.samples, places, group) for group, places in direct]
         work += [self._ask_reader(attempt, reader, left) for reader in readers if reader.queue or load.n_owners > 1]
         watching = asyncio.ensure_future(self._watch(attempt, readers))
         try:
@@ -245,7 +250,7 @@ class Loader:
         finally:
             watching.cancel()
         if not blocks.is_whole and len(left):  # rows were put together from their parts
-            await self.reading.run(attempt.target.add_checksums, samples, slots)
+            await self.reading.run(lambda: attempt.target.add_checksums(attempt.sample_ids[left], attempt.slots[left]))
             attempt.done[left] = True
 
     async def _read(self, attempt: _Attempt, dataset: Dataset, places: Samples, group: Group | None = None) -> None:
@@ -256,13 +261,14 @@ class Loader:
             target.relieve()
             return attempt.stopped
 
-        def read(sample_ids: Samples, slots: Samples) -> None:
+        def read(which: Samples) -> None:
+            sample_ids, slots = attempt.sample_ids[which], attempt.slots[which]
             dataset.read_into(target.rows, slots, sample_ids, memory_budget=IN_FLIGHT_NBYTES, stop=ends)
             if is_whole:
                 target.add_checksums(sample_ids, slots)
 
         for which in _cut(places, rows_per_message(self.dataset.row_nbytes, DIRECT_NBYTES)):
-            await self.reading.run(read, attempt.sample_ids[which], attempt.slots[which])
+            await self.reading.run(read, which)
             self._arrived(attempt, group, which)
 
     async def join(self, load: Load, target: Target) -> None:
@@ -431,8 +437,12 @@ class Loader:
     async def _bring_former(self, attempt: _Attempt, former: PartitionSources) -> None:
         """Read rows from former partitions. Those that none of them can send are left."""
         sample_ids, slots = attempt.sample_ids, attempt.slots
-        left = np.flatnonzero(~attempt.done)
-        messages = await self.jobs.run(self._former_messages, former, sample_ids[left])
+
+        def needed() -> tuple[Samples, dict[int, deque[Samples]]]:
+            left = np.flatnonzero(~attempt.done)
+            return left, self._former_messages(former, sample_ids[left])
+
+        left, messages = await self.jobs.run(needed)
 
         async def read(rank: int, places: Samples) -> None:
             reply = await self._ask_former(attempt, former, rank, sample_ids[places])

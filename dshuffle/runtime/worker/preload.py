@@ -10,18 +10,22 @@ import time
 from distributed import Worker
 from distributed.core import Server
 
-from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
-from dshuffle.planning import Choices, ShuffleSpec
+from dshuffle.kernels import load_kernels
 
 logger = logging.getLogger(__name__)
 
 OF_SCHEDULER = ("dshuffle.runtime.scheduler.scheduler_plugin",)
 OF_WORKER = (
     "dshuffle.runtime.worker.worker_plugin",
-    "dshuffle.runtime.worker.partition_task",
+    "dshuffle.runtime.worker.worker_plugin",
     "dshuffle.runtime.gather.row_pieces",
     "dshuffle.store.dataset",
 )
+KERNELS = (
+    *("rows", "exchange.cache_partition", "store.scatter"),
+    *("planning.grouping", "planning.randomness", "planning.remainder"),
+)
+"""Those of sessions with the default choices."""
 
 
 async def load(server: Server) -> None:
@@ -39,5 +43,4 @@ def _load(is_worker: bool) -> None:
     for name in OF_WORKER if is_worker else OF_SCHEDULER:
         importlib.import_module(name)
     if is_worker:
-        load_exchange_kernels()
-        load_session_kernels(ShuffleSpec(64, 4, Choices()), 8)
+        load_kernels(*KERNELS)

@@ -1,17 +1,62 @@
-"""What a participant reports to the scheduler by itself: its votes, and signs of life."""
+"""What a worker tells the others: votes, signs of life, and where the participants are."""
 
 from __future__ import annotations
 
+import asyncio
+import bisect
 import logging
+from collections.abc import Callable, Iterator, Mapping
 
 from distributed import Worker
 
 from dshuffle.errors import DShuffleError
-from dshuffle.runtime.message_fields import to_fields
-from dshuffle.runtime.messages import Vote
-from dshuffle.runtime.replies import message_in
+from dshuffle.exchange.bundles import with_forwarders
+from dshuffle.runtime.messages import Vote, message_in, to_fields
 
 logger = logging.getLogger(__name__)
+
+
+class MemberAddresses(Mapping[int, str]):
+    """Address of each participant and of each rank's forwarder.
+
+    Parameters
+    ----------
+    addresses
+        Addresses of the ranks, and of the server.
+    """
+
+    def __init__(self, addresses: Mapping[int, str]) -> None:
+        self._addresses = with_forwarders(addresses)
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def __getitem__(self, participant: int) -> str:
+        return self._addresses[participant]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._addresses)
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def change(self, addresses: Mapping[int, str]) -> None:
+        """Use the addresses of workers that have taken lost ranks."""
+        self._addresses.update(with_forwarders(addresses))
+        self._wake()
+
+    def close(self) -> None:
+        """Note that the session is closed on this worker, so that nobody waits for other addresses."""
+        self._closed = True
+        self._wake()
+
+    async def until_left(self, participant: int, address: str) -> None:
+        """Wait until a participant is not at an address any more, or the session is closed."""
+        while not self._closed and self._addresses.get(participant) == address:
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 class ReportSender:
@@ -46,3 +91,56 @@ class ReportSender:
             await self._worker.scheduler.dshuffle_alive(**self._sender, heard=ages, reply=False)
         except (OSError, RuntimeError) as error:  # the scheduler still asks, or this worker is closing
             logger.debug("dshuffle: a sign of life did not reach the scheduler: %s", error)
+
+
+MOST_HEARD = 64
+"""Number of others that a sign of life names. If all named all, the scheduler would read n squared names."""
+
+
+class SignsOfLife:
+    """Tells the scheduler every third of a heartbeat that this worker is alive, while the scheduler waits for it.
+
+    Parameters
+    ----------
+    reports
+        Sends what this worker reports.
+    heartbeat
+        Seconds.
+    look
+        Returns participant -> seconds since bytes came from it, or None if the scheduler does not wait for this worker.
+    """
+
+    def __init__(self, reports: ReportSender, heartbeat: float, look: Callable[[], dict[int, float] | None]) -> None:
+        self._reports = reports
+        self._every = heartbeat / 3
+        self._look = look
+        self._next = reports.participant  # from whom on the next sign names others; not the same on all workers
+        self._sending: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait()
+
+    def close(self) -> None:
+        """Give no more signs."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._look = lambda: None
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._every, self._give)
+
+    def _give(self) -> None:
+        ages = self._look()
+        if ages is not None and (self._sending is None or self._sending.done()):
+            heard = self._named(ages)
+            self._sending = asyncio.get_running_loop().create_task(self._reports.send_sign_of_life(heard))
+        self._wait()
+
+    def _named(self, ages: dict[int, float]) -> dict[int, float]:
+        """Those that were heard in the last heartbeat. If they are too many, signs name them in turn."""
+        recent = sorted(participant for participant, age in ages.items() if age < 3 * self._every)
+        if len(recent) > MOST_HEARD:
+            first = bisect.bisect_left(recent, self._next)
+            recent = [*recent[first:], *recent[:first]][:MOST_HEARD]
+            self._next = recent[-1] + 1
+        return {participant: ages[participant] for participant in recent}

@@ -1,4 +1,4 @@
-"""One attempt at an epoch's exchange on one worker, from its plan to its vote."""
+"""One attempt at the exchange of an epoch, on one worker: the next index, what is measured, and mending rows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import asyncio
 import dataclasses
 import functools
 import logging
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,18 +18,197 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import DatasetError
 from dshuffle.exchange.bundles import ForwardedRows
+from dshuffle.exchange.cache_partition import CachePartition, Swap
 from dshuffle.exchange.endpoints import RowSink, RowSource, has_result, nothing_to_mend
-from dshuffle.planning import SERVER, STORE
-from dshuffle.runtime.messages import Counts, Report, TrainingTime, Vote
-from dshuffle.runtime.replies import retrieve
+from dshuffle.planning import SERVER, STORE, ShuffleSpec
+from dshuffle.planning.epoch_plan import FORWARDER, forwarder_of
+from dshuffle.planning.remainder import SampleDigest, due_in_an_epoch
+from dshuffle.records import Measures
+from dshuffle.runtime.dataset_inputs import for_workers
+from dshuffle.runtime.messages import Counts, Report, TrainingTime, Vote, retrieve
+from dshuffle.runtime.process import ProcessorTimes
+from dshuffle.runtime.worker.epoch_lock import View
 from dshuffle.runtime.worker.loading import Load
-from dshuffle.runtime.worker.member_exchange import MemberExchange
-from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
-from dshuffle.runtime.worker.mending import Mending
-from dshuffle.runtime.worker.prepared import Prepared
-from dshuffle.runtime.worker.run_measures import RunMeasures
+from dshuffle.runtime.worker.member_parts import MemberExchange, MemberParts, TrainingState
+from dshuffle.store import Dataset
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a commit installs on a worker that trains, and what shows that all workers together train on every sample.
+
+    Parameters
+    ----------
+    swap, view
+        The next index of the cache, and the next epoch as tasks see it.
+    digest
+        Digest of the samples in the view, which the worker trains on.
+    due
+        The rank's part of the digest of all samples that are to be trained on. It does not depend on the draw.
+    """
+
+    swap: Swap
+    view: View
+    digest: SampleDigest
+    due: SampleDigest
+
+    @classmethod
+    def of(cls, exchange: MemberExchange, parts: MemberParts, epoch: int) -> Prepared:
+        """Prepare an epoch whose slots have been reserved."""
+        training, shuffle, start = parts.training, parts.shuffle, parts.start
+        assert training is not None
+        mine = exchange.parts[training.rank]
+        swap = training.cache.prepare(mine.held)
+        # Without excess, a worker holds exactly what it trains on, and the slots are already known.
+        own = swap.index.slots if len(mine.own) == len(mine.held) else swap.index.find(mine.own)
+        sample_ids, slots, shares = mine.order, own[mine.permutation], exchange.shares
+        due = due_in_an_epoch(shuffle, training.rank)
+        if start.trained and start.epoch == epoch:
+
+            def spec_for(n_workers: int) -> ShuffleSpec:
+                return for_workers(shuffle, n_workers, parts.dataset)
+
+            keep, shares = start.left(shuffle, training.rank, spec_for)
+            sample_ids, slots = sample_ids[keep], slots[keep]
+            if training.rank == 0:
+                due -= start.trained_digest(shuffle, spec_for)
+        broadcast = exchange.broadcast
+        if len(broadcast):
+            broadcast = broadcast[np.isin(broadcast, sample_ids)]
+        view = View(epoch, sample_ids, slots, shares, broadcast, shuffle.weights, shuffle.choices.shares.may_change)
+        return cls(swap, view, SampleDigest.of(sample_ids, shuffle.choices.seed), due)
+
+
+MOST_LINKS = 64
+"""With more workers, they do not tell the scheduler what came from whom."""
+
+
+class RunMeasures:
+    """Measures an attempt from now on.
+
+    Parameters
+    ----------
+    parts
+        Parts of the session.
+    """
+
+    def __init__(self, parts: MemberParts) -> None:
+        self._parts = parts
+        self._traffic = parts.dataset.traffic
+        self._loaded = parts.reader.sent_bytes, parts.loader.received_bytes  # before
+        self._processors = ProcessorTimes.now()
+        self._started = time.perf_counter()
+        self._cpu_idle = 0.0
+        self._watched_seconds = 0.0
+
+    def end(self) -> None:
+        """Note that the vote is known: what comes later is not part of the exchange."""
+        self._cpu_idle = ProcessorTimes.now().idle_since(self._processors)
+        self._watched_seconds = time.perf_counter() - self._started
+
+    def of(self, exchange: MemberExchange, commit_seconds: float, mended_rows: int) -> Measures:
+        """What an exchange took, with its commit and the rows that were read again."""
+        parts = self._parts
+        traffic = parts.dataset.traffic - self._traffic
+        sent = {participant: sender.meter for participant, sender in parts.senders.items()}
+        meter = None if parts.training is None else parts.training.receiver.meter
+        coded = exchange.transport.encodes
+        into = [] if parts.training is None else parts.training.meters
+        out = [sender.sent_bytes for participant, sender in sent.items() if participant != SERVER]
+        read, loaded = parts.reader.sent_bytes - self._loaded[0], parts.loader.received_bytes - self._loaded[1]
+        return Measures(
+            wire_sent_bytes=(sum(out) + read,) if into else (),
+            wire_received_bytes=(sum(receiver.received_bytes for receiver in into) + loaded,) if into else (),
+            server_sent_bytes=(sent[SERVER].sent_bytes if SERVER in sent else 0) + (0 if into else read),
+            metadata_bytes=sum(sender.sent_checksum_bytes for sender in sent.values()),
+            shared_memory_bytes=sum(sender.shared_bytes for sender in sent.values()),
+            recovered_rows=mended_rows + (meter.recovered_rows if meter else 0),
+            store_requests=traffic.requests,
+            store_bytes=traffic.fetched_bytes,
+            store_delivered_bytes=traffic.delivered_bytes,
+            store_retries=traffic.retries,
+            plan_seconds=exchange.seconds,
+            gather_seconds=sum(sender.gather_seconds for sender in sent.values()),
+            transfer_seconds=meter.transfer_seconds if meter else 0.0,
+            scatter_seconds=meter.scatter_seconds if meter else 0.0,
+            store_seconds=traffic.seconds,
+            commit_seconds=commit_seconds,
+            encode_seconds=sent[SERVER].gather_seconds if coded and SERVER in sent else 0.0,
+            decode_seconds=meter.scatter_seconds if coded and meter else 0.0,
+            watched_seconds=self._watched_seconds,
+            cpu_idle=self._cpu_idle,
+        )
+
+    def links(self) -> dict[int, tuple[int, float]]:
+        """Sender -> bytes that came from it over the network, and seconds in which they came."""
+        training = self._parts.training
+        if training is None or self._parts.shuffle.n_workers > MOST_LINKS:
+            return {}
+        links: dict[int, tuple[int, float]] = {}
+        for meter in training.meters:
+            for participant, link in meter.links.items():
+                rank = participant if participant > FORWARDER else forwarder_of(participant)
+                nbytes, seconds = links.get(rank, (0, 0.0))  # bundles and rows may come from the same worker
+                links[rank] = nbytes + link.nbytes, seconds + link.ended - link.begun
+        return links
+
+
+class Mending:
+    """Verifies the rows of a partition, once in a run.
+
+    Parameters
+    ----------
+    dataset
+        From which corrupted rows are read.
+    cache
+        The partition; None on a worker that only serves.
+    """
+
+    def __init__(self, dataset: Dataset, cache: CachePartition | None) -> None:
+        self.n_rows = 0
+        self.stop = threading.Event()  # whether the run is ending, so that nobody reads from the store any more
+        self._dataset = dataset
+        self._cache = cache
+        self._is_done = False
+        self._lock = threading.Lock()
+
+    def mend(self) -> int:
+        """Verify all rows held here, once in a run, and read those that are corrupted from the store.
+
+        Returns
+        -------
+        int
+            Number of corrupted rows, whether or not they could be read again; 0 if the run is ending.
+        """
+        cache = self._cache
+        if cache is None:
+            return 0
+        with self._lock:
+            if self.stop.is_set():
+                return 0
+            if not self._is_done:
+                samples, slots = cache.corrupted()
+                self._is_done, self.n_rows = True, len(samples)
+                if len(samples):
+                    logger.warning("dshuffle: %d rows are corrupted in memory and are read again", len(samples))
+                    try:
+                        self._dataset.read_into(cache.rows, slots, samples, stop=self.stop.is_set)
+                        self._dataset.check_unchanged()
+                    except DatasetError:
+                        logger.exception("dshuffle: corrupted rows could not be read again")
+            return self.n_rows
+
+    async def settle(self) -> None:
+        """Return when no rows are being mended. Set ``stop`` before."""
+        if self._lock.locked():
+            await asyncio.to_thread(self._wait)
+
+    def _wait(self) -> None:
+        with self._lock:
+            return
+
 
 PLAN_AFTER = 1.0
 """Seconds into an exchange after which the worker starts to plan the next epoch. A shorter exchange ends before that

@@ -43,7 +43,7 @@ class Block:
 
 
 class ServerRows:
-    """Rows of any sample of a dataset, for a :class:`~dshuffle.exchange.sender.Sender`.
+    """Rows of any sample of a dataset, for a :class:`~dshuffle.exchange.endpoints.Sender`.
 
     Parameters
     ----------

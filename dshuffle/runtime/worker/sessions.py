@@ -1,31 +1,91 @@
-"""The sessions of a worker: those that are open, those that are being opened, and those that have been closed."""
+"""The sessions of a worker, and what other processes may ask of them."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
+from distributed import Worker
 from distributed.protocol.serialize import ToPickle, to_serialize
 from numpy.typing import NDArray
 
 from dshuffle.emulated_links import check_emulated_rates
-from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, WorkerLost
-from dshuffle.exchange.comms import sent
+from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, PeerFailed, WorkerLost
+from dshuffle.exchange.buffers import may_share
+from dshuffle.exchange.comms import Refusal, RowsReply, sent, to_fields
 from dshuffle.exchange.kept_partition import PREFIX, KeptFolder
-from dshuffle.exchange.replies import RowsReply
-from dshuffle.planning.sample_digest import SampleDigest
-from dshuffle.runtime.messages import CommitReply, MemberState
-from dshuffle.runtime.orders import Together
-from dshuffle.runtime.replies import Arrays
+from dshuffle.exchange.messages import MessageId
+from dshuffle.planning.remainder import SampleDigest
+from dshuffle.runtime.collective import Collective
+from dshuffle.runtime.messages import Arrays, CommitReply, MemberState, Together, from_fields, message_in, within
 from dshuffle.runtime.session_spec import SessionSpec, adopted_id, base_id, is_adopted_by
-from dshuffle.runtime.worker.collectives import Collectives
-from dshuffle.runtime.worker.opening import SharedParts, open_session, rank_on
-from dshuffle.runtime.worker.session import WorkerSession
-from dshuffle.runtime.worker.signs_of_life import SignsOfLife
+from dshuffle.runtime.worker.reports import SignsOfLife
+from dshuffle.runtime.worker.session import SharedParts, WorkerSession, open_session, rank_on
+
+logger = logging.getLogger(__name__)
+
+
+class Collectives:
+    """The last call of each session."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, Collective] = {}
+
+    def call(self, session_id: str, number: int) -> Collective:
+        """State of a call, by its number. Calls that have ended are refused."""
+        collective = self._calls.get(session_id)
+        if collective is None or collective.number < number:
+            self.end(session_id)
+            collective = self._calls[session_id] = Collective(number)
+        elif collective.number > number:
+            raise PeerFailed(f"call {number} of Epoch.together has ended: the ranks are at call {collective.number}")
+        return collective
+
+    def end(self, session_id: str) -> None:
+        """Fail all ranks that still wait in a session's last call."""
+        collective = self._calls.pop(session_id, None)
+        if collective is not None:
+            collective.fail("the session has moved on to another call of Epoch.together, or was closed")
+
+    def close(self) -> None:
+        """Fail all ranks that still wait."""
+        for session_id in list(self._calls):
+            self.end(session_id)
+
+
+HAND_OVER_WITHIN = 20.0
+"""Seconds for which a worker that closes sends its partitions. Batch systems kill it half a minute after SIGTERM."""
+
+ASK_EVERY = 0.2
+"""Seconds between its questions whether it is still needed."""
+
+ANSWER_WITHIN = 3.0
+"""Seconds in which the scheduler must answer them. It may be closing as well."""
+
+
+async def hand_over(worker: Worker) -> None:
+    """Wait until nobody reads the partitions of a worker that closes any more."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + HAND_OVER_WITHIN
+    is_read = True
+    while is_read and loop.time() < end:
+        try:
+            call = within(ANSWER_WITHIN, worker.scheduler.dshuffle_retiring(address=worker.address))
+            is_read = message_in(await call, bool, "the scheduler")
+        except (OSError, DShuffleError) as error:
+            logger.debug("dshuffle: the scheduler does not take this worker's partitions: %s", error)
+            return
+        if is_read:
+            if (heartbeat := worker.periodic_callbacks.get("heartbeat")) is not None:
+                heartbeat.stop()  # the scheduler may have removed this worker, and would tell it to close
+            await asyncio.sleep(ASK_EVERY)
+
 
 ALONE = Together()
 
@@ -119,7 +179,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         spec
             The session, as :meth:`.SessionSpec.packed` writes it.
         number, last_run, restore, epoch, digest, together
-            As in :class:`~dshuffle.runtime.orders.OpenOrder`.
+            As in :class:`~dshuffle.runtime.messages.OpenOrder`.
 
         Raises
         ------
@@ -309,3 +369,48 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         self.session(session_id)
         # The ranks ask with the id of the session, also where rank 0 is adopted.
         self.collectives.call(base_id(session_id), number).fail(reason, transient=transient)
+
+
+class Acknowledged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Messages that have arrived."""
+
+    session_id: str
+    acknowledged: list[MessageId]
+
+
+class Request(Acknowledged, frozen=True, forbid_unknown_fields=True):
+    """A request for a message, with acknowledgements of earlier ones.
+
+    Parameters
+    ----------
+    message
+        The message.
+    host
+        Name of the receiver's host, if it can map memory of this one. Otherwise empty.
+    """
+
+    message: MessageId
+    host: str
+
+
+def row_handlers(sessions: Callable[[], WorkerSessions]) -> dict[str, Callable[..., Any]]:
+    """The handlers by name; ``sessions`` returns the sessions of this worker."""
+
+    def acknowledge_all(of: WorkerSessions, fields: Acknowledged) -> None:
+        session = of.get(fields.session_id)
+        if session is not None:
+            for message in fields.acknowledged:
+                session.acknowledge(message)
+
+    async def fetch(**message: Any) -> dict[str, Any]:
+        request, opened = from_fields(Request, message, "another worker"), sessions()
+        acknowledge_all(opened, request)
+        session = opened.get(request.session_id)
+        if session is None:
+            return to_fields(Refusal("the session is not open on this worker"))
+        return await sent(opened.shared.worker, await session.serve(request.message, shared=may_share(request.host)))
+
+    async def acknowledge(**message: Any) -> None:
+        acknowledge_all(sessions(), from_fields(Acknowledged, message, "another worker"))
+
+    return {"dshuffle_fetch": fetch, "dshuffle_acknowledge": acknowledge}

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import ExchangeError
+from dshuffle.exchange.comms import Later, RowsReply
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MIB
-from dshuffle.exchange.replies import Later, RowsReply
 from dshuffle.store.row_blocks import Block, RowBlocks
 
 READING_NBYTES = 64 * MIB

@@ -1,8 +1,4 @@
-"""The worker plugin: sets dshuffle up on a worker, and lets other processes ask for the operations in two tables.
-
-The handlers look up the plugin: Dask caches handlers permanently, so a handler must not keep a plugin and its rows
-alive. The last step of the set-up is a hello to the scheduler, which uses this worker only then.
-"""
+"""The worker plugin: it sets dshuffle up on a Dask worker, runs tasks there, and keeps its log short."""
 
 from __future__ import annotations
 
@@ -14,15 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
-from distributed import Worker
+from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from dshuffle.errors import WorkerLost
-from dshuffle.exchange.warmup import load_exchange_kernels
+from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
+from dshuffle.exchange.transports import Transport
+from dshuffle.kernels import load_kernels
 from dshuffle.process_exit import end_without_last_collections
-from dshuffle.runtime.message_fields import from_fields
-from dshuffle.runtime.open_files import raise_limit
-from dshuffle.runtime.orders import (
+from dshuffle.runtime.messages import (
     AbortOrder,
     BeginOrder,
     BlockQuery,
@@ -38,20 +33,43 @@ from dshuffle.runtime.orders import (
     RowsQuery,
     SessionOrder,
     TrainedQuery,
+    from_fields,
+    message_in,
+    replying,
 )
-from dshuffle.runtime.replies import message_in, replying
+from dshuffle.runtime.partition import Partition
+from dshuffle.runtime.process import Timeline, raise_limit
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL
-from dshuffle.runtime.timeline import Timeline
+from dshuffle.runtime.task_keys import session_of_key
 from dshuffle.runtime.worker.disk import KeptPartitions
-from dshuffle.runtime.worker.hand_over import hand_over
-from dshuffle.runtime.worker.opening import SharedParts
-from dshuffle.runtime.worker.reserved_memory import ReservedMemory
-from dshuffle.runtime.worker.row_handlers import row_handlers
-from dshuffle.runtime.worker.session import WorkerSession
-from dshuffle.runtime.worker.sessions import WorkerSessions
-from dshuffle.runtime.worker.task_log import leave_out_consequences
+from dshuffle.runtime.worker.session import ReservedMemory, SharedParts, WorkerSession
+from dshuffle.runtime.worker.sessions import WorkerSessions, hand_over, row_handlers
 
 logger = logging.getLogger(__name__)
+
+
+def is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether a record of Dask's worker is anything but a partition task that failed because another rank did.
+
+    Examples
+    --------
+    >>> def failure(error):
+    ...     args = ("train-dshuffle-0f3a-3-0-1", "long-running", "<Task>", repr(error), "")
+    ...     text = "Compute Failed: %s %s %s %r %r"
+    ...     return logging.LogRecord("distributed.worker", logging.ERROR, "", 0, text, args, None)
+    >>> is_worth_a_line(failure(PeerFailed("rank 0 has failed"))), is_worth_a_line(failure(ValueError("rank 0")))
+    (False, True)
+    """
+    match record.args:
+        case (key, _, _, str(error), _) if record.msg.startswith("Compute Failed"):
+            return session_of_key(key) is None or not error.startswith(f"{PeerFailed.__name__}(")
+    return True
+
+
+def leave_out_consequences() -> None:
+    """Install the filter in this process. Idempotent."""
+    logging.getLogger("distributed.worker").addFilter(is_worth_a_line)
+
 
 ATTACHED = ("spec", "cause", "values", "sample_ids", "numbers")
 """What a message may have beside its fields: objects that Dask sends by itself."""
@@ -116,7 +134,7 @@ class DShuffleWorker(WorkerPlugin):
         timeline.end_step("handlers registered")
         # Off the event loop, and before the first rows arrive.
         try:
-            await shared.in_thread(load_exchange_kernels)
+            await shared.in_thread(load_kernels, *Transport.kernels)
         except BaseException:
             if worker.handlers.get("dshuffle_protocol") is protocol:
                 del worker.handlers["dshuffle_protocol"]
@@ -161,3 +179,41 @@ def _carry_out(sessions: Callable[[], WorkerSessions], operation: str, **message
     attached = {name: message.pop(name) for name in ATTACHED if name in message}
     fields = from_fields(kind, message, f"the process that asked for {operation!r}")
     return method(owner, **msgspec.structs.asdict(fields), **attached)
+
+
+def run_on_partition(
+    session_id: str,
+    rank: int,
+    epoch: int,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call ``fn`` on the partition of this worker; the Dask task behind :meth:`dshuffle.Epoch.map`."""
+    plugin = get_worker().plugins.get(PLUGIN)
+    sessions = plugin.sessions if isinstance(plugin, DShuffleWorker) else None
+    session = None if sessions is None else sessions.of_rank(session_id, rank)
+    if session is None:
+        cause = None if sessions is None else sessions.cause(session_id)
+        if cause is not None:
+            raise cause.raised_by(f"the task of rank {rank} cannot run")
+        raise WorkerLost(
+            f"worker {get_worker().address} does not hold rank {rank} of session {session_id}: the session was closed, "
+            "or another worker has taken the rank. If the session has ended, make a new Shuffler"
+        )
+    access = session.partition(epoch)
+    del session  # Dask keeps the traceback of an error, and with it this frame
+    with access as partition:
+        try:
+            result = fn(partition, *args, **kwargs)
+        except AssertionError as error:
+            if "daemonic processes" not in str(error):
+                raise
+            raise InvalidParameter.because(
+                getattr(fn, "__name__", "fn"),
+                "a Dask worker cannot start processes of its own, such as those of a DataLoader",
+                "Use num_workers=0: the rows are in this process's memory already.",
+            ) from error
+    if isinstance(result, Partition):
+        raise TypeError("a Partition cannot be sent to another process; return arrays instead")
+    return result

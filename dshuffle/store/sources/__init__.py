@@ -1,12 +1,16 @@
 """Sources of datasets: files of NumPy, Parquet and Zarr, folders of images, and tables and arrays of other libraries.
 
-:func:`read_sources` opens files, :class:`.image_folder.ImageFolder` a folder of images, and :mod:`.in_memory` finds the
-arrays in what users pass. All of them give arrays, or a :class:`.source.RowSource` that is read in slabs.
+:func:`read_sources` opens files, :func:`read_array` an array of a dataset, :class:`.image_folder.ImageFolder` a folder
+of images, and :mod:`.in_memory` finds the arrays in what users pass. All of them give arrays, or a
+:class:`.source.RowSource` that is read in slabs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import logging
+import math
 import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -14,17 +18,29 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import zarr
 from dask.utils import natural_sort_key
 from numpy.lib import format as npy
 from numpy.typing import NDArray
+from zarr.core.sync import sync
 
 from dshuffle.checks import each
-from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
-from dshuffle.store.backends.urls import canonical_url, is_local
+from dshuffle.errors import DatasetError, DatasetNotFound, DShuffleError, InvalidParameter
+from dshuffle.redaction import hide_secrets
+from dshuffle.store.cf import attributes_of, encoding_of
+from dshuffle.store.dataset import Dataset
+from dshuffle.store.open import as_dataset, open_dataset
+from dshuffle.store.places import ARRAY, GROUP, Place, canonical_url, is_local, open_store, standing_at
+from dshuffle.store.sample_arrays import unreadable_items
 from dshuffle.store.sources.source import RowSource, files_below, stream, unreadable
-from dshuffle.store.sources.zarr_nodes import zarr_arrays
+from dshuffle.store.stored_array import ArrayInfo, StoredArray
+
+logger = logging.getLogger(__name__)
 
 PARQUET = (".parquet", ".parq", ".pq")
+
+# Zarr is read this many bytes at a time, because a store answers many concurrent requests as fast as one.
+_READ_NBYTES = 16 << 20
 
 
 def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str] | None = None) -> dict[str, RowSource]:
@@ -82,21 +98,26 @@ def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str]
     sources: dict[str, RowSource] = {}
     present: set[str] = set()
     for found in _opened([place for place in places if place not in tables], tables, chosen):
-        for name, source in found.items():
-            present.add(name)
-            if chosen is not None and name not in chosen:
-                continue
+        present |= found.keys()
+        for name in [name for name in found if chosen is None or name in chosen]:
             if name in sources:
-                raise InvalidParameter.because(
-                    "files",
-                    f"{sources[name].origin} and {source.origin} both contain an array {name!r}",
-                    "Give each array a distinct name.",
-                )
-            sources[name] = source
-    if chosen is not None and chosen - set(sources):
+                reason = f"{sources[name].origin} and {found[name].origin} both contain an array {name!r}"
+                raise InvalidParameter.because("files", reason, "Give each array a distinct name.")
+            sources[name] = found[name]
+    if chosen is not None and chosen - present:
         hint = f"They have {', '.join(sorted(present))}." if present else ""
-        raise InvalidParameter.of("names", sorted(chosen - set(sources)), "names of arrays in the files", hint)
-    _check(sources)
+        raise InvalidParameter.of("names", sorted(chosen - present), "names of arrays in the files", hint)
+    if not sources:
+        raise InvalidParameter.because("files", "they do not contain any array", "Give files with at least one array.")
+    each(sources, lambda name: _check_items(f"{sources[name].origin}: array {name!r}", sources[name]))
+    first = next(iter(sources))
+    for name, source in sources.items():
+        if len(source) != len(sources[first]):
+            reason = (
+                f"array {first!r} of {sources[first].origin} has {len(sources[first])} samples, but array {name!r} of"
+            )
+            hint = "All arrays must have the same length."
+            raise InvalidParameter.because("files", f"{reason} {source.origin} has {len(source)}", hint)
     return sources
 
 
@@ -126,66 +147,110 @@ def _parts_of_table(place: str) -> list[str] | None:
 
 def _opened(places: list[str], tables: dict[str, list[str]], chosen: set[str] | None) -> Iterator[dict[str, RowSource]]:
     for place in [*places, *tables]:
-        if not is_local(place) and (place in tables or place.lower().endswith((".npy", ".npz"))):
+        if not is_local(place) and place.lower().endswith((".npy", ".npz", *PARQUET)):
             raise InvalidParameter.of("files", place, "a local path", "Only Zarr is read from URLs.")
         if is_local(place) and not os.path.exists(place):
             raise DatasetNotFound(f"{place} does not exist")
     for place in places:
         suffix = os.path.splitext(place)[1].lower()
-        if suffix in (".npy", ".npz"):
-            yield numpy_arrays(place, suffix)
-        elif not is_local(place) or os.path.isdir(place):
-            yield zarr_arrays(place)
-        else:
+        if suffix not in (".npy", ".npz") and is_local(place) and not os.path.isdir(place):
             kinds = f"a file of .npy, .npz, {', '.join(PARQUET)}, or a Zarr array or group"
             hint = "Read CSV files with pandas or Dask, and give the table to create_dataset."
             raise InvalidParameter.of("files", place, kinds, hint if suffix == ".csv" else "")
+        try:
+            yield {".npy": _of_npy, ".npz": _of_npz}.get(suffix, _of_zarr)(place)
+        except DShuffleError:
+            raise
+        except Exception as exc:
+            raise unreadable(place, exc) from exc
     if tables:
         yield module_with_pyarrow().parquet_arrays(tables, chosen)
 
 
-def numpy_arrays(path: str, suffix: str) -> dict[str, RowSource]:
-    """Open the array of a ``.npy`` file, or the members of a ``.npz`` file."""
-    try:
-        if suffix == ".npy":
-            whole = np.load(path, mmap_mode="r")
-            # Copy the rows and map each slab separately: mapped pages count as process memory while the mapping exists.
-            return {
-                Path(path).stem: RowSource(
-                    path, whole.shape, whole.dtype, lambda rows: np.array(np.load(path, mmap_mode="r")[rows], order="C")
-                )
-            }
-        with np.load(path) as archive:
-            return {name: _member(path, archive, name) for name in archive.files}
-    except Exception as exc:
-        raise unreadable(path, exc) from exc
+def _of_npy(path: str) -> dict[str, RowSource]:
+    def read(rows: slice) -> NDArray[Any]:
+        # Copy the rows and map each slab separately: mapped pages count as process memory while the mapping exists.
+        return np.array(np.load(path, mmap_mode="r")[rows], order="C")
+
+    whole = np.load(path, mmap_mode="r")
+    return {Path(path).stem: RowSource(path, whole.shape, whole.dtype, read)}
 
 
-def _member(path: str, archive: Any, name: str) -> RowSource:
-    with archive.zip.open(f"{name}.npy") as member:
-        version = "_".join(map(str, npy.read_magic(member)))
-        shape, _, dtype = getattr(npy, f"read_array_header_{version}")(member)
+def _of_npz(path: str) -> dict[str, RowSource]:
+    def member(archive: Any, name: str) -> RowSource:
+        with archive.zip.open(f"{name}.npy") as file:
+            version = "_".join(map(str, npy.read_magic(file)))
+            shape, _, dtype = getattr(npy, f"read_array_header_{version}")(file)
+
+        def blocks() -> Iterator[NDArray[Any]]:
+            with np.load(path) as again:
+                yield again[name]
+
+        return stream(path, shape, dtype, blocks)
+
+    with np.load(path) as archive:
+        return {name: member(archive, name) for name in archive.files}
+
+
+def _of_zarr(url: str) -> dict[str, RowSource]:
+    """The arrays directly below a group, or the single array at the URL, named after its folder."""
+    standing = standing_at(url, None)
+    if standing == GROUP:
+        dataset = open_dataset(url)
+        return {name: read_array(dataset, name) for name in dataset.arrays}
+    if standing != ARRAY:
+        raise DatasetError(f"{url} is {standing or 'missing'}; it must be a Zarr array or group")
+    name = url.rsplit("/", 1)[-1].removesuffix(".zarr")
+    array = zarr.open_array(store=open_store(url, None, read_only=True), mode="r")
+    if reason := unreadable_items(array):
+        raise DatasetError(f"array {name!r} of {url} cannot be read: {reason}")
+    encoding, undecoded = encoding_of(array, attributes_of({name: array})[name])
+    if undecoded:
+        logger.warning("Array %r of %s is not decoded: %s", name, hide_secrets(url), undecoded)
+    stored = StoredArray.of(url, name, array, encoding=encoding)
+    rows = _rows_at_a_time(stored.info)
 
     def blocks() -> Iterator[NDArray[Any]]:
-        with np.load(path) as again:
-            yield again[name]
+        for start in range(0, stored.n_samples, rows):
+            yield stored.values(sync(stored.read_rows(start, min(start + rows, stored.n_samples))))
 
-    return stream(path, shape, dtype, blocks)
+    return {name: stream(url, array.shape, stored.info.dtype, blocks)}
 
 
-def _check(sources: dict[str, RowSource]) -> None:
-    if not sources:
-        raise InvalidParameter.because("files", "they do not contain any array", "Give files with at least one array.")
-    each(sources, lambda name: _check_items(f"{sources[name].origin}: array {name!r}", sources[name]))
-    first, *following = sources.items()
-    for name, source in following:
-        if len(source) != len(first[1]):
-            raise InvalidParameter.because(
-                "files",
-                f"array {first[0]!r} of {first[1].origin} has {len(first[1])} samples, "
-                f"but array {name!r} of {source.origin} has {len(source)}",
-                "All arrays must have the same length.",
-            )
+def read_array(dataset: Dataset | Place, name: str) -> RowSource:
+    """Return one array of a dataset as a source that is read in ascending slabs.
+
+    Raises
+    ------
+    InvalidParameter
+        If the dataset does not have an array of that name.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dshuffle.store import create_dataset
+    >>> dataset = create_dataset("memory://doc-read-array", {"x": np.arange(10), "y": np.ones(10)}, overwrite=True)
+    >>> read_array(dataset, "x")[2:5]
+    array([2, 3, 4])
+    """
+    dataset = as_dataset(dataset)
+    if name not in dataset.arrays:
+        raise InvalidParameter.of("array", name, f"one of {list(dataset.arrays)}")
+    info, part = dataset.arrays[name], dataset._only(name)
+    rows = _rows_at_a_time(info)
+
+    def blocks() -> Iterator[NDArray[Any]]:
+        for start in range(0, dataset.n_samples, rows):
+            yield part.read_rows(np.arange(start, min(start + rows, dataset.n_samples)))[name]
+
+    source = stream(dataset.url, (dataset.n_samples, *info.shape), info.dtype, blocks)
+    return dataclasses.replace(source, has_url=dataset._opening.location.store is None)
+
+
+def _rows_at_a_time(info: ArrayInfo) -> int:
+    # Whole shards if there are any, because their chunks would otherwise be requested one by one.
+    band = info.shard_rows or info.chunk_rows
+    return band * max(1, _READ_NBYTES // max(1, band * info.dtype.itemsize * math.prod(info.shape)))
 
 
 def _check_items(label: str, source: RowSource) -> None:

@@ -99,7 +99,12 @@ class ImageFolder:
                 f"{empty} Convert its files, or move the folder away." if classes else "",
             )
         paths = [path for path, _ in images]
-        (height, width), mode = _common(paths, None if size is None else _checked_size(size), mode)
+        asked = None
+        if size is not None:
+            if np.shape(size) != (2,):
+                raise InvalidParameter.of("size", size, "height and width, such as (64, 64)")
+            asked = as_integer("size[0]", size[0], 1), as_integer("size[1]", size[1], 1)
+        (height, width), mode = _common(paths, asked, mode)
         labels = np.array([label for _, label in images], np.int64)
         others = tuple(path for paths in files for path in paths if not _is_image(path))
 
@@ -116,39 +121,32 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def _checked_size(size: Sequence[int]) -> tuple[int, int]:
-    if np.shape(size) != (2,):
-        raise InvalidParameter.of("size", size, "height and width, such as (64, 64)")
-    return as_integer("size[0]", size[0], 1), as_integer("size[1]", size[1], 1)
-
-
 def _common(paths: Sequence[Path], size: tuple[int, int] | None, mode: str | None) -> tuple[tuple[int, int], str]:
     """The size and the mode of all images: as asked for, or by their headers."""
+    if size is not None and mode is not None:
+        return size, mode
     first, all_grey = size, True
-    for path, found, is_grey in _headers(paths) if size is None or mode is None else ():
-        first, all_grey = first or found, all_grey and is_grey
-        if size is None and found != first:
-            raise InvalidParameter(
-                f"size is needed, as images differ in size: {paths[0]} has {first[0]} x {first[1]} pixels (height x "
-                f"width), and {path} {found[0]} x {found[1]}. Give the height and width that all should have"
-            )
-        if size is not None and not is_grey:
-            break
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for begin in range(0, len(paths), FILES_AT_A_TIME):
+            for path, found, is_grey in pool.map(_header, paths[begin : begin + FILES_AT_A_TIME]):
+                first, all_grey = first or found, all_grey and is_grey
+                if size is None and found != first:
+                    raise InvalidParameter(
+                        f"size is needed, as images differ in size: {paths[0]} has {first[0]} x {first[1]} pixels "
+                        f"(height x width), and {path} {found[0]} x {found[1]}. Give the height and width that all "
+                        "should have"
+                    )
+            if size is not None and not all_grey:
+                break
     assert first is not None
     return first, mode or ("L" if all_grey else "RGB")
 
 
-def _headers(paths: Sequence[Path]) -> Iterator[tuple[Path, tuple[int, int], bool]]:
-    """Height and width of each image, as its orientation in the EXIF data shows it, and whether it is grey."""
-
-    def header(path: Path) -> tuple[Path, tuple[int, int], bool]:
-        with _opened(path) as image:
-            turned = image.getexif().get(0x0112, 1) >= 5
-            return path, (image.size if turned else image.size[::-1]), image.mode in ("1", "L", "LA")
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for begin in range(0, len(paths), FILES_AT_A_TIME):
-            yield from pool.map(header, paths[begin : begin + FILES_AT_A_TIME])
+def _header(path: Path) -> tuple[Path, tuple[int, int], bool]:
+    """Height and width of an image, as its orientation in the EXIF data shows it, and whether it is grey."""
+    with _opened(path) as image:
+        turned = image.getexif().get(0x0112, 1) >= 5
+        return path, (image.size if turned else image.size[::-1]), image.mode in ("1", "L", "LA")
 
 
 @contextmanager

@@ -51,25 +51,31 @@ def arrays_of(data: Any) -> Arrays:
     """
     libraries = {kind.__module__.partition(".")[0] for kind in type(data).__mro__}
     skipped: dict[str, str] = {}
+    dimensions: dict[str, tuple[str, ...]] = {}
     arrays: dict[str, Any]
     if "xarray" in libraries:
         arrays, skipped, dimensions = _of_xarray(data)
-        return _with_known_chunks(arrays), skipped, dimensions
-    if libraries & {"pandas", "dask", "dask_expr"} and hasattr(getattr(data, "columns", None), "has_duplicates"):
-        arrays = _of_frame(data)
+    elif libraries & {"pandas", "dask", "dask_expr"} and hasattr(getattr(data, "columns", None), "has_duplicates"):
+        if data.columns.has_duplicates:
+            raise InvalidParameter.of("columns", list(data.columns), "distinct")
+        arrays = each(data.columns, lambda name: _of_series(f"column {name!r}", data[name]))
         if "pandas" in libraries:
             skipped = {str(n): "it is the index; reset_index() makes it a column" for n in data.index.names if n}
     elif hasattr(data, "__arrow_c_stream__") and not hasattr(data, "to_frame"):  # as a Series has it
         arrays = module_with_pyarrow().table_arrays(data)
     elif isinstance(data, Mapping) and data:
-        return _with_known_chunks(dict(data)), {}, {}
+        arrays = dict(data)
     else:
         raise InvalidParameter.of(
             "arrays", data, "a mapping of at least one name to an array, a table or an xarray.Dataset", HINT
         )
-    if not arrays:
+    if not arrays and "xarray" not in libraries:
         raise InvalidParameter.because("arrays", f"this {type(data).__name__} has no columns", "Give at least one.")
-    return _with_known_chunks(arrays), skipped, {}
+    # Dask arrays whose chunks have unknown lengths are computed once and together.
+    unknown = {n: a for n, a in arrays.items() if isinstance(a, da.Array) and any(math.isnan(s) for s in a.shape)}
+    for name, array in zip(unknown, dask.base.persist(*unknown.values()), strict=True):
+        arrays[name] = array.compute_chunk_sizes()
+    return arrays, skipped, dimensions
 
 
 def array_of(label: str, value: Any) -> Any:
@@ -109,13 +115,6 @@ def array_of(label: str, value: Any) -> Any:
         hint = "Make a list, a dense NumPy array or a Dask array of it."
         raise InvalidParameter.because(label, f"this {kind} is not an array", hint)
     return array
-
-
-def _of_frame(frame: Any) -> dict[str, Any]:
-    """The columns of a DataFrame of pandas or Dask."""
-    if frame.columns.has_duplicates:
-        raise InvalidParameter.of("columns", list(frame.columns), "distinct")
-    return each(frame.columns, lambda name: _of_series(f"column {name!r}", frame[name]))
 
 
 def _of_series(label: str, series: Any) -> Any:
@@ -169,11 +168,3 @@ def _along(variables: Mapping[Hashable, Any], samples: Hashable) -> Arrays:
             turned = variable.transpose(samples, ...)
             arrays[name], dimensions[name] = turned.data, tuple(map(str, turned.dims))
     return arrays, skipped, dimensions
-
-
-def _with_known_chunks(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Compute Dask arrays whose chunks have unknown lengths, all of them once and together."""
-    unknown = {n: a for n, a in arrays.items() if isinstance(a, da.Array) and any(math.isnan(s) for s in a.shape)}
-    for name, array in zip(unknown, dask.base.persist(*unknown.values()), strict=True):
-        arrays[name] = array.compute_chunk_sizes()
-    return arrays

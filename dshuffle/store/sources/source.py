@@ -71,64 +71,44 @@ def stream(
     Reading ascending slabs reads the stream once. Reading an earlier slab opens the stream again with ``blocks``, which
     returns an iterator over arrays of consecutive rows. Its exceptions become errors that name the origin.
     """
-    return RowSource(origin, shape, dtype, _Stream(origin, shape, dtype, blocks).read)
+    n_rows, none = shape[0] if shape else 0, np.empty((0, *shape[1:]), dtype)
+    opened: Iterator[NDArray[Any]] = iter(())
+    # Rows that have been read, and the index of the first of them: the first slab opens the stream.
+    rest, at = none, n_rows + 1
 
-
-class _Stream:
-    def __init__(
-        self,
-        origin: str,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        blocks: Callable[[], Iterator[NDArray[Any]]],
-    ) -> None:
-        self._origin, self._open = origin, blocks
-        self._n_rows = shape[0] if shape else 0
-        self._blocks: Iterator[NDArray[Any]] = iter(())
-        self._none = self._rest = np.empty((0, *shape[1:]), dtype)
-        # Index of the first row of the rest. It is beyond the end at first, so that the first slab opens the stream.
-        self._at = self._n_rows + 1
-
-    def read(self, rows: slice) -> NDArray[Any]:
-        start, stop, _ = rows.indices(self._n_rows)
-        if start < self._at:
-            self._blocks, self._rest, self._at = self._open(), self._none, 0
-        while self._at < start:
-            self._take(start - self._at)
-        if 0 < stop - start <= len(self._rest):  # no copy if it lies within a block
-            return self._take(stop - start)
-        slab = np.empty((stop - start, *self._none.shape[1:]), self._none.dtype)
-        while self._at < stop:
-            done = self._at - start
-            piece = self._take(stop - self._at)
-            slab[done : done + len(piece)] = piece
-            del piece  # free the block before the next one is read
-        return slab
-
-    def _take(self, most: int) -> NDArray[Any]:
-        """Return the next rows, at least one and at most ``most``."""
-        if not self._fill():
-            said = f"{self._origin} ended after {self._at} of {self._n_rows} rows"
-            raise DatasetError(f"{said}; was it changed while being read?")
-        piece, self._rest = self._rest[:most], self._rest[most:] if len(self._rest) > most else self._none
-        self._at += len(piece)
-        # At the end, read on to where a stream closes its file and may verify a checksum.
-        if self._at == self._n_rows and self._fill():
-            raise DatasetError(f"{self._origin} has more than {self._n_rows} rows; was it changed while being read?")
-        return piece
-
-    def _fill(self) -> bool:
+    def fill() -> bool:
         """Read blocks until there are rows; False at the end of the stream."""
+        nonlocal rest
         try:
-            while not len(self._rest):
-                if (block := next(self._blocks, None)) is None:
+            while not len(rest):
+                if (block := next(opened, None)) is None:
                     return False
-                self._rest = block
+                rest = block
         except (DShuffleError, MemoryError):
             raise
         except Exception as exc:
-            raise unreadable(self._origin, exc) from exc
+            raise unreadable(origin, exc) from exc
         return True
+
+    def read(rows: slice) -> NDArray[Any]:
+        nonlocal opened, rest, at
+        start, stop, _ = rows.indices(n_rows)
+        if start < at:
+            opened, rest, at = blocks(), none, 0
+        pieces = [none]
+        while at < max(start, stop):
+            if not fill():
+                raise DatasetError(f"{origin} ended after {at} of {n_rows} rows; was it changed while being read?")
+            size = min(len(rest), (stop if at >= start else start) - at)
+            if at >= start:
+                pieces.append(rest[:size])
+            rest, at = rest[size:], at + size
+            # At the end, read on to where a stream closes its file and may verify a checksum.
+            if at == n_rows and fill():
+                raise DatasetError(f"{origin} has more than {n_rows} rows; was it changed while being read?")
+        return pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
+
+    return RowSource(origin, shape, dtype, read)
 
 
 def watched(sources: Mapping[str, RowSource], progress: Callable[[int, int, str], None]) -> dict[str, RowSource]:

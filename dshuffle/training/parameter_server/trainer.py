@@ -2,28 +2,551 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
+import logging
+import math
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from distributed import Future, as_completed, get_worker
+from distributed.utils import sync
+from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.checks import as_integer
-from dshuffle.errors import InvalidParameter
+from dshuffle.checks import as_integer, as_ranks
+from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.planning import GivenSharding
-from dshuffle.runtime import Epoch, Partition, PerRank, Shuffler
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate, raises_once
-from dshuffle.training.inputs import EVALUATION_ROWS, check_finite, check_fixed_workers, checked_width, diverged
-from dshuffle.training.monitoring import WorkerSpeeds
-from dshuffle.training.parameter_server.asynchronous import ONCE, Asynchrony, MiniBatches
-from dshuffle.training.parameter_server.models import Model, Parameters, as_rows, check_labels
-from dshuffle.training.parameter_server.servers import Servers, answers
-from dshuffle.training.parameter_server.simulated import REMEDY
-from dshuffle.training.parameter_server.slices import Reply
-from dshuffle.training.parameter_server.staleness import Staleness
-from dshuffle.training.schedules import CONSTANT, Schedule
+from dshuffle.planning.randomness import permutation
+from dshuffle.planning.types import Samples
+from dshuffle.runtime import Epoch, Partition, PerRank, Shuffler, gathered
+from dshuffle.runtime.client.cluster_view import cluster_info
+from dshuffle.runtime.session_spec import WorkerFacts
+from dshuffle.sharding import Sharding
+from dshuffle.training.fit import (
+    CONSTANT,
+    EarlyStopping,
+    History,
+    OnEpoch,
+    Recorder,
+    Schedule,
+    Validate,
+    WorkerSpeeds,
+    raises_once,
+)
+from dshuffle.training.inputs import (
+    EVALUATION_ROWS,
+    check_finite,
+    check_fixed_workers,
+    check_step,
+    checked_width,
+    diverged,
+)
+from dshuffle.training.parameter_server.slices import (
+    Model,
+    OrderedSlice,
+    Parameters,
+    ParameterSlice,
+    Reply,
+    Staleness,
+    Turns,
+    as_rows,
+    check_labels,
+)
+
+logger = logging.getLogger(__name__)
+
+
+ONCE, FREE = "once", "free"
+PACES = (ONCE, FREE)
+
+
+@dataclass(frozen=True, slots=True)
+class Asynchrony:
+    """Checked parameters of :func:`fit_parameter_server` that say how workers divide the work.
+
+    Parameters
+    ----------
+    n_workers
+        Number of workers n.
+    batch_size, step
+        Batch size B and step alpha of a single worker.
+    pace, speeds, seed
+        See :func:`fit_parameter_server`.
+
+    Raises
+    ------
+    InvalidParameter
+        A parameter is out of range.
+
+    References
+    ----------
+    Provatas et al. (2021), equations 3 and 4; see docs/papers.md.
+
+    Examples
+    --------
+    >>> sharing = Asynchrony(n_workers=12, batch_size=120, step=0.6)
+    >>> sharing.worker_batch, round(sharing.worker_step, 3)
+    (10, 0.05)
+    """
+
+    n_workers: int
+    batch_size: int
+    step: float
+    pace: str = ONCE
+    speeds: tuple[float, ...] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        as_integer("n_workers", self.n_workers, 1)
+        as_integer("batch_size", self.batch_size, 1)
+        as_integer("seed", self.seed)
+        if self.batch_size < self.n_workers:
+            raise InvalidParameter.of(
+                "batch_size", self.batch_size, f"at least the number of workers ({self.n_workers})", "They share it."
+            )
+        check_step(self.step)
+        if self.pace not in PACES:
+            raise InvalidParameter.of("pace", self.pace, f"one of {', '.join(PACES)}")
+        if self.speeds is not None:
+            if len(self.speeds) != self.n_workers:
+                raise InvalidParameter.of("len(speeds)", len(self.speeds), f"{self.n_workers}, one per worker")
+            for rank, speed in enumerate(self.speeds):
+                if not (math.isfinite(speed) and speed > 0):
+                    raise InvalidParameter.of(f"speeds[{rank}]", speed, "a finite number > 0")
+
+    @property
+    def worker_batch(self) -> int:
+        """Batch size of a worker, WB = B / n (equation 3), rounded down."""
+        return self.batch_size // self.n_workers
+
+    @property
+    def rounded_batch(self) -> int:
+        """Batch size of all workers together."""
+        return self.worker_batch * self.n_workers
+
+    def warn_of_rounding(self) -> None:
+        """Log a warning if the workers together take smaller batches than asked for."""
+        if self.rounded_batch < self.batch_size:
+            logger.warning(
+                "dshuffle: batch_size=%d on %d workers is rounded to %d: each takes %d samples",
+                *(self.batch_size, self.n_workers, self.rounded_batch, self.worker_batch),
+            )
+
+    @property
+    def worker_step(self) -> float:
+        """Step of a worker, alpha_w = alpha / n (equation 4)."""
+        return self.step / self.n_workers
+
+    def n_updates(self, n_samples: int) -> int | None:
+        """Return the number of updates of an epoch; None if it ends when all samples have been used."""
+        return -(-n_samples // self.worker_batch) if self.pace == FREE else None
+
+    def check_partition(self, n_samples: int) -> None:
+        """Check that mini-batches are not larger than a share.
+
+        Raises
+        ------
+        InvalidParameter
+            The batch size is too large. The message says the largest allowed batch size.
+        """
+        if n_samples < self.worker_batch:
+            raise InvalidParameter.of(
+                "batch_size",
+                self.batch_size,
+                f"at most {n_samples * self.n_workers}",
+                f"Each of {self.n_workers} workers takes {self.worker_batch} samples of it, but one worker has only "
+                f"{n_samples}. Use a smaller batch or fewer workers.",
+            )
+
+
+class MiniBatches:
+    """Mini-batches of a worker's samples, in the order in which it takes them.
+
+    A pass visits all samples in an order that depends only on the seed, the rank and the pass. The same partition
+    therefore gives the same batches, whichever delivery brought it.
+
+    Parameters
+    ----------
+    sample_ids
+        ``(n,)``, in any order.
+    sharing
+        Batch size, pace and seed.
+    rank
+        Rank of the worker.
+    epoch
+        Epoch, counted from 0.
+    done
+        Number of mini-batches that the worker has trained on before. It is ignored at the pace ``"once"``.
+
+    Examples
+    --------
+    >>> batches = MiniBatches(np.arange(5), Asynchrony(n_workers=1, batch_size=2, step=1), rank=0, epoch=0)
+    >>> taken = []
+    >>> while batches.following:
+    ...     taken.append(batches.take().tolist())
+    >>> [len(batch) for batch in taken], sorted(sum(taken, []))
+    ([2, 2, 1], [0, 1, 2, 3, 4])
+    """
+
+    def __init__(
+        self, sample_ids: NDArray[np.integer], sharing: Asynchrony, *, rank: int, epoch: int, done: int = 0
+    ) -> None:
+        self._positions = np.argsort(sample_ids, kind="stable")
+        self._size = sharing.worker_batch
+        self._path: tuple[int | str, ...] = ("mini-batches", sharing.seed, rank)
+        self._per_pass = -(-len(sample_ids) // self._size)
+        self._done = epoch * self._per_pass if sharing.pace == ONCE else done
+        self._end = self._done + self._per_pass if sharing.pace == ONCE else None
+        self._begin_pass()
+
+    @property
+    def following(self) -> int:
+        """Number of samples in the next mini-batch; 0 if there is none left in this epoch."""
+        if self._done == self._end:
+            return 0
+        return min(self._size, len(self._positions) - self._done % self._per_pass * self._size)
+
+    def take(self) -> Samples:
+        """Return the next mini-batch, as positions in ``sample_ids``."""
+        first = self._done % self._per_pass * self._size
+        batch = self._order[first : first + self._size]
+        self._done += 1
+        if self._done % self._per_pass == 0 and self._done != self._end:
+            self._begin_pass()
+        return batch
+
+    def _begin_pass(self) -> None:
+        order = permutation(len(self._positions), *self._path, self._done // self._per_pass)
+        self._order: Samples = self._positions[order]
+
+
+def geometric_speeds(n_workers: int, ratio: float) -> tuple[float, ...]:
+    """Return speeds that fall by a constant factor from 1 to ``1 / ratio``.
+
+    Raises
+    ------
+    InvalidParameter
+        The ratio is less than 1.
+
+    Examples
+    --------
+    >>> geometric_speeds(3, 4)
+    (1.0, 0.5, 0.25)
+    """
+    if not 1 <= ratio < math.inf:
+        raise InvalidParameter.of("ratio", ratio, "a finite number >= 1")
+    speeds: Sequence[float] = np.geomspace(1, 1 / ratio, n_workers).tolist()
+    return tuple(speeds)
+
+
+PATIENCE = 60.0
+"""Seconds after which an actor that does not answer the client counts as lost."""
+PERIOD = 2.0
+"""Seconds after which a waiting task checks that its actor still exists."""
+ATTEMPTS = 3
+"""Attempts at an epoch in which workers are lost."""
+LOST = "Worker holding Actor was lost"
+"""Dask's error message for a lost actor."""
+
+
+T = TypeVar("T")
+
+
+class Servers:
+    """Actors that hold the parameters, one slice each.
+
+    Parameters
+    ----------
+    shuffler
+        Shuffler whose workers train. Servers are placed in turn on other workers of the cluster, if there are any.
+    parameters
+        Initial parameters.
+    count
+        Number of slices, at most the number of parameters.
+    speeds
+        Speeds of emulated workers; None for real ones.
+
+    Attributes
+    ----------
+    handles
+        Handles of the actors, to pass to tasks.
+    bounds
+        Slice of the parameters that each actor holds.
+
+    Raises
+    ------
+    ClusterError
+        An actor cannot be made or reached, on entering or in any call.
+    """
+
+    def __init__(self, shuffler: Shuffler, parameters: Parameters, count: int, speeds: Sequence[float] | None) -> None:
+        ends = np.arange(count + 1) * len(parameters) // count
+        self.bounds = [slice(int(first), int(last)) for first, last in itertools.pairwise(ends)]
+        self.handles: list[Any] = []
+        self._shuffler = shuffler
+        self._slices = [parameters[part] for part in self.bounds]
+        self._speeds = speeds
+        self._futures: list[Future[Any]] = []
+
+    def __enter__(self) -> Self:
+        self._make()
+        return self
+
+    def _make(self) -> None:
+        client, places = self._shuffler.client, self._places()
+        for number, part in enumerate(self._slices):
+            made = (ParameterSlice, part) if self._speeds is None else (OrderedSlice, part, self._speeds)
+            place = [places[number % len(places)]]
+            future = client.submit(*made, actor=True, workers=place, allow_other_workers=False, pure=False)
+            self._futures.append(future)
+        # A handle belongs to the client that is current when the handle is made.
+        with client.as_current():
+            self.handles = [reached(future) for future in self._futures]
+
+    def _places(self) -> list[str]:
+        """Workers that do not train, or those that do. Waits for one if all are lost and are being replaced."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self._shuffler.look_up_members()
+            training, workers = self._shuffler.addresses, cluster_info(self._shuffler.client)["workers"]
+            allowed = filter(self._shuffler._choice.allows, WorkerFacts.of_all(workers))
+            connected = {worker.address for worker in allowed}
+            places = sorted(connected - set(training)) or [address for address in training if address in connected]
+            if places:
+                return places
+            if time.monotonic() > deadline:
+                raise WorkerLost(f"no worker can serve the parameters after {PATIENCE:g} s: all have left")
+            time.sleep(0.5)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._abort()
+        self._release()
+
+    def _release(self) -> None:
+        for future in self._futures:
+            future.release()
+        self._futures = []
+
+    def attempt(self, parameters: Parameters, train: Callable[[], T]) -> T:
+        """Train an epoch; again, with new servers and from the same parameters, if a worker is lost meanwhile.
+
+        Raises
+        ------
+        WorkerLost, PeerFailed
+            A worker was lost in every attempt, or the session has ended.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                if attempt > 1:
+                    self._shuffler.accept()  # the tasks that failed are run again
+                    self._abort()
+                    self._release()
+                    self._slices = [parameters[part] for part in self.bounds]
+                    self._make()
+                return train()
+            except (WorkerLost, PeerFailed) as error:
+                if attempt == ATTEMPTS:
+                    raise
+                logger.warning("dshuffle: the epoch starts again on all workers: %s", error)
+        raise AssertionError
+
+    def begin(self, step: float, n_updates: int | None) -> None:
+        """Start an epoch."""
+        for call in [handle.begin(step, n_updates) for handle in self.handles]:
+            reached(call)
+
+    def parameters(self) -> Parameters:
+        """Return all parameters as they are now."""
+        return np.concatenate([reached(call) for call in [handle.parameters() for handle in self.handles]])
+
+    def results(self, futures: Sequence[Future[Any]]) -> list[Any]:
+        """Return the results of tasks, or raise the first error as soon as it occurs."""
+        client = self._shuffler.client
+        with client.as_current():
+            for future in as_completed(futures, loop=client.loop):
+                if future.status != "finished":
+                    self._abort()
+                    reached(future)
+        return gathered(futures)
+
+    def _abort(self) -> None:
+        """End the training tasks, including those that wait for another worker's turn."""
+        for handle in self.handles:
+            with contextlib.suppress(Exception):
+                handle.abort()
+
+
+def reached(call: Any) -> Any:
+    """Return the result of an actor call from the client, or of a task that depends on an actor.
+
+    Raises
+    ------
+    WorkerLost
+        The actor is lost.
+    """
+    try:
+        return call.result(timeout=PATIENCE)
+    except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
+        if isinstance(error, ClusterError) or not (isinstance(error, OSError) or LOST in str(error)):
+            raise
+        raise _lost(error) from error
+
+
+def answers(servers: Sequence[Any], calls: Iterable[Any]) -> list[Any]:
+    """Return the results of concurrent actor calls from a task, one call per server.
+
+    Parameters
+    ----------
+    servers
+        Actors.
+    calls
+        Calls of the actors' methods, in the same order.
+
+    Raises
+    ------
+    WorkerLost
+        An actor is lost.
+    """
+    return [_answer(server, call) for server, call in zip(servers, list(calls), strict=True)]
+
+
+def _answer(server: Any, call: Any) -> Any:
+    # Dask never answers a call whose actor was lost during it, so the task has to check.
+    while True:
+        try:
+            return call.result(timeout=PERIOD)
+        except TimeoutError as error:
+            worker = get_worker()
+            if not sync(worker.loop, worker.scheduler.who_has, keys=[server.key]).get(server.key):
+                raise _lost(error) from error
+        except OSError as error:
+            raise _lost(error) from error
+
+
+def _lost(error: Exception) -> WorkerLost:
+    return WorkerLost(f"a parameter server is lost, with its slice of the parameters ({type(error).__name__}: {error})")
+
+
+REMEDY = "take a smaller step, fewer workers, or scale the features"
+
+
+def simulate_parameter_server(
+    arrays: Mapping[str, NDArray[Any]],
+    ranks: ArrayLike | Sharding,
+    model: Model,
+    *,
+    epochs: int,
+    batch_size: int,
+    step: float,
+    pace: str = ONCE,
+    speeds: Sequence[float] | None = None,
+    seed: int = 0,
+    features: str = "x",
+    target: str = "y",
+    schedule: Schedule = CONSTANT,
+    validate: Validate[Parameters] | None = None,
+    early_stopping: EarlyStopping | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> History[Parameters]:
+    """Simulate :func:`fit_parameter_server` in one process, for workers of given speeds and fixed shares.
+
+    Parameters
+    ----------
+    arrays
+        Mapping from name to array, with all samples.
+    ranks
+        ``(q,)`` ranks that train on each sample, in all epochs (``assignment="local"``), or a sharding, which may have
+        broadcast samples.
+    model, epochs, batch_size, step, pace, seed, features, target, schedule, validate, early_stopping, on_epoch
+        See :func:`fit_parameter_server`.
+    speeds
+        Relative speeds by rank. By default all workers are equally fast.
+
+    Returns
+    -------
+    History
+        Bit for bit the result of :func:`fit_parameter_server` with the same ``speeds`` (all 1 if none are given) and a
+        shuffler with this sharding. Only the seconds differ, and the error: it is summed in another order, and counts
+        broadcast samples once.
+
+    Raises
+    ------
+    InvalidParameter
+        See :func:`fit_parameter_server`; also if the arrays and ``ranks`` do not have the same number of samples.
+
+    Examples
+    --------
+    >>> from dshuffle.training import LinearModel
+    >>> x = np.random.default_rng(0).standard_normal((100, 2))
+    >>> history = simulate_parameter_server(
+    ...     {"x": x, "y": x @ [1, 2]}, np.arange(100) % 2, LinearModel(), epochs=20, batch_size=10, step=0.3
+    ... )
+    >>> history.model.round(2) + 0
+    array([1., 2., 0.])
+    """
+    given_ranks, broadcast = (ranks.ranks, ranks.broadcast) if isinstance(ranks, Sharding) else (ranks, ())
+    checked = as_ranks("ranks", given_ranks, 2**31)
+    n_workers = ranks.n_workers if isinstance(ranks, Sharding) else int(checked.max(initial=0)) + 1
+    as_integer("epochs", epochs, 1)
+    emulated = (1.0,) * n_workers if speeds is None else tuple(map(float, speeds))
+    sharing = Asynchrony(n_workers, batch_size, step, pace, emulated, seed)
+    sharing.warn_of_rounding()
+    described = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
+    checked_width(described, model.n_classes, features=features, target=target)
+    for parameter, name in (("features", features), ("target", target)):
+        if (shape := arrays[name].shape)[:1] != checked.shape:
+            allowed = f"an array of {len(checked)} samples, the length of ranks (its shape is {shape})"
+            raise InvalidParameter.of(parameter, name, allowed)
+        check_finite(parameter, name, arrays[name], np.arange(len(checked)))
+    rows, targets = as_rows(arrays[features]), arrays[target]
+    if model.n_classes is not None:
+        check_labels(target, np.unique(targets), len(targets), model.n_classes)
+    everywhere = np.zeros(len(checked), np.bool_)
+    everywhere[np.asarray(broadcast, np.int64)] = True
+    shards = [np.flatnonzero((checked == rank) | everywhere) for rank in range(n_workers)]
+    sharing.check_partition(min(map(len, shards)))
+    server = ParameterSlice(model.first(rows.shape[1], seed))
+    pushes: list[list[int]] = [[] for _ in shards]
+    recorder = Recorder(validate, early_stopping, on_epoch, speeds=WorkerSpeeds(emulated=True))
+    for epoch in range(epochs):
+        server.begin(sharing.worker_step * schedule(epoch), sharing.n_updates(len(rows)))
+        batches = [
+            MiniBatches(shard, sharing, rank=rank, epoch=epoch, done=len(pushes[rank]))
+            for rank, shard in enumerate(shards)
+        ]
+        recorder.speeds.add(emulated, seconds=0.0)
+        turns = Turns(emulated)
+        replies = []
+        for rank, own in enumerate(batches):
+            replies.append(server.pull(rank, own.following))
+            turns.begin(rank, own.following)
+        while (ready := turns.next()) is not None:
+            turns.finish()
+            batch = shards[ready][batches[ready].take()]
+            # Values that are not finite are detected at the end of the epoch.
+            with np.errstate(over="ignore", invalid="ignore"):
+                gradient, _ = model.gradient(replies[ready].parameters, rows[batch], targets[batch])
+            following = batches[ready].following
+            replies[ready] = server.push(ready, replies[ready].version, gradient, following)
+            pushes[ready].append(replies[ready].staleness)
+            if replies[ready].more:
+                turns.begin(ready, following)
+        parameters = server.parameters()
+        with np.errstate(over="ignore", invalid="ignore"):
+            loss = model.loss(parameters, rows, targets)
+        if not (np.isfinite(loss) and np.isfinite(parameters).all()):
+            raise diverged(step, epoch, remedy=REMEDY)
+        if recorder.add(parameters, loss):
+            break
+    return recorder.history(server.parameters(), staleness=Staleness.of(pushes), batch_size=sharing.rounded_batch)
 
 
 @raises_once

@@ -11,10 +11,9 @@ from dshuffle.planning import CACHINGS, Aligned, Choices, EpochPlanner, Global, 
 from dshuffle.planning.assignment import Draw
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.caching import first_holders
-from dshuffle.planning.check_plan import check_plan
 from dshuffle.planning.delivery import plan_delivery
+from dshuffle.planning.epoch_plan import check_plan, missing_samples
 from dshuffle.planning.holders import as_holders, cache_capacity
-from dshuffle.planning.packets import missing_samples
 
 
 @st.composite

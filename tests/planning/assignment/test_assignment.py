@@ -206,7 +206,7 @@ def test_bad_input():
         first_ranks("random", 3, 2.0, seed=0)
     with pytest.raises(InvalidParameter, match=r"sharding='rand'.*'contiguous', 'random'"):
         first_ranks("rand", 4, 2, seed=0)
-    with pytest.raises(InvalidParameter, match=r"previous\[1\]=2 .*rank in \[0, 2\)"):
+    with pytest.raises(InvalidParameter, match=r"previous\[1\]=2 .*in \[0, 2\), the range of the ranks"):
         next_ranks(Local(), [0, 2], 2, seed=0, epoch=1)
     with pytest.raises(InvalidParameter, match=r"previous\[0\]=-1"):
         next_ranks(Local(), [-1, 2], 2, seed=0, epoch=1)

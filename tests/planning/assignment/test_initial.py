@@ -8,8 +8,8 @@ from hypothesis.extra import numpy as hnp
 
 from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.planning import Choices, Chunks, EpochPlanner, GivenSharding, ShuffleSpec
+from dshuffle.planning.assignment.balance import label_codes, stratified_ranks
 from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.assignment.stratified import label_codes, stratified_ranks
 
 
 @st.composite

@@ -28,19 +28,9 @@ def test_the_return_probability_is_that_of_draws(partial, n_workers):
 
 
 def test_two_workers_that_exchange_everything_mix_nothing():
-    assert Partial(1.0).epochs_to_mix(2) == math.inf
     assert "mixes no better than 'partial:0'" in Partial(1.0).warning(2)
     assert Partial(0.5).warning(2) == Partial(1.0, fixed_points=True).warning(2) == Partial(0.9).warning(10) == ""
     assert "'partial:0.95' mixes no better than 'partial:0.85' on 10 workers" in Partial(0.95).warning(10)
-
-
-def test_fewer_epochs_mix_the_nearer_q_is_to_the_best():
-    epochs = [Partial(fraction).epochs_to_mix(4) for fraction in (0.1, 0.3, 0.5, 0.75)]
-    assert epochs == sorted(epochs, reverse=True)
-    assert epochs[-1] == 1
-    found = {name: parse_assignment(name).epochs_to_mix(4) for name in ("local", "global", "aligned", "aligned:0.5")}
-    assert found == {"local": math.inf, "global": 1, "aligned": 1, "aligned:0.5": 7}
-    assert parse_assignment("chunks:2").epochs_to_mix(4) is None
 
 
 def test_fixed_points_send_at_most_as_many():

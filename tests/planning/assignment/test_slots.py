@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.planning import Partial, first_ranks, next_ranks
-from dshuffle.planning.assignment.blocks import Blocks
-from dshuffle.planning.assignment.slots import ORDERS, SlotExchange
-from dshuffle.planning.bijection import ROUNDS
-from dshuffle.planning.bijection_family import LARGEST_TABLES, BijectionFamily
+from dshuffle.planning.assignment.slots import ORDERS, Blocks, SlotExchange
+from dshuffle.planning.bijection import LARGEST_TABLES, ROUNDS, BijectionFamily
 
 
 @given(
@@ -128,8 +126,7 @@ def test_destinations_are_uniform_over_workers(n_workers, fixed_points):
 def test_many_exchanges_mix_like_a_uniform_draw():
     """After enough epochs, block-to-block counts and neighbours are those of independent uniform assignments."""
     q, n, epochs = 6000, 4, 12
-    epochs_to_mix = Partial(0.5).epochs_to_mix(n)
-    assert epochs_to_mix <= epochs
+    assert Partial(0.5).return_probability(n, epochs) == pytest.approx(1 / n, rel=0.01)
     squared, neighbours, total = [], 0, 0
     for seed in range(30):
         slots = Partial(0.5).slots(Blocks.contiguous(q, n), seed)

@@ -16,7 +16,7 @@ from dshuffle.planning.cost import loads as loads_module
 from dshuffle.planning.cost.loads import loads_of
 from dshuffle.planning.cost.prediction import timed
 from dshuffle.planning.delivery.relay import route
-from dshuffle.planning.packets import SERVER
+from dshuffle.planning.epoch_plan import SERVER
 
 from ...conftest import at_most
 

@@ -8,7 +8,7 @@ import pytest
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SERVER, STORE, Choices, EpochPlanner, ShuffleSpec
 from dshuffle.planning.cost import Bill, ClusterRates, Work, predict
-from dshuffle.planning.delivery.loads import CHECKSUM_NBYTES
+from dshuffle.planning.delivery.definition import CHECKSUM_NBYTES
 
 Q, N, ROW, CHUNK = 6000, 4, 100, 20
 CLUSTER = ClusterRates(N, link_up=1e8, link_down=1e8, server_up=1e8, storage=1e8)

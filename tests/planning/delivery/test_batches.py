@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.planning.delivery.batches import Batches
+from dshuffle.planning.delivery.relay import Batches
 
 
 def simulated(sizes: list[int], server: float, to_others: float) -> float:

@@ -11,11 +11,10 @@ from dshuffle.planning import SERVER, Global, Packets, next_ranks
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.bounds import lower_bound
 from dshuffle.planning.caching import first_holders
-from dshuffle.planning.check_plan import check_plan
 from dshuffle.planning.delivery import plan_delivery
-from dshuffle.planning.delivery.clique_cycles import find_cycles
+from dshuffle.planning.delivery.clique import find_cycles
+from dshuffle.planning.epoch_plan import check_plan, missing_samples
 from dshuffle.planning.holders import as_holders, cache_capacity
-from dshuffle.planning.packets import missing_samples
 
 
 def fresh(q, n, alpha, seed=0):

@@ -12,12 +12,11 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SERVER, Global, bounds, next_ranks
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.caching import first_holders
-from dshuffle.planning.check_plan import check_plan
 from dshuffle.planning.delivery import plan_delivery
-from dshuffle.planning.delivery.encoding_tables import Tables
 from dshuffle.planning.delivery.leftover import shuffle_matrix
+from dshuffle.planning.delivery.packets_from_server import Tables
+from dshuffle.planning.epoch_plan import check_plan, missing_samples
 from dshuffle.planning.holders import as_holders, holders_of
-from dshuffle.planning.packets import missing_samples
 from dshuffle.planning.randomness import random_words
 
 # Chung et al. (2017), examples 1 to 3, with samples and workers counted from 0.

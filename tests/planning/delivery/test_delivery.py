@@ -14,8 +14,8 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import DELIVERIES, SERVER, STORE, Global, Partial, next_ranks
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.caching import first_holders
-from dshuffle.planning.check_plan import check_plan
 from dshuffle.planning.delivery import Circumstances, by_name, get_delivery, plan_delivery, suitable_deliveries
+from dshuffle.planning.epoch_plan import check_plan
 from dshuffle.planning.holders import holders_of
 
 from ...conftest import at_most

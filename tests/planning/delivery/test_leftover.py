@@ -1,6 +1,8 @@
 """``leftover`` against Attia and Tandon (2016): its example, and Theorem 1's rate for every shuffle."""
 
 import itertools
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import SERVER, bounds
+from dshuffle.planning import SERVER
 from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.check_plan import check_plan
 from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.delivery.leftover import leftover_matrix, shuffle_matrix
+from dshuffle.planning.epoch_plan import check_plan
 from dshuffle.planning.holders import holders_of
+
+WORST = runpy.run_path(str(Path(__file__).parents[3] / "pipelines/worst_case.py"))
 
 
 def shuffle(matrix):
@@ -49,7 +53,16 @@ def test_example_1():
     assert plan_delivery("server", holders_of(owners, 3), destinations, 3).n_packets == 11
     assert plan_delivery("coded", holders_of(owners, 3), destinations, 3).n_packets == 7
     assert check_and_plan(owners, destinations, 3).n_packets == 6
-    assert bounds.leftover_lower_bound(matrix) == 6
+    assert WORST["leftover_lower_bound"](matrix) == WORST["leftover_rate"](matrix) == 6
+
+
+@pytest.mark.parametrize("n", range(1, 13))
+def test_worst_case(n):
+    owners, destinations = WORST["worst_case_shuffle"](12 * n, n)
+    matrix = shuffle_matrix(owners, destinations, n)
+    assert matrix.tolist() == [[12 * (j == (i + 1) % n) for j in range(n)] for i in range(n)]
+    assert WORST["leftover_rate"](matrix) == WORST["leftover_lower_bound"](matrix) == 12 * (n - 1)
+    assert check_and_plan(owners, destinations, n).n_packets == 12 * (n - 1)
 
 
 @st.composite
@@ -64,7 +77,7 @@ def shuffles(draw):
 @given(shuffles(), st.integers())
 def test_the_rate_is_theorem_1s(instance, seed):
     n, owners, destinations = instance
-    assert check_and_plan(owners, destinations, n, seed).n_packets == bounds.leftover_rate(
+    assert check_and_plan(owners, destinations, n, seed).n_packets == WORST["leftover_rate"](
         shuffle_matrix(owners, destinations, n)
     )
 
@@ -75,7 +88,7 @@ def test_the_rate_on_random_shuffles(n, share):
     for seed in range(5):
         owners, destinations = (first_ranks("random", n * share, n, seed=2 * seed + i) for i in range(2))
         matrix = shuffle_matrix(owners, destinations, n)
-        assert check_and_plan(owners, destinations, n).n_packets == bounds.leftover_rate(matrix)
+        assert check_and_plan(owners, destinations, n).n_packets == WORST["leftover_rate"](matrix)
 
 
 def closed_trails(leftovers, hub):
@@ -142,7 +155,7 @@ def test_more_than_64_workers():
     n = 130
     owners, destinations = (first_ranks("random", 40 * n, n, seed=seed) for seed in range(2))
     matrix = shuffle_matrix(owners, destinations, n)
-    assert check_and_plan(owners, destinations, n).n_packets == bounds.leftover_rate(matrix)
+    assert check_and_plan(owners, destinations, n).n_packets == WORST["leftover_rate"](matrix)
 
 
 def test_samples_that_nobody_holds_go_alone():

@@ -13,9 +13,9 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import RELAYS, SERVER, Global, Packets, next_ranks
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.caching import first_holders
-from dshuffle.planning.check_plan import check_plan
 from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.delivery.relay import route
+from dshuffle.planning.epoch_plan import check_plan
 
 DELIVERIES = ["clique", "coded", "leftover", "ubershuffle"]
 

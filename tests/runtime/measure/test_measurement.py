@@ -16,8 +16,8 @@ from dshuffle.planning.cost import all_ways, recommend
 from dshuffle.planning.cost.job import Work
 from dshuffle.runtime.measure import measurement
 from dshuffle.runtime.measure.measurement import _short_exchanges, measure_cluster, shared_links
-from dshuffle.runtime.scheduler.member_choice import in_rank_order
-from dshuffle.runtime.server_resource import SERVER_RESOURCE
+from dshuffle.runtime.scheduler.members import in_rank_order
+from dshuffle.runtime.session_spec import SERVER_RESOURCE
 
 LINK = 125e6
 

@@ -7,9 +7,9 @@ prints it.
 
 from __future__ import annotations
 
-from dshuffle.runtime.scheduler.machine import events
-from dshuffle.runtime.scheduler.machine.phases import Phase
-from dshuffle.runtime.scheduler.machine.transitions import OPEN, ROWS
+from dshuffle.runtime.scheduler import machine_state as events
+from dshuffle.runtime.scheduler.machine import OPEN, ROWS
+from dshuffle.runtime.scheduler.machine_state import Phase
 
 LABELS = {
     events.OpenCall: "open",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.messages import Counts, Vote
-from dshuffle.runtime.scheduler.machine.instructions import PhaseOrder, ProcessQuestion
-from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
+from dshuffle.runtime.scheduler.machine import SessionMachine
+from dshuffle.runtime.scheduler.machine_state import PhaseOrder, ProcessQuestion
 
 from .simulator import COMMITTED, HEARTBEAT, TIMEOUT
 

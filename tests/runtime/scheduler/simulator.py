@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from dshuffle.errors import DShuffleError, ExchangeError, MembershipChanged
 from dshuffle.records import Measures
 from dshuffle.runtime.messages import Answer, CommitReply, Counts, MemberState, Report, Vote
-from dshuffle.runtime.scheduler.machine.epochs import ATTEMPTS
-from dshuffle.runtime.scheduler.machine.instructions import (
+from dshuffle.runtime.scheduler.machine import ATTEMPTS, SessionMachine
+from dshuffle.runtime.scheduler.machine_state import (
     EpochCommitted,
     EpochFailed,
     ParticipantDropped,
+    Phase,
     PhaseOrder,
     ProcessQuestion,
     RankAdoption,
@@ -37,8 +38,6 @@ from dshuffle.runtime.scheduler.machine.instructions import (
     SessionEnded,
     SessionOpened,
 )
-from dshuffle.runtime.scheduler.machine.phases import Phase
-from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
 
 COMMITTED = CommitReply(report=Report(measures=Measures()))
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from distributed import Status
 
-from dshuffle.runtime.scheduler.candidates import Candidates
-from dshuffle.runtime.session_spec import PROTOCOL
-from dshuffle.runtime.worker_choice import EVERY_WORKER
+from dshuffle.runtime.scheduler.members import Candidates
+from dshuffle.runtime.session_spec import EVERY_WORKER, PROTOCOL
 
 WORKER = "tcp://10.0.0.7:1"
 

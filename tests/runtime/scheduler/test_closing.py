@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from dshuffle.runtime.scheduler.closing import Closing
+from dshuffle.runtime.scheduler.replacements import Closing
 
 WORKER = "tcp://10.0.0.1:1"
 

@@ -9,7 +9,7 @@ import pytest
 
 from dshuffle.errors import ClusterError
 from dshuffle.runtime.scheduler.driver import MachineDriver
-from dshuffle.runtime.scheduler.machine.instructions import PhaseOrder, SessionEnded
+from dshuffle.runtime.scheduler.machine_state import PhaseOrder, SessionEnded
 
 from .machines import new_machine
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dshuffle.errors import CacheBudgetError, DatasetChanged, MembershipChanged, WorkerLost
-from dshuffle.runtime.scheduler.machine.epochs import ATTEMPTS
-from dshuffle.runtime.scheduler.machine.instructions import (
+from dshuffle.runtime.scheduler.machine import ATTEMPTS
+from dshuffle.runtime.scheduler.machine_state import (
     EpochCommitted,
     ParticipantDropped,
     PhaseOrder,

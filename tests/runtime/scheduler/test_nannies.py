@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dshuffle.process_state import worker_process_runs
-from dshuffle.runtime.scheduler.nannies import process_runs
+from dshuffle.runtime.scheduler.members import process_runs
 from dshuffle.runtime.settings import Settings
 
 

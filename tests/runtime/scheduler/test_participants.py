@@ -11,10 +11,9 @@ import numpy as np
 from dshuffle.planning import SERVER, Choices, Remainder, ShuffleSpec
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.scheduler.participants import Participants
-from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.session_spec import DatasetReference, PartitionSources, SessionSpec
+from dshuffle.runtime.session_spec import DatasetReference, PartitionSources, SessionOptions, SessionSpec
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.worker.member_addresses import MemberAddresses
+from dshuffle.runtime.worker.reports import MemberAddresses
 
 
 def spec_of(addresses: dict[int, str], former: PartitionSources | None = None) -> SessionSpec:

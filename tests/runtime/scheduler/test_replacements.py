@@ -11,8 +11,8 @@ import pytest
 from dshuffle.errors import CacheBudgetError
 from dshuffle.runtime.messages import MemberState
 from dshuffle.runtime.scheduler import replacements
-from dshuffle.runtime.scheduler.machine.phases import Phase
-from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
+from dshuffle.runtime.scheduler.machine import SessionMachine
+from dshuffle.runtime.scheduler.machine_state import Phase
 from dshuffle.runtime.scheduler.replacements import Replacements
 from dshuffle.runtime.session_spec import adopted_id
 

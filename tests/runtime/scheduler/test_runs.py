@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from dshuffle.errors import ExchangeError
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.messages import CommitReply, Vote
-from dshuffle.runtime.scheduler.machine.epochs import ATTEMPTS
-from dshuffle.runtime.scheduler.machine.instructions import EpochCommitted, EpochFailed, PhaseOrder
-from dshuffle.runtime.scheduler.machine.phases import Phase
+from dshuffle.runtime.scheduler.machine import ATTEMPTS
+from dshuffle.runtime.scheduler.machine_state import EpochCommitted, EpochFailed, Phase, PhaseOrder
 
 from .machines import given_order, machine_of, pass_time, vote
 from .simulator import COMMITTED, TIMEOUT

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dshuffle.errors import WorkerLost
 from dshuffle.runtime.messages import MemberState
-from dshuffle.runtime.scheduler.machine.instructions import (
+from dshuffle.runtime.scheduler.machine import MOST_LOSSES, SessionMachine
+from dshuffle.runtime.scheduler.machine_state import (
+    Phase,
     PhaseOrder,
     ProcessQuestion,
     ReplacementSearch,
     SessionEnded,
     SessionOpened,
 )
-from dshuffle.runtime.scheduler.machine.phases import Phase
-from dshuffle.runtime.scheduler.machine.session_machine import MOST_LOSSES, SessionMachine
 
 from .machines import given_order, machine_of, pass_time, replacing_machine, vote
 from .simulator import HEARTBEAT, TIMEOUT

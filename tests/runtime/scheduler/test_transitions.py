@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from dshuffle.errors import DShuffleError, ExchangeError
-from dshuffle.runtime.scheduler.machine import transitions
-from dshuffle.runtime.scheduler.machine.events import (
+from dshuffle.runtime.scheduler import machine as transitions
+from dshuffle.runtime.scheduler.machine import ROWS, TRANSITIONS, IllegalTransition, SessionMachine, Transition, take
+from dshuffle.runtime.scheduler.machine_state import (
+    OWING,
     AllAnswers,
     AllVotes,
     BeginCall,
@@ -21,12 +23,10 @@ from dshuffle.runtime.scheduler.machine.events import (
     FinalLoss,
     Loss,
     OpenCall,
+    Phase,
     Refusal,
     RunFailure,
 )
-from dshuffle.runtime.scheduler.machine.phases import OWING, Phase
-from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
-from dshuffle.runtime.scheduler.machine.transitions import ROWS, TRANSITIONS, IllegalTransition, Transition, take
 
 from .diagram import diagram
 from .machines import committed_machine, given_order, new_machine, replacing_machine, vote

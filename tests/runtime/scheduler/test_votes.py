@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 
-from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.messages import Counts
-from dshuffle.runtime.scheduler.machine.votes import check_votes
+from dshuffle.runtime.scheduler.machine import check_votes
 
 
 def counts(drawn, due, **others):

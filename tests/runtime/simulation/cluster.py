@@ -22,19 +22,19 @@ import pytest
 from distributed import Future, Status
 
 import dshuffle.exchange.jobs
+import dshuffle.runtime.client.cluster_view
 import dshuffle.runtime.client.epoch
 import dshuffle.runtime.client.open_session
-import dshuffle.runtime.client.opening
 import dshuffle.runtime.client.session_client
-import dshuffle.runtime.client.waiting
-import dshuffle.runtime.worker.opening
-import dshuffle.runtime.worker.plans
+import dshuffle.runtime.client.shuffler
+import dshuffle.runtime.worker.member_parts
 import dshuffle.runtime.worker.server_rows
+import dshuffle.runtime.worker.session
 import dshuffle.runtime.worker.worker_plugin
 from dshuffle.errors import MixingWarning
-from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
+from dshuffle.kernels import load_kernels
 from dshuffle.planning.own_part import OwnPlanner
-from dshuffle.runtime.scheduler.candidates import Candidates
+from dshuffle.runtime.scheduler.members import Candidates
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
@@ -49,8 +49,7 @@ HEARTBEAT = 15.0
 SETTINGS = {"message-bytes": 200, "window-bytes": 1000, "heartbeat": HEARTBEAT, "stopped-timeout": 2 * HEARTBEAT}
 
 
-LOADED_FOR_EXCHANGES = functools.cache(load_exchange_kernels)
-LOADED_FOR_SESSIONS = functools.cache(load_session_kernels)
+LOADED = functools.cache(load_kernels)
 
 
 class SimulatedCluster:
@@ -186,16 +185,20 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         quiet(),
     ):
         warnings.simplefilter("ignore", MixingWarning)
-        for module in (dshuffle.exchange.jobs, dshuffle.runtime.worker.plans, dshuffle.runtime.worker.worker_plugin):
+        for module in (
+            dshuffle.exchange.jobs,
+            dshuffle.runtime.worker.member_parts,
+            dshuffle.runtime.worker.worker_plugin,
+        ):
             threads = lambda n_threads, thread_name_prefix: SimulatedThreads(loop, n_threads)  # noqa: E731
             patch.setattr(module, "ThreadPoolExecutor", threads)
         patch.setattr(dshuffle.runtime.worker.server_rows, "ThreadPoolExecutor", lambda *_, **__: ImmediateThreads())
         patch.setattr("dshuffle.store.row_blocks.SMALLEST_BLOCK", 100)  # so that all workers read
         # Kernels are loaded once in a process.
-        patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_exchange_kernels", LOADED_FOR_EXCHANGES)
-        patch.setattr(dshuffle.runtime.worker.opening, "load_session_kernels", LOADED_FOR_SESSIONS)
+        patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_kernels", LOADED)
+        patch.setattr(dshuffle.runtime.worker.session, "load_kernels", LOADED)
         without_thread = lambda _: contextlib.nullcontext()  # noqa: E731
-        patch.setattr(dshuffle.runtime.client.opening, "log_if_slow", without_thread)
+        patch.setattr(dshuffle.runtime.client.shuffler, "log_if_slow", without_thread)
         patch.setattr(Candidates, "may_come", may_come)
         patch.setattr(time, "perf_counter", loop.time)  # measured rates decide how long messages are
         patch.setattr(OwnPlanner, "plan", plan_of_build)
@@ -203,7 +206,7 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         patch.setattr(Future, "_counter", itertools.count())
         patch.setattr(Numbered, "numbers", itertools.count())
         clock = types.SimpleNamespace(perf_counter=loop.time, monotonic=loop.time, sleep=sleep)
-        for module in (dshuffle.runtime.client.session_client, dshuffle.runtime.client.waiting):
+        for module in (dshuffle.runtime.client.session_client, dshuffle.runtime.client.cluster_view):
             patch.setattr(module, "time", clock)
         names = types.SimpleNamespace(uuid4=lambda: types.SimpleNamespace(hex=f"{next(ids):012}"))
         patch.setattr(dshuffle.runtime.client.open_session, "uuid", names)

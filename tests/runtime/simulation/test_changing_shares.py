@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from dshuffle.planning.share_sizes import Weights, as_weights
+from dshuffle.planning.exchange_epochs import Weights, as_weights
 from dshuffle.records import EpochRecord
-from dshuffle.runtime.client.membership import Membership
-from dshuffle.runtime.client.open_session import OpenSession
-from dshuffle.runtime.client.share_changes import ShareChanges
+from dshuffle.runtime.client.epoch_sequence import Membership
+from dshuffle.runtime.client.open_session import OpenSession, ShareChanges
 from dshuffle.runtime.messages import EpochExchange
 
 from .script import Trained

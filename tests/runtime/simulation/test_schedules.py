@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dshuffle.runtime.scheduler.machine.epochs
+import dshuffle.runtime.scheduler.machine
 from dshuffle.runtime.client.epoch_tasks import EpochTasks
-from dshuffle.runtime.orders import CloseOrder
-from dshuffle.runtime.scheduler.machine.instructions import Instruction
-from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
+from dshuffle.runtime.messages import CloseOrder
+from dshuffle.runtime.scheduler.machine import SessionMachine
+from dshuffle.runtime.scheduler.machine_state import Instruction
 from dshuffle.runtime.worker.sessions import WorkerSessions
 from dshuffle.runtime.worker.worker_plugin import OPERATIONS
 
@@ -108,7 +108,7 @@ def test_workers_that_draw_differently_train_on_nothing(way: int, store: Store) 
 
 def test_samples_that_are_lost_are_noticed(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
     """A scheduler that does not compare what the workers have drawn."""
-    monkeypatch.setattr(dshuffle.runtime.scheduler.machine.epochs, "check_votes", lambda *_: None)
+    monkeypatch.setattr(dshuffle.runtime.scheduler.machine, "check_votes", lambda *_: None)
     with pytest.raises(AssertionError, match="samples were lost or doubled"):
         Simulation(store).run(Schedule(1, 0, 3, EPOCHS, frozenset({BUILD})))
 

@@ -18,8 +18,8 @@ from distributed.protocol.serialize import Serialize
 from dshuffle import create_dataset
 from dshuffle.errors import CorruptChunk, ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.comms import RowsReply, to_fields
 from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.replies import RowsReply, to_fields
 from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.rows import checksum_rows
 from dshuffle.runtime.session_spec import PartitionSources
@@ -250,7 +250,7 @@ def test_another_worker_reads_in_place_of_one_that_fails(dataset, small_blocks):
 
 
 def test_another_worker_reads_in_place_of_a_slow_one(dataset, small_blocks, monkeypatch):
-    monkeypatch.setattr("dshuffle.exchange.slow_senders.PATIENCE", 0.2)
+    monkeypatch.setattr("dshuffle.exchange.inbox.PATIENCE", 0.2)
     monkeypatch.setattr(loading, "LOOK_EVERY", 0.05)
 
     async def slow(address, block, reply):
@@ -266,7 +266,7 @@ def test_another_worker_reads_in_place_of_a_slow_one(dataset, small_blocks, monk
 
 
 def test_another_worker_reads_in_place_of_one_that_hangs_after_half_of_its_blocks(dataset, small_blocks, monkeypatch):
-    monkeypatch.setattr("dshuffle.exchange.slow_senders.PATIENCE", 0.3)
+    monkeypatch.setattr("dshuffle.exchange.inbox.PATIENCE", 0.3)
     monkeypatch.setattr(loading, "LOOK_EVERY", 0.05)
     answers = Counter()
 

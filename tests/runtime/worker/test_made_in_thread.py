@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dshuffle.runtime.worker.made_in_thread import made_in_thread
+from dshuffle.runtime.worker.disk import made_in_thread
 
 
 class Maker:

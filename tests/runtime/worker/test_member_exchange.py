@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.exchange.messages import MIB
-from dshuffle.exchange.row_transport import UNACKNOWLEDGED_BYTES
+from dshuffle.exchange.transports import UNACKNOWLEDGED_BYTES
 from dshuffle.planning import SERVER, Choices, EpochPlanner, Global, ShuffleSpec
 from dshuffle.planning.cost import ClusterRates, Work
 from dshuffle.planning.cost.prediction import loads_of, message_count
 from dshuffle.planning.pacing import Pacing
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.worker.member_exchange import MemberExchange
+from dshuffle.runtime.worker.member_parts import MemberExchange
 
 
 def planned(n_samples, n_workers, row_nbytes, settings, delivery="peer", who=(0,), rate=1e12, **options):

@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 
 from dshuffle.errors import ClusterError, WorkerLost
-from dshuffle.exchange.kept_index import KeptLabel
-from dshuffle.exchange.kept_partition import KeptFolder
+from dshuffle.exchange.comms import Later
+from dshuffle.exchange.kept_partition import KeptFolder, KeptLabel
 from dshuffle.exchange.messages import MessageId
-from dshuffle.exchange.replies import Later
 from dshuffle.planning import WorkerHistory
-from dshuffle.planning.sample_digest import SampleDigest
-from dshuffle.runtime.message_fields import from_fields, to_fields
-from dshuffle.runtime.orders import OpenOrder
+from dshuffle.planning.remainder import SampleDigest
+from dshuffle.runtime.messages import OpenOrder, from_fields, to_fields
 from dshuffle.runtime.worker import worker_plugin
-from dshuffle.runtime.worker.row_handlers import row_handlers
+from dshuffle.runtime.worker.sessions import row_handlers
 from dshuffle.runtime.worker.worker_plugin import OF_SESSION, OPERATIONS
 
 DIGEST = {"count": 1, "total": 2, "first": 3, "second": 4}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dshuffle.runtime.worker.signs_of_life import MOST_HEARD, SignsOfLife
+from dshuffle.runtime.worker.reports import MOST_HEARD, SignsOfLife
 
 HEARTBEAT = 15.0
 

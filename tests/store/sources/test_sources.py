@@ -256,7 +256,7 @@ def test_progress_counts_the_rows_of_all_arrays(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("write", [npy, npy_in_fortran_order, parquet, zarr_arrays])
 def test_memory_stays_far_below_the_file(tmp_path: Path, monkeypatch: Any, write: Callable[..., list[Path]]) -> None:
-    for size in ("create._SLAB_NBYTES", "sources.zarr_nodes._READ_NBYTES", "sources.source._BLOCK_NBYTES"):
+    for size in ("create._SLAB_NBYTES", "sources._READ_NBYTES", "sources.source._BLOCK_NBYTES"):
         monkeypatch.setattr(f"dshuffle.store.{size}", 2 << 20)
     n_rows = 1 << 18
     x = np.arange(n_rows * 32, dtype=np.float64).reshape(n_rows, 32) % 251  # 64 MiB, one row group of Parquet

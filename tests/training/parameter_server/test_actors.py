@@ -18,10 +18,10 @@ import dshuffle
 import dshuffle.sharding
 from dshuffle.compare import local_cluster
 from dshuffle.errors import InvalidParameter, WorkerLost
-from dshuffle.planning.assignment.stratified import stratified_ranks
+from dshuffle.planning.assignment.balance import stratified_ranks
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import SoftmaxRegression, fit_parameter_server, simulate_parameter_server
-from dshuffle.training.parameter_server.servers import Servers
+from dshuffle.training.parameter_server.trainer import Servers
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +93,7 @@ def test_every_sample_is_used_once_an_epoch(client, assignment):
 
 
 def test_nobody_waits_for_a_slow_worker_and_it_is_named(client, caplog, monkeypatch):
-    monkeypatch.setattr("dshuffle.training.monitoring.NOTICEABLE", 0.0)
+    monkeypatch.setattr("dshuffle.training.fit.NOTICEABLE", 0.0)
     with shuffler(client, ONE_EACH) as real, caplog.at_level(logging.WARNING, "dshuffle"):
         history = fit_parameter_server(
             real, Counting(slow=2), epochs=1, batch_size=20, step=20.0, pace="free", features="x"

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.compare.variance import variance_ratio
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.synthetic import gaussian_blobs
@@ -24,10 +23,8 @@ from dshuffle.training import (
     geometric_speeds,
     simulate_parameter_server,
 )
-from dshuffle.training.parameter_server.asynchronous import Asynchrony, MiniBatches
-from dshuffle.training.parameter_server.models import check_labels
-from dshuffle.training.parameter_server.slices import OrderedSlice, ParameterSlice, Turns
-from dshuffle.training.parameter_server.trainer import survey, total_loss
+from dshuffle.training.parameter_server.slices import OrderedSlice, ParameterSlice, Turns, check_labels
+from dshuffle.training.parameter_server.trainer import Asynchrony, MiniBatches, survey, total_loss
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(121, n_features=3, n_classes=4).items()}
 LINE = {"x": BLOBS["x"].astype(float), "y": BLOBS["x"] @ np.array([1.0, -2.0, 0.5])}
@@ -297,20 +294,6 @@ def test_values_that_are_not_finite_are_named_by_sample(fake_shuffler):
 
 def test_staleness_of_nothing():
     assert Staleness.of([[], []]).mean == 0
-
-
-def test_variances_are_compared():
-    rng = np.random.default_rng(1)
-    wide, narrow = 2 * rng.standard_normal(60), rng.standard_normal(60)
-    found = variance_ratio(wide, narrow)
-    assert found.verdict == "less"
-    assert found.low < 4 < found.high
-    assert variance_ratio(narrow, wide).verdict == "more"
-    assert variance_ratio(narrow, rng.standard_normal(60)).verdict == "none shown"
-    with pytest.raises(InvalidParameter, match="n >= 3"):
-        variance_ratio([1.0, 2.0], narrow)
-    with pytest.raises(InvalidParameter, match=r"other\[1\]"):
-        variance_ratio(narrow, [1.0, np.nan, 2.0])
 
 
 def test_boolean_labels_are_the_integers():

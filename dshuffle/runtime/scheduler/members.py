@@ -1,0 +1,617 @@
+"""The workers that a session may have: whether they are set up, which ranks they get, and who may take lost ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from distributed import Scheduler, Status
+from distributed.comm.addressing import get_address_host_port
+from distributed.protocol.pickle import dumps
+from distributed.protocol.serialize import Serialized, deserialize
+from distributed.scheduler import WorkerState
+
+from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.exchange.kept_partition import KeptFolder
+from dshuffle.planning import SERVER, ShuffleSpec, WorkerHistory, get_delivery
+from dshuffle.planning.exchange_epochs import Weights, as_weights
+from dshuffle.planning.shares import ShareBounds, bounded_weights
+from dshuffle.process_state import worker_process_runs
+from dshuffle.runtime.messages import MemberChanges, within
+from dshuffle.runtime.session_spec import (
+    PLUGIN,
+    PROTOCOL,
+    SERVER_RESOURCE,
+    EarlierWorkers,
+    PartitionSources,
+    SessionRequest,
+    SessionSpec,
+    WorkerChoice,
+    identities,
+    in_words,
+    only_serves,
+)
+from dshuffle.runtime.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+ANSWER_WITHIN = 3.0
+"""Seconds in which a nanny must answer."""
+
+
+async def process_runs(scheduler: Scheduler, worker: WorkerState, silent_seconds: float, settings: Settings) -> bool:
+    """Return whether a silent worker may be busy, by what others know of it."""
+    if worker.nanny:
+        return await nanny_says_it_runs(scheduler, worker)
+    return bool(worker.processing) and silent_seconds < settings.stopped_timeout
+
+
+async def nanny_says_it_runs(scheduler: Scheduler, worker: WorkerState) -> bool:
+    """Return whether the nanny of a worker answers, and says that the worker's process runs."""
+    try:
+        call = scheduler.rpc(worker.nanny).run(function=dumps(worker_process_runs))
+        reply = await within(ANSWER_WITHIN, call)
+    except Exception as error:  # it may have another release of dshuffle, or none, and Dask raises what it raised
+        logger.debug("dshuffle: the nanny of %s cannot say whether it runs: %r", worker.address, error)
+        return False
+    result = reply.get("result") if isinstance(reply, dict) else None
+    return (deserialize(result.header, result.frames) if isinstance(result, Serialized) else result) is True
+
+
+LEAVING = (Status.closing, Status.closing_gracefully, Status.closed)
+"""States of workers that Dask retires or closes."""
+
+
+def member_changes(
+    scheduler: Scheduler, choice: WorkerChoice, addresses: Mapping[int, str], adopted: Iterable[int]
+) -> MemberChanges:
+    """Compare the workers that could train with the members of a session.
+
+    Parameters
+    ----------
+    choice
+        The workers that the session may have.
+    addresses
+        Address of every rank, and of the server.
+    adopted
+        Ranks whose workers have another rank as well.
+    """
+    workers = scheduler.workers
+    training = {
+        address
+        for address, worker in workers.items()
+        if worker.status == Status.running and not only_serves(worker.resources) and choice.allows(worker)
+    }
+    ranks = {address for participant, address in addresses.items() if participant != SERVER}
+    left = {address for address in ranks if address not in workers or workers[address].status in LEAVING}
+    return MemberChanges(
+        joined=tuple(sorted(training - set(addresses.values()))),
+        leaving=tuple(sorted(left)),
+        n_available=len(training),
+        adopted=tuple(sorted(adopted)),
+    )
+
+
+SETUP_TIMEOUT = 60.0
+"""Seconds in which all workers must be set up."""
+
+ASK_AGAIN = 0.5
+"""Seconds after which workers are asked again, unless one says hello earlier."""
+
+
+async def workers_set_up(
+    scheduler: Scheduler,
+    hello: asyncio.Event,
+    settings: Settings,
+    choice: WorkerChoice,
+    fewest: int | None = None,
+) -> dict[str, int | None]:
+    """Wait until every worker that a session may have has set up the worker plugin.
+
+    The scheduler asks the workers, so that it does not have to remember which worker sent a hello to which plugin. A
+    hello only makes it ask immediately.
+
+    Parameters
+    ----------
+    scheduler
+        The Dask scheduler.
+    hello
+        Is set when a worker says hello.
+    settings
+        Settings of the session for which the workers are needed.
+    choice
+        The workers that the session may have.
+    fewest
+        Number of workers that suffice. Others that do not answer within a heartbeat, and are not busy, are then left
+        out. By default all workers must answer.
+
+    Returns
+    -------
+    dict
+        Addresses of the workers that are set up and not paused, and how many open files each may have; None for any
+        number.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + min(settings.timeout, SETUP_TIMEOUT)
+    installed_again: set[str] = set()
+    question = {"op": "dshuffle_protocol"}
+    while True:
+        hello.clear()
+        if not scheduler.workers:
+            raise ClusterError(
+                "the cluster does not have any workers; start some and wait for them with client.wait_for_workers"
+            )
+        present = [
+            address
+            for address, worker in scheduler.workers.items()
+            if worker.status not in LEAVING and choice.allows(worker)
+        ]
+        if not present:
+            workers = list(scheduler.workers.values())
+            raise ClusterError(
+                f"none of the {len(workers)} workers of the cluster is one that the session may have (workers=, "
+                f"resources=): {in_words(workers)}"
+            )
+        replies = await ask_all(scheduler, question, present, settings.heartbeat)
+        late = {address: reply for address, reply in replies.items() if not _is_set_up(reply)}
+        if not late:
+            break
+        if fewest is not None and len(replies) - len(late) >= fewest and await _are_silent(scheduler, late, settings):
+            logger.warning("dshuffle: left out, because they do not answer: %s", ", ".join(sorted(late)))
+            replies = {address: reply for address, reply in replies.items() if address not in late}
+            break
+        if loop.time() > deadline:
+            raise _not_set_up(late, len(replies))
+        # Only workers that surely lack the plugin: Dask would tear down one that is there, with its sessions.
+        bare = [address for address, reply in late.items() if reply is None and address not in installed_again]
+        second_replies = await ask_all(scheduler, question, bare, settings.heartbeat)
+        bare = [address for address, reply in second_replies.items() if reply is None]
+        if bare:
+            installed_again.update(bare)
+            message = {"op": "plugin-add", "plugin": scheduler.worker_plugins[PLUGIN], "name": PLUGIN}
+            answers = await ask_all(scheduler, message, bare, settings.heartbeat)
+            refusals = {address: reply for address, reply in answers.items() if _is_error(reply)}
+            if refusals:
+                raise _not_set_up(refusals, len(replies))
+            continue
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(hello.wait(), ASK_AGAIN)
+    for address, reply in replies.items():
+        if reply.get("protocol") != PROTOCOL:
+            raise ClusterError(
+                f"worker {address} uses protocol {reply.get('protocol')} and the scheduler uses protocol "
+                f"{PROTOCOL}. Install the same version of dshuffle on both",
+                transient=False,
+            )
+    return {address: replies[address].get("open_files") for address in _running(scheduler, replies)}
+
+
+async def _are_silent(scheduler: Scheduler, replies: dict[str, Any], settings: Settings) -> bool:
+    """Whether all of these workers have not answered, and none of them is known to be busy."""
+    if not all(isinstance(reply, OSError) for reply in replies.values()):
+        return False
+    workers = [scheduler.workers[address] for address in replies if address in scheduler.workers]
+    looks = (process_runs(scheduler, worker, settings.heartbeat, settings) for worker in workers)
+    return not any(await asyncio.gather(*looks))
+
+
+def _running(scheduler: Scheduler, addresses: Iterable[str]) -> set[str]:
+    states = {address: scheduler.workers[address].status for address in addresses if address in scheduler.workers}
+    running = {address for address, status in states.items() if status == Status.running}
+    if not running:
+        words = ", ".join(f"{address} ({states[address].name})" for address in sorted(states))
+        raise ClusterError(
+            f"none of the workers can run tasks: {words}. Dask pauses a worker that uses more than 80 % of its "
+            "memory limit. Free memory on these workers, or start workers with a larger limit"
+        )
+    return running
+
+
+async def ask_all(
+    scheduler: Scheduler, message: dict[str, Any], addresses: Iterable[str], heartbeat: float
+) -> dict[str, Any]:
+    """Send a message to workers, and return the replies; a worker that does not answer in time has an error."""
+
+    async def ask(address: str) -> tuple[str, Any]:
+        reply: Any = scheduler.broadcast(msg=message, workers=[address], on_error="return")
+        try:
+            return address, (await within(heartbeat, reply))[address]
+        except TimeoutError as error:
+            return address, error
+
+    return dict(await asyncio.gather(*map(ask, addresses)))
+
+
+def _is_set_up(reply: Any) -> bool:
+    # Releases with another protocol may lack this field. They are refused by name later.
+    return isinstance(reply, dict) and "protocol" in reply and bool(reply.get("is_set_up", True))
+
+
+def _is_error(reply: Any) -> bool:
+    return isinstance(reply, dict) and reply.get("status") == "error"
+
+
+def _not_set_up(replies: dict[str, Any], n_workers: int) -> ClusterError:
+    address, reply = min(replies.items())
+    reason = "the worker's log has the reason"
+    advice = "Make sure that the worker runs and that the same version of dshuffle is installed there"
+    if isinstance(reply, BaseException):
+        reason = f"{type(reply).__name__}: {reply}"
+    elif isinstance(reply, dict) and reply.get("is_set_up") is False:
+        reason = "it still loads or compiles kernels"
+        advice = "Run dshuffle warmup on its machine, or open the session again later"
+    elif _is_error(reply):
+        reason = f"{reply.get('exception_text', 'the plugin was refused')}"
+    # Another attempt would install the same plugin on the same worker.
+    return ClusterError(
+        f"dshuffle could not be set up on {len(replies)} of {n_workers} workers, among them {address} ({reason}). "
+        f"{advice}",
+        transient=not _is_error(reply),
+    )
+
+
+KeptPartitions = Mapping[str, Sequence[KeptFolder]]
+"""Address of a worker -> the partitions in its directory. Workers on one machine may list the same ones."""
+
+
+def choose_kept(
+    kept: KeptPartitions,
+    shuffle: str | None,
+    plan: ShuffleSpec,
+    workers: Sequence[str],
+    history: WorkerHistory | None = None,
+) -> tuple[PartitionSources, list[str]] | None:
+    """Choose kept partitions, and the worker of each rank.
+
+    All chosen partitions belong to the same epoch and the same history of workers. The group with the largest part of
+    the samples is chosen. Among equals, one with this history comes first, then one with the present number of
+    workers, then the latest epoch.
+
+    Parameters
+    ----------
+    kept
+        What each worker has.
+    shuffle
+        Digest of the way of shuffling. Other partitions are ignored.
+    plan
+        What ranks depend on.
+    workers
+        Addresses of the workers that train, by rank.
+    history
+        The workers of the session that is resumed.
+
+    Returns
+    -------
+    former, workers
+        The partitions, and the workers by rank. A worker gets a rank whose partition it has, if it has one. None if no
+        partition can be used.
+
+    Examples
+    --------
+    >>> from dshuffle.exchange.kept_partition import KeptLabel
+    >>> from dshuffle.planning import Choices
+    >>> def partition(rank):
+    ...     return KeptFolder(f"folder-{rank}", KeptLabel("data", "global", "1", 8, 5, WorkerHistory(2), rank, epoch=7))
+    >>> kept = {"tcp://a": [partition(1)], "tcp://b": [partition(0)]}
+    >>> former, workers = choose_kept(kept, "global", ShuffleSpec(10, 2, Choices()), ["tcp://a", "tcp://b"])
+    >>> former.epoch, workers
+    (7, ['tcp://b', 'tcp://a'])
+    """
+    groups: dict[tuple[WorkerHistory, int], dict[int, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    for address in workers:
+        for partition in kept.get(address, ()):
+            label = partition.label
+            if label.shuffle == shuffle and label.rank < label.history.n_workers:
+                groups[label.history, label.epoch][label.rank][address] = partition.name
+    if not groups:
+        return None
+
+    def merit(group: tuple[WorkerHistory, int]) -> tuple[float, bool, bool, int]:
+        group_history, epoch = group
+        fraction = len(groups[group]) / group_history.n_workers
+        return fraction, group_history == history, group_history.n_workers == len(workers), epoch
+
+    best_history, epoch = max(groups, key=merit)
+    try:
+        former = plan.with_history(best_history, epoch)
+    except InvalidParameter:  # the sharding was given for the present number of workers
+        return None
+    partitions = groups[best_history, epoch]
+    ranks = _placed(partitions, workers)
+    holders, asked = {}, defaultdict[str, int](int)
+    for rank, where in partitions.items():
+        is_holder = rank < len(ranks) and ranks[rank] in where
+        address = ranks[rank] if is_holder else min(where, key=lambda holder: (asked[holder], holder))
+        asked[address] += 1
+        holders[rank] = address, where[address]
+    return PartitionSources(epoch, holders, former, kept=True), ranks
+
+
+def _placed(partitions: Mapping[int, Mapping[str, str]], workers: Sequence[str]) -> list[str]:
+    """The workers by rank. Those that have partitions get their ranks, and the others get what is left, in order."""
+    ranks: dict[int, str] = {}
+    placed: set[str] = set()
+    usable = [rank for rank in partitions if rank < len(workers)]
+    for rank in sorted(usable, key=lambda rank: (len(partitions[rank]), rank)):
+        free = next((address for address in partitions[rank] if address not in placed), None)
+        if free is not None:
+            ranks[rank] = free
+            placed.add(free)
+    unplaced = (address for address in workers if address not in placed)
+    return [ranks[rank] if rank in ranks else next(unplaced) for rank in range(len(workers))]
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The participants of a session, and the role of its server.
+
+    ``server_role`` is ``"dedicated"``, ``"beside rank R"``, or empty if the session does not have a server.
+    """
+
+    spec: SessionSpec
+    server_role: str
+
+
+def choose_members(
+    scheduler: Scheduler,
+    order: SessionRequest,
+    ready: Collection[str],
+    former: PartitionSources | None = None,
+    kept: KeptPartitions = MappingProxyType({}),
+) -> Members:
+    """Assign ranks in the order of worker names, so that the same cluster always gets the same ranks.
+
+    The workers of a host have consecutive ranks.
+
+    Only the workers whose addresses are in ``ready`` take part. Their first partitions are read from ``former`` ones.
+    Otherwise they are read from partitions that were ``kept`` on the workers' disks, if there are any. Workers then get
+    the ranks whose partitions they have.
+
+    Raises
+    ------
+    ClusterError
+        If no worker is left to train.
+    InvalidParameter
+        If ``server``, or a name in ``shares``, is not the address or name of a worker, or there are more workers than
+        samples.
+    """
+    workers = in_rank_order(worker for where, worker in scheduler.workers.items() if where in ready)
+    server = _find_server(workers, order.options.server)
+    training = [worker for worker in workers if worker is not server and not only_serves(worker.resources)]
+    if order.weights is not None:
+        by_address = {worker.address: worker for worker in training}
+        if not order.weights.keys() <= by_address.keys():
+            raise ClusterError("a worker has left the cluster or is paused, so that shares cannot change now")
+        training = [by_address[address] for address in order.weights]  # every worker keeps its rank
+    if not training and server is not None and order.options.server is not None:
+        training = [server]  # the user named the only worker as the server, so it also trains
+    if not training:
+        raise ClusterError(
+            f"none of the {len(workers)} workers can train: all have the resource {SERVER_RESOURCE!r}. Add a worker "
+            "without it"
+        )
+    most = max(map(get_delivery, order.deliveries), key=lambda delivery: delivery.demands)
+    choices = dataclasses.replace(order.choices, delivery=most.name)
+    plan = ShuffleSpec(order.dataset.n_samples, len(training), choices, first_epoch=order.start.epoch)
+    ranks, carried = [worker.address for worker in training], order.carried
+    history = None if carried is None else carried.history
+    if former is None and (choice := choose_kept(kept, order.kept_as, plan, ranks, history)):
+        former, ranks = choice
+        training = [scheduler.workers[address] for address in ranks]
+        if carried is not None:
+            carried = carried.placed(former, ranks)
+    weights = _weights(order, training, carried, plan)
+    if carried is not None:
+        plan = carried.onto(plan, ranks, weights)
+    else:
+        plan = dataclasses.replace(plan, first_weights=weights)
+    plan = dataclasses.replace(plan, hosts=_shared_hosts(training))
+    addresses = {rank: worker.address for rank, worker in enumerate(training)}
+    role = ""
+    if any(get_delivery(name).needs_server for name in order.deliveries):
+        serving = server if server is not None else training[0]
+        addresses[SERVER] = serving.address
+        role = "dedicated" if serving not in training else f"beside rank {training.index(serving)}"
+    spec = SessionSpec(
+        order.session_id,
+        order.dataset,
+        plan,
+        tuple(order.deliveries),
+        order.options,
+        order.settings,
+        order.start,
+        addresses,
+        kept_as=order.kept_as,
+        former=former,
+        choice=order.choice,
+    )
+    return Members(spec, role)
+
+
+def _weights(
+    order: SessionRequest, training: Sequence[WorkerState], carried: EarlierWorkers | None, plan: ShuffleSpec
+) -> Weights:
+    addresses = [worker.address for worker in training]
+    if order.weights is not None:
+        return as_weights([order.weights[address] for address in addresses])
+    before = () if carried is None else carried.weights_of(addresses)
+    shares, names = order.choices.shares, [identities(worker) for worker in training]
+    absent = [name for name in shares.names if not any(name in own for own in names)]
+    if carried is None and not order.options.elastic and absent:
+        allowed = f"the names or addresses of workers that train: {in_words(training)}"
+        raise InvalidParameter.of("shares", ", ".join(absent), allowed)
+    for worker, own in zip(training, names, strict=True):
+        if len(twice := [name for name in shares.names if name in own]) > 1:
+            raise InvalidParameter.of("shares", ", ".join(twice), f"one number for the worker {worker.name}")
+    weights = shares.first(len(addresses), before, names)
+    if carried is not None and shares.names:
+        try:
+            dataclasses.replace(plan, first_weights=weights)
+        except InvalidParameter as error:  # the numbers suited the workers that there were before
+            logger.warning("dshuffle: the shares are nearer to equal ones: %s", error)
+            choices = plan.choices
+            bounds = ShareBounds.of(choices.assignment, choices.cache_fraction, plan.n_samples, plan.n_workers)
+            return bounded_weights(np.array(weights, float), bounds)
+    return weights
+
+
+def _find_server(workers: list[WorkerState], server: str | None) -> WorkerState | None:
+    if server is None:
+        marked = [worker for worker in workers if only_serves(worker.resources)]
+        return marked[0] if marked else None
+    for worker in workers:
+        if server in (worker.address, str(worker.name)):
+            return worker
+    raise InvalidParameter.of("server", server, f"the name or address of one of these workers: {in_words(workers)}")
+
+
+def in_rank_order(workers: Iterable[WorkerState]) -> list[WorkerState]:
+    """Workers in the order of their names, but all workers of a host after its first one."""
+    ordered = sorted(workers, key=by_name)
+    hosts = {worker.host: place for place, worker in reversed(list(enumerate(ordered)))}
+    return sorted(ordered, key=lambda worker: hosts[worker.host])  # keeps the order of a host's workers
+
+
+def _shared_hosts(training: Sequence[WorkerState]) -> tuple[int, ...]:
+    """Number of each worker's host; empty if all are on one host, or each on its own."""
+    names = [worker.host for worker in training]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return tuple(numbers[name] for name in names) if 1 < len(numbers) < len(names) else ()
+
+
+def by_name(worker: WorkerState) -> tuple[bool, int, str, str]:
+    """Sort key: numeric names by value, then other names; the address breaks ties."""
+    name = str(worker.name)
+    return not name.isdecimal(), int(name) if name.isdecimal() else 0, name, worker.address
+
+
+UNFIT_FOR = 5.0
+"""Seconds for which a worker that could not take a lost rank is not asked again."""
+
+
+MOST_REFUSALS = 3
+"""Refused connections in a row after which a nanny is gone."""
+
+
+class Candidates:
+    """Workers that may take lost ranks of one session.
+
+    Parameters
+    ----------
+    scheduler
+        The Dask scheduler.
+    members
+        Addresses of the session's workers. Their names and nannies are remembered, because Dask forgets lost workers.
+    choice
+        The workers that the session may have.
+    new_workers
+        Whether the cluster starts new workers in place of lost ones.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, members: Iterable[str], choice: WorkerChoice, *, new_workers: bool
+    ) -> None:
+        self._scheduler = scheduler
+        self._choice = choice
+        self._new_workers = new_workers
+        self._members = {address: scheduler.workers[address] for address in members if address in scheduler.workers}
+        self._refused: dict[str, float] = {}  # when workers could not take a rank
+        self._retiring: dict[str, WorkerState | None] = {}  # another worker may come at the same address
+        self._refusals: Counter[str] = Counter()  # of connections to nannies, in a row
+        self.why_unfit = ""  # why the last worker that was looked at cannot take a rank
+
+    def remember(self, worker: WorkerState) -> None:
+        """Note that a worker has become a member."""
+        self._members[worker.address] = worker
+
+    def is_refused(self, address: str) -> bool:
+        """Whether a worker retires, could not take a rank a moment ago, or never can."""
+        if address in self._retiring and self._scheduler.workers.get(address) in (None, self._retiring[address]):
+            return True
+        return self._refused.get(address, -math.inf) > asyncio.get_running_loop().time() - UNFIT_FOR
+
+    def retire(self, address: str) -> None:
+        """Note that a worker closes."""
+        self._retiring[address] = self._members.get(address)
+
+    def refuse(self, address: str, *, for_good: bool = False) -> None:
+        """Note that a worker could not take a rank, and whether it never can."""
+        self._refused[address] = math.inf if for_good else asyncio.get_running_loop().time()
+
+    async def find(self, lost: str, members: Collection[str], *, serves: bool) -> WorkerState | None:
+        """A worker that runs tasks, is set up and is not a member; preferably one with the name of the lost worker.
+
+        Only a server can be replaced by a worker that does not train, and preferably is.
+        """
+        candidates = [
+            worker
+            for worker in self._scheduler.workers.values()
+            if worker.address not in members
+            and not self.is_refused(worker.address)
+            and worker.status == Status.running
+            and self._choice.allows(worker)
+            and (serves or not only_serves(worker.resources))
+        ]
+        name = self._members[lost].name if lost in self._members else None
+
+        def preference(worker: WorkerState) -> tuple[bool, bool, tuple[bool, int, str, str]]:
+            return worker.name != name, serves and not only_serves(worker.resources), by_name(worker)
+
+        self.why_unfit = ""
+        for worker in sorted(candidates, key=preference):
+            reason = await self._why_unfit(worker.address)
+            if not reason:
+                return worker
+            self.why_unfit = f"{worker.address} {reason}"
+        return None
+
+    async def may_come(self, lost: str) -> bool:
+        """Whether a worker may still come.
+
+        The cluster starts new ones, or one is starting or was refused, or a nanny may start the lost one again.
+        """
+        workers = [worker for worker in self._scheduler.workers.values() if self._choice.allows(worker)]
+        if self._new_workers or any(worker.status in (Status.init, Status.starting) for worker in workers):
+            return True
+        present = {worker.address for worker in workers}
+        if any(since < math.inf for address, since in self._refused.items() if address in present):
+            return True
+        stays = lost in present and self._refused.get(lost) == math.inf  # no nanny starts a worker that runs
+        nanny = self._members[lost].nanny if lost in self._members and not stays else None
+        if not nanny:
+            return False
+        # Not through Dask, which tries again for half a minute if a connection is refused.
+        try:
+            host, port = get_address_host_port(nanny)
+            _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), ANSWER_WITHIN)
+        except ConnectionRefusedError:
+            self._refusals[nanny] += 1
+            return self._refusals[nanny] < MOST_REFUSALS
+        except (OSError, ValueError, NotImplementedError) as error:  # the nanny may be busy, or its address has no port
+            logger.debug("dshuffle: the nanny at %s could not be reached: %r", nanny, error)
+            return True
+        writer.close()
+        del self._refusals[nanny]
+        return True
+
+    async def _why_unfit(self, address: str) -> str:
+        """Why a worker cannot take a rank; empty if it can."""
+        try:
+            reply = await within(ANSWER_WITHIN, self._scheduler.rpc(address).dshuffle_protocol())
+        except OSError as error:
+            return f"does not answer ({type(error).__name__}: {error})"
+        if not isinstance(reply, dict):
+            return "is not set up for dshuffle"
+        if reply.get("protocol") != PROTOCOL:
+            return f"has another version of dshuffle (protocol {reply.get('protocol')}, and not {PROTOCOL})"
+        return "" if reply.get("is_set_up") else "is still being set up"
