@@ -28,6 +28,7 @@ import dataclasses
 import json
 import statistics
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,6 @@ import numpy as np
 from distributed import Client
 from rich.console import Console
 from rich.table import Table
-from studies.exchanges import measure_exchanges
 
 import dshuffle
 from dshuffle.compare import EmulatedRates, Way, connect, count_training_workers
@@ -104,7 +104,11 @@ def measure(client: Client, name: str, options: argparse.Namespace, console: Con
     ways += [(f"{label}, chunks", there, Way(label, chunks)) for label, there in at_storage.items()]
     for label, dataset, way in ways:
         with console.status(f"setup {name}: {label}"):
-            records = measure_exchanges(client, dataset, way, epochs=options.epochs, training_seconds=0.5)
+            with dshuffle.Shuffler(client, dataset, **way.choices.keywords()) as shuffler:
+                for epoch in shuffler.epochs(options.epochs + 1):
+                    for task in epoch.map(lambda _: time.sleep(0.5)):
+                        task.result()
+            records = shuffler.records[1:]
         results[label] = {
             "seconds": statistics.median(record.exchange_seconds for record in records),
             "cpu_idle": statistics.median(record.cpu_idle for record in records),

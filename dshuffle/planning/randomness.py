@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -172,17 +171,6 @@ def draw_front(values, count, state):  # type: ignore[no-untyped-def]
         j = i + below(word, values.size - i)
         values[i], values[j] = values[j], values[i]
     return state
-
-
-def log_factorial(n: float | Fraction) -> float:
-    """Natural logarithm of n!, which may be that of a real number.
-
-    Examples
-    --------
-    >>> round(math.exp(log_factorial(4)))
-    24
-    """
-    return math.lgamma(float(n) + 1)
 
 
 def log_choose(n: float, k: float) -> float:

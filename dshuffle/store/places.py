@@ -171,9 +171,9 @@ def _open_s3(
             "url", "s3://***", "s3://bucket/prefix", "Put credentials and options in storage_options."
         )
     client = options.pop("client_options", {})
-    config: dict[str, Any] = {}
+    config: Any = {}
     for name, value in {**(options.pop("client_kwargs", None) or {}), **options}.items():
-        own = name.removeprefix("aws_")
+        own = str(name).removeprefix("aws_")
         own = _S3_NAMES.get(own, own)
         if config.get(own, value) != value:
             reason = f"{own} is given twice with different values"
@@ -186,14 +186,14 @@ def _open_s3(
         for value in (config.get(name), os.environ.get(f"AWS_{name.upper()}"))
         if value
     )
-    endpoint = config.setdefault("endpoint", next(filter(None, map(os.environ.get, _S3_ENDPOINTS)), ""))
+    endpoint = config.get("endpoint", next(filter(None, map(os.environ.get, _S3_ENDPOINTS)), None))
     # obstore would panic later on an invalid endpoint.
-    if not endpoint:
-        del config["endpoint"]
-    elif not str(endpoint).startswith(("http://", "https://")) or "@" in str(endpoint):
-        shown = "***" if "@" in str(endpoint) else endpoint
-        hint = "Give credentials as separate options."
-        raise InvalidParameter.of("endpoint", shown, "http://HOST:PORT or https://HOST[:PORT]", hint)
+    if endpoint is not None:
+        if not str(endpoint).startswith(("http://", "https://")) or "@" in str(endpoint):
+            shown = "***" if "@" in str(endpoint) else endpoint
+            hint = "Give credentials as separate options."
+            raise InvalidParameter.of("endpoint", shown, "http://HOST:PORT or https://HOST[:PORT]", hint)
+        config["endpoint"] = endpoint
     limits: Any = {
         # HTTP without TLS only if the endpoint says so.
         "allow_http": str(endpoint).startswith("http://"),
@@ -205,10 +205,11 @@ def _open_s3(
     }
     try:
         # PatientStore repeats requests, and counts them.
-        store = S3Store(bucket, prefix=prefix or None, client_options=limits, retry_config={"max_retries": 0}, **config)
+        retries: Any = {"max_retries": 0}
+        store = S3Store(bucket, prefix=prefix or None, client_options=limits, retry_config=retries, config=config)
     except (BaseError, TypeError, ValueError) as exc:
         raise InvalidParameter.because(
-            "storage_options", f"obstore rejects {sorted(options)} ({explained(exc, secrets)})"
+            "storage_options", f"obstore rejects {sorted(map(str, options))} ({explained(exc, secrets)})"
         ) from None
     return ObjectStore(store, read_only=read_only), secrets
 
@@ -344,7 +345,8 @@ class Location:
         kind, name = type(store).__name__, short_repr(store)
         _refuse_options(Patience.of(storage_options)[1], "a store")
         try:
-            pickle.dumps(_read_only(store))
+            _read_only(store)
+            pickle.dumps(store)
         except NotImplementedError as error:
             reason = f"this {kind} has no read-only copy"
             raise InvalidParameter.because("url", reason, "Open it read-only.") from error

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from zarr.core.sync import sync
 
 from dshuffle.errors import DatasetError
-from dshuffle.store.patches import Box, box_items
 from dshuffle.store.patient_store import PatientStore
 from dshuffle.store.scatter import Sink, load_numba, scatter_columns
 from dshuffle.store.stored_array import StoredArray
+from dshuffle.store.view import Box, box_items
 
 #: Default number of bytes in flight at a time.
 MEMORY_BUDGET = 64 << 20

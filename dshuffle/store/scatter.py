@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from dshuffle.kernels import kernel, worth_a_kernel
 from dshuffle.rows import ByteMatrix
-from dshuffle.store.patches import Box, Cut
 from dshuffle.store.stored_array import StoredArray
+from dshuffle.store.view import Box, Cut
 
 _WHOLE = np.zeros(1, np.int64)
 """A row is one patch of one run of bytes."""

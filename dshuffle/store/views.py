@@ -11,11 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import DatasetError, InvalidParameter
-from dshuffle.store.patches import Patches
-from dshuffle.store.selection import split_at_time, split_samples, split_strata
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
-from dshuffle.store.view import View
-from dshuffle.store.windows import Offsets, Windows
+from dshuffle.store.view import Offsets, Patches, View, Windows, split_at_time, split_samples, split_strata
 
 logger = logging.getLogger(__name__)
 

@@ -121,6 +121,10 @@ class Hosts:
             subprocess.run(["ip", "link", "delete", self._name(number)], stderr=subprocess.DEVNULL)
         subprocess.run(["ip", "link", "delete", BRIDGE], stderr=subprocess.DEVNULL)
 
+    def entering(self, number: int) -> list[str]:
+        """Words before a command that let it run on a host."""
+        return ["nsenter", f"--net=/run/netns/{self._name(number)}"]
+
     def start_workers(self, scheduler: str) -> None:
         """Start a nanny on every host, with Dask's settings of this process."""
         environment = {
@@ -133,7 +137,7 @@ class Hosts:
             command = [sys.executable, "-m", "distributed.cli.dask_worker", scheduler, "--host", address, "--nanny"]
             command += ["--nthreads=1", "--no-dashboard", "--memory-limit=0", f"--local-directory={scratch}"]
             if self.have_links:
-                command = ["nsenter", f"--net=/run/netns/{self._name(number)}", *command]
+                command = [*self.entering(number), *command]
             with open(f"{scratch}.log", "wb") as log:
                 self._nannies.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
 

@@ -183,3 +183,27 @@ print(f"{max(lags):.3f}", file=sys.stderr)
     assert codes == [0, 0], errors
     for error in errors:
         assert float(error.split()[-1]) < 2, "a heartbeat may take 15 s, and a stall of this kind took 10 s"
+
+
+START = """
+import sys, time
+import dshuffle
+import dshuffle.launched.spmd
+
+began = time.process_time()
+with dshuffle.spmd(sys.argv[1], batch_size=8) as loader:
+    for epoch in loader.epochs(1):
+        for number, batch in enumerate(epoch):
+            if not number:
+                print(time.process_time() - began, file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_the_first_batch_takes_a_second(in_processes, store):
+    """In processor time, of which most is numba, once kernels are compiled: 0.9 s on each rank."""
+    in_processes(START, store).end()
+    codes, errors = in_processes(START, store).end()
+    assert codes == [0, 0], errors
+    for error in errors:
+        assert float(error.splitlines()[-1]) < 2.7, error

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import json
 import os
 import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -77,6 +82,105 @@ def test_only_who_knows_the_secret_runs_code(in_threads, outer_address, tmp_path
     assert (tmp_path / "code").exists() == (secret is None)
     # Dask takes the beginning of the greeting for the length of a message.
     assert isinstance(error, OSError | MemoryError) == (secret is not None)
+
+
+RANK = """
+import json, os, sys, time
+import psutil
+import dshuffle
+
+url, folder = sys.argv[1:3]
+secret = None if sys.argv[3] == "none" else "auto"
+with dshuffle.spmd(url, batch_size=8, secret=secret, timeout=100) as loader:
+    samples = sum(len(ids) for ids, _ in next(loader.epochs(1)))
+    listens = [each.laddr for each in psutil.net_connections("inet") if each.status == "LISTEN"]  # of the host
+    with open(f"{folder}/{loader.rank}.part", "w") as file:
+        json.dump([samples, *sorted({tuple(each) for each in listens})], file)
+    os.rename(f"{folder}/{loader.rank}.part", f"{folder}/{loader.rank}.json")
+    while not os.path.exists(f"{folder}/over"):
+        time.sleep(0.05)
+"""
+
+ATTACKER = """
+import asyncio, pathlib, sys
+from distributed.core import rpc
+from distributed.protocol.pickle import dumps
+
+async def attack(address, attempt):
+    mark = f"{sys.argv[1]}-{attempt}"
+    def run():
+        pathlib.Path(mark).touch()
+    async with rpc(f"tcp://{address}", timeout=3) as peer:
+        options = {"function": dumps(run), "args": dumps(()), "kwargs": dumps({}), "wait": True}
+        await asyncio.wait_for(peer.run(**options) if attempt == "worker" else peer.run_function(**options), 4)
+
+for address in sys.argv[2:]:
+    for attempt in "scheduler", "worker":
+        try:
+            asyncio.run(attack(address, attempt))
+        except BaseException as error:
+            print(address, attempt, type(error).__name__)
+        else:
+            print(address, attempt, "done")
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Three network namespaces of this machine."""
+    place = Path(__file__).parents[1] / "benchmarks" / "network_hosts.py"
+    spec = importlib.util.spec_from_file_location("network_hosts", place)
+    network_hosts = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(network_hosts)
+    if not network_hosts.can_make_networks():
+        pytest.skip("this process may not make network namespaces")
+    with network_hosts.Hosts(3, tmp_path) as hosts:
+        yield hosts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("secret", "n_hosts"), [("auto", 1), ("auto", 2), ("none", 2)])
+def test_what_another_host_can_do(hosts, store, tmp_path, free_port, secret, n_hosts):
+    """The third host connects to whatever listens on the others, as another user. Without a secret, it runs code."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for name, text in (("rank.py", RANK), ("attacker.py", ATTACKER)):
+        (tmp_path / name).write_text(text)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "WORLD_SIZE": "2"}
+    variables |= {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": str(free_port)}
+    variables |= {"LOCAL_WORLD_SIZE": str(2 // n_hosts), "XDG_CACHE_HOME": str(tmp_path / "home")}
+    command = [sys.executable, str(tmp_path / "rank.py"), store, str(folder), secret]
+    ranks = [
+        subprocess.Popen([*hosts.entering(rank % n_hosts), *command], env={**variables, "RANK": str(rank)})
+        for rank in range(2)
+    ]
+    try:
+        end = time.monotonic() + 150
+        while len(found := sorted(folder.glob("*.json"))) < 2:
+            assert time.monotonic() < end
+            assert all(rank.poll() is None for rank in ranks)
+            time.sleep(0.1)
+        said = [json.loads(path.read_text()) for path in found]
+        assert sum(samples for samples, *_ in said) == 103
+        listens = [of_rank for _, *of_rank in said]
+        addresses = {rank: {ip for ip, _ in listens[rank]} for rank in range(2)}
+        if n_hosts == 1:
+            assert addresses == {0: {"127.0.0.1"}, 1: {"127.0.0.1"}}
+        else:
+            assert addresses == {rank: {"127.0.0.1", hosts.addresses[rank]} for rank in range(2)}
+        targets = {f"{hosts.addresses[rank % n_hosts]}:{port}" for rank in range(2) for _, port in listens[rank]}
+        attacker = [*hosts.entering(2), sys.executable, str(tmp_path / "attacker.py"), str(tmp_path / "code")]
+        other_home = {**variables, "XDG_CACHE_HOME": str(tmp_path / "other")}
+        ran = subprocess.run([*attacker, *targets], env=other_home, capture_output=True, text=True, timeout=200)
+        assert ran.returncode == 0, ran.stderr
+        code = {path.name for path in tmp_path.glob("code-*")}
+        assert code == ({"code-scheduler", "code-worker"} if secret == "none" else set()), ran.stdout
+        (folder / "over").touch()
+        assert [rank.wait(60) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
 
 
 def test_another_secret_is_told_at_once(in_threads):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.store import open_dataset, read_array, stored_shardings, write_sharding
-from dshuffle.store.selection import split_samples, split_strata
+from dshuffle.store.view import split_samples, split_strata
 
 from ..conftest import at_most
 

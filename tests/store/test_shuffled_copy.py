@@ -257,9 +257,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 KILLED = """
 import os, signal, sys
-from dshuffle.store import buckets, shuffle_dataset
+from dshuffle.store import shuffle_dataset, shuffled_copy
 
-buckets.SAVE_EVERY = 0.0
+shuffled_copy.SAVE_EVERY = 0.0
 slabs, die_after = [], int(sys.argv[4])
 def progress(done, total, text):
     slabs.append(text)

@@ -11,7 +11,6 @@ from enum import Enum
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES, Batches
@@ -57,9 +56,6 @@ class PlanInput:
     def missing_samples(self) -> Samples:
         """The samples whose workers do not hold them, ascending."""
         return missing_samples(self.holders, self.destinations)
-
-
-Floats = NDArray[np.float64]
 
 
 CHECKSUM_NBYTES = 4
