@@ -40,7 +40,7 @@ def test_trainings_that_cannot_be_compared(elsewhere, url, monkeypatch, options,
 
 
 def test_one_worker_has_nothing_to_compare(elsewhere, url, monkeypatch):
-    monkeypatch.setattr("dshuffle.pipeline.run.train", lambda pipeline, *_: pytest.fail("ran"))
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda pipeline, *_: pytest.fail("ran"))
     result = run(url, "--workers", 1)
     assert result.exit_code in (1, 2)
     assert "--workers=1 is not allowed; it must be an integer >= 2. One worker trains on all" in " ".join(
@@ -63,7 +63,7 @@ def test_one_worker_has_nothing_to_compare(elsewhere, url, monkeypatch):
     ],
 )
 def test_pairs_that_show_nothing_are_refused(elsewhere, url, monkeypatch, options, message):
-    monkeypatch.setattr("dshuffle.pipeline.run.train", lambda pipeline, *_: 1 / 0)
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda pipeline, *_: 1 / 0)
     result = run(url, "--pairs", 5, *options)
     assert result.exit_code in (1, 2)
     assert message in " ".join(result.stderr.split())
@@ -82,13 +82,13 @@ def test_pairs_that_show_nothing_are_refused(elsewhere, url, monkeypatch, option
 )
 def test_why_there_are_no_pairs_is_said(elsewhere, url, monkeypatch, options, hint):
     monkeypatch.setattr("dshuffle.compare.pairs.regression_in_pairs", lambda *_, **__: {})
-    monkeypatch.setattr("dshuffle.pipeline.run.train", lambda pipeline, *_: 1 / 0)
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda pipeline, *_: 1 / 0)
     sentence = "No pairs of runs: no way reshuffles everything before every epoch."
     assert (sentence in run(url, *options).stderr) == bool(hint)
 
 
 def test_large_datasets_are_not_read_into_this_process_unasked(elsewhere, url, monkeypatch):
-    monkeypatch.setattr("dshuffle.pipeline.run.train", lambda pipeline, *_: SimpleNamespace(comparison="figures"))
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda pipeline, *_: SimpleNamespace(comparison="figures"))
     monkeypatch.setattr("dshuffle.report.render_text", lambda *_: "")
     monkeypatch.setattr("dshuffle.report.write_report", lambda *_: "page")
     tested = []
@@ -109,7 +109,7 @@ def test_large_datasets_are_not_read_into_this_process_unasked(elsewhere, url, m
 
 def test_the_direction_of_an_accuracy_is_not_guessed(elsewhere, url, monkeypatch):
     tests = []
-    monkeypatch.setattr("dshuffle.pipeline.run.train", lambda pipeline, *_: tests.append(pipeline.test) or 1 / 0)
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda pipeline, *_: tests.append(pipeline.test) or 1 / 0)
     options = (url, "--train", "linear_regression", "--metric", "val_accuracy", "--step", 0.1)
     result = run(*options)
     assert result.exit_code == 1
