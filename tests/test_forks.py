@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,16 +158,19 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize(
-    "use",
-    [
-        *("checkpoint", "fit", "estimator", "permutation", "sampler", "spmd", "advise", "compare"),
-        pytest.param("to_torch", marks=pytest.mark.torch),
-    ],
+    "use", ["checkpoint", "fit", "estimator", "permutation", "sampler", "spmd", "advise", "compare"]
 )
 def test_what_uses_threads_and_loops_of_its_own_in_a_forked_process(tmp_path: Path, use: str) -> None:
     """After a local read, in a process of its own: Dask itself does not work where a fork follows a cluster."""
-    if use == "to_torch":
-        pytest.importorskip("torch", reason="PyTorch is not installed")
+    in_a_forked_process(tmp_path, use)
+
+
+@pytest.mark.slow
+def test_batches_of_pytorch_in_a_forked_process(torch: Any, tmp_path: Path) -> None:
+    in_a_forked_process(tmp_path, "to_torch")
+
+
+def in_a_forked_process(tmp_path: Path, use: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "script.py", use]
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -225,7 +225,7 @@ def test_bad_input():
         plan_delivery("pear", [1], [0], 1)
     with pytest.raises(InvalidParameter, match="n_workers=0"):
         plan_delivery("peer", [1], [0], 0)
-    with pytest.raises(InvalidParameter, match=r"destinations\[1\]=2 .*rank in \[0, 2\)"):
+    with pytest.raises(InvalidParameter, match=r"destinations\[1\]=2 .*in \[0, 2\), the range of the ranks"):
         plan_delivery("peer", [1, 1], [0, 2], 2)
     with pytest.raises(InvalidParameter, match=r"destinations.shape=\(1,\) .*\(2,\)"):
         plan_delivery("peer", [1, 1], [0], 2)

@@ -55,7 +55,7 @@ def test_example_1():
 def test_bad_input():
     with pytest.raises(InvalidParameter, match=r"destinations.shape=\(1,\) .*\(2,\), to match owners"):
         shuffle_matrix([0, 1], [0], 2)
-    with pytest.raises(InvalidParameter, match=r"owners\[1\]=2 .*rank in \[0, 2\)"):
+    with pytest.raises(InvalidParameter, match=r"owners\[1\]=2 .*in \[0, 2\), the range of the ranks"):
         shuffle_matrix([0, 2], [0, 0], 2)
     with pytest.raises(InvalidParameter, match="n_workers=0"):
         shuffle_matrix([], [], 0)
