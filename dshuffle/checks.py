@@ -58,11 +58,6 @@ def as_ratio(name: str, value: object, minimum: Fraction, hint: str = "") -> Fra
     Sample counts are products of a fraction and a number of samples, rounded up or down. The float 0.1 is slightly
     larger than 1/10, so rounding ``0.1 * q`` can be off by one sample. The nearest fraction with a denominator of at
     most 1e12 removes the error of the float and keeps every digit that a user types.
-
-    Examples
-    --------
-    >>> as_ratio("fraction", 0.1 + 0.2, Fraction(0))
-    Fraction(3, 10)
     """
     allowed = f"a number in [{minimum}, 1]"
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):

@@ -33,20 +33,10 @@ def encode(
     ----------
     rows, checksums
         ``(m, nbytes)`` rows and their ``(m,)`` checksums.
-    offsets, slots
-        Packet p is the XOR of the rows ``slots[offsets[p]:offsets[p + 1]]``. It has at least one row.
     packets
         ``(k,)`` indices of the packets to encode.
     out, out_checksums
         ``(k, nbytes)`` packets and their ``(k,)`` checksums; overwritten.
-
-    Examples
-    --------
-    >>> rows = np.array([[1, 2], [3, 4], [5, 6]], dtype=np.uint8)
-    >>> out, sums = np.empty((1, 2), np.uint8), np.empty(1, np.uint32)
-    >>> encode(rows, np.array([7, 8, 9], np.uint32), np.array([0, 1, 3]), np.array([0, 1, 2]), np.array([1]), out, sums)
-    >>> out, sums
-    (array([[6, 2]], dtype=uint8), array([1], dtype=uint32))
     """
     _encode(_wide(rows), checksums, offsets, slots, packets, _wide(out), out_checksums)
 
@@ -69,17 +59,10 @@ def decode(
         ``(m, nbytes)`` rows and their ``(m,)`` checksums: the known rows, and space for the decoded ones.
     packets, packet_checksums
         ``(k, nbytes)`` packets and their ``(k,)`` checksums.
-    offsets, slots
-        The known rows of packet i are ``slots[offsets[i]:offsets[i + 1]]``.
     targets
         ``(k,)`` index in ``rows`` for the decoded row of each packet. Packets with a negative target are skipped.
     sample_ids
         ``(k,)`` sample number of each decoded row.
-
-    Returns
-    -------
-    int
-        Index of the first packet whose decoded row does not match its checksum, or -1 if all match.
     """
     words, tail = row_words(rows)
     wrong: int = _decode(

@@ -38,14 +38,6 @@ class EmulatedLink:
     ----------
     rate
         Bytes per second, headers included.
-
-    Examples
-    --------
-    >>> link = EmulatedLink(1e6 * HEADERS)
-    >>> round(link.reserve(100_000, begin=5.0) - 5.0, 3)
-    0.1
-    >>> round(link.reserve(100_000, begin=5.05) - 5.0, 3)  # waits for the first to pass
-    0.2
     """
 
     def __init__(self, rate: float) -> None:
@@ -100,13 +92,7 @@ class EmulatedStore(EmulatedLink):
 
 
 def emulated(what: Literal["links", "store"], name: str = "") -> EmulatedLink | None:
-    """The link of this name if links of this kind are emulated in this process, otherwise None.
-
-    Raises
-    ------
-    InvalidParameter
-        If the configured rate is not a rate.
-    """
+    """The link of this name if links of this kind are emulated in this process, otherwise None."""
     rate = dask.config.get(f"dshuffle.emulated-{what}", None)
     if rate is not None and not isinstance(rate, str):
         raise InvalidParameter.of(f"dshuffle.emulated-{what}", rate, "a rate such as '100mbit' or '1.25GB/s'")
@@ -114,13 +100,7 @@ def emulated(what: Literal["links", "store"], name: str = "") -> EmulatedLink | 
 
 
 def check_emulated_rates() -> None:
-    """Refuse wrong rates in this process, before any bytes are sent.
-
-    Raises
-    ------
-    InvalidParameter
-        If a configured rate is not a rate.
-    """
+    """Refuse wrong rates in this process, before any bytes are sent."""
     emulated("links")
     emulated("store")
 

@@ -102,15 +102,6 @@ class Encoding:
         opposite.
     times
         How the numbers become dates or durations; None if they do not.
-
-    Examples
-    --------
-    >>> Encoding("<f4", scale=0.5, offset=10, missing=(-1,)).decode(np.array([0, 3, -1], "i2"), "x")
-    array([10. , 11.5,  nan], dtype=float32)
-    >>> hours = Times("M8[us]", (3_600_000_000,), 0, "hours since 1970-01-01")
-    >>> Encoding("int64", missing=(-1,), times=hours).decode(np.array([25, -1]), "time")
-    array(['1970-01-02T01:00:00.000000',                        'NaT'],
-          dtype='datetime64[us]')
     """
 
     numbers: str
@@ -126,13 +117,7 @@ class Encoding:
         return self.numbers if self.times is None else self.times.dtype
 
     def decode(self, stored: NDArray[Any], name: str) -> NDArray[Any]:
-        """Return the values of stored numbers of the array ``name``, as a new array of the same shape.
-
-        Raises
-        ------
-        DatasetError
-            If a date, a duration or a scaled integer is beyond what its dtype can hold.
-        """
+        """Return the values of stored numbers of the array ``name``, as a new array of the same shape."""
         if self.kind:
             stored = stored.view(f"{stored.dtype.byteorder}{self.kind}{stored.dtype.itemsize}")
         # As in xarray, numbers are compared with the missing ones before they are scaled, but in the dtype of scaling.

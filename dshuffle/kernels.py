@@ -37,13 +37,9 @@ class Kernel:
 
     Parameters
     ----------
-    function
-        The function.
     signatures
         Types of its arguments, as numba writes them, such as ``"(u8[:,::1], i8)"``: what :func:`load_kernels` compiles.
         Other types are compiled when they are met. Kernels that only kernels call need none.
-    options
-        Those of :func:`numba.njit`.
     """
 
     def __init__(self, function: Callable[..., Any], signatures: tuple[str, ...] = (), **options: Any) -> None:
@@ -91,16 +87,7 @@ class Kernel:
 
 
 def kernel(*signatures: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Make a :class:`Kernel` of a function, which runs without Python's lock and is cached on disk.
-
-    Examples
-    --------
-    >>> @kernel(cache=False)
-    ... def next_number(number):
-    ...     return number + 1
-    >>> next_number(1)
-    2
-    """
+    """Make a :class:`Kernel` of a function, which runs without Python's lock and is cached on disk."""
     return lambda function: Kernel(function, signatures, **{"nogil": True, "cache": True, **options})
 
 

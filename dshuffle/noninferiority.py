@@ -534,16 +534,7 @@ class PairedRuns:
 
 
 def holm(runs: Mapping[str, PairedRuns]) -> dict[str, float]:
-    """Adjust the p-values of several ways, so that any wrong "not worse" among them has the error rate.
-
-    Examples
-    --------
-    >>> def runs(*way):
-    ...     return PairedRuns(test=PairedTest("loss", margin=0.1, pairs=5), reference=(1.0,) * 5, way=way)
-    >>> one, other = runs(1.0, 1.01, 1.03, 1.01, 1.02), runs(1.0, 1.1, 1.05, 1.2, 1.0)
-    >>> round(holm({"one": one})["one"] / holm({"one": one, "other": other})["one"], 3)
-    0.5
-    """
+    """Adjust the p-values of several ways, so that any wrong "not worse" among them has the error rate."""
     adjusted, largest = {}, 0.0
     for place, (label, p_value) in enumerate(sorted(((k, r.p_value) for k, r in runs.items()), key=lambda kv: kv[1])):
         largest = max(largest, min(1.0, (len(runs) - place) * p_value))

@@ -27,11 +27,5 @@ def html_summary(
     headings: Sequence[str] = (),
     rows: Iterable[Sequence[object]] = (),
 ) -> str:
-    """Return a heading, the facts as a list of names and values, and a table where there are headings.
-
-    Examples
-    --------
-    >>> html_summary("Dataset", {"samples": 10})
-    '<div><b>Dataset</b><table><tr><th>samples</th><td>10</td></tr></table></div>'
-    """
+    """Return a heading, the facts as a list of names and values, and a table where there are headings."""
     return html_from("summary", title=title, facts=facts, headings=headings, rows=rows)

@@ -40,17 +40,7 @@ _compiling = False  # whether this process has its turn; changed under numba's l
 
 
 def dispatcher(function: Callable[..., Any], options: dict[str, Any], stamp: str) -> Any:
-    """Return the function as numba calls it: compiled, or loaded from the disk, for each signature that it meets.
-
-    Parameters
-    ----------
-    function
-        The function.
-    options
-        Those of :func:`numba.njit`.
-    stamp
-        What its machine code depends on, except its signature, and the versions of Python and numba.
-    """
+    """Return the function as numba calls it: compiled, or loaded from the disk, for each signature that it meets."""
     made = numba.njit(**{**options, "cache": False})(function)
     if options["cache"]:
         made._cache = _CodeFiles(f"{function.__module__}.{function.__qualname__}", stamp)

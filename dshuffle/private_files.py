@@ -94,15 +94,7 @@ def check_replaceable(path: str) -> None:
 
 
 def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
-    """Replace a file at once, or not at all. Its folder is made if it does not exist.
-
-    Examples
-    --------
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     replace_file(f"{folder}/new/x", b"data")
-    ...     oct(os.stat(f"{folder}/new/x").st_mode), os.listdir(f"{folder}/new")
-    ('0o100600', ['x'])
-    """
+    """Replace a file at once, or not at all. Its folder is made if it does not exist."""
     folder = os.path.dirname(path)
     os.makedirs(folder, 0o755, exist_ok=True)
     check_replaceable(path)
@@ -125,11 +117,6 @@ def cache_folder(*, temporary: bool = True) -> Path:
     It is ``dshuffle`` in ``XDG_CACHE_HOME`` or ``~/.cache``. If that cannot be used, for instance because nobody can
     write the home directory of a container, it is ``dshuffle-UID`` in the folder for temporary files, unless
     ``temporary`` is false, for what the user's hosts must have in common.
-
-    Raises
-    ------
-    OSError, RuntimeError
-        If both cannot be used, or the user does not have a home directory. The message says why.
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
@@ -176,14 +163,7 @@ def user_key(*, temporary: bool = True) -> bytes:
 
 
 def unnamed_file(folder: str, nbytes: int) -> BinaryIO:
-    """Open a file without a name, of which nothing is left behind, with all of its disk space reserved.
-
-    Examples
-    --------
-    >>> with tempfile.TemporaryDirectory() as folder, unnamed_file(folder, 100) as file:
-    ...     os.fstat(file.fileno()).st_size, os.listdir(folder)
-    (100, [])
-    """
+    """Open a file without a name, of which nothing is left behind, with all of its disk space reserved."""
     if not os.path.isdir(folder):
         raise FileNotFoundError("there is no such folder")
     file = cast(BinaryIO, tempfile.TemporaryFile(dir=folder, buffering=0))  # noqa: SIM115  # the caller closes it

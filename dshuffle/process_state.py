@@ -13,13 +13,7 @@ HALTED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBI
 
 
 def worker_process_runs(dask_worker: Any) -> bool:
-    """Return whether the process of a nanny's worker exists and is neither stopped nor ending.
-
-    Parameters
-    ----------
-    dask_worker
-        The nanny. Dask passes it by this name.
-    """
+    """Return whether the process of a nanny's worker exists and is neither stopped nor ending."""
     pid = None if dask_worker.process is None else dask_worker.process.pid
     try:
         return pid is not None and psutil.Process(pid).status() not in HALTED

@@ -20,24 +20,7 @@ _SHORTEST = 4
 
 
 def hide_secrets(text: str, secrets: Iterable[str] = ()) -> str:
-    """Replace user names and passwords in URLs, signatures and tokens in query parameters, and the given values.
-
-    Parameters
-    ----------
-    text
-        Any text.
-    secrets
-        Further values to hide. Values of fewer than four characters would garble the text and are not hidden.
-
-    Examples
-    --------
-    >>> hide_secrets("s3://key:secret@host/bucket")
-    's3://***@host/bucket'
-    >>> hide_secrets("https://host/x.zarr?sv=2024&sig=aB%2B3&token=t0k3n")
-    'https://host/x.zarr?sv=2024&sig=***&token=***'
-    >>> hide_secrets("the account hunter2 is closed", ["hunter2"])
-    'the account *** is closed'
-    """
+    """Replace user names and passwords in URLs, signatures and tokens in query parameters, and the given values."""
     text = _PARAMETER.sub(rf"\1{HIDDEN}", _USER.sub(f"://{HIDDEN}@", text))
     for secret in sorted(set(secrets), key=len, reverse=True):
         if len(secret) >= _SHORTEST:
@@ -46,13 +29,7 @@ def hide_secrets(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def option_values(options: object) -> tuple[str, ...]:
-    """All strings in storage options, at any depth.
-
-    Examples
-    --------
-    >>> option_values({"key": "k", "client_kwargs": {"auth": ["user", "pass"]}, "anon": False})
-    ('k', 'user', 'pass')
-    """
+    """All strings in storage options, at any depth."""
     if isinstance(options, str):
         return (options,)
     if isinstance(options, bytes):
@@ -87,11 +64,5 @@ class _ShortRepr(reprlib.Repr):
 
 
 def short_repr(value: object) -> str:
-    """Return a value as messages show it.
-
-    Examples
-    --------
-    >>> short_repr([1] * 50)
-    '[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, ...]'
-    """
+    """Return a value as messages show it."""
     return _ShortRepr().repr(value)

@@ -42,16 +42,6 @@ class RowLayout:
         the usual dtypes every field is aligned within the row without padding.
     encodings
         ``(name, encoding)`` of the arrays whose stored numbers are not their values. Rows hold the stored numbers.
-
-    Examples
-    --------
-    >>> layout = RowLayout.of({"x": (np.dtype("f4"), (3,)), "y": (np.dtype("f8"), ())})
-    >>> layout.nbytes, layout.names
-    (20, ('y', 'x'))
-    >>> rows = layout.empty(2)
-    >>> layout.column(rows, "x")[:] = [[1, 2, 3], [4, 5, 6]]
-    >>> layout.column(rows, "x")[1]
-    array([4., 5., 6.], dtype=float32)
     """
 
     fields: tuple[tuple[str, object, tuple[int, ...]], ...]
@@ -105,21 +95,7 @@ class RowLayout:
         return self.records(rows)[name]
 
     def matrix(self, rows: ByteMatrix, name: str) -> tuple[NDArray[Any], int]:
-        """Return a 2-D view of the rows for kernels, and the first column of one array in it.
-
-        Returns
-        -------
-        array, first
-            Row i of ``array`` has the sample's values, flattened, from column ``first`` on. If the items are aligned
-            in every row, the array is C-contiguous and kernels that loop over it are vectorised.
-
-        Examples
-        --------
-        >>> layout = RowLayout.of({"x": (np.dtype("f4"), (3,)), "y": (np.dtype("f4"), ())})
-        >>> array, first = layout.matrix(np.zeros((5, 16), np.uint8), "y")
-        >>> array.shape, first, layout.names
-        ((5, 4), 3, ('x', 'y'))
-        """
+        """Return a 2-D view of the rows for kernels, and the first column of one array in it."""
         column = self.column(rows, name)
         fields = self.dtype.fields
         assert fields is not None
@@ -180,13 +156,6 @@ def checksum_rows(
         ``(n,)`` sample number of each row.
     slots
         ``(n,)`` index of each row in ``rows``; by default 0 to n - 1.
-
-    Examples
-    --------
-    >>> rows = np.zeros((2, 12), np.uint8)
-    >>> a, b = checksum_rows(rows, np.array([7, 8]))
-    >>> bool(a != b)
-    True
     """
     out = np.empty(len(sample_ids), dtype=np.uint32)
     if not worth_a_kernel(len(out) * rows.shape[1]):
@@ -220,15 +189,7 @@ def gather_rows(rows: ByteMatrix, slots: NDArray[np.integer], out: ByteMatrix) -
 
 
 def scatter_rows(rows: ByteMatrix, slots: NDArray[np.integer], arrived: ByteMatrix) -> None:
-    """Copy ``arrived`` to ``rows[slots]``. Both must be contiguous.
-
-    Examples
-    --------
-    >>> rows = np.zeros((3, 2), np.uint8)
-    >>> scatter_rows(rows, np.array([2, 0]), np.array([[1, 2], [3, 4]], np.uint8))
-    >>> rows.tolist()
-    [[3, 4], [0, 0], [1, 2]]
-    """
+    """Copy ``arrived`` to ``rows[slots]``. Both must be contiguous."""
     if rows.shape[1]:
         # NumPy copies an opaque item in one step, but a row of uint8 byte by byte.
         item = np.dtype((np.void, rows.shape[1]))
@@ -245,12 +206,6 @@ def scatter_verified(
     """Copy received rows to ``rows[slots]``, each after verifying its checksum.
 
     One pass does both, so that each row is read from memory only once.
-
-    Returns
-    -------
-    int
-        Index of the first row that does not match its checksum, or -1 if all match. That row and later rows are not
-        copied.
     """
     words, tail = row_words(arrived)
     keys = row_keys(words.shape[1])

@@ -16,25 +16,7 @@ NOTICEABLE = 0.1
 
 
 def slow_rank_in_words(epochs: Sequence[Sequence[float]]) -> str:
-    """Say how much longer the slowest rank trained than the others, and how long they waited for it.
-
-    Parameters
-    ----------
-    epochs
-        Seconds of training of each rank, for each epoch with the same ranks and shares. The first epoch does not count
-        if there are others, because its tasks load code.
-
-    Returns
-    -------
-    str
-        A sentence without a full stop; empty if no rank is slow, or differences are too short to tell. Its figures are
-        medians over the epochs.
-
-    Examples
-    --------
-    >>> slow_rank_in_words([(3.0, 0.5, 0.5), (2.4, 0.6, 0.6), (2.4, 0.6, 0.6)])
-    'rank 0 trained 4.0 times as long as the median of the others, which waited 1.80 s an epoch'
-    """
+    """Say how much longer the slowest rank trained than the others, and how long they waited for it."""
     counted = epochs[1:] or epochs
     if not counted or len(counted[0]) < 2:
         return ""

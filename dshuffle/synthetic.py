@@ -37,38 +37,11 @@ def keyed_regression(
     With contiguous shards of sorted rows, each worker sees only some of the keys, and averaging the models dilutes what
     it learned about them. Shuffling therefore matters. It does not for rows in random order (``sort=False``).
 
-    Parameters
-    ----------
-    n_samples
-        Number of rows.
-    n_keys, n_dense
-        Number of one-hot and of dense features. The key part and the dense part have a mean squared norm of 1/2 each.
-        Rows have a mean squared norm of 1, so the largest useful step size is about 1.
-    seed
-        Random seed. The same arguments give the same data in every process.
-    sort
-        Whether rows are sorted by key, with every key equally frequent. Otherwise the key of each row is random.
-    noise
-        Standard deviation of the Gaussian noise added to ``y``, whose own standard deviation is about 1.
-
     Returns
     -------
     dict
         Dask arrays ``x``, float32, ``(n_samples, n_keys + n_dense)``, and ``y = x @ weights + noise``, float32,
         ``(n_samples,)``, with the weights of :func:`keyed_weights`. Each block is computed in bounded memory.
-
-    Raises
-    ------
-    InvalidParameter
-        If ``n_samples`` or ``n_keys`` is not positive, or ``n_dense`` or ``noise`` is negative.
-
-    Examples
-    --------
-    >>> data = keyed_regression(1000, n_keys=6, n_dense=4)
-    >>> data["x"].shape, data["y"].shape, data["x"].dtype
-    ((1000, 10), (1000,), dtype('float32'))
-    >>> bool(np.allclose(data["x"] @ keyed_weights(n_keys=6, n_dense=4), data["y"], atol=1e-6))
-    True
     """
     _at_least(1, n_samples=n_samples, n_keys=n_keys)
     _at_least(0, n_dense=n_dense)
@@ -91,36 +64,11 @@ def rare_keys_regression(n_samples: int, n_keys: int, seed: int = 0, noise: floa
     workers are learned slowly, unless every epoch has a new assignment. So reshuffling pays here, in contrast to
     :func:`keyed_regression`, where one shuffle spreads all keys.
 
-    Parameters
-    ----------
-    n_samples
-        Number of rows. Each key has ``n_samples / n_keys`` of them. This ratio should be about 5.
-    n_keys
-        Number of keys, and of features. Keys have orthonormal codes, the rows of a discrete cosine transform. A row is
-        the code of its key plus Gaussian numbers of its own, with squared norms of 0.9 and, on average, 0.1.
-    seed
-        Random seed. The same arguments give the same data in every process.
-    noise
-        Standard deviation of the Gaussian noise added to ``y``, whose own standard deviation is about 1.
-
     Returns
     -------
     dict
         Dask arrays ``x``, float32, ``(n_samples, n_keys)``, sorted by key, and ``y = x @ weights + noise``, float32,
         ``(n_samples,)``, with the weights ``keyed_weights(n_keys, 0, seed)``. Each block is computed in bounded memory.
-
-    Raises
-    ------
-    InvalidParameter
-        If ``n_samples`` or ``n_keys`` is not positive, or ``noise`` is negative.
-
-    Examples
-    --------
-    >>> data = rare_keys_regression(50, n_keys=10)
-    >>> data["x"].shape, data["y"].shape, data["x"].dtype
-    ((50, 10), (50,), dtype('float32'))
-    >>> bool(np.allclose(data["x"] @ keyed_weights(n_keys=10, n_dense=0), data["y"], atol=1e-6))
-    True
     """
     _at_least(1, n_samples=n_samples, n_keys=n_keys)
     _check_noise(noise)
@@ -138,36 +86,11 @@ def gaussian_blobs(
 ) -> dict[str, Any]:
     """Classification in which each class is a Gaussian blob of variance 1 around its own centre.
 
-    Parameters
-    ----------
-    n_samples, n_features, n_classes
-        Number of rows, of columns of ``x`` and of blobs.
-    seed
-        Random seed. The same arguments give the same data in every process.
-    separation
-        Root mean square distance between two centres, in standard deviations of a blob.
-    sort
-        Whether rows are sorted by class, with every class equally frequent, so that a contiguous shard has few classes.
-        Otherwise the class of each row is random.
-
     Returns
     -------
     dict
         Dask arrays ``x``, float32, ``(n_samples, n_features)``, and ``y``, the class in ``[0, n_classes)``,
         int64, ``(n_samples,)``. Each block is computed in bounded memory.
-
-    Raises
-    ------
-    InvalidParameter
-        If a count or the separation is not positive.
-
-    Examples
-    --------
-    >>> data = gaussian_blobs(1000, n_features=5, n_classes=4)
-    >>> data["x"].shape, data["y"].dtype
-    ((1000, 5), dtype('int64'))
-    >>> np.bincount(data["y"].compute())
-    array([250, 250, 250, 250])
     """
     _at_least(1, n_samples=n_samples, n_features=n_features, n_classes=n_classes)
     if not 0 < separation < np.inf:
@@ -187,38 +110,11 @@ def low_rank_entries(
     (see :func:`low_rank_factors`), so its entries have variance 1. Chung et al. (2017) scale their matrix to norm 1.
     The relative error that they report does not depend on the scale.
 
-    Parameters
-    ----------
-    n_rows, n_columns
-        Shape of the matrix. ``n_columns * rank`` numbers are held in memory.
-    per_row
-        Number of entries of each row, in distinct random columns.
-    rank
-        Number of columns of the factors.
-    noise
-        Standard deviation of the Gaussian noise added to each entry.
-    seed
-        Random seed. The same arguments give the same data in every process.
-
     Returns
     -------
     dict
         Dask arrays ``row`` and ``column``, int32, and ``value``, float32, each ``(n_rows * per_row,)``,
         sorted by row and column. They are computed block by block.
-
-    Raises
-    ------
-    InvalidParameter
-        If a count is not positive, ``per_row`` is larger than ``n_columns``, ``noise`` is negative, or indices do not
-        fit in int32.
-
-    Examples
-    --------
-    >>> data = low_rank_entries(n_rows=50, n_columns=20, per_row=4, rank=2)
-    >>> row, column, value = (data[name].compute() for name in ("row", "column", "value"))
-    >>> left, right = low_rank_factors(n_rows=50, n_columns=20, per_row=4, rank=2)
-    >>> bool(np.allclose((left @ right.T)[row, column], value, atol=1e-5))
-    True
     """
     _check_matrix(n_rows, n_columns, per_row, rank)
     _check_noise(noise)

@@ -16,13 +16,7 @@ _RATE = re.compile(rf"\s*{_NUMBER}\s*((?:[kmgtKMGT]i?)?){_UNIT}(?:/s)?\s*")
 
 
 def human_bytes(value: float | None) -> str:
-    """Format bytes in decimal units: a whole number of bytes, or at least three significant digits.
-
-    Examples
-    --------
-    >>> human_bytes(0), human_bytes(999), human_bytes(12_345_678), human_bytes(None)
-    ('0 B', '999 B', '12.3 MB', '-')
-    """
+    """Format bytes in decimal units: a whole number of bytes, or at least three significant digits."""
     if value is None:
         return UNKNOWN
     value, unit = _in_unit(value, "B kB MB GB TB")
@@ -30,13 +24,7 @@ def human_bytes(value: float | None) -> str:
 
 
 def human_seconds(value: float | None) -> str:
-    """Format a time in seconds, milliseconds or microseconds.
-
-    Examples
-    --------
-    >>> human_seconds(0.0), human_seconds(2.5e-6), human_seconds(0.01234), human_seconds(125)
-    ('0 s', '2.50 µs', '12.3 ms', '125 s')
-    """
+    """Format a time in seconds, milliseconds or microseconds."""
     if not value:
         return UNKNOWN if value is None else "0 s"
     if value < 0.0009995:
@@ -45,13 +33,7 @@ def human_seconds(value: float | None) -> str:
 
 
 def human_count(value: float | None) -> str:
-    """Format a count with thousands separators.
-
-    Examples
-    --------
-    >>> human_count(75012.0), human_count(None)
-    ('75,012', '-')
-    """
+    """Format a count with thousands separators."""
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
@@ -68,15 +50,6 @@ def human_numbers(values: Sequence[float | None], digits: int) -> list[str]:
     The largest number has ``digits`` significant digits at least, and the smallest has two. If the numbers differ by
     more than a factor of :data:`LARGEST_RATIO`, or are very small or large, each has ``digits`` significant digits at
     least, and very small or large ones have an exponent.
-
-    Examples
-    --------
-    >>> human_numbers([0.1, 0.098, None], 2), human_numbers([0.2459, 0.1, 0.2066], 4), human_numbers([1, 52.26], 3)
-    (['0.100', '0.098', '-'], ['0.2459', '0.1000', '0.2066'], ['1.0', '52.3'])
-    >>> human_numbers([0.6, 3e-8, 0.0], 2)
-    ['0.60', '3.0e-08', '0.0']
-    >>> human_numbers([123_456, 50.0], 2)
-    ['123456', '50']
     """
     sizes = [abs(value) for value in values if value and math.isfinite(value)]
     largest, smallest = max(sizes, default=1.0), min(sizes, default=1.0)
@@ -89,11 +62,6 @@ def human_numbers(values: Sequence[float | None], digits: int) -> list[str]:
 def decimals_of(value: float, digits: int) -> int:
     """Return the number of decimals of a number with this many significant digits; 0 for large numbers and those
     that are not finite.
-
-    Examples
-    --------
-    >>> decimals_of(0.25, 2), decimals_of(99.96, 3), decimals_of(1234.0, 3), decimals_of(0.0, 2)
-    (2, 0, 0, 1)
     """
     if not math.isfinite(value):
         return 0
@@ -120,47 +88,23 @@ _INTERVAL_OR_RATIO_OF_NORMS = re.compile(r"\[[^\s,\]]+, [^\s,\]]+\]|‖[^‖]*�
 
 
 def kept_together(text: str) -> str:
-    r"""Return the text with no line break between a number and its unit, or within an interval or a ratio of norms.
-
-    Examples
-    --------
-    >>> kept_together("worse by 1 % [0.9, 1.2] % in 20 ms").split(" ")
-    ['worse', 'by', '1\xa0%', '[0.9,\xa01.2]\xa0%', 'in', '20\xa0ms']
-    """
+    r"""Return the text with no line break between a number and its unit, or within an interval or a ratio of norms."""
     text = _INTERVAL_OR_RATIO_OF_NORMS.sub(lambda match: match[0].replace(" ", NO_BREAK), text)
     return _BEFORE_UNIT.sub(NO_BREAK, text)
 
 
 def human_ratio(value: float) -> str:
-    """Format a ratio with two significant digits.
-
-    Examples
-    --------
-    >>> human_ratio(1.234), human_ratio(41.7), human_ratio(1234.0)
-    ('1.2', '42', '1,200')
-    """
+    """Format a ratio with two significant digits."""
     return f"{value:.1f}" if value < 9.95 else f"{float(f'{value:.1e}'):,.0f}"
 
 
 def human_rate(value: float | None) -> str:
-    """Format a rate in bytes/s, like :func:`human_bytes`.
-
-    Examples
-    --------
-    >>> human_rate(12.5e6), human_rate(None)
-    ('12.5 MB/s', '-')
-    """
+    """Format a rate in bytes/s, like :func:`human_bytes`."""
     return UNKNOWN if value is None else f"{human_bytes(value)}/s"
 
 
 def human_bit_rate(value: float) -> str:
-    """Format a rate in bytes/s as bits per second, with three significant digits.
-
-    Examples
-    --------
-    >>> human_bit_rate(12.5e6), human_bit_rate(125e6), human_bit_rate(1.25e3)
-    ('100 Mbit/s', '1 Gbit/s', '10 kbit/s')
-    """
+    """Format a rate in bytes/s as bits per second, with three significant digits."""
     bits, unit = _in_unit(8 * value, "bit/s kbit/s Mbit/s Gbit/s")
     return f"{bits:.3g} {unit}"
 
@@ -170,16 +114,6 @@ def parse_rate(name: str, text: str) -> float:
 
     Bits are ``bit``, ``bps`` or ``b``; bytes are ``byte`` or ``B``. Case matters only for ``b`` and ``B``. A ``/s`` may
     follow.
-
-    Raises
-    ------
-    InvalidParameter
-        If the text is not a rate > 0.
-
-    Examples
-    --------
-    >>> parse_rate("bandwidth", "100mbit"), parse_rate("bandwidth", "1.25 GB/s"), parse_rate("bandwidth", "64KiB/s")
-    (12500000.0, 1250000000.0, 65536.0)
     """
     match = _RATE.fullmatch(text)
     number, prefix = match.group(1, 2) if match else ("0", "")
@@ -194,16 +128,7 @@ def parse_rate(name: str, text: str) -> float:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return the ``type`` of an option of ``argparse`` that is an integer >= ``least``.
-
-    Examples
-    --------
-    >>> at_least(1)("3")
-    3
-    >>> at_least(1)("0")
-    Traceback (most recent call last):
-    argparse.ArgumentTypeError: 0 is not allowed; it must be an integer >= 1
-    """
+    """Return the ``type`` of an option of ``argparse`` that is an integer >= ``least``."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]+", text.strip()) or int(text) < least:

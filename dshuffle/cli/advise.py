@@ -172,13 +172,7 @@ def shipped() -> Path:
 
 
 def _profile(name: str) -> dict[str, Any]:
-    """The profile of a ``NAME``, or of ``FILE#NAME`` from another file.
-
-    Raises
-    ------
-    InvalidParameter
-        If the file or the profile does not exist, or a key is missing.
-    """
+    """The profile of a ``NAME``, or of ``FILE#NAME`` from another file."""
     file, _, table = name.rpartition("#")
     path = Path(file) if file else shipped()
     try:

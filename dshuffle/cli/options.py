@@ -153,15 +153,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def one_line(error: DShuffleError, command: click.Command) -> click.ClickException:
-    """The error as one line that names the option, if the command has one for the parameter.
-
-    Examples
-    --------
-    >>> from dshuffle.errors import InvalidParameter
-    >>> command = click.Command("shuffle", params=[click.Option(["--memory"])])
-    >>> one_line(InvalidParameter.of("memory_budget", "much", "a number of bytes"), command).message
-    "--memory='much' is not allowed; it must be a number of bytes"
-    """
+    """The error as one line that names the option, if the command has one for the parameter."""
 
     def option(name: str) -> str:
         option = "--" + OPTIONS.get(name, name).replace("_", "-")

@@ -87,13 +87,7 @@ def run(
 
 
 def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
-    """Find a pipeline by ``FILE.py``, ``FILE.py:NAME`` or ``MODULE:NAME``.
-
-    Raises
-    ------
-    InvalidParameter
-        If there is none.
-    """
+    """Find a pipeline by ``FILE.py``, ``FILE.py:NAME`` or ``MODULE:NAME``."""
     from dshuffle.pipeline import Pipeline
 
     place, _, name = target.rpartition(":") if ":" in target else (target, "", NAME)
@@ -148,13 +142,7 @@ def _usage(function: Callable[..., Any]) -> str:
 
 
 def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
-    """Parse arguments of the form ``NAME=VALUE``.
-
-    Examples
-    --------
-    >>> keywords(("epochs=3", "url=data.zarr", "step=0.1"))
-    {'epochs': 3, 'url': 'data.zarr', 'step': 0.1}
-    """
+    """Parse arguments of the form ``NAME=VALUE``."""
     values: dict[str, Any] = {}
     for argument in arguments:
         name, equals, text = argument.partition("=")

@@ -88,13 +88,7 @@ METRIC_MEANING = "root mean square error on a held-out tenth of the samples"
 
 
 def check_pairs(n_workers: int, epochs: int) -> None:
-    """Refuse runs in which all ways train in the same way.
-
-    Raises
-    ------
-    InvalidParameter
-        If there is one worker, or one epoch.
-    """
+    """Refuse runs in which all ways train in the same way."""
     if n_workers < 2:
         hint = "One worker trains on all samples with every way, so there is nothing to compare in pairs."
         raise InvalidParameter.of("workers", n_workers, "an integer >= 2", hint)
@@ -330,13 +324,7 @@ def regression_in_pairs(
 
 
 def reference_of(ways: Sequence[Way]) -> Way:
-    """The first way that reshuffles everything.
-
-    Raises
-    ------
-    InvalidParameter
-        If there is none.
-    """
+    """The first way that reshuffles everything."""
     for way in ways:
         if way.choices.reshuffles_all:
             return way

@@ -76,11 +76,6 @@ class SharedMemory:
     ----------
     nbytes
         Size in bytes. The kernel provides pages when they are first written.
-
-    Raises
-    ------
-    OSError
-        If the system refuses such memory.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -126,11 +121,6 @@ def mapped(place: Place) -> tuple[ByteMatrix, Checksums]:
     """Map the rows and checksums of a message of another process.
 
     The arrays can be written, because kernels are compiled for such arrays only. What is written stays here.
-
-    Raises
-    ------
-    OSError
-        If this process cannot open the file, if it is gone, or if its owner could make it shorter.
     """
     # Without O_NONBLOCK, opening a pipe waits for its other end.
     fd = os.open(f"/proc/{place.pid:d}/fd/{place.fd:d}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -203,8 +193,6 @@ class BufferPool:
 
     Parameters
     ----------
-    layout
-        Layout of a row.
     rows_per_message
         Number of rows in a full message.
     size

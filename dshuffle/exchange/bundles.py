@@ -81,15 +81,7 @@ class Bundles:
 
 
 class BundledRows:
-    """The bundles that a rank sends in a run: a :class:`~dshuffle.exchange.endpoints.RowSource`.
-
-    Parameters
-    ----------
-    holder
-        Holder of the rows.
-    bundles
-        What it sends.
-    """
+    """The bundles that a rank sends in a run: a :class:`~dshuffle.exchange.endpoints.RowSource`."""
 
     def __init__(self, holder: RowHolder, bundles: Bundles) -> None:
         self._holder = holder
@@ -115,8 +107,6 @@ class ForwardedRows:
     ----------
     routes, rank
         The forwarders, and the worker that forwards.
-    layout
-        Layout of a row.
     """
 
     intact = True
@@ -137,15 +127,7 @@ class ForwardedRows:
         return {int(sender): Flow(np.array([item, item + 1])) for item, sender in enumerate(self._senders)}
 
     def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
-        """Keep a bundle. Its sender must not use the buffers again.
-
-        Raises
-        ------
-        ChecksumMismatch
-            If the header is corrupted.
-        ExchangeError
-            If the bundle has another shape than its header says.
-        """
+        """Keep a bundle. Its sender must not use the buffers again."""
         n_header = header_rows(len(self._column), self._layout.nbytes)
         header = rows[:n_header].tobytes()[: 8 * len(self._column)]
         if rows.shape[1] != self._layout.nbytes or len(checksums) != len(rows) or len(rows) < n_header:
@@ -187,13 +169,7 @@ class ForwardedRows:
 
 
 def header_rows(n_destinations: int, row_nbytes: int) -> int:
-    """Number of rows that hold the header of a bundle.
-
-    Examples
-    --------
-    >>> header_rows(8, 1024), header_rows(8, 10)
-    (1, 7)
-    """
+    """Number of rows that hold the header of a bundle."""
     return -(-8 * n_destinations // row_nbytes)
 
 
@@ -242,21 +218,7 @@ class Forwarder:
     def begin(
         self, run_id: int, rows: ForwardedRows, *, requests: int, answers: int, at_most: int, resumed: bool
     ) -> None:
-        """Start a run.
-
-        Parameters
-        ----------
-        run_id
-            Id of the run.
-        rows
-            Where the bundles go.
-        requests, answers
-            Maximum number of bundles requested at once, and of messages with their rows that are answered at once.
-        at_most
-            Maximum number of rows in a message to a destination.
-        resumed
-            Whether ``rows`` has bundles of the last run, which was aborted.
-        """
+        """Start a run."""
         self._rows, self._at_most, self._answers = rows, at_most, answers
         self.sender.meter = Meter()
         sink: asyncio.Future[RowSink] = asyncio.get_running_loop().create_future()

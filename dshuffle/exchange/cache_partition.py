@@ -37,13 +37,7 @@ class Index:
     slots: NDArray[np.int64]
 
     def find(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the slot of each sample.
-
-        Raises
-        ------
-        ExchangeError
-            If a sample is not held. The message names the first one.
-        """
+        """Return the slot of each sample."""
         slots = self.search(sample_ids)
         if len(slots) and slots.min() < 0:
             sample = int(sample_ids[int(np.argmin(slots))])
@@ -74,8 +68,6 @@ class CachePartition:
 
     Parameters
     ----------
-    layout
-        Layout of a row.
     capacity
         Maximum number of rows held between epochs.
     incoming
@@ -84,22 +76,6 @@ class CachePartition:
         Maximum size of this partition in memory, in bytes; ``None`` for no limit.
     file
         File for the rows, with as many as there are slots; ``None`` to keep them in memory.
-
-    Raises
-    ------
-    CacheBudgetError
-        If the slots need more than the budget. Nothing is allocated in this case.
-
-    Examples
-    --------
-    >>> layout = RowLayout.of({"x": (np.dtype("f8"), ())})
-    >>> cache = CachePartition(layout, capacity=2, incoming=1)
-    >>> slots = cache.reserve(np.array([4, 9]))
-    >>> layout.column(cache.rows, "x")[slots] = [0.4, 0.9]
-    >>> cache.add_checksums(np.array([4, 9]), slots)
-    >>> cache.commit(cache.prepare(np.array([4, 9])))
-    >>> layout.column(cache.rows, "x")[cache.index.find(np.array([9, 4, 9]))]
-    array([0.9, 0.4, 0.9])
     """
 
     def __init__(
@@ -220,13 +196,7 @@ class CachePartition:
         rows: ByteMatrix,
         checksums: Checksums,
     ) -> None:
-        """Verify arrived rows and copy them into their reserved slots.
-
-        Raises
-        ------
-        ChecksumMismatch
-            If the bytes of a row differ from those read from the store. The message names the first such sample.
-        """
+        """Verify arrived rows and copy them into their reserved slots."""
         if rows.shape != (len(slots), self.layout.nbytes) or checksums.shape != (len(slots),):
             raise ExchangeError(
                 f"a message has rows {rows.shape} and checksums {checksums.shape}; "

@@ -32,13 +32,7 @@ _INFO = struct.Struct("=52xI")
 
 
 def seconds_since_data(worker: Worker, address: str) -> float | None:
-    """Seconds since bytes came from an address over a connection on which this worker waits for an answer.
-
-    Returns
-    -------
-    float or None
-        None if it waits for none, or if the system does not say.
-    """
+    """Seconds since bytes came from an address over a connection on which this worker waits for an answer."""
     ages = [_age(comm) for comm in worker.rpc.occupied.get(address, ())]
     return min((age for age in ages if age is not None), default=None)
 
@@ -129,13 +123,7 @@ class _RowFields(
 
 
 def to_fields(reply: Reply) -> dict[str, Any]:
-    """The fields of a reply, in the form in which its rows are sent fastest.
-
-    Examples
-    --------
-    >>> to_fields(Refusal("the run has ended"))
-    {'status': 'refused', 'reason': 'the run has ended', 'again': False}
-    """
+    """The fields of a reply, in the form in which its rows are sent fastest."""
     if isinstance(reply, Refusal | Later):
         plain: dict[str, Any] = msgspec.to_builtins(reply)
         return plain
@@ -158,27 +146,7 @@ def to_fields(reply: Reply) -> dict[str, Any]:
 
 
 def from_fields(fields: object, sender: str) -> Reply:
-    """The reply of which :func:`to_fields` made fields.
-
-    Parameters
-    ----------
-    fields
-        What has arrived.
-    sender
-        From whom it comes, for the error.
-
-    Raises
-    ------
-    ExchangeError
-        If it is not such a reply.
-    OSError
-        If this process cannot map the rows.
-
-    Examples
-    --------
-    >>> from_fields({"status": "refused", "reason": "the run has ended", "again": False}, "rank 0")
-    Refusal(reason='the run has ended', again=False)
-    """
+    """The reply of which :func:`to_fields` made fields."""
     status = fields.get("status") if isinstance(fields, dict) else None
     if status == "OK":
         return rows_from_fields(fields, sender)
@@ -190,15 +158,7 @@ def from_fields(fields: object, sender: str) -> Reply:
 
 
 def rows_from_fields(fields: object, sender: str) -> RowsReply:
-    """The rows of which :func:`to_fields` made fields. The parameters are those of :func:`from_fields`.
-
-    Raises
-    ------
-    ExchangeError
-        If they are not rows, or other arrays than the kernels were compiled for. The sink checks their shapes.
-    OSError
-        If this process cannot map them.
-    """
+    """The rows of which :func:`to_fields` made fields. The parameters are those of :func:`from_fields`."""
     read = _converted(fields, _RowFields, sender)
     if read.place is not None:
         rows, checksums = mapped(read.place)

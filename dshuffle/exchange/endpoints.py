@@ -140,8 +140,6 @@ class Receiver:
     ----------
     inbox
         State machine that decides which messages to request.
-    network
-        Network of the session.
     jobs
         Threads that unpack messages, and read corrupted rows again.
     store
@@ -202,30 +200,7 @@ class Receiver:
         mend: Callable[[], int] = nothing_to_mend,
         seconds_to_read: Callable[[int], float] | None = None,
     ) -> None:
-        """Start a run.
-
-        Parameters
-        ----------
-        run_id
-            Id of the run.
-        flows
-            Sender -> what it sends.
-        sink
-            Where the items go, once it is ready.
-        window
-            Maximum number of messages requested at once.
-        resumed
-            Whether this run has the flows and the sink of the last run, which was aborted. Messages that arrived then
-            are not requested again.
-        stop
-            Called between reads of the store; reading ends once it returns true.
-        mend
-            Called when a message fails its checksum, because rows that are held here and used to decode it may be
-            corrupted.
-        seconds_to_read
-            Returns about how long it takes to load a number of rows from the store; None if what a slow sender owes
-            cannot be loaded instead.
-        """
+        """Start a run."""
         self.meter = Meter()
         self._started = time.perf_counter()
         self._flows, self._sink, self._stop, self._mend = flows, sink, stop, mend
@@ -472,10 +447,6 @@ class Sender:
         State machine that decides when to answer which request.
     buffers
         Buffers that messages are packed into.
-    network
-        Network of the session.
-    jobs
-        Threads that pack messages.
     """
 
     def __init__(self, outbox: Outbox, buffers: BufferPool, network: Network, jobs: JobQueue) -> None:

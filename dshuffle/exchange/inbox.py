@@ -33,23 +33,6 @@ def slow_senders(
 
     At least half of the senders must have delivered all their rows. So no sender looks slow because the network, or the
     receiver, is slow.
-
-    Parameters
-    ----------
-    owed, arrived
-        Sender -> rows that it sends in this exchange, and rows that have arrived.
-    seconds
-        Duration of the exchange so far.
-    seconds_to_read
-        Returns how long it takes to read a number of rows from the store: that of all chunks that hold any of them.
-
-    Examples
-    --------
-    >>> owed, time = {0: 100, 1: 100, 2: 100}, lambda rows: rows / 50
-    >>> slow_senders(owed, {0: 100, 1: 100, 2: 10}, seconds=6.0, seconds_to_read=time)
-    [2]
-    >>> slow_senders(owed, {0: 100, 1: 100, 2: 80}, seconds=6.0, seconds_to_read=time)
-    []
     """
     late = {sender: rows - arrived.get(sender, 0) for sender, rows in owed.items() if rows > arrived.get(sender, 0)}
     if seconds < PATIENCE or 2 * len(late) > len(owed):
@@ -110,19 +93,10 @@ class Inbox:
 
     Parameters
     ----------
-    rank
-        Rank of the receiver.
     window
         Maximum number of messages requested and not yet unpacked, over all senders.
     attempts
         Maximum number of requests for one message before its rows are read from the store instead.
-
-    Examples
-    --------
-    >>> inbox = Inbox(rank=0, window=1)
-    >>> [fetch] = inbox.begin(1, {2: 1})
-    >>> inbox.arrived(fetch.message)
-    [ReportReady(run_id=1)]
     """
 
     def __init__(self, rank: int, *, window: int, attempts: int = 3) -> None:
@@ -155,19 +129,7 @@ class Inbox:
         window: int | None = None,
         done: Collection[tuple[int, int]] = (),
     ) -> list[InboxInstruction]:
-        """Start a run.
-
-        Parameters
-        ----------
-        run_id
-            Id of the run.
-        owed
-            Sender -> number of messages from it.
-        window
-            New window; ``None`` keeps the current one.
-        done
-            Senders and sequence numbers of messages that arrived in an earlier run.
-        """
+        """Start a run."""
         if self.state is not InboxState.IDLE:
             raise ExchangeError(
                 f"run {run_id} cannot begin on rank {self.rank}: run {self.run_id} is {self.state.value}"

@@ -37,17 +37,6 @@ class JobQueue:
         Number of jobs, or groups of short jobs, that run at a time.
     name
         Prefix of the names of the threads.
-
-    Examples
-    --------
-    >>> async def main():
-    ...     jobs = JobQueue(2, "example")
-    ...     try:
-    ...         return await asyncio.gather(jobs.run(sum, [1, 2], nbytes=8), jobs.run(max, [3, 4], nbytes=8))
-    ...     finally:
-    ...         await jobs.close()
-    >>> asyncio.run(main())
-    [3, 4]
     """
 
     def __init__(self, n_threads: int, name: str) -> None:
@@ -58,13 +47,7 @@ class JobQueue:
         self._closed = False
 
     def run(self, call: Callable[..., Any], *args: Any, nbytes: int = TOGETHER_NBYTES) -> asyncio.Future[Any]:
-        """Call a function in a thread.
-
-        Parameters
-        ----------
-        nbytes
-            Bytes that the call handles, as a measure of how long it takes. By default it shares no thread.
-        """
+        """Call a function in a thread."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self._closed:

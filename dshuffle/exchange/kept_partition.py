@@ -61,8 +61,6 @@ class KeptLabel:
 
     Parameters
     ----------
-    dataset
-        Identity of the dataset.
     shuffle
         Digest of what decides who trains on what, except the workers.
     session
@@ -99,11 +97,6 @@ class PartitionFolder:
         Folder on a local disk in which to make it; created if it does not exist.
     label
         What the partition is of.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be made.
     """
 
     def __init__(self, directory: str, label: KeptLabel) -> None:
@@ -129,34 +122,13 @@ class PartitionFolder:
             raise
 
     def open_rows(self) -> BinaryIO:
-        """Open the file of rows, with all of its disk space reserved.
-
-        Raises
-        ------
-        OSError
-            If the disk does not have enough room.
-        """
+        """Open the file of rows, with all of its disk space reserved."""
         file = _open_own(self.path, "rows")
         reserve(file, max(1, self._label.n_slots * self._label.row_nbytes), self._directory)
         return file
 
     def write(self, epoch: int, index: Index, checksums: Checksums) -> None:
-        """Replace the index by that of another epoch, then remove the folders of earlier sessions that nobody uses.
-
-        Parameters
-        ----------
-        epoch
-            The epoch.
-        index
-            Its samples and their slots.
-        checksums
-            Checksum of the row in each slot.
-
-        Raises
-        ------
-        OSError
-            If it cannot be written. The index before is still there.
-        """
+        """Replace the index by that of another epoch, then remove the folders of earlier sessions that nobody uses."""
         self._write(epoch, index, checksums[index.slots])
         self._remove.detach()
         remove_unused(self._directory, self._label)
@@ -182,17 +154,8 @@ class KeptPartition:
 
     Parameters
     ----------
-    path
-        Its folder.
-    layout
-        Layout of a row.
     memory_limit
         Memory limit of the process in bytes, as for :class:`~dshuffle.exchange.row_file.RowFile`.
-
-    Raises
-    ------
-    ExchangeError
-        If the folder is gone, damaged, used by another session, or if other users may have made it.
     """
 
     def __init__(self, path: str, layout: RowLayout, memory_limit: int | None = None) -> None:
@@ -220,15 +183,7 @@ class KeptPartition:
         self._layout = layout
 
     def read(self, sample_ids: NDArray[np.int64]) -> tuple[ByteMatrix, Checksums, NDArray[np.bool_]]:
-        """Read rows of samples.
-
-        Returns
-        -------
-        rows, checksums
-            The rows and their checksums.
-        found
-            Which of the samples are here with their bytes. What the others have in ``rows`` means nothing.
-        """
+        """Read rows of samples."""
         rows = self._layout.empty(len(sample_ids))
         if not len(self._index.sample_ids):
             return rows, np.zeros(len(sample_ids), np.uint32), np.zeros(len(sample_ids), np.bool_)
@@ -276,11 +231,6 @@ def remove_unused(directory: str, label: KeptLabel, *, of_session: bool = False)
 
     Those of other ranks of the same session stay, because some of its workers may have closed already; unless
     ``of_session``, when a worker cannot go on without the room that lost workers have taken.
-
-    Returns
-    -------
-    int
-        How many were removed.
     """
     removed = 0
     for name, kept in _labels(directory):
@@ -333,13 +283,7 @@ def _removed(path: str, lock: BinaryIO) -> None:
 
 
 def _locked(path: str, how: int) -> BinaryIO:
-    """Open the file of rows of a kept partition, and lock it until it is closed.
-
-    Raises
-    ------
-    OSError
-        If the file does not exist, another lock excludes this one, or other users may have made it.
-    """
+    """Open the file of rows of a kept partition, and lock it until it is closed."""
     rows = _open_own(path, "rows")
     try:
         fcntl.flock(rows, how | fcntl.LOCK_NB)

@@ -30,8 +30,6 @@ class LeavingRows:
 
     Parameters
     ----------
-    holder
-        Holder of the rows.
     sample_ids
         ``(m,)`` sample of each item.
     """
@@ -70,8 +68,6 @@ class ArrivingRows:
         Cache partition that receives the rows.
     sample_ids, slots
         ``(m,)`` sample and reserved slot of each item.
-    bring
-        Brings samples into slots.
     """
 
     intact = True  # rows do not depend on each other
@@ -137,12 +133,6 @@ class Flow:
     gates
         ``(m,)`` relay gate of each message, or -1 if it has none. A message waits for its gate at the sender and counts
         towards its gate at the receiver. ``None`` if no message has a gate.
-
-    Examples
-    --------
-    >>> flow = Flow.evenly(100, 25, at_most=10)
-    >>> flow.bounds, flow.n_messages
-    (array([100, 108, 116, 125]), 3)
     """
 
     bounds: Items
@@ -184,20 +174,6 @@ def flows_of_samples(samples: Mapping[int, Items], *, at_most: int) -> tuple[Ite
     """Concatenate the samples exchanged with several participants, and cut them into flows.
 
     What comes from the store is loaded as one message.
-
-    Parameters
-    ----------
-    samples
-        Participant -> samples.
-    at_most
-        Maximum number of samples in a message.
-
-    Returns
-    -------
-    sample_ids : (m,) int64
-        All samples, participant by participant.
-    flows : dict
-        Participant -> flow; its items are positions in ``sample_ids``.
     """
     flows = {}
     first = 0
@@ -220,15 +196,6 @@ def flows_of_hops(
         ``(m,)`` group of each hop, numbered alike on both sides. Only hops of the same group share a message.
     gates
         ``(m,)`` gate of each hop on this side, or -1. All hops of the same flow and group have the same gate.
-    at_most
-        Maximum number of hops in a message.
-
-    Returns
-    -------
-    order : (m,) int64
-        The sorted hops. The sort is stable.
-    flows : dict
-        Participant -> flow; its items are positions in ``order``.
     """
     order = np.lexsort((groups, participants))
     participants, groups, gates = participants[order], groups[order], gates[order]

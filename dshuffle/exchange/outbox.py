@@ -51,14 +51,6 @@ class Outbox:
         Participant that sends (a rank or the server).
     window
         Maximum number of messages packed and not yet acknowledged.
-
-    Examples
-    --------
-    >>> outbox = Outbox(sender=0, window=1)
-    >>> outbox.request(MessageId(1, 0, 2, 0))
-    []
-    >>> outbox.begin(1, {2: 1})
-    [Send(message=MessageId(run_id=1, sender=0, destination=2, sequence=0))]
     """
 
     def __init__(self, sender: int, *, window: int) -> None:
@@ -94,22 +86,7 @@ class Outbox:
         window: int | None = None,
         to_one: int | None = None,
     ) -> list[OutboxInstruction]:
-        """Start a run.
-
-        Parameters
-        ----------
-        run_id
-            Id of the run.
-        owed
-            Destination -> number of messages to send.
-        gates
-            Destination -> gate that each of its messages waits for, or -1. Messages to other destinations do not wait.
-        window
-            New window; ``None`` keeps the current one.
-        to_one
-            Maximum number of messages to one destination in the window; ``None`` for no limit. The limit ends for a
-            destination whose request was withdrawn after a long wait, because an acknowledgement may be lost.
-        """
+        """Start a run."""
         self.run_id = run_id
         self.window = window or self.window
         self._to_one = to_one or self.window

@@ -105,8 +105,6 @@ class PacketDecoder:
     ----------
     cache
         Cache partition with the rows of the current epoch and free slots.
-    plan
-        Plan of the run.
     packets
         Packet of each plan component.
     arriving
@@ -117,11 +115,6 @@ class PacketDecoder:
         Reserved slots of the kept items, in the order of the items.
     relay
         Store of the packets to forward.
-
-    Raises
-    ------
-    ExchangeError
-        If a packet cannot be decoded from the rows that this rank holds and receives.
     """
 
     def __init__(
@@ -154,13 +147,7 @@ class PacketDecoder:
         return self._spoilt is None
 
     def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
-        """Decode packets, verify the rows, and store the packets to forward.
-
-        Raises
-        ------
-        ChecksumMismatch
-            If the bytes of a row differ from those read from the store. The message names the first such sample.
-        """
+        """Decode packets, verify the rows, and store the packets to forward."""
         cache = self._cache
         if rows.shape != (last - first, cache.layout.nbytes) or checksums.shape != (last - first,):
             raise ExchangeError(

@@ -108,32 +108,12 @@ class RowFile:
 
     Parameters
     ----------
-    layout
-        Layout of a row.
-    n_rows
-        Number of rows.
     directory
         Folder on a local disk; created if it does not exist.
     memory_limit
         Memory limit of the process in bytes. None or 0 if there is none; then no pages are given back.
     file
         An open file in this folder that has room for the rows, which is closed; None to make one without a name.
-
-    Raises
-    ------
-    CacheBudgetError
-        If the folder cannot be used, or the disk does not have enough room.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = RowFile(RowLayout.of({"x": (np.dtype("f8"), ())}), 3, folder)
-    ...     file.rows[1] = 7
-    ...     file.release()
-    ...     file.rows.shape, file.rows[:, 0].tolist(), os.listdir(folder)
-    ((3, 8), [0, 7, 0], [])
-    >>> file.close()
     """
 
     def __init__(
@@ -173,13 +153,7 @@ class RowFile:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep the rows until the body has ended, also if the file is closed meanwhile.
-
-        Raises
-        ------
-        OSError
-            If the file has been closed and freed.
-        """
+        """Keep the rows until the body has ended, also if the file is closed meanwhile."""
         with self._lock:
             if self._freed:
                 raise OSError("the partition on the disk has been closed")
@@ -203,26 +177,14 @@ class RowFile:
             _read_ahead(self.rows.ctypes.data, self.rows.shape[1], slots.copy())
 
     def read(self, slots: NDArray[np.int64], out: ByteMatrix) -> None:
-        """Copy rows into a contiguous buffer. Reading takes much less time than touching mapped pages one by one.
-
-        Raises
-        ------
-        OSError
-            If the disk fails, or the file has been closed.
-        """
+        """Copy rows into a contiguous buffer. Reading takes much less time than touching mapped pages one by one."""
         with self.in_use():
             failed = _read_rows(self._file, out.ctypes.data, out.shape[1], slots.copy())
         if failed >= 0:
             raise OSError(f"the row in slot {int(slots[failed])} of a partition on the disk could not be read")
 
     def write(self, slots: NDArray[np.int64], rows: ByteMatrix) -> None:
-        """Write contiguous rows to their slots. What was in the slots before is not read, if rows fill whole pages.
-
-        Raises
-        ------
-        OSError
-            If the disk fails, or the file has been closed.
-        """
+        """Write contiguous rows to their slots. What was in the slots before is not read, if rows fill whole pages."""
         with self.in_use():
             if rows.shape[1] % _PAGE:
                 self.will_need(slots)  # a page is read before a part of it is written

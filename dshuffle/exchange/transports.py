@@ -90,8 +90,6 @@ class ProcessPlan:
 
     Parameters
     ----------
-    spec
-        Specification of the shuffle.
     parts
         Participant of this process -> its part.
     epoch_plan
@@ -153,13 +151,7 @@ class Transport(ABC):
         return cls(plan)
 
     def for_disk(self, n_free: int) -> Transport:
-        """The same exchange with rows in the order in which disks read them, if that matters.
-
-        Parameters
-        ----------
-        n_free
-            Number of free slots of this worker.
-        """
+        """The same exchange with rows in the order in which disks read them, if that matters."""
         return self
 
     @abstractmethod
@@ -472,11 +464,5 @@ TRANSPORTS: dict[str, type[Transport]] = {
 
 
 def transport_of(delivery: str) -> type[Transport]:
-    """The transport of a delivery.
-
-    Examples
-    --------
-    >>> transport_of("clique").name
-    'packets'
-    """
+    """The transport of a delivery."""
     return TRANSPORTS[get_delivery(delivery).transport]

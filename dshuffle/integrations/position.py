@@ -28,18 +28,6 @@ class Position:
     ----------
     epoch
         The epoch, at whose start the position is.
-
-    Examples
-    --------
-    >>> position = Position(epoch=2)
-    >>> position.resume(3, n_given=2)
-    >>> position.set_epoch(3)  # the loop of a script sets the epoch that it resumes
-    >>> list(position.iterate(4, "abcd".__getitem__))
-    ['c', 'd']
-    >>> position.epoch, position.n_given
-    (3, 4)
-    >>> list(position.iterate(4, "abcd".__getitem__))
-    ['a', 'b', 'c', 'd']
     """
 
     def __init__(self, epoch: int) -> None:
@@ -105,8 +93,6 @@ class Iteration(Iterator[T]):
 
     Parameters
     ----------
-    position
-        The position.
     items
         Returns the items. Called when the iteration begins.
     set_epoch

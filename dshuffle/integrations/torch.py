@@ -90,8 +90,6 @@ class PartitionBatches(IterableDataset[Batch]):
 
     Parameters
     ----------
-    partition
-        Partition to read.
     batch_size
         Number of samples per batch.
     mode
@@ -102,14 +100,6 @@ class PartitionBatches(IterableDataset[Batch]):
         With unequal shares, the smallest number of samples in a batch.
     device
         Device of the tensors; see :func:`to_device`. By default they share the memory of the arrays of a batch.
-
-    Raises
-    ------
-    InvalidParameter
-        If the batch size is larger than the smallest partition, the mode is unknown, PyTorch does not support the
-        dtype of an array, or there is no such device.
-    KeyError
-        If an array does not exist.
     """
 
     def __init__(
@@ -195,11 +185,6 @@ class PartitionBatches(IterableDataset[Batch]):
         """Go to the position of a state. The next iteration gives the batches that are left of its epoch.
 
         :meth:`set_epoch` with this epoch keeps the position. Nothing is left at the end of an epoch.
-
-        Raises
-        ------
-        InvalidParameter
-            If the state belongs to another partition, batch size or mode.
         """
         for name, value in self._identity().items():
             if state.get(name) != value:
@@ -224,38 +209,13 @@ class PartitionBatches(IterableDataset[Batch]):
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor that shares the memory of an array, or a copy if the bytes are not in the machine's order.
-
-    Raises
-    ------
-    TypeError
-        If PyTorch does not have the dtype.
-    """
+    """Return a tensor that shares the memory of an array, or a copy if the bytes are not in the machine's order."""
     # A copy takes 40 us for 1 MiB of floats, and NumPy's byteswap in place 345 us.
     return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
 
 
 def to_device(device: Any) -> Callable[[Load, int], Callable[[int], Tensors]]:
-    """Return a function that makes tensors on a device of the arrays of batches.
-
-    Parameters
-    ----------
-    device
-        A ``torch.device``, or its name. On ``"cuda"``, the next batch is copied from pinned memory on a stream of its
-        own while the current one is trained on.
-
-    Raises
-    ------
-    InvalidParameter
-        If there is no such device.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> batches = to_device("cpu")(lambda number: (np.full(2, number),), 3)
-    >>> batches(1)
-    (tensor([1, 1]),)
-    """
+    """Return a function that makes tensors on a device of the arrays of batches."""
     try:
         where = torch.device(device)
         torch.empty(0, device=where)
@@ -277,10 +237,6 @@ class DeviceBatches:
     ----------
     load
         Returns the arrays of a batch.
-    n_batches
-        Number of batches.
-    device
-        The device.
     """
 
     def __init__(self, load: Load, n_batches: int, device: torch.device) -> None:

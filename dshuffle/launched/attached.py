@@ -11,23 +11,7 @@ from dshuffle.errors import CheckpointError, InvalidParameter
 
 
 class AttachedObjects:
-    """Objects with ``state_dict`` and ``load_state_dict``, by name.
-
-    Examples
-    --------
-    >>> class Model:
-    ...     def __init__(self):
-    ...         self.weights = [0]
-    ...     def state_dict(self):
-    ...         return {"weights": self.weights}
-    ...     def load_state_dict(self, state):
-    ...         self.weights = state["weights"]
-    >>> model = Model()
-    >>> attached = AttachedObjects()
-    >>> attached.attach({"model": model}, {"model": {"weights": [3]}})
-    >>> model.weights, attached.states()
-    ([3], {'model': {'weights': [3]}})
-    """
+    """Objects with ``state_dict`` and ``load_state_dict``, by name."""
 
     def __init__(self) -> None:
         self._objects: dict[str, Any] = {}
@@ -38,15 +22,7 @@ class AttachedObjects:
         return set(self._objects)
 
     def attach(self, objects: Mapping[str, Any], states: Mapping[str, Any] | None) -> None:
-        """Add objects, and load their states if there are any.
-
-        Raises
-        ------
-        InvalidParameter
-            If an object does not have a state.
-        CheckpointError
-            If there are states, but none of this object.
-        """
+        """Add objects, and load their states if there are any."""
         for name, value in objects.items():
             if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
                 raise InvalidParameter.of(name, value, "an object with state_dict and load_state_dict")

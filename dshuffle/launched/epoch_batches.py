@@ -41,20 +41,7 @@ class EmptyBatching:
 
 
 def batching_of(partition: Partition, batch_size: int, mode: str, *, is_rest: bool) -> Batching | EmptyBatching:
-    """Split a partition into batches, equally many on all ranks.
-
-    Parameters
-    ----------
-    is_rest
-        Whether the epoch was begun by another job, so that few samples may be left. A batch is then allowed to be
-        larger than the smallest share. A warning says if a batch may be larger than ``batch_size``.
-
-    Raises
-    ------
-    InvalidParameter
-        If a whole share is smaller than a batch, the mode is unknown, or nothing is left for a rank, although the other
-        ranks have samples that must be trained on.
-    """
+    """Split a partition into batches, equally many on all ranks."""
     n_own, (smallest, largest), unequal = len(partition), partition.shares, partition.unequal
     if not is_rest or (batch_size <= smallest and (mode != UNEVEN or -(-largest // batch_size) <= smallest)):
         return Batching(n_own, smallest, largest, batch_size, mode, unequal)

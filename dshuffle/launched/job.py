@@ -43,12 +43,8 @@ class Job(SchedulerPlugin):
 
     Parameters
     ----------
-    scheduler
-        The scheduler.
     place
         The place of rank 0.
-    ports
-        Ports of the job.
     terms
         What the caller of rank 0 has asked for.
     """
@@ -94,13 +90,7 @@ class Job(SchedulerPlugin):
                     self.fail(WorkerLost(f"rank {rank} of {self.world_size} was lost: its process on {host} has ended"))
 
     def _hello(self, key: str, rank: int, world_size: int, terms: Terms) -> bool:
-        """Say whether this is the scheduler of a job.
-
-        Raises
-        ------
-        InvalidParameter
-            If it is, and the rank cannot be one of it.
-        """
+        """Say whether this is the scheduler of a job."""
         if key != self._key or self._ended.is_set():
             return False
         if world_size != self.world_size:
@@ -161,13 +151,7 @@ class Job(SchedulerPlugin):
     # Rank 0
 
     async def wait_until_joined(self, seconds: float) -> None:
-        """Wait for all ranks.
-
-        Raises
-        ------
-        ClusterError
-            If they do not all come in time.
-        """
+        """Wait for all ranks."""
         began, pause = time.monotonic(), LOG_AFTER
         while not (self._all_joined.is_set() or self._failed.is_set()):
             waited = time.monotonic() - began

@@ -24,8 +24,6 @@ class Launcher:
 
     Parameters
     ----------
-    name
-        Its name, for errors.
     rank, world_size
         Variables with the rank of a process and the number of processes. Together they say that a process was started
         by this launcher.
@@ -120,33 +118,7 @@ def place_of(
     world_size: int | None = None,
     address: str | None = None,
 ) -> Place:
-    """The place of a process, from values of the user and the variables of its launcher.
-
-    Parameters
-    ----------
-    variables
-        Environment variables of the process.
-    rank, world_size, address
-        Values that replace those of the variables.
-
-    Returns
-    -------
-    Place
-        Without a launcher and values, a job of one rank.
-
-    Raises
-    ------
-    InvalidParameter
-        If a value is not allowed, or the variables are incomplete.
-
-    Examples
-    --------
-    >>> place = place_of({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"})
-    >>> place.rank, place.world_size, place.address
-    (1, 2, '127.0.0.1')
-    >>> place_of({}).world_size
-    1
-    """
+    """The place of a process, from values of the user and the variables of its launcher."""
     launcher = _launcher(variables)
     if (rank is None) != (world_size is None):
         name, missing = ("rank", "world_size") if world_size is None else ("world_size", "rank")
@@ -174,13 +146,7 @@ def is_launched(variables: Mapping[str, str]) -> bool:
 
 
 def check_process_group(world_size: int) -> None:
-    """Refuse a job that has not the size of the process group of PyTorch, if there is one.
-
-    Raises
-    ------
-    InvalidParameter
-        If the sizes differ.
-    """
+    """Refuse a job that has not the size of the process group of PyTorch, if there is one."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         size = distributed.get_world_size()
@@ -190,13 +156,7 @@ def check_process_group(world_size: int) -> None:
 
 
 def check_alone() -> None:
-    """Refuse to take this process for a whole job if another process has started it.
-
-    Raises
-    ------
-    InvalidParameter
-        If :mod:`multiprocessing` has, as ``torch.multiprocessing.spawn`` does.
-    """
+    """Refuse to take this process for a whole job if another process has started it."""
     if multiprocessing.parent_process() is not None:
         hint = "Give rank=, world_size= and a free port= to all of them; rank=0, world_size=1 if it is the only one."
         raise InvalidParameter.because("rank", "multiprocessing has started this process without one", hint)
@@ -275,13 +235,7 @@ def _address(launcher: Launcher | None, variables: Mapping[str, str], address: s
 
 
 def first_host(text: str) -> str:
-    """The first host of a list, as Slurm writes it.
-
-    Examples
-    --------
-    >>> first_host("node[003-004,7],other"), first_host("10.0.0.1"), first_host("a1,a2")
-    ('node003', '10.0.0.1', 'a1')
-    """
+    """The first host of a list, as Slurm writes it."""
     match = re.match(r"([^,\[]*)(?:\[(\w+)[^\]]*\]([^,\[]*))?", text)
     assert match is not None  # it matches any text
     return "".join(part or "" for part in match.groups())

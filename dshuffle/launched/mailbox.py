@@ -157,13 +157,7 @@ class Mailbox:
     # The task
 
     def hold(self, partition: Partition) -> None:
-        """Hand a partition to the rank's own thread, and wait until that gives it back.
-
-        Raises
-        ------
-        DShuffleError
-            If the job fails meanwhile. The task then counts as failed, because its epoch may not be trained on.
-        """
+        """Hand a partition to the rank's own thread, and wait until that gives it back."""
         with self._changed:
             self.check()
             if self._is_released:
@@ -178,15 +172,7 @@ class Mailbox:
     # The rank's own thread
 
     def wait_opened(self) -> SessionStart:
-        """Wait until rank 0 has opened the session.
-
-        Raises
-        ------
-        DShuffleError
-            If the job has failed.
-        ClusterError
-            If rank 0 has left its loop, and does not open it.
-        """
+        """Wait until rank 0 has opened the session."""
         self.wait(lambda: self.opened is not None or self._last_epoch is not None, "for rank 0 to open the session")
         if self.opened is None:
             raise ClusterError(
@@ -197,20 +183,7 @@ class Mailbox:
         return self.opened
 
     def take(self, epoch: int) -> Partition:
-        """Wait for the partition of an epoch.
-
-        Parameters
-        ----------
-        epoch
-            Number of the epoch.
-
-        Raises
-        ------
-        DShuffleError
-            If the job has failed.
-        ClusterError
-            If rank 0 does not begin this epoch.
-        """
+        """Wait for the partition of an epoch."""
 
         def there() -> bool:
             return self._partition is not None or (self._last_epoch is not None and self._last_epoch < epoch)
@@ -242,13 +215,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def wait(self, ready: Callable[[], bool], what: str) -> None:
-        """Wait until something is so, and say from time to time what this rank waits for.
-
-        Raises
-        ------
-        DShuffleError
-            If the job has failed.
-        """
+        """Wait until something is so, and say from time to time what this rank waits for."""
         began, pause = time.monotonic(), LOG_AFTER
         with self._changed:
             while not self._changed.wait_for(lambda: ready() or self.failure is not None, timeout=pause):
@@ -273,13 +240,7 @@ class Mailbox:
             self.fail(left_apart(self._limit[0], self.world_size, self._limit[1], self.rank, does))
 
     def mark(self, epoch: int, n_batches: int) -> None:
-        """Note how many batches of the epoch count as trained on. For the worker's event loop.
-
-        Raises
-        ------
-        ClusterError
-            If this rank is not there.
-        """
+        """Note how many batches of the epoch count as trained on. For the worker's event loop."""
         with self._changed:
             is_current = self._partition is not None and self._partition.epoch == epoch
             if not is_current or n_batches > (0 if self._batches is None else self._batches.n_trained):
@@ -305,13 +266,7 @@ def hold_partition(partition: Partition) -> None:
 
 
 def mark_batches(epoch: int, n_batches: int, dask_worker: Any) -> str:
-    """Note how many batches of an epoch this rank has trained on. Runs on each worker, outside of tasks.
-
-    Returns
-    -------
-    str
-        What is wrong; empty if nothing is.
-    """
+    """Note how many batches of an epoch this rank has trained on. Runs on each worker, outside of tasks."""
     mailbox = MAILBOXES.get(dask_worker.address)
     if mailbox is None:
         return f"the process of worker {dask_worker.address} has left the job"

@@ -64,18 +64,6 @@ def ports_of(place: Place, port: int | None) -> Iterator[list[int]]:
     """The ports of a loader while it is open, in the order in which rank 0 tries them.
 
     Two loaders that are open at once have different ports. So all ranks must open them in the same order.
-
-    Raises
-    ------
-    InvalidParameter
-        If the port is not one, an open loader has it, or nothing tells this job from others of the same host.
-
-    Examples
-    --------
-    >>> place = Place(0, 2, 2, "127.0.0.1", "run 17")
-    >>> with ports_of(place, None) as training, ports_of(place, None) as validation:
-    ...     training[:3], validation[:3]
-    ([22589, 22665, 25402], [23933, 26965, 24108])
     """
     if port is not None and as_integer("port", port, 1) > 65535:
         raise InvalidParameter.of("port", port, "in [1, 65535]")
@@ -121,15 +109,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 async def hosts_of(place: Place, interface: str | None) -> tuple[str, str]:
-    """The address on which this rank listens, and the one at which it asks for rank 0.
-
-    Raises
-    ------
-    ClusterError
-        If the name of rank 0's host is not known here, or this host does not have an address for other hosts.
-    InvalidParameter
-        If it does not have the interface.
-    """
+    """The address on which this rank listens, and the one at which it asks for rank 0."""
     if place.on_one_host:
         return LOOPBACK, LOOPBACK
     rank_0 = await _resolved(place)
@@ -184,15 +164,7 @@ async def find_scheduler(
     security: Security,
     seconds: float,
 ) -> str:
-    """The address of the scheduler of a job, on a host.
-
-    Raises
-    ------
-    ClusterError
-        If it is not there in time, or a job with another secret is there.
-    InvalidParameter
-        If it refuses this rank.
-    """
+    """The address of the scheduler of a job, on a host."""
     search = _Search(place, host, ports, terms, protocol, security)
     # They end by themselves, because Dask does not close a connection if connecting is cancelled.
     asking = [asyncio.ensure_future(search.ask_on(port)) for port in ports]

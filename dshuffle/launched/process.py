@@ -62,13 +62,7 @@ def rank_0_lost() -> WorkerLost:
 
 
 class ConnectionWatch(WorkerPlugin):
-    """Lets a rank fail when its worker closes by itself, because the connection to the scheduler of rank 0 has ended.
-
-    Parameters
-    ----------
-    mailbox
-        Messages for the rank.
-    """
+    """Lets a rank fail when its worker closes by itself, because the connection to rank 0's scheduler has ended."""
 
     name = "dshuffle-connection"
 
@@ -87,8 +81,6 @@ class RankProcess:
     ----------
     place
         The place of this process in its job.
-    mailbox
-        Messages for this rank.
     terms
         What the caller has asked for.
     port
@@ -101,13 +93,6 @@ class RankProcess:
         The secret of connections without TLS, as :func:`.key_of` takes it.
     timeout
         Seconds to wait for the other ranks.
-
-    Raises
-    ------
-    ClusterError
-        If the other ranks do not come in time, or the port is not free.
-    InvalidParameter
-        If rank 0 refuses this rank.
     """
 
     def __init__(

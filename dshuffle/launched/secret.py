@@ -51,15 +51,7 @@ class OtherSecret(FatalCommClosedError):
 
 
 def key_of(secret: str | None, *, one_host: bool) -> tuple[bytes | None, str]:
-    """The key of a job's connections, and what it is, for the user. The key is None if anybody may connect.
-
-    Raises
-    ------
-    InvalidParameter
-        If the secret is short.
-    ClusterError
-        If the ranks are on several hosts, and there is no secret.
-    """
+    """The key of a job's connections, and what it is, for the user. The key is None if anybody may connect."""
     if secret is None:
         return None, "any process that reaches it can run code here, because of secret=None"
     if not isinstance(secret, str):
@@ -100,15 +92,7 @@ class SecretSecurity(Security):
 
 
 async def prove(stream: IOStream, key: bytes, own: bytes, other: bytes) -> None:
-    """Show the other end that this one has the key, and check that the other one has it.
-
-    Raises
-    ------
-    OtherSecret
-        If it does not.
-    OSError
-        If the connection ends.
-    """
+    """Show the other end that this one has the key, and check that the other one has it."""
     nonce = secrets.token_bytes(NONCE_NBYTES)
     await stream.write(GREETING + nonce)
     greeting = await stream.read_bytes(len(GREETING) + NONCE_NBYTES)

@@ -26,13 +26,7 @@ CLOSE_WITHIN = 5.0
 
 
 def check_shares(shares: Shares) -> None:
-    """Refuse shares that follow from measured times of training, or from names, which a job does not have.
-
-    Raises
-    ------
-    InvalidParameter
-        If they do, or are no shares.
-    """
+    """Refuse shares that follow from measured times of training, or from names, which a job does not have."""
     policy = parse_shares(shares)
     if policy.not_in_jobs:
         hint = "Give 'even', or numbers, one for each rank."
@@ -46,10 +40,6 @@ class JobSession:
     ----------
     address, security
         Address of the scheduler, and TLS certificates.
-    dataset
-        The dataset.
-    world_size
-        Number of ranks.
     checkpoint
         Where the position is written, if anywhere. If there is a checkpoint, the session continues it.
     state
@@ -106,15 +96,7 @@ class JobSession:
         return bool(self.shuffler.state_dict()["trained"])
 
     def begin_epoch(self, count: int, on_failure: Callable[[str, str], None]) -> None:
-        """Wait until all ranks have given their partitions back, and hand out those of the next epoch.
-
-        Parameters
-        ----------
-        count
-            Number of epochs that are to come. The exchange of the one after the next begins if there is one.
-        on_failure
-            Called in another thread with the address of a worker and the reason if its task does not finish.
-        """
+        """Wait until all ranks have given their partitions back, and hand out those of the next epoch."""
         epoch = next(self.shuffler.epochs(count))
         self._futures = epoch.map(hold_partition)
         for address, future in zip(self.shuffler.addresses, self._futures, strict=True):
@@ -133,24 +115,7 @@ class JobSession:
     def state_dict(
         self, states: Mapping[str, Any], n_batches: int, *, is_complete: bool, has_model: bool
     ) -> dict[str, Any]:
-        """The state of the session, after a number of batches of the current epoch on every rank.
-
-        Parameters
-        ----------
-        states
-            States of the attached objects.
-        n_batches
-            Number of batches.
-        is_complete
-            Whether these are all batches of the epoch, so that the state is that of the next one.
-        has_model
-            Whether the caller keeps a model with the state, so that a warning that none is attached would be wrong.
-
-        Raises
-        ------
-        ClusterError
-            If a rank has not come so far.
-        """
+        """The state of the session, after a number of batches of the current epoch on every rank."""
         shuffler = self.shuffler
         if states or has_model:
             shuffler.attach(dict(states) or shuffler.attached, shuffler.epoch)

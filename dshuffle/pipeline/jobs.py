@@ -234,15 +234,6 @@ class JobRecords:
 
     ``lost_after`` are the seconds after which a job whose workers have all left is submitted again. Dask does this
     itself for jobs of one worker.
-
-    Examples
-    --------
-    >>> records = JobRecords("SLURM", jobs=2, processes=1)
-    >>> records.submitted("a", "17")
-    >>> records.said("17", State.PENDING, "Resources")
-    >>> records.submitted("b", "18")
-    >>> print(records)
-    1 job pending (Resources), 1 submitted
     """
 
     def __init__(

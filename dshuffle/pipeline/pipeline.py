@@ -392,16 +392,7 @@ def _collected(problems: list[str], label: str) -> Iterator[None]:
 
 
 def train(pipeline: Pipeline, advance: Advance, write: Callable[[Comparison], Path] | None = None) -> PipelineResult:
-    """Check a pipeline, start its cluster, and train with each of its ways.
-
-    Parameters
-    ----------
-    advance
-        Called between epochs with the number of preparations and epochs that are done, the number of all, and what is
-        going on. An error that it raises ends the run.
-    write
-        Writes the report, if one is wanted, before the cluster is closed; None to leave that to the caller.
-    """
+    """Check a pipeline, start its cluster, and train with each of its ways."""
     whole, options = pipeline.checked(), pipeline.options
     training, dataset = pipeline.training.on(whole, pipeline.ways[0].choices.seed)
     prepared = 2 if pipeline.report is None else 4
@@ -475,13 +466,7 @@ def train(pipeline: Pipeline, advance: Advance, write: Callable[[Comparison], Pa
 
 
 def check_test(test: PairedTest, training: Training, ways: Sequence[Way], n_workers: int | None) -> None:
-    """Check what can be checked before anything runs.
-
-    Raises
-    ------
-    InvalidParameter
-        If there is no reference, nothing to compare it with, one worker, or one epoch.
-    """
+    """Check what can be checked before anything runs."""
     check_pairs(2 if n_workers is None else n_workers, training.epochs)
     reference_of(ways)
     if all(way.choices.reshuffles_all for way in ways):
@@ -490,13 +475,7 @@ def check_test(test: PairedTest, training: Training, ways: Sequence[Way], n_work
 
 
 def numbers_in(value: object) -> dict[str, float]:
-    """The metrics that a function has returned, if it is a mapping from names to numbers; otherwise none.
-
-    Examples
-    --------
-    >>> numbers_in({"val_loss": np.float32(0.5), "epochs": 3, "model": None})
-    {'val_loss': 0.5, 'epochs': 3.0}
-    """
+    """The metrics that a function has returned, if it is a mapping from names to numbers; otherwise none."""
     numbers: dict[str, float] = {}
     for name, number in value.items() if isinstance(value, Mapping) else ():
         with contextlib.suppress(TypeError, ValueError, RuntimeError):
@@ -505,30 +484,7 @@ def numbers_in(value: object) -> dict[str, float]:
 
 
 def metric_of(value: object, name: str) -> float | NDArray[np.float64]:
-    """Return a metric of what a training has returned, or the losses of single samples whose mean it is.
-
-    Parameters
-    ----------
-    value
-        A :class:`~dshuffle.training.History`, whose last point counts, or a mapping from names to numbers.
-    name
-        ``"error"`` or a validation metric of the history, or a name in the mapping: a number, or an array of one for
-        each held-out sample.
-
-    Raises
-    ------
-    InvalidParameter
-        If there is no such metric, or it is not a number. A training that diverged may return NaN.
-
-    Examples
-    --------
-    >>> metric_of({"val_loss": np.float32(0.5)}, "val_loss")
-    0.5
-    >>> metric_of({"val_loss": 0.5}, "accuracy")
-    Traceback (most recent call last):
-    dshuffle.errors.InvalidParameter: metric='accuracy' is not allowed; it must be one of val_loss, which the training \
-returned
-    """
+    """Return a metric of what a training has returned, or the losses of single samples whose mean it is."""
     if isinstance(value, History) and value.points:
         last = value.points[-1]
         metrics: Mapping[str, Any] = {"error": last.error, **last.validation}
@@ -561,17 +517,6 @@ def pairs_of(
     """Train in pairs, and return the pairs of each tested way by its label.
 
     If the cluster fails, or has only one worker or other workers than before, the pairs end with a warning.
-
-    Parameters
-    ----------
-    client, dataset
-        Where to train, and on what.
-    test, training, options
-        The test, the training and the options of a session.
-    timed
-        The ways and their records. The reference is the fastest way that reshuffles everything.
-    say
-        Called with what runs before each pair, and after each of its epochs. An error that it raises ends the run.
     """
     n_workers = count_training_workers(client, options.choice)
     try:
@@ -653,13 +598,7 @@ def _train(
 
 
 def _check_loads(client: Client, pipeline: Pipeline) -> None:
-    """Refuse functions of the user that the workers cannot load, before anything is prepared.
-
-    Raises
-    ------
-    ClusterError
-        If they cannot, for instance because a module is missing there.
-    """
+    """Refuse functions of the user that the workers cannot load, before anything is prepared."""
     given = {"fit": pipeline.training.fit, **pipeline.training.options}
     functions = [value for name, value in given.items() if callable(value) and name not in ON_CLIENT]
     if pipeline.training.is_trainer:

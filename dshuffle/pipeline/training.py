@@ -195,13 +195,7 @@ def _training(fit: Callable[..., Any], epochs: int, options: dict[str, Any]) -> 
 
 
 def _point_of(result: object, epoch: int, seconds: float) -> TrainingPoint:
-    """Make a point of the history from what a function reports after an epoch.
-
-    Raises
-    ------
-    InvalidParameter
-        If ``on_epoch`` does not take such a value.
-    """
+    """Make a point of the history from what a function reports after an epoch."""
     if isinstance(result, TrainingPoint):
         return result
     try:
@@ -221,13 +215,7 @@ def _function_name(value: object) -> str:
 
 
 def named(name: str) -> Any:
-    """Import an object by ``module:name``.
-
-    Raises
-    ------
-    InvalidParameter
-        If there is none.
-    """
+    """Import an object by ``module:name``."""
     module, _, path = name.partition(":")
     if not path:
         names = ", ".join(sorted(FITS))

@@ -41,22 +41,6 @@ class Batching:
         Whether shares are or may become unequal on purpose (:class:`~dshuffle.planning.Choices`, ``shares``).
     least
         With unequal shares, the smallest number of samples in a batch.
-
-    Raises
-    ------
-    InvalidParameter
-        If the mode is unknown, the batch size is larger than the smallest share, or with ``"uneven"`` a worker would
-        have fewer samples than batches. With unequal shares, if the mode is another one than ``"uneven"``, or the
-        smallest share has fewer than ``least`` samples.
-
-    Examples
-    --------
-    >>> [len(Batching(10, 10, 11, 4, mode)) for mode in ("drop", "pad", "uneven")]
-    [2, 3, 3]
-    >>> [batch.tolist() for batch in map(Batching(5, 5, 6, 2, "uneven").positions, range(3))]
-    [[0], [1, 2], [3, 4]]
-    >>> [len(Batching(n_own, 2, 30, batch_size=8, mode="uneven", unequal=True).positions(0)) for n_own in (2, 30)]
-    [1, 15]
     """
 
     n_own: int

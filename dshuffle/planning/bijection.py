@@ -48,13 +48,6 @@ class Bijection:
         ``(size,)`` int64 of a small domain, otherwise empty.
     keys
         ``(rounds,)`` uint64 of a large domain, otherwise empty.
-
-    Examples
-    --------
-    >>> bijection = Bijection.of(10, "example", 7)
-    >>> points = np.arange(10)
-    >>> bijection.inverse(bijection.forward(points))
-    array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
 
     size: int
@@ -64,21 +57,7 @@ class Bijection:
 
     @classmethod
     def of(cls, size: int, *path: int | str, rounds: int = ROUNDS, largest_table: int = LARGEST_TABLE) -> Bijection:
-        """Draw a bijection.
-
-        Parameters
-        ----------
-        path
-            Names the random numbers, as in :func:`~dshuffle.planning.randomness.random_words`. Different paths give
-            independent bijections.
-        rounds, largest_table
-            For tests of weaker bijections.
-
-        Raises
-        ------
-        InvalidParameter
-            If the size is not in [0, 2**63).
-        """
+        """Draw a bijection."""
         if not 0 <= size < 2**63:
             raise InvalidParameter.of("size", size, "in [0, 2**63)")
         nothing = np.empty(0, np.int64)
@@ -121,8 +100,6 @@ def evaluate_networks(
         ``(k,)``, the network of each of the ``(k,)`` points; empty if there is only one.
     domains, keys
         ``(n, 3)`` and ``(n, rounds)`` uint64, the :func:`domain` and the keys of each network.
-    backward
-        Whether to evaluate the inverse.
     """
     found = np.empty(len(points), dtype=np.int64)
     (_inverse if backward else _forward)(
@@ -201,13 +178,6 @@ class BijectionFamily:
         ``(offsets[-1],)`` int64 of small members, otherwise empty.
     domains, keys
         ``(n, 3)`` and ``(n, rounds)`` uint64 of large members, otherwise empty.
-
-    Examples
-    --------
-    >>> family = BijectionFamily.of(np.array([3, 4]), np.uint64(7))
-    >>> members, points = np.array([0, 0, 0, 1, 1, 1, 1]), np.array([0, 1, 2, 0, 1, 2, 3])
-    >>> family.inverse(members, family.forward(members, points))
-    array([0, 1, 2, 0, 1, 2, 3])
     """
 
     offsets: NDArray[np.int64]
@@ -220,15 +190,7 @@ class BijectionFamily:
     def of(
         cls, sizes: NDArray[np.int64], word: np.uint64, *, rounds: int = ROUNDS, largest_tables: int = LARGEST_TABLES
     ) -> BijectionFamily:
-        """Draw a bijection for each size.
-
-        Parameters
-        ----------
-        word
-            A random word. Different words give independent families.
-        rounds, largest_tables
-            For tests of weaker bijections.
-        """
+        """Draw a bijection for each size."""
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         nothing, no_words = np.empty(0, np.int64), np.empty((0, 0), np.uint64)
         if sizes.max(initial=0) <= largest_tables:

@@ -32,11 +32,6 @@ def coded_rate(n_samples: int, n_workers: int, capacity: int) -> float:
     ----------
     Chung et al. (2017), Theorem 2; see docs/papers.md. We use the sum from its proof, which has no pole for caches
     without excess.
-
-    Examples
-    --------
-    >>> round(coded_rate(100_000, 20, 20_000))
-    18494
     """
     n_samples, n_workers = as_shape(n_samples, n_workers)
     capacity = _as_capacity(capacity, n_samples, n_workers)
@@ -71,19 +66,12 @@ def lower_bound(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> 
         ``(q, 1)`` or ``(q,)`` integer masks of the workers that hold each sample.
     destinations
         ``(q,)`` integers, the worker that trains on each sample.
-    n_workers
-        Number of workers, at most 20. With 20 workers the computation takes half a second.
 
     References
     ----------
     Attia and Tandon (2016), Theorem 2; see docs/papers.md. We extend it to caches with excess. The maximum over the
     orders is found by dynamic programming over the sets of workers that come first, after a subset-sum transform of
     the holder sets.
-
-    Examples
-    --------
-    >>> lower_bound([0b010, 0b100, 0b001], [0, 1, 2], 3)
-    2
     """
     masks, ranks = as_instance(holders, destinations, n_workers)
     if n_workers > MOST_WORKERS:
@@ -98,11 +86,6 @@ def average_lower_bound(holders: ArrayLike, destinations: ArrayLike, n_workers: 
 
     A needed sample with h holders is counted if its destination comes before all of them. The mean is therefore the
     sum of ``1 / (h + 1)`` over the needed samples. The number of workers is not limited.
-
-    Examples
-    --------
-    >>> average_lower_bound([0b010, 0b100, 0b001], [0, 1, 2], 3)
-    1.5
     """
     masks, ranks = as_instance(holders, destinations, n_workers)
     counts = _count_by_holders(masks, missing_samples(masks, ranks), n_workers)

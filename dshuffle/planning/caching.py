@@ -244,15 +244,6 @@ def first_holders(assignment: ArrayLike, n_workers: int, capacity: int, *, seed:
     ----------
     assignment
         ``(q,)`` integers, the worker that trains on each sample.
-    capacity
-        Number of samples that a worker may hold, at least the largest share. If it is no larger than that, there is no
-        excess.
-
-    Examples
-    --------
-    >>> holders = first_holders([0, 0, 1, 1], 2, 3, seed=0)
-    >>> [int(held_by(holders, worker).sum()) for worker in range(2)]
-    [3, 3]
     """
     ranks = as_ranks("assignment", assignment, n_workers)
     holders = holders_of(ranks, n_workers)

@@ -28,13 +28,7 @@ FORWARDER = -3
 
 
 def name_of(participant: int) -> str:
-    """Return the name of a participant of an exchange for messages to users.
-
-    Examples
-    --------
-    >>> name_of(3), name_of(SERVER), name_of(forwarder_of(3))
-    ('rank 3', 'the server', 'the forwarder on rank 3')
-    """
+    """Return the name of a participant of an exchange for messages to users."""
     if participant <= FORWARDER:
         return f"the forwarder on rank {forwarder_of(participant)}"
     return {SERVER: "the server", STORE: "the store"}.get(participant, f"rank {participant}")
@@ -59,17 +53,6 @@ class Packets:
         ``(E,)`` int32, the worker that decodes the sample of each component.
     senders
         ``(P,)`` int32, the sender of each packet: a rank, :data:`SERVER` or :data:`STORE`.
-
-    Raises
-    ------
-    PlanError
-        If an array has a wrong dtype or shape, or the arrays do not match.
-
-    Examples
-    --------
-    >>> plan = Packets.uncoded(np.array([4, 2]), np.array([0, 1]), np.array([1, SERVER]))
-    >>> plan.n_packets, plan.n_components, plan.offsets
-    (2, 2, array([0, 1, 2]))
     """
 
     offsets: Samples
@@ -133,11 +116,6 @@ def missing_samples(holders: Holders, destinations: Ranks) -> Samples:
         ``(q, words)`` masks, see :func:`~dshuffle.planning.holders.as_holders`.
     destinations
         ``(q,)`` int32 ranks that will train on the samples.
-
-    Examples
-    --------
-    >>> missing_samples(np.array([[0b01], [0b11], [0b01]], np.uint64), np.array([1, 1, 0], np.int32))
-    array([0])
     """
     missing = np.empty(len(destinations), dtype=np.int64)
     return missing[: _missing(holders, destinations, missing)]
@@ -210,8 +188,6 @@ class EpochPlan:
         ``(q,)`` int32, the worker that trains on each sample; -1 for samples that all workers train on.
     holders
         ``(q, words)`` uint64 masks of the workers that hold each sample after the exchange is committed.
-    packets
-        Packets of the exchange.
     n_needed
         Number of samples that were missing from their worker's partition before the exchange.
     broadcast
@@ -317,19 +293,10 @@ def check_plan(
 
     Parameters
     ----------
-    plan
-        Plan to check.
     holders
         ``(q, words)`` masks of the workers that hold each sample before the exchange.
     destinations
         ``(q,)`` integers, the worker that will train on each sample.
-    capacity
-        Maximum number of samples that a worker may hold or be assigned; None for no limit.
-
-    Raises
-    ------
-    PlanError
-        If the plan has a fault. The message names the first sample, worker and packet at fault.
     """
     masks = as_holders(holders, n_workers)
     ranks = as_ranks("destinations", destinations, n_workers)
@@ -479,28 +446,7 @@ def _entry(sample, worker, last, before, destinations):  # type: ignore[no-untyp
 
 
 def in_disk_order(part: WorkerPart, *, seed: int, stored: int | None, moves_within: bool) -> WorkerPart:
-    """The same part of an exchange, with samples in the order in which they are stored on their senders' disks.
-
-    Parameters
-    ----------
-    part
-        A worker's part of an exchange without packets.
-    seed
-        Seed of the session.
-    stored
-        The epoch in whose order of training rows are stored: the last one with an exchange. None after the first epoch,
-        in which rows were read from the store in ascending order.
-    moves_within
-        Whether rows that stay are sent from the worker to itself, so that they get new slots.
-
-    Examples
-    --------
-    >>> own, part = np.arange(4), {1: np.array([3])}
-    >>> part = WorkerPart(0, 1, own, own, own, receives=part, sends={1: np.array([5, 6, 7, 8])})
-    >>> moved = in_disk_order(part, seed=0, stored=0, moves_within=True)
-    >>> moved.sends[1].tolist(), sorted(moved.receives[0].tolist()), moved.sends[0] is moved.receives[0]
-    ([6, 5, 8, 7], [0, 1, 2], True)
-    """
+    """The same part of an exchange, with samples in the order in which they are stored on their senders' disks."""
 
     def ordered(sender: int, samples: Samples) -> Samples:
         if stored is None or sender < 0:

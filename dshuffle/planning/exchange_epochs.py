@@ -23,26 +23,14 @@ LARGEST_WEIGHT = 1000
 
 
 def as_weights(shares: Sequence[float]) -> Weights:
-    """Weights in proportion to ``(n,)`` positive numbers; none if they are equal.
-
-    Examples
-    --------
-    >>> as_weights([2, 2, 0.5]), as_weights([3, 3])
-    ((1000, 1000, 250), ())
-    """
+    """Weights in proportion to ``(n,)`` positive numbers; none if they are equal."""
     largest = max(shares)
     weights = tuple(max(1, round(LARGEST_WEIGHT * (share / largest))) for share in shares)
     return () if min(weights) == LARGEST_WEIGHT else weights
 
 
 def check_weights(weights: Weights, n_workers: int) -> None:
-    """Refuse weights that are not those of so many ranks.
-
-    Raises
-    ------
-    InvalidParameter
-        If there is another number of weights, or one is not in [1, 1000].
-    """
+    """Refuse weights that are not those of so many ranks."""
     if weights and (len(weights) != n_workers or not all(1 <= weight <= LARGEST_WEIGHT for weight in weights)):
         allowed = f"{n_workers} integers in [1, {LARGEST_WEIGHT}], one for each rank, or () for equal shares"
         raise InvalidParameter.of("weights", weights, allowed)
@@ -54,22 +42,6 @@ def share_sizes(n_units: int, weights: Weights) -> NDArray[np.int64]:
 
     Each size is the exact proportion rounded down or up: the units that are left after rounding down go to the largest
     remainders, and to lower ranks among equals. Ranks that would get nothing take a unit from the largest sizes.
-
-    Parameters
-    ----------
-    n_units
-        Number of samples or chunks to share out, at least one for each rank.
-    weights
-        One weight for each rank.
-
-    Returns
-    -------
-    (n,) int64, read-only
-
-    Examples
-    --------
-    >>> share_sizes(13, (1000, 1000, 1000, 250)), share_sizes(4, (1000, 1, 1))
-    (array([4, 4, 4, 1]), array([2, 1, 1]))
     """
     total = sum(weights)
     # Python's integers: the products may have more than 64 bits.
@@ -85,13 +57,7 @@ def share_sizes(n_units: int, weights: Weights) -> NDArray[np.int64]:
 
 
 class Between(ABC):
-    """The order of a worker's samples in an epoch without an exchange.
-
-    Attributes
-    ----------
-    name
-        What users call it.
-    """
+    """The order of a worker's samples in an epoch without an exchange."""
 
     name: ClassVar[str]
 
@@ -147,16 +113,6 @@ class ExchangeEpochs:
         K: the epochs K, 2 K, ... have an exchange.
     between
         The order in the other epochs: a name in :data:`BETWEEN`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> epochs = ExchangeEpochs(2, "reverse")
-    >>> [epochs.has_exchange(epoch) for epoch in range(5)]
-    [True, False, True, False, True]
-    >>> samples = np.array([10, 20, 30])
-    >>> [epochs.order(samples, seed=0, epoch=epoch, rank=0).tolist() for epoch in (2, 3)]
-    [[30, 10, 20], [20, 10, 30]]
     """
 
     every: int = 1
@@ -171,13 +127,7 @@ class ExchangeEpochs:
         return epoch - epoch % self.every
 
     def after(self, first: int, last: int) -> range:
-        """The epochs after ``first`` and up to ``last`` that have an exchange.
-
-        Examples
-        --------
-        >>> list(ExchangeEpochs(3).after(3, 9))
-        [6, 9]
-        """
+        """The epochs after ``first`` and up to ``last`` that have an exchange."""
         return range(self.last(first) + self.every, last + 1, self.every)
 
     def permutation(self, sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:

@@ -72,19 +72,6 @@ def group_by(keys: NDArray[np.integer], n_keys: int) -> tuple[Samples, Samples]:
     ----------
     keys
         ``(m,)`` integers in [0, ``n_keys``).
-
-    Returns
-    -------
-    order : (m,) int64
-        Indices into ``keys``, group after group.
-    offsets : (n_keys + 1,) int64
-        The indices with key ``k`` are ``order[offsets[k]:offsets[k + 1]]``.
-
-    Examples
-    --------
-    >>> order, offsets = group_by(np.array([2, 0, 2, 0]), 3)
-    >>> order, offsets
-    (array([1, 3, 0, 2]), array([0, 2, 2, 4]))
     """
     offsets = np.zeros(n_keys + 1, dtype=np.int64)
     if not worth_a_kernel(len(keys)) or (n_keys <= 2**16 and not worth_a_kernel(0)):

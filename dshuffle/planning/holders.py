@@ -25,21 +25,6 @@ def as_holders(holders: ArrayLike, n_workers: int) -> Holders:
     ----------
     holders
         ``(q, words)`` non-negative integers. For up to 64 workers, ``(q,)`` is allowed too.
-
-    Returns
-    -------
-    (q, words) uint64, contiguous
-
-    Raises
-    ------
-    InvalidParameter
-        If the shape or dtype is wrong, or a bit belongs to a worker that does not exist.
-
-    Examples
-    --------
-    >>> as_holders([0b01, 0b11], 2)
-    array([[1],
-           [3]], dtype=uint64)
     """
     masks = np.asarray(holders)
     words = -(-n_workers // 64)
@@ -79,13 +64,7 @@ def as_instance(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> 
 
 
 def holders_of(assignment: ArrayLike, n_workers: int) -> Holders:
-    """Holders if every worker caches exactly its share.
-
-    Examples
-    --------
-    >>> holders_of([0, 1, 1], 2).ravel()
-    array([1, 2, 2], dtype=uint64)
-    """
+    """Holders if every worker caches exactly its share."""
     ranks = as_ranks("assignment", assignment, n_workers)
     holders = np.zeros((len(ranks), -(-n_workers // 64)), dtype=np.uint64)
     add_holders(holders, ranks)
@@ -93,13 +72,7 @@ def holders_of(assignment: ArrayLike, n_workers: int) -> Holders:
 
 
 def held_by(holders: Holders, worker: int) -> NDArray[np.bool_]:
-    """``(q,)`` mask of the samples that a worker holds.
-
-    Examples
-    --------
-    >>> held_by(holders_of([0, 1, 1], 2), 1)
-    array([False,  True,  True])
-    """
+    """``(q,)`` mask of the samples that a worker holds."""
     words = holders if holders.ndim == 1 else holders[:, worker // 64]
     held: NDArray[np.bool_] = (words & np.uint64(1 << worker % 64)) != 0
     return held
@@ -109,13 +82,6 @@ def largest_share(n_samples: int, n_workers: int, chunk_rows: int = 1, weights: 
     """Number of samples in the largest share, which is the same in every epoch.
 
     With weights and chunks it may be less, because a short chunk at the end belongs to any rank.
-
-    Examples
-    --------
-    >>> largest_share(10, 4), largest_share(10, 4, chunk_rows=2), largest_share(9, 4, chunk_rows=2)
-    (3, 4, 3)
-    >>> largest_share(10, 2, weights=(1000, 250))
-    8
     """
     whole, short = divmod(n_samples, chunk_rows)
     if weights:
@@ -128,23 +94,6 @@ def cache_capacity(cache_fraction: float | None, n_samples: int, n_workers: int,
     """Number of samples that a worker may hold between epochs.
 
     It is ``floor(alpha * q)``, but at least the largest share.
-
-    Parameters
-    ----------
-    cache_fraction
-        Cache fraction alpha in [1/n, 1]. None means no excess.
-    chunk_rows
-        Number of samples that always go to one worker together, as with the assignment ``chunks``.
-
-    Raises
-    ------
-    InvalidParameter
-        If alpha is not a number in [1/n, 1].
-
-    Examples
-    --------
-    >>> cache_capacity(None, 10, 4), cache_capacity(0.7, 10, 4), cache_capacity(None, 10, 4, chunk_rows=2)
-    (3, 7, 4)
     """
     n_workers = as_integer("n_workers", n_workers, 1)
     partition = largest_share(n_samples, n_workers, chunk_rows)
@@ -156,13 +105,7 @@ def cache_capacity(cache_fraction: float | None, n_samples: int, n_workers: int,
 
 
 def has_excess(n_samples: int, n_workers: int, capacity: int) -> bool:
-    """Whether workers with this capacity can hold more than their shares.
-
-    Raises
-    ------
-    InvalidParameter
-        If the capacity is below the largest share.
-    """
+    """Whether workers with this capacity can hold more than their shares."""
     partition = -(-n_samples // n_workers)
     if capacity < partition:
         raise InvalidParameter.of("capacity", capacity, f"at least {partition}, the size of the largest share")

@@ -43,16 +43,6 @@ class ClassOrder:
         ----------
         labels
             ``(q,)`` values; equal values are a class.
-        path
-            Names the random draw.
-
-        Examples
-        --------
-        >>> order = ClassOrder.of([0] * 6 + [1] * 3, "example")
-        >>> np.repeat([0, 1], [6, 3])[order.samples].reshape(3, 3).sum(axis=1)
-        array([1, 1, 1])
-        >>> order.forward(order.inverse(np.arange(9)))
-        array([0, 1, 2, 3, 4, 5, 6, 7, 8])
         """
         _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
         order = permutation(len(codes), "class order", *path)
@@ -78,11 +68,6 @@ def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Sam
     """Order a worker's samples for training in an epoch.
 
     The order depends only on the seed, the epoch, the rank and the set of samples.
-
-    Examples
-    --------
-    >>> epoch_order(np.array([30, 10, 20]), seed=0, epoch=1, rank=0)
-    array([30, 10, 20])
     """
     return sample_ids[epoch_permutation(sample_ids, seed=seed, epoch=epoch, rank=rank)]
 

@@ -65,14 +65,6 @@ class OwnPlanner:
     ----------
     spec, rank
         Specification of the shuffle, and the worker.
-
-    Examples
-    --------
-    >>> from dshuffle.planning import Choices
-    >>> planner = OwnPlanner(ShuffleSpec(1000, 4, Choices("global", sharding="contiguous")), rank=2)
-    >>> own = planner.plan(10**6, "peer")
-    >>> len(own.part.own), own.n_received == sum(map(len, own.part.receives.values())), 2 in own.part.receives
-    (250, True, False)
     """
 
     def __init__(self, spec: ShuffleSpec, rank: int) -> None:

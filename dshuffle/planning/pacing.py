@@ -37,13 +37,6 @@ class Pacing:
         Bytes of a message, at most.
     under_way_nbytes
         Bytes that a receiver has asked for and that have not arrived.
-
-    Examples
-    --------
-    >>> Pacing.of(2.5e6, message_bytes=8 * 2**20, window_bytes=32 * 2**20)  # 20 Mbit/s
-    Pacing(message_nbytes=125000, under_way_nbytes=625000)
-    >>> Pacing.of(1e9, message_bytes=8 * 2**20, window_bytes=32 * 2**20)
-    Pacing(message_nbytes=8388608, under_way_nbytes=33554432)
     """
 
     message_nbytes: int
@@ -51,15 +44,7 @@ class Pacing:
 
     @classmethod
     def of(cls, rate: float | None, *, message_bytes: int, window_bytes: int) -> Self:
-        """The lengths for links of a rate.
-
-        Parameters
-        ----------
-        rate
-            Bytes per second into a worker; infinite if only processors limit it, None if unknown.
-        message_bytes, window_bytes
-            Upper limits, as set by the user.
-        """
+        """The lengths for links of a rate."""
         if rate is None:
             length = min(UNKNOWN, message_bytes)
             return cls(length, min(3 * length, window_bytes))

@@ -25,16 +25,7 @@ HELD_NBYTES = 25
 
 
 def plan_nbytes(spec: ShuffleSpec) -> int:
-    """Bytes that planning takes at most on every worker, and on the server.
-
-    Examples
-    --------
-    >>> from dshuffle.planning import Choices
-    >>> plan_nbytes(ShuffleSpec(10**9, 4096, Choices("global", "peer")))
-    21972690
-    >>> plan_nbytes(ShuffleSpec(10**7, 16, Choices("global", "clique", cache_fraction=0.5)))
-    3100000000
-    """
+    """Bytes that planning takes at most on every worker, and on the server."""
     if plans_own_parts(spec, spec.choices.delivery):
         return OWN_NBYTES * spec.largest_share
     held = spec.capacity * spec.n_workers if spec.has_excess else 0
@@ -49,22 +40,9 @@ class EpochPlanner:
 
     Parameters
     ----------
-    spec
-        Specification of the shuffle.
     checks
         Whether to check every plan. If several processes make the same plan (see :meth:`EpochPlan.digest`), it is
         enough that one of them checks it.
-
-    Examples
-    --------
-    >>> from dshuffle.planning import Choices
-    >>> spec = ShuffleSpec(8, 2, Choices("partial:0.5", sharding="contiguous"))
-    >>> planner = EpochPlanner(spec)
-    >>> planner.load().for_worker(0).receives
-    {-2: array([0, 1, 2, 3])}
-    >>> worker = planner.advance().for_worker(0)
-    >>> worker.receives, worker.sends
-    ({1: array([4, 7])}, {1: array([1, 3])})
     """
 
     def __init__(self, spec: ShuffleSpec, *, checks: bool = True) -> None:
@@ -83,11 +61,6 @@ class EpochPlanner:
         """Plan the first epoch: every worker reads its share and its excess from the store, in ascending order.
 
         If ranks depend on earlier epochs of the same workers, these are drawn first.
-
-        Parameters
-        ----------
-        epoch
-            A later epoch. Workers then read what they hold in it after the exchanges since the first epoch.
         """
         spec, first, assignment = self._dealt, self._dealt.first_epoch, self._dealt.choices.assignment
         exchanges = spec.choices.exchange_epochs
@@ -111,18 +84,7 @@ class EpochPlanner:
         return self._found(plan, draw, loads=True)
 
     def advance(self, delivery: str | None = None) -> EpochPlan:
-        """Plan the next epoch: the exchange from the current partitions to the next assignment.
-
-        Parameters
-        ----------
-        delivery
-            Delivery for this epoch alone, in place of the specification's.
-
-        Raises
-        ------
-        PlanError
-            If :meth:`load` has not been called, or the plan has a fault.
-        """
+        """Plan the next epoch: the exchange from the current partitions to the next assignment."""
         spec, last, before = self._dealt, self._last, self._drawn
         choices = spec.choices
         if last is None or before is None:
@@ -145,13 +107,7 @@ class EpochPlanner:
         return self._found(plan, draw)
 
     def again(self, epoch: int, delivery: str | None = None) -> EpochPlan:
-        """The plan of the current epoch. It may have another delivery if that of the first plan needs a server.
-
-        Raises
-        ------
-        PlanError
-            If the epoch is not the current one, nor the one before it with a delivery that needs a server.
-        """
+        """The plan of the current epoch. It may have another delivery if that of the first plan needs a server."""
         if epoch in self._served:
             before, draw, plan = self._served[epoch]
             # Not the holders: a policy may remember which epochs it has seen.

@@ -23,21 +23,9 @@ def random_words(count: int, *path: int | str) -> Words:
 
     Parameters
     ----------
-    count
-        Number of words.
     path
         Integers of any size and sign, and strings, such as ``("order", seed, epoch, rank)``. Different paths give
         independent streams. The first words of a stream do not depend on ``count``.
-
-    Returns
-    -------
-    (count,) uint64
-        The words.
-
-    Examples
-    --------
-    >>> random_words(2, "example", 7)
-    array([15563045205250564628, 13939520576727142184], dtype=uint64)
     """
     # Each part carries its type and length, so that different paths have different texts. Hashing also allows
     # strings and negative integers, which SeedSequence rejects.
@@ -57,13 +45,7 @@ def words_at(word: np.uint64, numbers: NDArray[np.int64]) -> Words:
 
 
 def permutation(n: int, *path: int | str) -> Samples:
-    """Draw a uniform random permutation of ``range(n)``, as (n,) int64.
-
-    Examples
-    --------
-    >>> permutation(5, "example", 7)
-    array([4, 0, 1, 2, 3])
-    """
+    """Draw a uniform random permutation of ``range(n)``, as (n,) int64."""
     if not worth_a_kernel(n):
         return _permutation_without_numba(n, _words_to_draw(n - 1, n, path))
     values = np.arange(n, dtype=np.int64)
@@ -90,18 +72,7 @@ def shuffle(values: Samples | Ranks, *path: int | str) -> None:
 
 
 def choose(candidates: Samples, k: int, *path: int | str) -> Samples:
-    """Draw ``k`` different entries of ``candidates``, uniformly and in random order; (k,) int64.
-
-    Raises
-    ------
-    InvalidParameter
-        If ``k`` is negative or there are fewer than ``k`` candidates.
-
-    Examples
-    --------
-    >>> choose(np.arange(100), 3, "example", 7)
-    array([84, 75, 71])
-    """
+    """Draw ``k`` different entries of ``candidates``, uniformly and in random order; (k,) int64."""
     if not 0 <= k <= len(candidates):
         raise InvalidParameter.of("k", k, f"in [0, {len(candidates)}], at most the number of candidates")
     values = candidates.copy()
@@ -174,11 +145,5 @@ def draw_front(values, count, state):  # type: ignore[no-untyped-def]
 
 
 def log_choose(n: float, k: float) -> float:
-    """Natural logarithm of the binomial coefficient, which may be of real numbers.
-
-    Examples
-    --------
-    >>> round(math.exp(log_choose(5, 2)))
-    10
-    """
+    """Natural logarithm of the binomial coefficient, which may be of real numbers."""
     return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

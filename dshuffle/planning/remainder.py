@@ -42,14 +42,6 @@ class SampleDigest:
     ----------
     count, total, first, second
         The number of samples, the sum of their ids, and the sums of their hashes with two keys.
-
-    Examples
-    --------
-    >>> one, other = SampleDigest.of(np.array([4, 0]), seed=7), SampleDigest.of(np.array([3, 1, 2]), seed=7)
-    >>> one + other == SampleDigest.of_range(0, 5, seed=7)
-    True
-    >>> one + SampleDigest.of(np.array([3, 3, 0]), seed=7) == SampleDigest.of_range(0, 5, seed=7)
-    False
     """
 
     count: int = 0
@@ -95,13 +87,6 @@ def due_in_an_epoch(spec: ShuffleSpec, rank: int) -> SampleDigest:
 
     The parts of all ranks add up to that digest: a contiguous block of the samples for each rank, and the further
     copies of samples that all workers train on for rank 0. They depend on no draw, and take O(q / n).
-
-    Examples
-    --------
-    >>> from dshuffle.planning import Choices
-    >>> spec = ShuffleSpec(10, 3, Choices("global", seed=7))
-    >>> sum((due_in_an_epoch(spec, rank) for rank in range(3)), SampleDigest()) == SampleDigest.of_range(0, 10, seed=7)
-    True
     """
     n_samples, n_workers, choices = spec.n_samples, spec.n_workers, spec.choices
     due = SampleDigest.of_range(rank * n_samples // n_workers, (rank + 1) * n_samples // n_workers, choices.seed)
@@ -134,8 +119,6 @@ class Remainder:
 
     Parameters
     ----------
-    epoch
-        The epoch.
     trained
         One tuple for each session that trained in the epoch, in order: the number of samples that each of its ranks
         trained on. A rank skips the samples that earlier sessions trained on, and takes the others in its training
@@ -146,19 +129,6 @@ class Remainder:
     weights
         For each of these sessions, the relative share of each rank; none for equal shares. Nothing at all if all of
         them had equal shares.
-
-    Raises
-    ------
-    InvalidParameter
-        If a number is negative, or a session had no ranks.
-
-    Examples
-    --------
-    >>> from dshuffle.planning import Choices
-    >>> spec = ShuffleSpec(12, 2, Choices("global"))
-    >>> keep, shares = Remainder(0, ((4, 2),)).left(spec, rank=0)  # two workers go on where two others stopped
-    >>> keep, shares
-    (array([False, False, False, False,  True,  True]), (2, 4))
     """
 
     epoch: int
@@ -202,27 +172,10 @@ class Remainder:
     ) -> tuple[NDArray[np.bool_], tuple[int, int]]:
         """Which samples of a rank are left. Takes time and memory for all samples, O(q).
 
-        Parameters
-        ----------
-        spec
-            Specification of the session that goes on.
-        rank
-            One of its ranks.
-        spec_for
-            Returns the specification for another number of workers, for ranks that do not depend on earlier workers;
-            needed if the first assignment depends on data.
-
         Returns
         -------
         keep : ndarray of bool
             ``(own,)``, for the rank's samples in training order.
-        shares : tuple of int
-            Smallest and largest number of samples that are left to a rank.
-
-        Raises
-        ------
-        InvalidParameter
-            If all ranks train on some samples, and the number of ranks is not the same in all sessions.
         """
         orders = list(training_orders(spec, self.epoch))
         if (done := self._by_rank(spec)) is not None:
@@ -285,12 +238,6 @@ def workers_of(spec: ShuffleSpec, epoch: int, samples: Samples) -> Ranks:
 
     Where :meth:`ShuffleSpec.ranks_at` returns None, this takes time and memory for all samples. Any worker is named for
     samples that all of them train on.
-
-    Examples
-    --------
-    >>> from dshuffle.planning import Choices
-    >>> workers_of(ShuffleSpec(10, 3, Choices("local", sharding="contiguous")), 7, np.array([9, 0, 5]))
-    array([2, 0, 1], dtype=int32)
     """
     find = spec.ranks_at(epoch)
     if find is not None:
@@ -302,14 +249,7 @@ def workers_of(spec: ShuffleSpec, epoch: int, samples: Samples) -> Ranks:
 
 
 def training_orders(spec: ShuffleSpec, epoch: int) -> Iterator[Samples]:
-    """The samples of every rank in an epoch, in training order.
-
-    Examples
-    --------
-    >>> from dshuffle.planning import Choices
-    >>> [len(order) for order in training_orders(ShuffleSpec(10, 3, Choices("partial:0.5")), epoch=7)]
-    [3, 3, 4]
-    """
+    """The samples of every rank in an epoch, in training order."""
     spec = dataclasses.replace(spec, first_epoch=epoch)
     if (slots := spec.slots()) is not None:
         samples, ends = slots.all_samples(epoch), np.cumsum(slots.last.sizes)

@@ -50,14 +50,7 @@ class ShareBounds:
 
     @classmethod
     def of(cls, rule: Assignment, cache_fraction: float | None, n_samples: int, n_workers: int) -> Self:
-        """The bounds of a way of shuffling: its assignment may need samples of every rank, and caches limit shares.
-
-        Examples
-        --------
-        >>> from dshuffle.planning import Partial
-        >>> ShareBounds.of(Partial(0.5), cache_fraction=0.5, n_samples=1000, n_workers=4)
-        ShareBounds(least=0.127, most=0.498)
-        """
+        """The bounds of a way of shuffling: its assignment may need samples of every rank, and caches limit shares."""
         equal = 1 / n_workers
         # Sizes are rounded by up to a unit, and a short chunk may come on top.
         rounding = 2 * rule.unit_for(n_samples, n_workers) / n_samples
@@ -99,33 +92,10 @@ class SharePolicy(ABC):
 
     @abstractmethod
     def first(self, n_workers: int, before: Weights, names: Names = ()) -> Weights:
-        """The weights with which a number of workers begins.
-
-        Parameters
-        ----------
-        before
-            Weights of the session that these workers go on from, if there was one.
-        names
-            Names of the workers.
-
-        Raises
-        ------
-        InvalidParameter
-            If the policy is for another number of workers.
-        """
+        """The weights with which a number of workers begins."""
 
     def following(self, weights: Weights, epochs: Sequence[Sequence[float]], bounds: ShareBounds) -> Weights:
-        """The weights of the epochs to come; the same weights if nothing is to change.
-
-        Parameters
-        ----------
-        weights
-            Present weights.
-        epochs
-            Seconds of training of each rank, for every epoch with these weights, in order.
-        bounds
-            Bounds on shares.
-        """
+        """The weights of the epochs to come; the same weights if nothing is to change."""
         return weights
 
 
@@ -148,13 +118,7 @@ class EvenShares(SharePolicy):
 
 @dataclass(frozen=True, slots=True)
 class GivenShares(SharePolicy):
-    """Shares in proportion to given numbers, one for each rank.
-
-    Examples
-    --------
-    >>> str(GivenShares((1, 1, 0.25))), GivenShares((1, 1, 0.25)).first(3, ())
-    ('1,1,0.25', (1000, 1000, 250))
-    """
+    """Shares in proportion to given numbers, one for each rank."""
 
     for_fixed_workers: ClassVar[bool] = True
 
@@ -177,16 +141,7 @@ class GivenShares(SharePolicy):
 
 @dataclass(frozen=True, slots=True)
 class NamedShares(SharePolicy):
-    """Shares in proportion to numbers for workers by name or address. A worker without a number has 1.
-
-    Examples
-    --------
-    >>> shares = NamedShares((("old-node", 0.25), ("tcp://10.0.0.9:4000", 0.5)))
-    >>> str(shares)
-    'old-node=0.25,tcp://10.0.0.9:4000=0.5'
-    >>> shares.first(3, (), [{"a", "tcp://10.0.0.7:4000"}, {"old-node", "tcp://10.0.0.8:4000"}, {"b"}])
-    (1000, 250, 1000)
-    """
+    """Shares in proportion to numbers for workers by name or address. A worker without a number has 1."""
 
     may_change: ClassVar[bool] = True
     not_in_jobs: ClassVar[str] = "the ranks of a job have numbers, and no names"
@@ -221,16 +176,7 @@ class NamedShares(SharePolicy):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredShares(SharePolicy):
-    """Shares in proportion to the samples per second with which each rank has trained.
-
-    Examples
-    --------
-    >>> bounds = ShareBounds(least=0.01, most=1)
-    >>> MeasuredShares().following((), [(9, 1, 1, 1), (4, 1, 1, 1), (4, 1, 1, 1)], bounds)
-    (250, 1000, 1000, 1000)
-    >>> MeasuredShares().following((), [(1.05, 1, 1, 1)] * 3, bounds)  # too little to gain
-    ()
-    """
+    """Shares in proportion to the samples per second with which each rank has trained."""
 
     measures: ClassVar[bool] = True
     may_change: ClassVar[bool] = True
@@ -259,13 +205,7 @@ class MeasuredShares(SharePolicy):
 
 
 def fractions_of(weights: Weights, n_workers: int) -> NDArray[np.float64]:
-    """``(n,)``, the fraction of all samples that each rank has.
-
-    Examples
-    --------
-    >>> fractions_of((1000, 250), 2), fractions_of((), 2)
-    (array([0.8, 0.2]), array([0.5, 0.5]))
-    """
+    """``(n,)``, the fraction of all samples that each rank has."""
     numbers = np.array(weights or (1,) * n_workers, float)
     fractions: NDArray[np.float64] = numbers / numbers.sum()
     return fractions
@@ -276,11 +216,6 @@ def bounded(speeds: NDArray[np.float64], bounds: ShareBounds) -> NDArray[np.floa
 
     Ranks beyond a bound get the bound, and the others share the rest in proportion to their speeds. The bounds must
     allow equal shares.
-
-    Examples
-    --------
-    >>> bounded(np.array([1.0, 1.0, 8.0]), ShareBounds(least=0.2, most=0.5))
-    array([0.25, 0.25, 0.5 ])
     """
     # The sum of clipped shares grows with their scale, so the scale can be bisected.
     low, high = 0.0, 1 / float(speeds.min())
@@ -295,13 +230,7 @@ def bounded(speeds: NDArray[np.float64], bounds: ShareBounds) -> NDArray[np.floa
 
 
 def bounded_weights(speeds: NDArray[np.float64], bounds: ShareBounds) -> Weights:
-    """Weights in proportion to speeds, whose fractions are within bounds although weights are rounded.
-
-    Examples
-    --------
-    >>> bounded_weights(np.array([1.0, 1.0, 8.0]), ShareBounds(least=0.2, most=0.4996))
-    (501, 501, 1000)
-    """
+    """Weights in proportion to speeds, whose fractions are within bounds although weights are rounded."""
     weights = np.array(as_weights(bounded(speeds, bounds).tolist()) or (LARGEST_WEIGHT,) * len(speeds))
     # This ends, because equal shares are within the bounds.
     while weights.min() / weights.sum() < bounds.least or weights.max() / weights.sum() > bounds.most:
@@ -318,20 +247,7 @@ SHARES: dict[str, SharePolicy] = {str(policy): policy for policy in (EVEN, MEASU
 
 
 def parse_shares(shares: Shares) -> SharePolicy:
-    """Make a policy of its name, of numbers, of numbers by the names of workers, or of a text with commas between them.
-
-    Raises
-    ------
-    InvalidParameter
-        If the name is unknown, or a number is not positive.
-
-    Examples
-    --------
-    >>> parse_shares("measured"), parse_shares([2, 1]) == parse_shares("2,1")
-    (MeasuredShares(), True)
-    >>> parse_shares({"old-node": 0.25}) == parse_shares("old-node=0.25")
-    True
-    """
+    """Make a policy of its name, of numbers, of numbers by the names of workers, or of a text with commas."""
     if isinstance(shares, SharePolicy):
         return shares
     if isinstance(shares, str):

@@ -216,13 +216,7 @@ class Choices:
 
 
 def check_unequal(choices: Choices) -> None:
-    """Refuse a way of shuffling that cannot have unequal shares.
-
-    Raises
-    ------
-    InvalidParameter
-        If the assignment cannot draw them, or equal shares are given or needed.
-    """
+    """Refuse a way of shuffling that cannot have unequal shares."""
     shares, rule = str(choices.shares), choices.assignment
     if not rule.can_weigh:
         allowed = f"'even' with the assignment {str(rule)!r}, which draws equal shares"
@@ -262,17 +256,6 @@ class ShuffleSpec:
         Host of each rank, numbered; empty if it does not matter. Peers on the same host are preferred as senders.
     first_weights
         Relative share of each rank in epoch 0, until the first change; none for equal shares.
-
-    Raises
-    ------
-    InvalidParameter
-        If a parameter has a value that is not allowed.
-
-    Examples
-    --------
-    >>> spec = ShuffleSpec(10, 4, Choices("global"))
-    >>> spec.capacity, spec.max_incoming
-    (3, 3)
     """
 
     n_samples: int
@@ -327,23 +310,11 @@ class ShuffleSpec:
 
     @classmethod
     def at_first(cls, n_samples: int, n_workers: int, choices: Choices) -> Self:
-        """The specification of a session that begins with epoch 0, with the shares that the choices begin with.
-
-        Examples
-        --------
-        >>> ShuffleSpec.at_first(10, 2, Choices(shares=[3, 1])).largest_share
-        8
-        """
+        """The specification of a session that begins with epoch 0, with the shares that the choices begin with."""
         return cls(n_samples, n_workers, choices, first_weights=choices.shares.first(n_workers, ()))
 
     def check_epoch(self, name: str, epoch: int) -> None:
-        """Refuse an epoch that does not exist, or one for which too many earlier epochs would have to be replayed.
-
-        Raises
-        ------
-        InvalidParameter
-            If it is not an integer of at least 0, or is too large.
-        """
+        """Refuse an epoch that does not exist, or one for which too many earlier epochs would have to be replayed."""
         assignment = self.choices.assignment
         forgets = assignment.forgets or not assignment.moves
         most = 2**63 - 1 if forgets else MOST_REPLAYED
@@ -439,12 +410,6 @@ class ShuffleSpec:
         """Rows that a rank holds between epochs, and rows that it receives in one exchange, at most.
 
         Without a rank, those of the one with the largest share.
-
-        Examples
-        --------
-        >>> spec = ShuffleSpec(100, 2, Choices("global"), first_weights=(1000, 250))
-        >>> spec.room(), spec.room(1)
-        ((80, 80), (20, 20))
         """
         if rank is None or not self.weights or self.choices.cache_fraction is not None:
             return self.capacity, self.max_incoming
@@ -465,13 +430,7 @@ class ShuffleSpec:
         return CACHINGS[self.choices.caching](self.n_workers, self.capacity, self.choices.seed)
 
     def first_ranks(self) -> Ranks:
-        """Return the assignment of epoch 0, ``(q,)`` int32.
-
-        Raises
-        ------
-        InvalidParameter
-            If ``balance`` is set and the sharding is not balanced.
-        """
+        """Return the assignment of epoch 0, ``(q,)`` int32."""
         n, seed = self.n_workers, self.choices.seed
         if self.weights and (blocks := self._first_blocks()) is not None:
             return blocks.all_ranks()

@@ -9,13 +9,7 @@ from dshuffle.planning.types import Samples
 
 
 def sorted_positions(sorted_ids: NDArray[np.int64], ids: NDArray[np.int64]) -> Samples:
-    """``(k,)`` int64, the position of each of the ``(k,)`` ids in sorted ids without duplicates; -1 if it is not there.
-
-    Examples
-    --------
-    >>> sorted_positions(np.array([2, 5, 9]), np.array([9, 3, 10, 2]))
-    array([ 2, -1, -1,  0])
-    """
+    """``(k,)`` int64, the position of each of the ``(k,)`` ids in sorted ids without duplicates, or -1."""
     if not len(sorted_ids):
         return np.full(len(ids), -1, np.int64)
     positions = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)

@@ -103,8 +103,6 @@ class Series:
 
     Attributes
     ----------
-    averages
-        What the training averages.
     groups
         Labels of ways that learn the same, and their pairs: one shuffle before training first.
     """

@@ -308,13 +308,7 @@ def templates(html: bool) -> jinja2.Environment:
 
 
 def listed(parts: Iterable[str]) -> str:
-    """Names as a list in a sentence.
-
-    Examples
-    --------
-    >>> listed(["a", "b", "c"]), listed(["a"])
-    ('a, b and c', 'a')
-    """
+    """Names as a list in a sentence."""
     *others, last = parts
     return f"{', '.join(others)} and {last}" if others else last
 
@@ -407,18 +401,6 @@ def write_report(comparison: Comparison, directory: str | Path) -> Path:
     """Write ``report.html``, ``records.jsonl`` and ``summary.json``, and replace existing files.
 
     Existing files are replaced only when all new ones are complete.
-
-    Parameters
-    ----------
-    comparison
-        Measured comparison.
-    directory
-        Folder of the report; created if it does not exist.
-
-    Returns
-    -------
-    Path
-        Path of ``report.html``.
     """
     folder = Path(directory)
     make_folder(folder)
@@ -433,15 +415,7 @@ def write_report(comparison: Comparison, directory: str | Path) -> Path:
 
 
 def chart_page(title: str, text: str, sections: Iterable[tuple[str, Sequence[Any]]]) -> str:
-    """Return a page of charts.
-
-    Parameters
-    ----------
-    title, text
-        Heading, and a paragraph below it.
-    sections
-        Heading and Bokeh figures of each section. Figures get the width of the page.
-    """
+    """Return a page of charts."""
     embed, resources = (importlib.import_module(f"bokeh.{name}") for name in ("embed", "resources"))
     named = [(heading, list(plots)) for heading, plots in sections]
     plots = [plot for _, some in named for plot in some]

@@ -17,18 +17,7 @@ last measured epoch ends."""
 
 
 def shares_in_words(records: Sequence[EpochRecord]) -> str:
-    """Say which part of the samples each rank had in the last epoch, and from which epoch on.
-
-    Parameters
-    ----------
-    records
-        Epochs of one shuffler.
-
-    Returns
-    -------
-    str
-        Words without a full stop; empty if the choice was equal shares.
-    """
+    """Say which part of the samples each rank had in the last epoch, and from which epoch on."""
     if not records or records[-1].choices.shares.is_even:
         return ""
     last = records[-1]

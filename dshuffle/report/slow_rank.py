@@ -10,18 +10,7 @@ from dshuffle.slow_rank import slow_rank_in_words
 
 
 def slow_rank_of(records: Sequence[EpochRecord]) -> str:
-    """Say how much longer the slowest rank trained than the others, and how long they waited for it.
-
-    Parameters
-    ----------
-    records
-        Epochs of one shuffler. Those with as many ranks and the same shares as the last one count.
-
-    Returns
-    -------
-    str
-        A sentence without a full stop; empty if no rank is slow.
-    """
+    """Say how much longer the slowest rank trained than the others, and how long they waited for it."""
     records = [record for record in records if record.rank_training_seconds]
     if not records:
         return ""

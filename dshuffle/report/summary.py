@@ -25,8 +25,6 @@ class TrainingPoint:
 
     Parameters
     ----------
-    epoch
-        From 0.
     seconds
         Since the fit began; loading the first epoch's samples included.
     error
@@ -75,8 +73,6 @@ class Comparison:
     ----------
     ways
         In the order they were run.
-    seed
-        Shared by all ways.
     settings
         Settings of the training by name, such as the step. Shared by all ways.
     command
@@ -130,13 +126,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Summarise at least one value.
-
-        Examples
-        --------
-        >>> Spread.of([3.0, 1.0, 2.0])
-        Spread(median=2.0, least=1.0, greatest=3.0)
-        """
+        """Summarise at least one value."""
         return cls(median=statistics.median(values), least=min(values), greatest=max(values))
 
 

@@ -52,11 +52,6 @@ class Collective:
         """Wait for the values of all ranks and return their weighted mean.
 
         The values are added in rank order, not in order of arrival, so the result is reproducible to the last bit.
-
-        Raises
-        ------
-        PeerFailed
-            If a rank has failed, or fails while others wait.
         """
         if self._reason:
             raise self._failure()
@@ -98,13 +93,7 @@ class Collective:
 
 
 def weighted_mean(arrived: list[tuple[Array, float]]) -> Array:
-    """Weighted mean of arrays of the same shape.
-
-    Raises
-    ------
-    InvalidParameter
-        If the shapes differ, or the sum of the weights is not positive and finite.
-    """
+    """Weighted mean of arrays of the same shape."""
     shapes = {values.shape for values, _ in arrived}
     if len(shapes) > 1:
         raise InvalidParameter.of("values.shape", sorted(shapes), "the same on all ranks")

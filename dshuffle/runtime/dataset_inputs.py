@@ -21,13 +21,7 @@ from dshuffle.store import Dataset, read_array, read_broadcast, read_sharding, s
 
 
 def resolved(dataset: Dataset, choices: Choices) -> Choices:
-    """Look up in a dataset what the choices leave open: the size of its chunks, and named shardings and labels.
-
-    Raises
-    ------
-    InvalidParameter
-        If the dataset has no such sharding or labels.
-    """
+    """Look up in a dataset what the choices leave open: the size of its chunks, and named shardings and labels."""
     return dataclasses.replace(
         choices,
         assignment=with_chunks_of(dataset, choices.assignment),
@@ -47,17 +41,6 @@ def unit_rows(dataset: Dataset) -> int:
     This array is most of the data that is read. Other arrays may have other chunks (labels are often a single chunk).
     If one of their chunks belongs to several workers, each of them reads it, which is cheap for narrow rows. For a
     sharded array the inner chunks count, because they can be read one by one.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dshuffle.store import create_dataset
-    >>> arrays = {"x": np.zeros((2000, 1024)), "y": np.zeros(2000)}
-    >>> dataset = create_dataset("memory://doc-unit-rows", arrays, overwrite=True)
-    >>> {name: info.chunk_rows for name, info in dataset.arrays.items()}
-    {'x': 512, 'y': 2000}
-    >>> unit_rows(dataset)
-    512
     """
     widths = ((info.dtype.itemsize * math.prod(info.shape), info.chunk_rows) for info in dataset.arrays.values())
     return max(widths)[1]
@@ -71,11 +54,6 @@ def checked_sharding(dataset: Dataset, sharding: str | GivenSharding | Sharding 
     """Check the requested sharding as far as possible without reading labels.
 
     Stored ranks are read here once, for their shape and checksum. Only their name is sent to the workers.
-
-    Raises
-    ------
-    InvalidParameter
-        If the sharding or its labels do not exist, or the given ranks are not balanced.
     """
     if isinstance(sharding, GivenSharding):
         return sharding  # it has been checked already
@@ -106,11 +84,6 @@ def checked_balance(dataset: Dataset, balance: Classes | None) -> Classes | None
     """Check the labels for ``balance`` and return their classes.
 
     The labels are read here once, to check them and for their checksum. Only their name is sent to the workers.
-
-    Raises
-    ------
-    InvalidParameter
-        If the labels do not exist, or cannot be used as classes.
     """
     if balance is None:
         return None
@@ -136,14 +109,7 @@ def warn_of_small_classes(classes: Classes, n_workers: int, stacklevel: int = 2)
 
 
 def with_data(shuffle: ShuffleSpec, dataset: Dataset) -> ShuffleSpec:
-    """Read the labels and the first epoch's ranks that the plan only names.
-
-    Raises
-    ------
-    InvalidParameter
-        If labels cannot be used as classes, labels or stored ranks have changed since the client read them, or the
-        first assignment does not have the requested balance.
-    """
+    """Read the labels and the first epoch's ranks that the plan only names."""
     labels = functools.cache(lambda name: read_labels(dataset, name))  # balance and sharding may use the same array
     choices = shuffle.choices
     balance, sharding = choices.balance, choices.sharding
@@ -163,13 +129,7 @@ def with_data(shuffle: ShuffleSpec, dataset: Dataset) -> ShuffleSpec:
 
 
 def for_workers(shuffle: ShuffleSpec, n_workers: int, dataset: Dataset) -> ShuffleSpec:
-    """The same shuffle, with its data, for another number of workers.
-
-    Raises
-    ------
-    InvalidParameter
-        If the first assignment was given, and is one for the other number of workers only.
-    """
+    """The same shuffle, with its data, for another number of workers."""
     sharding = shuffle.choices.sharding
     if isinstance(sharding, GivenSharding) and sharding.name.startswith(STRATIFIED):
         sharding = GivenSharding(sharding.name)  # its ranks depend on the number of workers

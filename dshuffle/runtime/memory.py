@@ -17,14 +17,7 @@ from dshuffle.runtime.session_spec import SessionSpec
 def check_budget(
     shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, on_disk: bool = False, rank: int | None = None
 ) -> None:
-    """Refuse a session whose cache partitions do not fit, or that of a rank. With ``on_disk``, rows do not count.
-
-    Raises
-    ------
-    CacheBudgetError
-        If a partition exceeds the limit. The message gives the bytes that are needed, and the number of workers that
-        would be enough.
-    """
+    """Refuse a session whose cache partitions do not fit, or that of a rank. With ``on_disk``, rows do not count."""
     needed = member_nbytes(shuffle, layout, on_disk=on_disk, rank=rank)
     capacity, incoming = shuffle.room(rank)
     if limit is None or needed <= limit:
@@ -64,11 +57,6 @@ class WorkerMemory:
         Bytes that the process takes, and will take for partitions that are still being filled.
     reserved
         Session -> bytes reserved for it.
-
-    Examples
-    --------
-    >>> WorkerMemory(10 * 2**30, 0.8, 2**30, {}).room(2**27) / 2**30
-    6.875
     """
 
     limit: int | None
@@ -90,11 +78,6 @@ class WorkerMemory:
         """Check that a session fits, and return its byte limit, if it has one, and the bytes of its partition.
 
         ``rank`` is None for a worker that only serves.
-
-        Raises
-        ------
-        CacheBudgetError
-            If it does not fit.
         """
         layout, settings = spec.dataset.layout, spec.settings
         user_limit, limit = spec.options.memory_limit, spec.options.memory_limit

@@ -24,35 +24,13 @@ T = TypeVar("T")
 
 
 def to_fields(message: Any) -> dict[str, Any]:
-    """The fields of a message by name.
-
-    Examples
-    --------
-    >>> from dshuffle.planning.remainder import SampleDigest
-    >>> to_fields(SampleDigest(1, 2, 3, 4))
-    {'count': 1, 'total': 2, 'first': 3, 'second': 4}
-    """
+    """The fields of a message by name."""
     fields: dict[str, Any] = msgspec.to_builtins(message)
     return fields
 
 
 def from_fields(kind: type[T], fields: object, sender: str) -> T:
-    """The message of a type that :func:`to_fields` wrote.
-
-    Parameters
-    ----------
-    kind
-        Type of the message.
-    fields
-        What has arrived.
-    sender
-        From whom it comes, for the error.
-
-    Raises
-    ------
-    ClusterError
-        If it is not such a message, or has fields that are unknown here.
-    """
+    """The message of a type that :func:`to_fields` wrote."""
     try:
         message = msgspec.convert(fields, kind)
         # Structs of messages of rows check it themselves, as there are so many; dataclasses cannot.
@@ -89,8 +67,6 @@ class Counts:
         or those of one worker that planned its own part.
     leaving, arriving
         Rows that a worker which planned its own part sends to others, and receives from others. Otherwise None.
-    rows
-        Rows that have arrived.
     drawn, due
         Digest of the samples that the worker will train on, and its part of the digest of all samples that are due.
         None for a server.
@@ -184,8 +160,6 @@ class Report:
         Time of training in the epoch that has ended.
     links
         Sender -> bytes that came from it over the network, and seconds in which they came.
-    held
-        Samples that it holds.
     """
 
     measures: Measures
@@ -243,8 +217,6 @@ class EpochExchange:
         Samples that had to move, packets that carried them, and rows in these packets.
     exchange_seconds, waited_seconds
         Time of the exchange, and how long the client waited for it.
-    measures
-        What all participants measured.
     addresses
         Address of every rank, and of the server.
     training_before
@@ -424,8 +396,6 @@ class BlockQuery(SessionOrder, frozen=True):
 
     Parameters
     ----------
-    load
-        Name of the load.
     owner, n_owners
         The participant that needs the rows, and how many take part in the load.
     block
@@ -468,13 +438,7 @@ Reply = dict[str, Any]
 
 
 async def within(seconds: float, call: Awaitable[T]) -> T:
-    """Await a call to another process, for some seconds at most.
-
-    Raises
-    ------
-    TimeoutError
-        If the call has not ended.
-    """
+    """Await a call to another process, for some seconds at most."""
     return await unless(asyncio.sleep(seconds), call, TimeoutError(f"no answer within {seconds:g} s"))
 
 
@@ -527,13 +491,7 @@ def replying(operation: str, method: Callable[..., Any]) -> Callable[..., Awaita
 
 
 def unwrap(reply: Any, sender: str) -> Reply:
-    """Return a reply, or raise the error that it contains.
-
-    Raises
-    ------
-    DShuffleError
-        The error of the handler, or ClusterError if the answer did not come from a dshuffle handler.
-    """
+    """Return a reply, or raise the error that it contains."""
     if not isinstance(reply, dict) or "status" not in reply:
         raise ClusterError(f"dshuffle is not set up on {sender}: the reply was {reply!r}. Make a new Shuffler")
     if reply["status"] == "OK":
@@ -543,11 +501,5 @@ def unwrap(reply: Any, sender: str) -> Reply:
 
 
 def message_in(reply: Any, kind: type[T], sender: str) -> T:
-    """Return the message that a reply contains, or raise its error.
-
-    Raises
-    ------
-    DShuffleError
-        The error of the handler, or ClusterError if the reply does not contain a message of this type.
-    """
+    """Return the message that a reply contains, or raise its error."""
     return from_fields(kind, unwrap(reply, sender).get("message"), sender)

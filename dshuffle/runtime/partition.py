@@ -33,8 +33,6 @@ class PartitionRows:
 
     Parameters
     ----------
-    layout, rows
-        Row layout and rows.
     file
         The file of the rows, if they are on a disk.
     owner
@@ -49,13 +47,7 @@ class PartitionRows:
         self._owner = owner
 
     def valid(self) -> ByteMatrix:
-        """The rows, if the task has not ended.
-
-        Raises
-        ------
-        StaleEpoch
-            If it has.
-        """
+        """The rows, if the task has not ended."""
         if self._rows is None:
             raise StaleEpoch(
                 f"{self._owner} was used after its task had ended; copy the arrays that you need before the task "

@@ -45,19 +45,7 @@ class ProcessorTimes:
         return self.total - self.idle - self.stolen
 
     def idle_since(self, before: ProcessorTimes) -> float:
-        """Idle fraction of the time from ``before`` to now, in [0, 1].
-
-        Examples
-        --------
-        >>> ProcessorTimes(idle=12.0, total=108.0).idle_since(ProcessorTimes(idle=10.0, total=100.0))
-        0.25
-
-        Counters tick a hundred times per second. If none has changed, the processors count as idle:
-
-        >>> now = ProcessorTimes(idle=12.0, total=108.0)
-        >>> now.idle_since(now)
-        1.0
-        """
+        """Idle fraction of the time from ``before`` to now, in [0, 1]."""
         passed = self.total - before.total
         return min(1.0, max(0.0, (self.idle - before.idle) / passed)) if passed > 0 else 1.0
 
@@ -76,11 +64,6 @@ def files_needed(connections: int) -> int:
     """Open files of a worker that exchanges messages with some others.
 
     Each pair of workers has a connection for the requests of either side.
-
-    Examples
-    --------
-    >>> files_needed(20), files_needed(1000)
-    (104, 1576)
     """
     return OWN_FILES + connections + min(connections, MOST_OUTGOING)
 
@@ -103,15 +86,7 @@ def raise_limit() -> int | None:
 
 
 def too_few_files(limits: dict[str, int | None], connections: int) -> str:
-    """What to do if some workers may not have enough open files; empty if all may.
-
-    Parameters
-    ----------
-    limits
-        Address of each worker, and how many open files it may have; None for any number.
-    connections
-        Number of others with which a worker exchanges messages.
-    """
+    """What to do if some workers may not have enough open files; empty if all may."""
     needed = files_needed(connections)
     low = {address: limit for address, limit in limits.items() if limit is not None and limit < needed}
     if not low:
@@ -131,13 +106,6 @@ class Timeline:
     ----------
     call
         What the steps belong to.
-
-    Examples
-    --------
-    >>> timeline = Timeline("a session opens")
-    >>> timeline.end_step("its members are chosen")
-    >>> [step for step, seconds in timeline.steps]
-    ['its members are chosen']
     """
 
     def __init__(self, call: str) -> None:

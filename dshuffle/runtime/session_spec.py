@@ -90,19 +90,6 @@ class WorkerChoice:
         Amounts of Dask resources that a worker must have to train.
     server
         Addresses and names of the worker that serves. It may be beside the others.
-
-    Examples
-    --------
-    >>> first = WorkerFacts("tcp://10.0.0.1:4000", "first", "tcp://10.0.0.1:3000", {"GPU": 1})
-    >>> second = WorkerFacts("tcp://10.0.0.2:4000", "second", "tcp://10.0.0.2:3000", {})
-    >>> [WorkerChoice(resources={"GPU": 1}).allows(worker) for worker in (first, second)]
-    [True, False]
-
-    The nanny of a worker starts it again at another address. After :meth:`resolved` it is still the same worker.
-
-    >>> choice = WorkerChoice(frozenset({"tcp://10.0.0.2:4000"})).resolved([first, second])
-    >>> choice.allows(second._replace(address="tcp://10.0.0.2:5000"))
-    True
     """
 
     workers: frozenset[str] | None = None
@@ -152,13 +139,7 @@ def in_words(workers: Collection[DaskWorker]) -> str:
 
 
 def resources_in_words(resources: Mapping[str, float]) -> str:
-    """Amounts of resources as the ``--resources`` of a Dask worker.
-
-    Examples
-    --------
-    >>> resources_in_words({"GPU": 1.0, "MEM": 2.5})
-    'GPU=1 MEM=2.5'
-    """
+    """Amounts of resources as the ``--resources`` of a Dask worker."""
     return " ".join(f"{name}={amount:g}" for name, amount in resources.items())
 
 
@@ -199,17 +180,6 @@ class SessionOptions:
         Whether workers may join and leave between epochs.
     min_workers
         Number of workers to wait for, and that must stay.
-
-    Raises
-    ------
-    InvalidParameter
-        If a value is not allowed, or contradicts another one.
-
-    Examples
-    --------
-    >>> options = SessionOptions(elastic=True, cache_directory="/scratch")
-    >>> options.on_loss, options.keywords()
-    ('shrink', {'on_loss': 'shrink', 'cache_directory': '/scratch', 'elastic': True})
     """
 
     on_loss: str | None = None
@@ -260,13 +230,7 @@ class SessionOptions:
         return {name: value for name, value in values.items() if value != getattr(DEFAULTS, name)}
 
     def check_way(self, choices: Choices) -> None:
-        """Refuse a way of shuffling that a session with these options cannot have.
-
-        Raises
-        ------
-        InvalidParameter
-            If rates are given that no choice uses, or a sharding or shares for one number of workers, which may change.
-        """
+        """Refuse a way of shuffling that a session with these options cannot have."""
         if self.cluster is not None and not choices.is_auto:
             allowed = f"None with delivery={choices.delivery!r}"
             raise InvalidParameter.of("cluster", self.cluster, allowed, "Only delivery='auto' uses it.")
@@ -389,26 +353,12 @@ class DatasetReference:
 
     @classmethod
     def of(cls, dataset: Dataset) -> DatasetReference:
-        """Make a reference to an open dataset. Reads the ends of a few of its chunks.
-
-        Raises
-        ------
-        DatasetError
-            If the dataset has changed since it was opened, or cannot be read any more.
-        """
+        """Make a reference to an open dataset. Reads the ends of a few of its chunks."""
         dataset.check_unchanged()
         return cls(dataset.n_samples, dataset.layout, dataset.identity, dataset.ends(), dumps(dataset))
 
     def open(self) -> Dataset:
-        """Open the dataset in this process.
-
-        Raises
-        ------
-        ClusterError
-            If this process sees a dataset of another shape than the client.
-        DatasetChanged
-            If this process sees another dataset than the client.
-        """
+        """Open the dataset in this process."""
         dataset = loads(self.pickled)
         assert isinstance(dataset, Dataset)
         if dataset.n_samples != self.n_samples or dataset.layout != self.layout:
@@ -588,8 +538,6 @@ class SessionSpec:
         memory.
     deliveries
         Deliveries that epochs may use.
-    options, settings
-        Those of the request.
     start
         The first epoch, and what earlier sessions have trained on in it.
     addresses

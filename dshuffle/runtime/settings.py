@@ -22,27 +22,7 @@ from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES
 
 
 def as_seconds(name: str, value: object, *, positive: bool = False) -> float:
-    """Return the seconds of a parameter or setting, which is a number or text such as ``"5m"``.
-
-    Parameters
-    ----------
-    name
-        The parameter or setting, for the error.
-    value
-        Its value.
-    positive
-        Whether it must be above 0, and finite.
-
-    Raises
-    ------
-    InvalidParameter
-        If it is not a time, or is below 0.
-
-    Examples
-    --------
-    >>> as_seconds("patience", "5m")
-    300.0
-    """
+    """Return the seconds of a parameter or setting, which is a number or text such as ``"5m"``."""
     seconds = float(_number(value, parse_timedelta))
     if not seconds >= 0 or (positive and not 0 < seconds < math.inf):
         allowed = "a positive time" if positive else "a time of at least 0"
@@ -51,18 +31,7 @@ def as_seconds(name: str, value: object, *, positive: bool = False) -> float:
 
 
 def as_nbytes(name: str, value: object) -> int:
-    """Return the bytes of a parameter or setting, which is an integer or text such as ``"2 GiB"``.
-
-    Raises
-    ------
-    InvalidParameter
-        If it is no positive number of bytes.
-
-    Examples
-    --------
-    >>> as_nbytes("memory_limit", "2 KiB")
-    2048
-    """
+    """Return the bytes of a parameter or setting, which is an integer or text such as ``"2 GiB"``."""
     nbytes = _number(value, parse_bytes if isinstance(value, str) else float)
     if not (1 <= nbytes < math.inf and nbytes == int(nbytes)):
         raise InvalidParameter.of(name, value, 'a positive number of bytes, such as "2 GiB" or 2**31')
@@ -70,18 +39,7 @@ def as_nbytes(name: str, value: object) -> int:
 
 
 def as_fraction(name: str, value: object) -> float:
-    """Return a number within (0, 1], which may be text.
-
-    Raises
-    ------
-    InvalidParameter
-        If it is not such a number.
-
-    Examples
-    --------
-    >>> as_fraction("dshuffle.memory-fraction", "0.5")
-    0.5
-    """
+    """Return a number within (0, 1], which may be text."""
     number: float = _number(value, float)
     if not 0 < number <= 1:
         raise InvalidParameter.of(name, value, "a number within (0, 1]")
@@ -89,18 +47,7 @@ def as_fraction(name: str, value: object) -> float:
 
 
 def as_switch(name: str, value: object) -> bool:
-    """Return a parameter or setting that is either on or off.
-
-    Raises
-    ------
-    InvalidParameter
-        If it is not a bool. Other values that Python takes for true are more likely a mistake.
-
-    Examples
-    --------
-    >>> as_switch("elastic", True)
-    True
-    """
+    """Return a parameter or setting that is either on or off."""
     if not isinstance(value, bool):
         raise InvalidParameter.of(name, value, "True or False")
     return value
@@ -179,11 +126,6 @@ class Settings:
         """Read ``dshuffle.message-bytes``, ``.timeout`` and so on: the names of the fields, with hyphens.
 
         ``adaptive`` says whether the client's cluster is adaptive, which is the default of ``dshuffle.new-workers``.
-
-        Raises
-        ------
-        InvalidParameter
-            If a setting is unknown, or its value is not allowed.
         """
         for key in dask.config.get("dshuffle"):
             _check_name(key.replace("_", "-"))

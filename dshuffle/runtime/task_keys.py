@@ -18,24 +18,12 @@ CALLING = {"in_stored_order", "run_together", "timed"}
 
 
 def task_key(name: str, session_id: str, epoch: int, call: int, rank: int) -> str:
-    """Return the key of a task. Dask groups tasks by what is before the first hyphen.
-
-    Examples
-    --------
-    >>> task_key("train", "0f3a", 3, 0, 1)
-    'train-dshuffle-0f3a-3-0-1'
-    """
+    """Return the key of a task. Dask groups tasks by what is before the first hyphen."""
     return f"{name}-{MARK}-{session_id}-{epoch}-{call}-{rank}"
 
 
 def session_of_key(key: object) -> str | None:
-    """Return the session of a task; None if it is not a partition task.
-
-    Examples
-    --------
-    >>> session_of_key("train-dshuffle-0f3a-3-0-1"), session_of_key("sum-0f3a"), session_of_key(("x", 0))
-    ('0f3a', None, None)
-    """
+    """Return the session of a task; None if it is not a partition task."""
     parts = key.split("-") if isinstance(key, str) else []
     return parts[2] if len(parts) == PARTS and parts[1] == MARK else None
 
@@ -54,27 +42,14 @@ class TaskPlace(NamedTuple):
 
 
 def place_of_key(key: object) -> TaskPlace | None:
-    """Return the place of a partition task; None if it is not one.
-
-    Examples
-    --------
-    >>> place_of_key("train-dshuffle-0f3a-3-0-1"), place_of_key("sum-0f3a")
-    (TaskPlace(epoch=3, call=0, rank=1), None)
-    """
+    """Return the place of a partition task; None if it is not one."""
     if session_of_key(key) is None:
         return None
     return TaskPlace(*map(int, str(key).split("-")[3:]))
 
 
 def task_name(fn: Callable[..., Any], args: Sequence[Any] = ()) -> str:
-    """Return a name for tasks of a function. Functions of dshuffle that call the user's have the name of that one.
-
-    Examples
-    --------
-    >>> from dshuffle.runtime.collective import run_together
-    >>> task_name(len), task_name(functools.partial(len)), task_name(lambda p: p), task_name(run_together, ["id", sum])
-    ('len', 'len', 'lambda', 'sum')
-    """
+    """Return a name for tasks of a function. Functions of dshuffle that call the user's have the name of that one."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     name = getattr(fn, "__name__", type(fn).__name__)

@@ -48,11 +48,6 @@ class Features:
     ----------
     source
         ``(q, ...)`` numbers. Rows are flattened. All dtypes except float64 are converted to float32.
-
-    Raises
-    ------
-    InvalidParameter
-        If an axis has length 0, or the items are not real numbers.
     """
 
     def __init__(self, source: Sliceable) -> None:
@@ -67,13 +62,7 @@ class Features:
         self.dtype = np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
     def slabs(self, least: int, text: str, progress: Progress | None) -> Iterator[tuple[int, Floats]]:
-        """Yield ``(first sample, (rows, width) floats)``, with at least ``least`` rows if the array has that many.
-
-        Raises
-        ------
-        InvalidParameter
-            If a feature is not finite; the message names the first such sample.
-        """
+        """Yield ``(first sample, (rows, width) floats)``, with at least ``least`` rows if the array has that many."""
         rows = max(least, SLAB_NBYTES // (self.width * self.dtype.itemsize), 1)
         count = max(1, self.n_samples // rows)
         bounds = [self.n_samples * slab // count for slab in range(count + 1)]

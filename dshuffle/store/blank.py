@@ -10,14 +10,7 @@ from dshuffle.store.open import open_dataset
 
 
 def blank_dataset(n_samples: int, row_nbytes: int = 1, chunk_rows: int | None = None) -> Dataset:
-    """Make a dataset of zeros. It has metadata only: chunks that are not stored are zeros.
-
-    Examples
-    --------
-    >>> dataset = blank_dataset(100)
-    >>> dataset.n_samples, dataset.row_nbytes
-    (100, 1)
-    """
+    """Make a dataset of zeros. It has metadata only: chunks that are not stored are zeros."""
     store = MemoryStore()
     group = zarr.create_group(store=store)
     shape, chunks = (n_samples, row_nbytes), (chunk_rows or n_samples, row_nbytes)

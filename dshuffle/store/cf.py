@@ -57,17 +57,7 @@ class Decoding:
 
 
 def attributes_of(arrays: Mapping[str, Array[Any]]) -> dict[str, dict[str, Any]]:
-    """Return the attributes of arrays. Bounds of a time have its units and calendar, if they have none of their own.
-
-    Examples
-    --------
-    >>> import zarr
-    >>> units = {"units": "days since 2000-01-01"}
-    >>> time = zarr.create_array({}, shape=4, dtype="i4", attributes={**units, "bounds": "time_bounds"})
-    >>> bounds = zarr.create_array({}, shape=(4, 2), dtype="i4")
-    >>> attributes_of({"time": time, "time_bounds": bounds})["time_bounds"]
-    {'units': 'days since 2000-01-01'}
-    """
+    """Return the attributes of arrays. Bounds of a time have its units and calendar, if they have none of their own."""
     attributes = {name: dict(array.attrs) for name, array in arrays.items()}
     for own in attributes.values():
         units, bounds = own.get("units"), own.get("bounds")
@@ -82,18 +72,6 @@ def encoding_of(array: Array[Any], attributes: Mapping[str, Any]) -> tuple[Encod
     """Return the encoding of an array with these attributes, and why its numbers are not decoded.
 
     There is no encoding if the stored numbers are the values. The reason is empty if nothing remains undecoded.
-
-    Raises
-    ------
-    DatasetError
-        If an attribute makes no sense, so that the values are not known.
-
-    Examples
-    --------
-    >>> import zarr
-    >>> array = zarr.create_array({}, shape=4, dtype="i2")
-    >>> encoding_of(array, {"scale_factor": 0.1, "add_offset": 280.0})
-    (Encoding(numbers='float64', scale=0.1, offset=280.0, missing=(), kind='', times=None), '')
     """
     dtype = array.dtype.newbyteorder("=")
     if dtype.kind not in "iuf":

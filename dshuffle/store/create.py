@@ -64,13 +64,7 @@ class Cut:
 
     @classmethod
     def of(cls, chunk_rows: int | None, shard_rows: int | None) -> Self:
-        """Check both.
-
-        Raises
-        ------
-        InvalidParameter
-            If one of them is not a positive integer, or a shard does not consist of whole chunks.
-        """
+        """Check both."""
         chunk = _positive("chunk_rows", chunk_rows, "chunks of about 4 MiB")
         shard = _positive("shard_rows", shard_rows, "no shards")
         if shard is not None and (chunk is None or shard % chunk):
@@ -374,13 +368,7 @@ def _unstable_dtypes_allowed() -> Iterator[None]:
 
 
 class TemporaryFolder:
-    """A folder that is removed with this object, or when the process ends.
-
-    Raises
-    ------
-    DatasetError
-        If it cannot be made.
-    """
+    """A folder that is removed with this object, or when the process ends."""
 
     def __init__(self) -> None:
         place = dask.config.get("temporary-directory", None) or tempfile.gettempdir()
@@ -411,8 +399,6 @@ class NewArray:
         Shape and dtype of its values.
     chunk_rows, shard_rows
         Rows in a chunk and in a shard; ``None`` for no shards.
-    dimensions
-        Names of its dimensions.
     classes
         Names of the classes that its values number, for the attribute ``classes``; empty if they do not.
     """

@@ -50,15 +50,7 @@ class Mark:
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> Self | None:
-        """The mark among the attributes of a group; None if dshuffle did not write the group.
-
-        Examples
-        --------
-        >>> Mark.of({"dshuffle": {"version": 1, "complete": False}})
-        Mark(complete=False, uuid=None)
-        >>> Mark.of({"dshuffle": {"note": "somebody else's"}}) is None
-        True
-        """
+        """The mark among the attributes of a group; None if dshuffle did not write the group."""
         fields = attributes.get(ATTRIBUTE)
         if not isinstance(fields, Mapping) or fields.keys() - {"uuid"} != {"version", "complete"}:
             return None
@@ -101,13 +93,6 @@ def identity_of(store: Store, group: zarr.Group, chosen: SampleArrays, choice: A
     A dataset from :func:`~dshuffle.store.create_dataset` carries a random one in its metadata. For any other group it
     is a digest of its arrays' metadata, and of the last bytes of a few chunks: so a change of other chunks alone is not
     noticed.
-
-    Parameters
-    ----------
-    store
-        Store of the group, for reads that are not metered.
-    chosen, choice
-        The arrays of samples, and what the user has asked for.
     """
     mark = Mark.of(group.attrs)
     meaning = _meaning(chosen, choice)
@@ -189,8 +174,6 @@ class Opening:
 
     Parameters
     ----------
-    location
-        Where it is.
     choice
         Which arrays, and what they mean.
     absent_chunks

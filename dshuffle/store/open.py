@@ -102,13 +102,7 @@ def open_dataset(
 
 
 def as_dataset(dataset: Dataset | Place) -> Dataset:
-    """Open a dataset, unless it is open.
-
-    Raises
-    ------
-    InvalidParameter
-        If it is neither a dataset nor the place of one.
-    """
+    """Open a dataset, unless it is open."""
     if isinstance(dataset, Dataset):
         return dataset
     if not isinstance(dataset, str | os.PathLike | Store | StorePath | zarr.Group):
@@ -117,15 +111,7 @@ def as_dataset(dataset: Dataset | Place) -> Dataset:
 
 
 def open_stored(opening: Opening, decoding: Decoding | None = None) -> Dataset:
-    """Open a dataset, as :func:`open_dataset` does.
-
-    Parameters
-    ----------
-    opening
-        Where it is, and how it is opened.
-    decoding
-        What the process that opened it first has decided, so that values are the same everywhere.
-    """
+    """Open a dataset, as :func:`open_dataset` does."""
     url, choice = opening.url, opening.choice
     meter = Meter()
     store, standing = opening.location.open_to_read(opening.absent_chunks, meter)

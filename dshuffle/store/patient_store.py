@@ -154,12 +154,8 @@ class PatientStore(WrapperStore[Store]):
 
     Parameters
     ----------
-    store
-        Store to wrap.
     url
         Name of the store in errors.
-    patience
-        Limits on requests.
     limits_itself
         Whether the store limits the time of a request.
     secrets
@@ -444,26 +440,14 @@ def _status(error: BaseException) -> int | None:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a store has refused access to an object, and not a request with wrong credentials.
-
-    Examples
-    --------
-    >>> is_refusal(PermissionError("Access Denied")), is_refusal(FileNotFoundError())
-    (True, False)
-    """
+    """Whether a store has refused access to an object, and not a request with wrong credentials."""
     if code := _CODE.search(str(error)):
         return code[1] == "AccessDenied"
     return isinstance(error, PermissionError) or _status(error) in (401, 403)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same request may succeed later: time-outs, resets, throttling and server errors.
-
-    Examples
-    --------
-    >>> is_transient(ConnectionResetError()), is_transient(PermissionError())
-    (True, False)
-    """
+    """Whether the same request may succeed later: time-outs, resets, throttling and server errors."""
     text, library = str(error), type(error).__module__.partition(".")[0]
     if library == "obstore" and _ROLE.search(text):
         return False
@@ -479,22 +463,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def explained(error: BaseException, secrets: Iterable[str] = (), access: str = "") -> str:
-    """Describe an error in one line, without secrets, and add advice where there is any.
-
-    Parameters
-    ----------
-    error
-        Exception raised by the store.
-    secrets
-        Values that must not appear in the text.
-    access
-        Advice for an error that says that access was refused.
-
-    Examples
-    --------
-    >>> explained(OSError("<Error><Code>SlowDown</Code><Message>Wait</Message><Key>hunter2</Key></Error>"))
-    'OSError: SlowDown: Wait'
-    """
+    """Describe an error in one line, without secrets, and add advice where there is any."""
     full = str(error)
     text = full.partition("\n\nDebug source:")[0]
     if body := _CODE.search(text):

@@ -46,22 +46,7 @@ _MEMORY: dict[str, dict[str, Buffer]] = {}
 
 
 def canonical_url(url: str | os.PathLike[str]) -> str:
-    """Return a URL that is valid in any process on this machine: local paths become absolute.
-
-    Raises
-    ------
-    InvalidParameter
-        If it is neither a path nor a URL.
-
-    Examples
-    --------
-    >>> canonical_url("file:///data/../scratch/x.zarr")
-    '/scratch/x.zarr'
-    >>> canonical_url("file://localhost/scratch/x.zarr")
-    '/scratch/x.zarr'
-    >>> canonical_url("s3://bucket/x.zarr")
-    's3://bucket/x.zarr'
-    """
+    """Return a URL that is valid in any process on this machine: local paths become absolute."""
     if isinstance(url, os.PathLike):
         url = os.fspath(url)
     if not isinstance(url, str) or not url.strip():
@@ -95,13 +80,6 @@ def open_store(
     ``memory://name`` is a registry in this process, for tests. Schemes other than local paths and S3 are opened with
     fsspec. The options ``max_retries``, ``timeout`` and ``connections`` limit requests, see ``Patience``. All other
     options are passed to the store.
-
-    Raises
-    ------
-    InvalidParameter
-        If the scheme or an option is unknown.
-    DatasetError
-        If the scheme needs a package that is not installed.
     """
     scheme = "" if is_local(url) else url.partition("://")[0]
     # Some servers with a short queue answer nobody for long if a process opens more.
@@ -262,13 +240,7 @@ def standing_at(url: str, storage_options: Mapping[str, Any] | None) -> str:
 
 
 def standing_in(store: Store, url: str, path: str) -> Standing:
-    """Find out what exists at a path of an open store, whose URL or name is in errors.
-
-    Raises
-    ------
-    DatasetError
-        If the store cannot be reached, or refuses access.
-    """
+    """Find out what exists at a path of an open store, whose URL or name is in errors."""
     local = os.path.isabs(url)
     if local and not os.path.isdir(url):
         return Standing("a file" if os.path.exists(url) else "")
@@ -328,13 +300,7 @@ class Location:
 
     @classmethod
     def of(cls, place: Place, storage_options: Mapping[str, Any] | None = None) -> Self:
-        """Check a place.
-
-        Raises
-        ------
-        InvalidParameter
-            If it is none, or a store object that cannot be pickled or has no read-only copy.
-        """
+        """Check a place."""
         if isinstance(place, zarr.Group):
             place = place.store_path
         store, path = (place.store, place.path) if isinstance(place, StorePath) else (place, "")
@@ -399,11 +365,6 @@ def write_object(url: str, data: bytes, storage_options: Mapping[str, Any] | Non
     """Write a small object beside datasets, such as a checkpoint. It replaces an earlier one at once, or not at all.
 
     A file on this machine's file systems has the mode 0600. It does not replace a symbolic link.
-
-    Raises
-    ------
-    DatasetError, OSError
-        If it cannot be written.
     """
     if is_local(url):
         replace_file(url, data)
@@ -413,13 +374,7 @@ def write_object(url: str, data: bytes, storage_options: Mapping[str, Any] | Non
 
 
 def read_object(url: str, storage_options: Mapping[str, Any] | None) -> bytes | None:
-    """Read the object at a canonical URL; None if there is none.
-
-    Raises
-    ------
-    DatasetError, OSError
-        If it cannot be read.
-    """
+    """Read the object at a canonical URL; None if there is none."""
     folder, _, name = url.rpartition("/")
     content = sync(open_store(folder, storage_options, read_only=True).get(name))
     return None if content is None else content.to_bytes()

@@ -172,21 +172,6 @@ def spans(
     """Group sorted ids into spans that are read in one call; with ``shard_bands`` a span stays within one shard.
 
     With ``gaps``, bands without ids may lie within a span, and do not count.
-
-    Returns
-    -------
-    list of (start, stop, first, last)
-        Items ``start`` to ``stop`` contain ``ids[first:last]``. They are at most ``max_bands`` consecutive bands, and
-        each band contains at least one id.
-
-    Examples
-    --------
-    >>> spans(np.array([0, 1, 4, 9, 9]), band_items=2, max_bands=4)
-    [(0, 2, 0, 2), (4, 6, 2, 3), (8, 10, 3, 5)]
-    >>> spans(np.array([0, 3, 5]), band_items=2, max_bands=2)
-    [(0, 4, 0, 2), (4, 6, 2, 3)]
-    >>> spans(np.array([0, 3, 5]), band_items=2, max_bands=9, shard_bands=2)
-    [(0, 4, 0, 2), (4, 6, 2, 3)]
     """
     bands = ids // band_items
     firsts = np.flatnonzero(np.diff(bands, prepend=-1))

@@ -101,8 +101,6 @@ class RowBlocks:
 
     Parameters
     ----------
-    dataset
-        The dataset.
     n_readers
         Number of processes that read it together.
     chunk_rows
@@ -160,13 +158,7 @@ class RowBlocks:
         return max(self.nbytes(group.first) for group in self.groups)
 
     def read(self, block: int, stop: Callable[[], bool]) -> Block:
-        """Read the rows of a block that samples consist of.
-
-        Raises
-        ------
-        DatasetError
-            If a chunk cannot be read, or ``stop`` returns true.
-        """
+        """Read the rows of a block that samples consist of."""
         group = self.group_of(block)
         items = self._items_in(group, block)
         rows = group.rows.layout.empty(len(items))
@@ -180,15 +172,6 @@ class RowBlocks:
         ----------
         samples
             ``(m,)`` samples.
-        alone
-            Whether each sample goes to one process only. Then it reads blocks that it needs as a whole by itself.
-
-        Returns
-        -------
-        requests : list
-            In the order of the blocks.
-        direct : list
-            Arrays, and places in ``samples`` whose rows of these arrays this process can read by itself.
         """
         requests: list[Request] = []
         direct: list[tuple[Group, Samples]] = []

@@ -35,11 +35,6 @@ class ArrayChoice:
         Name or number of the sample dimension. None for the first dimension of the largest array.
     decode
         Whether scale, offset, missing values and times are applied.
-
-    Raises
-    ------
-    InvalidParameter
-        If a value is not allowed.
     """
 
     arrays: str | Sequence[str] | None = None
@@ -64,8 +59,6 @@ class SampleArrays:
 
     Parameters
     ----------
-    arrays
-        Name -> array.
     axes
         Name -> axis of the samples.
     skipped
@@ -83,15 +76,7 @@ class SampleArrays:
 
 
 def find_arrays(group: Group, url: str, choice: ArrayChoice) -> SampleArrays:
-    """Find the arrays of samples.
-
-    Raises
-    ------
-    InvalidParameter
-        If no array has the name or the dimension that is asked for.
-    DatasetError
-        If there are none, or those that are asked for differ in length.
-    """
+    """Find the arrays of samples."""
     candidates = _candidates(group, choice)
     arrays, axes, skipped = candidates.arrays, candidates.axes, candidates.skipped
     if choice.arrays is not None and skipped:
@@ -268,13 +253,7 @@ class Children:
 
 
 def children(group: Group) -> Children:
-    """List the arrays and groups directly below a group.
-
-    Raises
-    ------
-    DatasetError
-        If the store cannot be reached, or does not list what it has.
-    """
+    """List the arrays and groups directly below a group."""
     skipped: dict[str, str] = {}
     try:
         members = dict(group.members())
@@ -299,15 +278,7 @@ def children(group: Group) -> Children:
 
 
 def array_named(group: Group, name: str) -> Array[Any]:
-    """Open one array of a group, by its name or its path.
-
-    Raises
-    ------
-    InvalidParameter
-        If there is none of this name.
-    DatasetError
-        If it cannot be opened.
-    """
+    """Open one array of a group, by its name or its path."""
     try:
         node = group[name]
     except KeyError:

@@ -120,13 +120,7 @@ def read_sharding(dataset: Dataset | Place, name: str) -> NDArray[np.int32]:
 
 
 def read_broadcast(dataset: Dataset | Place, name: str) -> NDArray[np.int64]:
-    """Read the broadcast samples of a stored sharding, ascending int64.
-
-    Raises
-    ------
-    DatasetError
-        If the sharding does not exist or cannot be read.
-    """
+    """Read the broadcast samples of a stored sharding, ascending int64."""
     return np.asarray(_read(as_dataset(dataset), name, "broadcast"), dtype=np.int64)
 
 

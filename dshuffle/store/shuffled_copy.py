@@ -123,11 +123,6 @@ class Buckets:
         Number of rows in all, and in a bucket.
     key
         Name of what is being done, to continue what another process has begun; None to leave nothing behind.
-
-    Raises
-    ------
-    DatasetError
-        If the folder cannot be used, the disk does not have enough room, or another process is doing the same.
     """
 
     def __init__(

@@ -65,8 +65,6 @@ class StoredArray:
         What users see of it.
     decoders
         Functions that turn the stored bytes of a chunk into those of its rows; None if only zarr can do that.
-    axis
-        Axis of the samples.
     encoding
         How stored numbers become values; None if they are the values.
     """
@@ -137,13 +135,7 @@ class StoredArray:
         return self.array.chunks[: self.axis] + self.array.chunks[self.axis + 1 :]
 
     async def read_rows(self, start: int, stop: int, box: tuple[slice, ...] = ()) -> NDArray[np.uint8]:
-        """Read the stored numbers of samples, or of a box of them, as a contiguous matrix with the bytes of one a row.
-
-        Raises
-        ------
-        CorruptChunk
-            If a chunk cannot be decoded. The chunks are read again, one at a time, to find out which.
-        """
+        """Read the stored numbers of samples, or of a box of them, as a contiguous matrix of bytes, one a row."""
         try:
             across = box or (slice(None),) * len(self.info.shape)
             answer = await self.array.async_array.getitem(
@@ -163,13 +155,7 @@ class StoredArray:
         return stored if self.encoding is None else self.encoding.decode(stored, self.name)
 
     async def read_chunk(self, index: tuple[int, ...]) -> NDArray[Any]:
-        """Read one chunk with zarr, without any part beyond the array's end.
-
-        Raises
-        ------
-        CorruptChunk
-            If the chunk is missing, truncated or fails its checksum.
-        """
+        """Read one chunk with zarr, without any part beyond the array's end."""
         box = tuple(slice(i * chunk, (i + 1) * chunk) for i, chunk in zip(index, self.array.chunks, strict=True))
         with self._named(index):
             return np.asarray(await self.array.async_array.getitem(box))
@@ -215,13 +201,7 @@ class StoredArray:
         return [None if a == _ABSENT else data[a - begin : a - begin + n] for a, n in index.tolist()]
 
     def decode(self, chunk: int, data: Any) -> NDArray[np.uint8]:
-        """Turn the stored bytes of such a chunk, None if it is absent, into a matrix of rows.
-
-        Raises
-        ------
-        CorruptChunk
-            If they fail their checksum, are too many or too few, or must not be absent.
-        """
+        """Turn the stored bytes of such a chunk, None if it is absent, into a matrix of rows."""
         assert self.decoders is not None
         store = self.array.store
         try:  # a context manager would take 4 µs a chunk

@@ -32,8 +32,6 @@ class PatchedDim:
 
     Parameters
     ----------
-    name, length
-        The dimension.
     size, stride
         Length of a patch, and distance between the beginnings of two patches.
     """
@@ -67,13 +65,7 @@ class Patches:
 
     @classmethod
     def of(cls, sizes: Mapping[str, int], stride: int | Mapping[str, int] | None, lengths: Mapping[str, int]) -> Self:
-        """Check sizes and strides for the dimensions of a dataset.
-
-        Raises
-        ------
-        InvalidParameter
-            If a dimension does not exist, or a size or a stride is not allowed.
-        """
+        """Check sizes and strides for the dimensions of a dataset."""
         if not lengths:
             hint = "Give their arrays dimension_names, or write the dataset from xarray."
             raise InvalidParameter.because("patches", "the dimensions of samples have no names", hint)
@@ -131,12 +123,6 @@ class Cut:
         ``(n_patches, len(shape))`` int64, the first item of each patch.
     chunks
         Shape of a chunk along the same axes.
-
-    Examples
-    --------
-    >>> cut = Cut((2, 4), (2, 2), np.array([[0, 0], [0, 2]]), (2, 4))
-    >>> cut.runs(4, (slice(0, 2), slice(0, 4)))  # two runs of two items of 4 bytes, 16 bytes apart
-    (array([ 0, 16]), 8, array([0, 8]))
     """
 
     shape: tuple[int, ...]
@@ -182,8 +168,6 @@ class Cut:
 
         Returns
         -------
-        offsets, nbytes
-            Distance of each run of contiguous bytes from the first byte of a patch, and length of the runs.
         begins
             ``(n_patches,)`` first byte of each patch. It means nothing for patches that are not in the box.
         """
@@ -246,13 +230,7 @@ class Windows:
 
     @classmethod
     def of(cls, offsets: Offsets | Mapping[str, Offsets], names: Iterable[str]) -> Self:
-        """Check offsets for all arrays, or for some by name. The others keep the row of the anchor.
-
-        Raises
-        ------
-        InvalidParameter
-            If an array does not exist, or offsets are not distinct integers.
-        """
+        """Check offsets for all arrays, or for some by name. The others keep the row of the anchor."""
         array_names = sorted(names)
         if not isinstance(offsets, Mapping):
             offsets = dict.fromkeys(array_names, tuple(offsets) if isinstance(offsets, Iterable) else offsets)
@@ -276,13 +254,7 @@ class Windows:
         return -min({0, *self._distances})
 
     def n_anchors(self, n_rows: int) -> int:
-        """Number of rows whose windows lie within the arrays.
-
-        Raises
-        ------
-        InvalidParameter
-            If there are none.
-        """
+        """Number of rows whose windows lie within the arrays."""
         n_anchors = n_rows - self.before - max({0, *self._distances})
         if n_anchors < 1:
             hint = "Use smaller offsets."
@@ -350,13 +322,7 @@ class Selection:
 
 
 def wanted_samples(samples: ArrayLike, n_samples: int) -> NDArray[np.int64]:
-    """Check a mask or ids, and return ascending ids.
-
-    Raises
-    ------
-    InvalidParameter
-        If it is neither a mask for all samples nor distinct ids, or selects nothing.
-    """
+    """Check a mask or ids, and return ascending ids."""
     array = np.asarray(samples)
     if array.dtype == np.bool_:
         if array.shape != (n_samples,):
@@ -378,29 +344,8 @@ def split_samples(
 
     Parameters
     ----------
-    fraction
-        Fraction of the samples in the first part.
     groups
         ``(n_samples,)`` numbers. Samples with the same number stay together. None to draw single samples.
-
-    Returns
-    -------
-    tuple
-        Ascending ids of both parts.
-
-    Raises
-    ------
-    InvalidParameter
-        If a part would be empty.
-
-    Examples
-    --------
-    >>> first, second = split_samples(10, 0.7, None, seed=0)
-    >>> len(first), len(second), sorted([*first, *second]) == list(range(10))
-    (7, 3, True)
-    >>> first, second = split_samples(6, 0.5, np.array([0, 0, 1, 1, 2, 2]), seed=0)
-    >>> first.tolist(), second.tolist()
-    ([0, 1, 4, 5], [2, 3])
     """
     ratio = as_ratio("fraction", fraction, Fraction(0))
     rng = np.random.default_rng(as_integer("seed", seed, 0))
@@ -428,24 +373,6 @@ def split_strata(labels: NDArray[Any], fraction: float, seed: int) -> tuple[NDAr
     ----------
     labels
         ``(n_samples,)`` label of each sample.
-    fraction
-        Fraction of the samples of each label in the first part.
-
-    Returns
-    -------
-    tuple
-        Ascending ids of both parts. The number of samples of a label is rounded up or down.
-
-    Raises
-    ------
-    InvalidParameter
-        If a part would be empty.
-
-    Examples
-    --------
-    >>> first, second = split_strata(np.array([7, 7, 7, 7, 9, 9, 9, 9]), 0.75, seed=0)
-    >>> len(first), len(second), int(sum(second < 4))
-    (6, 2, 1)
     """
     ratio = as_ratio("fraction", fraction, Fraction(0))
     rng = np.random.default_rng(as_integer("seed", seed, 0))
@@ -465,23 +392,6 @@ def split_at_time(times: NDArray[Any], fraction: float) -> tuple[NDArray[np.int6
     ----------
     times
         ``(n_samples,)`` times, or numbers that grow with time.
-    fraction
-        Fraction of the samples in the first part.
-
-    Returns
-    -------
-    tuple
-        Ascending ids of both parts.
-
-    Raises
-    ------
-    InvalidParameter
-        If a part would be empty.
-
-    Examples
-    --------
-    >>> split_at_time(np.array([3, 1, 2, 2]), 0.25)
-    (array([1]), array([0, 2, 3]))
     """
     ratio = as_ratio("fraction", fraction, Fraction(0))
     size = max(1, round(ratio * len(times)))
@@ -594,13 +504,7 @@ class View:
         return np.arange(first, last)
 
     def select(self, samples: ArrayLike) -> View:
-        """Some of the samples: a mask, or distinct ids.
-
-        Raises
-        ------
-        InvalidParameter
-            If it is neither, or selects nothing.
-        """
+        """Some of the samples: a mask, or distinct ids."""
         ids = wanted_samples(samples, self.n_samples)
         selection = Selection.of(self.n_whole, ids if self._ids is None else self._ids[ids])
         return View(self.n_rows, self.windows, self.patches, selection)

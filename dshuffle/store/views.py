@@ -61,72 +61,13 @@ class Views(ABC):
         ----------
         samples
             ``(q,)`` mask, or distinct ids of samples.
-
-        Returns
-        -------
-        Dataset
-            The samples in ascending order. Their ids are 0 to n - 1. Its identity depends on the selection. Its pickle
-            has one bit for each stored sample.
-
-        Raises
-        ------
-        InvalidParameter
-            If it is neither a mask for all samples nor distinct ids, or selects nothing.
-
-        Examples
-        --------
-        >>> from dshuffle.store import create_dataset
-        >>> dataset = create_dataset("memory://doc-select", {"x": np.arange(10) ** 2}, overwrite=True)
-        >>> dataset.select(dataset.read_rows(np.arange(10))["x"] > 30).read_rows([0, 1])
-        {'x': array([36, 49])}
         """
         return self._seen_as(self._view.select(samples))
 
     def split(
         self, fraction: float, *, by: str = "sample", stratify: str | None = None, seed: int = 0
     ) -> tuple[Self, Self]:
-        """Divide the dataset into two parts, for example for training and validation.
-
-        Parameters
-        ----------
-        fraction
-            Fraction of the samples in the first part, in (0, 1).
-        by
-            What stays together: single samples (``"sample"``), chunks of the largest array (``"chunk"``, so that no
-            chunk is read for both parts), or all samples with the same value of an array, by its name. So no value is
-            in both parts, and groups of very different sizes make the fraction inexact. ``"time"`` draws nothing: the
-            first part is earlier than the second, by the array ``"time"``, or in stored order if there is none.
-            Windows overlap, so single windows cannot be drawn, and windows that share a row with the first part are
-            left out of the second, with a warning that says how many. Single patches can be drawn if they do not
-            overlap.
-        stratify
-            Name of an array of labels, with ``by="sample"``. Both parts then have the same fraction of every label,
-            up to rounding.
-        seed
-            Random seed.
-
-        Returns
-        -------
-        tuple
-            Both parts.
-
-        Raises
-        ------
-        InvalidParameter
-            If a part would be empty, or the array does not exist or has more than one value per sample.
-
-        Examples
-        --------
-        >>> from dshuffle.store import create_dataset
-        >>> arrays = {"x": np.arange(6), "patient": np.array([1, 1, 2, 2, 3, 3])}
-        >>> dataset = create_dataset("memory://doc-split", arrays, overwrite=True)
-        >>> train, test = dataset.split(0.67, by="patient")
-        >>> sorted(test.read_rows([0, 1])["patient"].tolist()), train.n_samples
-        ([2, 2], 4)
-        >>> train, test = dataset.split(0.5, stratify="patient")
-        >>> test.read_rows([0, 1, 2])["patient"].tolist()
-        [1, 2, 3]
-        """
+        """Divide the dataset into two parts, for example for training and validation."""
         if stratify is not None and by != "sample":
             raise InvalidParameter.of("stratify", stratify, f"None with by={by!r}", "Leave one of them out.")
         if by == "sample" and (overlapping := self._view.overlapping):
@@ -195,26 +136,6 @@ class Views(ABC):
             Distances of the rows of a sample from its anchor, for all arrays or by name: ``(-1, 0, 1)`` gives an array
             an axis of length 3 in front, and ``1`` gives it the next row in its own shape. Arrays that are not named
             keep the row of the anchor.
-
-        Returns
-        -------
-        Dataset
-            A sample for each row whose windows lie within the arrays, in their order. Its identity depends on the
-            offsets. Workers hold and exchange whole windows, so a row that is in k windows is held and sent k times.
-
-        Raises
-        ------
-        InvalidParameter
-            If an array or an offset is not allowed, no window fits, or these are not the samples of the whole dataset.
-            Make windows first, then patches, and parts of them afterwards.
-
-        Examples
-        --------
-        >>> from dshuffle.store import create_dataset
-        >>> dataset = create_dataset("memory://doc-windows", {"t": np.arange(5) * 10}, overwrite=True)
-        >>> dataset.windows((-1, 0, 1)).read_rows([0, 2])
-        {'t': array([[ 0, 10, 20],
-               [20, 30, 40]])}
         """
         if not self._view.is_whole:
             reason = "this is a part of a dataset, or has windows or patches already"
@@ -224,46 +145,12 @@ class Views(ABC):
     def patches(self, /, *, stride: int | Mapping[str, int] | None = None, **sizes: int) -> Self:
         """Make samples of boxes of rows, such as regions of a map or tiles of an image. Nothing is read or copied.
 
-        Parameters
-        ----------
-        stride
-            Distance between the beginnings of neighbouring patches, for all dimensions or by name. By default the
-            length of a patch, so that patches touch and do not overlap.
-        **sizes
-            Length of a patch along each dimension that is cut, by the name of the dimension (``dimension_names``, or
-            ``_ARRAY_DIMENSIONS`` as xarray writes it).
-
-        Returns
-        -------
-        Dataset
-            The patches of the first sample, then those of the second, and so on. Those of a sample are in the order of
-            the dimensions that are given, the last one fastest. Patches that would reach beyond the array are left out.
-            Arrays without any of the dimensions are the same in all patches of a sample. The identity depends on the
-            sizes and strides.
-
-        Raises
-        ------
-        InvalidParameter
-            If a dimension, a size or a stride is not allowed, the dimensions have no names, or this is a part of a
-            dataset. Make patches first, and parts of them afterwards.
-
         Notes
         -----
         A chunk that spans all dimensions of a row is read once for all its patches. Of other chunks, those that patches
         of the same chunks need are read together, so a chunk that patches share with different neighbours is read more
         than once. Workers hold and exchange whole patches: with a stride below the length, bytes in several patches are
         held several times.
-
-        Examples
-        --------
-        >>> import tempfile, zarr
-        >>> from dshuffle.store import open_dataset
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     group, maps = zarr.open_group(folder, mode="w"), np.arange(16).reshape(1, 4, 4)
-        ...     _ = group.create_array("t", data=maps, dimension_names=("time", "lat", "lon"))
-        ...     patches = open_dataset(folder).patches(lat=2, lon=2)
-        ...     patches.n_samples, patches.read_rows([1])["t"].tolist()
-        (4, [[[2, 3], [6, 7]]])
         """
         if self._view.patches is not None or self._view.selection is not None:
             raise InvalidParameter.because("patches", "this is a part of a dataset, or has patches already", ORDER)

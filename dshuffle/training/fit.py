@@ -224,13 +224,6 @@ class WorkerSpeeds:
         Whether the speeds were requested. Slow workers are then not logged.
     longest
         Seconds of the longest task of every epoch.
-
-    Examples
-    --------
-    >>> speeds = WorkerSpeeds()
-    >>> speeds.add([100.0, 110.0, 25.0], seconds=4.0)
-    >>> speeds.slow()
-    {2: 4.0}
     """
 
     epochs: list[tuple[float, ...]] = field(default_factory=list)
@@ -421,10 +414,6 @@ class SavedFit(Generic[Model]):
     ----------
     trainer
         Name of the function that fits.
-    points
-        Its points so far.
-    model
-        What it continues with.
     settings
         What it was trained with, by name of the parameter.
     """
@@ -450,11 +439,6 @@ class Recorder(Generic[Model]):
         Rule that ends the fit.
     on_epoch
         Function that is called with each point as soon as it is known, such as the progress bar.
-
-    Raises
-    ------
-    InvalidParameter
-        If ``validate`` or ``on_epoch`` is not a function of one argument.
     """
 
     validate: Validate[Model] | None = None
@@ -476,11 +460,6 @@ class Recorder(Generic[Model]):
         """Return the model to begin with: ``first``, or that of a fit which this session continues.
 
         Warnings say which of the ``settings`` differ from those of that fit.
-
-        Raises
-        ------
-        CheckpointError
-            If another trainer or another kind of ``optimizer`` made it.
         """
         if not isinstance(shuffler, Shuffler):  # a stand-in without states, such as StoredOrder
             return first
@@ -519,11 +498,6 @@ class Recorder(Generic[Model]):
         """Record the model after an epoch, and return whether early stopping is due.
 
         ``saved`` is attached to the session in place of the model, if it is given.
-
-        Raises
-        ------
-        InvalidParameter
-            If ``validate`` does not return a number for each metric.
         """
         seconds = time.perf_counter() - self._started
         validation = {} if self.validate is None else numbers_of(self.validate(model))
@@ -576,23 +550,7 @@ def _check_function(name: str, function: object, argument: str) -> None:
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return what a validate function has returned as plain numbers.
-
-    Raises
-    ------
-    InvalidParameter
-        If it is not a mapping from names to one number each.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> numbers_of({"accuracy": np.float32(0.5)})
-    {'accuracy': 0.5}
-    >>> numbers_of({"losses": np.ones(2)})
-    Traceback (most recent call last):
-    dshuffle.errors.InvalidParameter: validate is not allowed: it returned {'losses': array([1., 1.])}. It must return \
-a mapping from the name of each metric to one number.
-    """
+    """Return what a validate function has returned as plain numbers."""
 
     def number(value: Any) -> float:
         detach = getattr(value, "detach", None)  # PyTorch warns of a tensor that becomes a number with its graph

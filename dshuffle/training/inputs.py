@@ -16,26 +16,14 @@ from dshuffle.training.fit import Validate
 
 
 def check_step(step: float) -> float:
-    """Return the step if it is valid.
-
-    Raises
-    ------
-    InvalidParameter
-        The step is not a finite number above 0.
-    """
+    """Return the step if it is valid."""
     if not (math.isfinite(step) and step > 0):
         raise InvalidParameter.of("step", step, "a finite number > 0")
     return step
 
 
 def check_fixed_workers(shuffler: Shuffler, trainer: str) -> None:
-    """Refuse a shuffler whose workers may change.
-
-    Raises
-    ------
-    InvalidParameter
-        If its number of workers may change between epochs.
-    """
+    """Refuse a shuffler whose workers may change."""
     if shuffler.elastic:
         raise InvalidParameter.because(
             "shuffler",
@@ -51,15 +39,7 @@ def diverged(
     what: str = "parameters",
     remedy: str = "take a smaller step, or scale the features",
 ) -> TrainingDiverged:
-    """Return the error to raise when the parameters of a fit are no longer finite.
-
-    Examples
-    --------
-    >>> raise diverged(9.0, 2, what="weights", remedy="take a smaller step")
-    Traceback (most recent call last):
-    dshuffle.errors.TrainingDiverged: step=9.0 is not allowed; it must be small enough for the weights to stay finite. \
-They diverged in epoch 2: take a smaller step.
-    """
+    """Return the error to raise when the parameters of a fit are no longer finite."""
     return TrainingDiverged.of(
         "step", step, f"small enough for the {what} to stay finite", f"They diverged in epoch {epoch}: {remedy}."
     )
@@ -70,28 +50,7 @@ EVALUATION_ROWS = 1024
 
 
 def check_names(names: Iterable[str], /, *, hint: str = "", **chosen: str) -> None:
-    """Check that arrays exist.
-
-    Parameters
-    ----------
-    names
-        Names of the dataset's arrays.
-    hint
-        Advice for the error message.
-    chosen
-        Mapping from parameter to the array name that was given for it.
-
-    Raises
-    ------
-    InvalidParameter
-        An array does not exist. The message names the parameter and lists the arrays.
-
-    Examples
-    --------
-    >>> check_names(["x", "label"], features="x", target="y")
-    Traceback (most recent call last):
-    dshuffle.errors.InvalidParameter: target='y' is not allowed; it must be one of the dataset's arrays: label, x
-    """
+    """Check that arrays exist."""
     array_names = sorted(names)
     for parameter, name in chosen.items():
         if name not in array_names:
@@ -113,24 +72,8 @@ def check_finite(parameter: str, name: str, values: NDArray[Any], sample_ids: ND
 
     Parameters
     ----------
-    parameter, name
-        Parameter that names the array, and the name of the array.
     values
         ``(n, ...)`` numbers.
-    sample_ids
-        Ids of the samples; there may be more ids than samples.
-
-    Raises
-    ------
-    InvalidParameter
-        A value is not finite. The message names the first such sample.
-
-    Examples
-    --------
-    >>> check_finite("target", "y", np.array([1.0, np.inf]), np.array([70, 50]))
-    Traceback (most recent call last):
-    dshuffle.errors.InvalidParameter: target='y' is not allowed; it must be an array of finite values \
-(sample 50 is not finite)
     """
     finite = np.isfinite(values).reshape(len(values), math.prod(values.shape[1:])).all(axis=1)
     if not finite.all():
@@ -141,22 +84,7 @@ def check_finite(parameter: str, name: str, values: NDArray[Any], sample_ids: ND
 def checked_width(
     arrays: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], n_classes: int | None, *, features: str, target: str
 ) -> int:
-    """Return the number of features per sample, if a model can be trained on arrays of these shapes and dtypes.
-
-    Parameters
-    ----------
-    arrays
-        Mapping from name to dtype and shape of one sample.
-    n_classes
-        Number of classes of the model; None if its targets are arbitrary numbers.
-    features, target
-        Names of the arrays to use.
-
-    Raises
-    ------
-    InvalidParameter
-        The model cannot use an array. The message names the parameter.
-    """
+    """Return the number of features per sample, if a model can be trained on arrays of these shapes and dtypes."""
     check_names(arrays, features=features, target=target)
     dtype, shape = arrays[features]
     if not shape or dtype.kind not in "biuf":

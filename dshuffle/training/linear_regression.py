@@ -170,13 +170,7 @@ def fit_linear_regression(
 def local_pass(
     partition: Partition, weights: Weights | None, step: float, *, features: str = "x", target: str = "y"
 ) -> tuple[Weights, int]:
-    """Run one SGD pass over a partition, starting from the common weights (None for zeros). Runs on each worker.
-
-    Returns
-    -------
-    tuple
-        The worker's weights and the number of samples.
-    """
+    """Run one SGD pass over a partition, starting from the common weights (None for zeros). Runs on each worker."""
     if len(partition) == 0:
         raise InvalidParameter.because("partition", f"rank {partition.rank} has no samples", "Use fewer workers.")
     own, *samples = _regression(partition, weights, features, target)
@@ -222,12 +216,11 @@ def gradient_steps(
     own, rows, first, targets, place, slots = _regression(partition, weights, features, target)
     batching = Batching(len(partition), *partition.shares, batch_size, UNEVEN, partition.unequal)
     for number in range(len(batching)):
-        chosen = slots[batching.positions(number)]
+        chosen, gradient = slots[batching.positions(number)], np.zeros(own.size)
+        add_gradient(own, rows, first, targets, place, chosen, gradient)
         # A step that overflows gives weights that are not finite, which the client checks.
         with np.errstate(over="ignore", invalid="ignore"):
-            values = rows[chosen, first : first + own.size]
-            wrong = values @ own.astype(values.dtype) - targets[chosen, place]
-            own -= step * (yield wrong.astype(values.dtype) @ values / len(chosen), len(chosen))
+            own -= step * (yield gradient, len(chosen))
     return own
 
 
@@ -251,12 +244,8 @@ def sgd_pass(weights, rows, first, targets, place, slots, step):  # type: ignore
         ``(m,)`` float64, changed in place.
     rows, first
         ``(s, k)`` float32 or float64. ``rows[slot, first : first + m]`` are the features of a sample.
-    targets, place
-        Array and column of the targets. ``targets[slot, place]`` is the target of a sample.
     slots
         ``(n,)`` int64, the slots of the samples in training order.
-    step
-        Step size.
     """
     for i in range(slots.size):
         slot = slots[i]
@@ -267,6 +256,23 @@ def sgd_pass(weights, rows, first, targets, place, slots, step):  # type: ignore
         pull = step * (_dot(weights, row) - targets[slot, place])
         for j in range(weights.size):
             weights[j] -= pull * row[j]
+
+
+@row_kernel(
+    "(f8[::1], Array(f4, 2, 'C', True), i8, Array(f4, 2, 'C', True), i8, Array(i8, 1, 'C', True), f8[::1])",
+    "(f8[::1], Array(f4, 2, 'C', True), i8, Array(f8, 2, 'C', True), i8, Array(i8, 1, 'C', True), f8[::1])",
+    "(f8[::1], Array(f8, 2, 'C', True), i8, Array(f8, 2, 'C', True), i8, Array(i8, 1, 'C', True), f8[::1])",
+)
+def add_gradient(weights, rows, first, targets, place, slots, gradient):  # type: ignore[no-untyped-def]
+    """Add the mean gradient of half of the squared residual; parameters as in :func:`sgd_pass`."""
+    for i in range(slots.size):
+        if i + AHEAD < slots.size:
+            _prefetch(rows, slots[i + AHEAD], first, weights.size)
+            _prefetch(targets, slots[i + AHEAD], place, 1)
+        row = _row(rows, slots[i], first, weights.size)
+        wrong = (_dot(weights, row) - targets[slots[i], place]) / slots.size
+        for j in range(weights.size):
+            gradient[j] += wrong * row[j]
 
 
 @row_kernel(
@@ -349,15 +355,7 @@ def check_dataset(dataset: Dataset, features: str, target: str) -> None:
 
 
 def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: str, target: str) -> None:
-    """Raise :class:`InvalidParameter` unless a linear regression can use these two arrays.
-
-    Parameters
-    ----------
-    arrays
-        Mapping from name to dtype and number of dimensions, including the sample axis.
-    features, target
-        Names of the arrays to use.
-    """
+    """Raise :class:`InvalidParameter` unless a linear regression can use these two arrays."""
     hint = "Choose other arrays with features and target (--features and --target on the command line)."
     check_names(arrays, hint=hint, features=features, target=target)
     for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):

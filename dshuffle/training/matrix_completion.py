@@ -58,13 +58,7 @@ class Baseline:
 
 
 def fitted_baseline(epoch: Epoch, n_rows: int, n_columns: int) -> tuple[Baseline, float]:
-    """Fit a baseline to the entries of all workers.
-
-    Returns
-    -------
-    tuple
-        The baseline, and the standard deviation of what it leaves.
-    """
+    """Fit a baseline to the entries of all workers."""
     sizes = {"row": n_rows, "column": n_columns}
     bias = {name: np.zeros(size) for name, size in sizes.items()}
     counts, sums, squares = _added(epoch, "row", bias, 0.0)
@@ -86,8 +80,6 @@ def shrunk_means(counts: Vector, sums: Vector, squares: float) -> Vector:
     ----------
     counts, sums
         ``(groups,)`` number of values in each group, which may be 0, and their sums.
-    squares
-        Sum of the squares of all values.
 
     Notes
     -----
@@ -98,13 +90,6 @@ def shrunk_means(counts: Vector, sums: Vector, squares: float) -> Vector:
     References
     ----------
     G. K. Robinson, "That BLUP is a good thing", Statistical Science, 1991.
-
-    Examples
-    --------
-    >>> shrunk_means(np.array([2.0, 2.0, 0.0]), np.array([6.0, -6.0, 0.0]), 36.0)
-    array([ 3., -3.,  0.])
-    >>> shrunk_means(np.array([2.0, 2.0]), np.array([0.2, -0.2]), 8.0)
-    array([0., 0.])
     """
     seen = counts > 0
     n_values, n_groups = counts.sum(), np.count_nonzero(seen)
@@ -118,15 +103,7 @@ def shrunk_means(counts: Vector, sums: Vector, squares: float) -> Vector:
 
 
 def sums_of_rest(partition: Partition, name: str, biases: dict[str, Vector], mean: float) -> Sums:
-    """Add up what mean and biases leave of a partition's entries, by row or by column. Runs as a task on each worker.
-
-    Parameters
-    ----------
-    name
-        ``"row"`` or ``"column"``.
-    biases
-        Biases of rows and columns by name.
-    """
+    """Add up what mean and biases leave of a partition's entries, by row or by column. Runs on each worker."""
     rest = partition["value"] - mean - biases["row"][partition["row"]] - biases["column"][partition["column"]]
     groups, size = partition[name], len(biases[name])
     counts = np.bincount(groups, minlength=size).astype(np.float64)
@@ -555,8 +532,6 @@ def update_factors(left, right, row, column, value, left_decay, right_decay, ste
         ``(entries,)`` int64, int64, float32.
     left_decay, right_decay
         Float64 ``(rows,)`` and ``(columns,)``: ``mu * step`` divided by the number of entries of the row or column.
-    step
-        Step size.
     """
     total = 0.0
     for k in range(value.size):

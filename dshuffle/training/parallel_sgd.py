@@ -168,13 +168,7 @@ def local_fit(
     features: str = "x",
     target: str = "y",
 ) -> tuple[Any, int]:
-    """Train a copy of the model for one pass over a partition. Runs as a task on each worker.
-
-    Returns
-    -------
-    tuple
-        The trained copy and the number of samples.
-    """
+    """Train a copy of the model for one pass over a partition. Runs as a task on each worker."""
     if len(partition) == 0:
         raise InvalidParameter.because("partition", f"rank {partition.rank} has no samples", "Use fewer workers.")
     # Workers in one process may share the same object.
@@ -218,13 +212,7 @@ def wrongness(partition: Partition, model: Any, *, features: str = "x", target: 
 
 
 def coefficients(estimator: Any) -> list[NDArray[Any]]:
-    """Return the estimator's coefficient arrays, without copying them.
-
-    Raises
-    ------
-    InvalidParameter
-        The fitted estimator does not have coefficients.
-    """
+    """Return the estimator's coefficient arrays, without copying them."""
     arrays: list[NDArray[Any]] = []
     for name in COEFFICIENTS:
         value = getattr(estimator, name, [])
@@ -311,14 +299,7 @@ def _array(partition: Partition, name: str, parameter: str) -> NDArray[Any]:
 def checked_rows(
     batch: Mapping[str, NDArray[Any]], features: str, target: str, sample_ids: NDArray[np.int64]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the features and the target of a batch, if they are finite numbers of the right shape.
-
-    Raises
-    ------
-    InvalidParameter
-        An array does not exist, has the wrong shape or dtype, or contains a value that is not finite. The message names
-        the parameter and the sample.
-    """
+    """Return the features and the target of a batch, if they are finite numbers of the right shape."""
     check_names(batch, features=features, target=target)
     for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
         _check_shape(parameter, name, dimensions, batch[name].ndim, batch[name].dtype)
@@ -327,13 +308,7 @@ def checked_rows(
 
 
 def check_arrays(dataset: Dataset, features: str, target: str) -> None:
-    """Check the shapes and dtypes of the features and the target, before any task runs.
-
-    Raises
-    ------
-    InvalidParameter
-        An array does not exist, or has the wrong shape or dtype.
-    """
+    """Check the shapes and dtypes of the features and the target, before any task runs."""
     check_names(dataset.arrays, features=features, target=target)
     for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
         array = dataset.arrays[name]

@@ -399,14 +399,7 @@ def train(
     features: str = "x",
     target: str = "y",
 ) -> tuple[TrainedNetwork | None, int, PhaseSeconds]:
-    """Train for one epoch, in step with all other ranks. Runs as a task on each worker.
-
-    Returns
-    -------
-    tuple
-        The network (None except on rank 0, as all ranks have the same), the number of samples trained on, and the
-        seconds of each phase.
-    """
+    """Train for one epoch, in step with all other ranks. Runs as a task on each worker."""
     partition.mark_trained(0)
     network = model.network
     check_names(partition.names, features=features, target=target)
@@ -449,13 +442,7 @@ def wrong_labels(
 def checked_batching(
     network: Network, n_own: int, shares: tuple[int, int], batch_size: int, *, unequal: bool = False
 ) -> Batching:
-    """Return the mini-batches of a rank: the same number on every rank, each sample in exactly one of them.
-
-    Raises
-    ------
-    InvalidParameter
-        The batch size is larger than the smallest share, or so small that batch norm gets single samples.
-    """
+    """Return the mini-batches of a rank: the same number on every rank, each sample in exactly one of them."""
     least = 2 if network.n_statistics else 1
     batching = Batching(n_own, *shares, batch_size, UNEVEN, unequal, least)
     if batch_size < least or shares[0] // len(batching) < least:
@@ -475,13 +462,7 @@ def checked_batch(
     target: str,
     sample_ids: NDArray[np.int64],
 ) -> tuple[NDArray[Any], Labels]:
-    """Return the rows and labels of a mini-batch, if the network can be trained on them.
-
-    Raises
-    ------
-    InvalidParameter
-        The arrays do not suit the network. The message names the parameter, and the sample if one is at fault.
-    """
+    """Return the rows and labels of a mini-batch, if the network can be trained on them."""
     rows, labels = checked_rows(batch, features, target, sample_ids)
     _check_width(network, features, rows.shape[1])
     if labels.dtype.kind not in "biu":

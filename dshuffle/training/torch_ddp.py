@@ -85,88 +85,14 @@ def fit_torch_ddp(
 
     Parameters
     ----------
-    shuffler
-        Shuffler with any sharding, assignment and delivery. Each worker must be a separate process.
-    make_model
-        Function that makes the module, called on every worker and in this process. It is sent to the workers, so a
-        function of a script or a lambda works.
-    make_optimizer
-        Function from the parameters to the optimizer, such as
-        ``lambda parameters: torch.optim.SGD(parameters, lr=0.1)``. With a checkpoint, also called in this process.
-    epochs
-        Number of passes over the whole dataset.
-    batch_size
-        Largest number of samples of one worker in one step. Every sample is trained on exactly once an epoch. All
-        workers take the same number of mini-batches (the mode ``"uneven"`` of :meth:`dshuffle.Partition.to_torch`), so
-        no rank is left waiting and ``Join`` is not needed. (In ``fit_parameter_server`` it is the number of samples of
-        all workers together.)
     loss
         Function from the module's output and the targets to the mean loss over a mini-batch. An output that differs
         from the targets only in axes of length 1, such as ``(n, 1)`` and ``(n,)``, takes their shape. Other shapes
         that the loss would broadcast are refused. By default ``torch.nn.functional.cross_entropy``.
-    metric
-        Function like ``loss`` that measures the error after each epoch. By default, the error is the fraction of wrong
-        labels if the loss compares class scores with integer labels, and otherwise the mean loss. Set it if the error
-        should be another one, for instance if the loss compares embeddings by their labels. With ``training_step``, it
-        is a function of the module and the mini-batch.
-    training_step
-        Function ``training_step(module, batch)`` that returns the mean loss of a mini-batch, in place of ``loss``,
-        ``features`` and ``target``. ``batch`` has arrays of the dataset as tensors, by name. Several inputs, outputs of
-        any kind, transforms and ``torch.autocast`` belong there.
-    arrays
-        Names of the arrays that ``training_step`` gets. By default all, which PyTorch must support then.
-    accumulate
-        Number of mini-batches whose gradients are added up for one step of the optimizer. ``batch_size`` is that of a
-        mini-batch.
-    max_grad_norm
-        Largest norm of the averaged gradients, to which larger ones are scaled down. By default they are as they are.
-    ddp_options
-        Options of ``DistributedDataParallel``, such as ``find_unused_parameters``.
-    device
-        Device on which each worker trains, by default ``"cpu"``. On ``"cuda"``, gradients are averaged by NCCL. It
-        needs a card of its own for each worker: let each see another one, by ``CUDA_VISIBLE_DEVICES``, as dask-cuda
-        does.
-    seed
-        Seed of ``torch.manual_seed``, set before the model is made and, with the rank added, before every epoch.
     features, target
         Names of arrays in the dataset, ``(q, ...)``; floats must be finite. The module and the loss get them with the
         dtypes of the dataset. Cast features in the module's ``forward`` and targets in the loss, if they need others.
         Only integer labels become int64, if the loss does not accept them as they are.
-    schedule
-        Factor on the optimizer's initial learning rates by epoch.
-    validate
-        Function that is called in this process with the module (in evaluation mode) after every epoch. The metrics that
-        it returns become the point's ``validation``. With it, the state of the module is sent to this process once an
-        epoch, otherwise once at the end.
-    early_stopping
-        Rule that ends the fit before ``epochs``.
-    on_epoch
-        Function that is called with the :class:`~dshuffle.report.TrainingPoint` of each epoch as soon as it is known.
-    timeout
-        Seconds that a rank waits for the others in one step.
-    plain_tcp
-        Whether ranks may send gradients without encryption although the cluster uses TLS, as gloo cannot use TLS.
-
-    Returns
-    -------
-    History
-        ``model`` is the module, in evaluation mode. A point's ``error`` is that of the whole dataset after the epoch
-        (see ``metric``). ``breakdown`` is the time spent in each phase. PyTorch averages gradients while it still
-        computes others, so ``gradient_exchange`` counts only the averaging after the last gradient.
-        ``forward_backward`` includes the optimizer's step.
-
-    Raises
-    ------
-    ImportError
-        PyTorch is not installed in this process or on a worker.
-    InvalidParameter
-        Two workers are threads of one process, a parameter is out of range, the loss would broadcast the target or does
-        not accept it (the message names the shapes), features are not finite (the message names the sample), batch norm
-        gets a mini-batch of one sample, or the parameters diverge.
-    CheckpointError
-        The checkpoint is one of another trainer, or of another kind of optimizer.
-    WorkerLost
-        A worker has left the cluster and was not replaced, or all workers have.
 
     Notes
     -----
@@ -189,14 +115,6 @@ def fit_torch_ddp(
     References
     ----------
     Nguyen et al. (2022), Figures 3 to 5; see docs/papers.md. S. Li et al., "PyTorch distributed", VLDB 2020.
-
-    Examples
-    --------
-    >>> def make_model():
-    ...     return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 10))
-    >>> def make_optimizer(parameters):
-    ...     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    >>> history = fit_torch_ddp(shuffler, make_model, make_optimizer, epochs=5, batch_size=32)  # doctest: +SKIP
     """
     as_integer("epochs", epochs, 1)
     as_integer("batch_size", batch_size, 1)

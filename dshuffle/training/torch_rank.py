@@ -60,12 +60,8 @@ class Fit:
 
     Parameters
     ----------
-    name
-        Name of the fit.
     first_epoch
         Number of its first epoch.
-    step
-        What a mini-batch costs.
     beginning
         State of model and optimizer to begin with, if the fit continues an earlier one.
 
@@ -130,13 +126,7 @@ def where(partition: Partition) -> tuple[str, int, bool]:
 
 
 def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[float, int, PhaseSeconds]:
-    """Train for one epoch, in step with all other ranks. Runs as a task on each worker.
-
-    Returns
-    -------
-    tuple
-        The sum of the metric over all samples after the epoch, the number of samples, and the seconds of each phase.
-    """
+    """Train for one epoch, in step with all other ranks. Runs as a task on each worker."""
     partition.mark_trained(0)
     fit.step.arrays(partition.names)  # refuses missing arrays, before the ranks wait for each other
     to_device(fit.device)  # and a device that is not there
@@ -175,13 +165,7 @@ def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[
 
 
 def state_of(partition: Partition, name: str, with_optimizer: bool) -> bytes:
-    """Return the state of module and optimizer from rank 0, and empty bytes from other ranks. Runs on each worker.
-
-    Raises
-    ------
-    MissingModel
-        If the worker of rank 0 is a new one.
-    """
+    """Return the state of module and optimizer from rank 0, and empty bytes from other ranks. Runs on each worker."""
     saved = io.BytesIO()
     if partition.rank == 0:
         seat = _processes.get(name, Process()).seat

@@ -28,8 +28,6 @@ class Form:
 
     Parameters
     ----------
-    dtype
-        Dtype of the targets.
     labels
         Whether the targets are labels, and the output has a score for each class on its second axis.
     reshaped
@@ -56,18 +54,6 @@ class Comparison:
         Function from the same to the mean of another measure. ``None``: the fraction of wrong labels, or the loss.
     target
         Name of the array of targets, for errors.
-
-    Examples
-    --------
-    >>> comparison = Comparison(torch.nn.functional.mse_loss, None, "y")
-    >>> comparison.loss(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]))
-    tensor(2.)
-    >>> comparison.loss(torch.zeros(2, 3), torch.tensor([1, 1]))
-    Traceback (most recent call last):
-    dshuffle.errors.InvalidParameter: target='y' is not allowed; it must be an array of integer labels for class \
-scores, or one of the output's shape (the output has the shape (2, 3), the target the shape (2,) and the dtype \
-int64). The loss does not accept these, or would broadcast them. Change what the module returns, or reshape and cast \
-the target in the loss.
     """
 
     def __init__(self, loss: Loss, metric: Loss | None, target: str) -> None:
@@ -101,13 +87,7 @@ the target in the loss.
         return self._forms[key]
 
     def _tried(self, output: torch.Tensor, targets: torch.Tensor, of_output: Shape, of_target: Shape) -> Form:
-        """The form that the loss accepts.
-
-        Raises
-        ------
-        InvalidParameter
-            If there is none.
-        """
+        """The form that the loss accepts."""
         integer = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
         # Losses of labels accept int64 only, and some of them uint8.
         dtypes = [targets.dtype, torch.int64] if integer and targets.dtype != torch.int64 else [targets.dtype]
@@ -151,15 +131,7 @@ the target in the loss.
 def dtypes_in_notes(
     model: torch.nn.Module, features: tuple[str, torch.Tensor], target: tuple[str, torch.Tensor]
 ) -> Iterator[None]:
-    """Add the dtypes to an error of PyTorch, if those of the dataset are not those of the module's parameters.
-
-    Parameters
-    ----------
-    model
-        The module.
-    features, target
-        Name and values of each array.
-    """
+    """Add the dtypes to an error of PyTorch, if those of the dataset are not those of the module's parameters."""
     try:
         yield
     except RuntimeError as error:
@@ -198,23 +170,11 @@ class TrainingStep(ABC):
 
     @abstractmethod
     def arrays(self, names: Collection[str]) -> list[str]:
-        """The arrays of a mini-batch, of those of the dataset.
-
-        Raises
-        ------
-        InvalidParameter
-            If the dataset does not have one of them.
-        """
+        """The arrays of a mini-batch, of those of the dataset."""
 
     @abstractmethod
     def check(self, batch: TensorBatch, sample_ids: NDArray[np.int64]) -> None:
-        """Check that a mini-batch can be trained on.
-
-        Raises
-        ------
-        InvalidParameter
-            If it cannot.
-        """
+        """Check that a mini-batch can be trained on."""
 
     @abstractmethod
     def loss(self, model: Any, batch: TensorBatch) -> torch.Tensor:
@@ -232,8 +192,6 @@ class SupervisedStep(TrainingStep):
     ----------
     loss, metric
         Functions from output and targets to a mean; see :class:`~dshuffle.training.torch_step.Comparison`.
-    features, target
-        Names of the arrays.
     """
 
     def __init__(self, loss: Loss, metric: Loss | None, features: str, target: str) -> None:
@@ -300,13 +258,7 @@ class OwnStep(TrainingStep):
         """Nothing: the function knows what it can use. Parameters that are not finite are noticed after the epoch."""
 
     def loss(self, model: Any, batch: TensorBatch) -> torch.Tensor:
-        """What the function returns.
-
-        Raises
-        ------
-        InvalidParameter
-            If that is not a number with a gradient.
-        """
+        """What the function returns."""
         loss = self._function(model, batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__

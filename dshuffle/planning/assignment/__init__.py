@@ -48,19 +48,7 @@ def known_assignments() -> str:
 
 
 def parse_assignment(assignment: str | Assignment) -> Assignment:
-    """Parse the name of an assignment; an :data:`Assignment` is returned unchanged.
-
-    Raises
-    ------
-    InvalidParameter
-        If the name is unknown, Q is not a number in [0, 1], or ROWS is not an integer of at least 1. The message lists
-        the known names.
-
-    Examples
-    --------
-    >>> parse_assignment("partial:0.3")
-    Partial(fraction=0.3, fixed_points=False)
-    """
+    """Parse the name of an assignment; an :data:`Assignment` is returned unchanged."""
     if isinstance(assignment, Assignment):
         return assignment
     if isinstance(assignment, str):
@@ -95,20 +83,6 @@ def next_ranks(
         ``(q,)`` integers, the assignment of epoch ``epoch - 1``.
     holders
         ``(q, words)`` holder masks of epoch ``epoch - 1``; only ``aligned`` needs them.
-    classes
-        Classes to keep balanced, with ``local``, ``partial`` and ``global``: their counts differ by at most one between
-        workers, as they do in ``previous``.
-
-    Returns
-    -------
-    (q,) int32
-        The worker that trains on each sample in ``epoch``.
-
-    Raises
-    ------
-    InvalidParameter
-        If ``aligned`` gets no holders, an array has a wrong shape or range, or an assignment cannot keep classes
-        balanced.
 
     References
     ----------
@@ -116,11 +90,6 @@ def next_ranks(
     where sample i of every worker goes. It may send a sample to its own worker, so about 1/M of the exchanges move
     nothing. We shift the ranks by a random distance that is not zero, in a random order, so that exactly
     ``ceil(Q N / M)`` samples leave and enter every worker.
-
-    Examples
-    --------
-    >>> next_ranks(Partial(0.5), [0, 0, 0, 0, 1, 1, 1, 1], 2, seed=0, epoch=1)
-    array([0, 1, 0, 1, 0, 1, 1, 0], dtype=int32)
     """
     if not isinstance(assignment, Assignment):
         raise InvalidParameter.of("assignment", assignment, "an Assignment", "Names are parsed by parse_assignment.")
@@ -134,13 +103,7 @@ def next_ranks(
 
 
 def check_balance(classes: Classes, assignment: Assignment, n_samples: int | None = None) -> None:
-    """Refuse classes that an assignment cannot keep balanced, or that were made for another number of samples.
-
-    Raises
-    ------
-    InvalidParameter
-        If the assignment cannot keep them balanced, or the number of labels is not ``n_samples``.
-    """
+    """Refuse classes that an assignment cannot keep balanced, or that were made for another number of samples."""
     if not assignment.can_balance:
         hint = f"{assignment.name!r} cannot preserve class balance. Use 'global', 'partial:Q' or 'local'."
         raise InvalidParameter.of("balance", classes.name, f"None with the assignment {str(assignment)!r}", hint)

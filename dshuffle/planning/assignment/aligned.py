@@ -49,8 +49,6 @@ def draw_aligned(holders: Holders, room: Samples, *path: int | str) -> AlignedDr
         ``(m, words)`` holder masks of the pool.
     room
         ``(n,)`` int64, the number of samples that each worker gets; m in total.
-    path
-        Name of the random numbers, as in :func:`~dshuffle.planning.random_words`.
 
     Notes
     -----

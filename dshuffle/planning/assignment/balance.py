@@ -63,27 +63,6 @@ def label_codes(
     ----------
     labels
         ``(q,)`` integers (or booleans), the class of each sample.
-    n_samples
-        Number of samples, if it is known.
-    name
-        Name of the labels in errors.
-
-    Returns
-    -------
-    codes : (q,) int32
-        Positions in ``classes``.
-    classes : (c,) of the labels' dtype
-        The distinct labels, ascending.
-
-    Raises
-    ------
-    InvalidParameter
-        If the labels are not one-dimensional, of the wrong length, not integers, or all distinct.
-
-    Examples
-    --------
-    >>> label_codes([30, 10, 30])
-    (array([1, 0, 1], dtype=int32), array([10, 30]))
     """
     array = np.asarray(labels)
     if array.ndim != 1:
@@ -124,13 +103,6 @@ def deal_groups(groups: NDArray[np.int32], n_groups: int, n_workers: int, *path:
     ----------
     groups
         ``(q,)`` integers in ``[0, n_groups)``, the group of each sample.
-    path
-        Name of the random numbers, as in :func:`~dshuffle.planning.random_words`.
-
-    Returns
-    -------
-    (q,) int32
-        Ranks.
 
     References
     ----------
@@ -151,28 +123,6 @@ def stratified_ranks(labels: ArrayLike, n_workers: int, *, seed: int, n_samples:
     ----------
     labels
         ``(q,)`` integers, the class of each sample.
-    n_workers
-        Number of workers, at most q.
-    seed
-        Any integer.
-    n_samples
-        Number of samples q, if it is known.
-
-    Returns
-    -------
-    (q,) int32
-        The worker that trains on each sample. The counts of each class, and share sizes, differ by at most one between
-        workers.
-
-    Raises
-    ------
-    InvalidParameter
-        As in :func:`label_codes`, or if there are fewer samples than workers.
-
-    Examples
-    --------
-    >>> stratified_ranks([0, 0, 0, 0, 1, 1], 2, seed=0)
-    array([0, 1, 0, 1, 0, 1], dtype=int32)
     """
     codes, classes = label_codes(labels, n_samples)
     return deal_classes(codes, len(classes), n_workers, seed=seed)
@@ -233,12 +183,6 @@ class Classes:
     order, offsets
         Samples, class after class and ascending in each: class c has ``order[offsets[c]:offsets[c + 1]]``. None while
         only the name is known, since each member of a session reads the labels itself.
-
-    Examples
-    --------
-    >>> classes = Classes.of("y", [30, 10, 30, 10])
-    >>> classes.order, classes.offsets
-    (array([1, 3, 0, 2]), array([0, 2, 4]))
     """
 
     name: str
@@ -248,13 +192,7 @@ class Classes:
 
     @classmethod
     def of(cls, name: str, labels: ArrayLike, n_samples: int | None = None) -> Self:
-        """Number the classes of labels.
-
-        Raises
-        ------
-        InvalidParameter
-            As in :func:`~dshuffle.planning.label_codes`.
-        """
+        """Number the classes of labels."""
         codes, classes = label_codes(labels, n_samples, name=f"balance {name!r}")
         return cls(name, zlib.crc32(codes.data), *group_by(codes, len(classes)))
 
@@ -273,13 +211,7 @@ class Classes:
         return None if self.order is None else len(self.order)
 
     def found(self, labels: ArrayLike, n_samples: int | None = None) -> Classes:
-        """Return a copy with labels.
-
-        Raises
-        ------
-        InvalidParameter
-            If the labels do not form classes, or their checksum is not the expected one.
-        """
+        """Return a copy with labels."""
         classes = Classes.of(self.name, labels, n_samples)
         if self.checksum not in (None, classes.checksum):
             hint = "The labels may have been rewritten. Create a new Shuffler."
@@ -288,13 +220,7 @@ class Classes:
         return classes
 
     def members(self) -> tuple[Samples, Samples]:
-        """Return ``order`` and ``offsets``.
-
-        Raises
-        ------
-        PlanError
-            If only the name is known.
-        """
+        """Return ``order`` and ``offsets``."""
         if self.order is None or self.offsets is None:
             raise PlanError(f"the labels {self.name!r} are not known here")
         return self.order, self.offsets
@@ -310,13 +236,7 @@ class Classes:
         return Classes(self.name, self.checksum, renumbered[left], before[offsets])
 
     def check_balanced(self, parameter: str, value: object, ranks: Ranks, n_workers: int) -> None:
-        """Reject an assignment in which the counts of a class differ by more than one between workers.
-
-        Raises
-        ------
-        InvalidParameter
-            If a class is unbalanced. The message gives its number in ascending order.
-        """
+        """Reject an assignment in which the counts of a class differ by more than one between workers."""
         wrong = _unbalanced(*self.members(), ranks, np.zeros(n_workers, dtype=np.int64))
         if wrong >= 0:
             raise InvalidParameter.of(
@@ -331,26 +251,11 @@ class Classes:
 def draw_classes(classes: Classes, n_workers: int, *path: int | str) -> Ranks:
     """Draw a random assignment in which the counts of each class, and share sizes, differ by at most one.
 
-    Parameters
-    ----------
-    path
-        Name of the random numbers, as in :func:`~dshuffle.planning.random_words`.
-
-    Returns
-    -------
-    (q,) int32
-        Ranks.
-
     Notes
     -----
     Given the number of samples of each class on each worker, all assignments are equally likely. Classes are visited in
     random order to choose the workers that get one sample more. Workers with fewer such samples so far are
     chosen first, and others only if there are not enough of these. So all workers are equally likely to get a sample.
-
-    Examples
-    --------
-    >>> draw_classes(Classes.of("y", [0, 0, 0, 0, 1, 1]), 2, "example", 7)
-    array([1, 1, 0, 0, 0, 1], dtype=int32)
     """
     order, offsets = classes.members()
     ranks = np.empty(len(order), dtype=np.int32)
@@ -367,19 +272,6 @@ def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count
     ----------
     previous
         ``(q,)`` ranks in which the counts of each class, and share sizes, differ by at most one.
-    count
-        Number of samples that every worker sends and receives, at most ``q // n_workers``.
-
-    Returns
-    -------
-    (q,) int32
-        Ranks. Every worker sends and receives exactly ``count`` samples, whatever the sizes of classes. Share sizes do
-        not change, and the counts of every class differ by at most one.
-
-    Raises
-    ------
-    InvalidParameter
-        If ``previous`` is not balanced.
 
     Notes
     -----

@@ -90,13 +90,7 @@ class Chunks(Assignment):
 
 
 def check_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> None:
-    """Check that there are at least as many chunks as workers.
-
-    Raises
-    ------
-    InvalidParameter
-        If there are fewer. The message gives the largest chunk size that is allowed.
-    """
+    """Check that there are at least as many chunks as workers."""
     n_chunks = -(-n_samples // chunk_rows)
     if n_chunks < n_workers:
         raise InvalidParameter.of(
@@ -110,34 +104,16 @@ def check_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> None:
 
 
 def slice_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
-    """``(n_samples,)`` ranks that give consecutive chunks to each worker, in rank order.
-
-    Examples
-    --------
-    >>> slice_chunks(9, 2, 2)
-    array([0, 0, 0, 0, 1, 1, 1, 1, 1], dtype=int32)
-    """
+    """``(n_samples,)`` ranks that give consecutive chunks to each worker, in rank order."""
     return Blocks.contiguous(n_samples, n_workers, chunk_rows).all_ranks()
 
 
 def deal_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
-    """``(n_samples,)`` ranks that give one chunk to each worker in turn.
-
-    Examples
-    --------
-    >>> deal_chunks(9, 2, 2)
-    array([0, 0, 1, 1, 0, 0, 1, 1, 0], dtype=int32)
-    """
+    """``(n_samples,)`` ranks that give one chunk to each worker in turn."""
     turns = np.arange(-(-n_samples // chunk_rows)) % n_workers
     return np.repeat(turns.astype(np.int32), chunk_rows)[:n_samples]
 
 
 def draw_chunks(n_samples: int, n_workers: int, chunk_rows: int, *path: int | str) -> Ranks:
-    """``(n_samples,)`` ranks that give every chunk to a uniformly random worker, as balanced as chunks allow.
-
-    Parameters
-    ----------
-    path
-        Name of the random numbers, as in :func:`~dshuffle.planning.random_words`.
-    """
+    """``(n_samples,)`` ranks that give every chunk to a uniformly random worker, as balanced as chunks allow."""
     return Blocks.drawn(n_samples, n_workers, chunk_rows, *path).all_ranks()

@@ -41,35 +41,7 @@ SHARDINGS: dict[str, Callable[[int, int, int], Ranks]] = {
 
 
 def first_ranks(sharding: str, n_samples: int, n_workers: int, *, seed: int, chunk_rows: int | None = None) -> Ranks:
-    """Make the assignment of epoch 0.
-
-    Parameters
-    ----------
-    sharding
-        ``"contiguous"`` (equal slices in sample order), ``"random"`` (a uniform balanced draw) or ``"round-robin"``
-        (sample ``j`` to worker ``j mod n``).
-    chunk_rows
-        Number of samples per chunk. If given, whole chunks are assigned instead of samples.
-
-    Returns
-    -------
-    (n_samples,) int32
-        The worker that trains on each sample.
-
-    Raises
-    ------
-    InvalidParameter
-        If the sharding is unknown, or there are fewer samples or chunks than workers.
-
-    Examples
-    --------
-    >>> first_ranks("contiguous", 5, 2, seed=0)
-    array([0, 0, 0, 1, 1], dtype=int32)
-    >>> first_ranks("contiguous", 5, 2, seed=0, chunk_rows=2)
-    array([0, 0, 1, 1, 1], dtype=int32)
-    >>> first_ranks("round-robin", 5, 2, seed=0)
-    array([0, 1, 0, 1, 0], dtype=int32)
-    """
+    """Make the assignment of epoch 0."""
     n_workers = as_integer("n_workers", n_workers, 1)
     n_samples = as_integer("n_samples", n_samples, n_workers, "There are fewer samples than workers.")
     if sharding not in SHARDINGS:
@@ -100,18 +72,6 @@ class GivenSharding:
     broadcast
         Ascending int64 samples that every worker trains on and holds permanently, whatever their ranks say. None while
         only the name is known.
-    n_broadcast
-        Number of broadcast samples.
-
-    Examples
-    --------
-    >>> given = GivenSharding.of("mine", [1, 0, 1, 0, 0])
-    >>> given.n_workers
-    2
-    >>> GivenSharding("mine", given.n_workers, given.checksum).found(given.ranks).ranks
-    array([1, 0, 1, 0, 0], dtype=int32)
-    >>> GivenSharding.of("mine", [1, 0, 1, 0, 0], broadcast=[3]).others()
-    array([0, 1, 2, 4])
     """
 
     name: str
@@ -123,13 +83,7 @@ class GivenSharding:
 
     @classmethod
     def of(cls, name: str, ranks: ArrayLike, broadcast: ArrayLike = ()) -> Self:
-        """Check ranks and broadcast samples, and make a sharding of them.
-
-        Raises
-        ------
-        InvalidParameter
-            If a worker has no samples, or share sizes, without the broadcast samples, differ by more than one.
-        """
+        """Check ranks and broadcast samples, and make a sharding of them."""
         checked = as_ranks("sharding", ranks, 1 << 31)
         n_workers = int(checked.max()) + 1 if checked.size else 0
         as_integer("len(sharding)", checked.size, max(1, n_workers), "Every worker must get a sample.")
@@ -165,13 +119,7 @@ class GivenSharding:
         return dataclasses.replace(self, ranks=None, broadcast=None)
 
     def found(self, ranks: ArrayLike, broadcast: ArrayLike = ()) -> GivenSharding:
-        """Return a copy with ranks and broadcast samples.
-
-        Raises
-        ------
-        InvalidParameter
-            If the number of workers or the checksum is not the expected one.
-        """
+        """Return a copy with ranks and broadcast samples."""
         sharding = GivenSharding.of(self.name, ranks, broadcast)
         for name, expected in (("n_workers", self.n_workers), ("checksum", self.checksum)):
             if expected is not None and expected != getattr(sharding, name):
@@ -184,13 +132,7 @@ class GivenSharding:
         return sharding
 
     def check(self, n_samples: int, n_workers: int) -> None:
-        """Check that the sharding fits a job.
-
-        Raises
-        ------
-        InvalidParameter
-            If the sharding was made for another number of workers or samples. The message gives that number.
-        """
+        """Check that the sharding fits a job."""
         if self.n_workers is not None and self.n_workers != n_workers:
             raise InvalidParameter.of(
                 "n_workers",
@@ -204,13 +146,7 @@ class GivenSharding:
             )
 
     def assignment(self) -> Ranks:
-        """Return a copy of the ranks, ``(q,)`` int32.
-
-        Raises
-        ------
-        PlanError
-            If only the name is known.
-        """
+        """Return a copy of the ranks, ``(q,)`` int32."""
         if self.ranks is None:
             raise PlanError(f"the ranks of the sharding {self.name!r} are not known here")
         return self.ranks.copy()

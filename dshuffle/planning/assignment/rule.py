@@ -48,13 +48,7 @@ class Draw:
 
     @property
     def previous(self) -> Ranks:
-        """The ranks of the epoch before.
-
-        Raises
-        ------
-        PlanError
-            If the rule declares that it does not need them.
-        """
+        """The ranks of the epoch before."""
         if self.ranks_before is None:
             raise PlanError("the assignment declares forgets = True, so draw.previous does not exist. Remove forgets")
         return self.ranks_before

@@ -35,14 +35,6 @@ class Blocks:
         From units to positions; None leaves them in order.
     weights
         Relative size of each worker's block; none for equal sizes.
-
-    Examples
-    --------
-    >>> blocks = Blocks.drawn(10, 3, 1, "example", 7)
-    >>> blocks.samples_of(0)
-    array([1, 4, 8])
-    >>> blocks.ranks_of(np.array([0, 1, 3, 4]))
-    array([2, 0, 1, 0], dtype=int32)
     """
 
     n_samples: int
@@ -54,15 +46,7 @@ class Blocks:
 
     @classmethod
     def drawn(cls, n_samples: int, n_workers: int, unit: int, *path: int | str, weights: Weights = ()) -> Blocks:
-        """Draw uniform ranks.
-
-        Parameters
-        ----------
-        path
-            Names the random numbers, as in :func:`~dshuffle.planning.randomness.random_words`.
-        weights
-            Relative size of each worker's block; none for equal sizes.
-        """
+        """Draw uniform ranks."""
         # Without random names, the same workers would get the larger blocks, and be slower, in every epoch.
         names = permutation(n_workers, "names", *path).astype(np.int32)
         n_units = n_samples // unit  # none if a worker has a single chunk that is short
@@ -175,17 +159,10 @@ class WorkerChange:
         First epoch of the new workers.
     carried
         Last epoch of the workers before. It is the same epoch if they had trained on a part of it.
-    n_before
-        Number of workers before.
     former
         For each new rank, the rank that its worker had before; :data:`NEW` for a worker that has joined.
     weights
         Relative share of each new rank; none for equal shares.
-
-    Raises
-    ------
-    InvalidParameter
-        If the epochs do not follow each other, or a former rank does not exist or occurs twice.
     """
 
     epoch: int
@@ -216,25 +193,10 @@ class WorkerHistory:
 
     Parameters
     ----------
-    n_workers
-        Number of workers now.
     changes
         The changes that led to them, in order; none if there were always as many, with the same shares.
     first_weights
         Relative share of each rank in epoch 0; none for equal shares.
-
-    Raises
-    ------
-    InvalidParameter
-        If the changes do not follow from each other.
-
-    Examples
-    --------
-    >>> history = WorkerHistory(3).changed([0, 2], epoch=5, carried=4)
-    >>> history.n_workers, history.changes
-    (2, (WorkerChange(epoch=5, carried=4, n_before=3, former=(0, 2), weights=()),))
-    >>> history.changed([0, 1], epoch=7, carried=6) == history  # the same workers
-    True
     """
 
     n_workers: int
@@ -275,19 +237,6 @@ class WorkerHistory:
         """The history without its last changes in the middle of an epoch, back to the workers that trained in it.
 
         Workers that take over in the middle of an epoch, and do not train in it, leave the samples where they were.
-
-        Parameters
-        ----------
-        epoch
-            The epoch.
-        n_workers, weights
-            Number of workers that trained in it last, and the weights of their shares.
-
-        Examples
-        --------
-        >>> history = WorkerHistory(3).changed([0, 1], epoch=5, carried=5)
-        >>> history.trained_in(5, 3), history.trained_in(5, 2) == history
-        (WorkerHistory(n_workers=3, changes=(), first_weights=()), True)
         """
         history = self
         trained = n_workers, weights
@@ -364,12 +313,8 @@ class Handover:
 
         Parameters
         ----------
-        change
-            The change.
         before, after
             ``(n,)`` int64 each, numbers of slots of the workers before and after. Their sums are equal.
-        path
-            Names the random numbers, as in :func:`~dshuffle.planning.randomness.random_words`.
         """
         former = np.array(change.former, np.int64)
         stays = np.flatnonzero(former != NEW)
@@ -409,11 +354,6 @@ def sizes_after(change: WorkerChange, before: NDArray[np.int64]) -> NDArray[np.i
     """``(n,)`` int64, the numbers of slots after a change. Without weights they differ by at most one.
 
     The workers that have most slots then get the larger numbers, so that no sample moves needlessly.
-
-    Examples
-    --------
-    >>> sizes_after(WorkerChange(1, 0, 3, (2, 0, NEW)), np.array([3, 3, 4]))
-    array([4, 3, 3])
     """
     if change.weights:
         return share_sizes(int(before.sum()), change.weights)
@@ -455,15 +395,6 @@ class SlotExchange:
         ``ORDERS`` bijections of the ranks.
     distances
         ``(count,)`` int64, how far round ``i`` shifts the ranks.
-
-    Examples
-    --------
-    >>> exchange = SlotExchange.drawn(np.array([5, 5, 6]), 2, False, "example", 7)
-    >>> workers, rounds = np.array([0, 1, 2]), np.array([1, 1, 1])
-    >>> exchange.destinations(workers, rounds)
-    array([1, 2, 0])
-    >>> exchange.sources(exchange.destinations(workers, rounds), rounds)
-    array([0, 1, 2])
     """
 
     count: int
@@ -479,10 +410,6 @@ class SlotExchange:
         ----------
         sizes
             ``(n,)``, the slots of each worker; at least ``count``.
-        fixed_points
-            Whether a round may send every sample to the worker that has it.
-        path
-            Names the random numbers, as in :func:`~dshuffle.planning.randomness.random_words`.
         """
         n_workers = len(sizes)
         slots, orders, distances = random_words(3, *path)
@@ -549,8 +476,6 @@ class Era:
 
     Parameters
     ----------
-    epoch
-        The first one.
     sizes
         ``(n,)`` int64, the slots of each worker.
     count
@@ -581,14 +506,6 @@ class Slots:
         Whether a worker may receive its own samples in an exchange, and the seed of the shuffle.
     epochs
         Which epochs have an exchange.
-
-    Examples
-    --------
-    >>> slots = Slots.of(Blocks.contiguous(12, 3), (), lambda n_workers: 1, fixed_points=False, seed=7)
-    >>> slots.samples_of(0, epoch=0), slots.samples_of(0, epoch=1)
-    (array([0, 1, 2, 3]), array([0, 6, 2, 3]))
-    >>> slots.ranks_of(np.array([0, 6, 1]), epoch=1)
-    array([0, 0, 2], dtype=int32)
     """
 
     first: Blocks
@@ -607,17 +524,7 @@ class Slots:
         fixed_points: bool,
         seed: int,
     ) -> Slots:
-        """Slots of workers that have changed.
-
-        Parameters
-        ----------
-        first, fixed_points, seed
-            See :class:`Slots`.
-        changes
-            How the workers changed.
-        count
-            Returns the samples that each of a number of workers exchanges.
-        """
+        """Slots of workers that have changed."""
         eras = [Era(0, first.sizes, count(first.n_workers))]
         for number, change in enumerate(changes):
             before, after = eras[-1].sizes, sizes_after(change, eras[-1].sizes)

@@ -41,13 +41,7 @@ STEP = 4
 
 
 def loads_of(cluster: ClusterRates, work: Work, *, most_samples: int = MOST_SAMPLES) -> Loads:
-    """Count the loads for :func:`~dshuffle.planning.cost.predict`. They do not depend on the rates of the cluster.
-
-    Raises
-    ------
-    InvalidParameter
-        If the way is not possible.
-    """
+    """Count the loads for :func:`~dshuffle.planning.cost.predict`. They do not depend on the rates of the cluster."""
     n, q = cluster.n_workers, work.n_samples
     if q < n:
         raise InvalidParameter.of("n_samples", q, f"an integer >= {n}", "There are fewer samples than workers.")
@@ -93,15 +87,6 @@ def first_load(work: Work, cluster: ClusterRates) -> Loads:
     """Loads of loading the first partitions: every chunk is read once, and its rows go to the workers that hold them.
 
     Nothing is sent if all rows of a chunk go to one worker.
-
-    Examples
-    --------
-    >>> from dshuffle.planning import Choices
-    >>> cluster, work = ClusterRates(4, 1e8, 1e8), Work(6400, 100, chunk_rows=64)
-    >>> [float(bytes_.sum()) for loads in [first_load(work, cluster)] for bytes_ in (loads.read, loads.worker_in)]
-    [640000.0, 499200.0]
-    >>> float(first_load(work.with_choices(sharding="contiguous"), cluster).worker_in.sum())
-    0.0
     """
     n, row_nbytes = cluster.n_workers, work.row_nbytes
     whole = work.in_chunks or work.choices.sharding == "contiguous" or work.chunk_rows == 1

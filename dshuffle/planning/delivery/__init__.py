@@ -37,13 +37,7 @@ __all__ = [
 
 
 def by_name(deliveries: Iterable[Delivery]) -> dict[str, Delivery]:
-    """Deliveries by name, in this order.
-
-    Raises
-    ------
-    ValueError
-        If two have the same name: a subclass has inherited it.
-    """
+    """Deliveries by name, in this order."""
     named: dict[str, Delivery] = {}
     for delivery in deliveries:
         if delivery.name in named:
@@ -63,42 +57,19 @@ SIMPLEST = PEER.name
 
 
 def get_delivery(name: str) -> Delivery:
-    """The delivery of a name.
-
-    Raises
-    ------
-    InvalidParameter
-        If there is none; the message lists the known ones.
-    """
+    """The delivery of a name."""
     if name not in DELIVERIES:
         raise InvalidParameter.of("delivery", name, f"one of {sorted(DELIVERIES)}")
     return DELIVERIES[name]
 
 
 def suitable_deliveries(circumstances: Circumstances) -> list[Delivery]:
-    """The deliveries that are worth considering on a cluster, simpler ones first.
-
-    Examples
-    --------
-    >>> [delivery.name for delivery in suitable_deliveries(Circumstances(4, excess=True, has_storage=False))]
-    ['peer', 'server', 'clique', 'ubershuffle', 'coded']
-    """
+    """The deliveries that are worth considering on a cluster, simpler ones first."""
     return [delivery for delivery in DELIVERIES.values() if delivery.suits(circumstances)]
 
 
 def check_delivery(name: str, n_workers: int, *, excess: bool = False) -> None:
-    """Raise an error if a delivery is unknown or does not support these workers or caches.
-
-    Parameters
-    ----------
-    excess
-        Whether workers hold more than their shares.
-
-    Raises
-    ------
-    InvalidParameter
-        Saying which deliveries would do.
-    """
+    """Raise an error if a delivery is unknown or does not support these workers or caches."""
     delivery = get_delivery(name)
     if delivery.supports(n_workers, excess=excess):
         return
@@ -126,37 +97,10 @@ def plan_delivery(
 
     Parameters
     ----------
-    name
-        Name in :data:`DELIVERIES`.
     holders
         ``(q, words)`` integer masks of the workers that hold each sample; ``(q,)`` also for up to 64 workers.
     destinations
         ``(q,)`` integers, the worker that will train on each sample.
-    n_workers
-        Number of workers.
-    seed
-        Seed for breaking ties.
-    start
-        Good packets that are known beforehand, such as those of an ``aligned`` assignment. ``clique`` extends them;
-        the other deliveries make their own plan.
-    hosts
-        Host of each worker, numbered. Where peers send rows, those on the host of the destination are preferred.
-    weights
-        Relative share of each worker, if shares are unequal. Where peers send rows, they send in proportion to it.
-    options
-        Options of the delivery.
-
-    Raises
-    ------
-    InvalidParameter
-        If the delivery is unknown (the message lists the known ones), an array has a wrong shape or range, or the
-        delivery cannot deliver a sample.
-
-    Examples
-    --------
-    >>> plan = plan_delivery("peer", holders=[0b01, 0b10, 0b10], destinations=[1, 1, 0], n_workers=2)
-    >>> plan.samples, plan.destinations, plan.senders
-    (array([0, 2]), array([1, 0], dtype=int32), array([0, 1], dtype=int32))
     """
     n_workers = as_integer("n_workers", n_workers, 1)
     check_delivery(name, n_workers)

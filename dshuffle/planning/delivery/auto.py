@@ -27,18 +27,6 @@ class AutoDelivery:
     ----------
     predicted
         Delivery -> predicted seconds of an exchange; at least one delivery. The first wins a tie.
-
-    Examples
-    --------
-    >>> auto = AutoDelivery({"peer": 1.0, "storage": 1.5})
-    >>> auto.choose()
-    'peer'
-    >>> auto.observe("peer", 4.0)
-    >>> auto.choose()
-    'peer'
-    >>> auto.observe("peer", 3.9)
-    >>> auto.choose()
-    'storage'
     """
 
     def __init__(self, predicted: Mapping[str, float]) -> None:

@@ -26,19 +26,6 @@ def find_cycles(holders: Holders, workers: Samples, n_workers: int) -> tuple[Sam
         ``(S, words)`` masks of the needed samples.
     workers
         ``(S,)`` int64, the destinations of the samples.
-
-    Returns
-    -------
-    members : (C,) int64
-        Indices of samples, cycle after cycle. The destination of a sample holds the next one around the cycle.
-    offsets : (n_cycles + 1,) int64
-        Cycle c has ``members[offsets[c]:offsets[c + 1]]``.
-
-    Examples
-    --------
-    >>> members, offsets = find_cycles(np.array([[1], [2], [4], [1]], dtype=np.uint64), np.array([1, 2, 0, 1]), 3)
-    >>> members, offsets
-    (array([0, 1, 2]), array([0, 3]))
     """
     order, starts = group_by(workers, n_workers)
     lengths = np.array([2, 3, 4, 6, n_workers] if n_workers <= 64 else [2, 3], dtype=np.int64)
@@ -151,13 +138,6 @@ def pack_small_cliques(holders: Holders, workers: Samples, n_workers: int, *, se
         ``(D, words)`` masks of the needed samples.
     workers
         ``(D,)`` int64, the destinations of the samples.
-
-    Returns
-    -------
-    members : (D,) int64
-        Indices of samples, packet after packet.
-    offsets : (P + 1,) int64
-        Packet p has ``members[offsets[p]:offsets[p + 1]]``.
 
     Notes
     -----
@@ -292,11 +272,6 @@ def plan_clique(plan_input: PlanInput) -> Packets:
 
     Packets to start from, such as those that an ``aligned`` assignment was drawn with, are kept unchanged. Only the
     samples that they do not deliver are packed.
-
-    Raises
-    ------
-    InvalidParameter
-        If ``start`` delivers a sample twice, or one that is not needed.
 
     References
     ----------

@@ -31,13 +31,6 @@ _PATIENCE = 16_000
 def pack_cliques(tables: Tables, n_workers: int, *, seed: int) -> tuple[Samples, Samples]:
     """Assign every sample of the tables to a packet.
 
-    Returns
-    -------
-    members : (D,) int64
-        Indices into ``tables.samples``, packet after packet.
-    offsets : (P + 1,) int64
-        Packet p has ``members[offsets[p]:offsets[p + 1]]``.
-
     Notes
     -----
     Packets grow one at a time from a seed sample; samples with small sets are seeds first. Four rules keep them full:

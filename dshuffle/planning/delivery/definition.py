@@ -33,10 +33,6 @@ class PlanInput:
         ``(q, words)`` uint64 masks of the workers that hold each sample.
     destinations
         ``(q,)`` int32, the worker that will train on each sample.
-    n_workers
-        Number of workers.
-    seed
-        Seed for breaking ties.
     start
         Good packets that are known beforehand.
     hosts
@@ -126,8 +122,6 @@ class Demand:
         Number of samples in the dataset, bytes of a sample, and samples of a chunk of the store.
     relay
         How packets of several samples travel.
-    in_chunks
-        Whether whole chunks move.
     n_planned
         Number of samples that were planned.
     growth
@@ -165,10 +159,6 @@ def loads_of_hops(
     ----------
     senders, destinations
         ``(m,)`` ends of each hop.
-    row
-        Bytes that a hop stands for.
-    sent
-        Hops from the server in the job, if it is not as many as in the plan. Workers send what the server does not.
     """
     n, served = demand.n_workers, int(np.count_nonzero(senders == SERVER))
     sent = float(served) if sent is None else sent
@@ -185,15 +175,7 @@ def loads_of_one_hop(demand: Demand, plan: Packets) -> Loads:
 
 
 def messages_of_rows(loads: Loads, row_nbytes: int, n_flows: int, rate: float) -> float:
-    """Estimate the number of messages if rows go in as few as possible.
-
-    Parameters
-    ----------
-    n_flows
-        Pairs of participants that send to each other.
-    rate
-        Rate of the links in bytes per second; infinite for full messages.
-    """
+    """Estimate the number of messages if rows go in as few as possible."""
     rows = loads.rows_received(row_nbytes)
     longest = Pacing.of(rate, message_bytes=MESSAGE_BYTES, window_bytes=WINDOW_BYTES).message_nbytes
     full = max(1, longest // row_nbytes)
@@ -255,8 +237,6 @@ class Delivery(ABC):
 
     Attributes
     ----------
-    name
-        What users call it.
     plan
         Function that plans its packets.
     transport
@@ -310,13 +290,7 @@ class Delivery(ABC):
         return f"<delivery {self.name!r}>"
 
     def own_part(self, moves: Moves, n_workers: int) -> tuple[PartsByWorker, PartsByWorker]:
-        """What a worker receives and sends if it plans alone, for deliveries with ``plans_own_parts``.
-
-        Returns
-        -------
-        receives, sends : dict
-            Participant -> samples.
-        """
+        """What a worker receives and sends if it plans alone, for deliveries with ``plans_own_parts``."""
         raise NotImplementedError(f"workers do not plan their own parts of the delivery {self.name!r}")
 
     @property
@@ -351,17 +325,7 @@ class Delivery(ABC):
         )
 
     def gains_by(self, *, needs_holders: bool, in_chunks: bool, excess: bool) -> bool:
-        """Whether it is a way of its own with an assignment; otherwise another assignment does the same.
-
-        Parameters
-        ----------
-        needs_holders
-            Whether the assignment is drawn so that packets combine many samples.
-        in_chunks
-            Whether whole chunks move.
-        excess
-            Whether workers hold more than their shares.
-        """
+        """Whether it is a way of its own with an assignment; otherwise another assignment does the same."""
         return not needs_holders
 
     def check_storage(self, storage: float | None) -> None:
@@ -370,15 +334,7 @@ class Delivery(ABC):
             raise InvalidParameter.of("storage", None, f"bytes a second for the delivery {self.name!r}")
 
     def passed_on(self, n_workers: int, *, relay: str, in_chunks: bool, most_incoming: int) -> int:
-        """Maximum number of rows, or packets, that a worker keeps to pass them on to others.
-
-        Parameters
-        ----------
-        in_chunks
-            Whether whole chunks move.
-        most_incoming
-            Maximum number of rows that a worker receives.
-        """
+        """Maximum number of rows, or packets, that a worker keeps to pass them on to others."""
         return 0
 
     @abstractmethod

@@ -41,19 +41,6 @@ class WorkerGrid:
     ----------
     n_workers
         Number of workers, at least 1.
-
-    Raises
-    ------
-    InvalidParameter
-        If there are no workers.
-
-    Examples
-    --------
-    >>> grid = WorkerGrid(8)  # 0 1 2 / 3 4 5 / 6 7
-    >>> grid.n_columns, grid.column_of(4), grid.forwarder(3, 7)
-    (3, array([1, 4, 7]), 4)
-    >>> grid.senders_through(4), grid.forwarder(6, 5)
-    (array([3, 4, 5]), 2)
     """
 
     n_workers: int

@@ -43,12 +43,6 @@ def shuffle_matrix(owners: ArrayLike, destinations: ArrayLike, n_workers: int) -
     References
     ----------
     Attia and Tandon (2016), definitions 1 and 2; see docs/papers.md.
-
-    Examples
-    --------
-    >>> shuffle_matrix([0, 0, 1, 1], [0, 1, 1, 0], 2)
-    array([[1, 1],
-           [1, 1]])
     """
     n_workers = as_integer("n_workers", n_workers, 1)
     before = as_ranks("owners", owners, n_workers)
@@ -65,13 +59,6 @@ def leftover_matrix(shuffle: ArrayLike) -> Matrix:
     References
     ----------
     Attia and Tandon (2016), definition 3; see docs/papers.md.
-
-    Examples
-    --------
-    >>> leftover_matrix([[2, 1, 2], [2, 1, 2], [1, 3, 1]])
-    array([[0, 0, 1],
-           [1, 0, 0],
-           [0, 1, 0]])
     """
     matrix = as_matrix("shuffle", shuffle)
     return matrix - np.minimum(matrix, matrix.T)
@@ -93,11 +80,6 @@ def plan_leftover(plan_input: PlanInput) -> Packets:
     """Plan packets of at most two samples from the server.
 
     The seed chooses among the workers that are equally good to ignore.
-
-    Raises
-    ------
-    InvalidParameter
-        If more than one worker holds a sample.
 
     References
     ----------

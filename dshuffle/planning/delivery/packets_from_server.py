@@ -63,15 +63,7 @@ class Tables:
 
     @classmethod
     def of(cls, holders: Holders, destinations: Ranks, n_workers: int) -> Tables:
-        """Build the tables of the needed samples from checked arrays, for at most 64 workers.
-
-        Examples
-        --------
-        >>> holders = np.array([[0b010], [0b011], [0b001]], dtype=np.uint64)
-        >>> tables = Tables.of(holders, np.array([0, 2, 1], dtype=np.int32), 3)
-        >>> tables.masks, tables.columns, tables.workers, tables.samples
-        (array([3, 7], dtype=uint64), array([0, 2, 3]), array([0, 1, 2], dtype=int32), array([0, 2, 1]))
-        """
+        """Build the tables of the needed samples from checked arrays, for at most 64 workers."""
         needed = missing_samples(holders, destinations)
         workers = destinations[needed]
         masks = holders[needed, 0] | (np.uint64(1) << workers.astype(np.uint64))

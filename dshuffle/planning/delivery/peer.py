@@ -32,11 +32,6 @@ def plan_peer(plan_input: PlanInput) -> Packets:
     more than it receives, and a worker whose link is slow has less of both. Holders on the destination's host come
     first, because their rows do not cross the network. Sends within hosts and sends between hosts are balanced
     separately.
-
-    Raises
-    ------
-    InvalidParameter
-        If no worker holds a needed sample.
     """
     holders, n_workers, hosts = plan_input.holders, plan_input.n_workers, plan_input.hosts
     weights = np.array(plan_input.weights or (1,) * n_workers, np.int64)

@@ -47,14 +47,6 @@ class Batches:
 
         Batches that are sent at a time share the link, so each arrives later than alone. If all workers have one at a
         time, the server pauses after each. With ``at_a_time=0``, requests of other workers wait already.
-
-        Examples
-        --------
-        >>> batches = Batches.of([5, 3, 2])
-        >>> batches.sent, batches.left, batches.pauses
-        (array([0.5, 0.8, 1. ]), array([1. , 0.5, 0.2]), 2)
-        >>> Batches.of([5, 3, 2], at_a_time=2).sent
-        array([0.8, 1. , 1. ])
         """
         parts = np.asarray(sizes) / np.sum(sizes)
         until = np.cumsum(parts)
@@ -65,20 +57,6 @@ class Batches:
         """Return how long an exchange takes at least.
 
         After each batch has arrived, all that is left has to go through the links of the worker.
-
-        Parameters
-        ----------
-        server
-            Seconds in which the server sends all packets.
-        to_others, from_others
-            Seconds in which the links of a worker pass what it sends to other workers, and receives from them.
-        from_server
-            Seconds in which the link into a worker passes what the server sends to it.
-
-        Examples
-        --------
-        >>> Batches.of([5, 3, 2]).seconds(server=1.0, to_others=0.5, from_others=0.6, from_server=0.25)  # the first one
-        1.225
         """
         arriving = self.left * from_others + (1 - self.sent) * from_server
         return float((self.sent * server + np.maximum(self.left * to_others, arriving)).max())
@@ -116,27 +94,7 @@ class Hops:
 
 
 def route(relay: str, plan: Packets, n_workers: int, batch: int) -> Hops:
-    """Return the hops of a plan whose packets come from the server.
-
-    Parameters
-    ----------
-    relay
-        Name in :data:`RELAYS`.
-    batch
-        Maximum number of packets that a relay waits for before it passes them on.
-
-    Raises
-    ------
-    InvalidParameter
-        If the relay is unknown.
-
-    Examples
-    --------
-    >>> plan = Packets(np.array([0, 3]), np.arange(3), np.array([2, 0, 1], np.int32), np.array([-1], np.int32))
-    >>> hops = route("pipelined", plan, 3, batch=1)
-    >>> hops.senders, hops.opens, hops.waits_for
-    (array([-1,  2,  2], dtype=int32), array([ 0, -1, -1], dtype=int32), array([-1,  0,  0], dtype=int32))
-    """
+    """Return the hops of a plan whose packets come from the server."""
     if relay not in RELAYS:
         raise InvalidParameter.of("relay", relay, f"one of {sorted(RELAYS)}")
     packets = np.repeat(np.arange(plan.n_packets), np.diff(plan.offsets))
@@ -155,11 +113,6 @@ def packets_per_batch(
 
     They make one message. The window has room for one such message from every other participant, so a worker can
     request one from each at any time.
-
-    Examples
-    --------
-    >>> packets_per_batch(96_000, 8, 1024), packets_per_batch(960, 8, 1024), packets_per_batch(96_000, 8, 2**20)
-    (1000, 512, 4)
     """
     row = max(1, row_nbytes)
     best = max(n_packets // (n_workers * BATCHES), LEAST_BATCH_BYTES // row)
@@ -167,13 +120,7 @@ def packets_per_batch(
 
 
 def batch_sizes(n_packets: int, n_workers: int, row_nbytes: int) -> list[int]:
-    """Return the number of packets in each batch of a worker that relays ``1 / n_workers`` of ``n_packets``.
-
-    Examples
-    --------
-    >>> batch_sizes(8000, 8, 1024), len(batch_sizes(96_000, 8, 1024))
-    ([333, 222, 148, 128, 128, 41], 16)
-    """
+    """Return the number of packets in each batch of a worker that relays ``1 / n_workers`` of ``n_packets``."""
     return _batches(max(1, n_packets // n_workers), packets_per_batch(n_packets, n_workers, row_nbytes))
 
 

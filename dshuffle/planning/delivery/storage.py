@@ -66,11 +66,6 @@ def chunks_hit(n_samples: int, chunk_rows: int, n_rows: float) -> float:
     """Expected number of distinct chunks that contain ``n_rows`` samples drawn at random without replacement.
 
     A chunk of c samples contains none of r samples out of q with probability of about ``(1 - r / q) ** c``.
-
-    Examples
-    --------
-    >>> chunks_hit(6400, 64, 6400), round(chunks_hit(6400, 64, 100), 1), round(chunks_hit(6400, 1, 100), 1)
-    (100.0, 63.5, 100.0)
     """
     part = n_rows / n_samples
     chunks = n_samples / chunk_rows if n_samples > chunk_rows else 1.0

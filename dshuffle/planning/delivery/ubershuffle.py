@@ -25,20 +25,7 @@ from dshuffle.planning.grouping import group_by, lowest_bit, popcount
 
 
 def plan_ubershuffle(plan_input: PlanInput, depth: int = 2) -> Packets:
-    """Plan the packets of ``coded`` after moving samples to tables of subsets with shorter columns.
-
-    Parameters
-    ----------
-    depth
-        Maximum number of workers by which a set may exceed the set that it gives samples to, at least 1 (the
-        paper's nu). The time grows with the number of supersets within this depth: some tenths of a second for a
-        million samples of 20 workers at depth 2, two seconds for a hundred thousand samples of 64 workers.
-
-    Raises
-    ------
-    InvalidParameter
-        If the depth is not an integer >= 1.
-    """
+    """Plan the packets of ``coded`` after moving samples to tables of subsets with shorter columns."""
     depth = as_integer("depth", depth, 1, "Use the delivery 'coded' to move no samples.")
     n_workers = plan_input.n_workers
     tables = Tables.of(plan_input.holders, plan_input.destinations, n_workers)

@@ -35,15 +35,8 @@ class CheckpointFile:
     ----------
     url
         The file or object, as the user names it.
-    dataset
-        Dataset of the session.
     new
         Whether the folder is made if it does not exist.
-
-    Raises
-    ------
-    CheckpointError
-        If another open session has it, or it cannot be written.
     """
 
     def __init__(self, url: str | os.PathLike[str], dataset: Dataset, *, new: bool = True) -> None:
@@ -54,13 +47,7 @@ class CheckpointFile:
         self._lock.enter_context(checkpoint_lock(checkpoint_place(url), new=new))
 
     def check_empty(self) -> None:
-        """Refuse to overwrite the state of another session.
-
-        Raises
-        ------
-        CheckpointError
-            If there is one.
-        """
+        """Refuse to overwrite the state of another session."""
         check_no_checkpoint(self.url, self._dataset)
 
     def write(self, state: Mapping[str, Any]) -> None:
@@ -80,19 +67,6 @@ def checkpoint_lock(place: str, *, new: bool = True) -> Iterator[None]:
 
     The lock is on a file beside the checkpoint, which is removed in the end. It goes away with the process, however
     that ends.
-
-    Parameters
-    ----------
-    place
-        Canonical URL of the checkpoint.
-    new
-        Whether the folder is made if it does not exist.
-
-    Raises
-    ------
-    CheckpointError
-        If another open session has this checkpoint, or it cannot be written. Both are found before any training. Also
-        if there is no folder, unless it is made.
     """
     if not is_local(place):
         yield

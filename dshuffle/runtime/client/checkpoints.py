@@ -55,25 +55,6 @@ def write_checkpoint(
     """Write a state to a file or an object, which replaces an earlier one at once or not at all.
 
     The options of the dataset's store are used if the URL has the same scheme and host, or is another bucket.
-
-    Parameters
-    ----------
-    url
-        The file or object.
-    state
-        The state.
-    dataset
-        Dataset of the session.
-    patience
-        Seconds for which to try it again.
-    was_written
-        Whether this checkpoint was written before. So any error may pass, and a missing folder is not made again:
-        it may be a file system that is away for a moment.
-
-    Raises
-    ------
-    CheckpointError
-        If it cannot be written.
     """
     place = checkpoint_place(url)
     data = json.dumps({"checksum": _checksum(state), "state": dict(state)}, indent=1).encode()
@@ -88,13 +69,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, Any]:
-    """Read the state that :func:`write_checkpoint` wrote for a session on this dataset.
-
-    Raises
-    ------
-    CheckpointError
-        If there is none, or it is damaged.
-    """
+    """Read the state that :func:`write_checkpoint` wrote for a session on this dataset."""
     state = find_checkpoint(url, dataset)
     if state is None:
         raise CheckpointError(
@@ -106,24 +81,7 @@ def read_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, 
 def find_checkpoint(
     url: str | os.PathLike[str], dataset: Dataset, *, patience: float = 0.0, was_written: bool = False
 ) -> dict[str, Any] | None:
-    """Read a checkpoint; None if there is none.
-
-    Parameters
-    ----------
-    url
-        The file or object.
-    dataset
-        Dataset of the session.
-    patience
-        Seconds for which to try it again if it cannot be read.
-    was_written
-        Whether this checkpoint was written before. If it is missing, it cannot be read at the moment.
-
-    Raises
-    ------
-    CheckpointError
-        If it is damaged, cannot be read, or another user of this machine may have written it.
-    """
+    """Read a checkpoint; None if there is none."""
 
     def read() -> bytes | None:
         place = checkpoint_place(url)
@@ -150,13 +108,7 @@ def find_checkpoint(
 
 
 def check_no_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> None:
-    """Refuse to overwrite a checkpoint.
-
-    Raises
-    ------
-    CheckpointError
-        If there is one.
-    """
+    """Refuse to overwrite a checkpoint."""
     state = find_checkpoint(url, dataset)
     if state is not None:
         raise CheckpointError(
@@ -166,13 +118,7 @@ def check_no_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> None:
 
 
 def checkpoint_place(url: str | os.PathLike[str]) -> str:
-    """The canonical URL of a checkpoint.
-
-    Raises
-    ------
-    InvalidParameter
-        If it is not one of a file or object in a folder.
-    """
+    """The canonical URL of a checkpoint."""
     try:
         place = canonical_url(url)
     except InvalidParameter:
@@ -184,13 +130,7 @@ def checkpoint_place(url: str | os.PathLike[str]) -> str:
 
 
 def may_pass(error: OSError | DatasetError) -> bool:
-    """Whether an error of a store may go away by itself.
-
-    Examples
-    --------
-    >>> may_pass(OSError(errno.EIO, "I/O error")), may_pass(PermissionError(errno.EACCES, "denied"))
-    (True, False)
-    """
+    """Whether an error of a store may go away by itself."""
     if isinstance(error, DatasetError):
         return error.transient
     return error.errno is not None and error.errno not in LASTING

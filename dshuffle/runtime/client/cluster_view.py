@@ -52,26 +52,7 @@ def answer(
     seconds: float | None = None,
     work_seconds: float = 0.0,
 ) -> T:
-    """Return the answer to a call.
-
-    Parameters
-    ----------
-    call
-        Makes the call. It runs on the client's event loop.
-    sender
-        Who is to answer, for the log and the error.
-    seconds
-        How long to wait, but at least 15 s. By default ``dshuffle.timeout``.
-    work_seconds
-        How long the work takes that is called for. The wait is longer by this time, and is logged later.
-
-    Raises
-    ------
-    TimeoutError
-        If there is no answer in time.
-    OSError
-        If the connection is lost.
-    """
+    """Return the answer to a call."""
     result: T = client.sync(_within, limit_of(seconds), call, sender, work_seconds)
     return result
 
@@ -93,13 +74,6 @@ def run_on_workers(
     """Run a function on all workers as :meth:`distributed.Client.run` does, and return the results by address.
 
     ``answer_seconds`` and ``work_seconds`` are those of :func:`answer`.
-
-    Raises
-    ------
-    TimeoutError
-        If there is no answer within ``dshuffle.timeout``.
-    OSError
-        If a connection is lost.
     """
     names = None if workers is None else list(workers)
 
@@ -143,16 +117,6 @@ def cluster_info(client: Client, seconds: float | None = None) -> dict[str, Any]
 
     ``Client.scheduler_info`` is not reliable for this: it returns an attribute that the client refreshes every few
     seconds without the workers, so sometimes there seem to be none.
-
-    Parameters
-    ----------
-    seconds
-        How long to wait for the answer, but at least 15 s. By default ``dshuffle.timeout``.
-
-    Raises
-    ------
-    ClusterError
-        If the scheduler cannot be reached, or does not answer.
     """
     scheduler: Any = client.scheduler
     name = f"the scheduler at {getattr(scheduler, 'address', 'an unknown address')}"
@@ -170,15 +134,7 @@ def running_workers(information: Mapping[str, Any], choice: WorkerChoice = EVERY
 
 
 def resolved_choice(client: Client, options: SessionOptions) -> WorkerChoice:
-    """The workers that a session may have, by all their names, after a check against those of the cluster.
-
-    Raises
-    ------
-    InvalidParameter
-        If no worker has a name in ``workers``. In an elastic session it is enough if ``min_workers`` of them are there.
-    ClusterError
-        If no worker has the resources.
-    """
+    """The workers that a session may have, by all their names, after a check against those of the cluster."""
     choice = options.choice
     if not choice.is_restricted:
         return choice
@@ -347,21 +303,6 @@ def wait_for_workers(
     ``Client.wait_for_workers`` is not reliable for this: it replaces what the cluster object knows of its workers. If a
     worker leaves at this moment, the cluster object fails with a KeyError, and never again starts another worker in
     place of a lost one.
-
-    Parameters
-    ----------
-    waiting
-        Called every two seconds. It may raise an error to end the wait. By default a line is logged, less and less
-        often.
-    limit
-        Name of the parameter or setting that says how long to wait.
-    choice
-        The workers that count.
-
-    Raises
-    ------
-    ClusterError
-        If there are not enough in time, or the cluster knows that there will not be, or the scheduler does not answer.
     """
     as_integer("min_workers", min_workers, 1)
     seconds = as_seconds("patience", patience)

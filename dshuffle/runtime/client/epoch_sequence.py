@@ -69,15 +69,7 @@ class Membership:
         self._refused: messages.MemberChanges | None = None  # workers with which no session could be opened
 
     def prefetch(self, epoch: int, records: Sequence[EpochRecord]) -> None:
-        """Start the exchange for the next epoch, on the workers that will train in it.
-
-        Parameters
-        ----------
-        epoch
-            The next epoch.
-        records
-            All epochs that were recorded, in order.
-        """
+        """Start the exchange for the next epoch, on the workers that will train in it."""
         if self._following is None and not self._exchanging:
             self._open_following(epoch, records)
         (self._following or self.current).calls.tell("prefetch")
@@ -336,13 +328,7 @@ class EpochSequence:
     # -- in an epoch -------------------------------------------------------------------------------------------
 
     def check_current(self, tasks: EpochTasks) -> None:
-        """Refuse new tasks of an epoch that is not the current one.
-
-        Raises
-        ------
-        ClusterError
-            If the epoch has ended, or this is a forked process.
-        """
+        """Refuse new tasks of an epoch that is not the current one."""
         if self.closed or tasks is not self.position.tasks:
             now = "closed" if self.closed else f"on epoch {self.epoch}"
             raise ClusterError(f"epoch {tasks.epoch} has ended; its shuffler is {now}", transient=False)
@@ -369,13 +355,7 @@ class EpochSequence:
     # -- the state ---------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """The state, with how far the tasks of the current epoch say they are.
-
-        Raises
-        ------
-        ClusterError
-            If the session has ended, or a worker does not answer.
-        """
+        """The state, with how far the tasks of the current epoch say they are."""
         if self.closed:
             raise ClusterError("this Shuffler is closed. Take its state before", transient=False)
         counts: tuple[int, ...] = ()

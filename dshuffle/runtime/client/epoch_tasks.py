@@ -32,22 +32,7 @@ def submit_to_all(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> list[Future[Any]]:
-    """Submit one task ``fn(partition, *args, **kwargs)`` to each worker, if possible in one message to the scheduler.
-
-    Parameters
-    ----------
-    addresses
-        Addresses of the workers, by rank.
-    call
-        Number of this call within the epoch.
-    args, kwargs
-        Arguments of ``fn``. A :class:`PerRank` has one value for each worker.
-
-    Raises
-    ------
-    InvalidParameter
-        If a :class:`PerRank` does not have one value per worker.
-    """
+    """Submit one task ``fn(partition, *args, **kwargs)`` to each worker, if possible in one message."""
     ranks = range(len(addresses))
     for value in (*args, *kwargs.values()):
         if isinstance(value, PerRank) and len(value.values) != len(ranks):
@@ -76,13 +61,7 @@ def submit_to_all(
 
 
 def worker_of(addresses: Sequence[str], key: str) -> list[str]:
-    """Workers on which a task may run, from the rank at the end of its key. The scheduler calls this function.
-
-    Examples
-    --------
-    >>> worker_of(["tcp://10.0.0.1:1", "tcp://10.0.0.2:2"], "train-dshuffle-abc-3-0-1")
-    ['tcp://10.0.0.2:2']
-    """
+    """Workers on which a task may run, from the rank at the end of its key. The scheduler calls this function."""
     return [addresses[rank_of_key(key)]]
 
 
@@ -96,8 +75,6 @@ class EpochTasks:
 
     Parameters
     ----------
-    epoch
-        Number of the epoch.
     n_calls
         Number of calls so far. Calls whose tasks are not waited for count, too.
     calls
@@ -167,14 +144,7 @@ class EpochTasks:
                     continue
 
     def end(self, session: SessionClient) -> None:
-        """Wait for all tasks, and end the epoch.
-
-        Raises
-        ------
-        Exception
-            If tasks failed, were cancelled or lost. The error of a task is raised as it is. A lost worker may have
-            caused other errors or be caused by them, so it is raised if there is no other error.
-        """
+        """Wait for all tasks, and end the epoch."""
         try:
             self._end(session)
         except Exception as error:

@@ -37,17 +37,8 @@ class OpenSession:
     ----------
     client
         The Dask client, on whose scheduler the plugin is installed.
-    request
-        What to open.
     silence
         What earlier sessions of the same shuffler know of the scheduler.
-
-    Raises
-    ------
-    CacheBudgetError
-        If a worker's cache partition does not fit.
-    ClusterError
-        If there are no workers, or a worker cannot be set up.
     """
 
     def __init__(self, client: Client, request: SessionRequest, silence: Silence | None = None) -> None:
@@ -121,12 +112,6 @@ class OpenSession:
         """Open a session that goes on with an epoch, on the workers that the cluster has now.
 
         Its workers read their first partitions from the workers of this session.
-
-        Parameters
-        ----------
-        weights
-            Other weights of the shares of this session's ranks, whose workers go on alone. None if the choices say how
-            large shares are.
         """
         begins = epoch == self.request.start.epoch  # nobody has trained in this session
         server = self.request.options.server if SERVER in self.addresses else None
@@ -220,15 +205,7 @@ class EpochRecorder:
         }
 
     def end(self, training: tuple[TrainingTime, ...] | None, ended: float) -> None:
-        """Append the record of the current epoch, if it is not recorded yet.
-
-        Parameters
-        ----------
-        training
-            Time of training in the epoch, by rank; None if it is not known, and the epoch is not recorded.
-        ended
-            When its tasks had ended, by ``time.perf_counter()``.
-        """
+        """Append the record of the current epoch, if it is not recorded yet."""
         exchange, self._exchange = self._exchange, None
         if exchange is None or training is None:
             return
@@ -263,15 +240,7 @@ class ShareChanges:
         self._fixed: str | None = None  # id of the session whose shares cannot change
 
     def proposed(self, session: OpenSession, records: Sequence[EpochRecord]) -> Weights | None:
-        """Other weights for the ranks of a session; None if they stay.
-
-        Parameters
-        ----------
-        session
-            The session that trains now.
-        records
-            All epochs that were recorded, in order.
-        """
+        """Other weights for the ranks of a session; None if they stay."""
         if session.request.session_id == self._fixed:
             return None
         choices, start = session.request.choices, session.request.start.epoch

@@ -187,13 +187,7 @@ def new_or_resumed(
     state: Mapping[str, Any] | None,
     options: Mapping[str, Any],
 ) -> Shuffler:
-    """Open a new session, or one that goes on from its checkpoint if there is a ``state`` in it.
-
-    Raises
-    ------
-    CheckpointError
-        If the checkpoint has another way of shuffling than the options.
-    """
+    """Open a new session, or one that goes on from its checkpoint if there is a ``state`` in it."""
     if state is None:
         return Shuffler(client, dataset, checkpoint=checkpoint, **options)
     choices = SessionState.from_dict(state, dataset).choices
@@ -204,24 +198,7 @@ def new_or_resumed(
 
 
 def check_alike(choices: Choices, dataset: Dataset, options: Mapping[str, Any], origin: str, hint: str) -> None:
-    """Refuse to go on with another way of shuffling than the one that is asked for.
-
-    Parameters
-    ----------
-    choices
-        The way of shuffling to go on with.
-    dataset, options
-        The dataset, and the parameters that are asked for.
-    origin
-        What has the choices: "state", or "checkpoint" with its name.
-    hint
-        What to do about a difference.
-
-    Raises
-    ------
-    CheckpointError
-        If they differ.
-    """
+    """Refuse to go on with another way of shuffling than the one that is asked for."""
     names = {field.name for field in dataclasses.fields(Choices)} & CHOOSING & options.keys()
     asked = resolved(dataset, Choices(**{name: options[name] for name in names})).to_dict()
     saved = choices.to_dict()

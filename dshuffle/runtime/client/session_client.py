@@ -49,8 +49,6 @@ class Silence:
     ----------
     leaving
         Whether the shuffler is being closed.
-    reason
-        How it was noticed.
     lost
         Whether the client has been without a connection since then.
     """
@@ -82,14 +80,7 @@ class Silence:
 
 
 def install_plugin(client: Client) -> None:
-    """Install the scheduler plugin, which installs the worker plugin.
-
-    Raises
-    ------
-    ClusterError
-        If that fails, because the scheduler does not answer, or because dshuffle is not installed there. After a lost
-        connection it is tried twice.
-    """
+    """Install the scheduler plugin, which installs the worker plugin."""
     timeout = max(limit_of(), SETUP_TIMEOUT + SETUP_MARGIN)
     for attempt in (1, 2):
         try:
@@ -152,10 +143,6 @@ class SessionClient:
 
     Parameters
     ----------
-    client
-        The Dask client.
-    session_id
-        Id of the session.
     silence
         What earlier sessions of the same shuffler know of the scheduler.
     """
@@ -177,13 +164,7 @@ class SessionClient:
         return not self.forked and self.client.status in ("running", "connecting")
 
     def check_process(self) -> None:
-        """Refuse to go on in a forked process, where no call would ever be answered.
-
-        Raises
-        ------
-        ClusterError
-            If this is another process than the one that opened the session.
-        """
+        """Refuse to go on in a forked process, where no call would ever be answered."""
         if self.forked:
             raise ClusterError(
                 f"this Shuffler works only in process {self._process}, which made it, because the connections of its "
@@ -197,22 +178,7 @@ class SessionClient:
         self.ask(type(None), operation, **message)
 
     def ask(self, kind: type[T], operation: str, **message: Any) -> T:
-        """Call an operation of the scheduler, and return the message in its reply, or raise its error.
-
-        Parameters
-        ----------
-        kind
-            Type of the message.
-        operation
-            Name of the operation.
-        **message
-            Its arguments. The id of the session is added.
-
-        Raises
-        ------
-        ClusterError
-            If the client is closed, or the scheduler does not answer.
-        """
+        """Call an operation of the scheduler, and return the message in its reply, or raise its error."""
         self.check_process()
         started = time.monotonic()
         while True:
@@ -233,13 +199,7 @@ class SessionClient:
                 return message_in(reply, kind, "the scheduler")
 
     def waiting_for(self) -> str:
-        """What the session waits for, in words; empty if that is not known.
-
-        Raises
-        ------
-        ClusterError
-            If the shuffler is being closed, and the scheduler does not answer.
-        """
+        """What the session waits for, in words; empty if that is not known."""
         try:
             return str(self.client.sync(self._waiting))
         except DShuffleError:

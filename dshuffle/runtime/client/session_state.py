@@ -135,13 +135,7 @@ class SessionState:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any], dataset: Dataset) -> Self:
-        """Check a state, and that it is one of this dataset.
-
-        Raises
-        ------
-        CheckpointError
-            If it is damaged, belongs to another dataset, or was written by a release that draws other samples.
-        """
+        """Check a state, and that it is one of this dataset."""
         state = state.get("state", state) if isinstance(state, Mapping) else state  # as a checkpoint has it
         if not isinstance(state, Mapping):
             raise CheckpointError(
@@ -243,15 +237,7 @@ class SessionState:
         return Remainder(self.remainder.epoch + 1, ()) if done else self.remainder
 
     def keywords(self, dataset: Dataset, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters of a :class:`dshuffle.Shuffler` that goes on, with options of the user.
-
-        Raises
-        ------
-        CheckpointError
-            If an array of ranks was given to the earlier session, and is not given again.
-        InvalidParameter
-            If an option would choose other samples.
-        """
+        """Parameters of a :class:`dshuffle.Shuffler` that goes on, with options of the user."""
         keywords = {**self.choices.keywords(), "first_epoch": self.next.epoch}
         for name in sorted(CHOOSING):
             if name in options and str(options[name]) != str(keywords[name]):
@@ -273,13 +259,7 @@ class SessionState:
 
 
 def pickled(value: Any) -> str:
-    """Return a value as text for a state.
-
-    Raises
-    ------
-    CheckpointError
-        If the value cannot be pickled.
-    """
+    """Return a value as text for a state."""
     try:
         return base64.b64encode(dumps(value)).decode()
     except Exception as error:  # whatever the value's own code raises
@@ -287,13 +267,7 @@ def pickled(value: Any) -> str:
 
 
 def unpickled(text: str) -> Any:
-    """Return the value that :func:`pickled` wrote.
-
-    Raises
-    ------
-    CheckpointError
-        If it cannot be read, for instance because a module is missing here.
-    """
+    """Return the value that :func:`pickled` wrote."""
     try:
         return loads(base64.b64decode(text, validate=True))
     except Exception as error:  # whatever the value's own code raises
@@ -366,15 +340,7 @@ class SessionPosition:
         self._histories = {number: history for number, history in self._histories.items() if number > epoch}
 
     def state(self, counts: tuple[int, ...] = (), digest: SampleDigest = NOTHING) -> dict[str, Any]:
-        """The state, as :meth:`dshuffle.Shuffler.state_dict` returns it.
-
-        Parameters
-        ----------
-        counts
-            For each rank, the number of samples of the current epoch that it has trained on in this session.
-        digest
-            Digest of these samples.
-        """
+        """The state, as :meth:`dshuffle.Shuffler.state_dict` returns it."""
         reached, history = self._remainder(counts, digest), self._history()
         if self._pickled is None:
             if any(counts) and self._covered < reached.epoch:  # None is attached where the caller keeps the model
@@ -441,22 +407,6 @@ def resumption(
 
     No other session can write the checkpoint meanwhile. The session that the body opens releases it; an error in the
     body does so, too.
-
-    Parameters
-    ----------
-    dataset
-        Dataset of the session.
-    state
-        The state, or the place of a checkpoint.
-    options
-        What the user has chosen for the new session.
-
-    Raises
-    ------
-    CheckpointError
-        If the state is damaged, or one of another dataset or of a release that draws other samples.
-    InvalidParameter
-        If an option contradicts the state.
     """
     checkpoint = None
     try:

@@ -32,8 +32,6 @@ class SessionWidget:
     ----------
     shuffler
         The shuffler to look at.
-    seconds
-        Time between two looks.
     """
 
     def __init__(self, shuffler: Shuffler, seconds: float) -> None:

@@ -57,15 +57,7 @@ def session_request(
     start: Remainder,
     carried: EarlierWorkers | None = None,
 ) -> tuple[SessionRequest, Classes | None]:
-    """Check a way of shuffling on this dataset and cluster, and read what its plans need from the dataset.
-
-    Returns
-    -------
-    request : SessionRequest
-        The request. Labels travel by name.
-    classes : Classes or None
-        The labels of ``balance``.
-    """
+    """Check a way of shuffling on this dataset and cluster, and read what its plans need from the dataset."""
     choices = resolved(dataset, choices)
     options.check_way(choices)
     settings = Settings.from_config(adaptive=is_adaptive(client))
@@ -107,22 +99,7 @@ def open_sequence(
     checkpoint: str | os.PathLike[str] | None,
     resumed: Resumption | None,
 ) -> EpochSequence:
-    """Open a session, and write its first checkpoint.
-
-    Parameters
-    ----------
-    first_epoch
-        The first epoch, unless the session continues another one.
-    checkpoint
-        Where the state is to be written, if anywhere.
-    resumed
-        The session that this one continues, if any.
-
-    Raises
-    ------
-    DShuffleError
-        If no session can be opened. Nothing stays open then.
-    """
+    """Open a session, and write its first checkpoint."""
     timeline = Timeline("the client opens a session")
     start, carried = Remainder(first_epoch, ()), None
     if resumed is not None:

@@ -72,12 +72,8 @@ class Source:
 
     Parameters
     ----------
-    layout
-        Layout of a row.
     parts
         Its rows, one part for each worker that holds or reads some.
-    workers
-        Addresses of all workers.
     """
 
     layout: RowLayout
@@ -102,13 +98,7 @@ def is_dataset(data: object) -> TypeGuard[Dataset]:
 
 
 def workers_of(client: Client) -> list[str]:
-    """Addresses of the workers of a synchronous client.
-
-    Raises
-    ------
-    ClusterError
-        If there are none.
-    """
+    """Addresses of the workers of a synchronous client."""
     check_client(client)
     workers = sorted(cluster_info(client)["workers"])
     if not workers:
@@ -119,13 +109,7 @@ def workers_of(client: Client) -> list[str]:
 
 
 def checked_array(array: Any) -> dask.array.Array:
-    """Check that an array has rows that can be moved.
-
-    Raises
-    ------
-    InvalidParameter
-        If it does not.
-    """
+    """Check that an array has rows that can be moved."""
     if not isinstance(array, dask.array.Array):
         hint = "Use dask.array.from_array for an array in memory, and dshuffle.open_dataset for a URL."
         reason = f"it is of type {type(array).__name__}, not a dask.array.Array or a dshuffle.Dataset"
@@ -189,25 +173,7 @@ def gather(
     draw: Callable[..., list[OutputRows]],
     *arguments: Any,
 ) -> dict[str, dask.array.Array]:
-    """Start the tasks, each on the worker that holds its input or output.
-
-    Parameters
-    ----------
-    chunk_rows
-        Rows of each chunk of the output.
-    name
-        What the tasks are called.
-    draw
-        Called as ``draw(ranges, *arguments)`` on a worker, with the ranges of each part. It returns what the output has
-        of each part.
-    *arguments
-        May be futures.
-
-    Returns
-    -------
-    dict
-        Name -> array of the output.
-    """
+    """Start the tasks, each on the worker that holds its input or output."""
     layout, parts, workers = source.layout, source.parts, source.workers
     token = f"dshuffle-{name}-{uuid.uuid4().hex}"
     index, columns = f"{token}-index", {name: f"{token}-column-{name}" for name in layout.names}

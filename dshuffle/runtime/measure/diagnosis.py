@@ -67,13 +67,7 @@ class Finding:
 
 
 def some(names: list[str]) -> str:
-    """The first three of some names, and how many more there are.
-
-    Examples
-    --------
-    >>> some(["a", "b", "c", "d"])
-    'a, b, c and 1 more'
-    """
+    """The first three of some names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 
@@ -108,32 +102,7 @@ async def look_at_worker(dataset: DatasetReference | None, dask_worker: Worker) 
 
 
 def diagnose(client: Client, dataset: Dataset | None = None) -> list[Finding]:
-    """Look at a client, its scheduler and all workers.
-
-    Parameters
-    ----------
-    client
-        A synchronous Dask client.
-    dataset
-        A dataset that all workers should see.
-
-    Returns
-    -------
-    list of Finding
-        Everything that was looked at, in a fixed order.
-
-    Raises
-    ------
-    ClusterError
-        If a worker or the scheduler does not answer within ``dshuffle.timeout``.
-
-    Examples
-    --------
-    >>> from distributed import Client
-    >>> with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
-    ...     {finding.subject for finding in diagnose(client)} >= {"versions", "clocks", "workers"}
-    True
-    """
+    """Look at a client, its scheduler and all workers."""
     workers = cluster_info(client)["workers"]
     reference = None if dataset is None else DatasetReference.of(dataset)
     before, client_facts = time.time(), look_at_process()

@@ -72,10 +72,6 @@ class Measurement:
 
     Parameters
     ----------
-    cluster
-        Measured rates, for :func:`~dshuffle.planning.cost.predict`.
-    seconds
-        Duration of the measurement.
     link_alone, link_together
         Bytes per second into a worker: while two workers exchange, and while all do.
     server
@@ -165,14 +161,7 @@ async def look_at_machine(seconds: float) -> tuple[str, int, float]:
 
 
 def shared_links(machines: Sequence[str]) -> tuple[int, float]:
-    """Most workers on a machine, and the fraction of a worker's peers on others; 0 if links are not shared equally.
-
-    Examples
-    --------
-    >>> most, outside = shared_links(["node1", "node1", "node2", "node2"])
-    >>> most, round(outside, 2), shared_links(["node1", "node1", "node2"])
-    (2, 0.67, (2, 0.0))
-    """
+    """Most workers on a machine, and the fraction of a worker's peers on others; 0 if links are not shared equally."""
     counts, n_workers = Counter(machines).values(), len(machines)
     most = max(counts)
     return most, (n_workers - most) / max(1, n_workers - 1) if len({*counts}) == 1 else 0.0

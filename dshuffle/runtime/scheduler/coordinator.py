@@ -62,21 +62,7 @@ def message_of(
     deliveries: EpochDeliveries,
     rate: float | None,
 ) -> dict[str, Any] | None:
-    """The message of an order; None if its run has ended.
-
-    Parameters
-    ----------
-    order
-        The order.
-    machine
-        The machine that gives it.
-    participants
-        Where the participants are.
-    deliveries
-        The delivery of each epoch.
-    rate
-        Rate of the workers' links in bytes per second, as far as it is known.
-    """
+    """The message of an order; None if its run has ended."""
     participant, run_id = order.participant, order.run_id
     session_id = participants.session_id(participant)
     match order.name:
@@ -255,15 +241,6 @@ class Coordinator:
 
         A client that did not receive the answer may ask for the same epoch again. It gets the same answer without
         another swap.
-
-        Raises
-        ------
-        ExchangeError
-            If the exchange failed, or tasks of the previous epoch do not end. Another call tries again.
-        WorkerLost
-            If a worker is lost and no other worker takes its rank. This ends the session.
-        ClusterError
-            If the epoch is not the next one, or the session has ended.
         """
         self.check()
         if epoch == self.epoch:

@@ -52,8 +52,6 @@ class MachineDriver:
     ----------
     machine
         The state machine of a session.
-    carry_out
-        Carries out an instruction.
     session_id
         Id of the session, for the log.
     heartbeat

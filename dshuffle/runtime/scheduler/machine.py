@@ -424,18 +424,7 @@ STATUS = "status"
 
 
 class SessionMachine(SessionState):
-    """The state machine of a session. See :class:`SessionState` for its parameters.
-
-    Examples
-    --------
-    >>> machine = SessionMachine([0], first_epoch=0, heartbeat=15, timeout=300, name_of="rank {}".format)
-    >>> machine.open(now=0.0)
-    [PhaseOrder(name='open', participant=0, run_id=0, turn=1)]
-    >>> machine.answered(PhaseOrder("open", 0, 0, turn=1), None, now=0.1)
-    [SessionOpened()]
-    >>> machine.advance(now=0.2)
-    [PhaseOrder(name='begin', participant=0, run_id=1, turn=2)]
-    """
+    """The state machine of a session. See :class:`SessionState` for its parameters."""
 
     @property
     def busy(self) -> bool:

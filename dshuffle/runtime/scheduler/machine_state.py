@@ -219,8 +219,6 @@ class Replacement:
 
     Parameters
     ----------
-    participant
-        The lost rank.
     adopted
         Whether that worker has a rank already.
     kept

@@ -75,17 +75,7 @@ LEAVING = (Status.closing, Status.closing_gracefully, Status.closed)
 def member_changes(
     scheduler: Scheduler, choice: WorkerChoice, addresses: Mapping[int, str], adopted: Iterable[int]
 ) -> MemberChanges:
-    """Compare the workers that could train with the members of a session.
-
-    Parameters
-    ----------
-    choice
-        The workers that the session may have.
-    addresses
-        Address of every rank, and of the server.
-    adopted
-        Ranks whose workers have another rank as well.
-    """
+    """Compare the workers that could train with the members of a session."""
     workers = scheduler.workers
     training = {
         address
@@ -120,26 +110,6 @@ async def workers_set_up(
 
     The scheduler asks the workers, so that it does not have to remember which worker sent a hello to which plugin. A
     hello only makes it ask immediately.
-
-    Parameters
-    ----------
-    scheduler
-        The Dask scheduler.
-    hello
-        Is set when a worker says hello.
-    settings
-        Settings of the session for which the workers are needed.
-    choice
-        The workers that the session may have.
-    fewest
-        Number of workers that suffice. Others that do not answer within a heartbeat, and are not busy, are then left
-        out. By default all workers must answer.
-
-    Returns
-    -------
-    dict
-        Addresses of the workers that are set up and not paused, and how many open files each may have; None for any
-        number.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(settings.timeout, SETUP_TIMEOUT)
@@ -276,36 +246,6 @@ def choose_kept(
     All chosen partitions belong to the same epoch and the same history of workers. The group with the largest part of
     the samples is chosen. Among equals, one with this history comes first, then one with the present number of
     workers, then the latest epoch.
-
-    Parameters
-    ----------
-    kept
-        What each worker has.
-    shuffle
-        Digest of the way of shuffling. Other partitions are ignored.
-    plan
-        What ranks depend on.
-    workers
-        Addresses of the workers that train, by rank.
-    history
-        The workers of the session that is resumed.
-
-    Returns
-    -------
-    former, workers
-        The partitions, and the workers by rank. A worker gets a rank whose partition it has, if it has one. None if no
-        partition can be used.
-
-    Examples
-    --------
-    >>> from dshuffle.exchange.kept_partition import KeptLabel
-    >>> from dshuffle.planning import Choices
-    >>> def partition(rank):
-    ...     return KeptFolder(f"folder-{rank}", KeptLabel("data", "global", "1", 8, 5, WorkerHistory(2), rank, epoch=7))
-    >>> kept = {"tcp://a": [partition(1)], "tcp://b": [partition(0)]}
-    >>> former, workers = choose_kept(kept, "global", ShuffleSpec(10, 2, Choices()), ["tcp://a", "tcp://b"])
-    >>> former.epoch, workers
-    (7, ['tcp://b', 'tcp://a'])
     """
     groups: dict[tuple[WorkerHistory, int], dict[int, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     for address in workers:
@@ -376,14 +316,6 @@ def choose_members(
     Only the workers whose addresses are in ``ready`` take part. Their first partitions are read from ``former`` ones.
     Otherwise they are read from partitions that were ``kept`` on the workers' disks, if there are any. Workers then get
     the ranks whose partitions they have.
-
-    Raises
-    ------
-    ClusterError
-        If no worker is left to train.
-    InvalidParameter
-        If ``server``, or a name in ``shares``, is not the address or name of a worker, or there are more workers than
-        samples.
     """
     workers = in_rank_order(worker for where, worker in scheduler.workers.items() if where in ready)
     server = _find_server(workers, order.options.server)
@@ -508,8 +440,6 @@ class Candidates:
 
     Parameters
     ----------
-    scheduler
-        The Dask scheduler.
     members
         Addresses of the session's workers. Their names and nannies are remembered, because Dask forgets lost workers.
     choice

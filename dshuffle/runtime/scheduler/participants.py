@@ -139,13 +139,7 @@ class Participants:
         return Together(ranks=by_rank, readers=without_server or list(readers))
 
     def reader_for(self, load: str, address: str, missing: Collection[int], reason: str) -> str:
-        """The worker that reads in place of one that is late or lost, the same for all who load together.
-
-        Raises
-        ------
-        WorkerLost
-            If no other worker is left.
-        """
+        """The worker that reads in place of one that is late or lost, the same for all who load together."""
         if (load, address) not in self._substitutes:
             lost = {self.addresses[rank] for rank in missing if rank in self.addresses}
             late = {late for name, late in self._substitutes if name == load} | {address}
@@ -197,11 +191,6 @@ class Participants:
         """Send an order that is not part of an epoch, and return the message in the reply.
 
         It must be answered within a heartbeat.
-
-        Raises
-        ------
-        ParticipantUnreachable
-            If the participant does not answer.
         """
         try:
             reply = await within(self._spec.settings.heartbeat, self.request(order, participant, message))
@@ -332,8 +321,6 @@ class ExchangeLog:
     ----------
     participants
         The workers of the session.
-    n_workers
-        Number of ranks.
     """
 
     def __init__(self, participants: Participants, n_workers: int) -> None:

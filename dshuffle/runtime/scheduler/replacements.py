@@ -30,10 +30,6 @@ class Closing:
 
     Parameters
     ----------
-    scheduler
-        The Dask scheduler.
-    spec
-        The session.
     turn
         Function that returns the number of the session's current phase. Orders carry it, so that a worker that is
         given a rank again does not obey an earlier order to close.
@@ -110,12 +106,6 @@ class Replacements:
 
     Parameters
     ----------
-    scheduler
-        The Dask scheduler.
-    spec
-        The session.
-    participants
-        Where its participants are.
     candidates
         Workers that may take lost ranks.
     machine, driver

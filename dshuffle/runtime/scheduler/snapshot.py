@@ -207,13 +207,7 @@ async def training_times(session: Coordinator) -> list[TrainingTime]:
 
 
 async def trained_samples(session: Coordinator) -> TrainedSamples:
-    """The current epoch, how many of its samples each rank has trained on, and the digest of all of these.
-
-    Raises
-    ------
-    ClusterError
-        If a worker does not answer.
-    """
+    """The current epoch, how many of its samples each rank has trained on, and the digest of all of these."""
     session.check()
     epoch = session.epoch
     digests = await asyncio.gather(*(_trained_by(session, rank, epoch) for rank in session.ranks))

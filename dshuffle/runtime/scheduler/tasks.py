@@ -39,16 +39,7 @@ OUTCOME_OF_STATE = {"memory": Outcome.FINISHED, "erred": Outcome.FAILED, "forgot
 
 
 class TaskOutcomes:
-    """The outcomes of the tasks of one session, from its current epoch on.
-
-    Examples
-    --------
-    >>> outcomes = TaskOutcomes()
-    >>> outcomes.enter_state("train-dshuffle-0f3a-3-0-0", "memory")
-    >>> outcomes.enter_state("train-dshuffle-0f3a-3-0-1", "forgotten")
-    >>> outcomes.unfinished(epoch=3, calls=[0], n_ranks=3)
-    [UnfinishedTask(call=0, rank=1, outcome='cancelled'), UnfinishedTask(call=0, rank=2, outcome='cancelled')]
-    """
+    """The outcomes of the tasks of one session, from its current epoch on."""
 
     def __init__(self) -> None:
         self._outcomes: dict[TaskPlace, Outcome] = {}
@@ -68,20 +59,7 @@ class TaskOutcomes:
             self._outcomes[place] = outcome
 
     def unfinished(self, epoch: int, calls: Collection[int], n_ranks: int) -> list[UnfinishedTask]:
-        """The tasks of an epoch that have ended without finishing.
-
-        Parameters
-        ----------
-        calls
-            Numbers of the calls that submitted the tasks. All of these tasks have ended, as far as their client knows.
-        n_ranks
-            Number of tasks of a call.
-
-        Returns
-        -------
-        list of UnfinishedTask
-            A task that never reached the scheduler was cancelled: the connection of its client was lost.
-        """
+        """The tasks of an epoch that have ended without finishing."""
         places = [TaskPlace(epoch, call, rank) for call in calls for rank in range(n_ranks)]
         outcomes = {place: self._outcomes.get(place, Outcome.CANCELLED) for place in places}
         return [
@@ -274,17 +252,7 @@ class LateReruns:
             self._keys.discard(key)
 
     def fail_if_late(self, key: str, scheduler: Scheduler, epoch: int | None) -> None:
-        """Let a task fail that Dask runs again, if its session has closed or is on a later epoch.
-
-        Parameters
-        ----------
-        key
-            Its key.
-        scheduler
-            The Dask scheduler.
-        epoch
-            The epoch that its session is on; None if the session is closed.
-        """
+        """Let a task fail that Dask runs again, if its session has closed or is on a later epoch."""
         place = place_of_key(key)
         if place is None or key not in self._keys or (epoch is not None and place.epoch >= epoch):
             return

@@ -42,15 +42,6 @@ async def made_in_thread(executor: Executor, make: Callable[..., T], *args: Any,
 
     A thread cannot be cancelled. Without this, nobody would have its result, and only the garbage collector would free
     the files in it. The caller does not wait, because a store may take long to answer.
-
-    Parameters
-    ----------
-    executor
-        Threads.
-    make, *args
-        The function and its arguments.
-    close
-        Called in the thread with the result, if nobody waits for that any more.
     """
     making = executor.submit(make, *args)
     try:
@@ -85,11 +76,6 @@ class PartitionOnDisk:
         Memory limit of the process in bytes, as for :class:`~dshuffle.exchange.row_file.RowFile`.
     label
         What the partition is of, if it is to outlive the session.
-
-    Raises
-    ------
-    CacheBudgetError
-        If the directory cannot be used, or the disk does not have enough room.
     """
 
     def __init__(
@@ -180,19 +166,7 @@ class KeptPartitions:
         memory_limit: int | None,
         executor: Executor,
     ) -> None:
-        """Open those that a session counts on. If one cannot be used any more, its rows come from the dataset.
-
-        Parameters
-        ----------
-        session_id
-            The session.
-        names, directory
-            Names of the partitions, and the folder that they are in.
-        layout, memory_limit
-            As for :class:`~dshuffle.exchange.kept_partition.KeptPartition`.
-        executor
-            Threads.
-        """
+        """Open those that a session counts on. If one cannot be used any more, its rows come from the dataset."""
         new = [name for name in names if name not in self._open]
         opened = await made_in_thread(executor, _opened, directory, new, layout, memory_limit, close=_close_all)
         for name, partition in opened.items():

@@ -42,8 +42,6 @@ class EpochLock:
     ----------
     layout, rows
         Row layout and cached rows of the worker.
-    rank
-        Rank of the worker.
     seed
         Seed of the shuffle, for digests of samples.
     loop
@@ -81,13 +79,7 @@ class EpochLock:
 
     @contextmanager
     def partition(self, epoch: int) -> Iterator[Partition]:
-        """The partition of an epoch, valid for one task.
-
-        Raises
-        ------
-        StaleEpoch
-            If the worker is on another epoch.
-        """
+        """The partition of an epoch, valid for one task."""
         with self._lock:
             view = self._view
             if view is None or view.epoch != epoch:

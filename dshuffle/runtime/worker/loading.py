@@ -193,25 +193,8 @@ class Loader:
 
         Parameters
         ----------
-        load
-            Who takes part.
-        target, sample_ids, slots
-            Where the rows go.
-        stop
-            Returns true when the rows are no longer wanted.
         done
             ``(len(sample_ids),)`` rows that are there already. It is kept up to date, so that another attempt goes on.
-        progress
-            Called with numbers of rows that have arrived.
-        former
-            Whether rows are taken from former partitions first.
-
-        Raises
-        ------
-        DatasetError
-            If the store cannot be read, or the dataset was written again.
-        ExchangeError
-            If no reader can deliver rows, or ``stop`` returns true.
         """
         done = np.zeros(len(sample_ids), np.bool_) if done is None else done
         attempt = _Attempt(load, target, sample_ids, slots, stop, done, progress)

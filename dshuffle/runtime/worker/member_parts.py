@@ -51,8 +51,6 @@ class MemberExchange:
         What the participants of this process send and receive, and how.
     summary
         Values that participants report in their votes. The digest must be the same for all of them.
-    seconds
-        Duration of planning.
     shares
         Smallest and largest number of samples that a worker trains on.
     broadcast
@@ -167,8 +165,6 @@ class Plans:
 
     Parameters
     ----------
-    planner
-        Plans the session.
     layout, limits
         Layout of a row, and limits of messages.
     participants
@@ -314,19 +310,7 @@ def build_parts(
     file: RowFile | None,
     rows_here: LocalRows | None,
 ) -> MemberParts:
-    """Build the parts of a session on one worker.
-
-    Parameters
-    ----------
-    worker, spec, dataset, rank, rows_here
-        As for :class:`~dshuffle.runtime.worker.session.WorkerSession`.
-    carriers
-        Network and threads of the session.
-    report
-        Called when a run has received all rows, or has failed.
-    file
-        The file for the rows; ``None`` to keep them in memory.
-    """
+    """Build the parts of a session on one worker."""
     in_chunks = spec.shuffle.chunk_rows if spec.shuffle.choices.assignment.in_chunks else 1
     blocks = RowBlocks(dataset, spec.shuffle.n_workers, in_chunks)
     _check_reading(worker, spec, blocks, rank)

@@ -64,8 +64,6 @@ class ReportSender:
 
     Parameters
     ----------
-    worker
-        Its Dask worker.
     session_id, participant
         The session, and the participant as which this worker votes.
     secret
@@ -104,8 +102,6 @@ class SignsOfLife:
     ----------
     reports
         Sends what this worker reports.
-    heartbeat
-        Seconds.
     look
         Returns participant -> seconds since bytes came from it, or None if the scheduler does not wait for this worker.
     """

@@ -86,13 +86,7 @@ MOST_LINKS = 64
 
 
 class RunMeasures:
-    """Measures an attempt from now on.
-
-    Parameters
-    ----------
-    parts
-        Parts of the session.
-    """
+    """Measures an attempt from now on."""
 
     def __init__(self, parts: MemberParts) -> None:
         self._parts = parts
@@ -175,13 +169,7 @@ class Mending:
         self._lock = threading.Lock()
 
     def mend(self) -> int:
-        """Verify all rows held here, once in a run, and read those that are corrupted from the store.
-
-        Returns
-        -------
-        int
-            Number of corrupted rows, whether or not they could be read again; 0 if the run is ending.
-        """
+        """Verify all rows held here, once in a run, and read those that are corrupted from the store."""
         cache = self._cache
         if cache is None:
             return 0

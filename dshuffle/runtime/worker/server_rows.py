@@ -55,11 +55,6 @@ class ServerRows:
         Maximum bytes of rows on their way to the receivers. The moving window holds this much if the budget allows.
     whole
         Whether all rows must be kept, in order to encode packets.
-
-    Raises
-    ------
-    CacheBudgetError
-        If the budget does not hold three blocks, or all rows if ``whole`` is set.
     """
 
     def __init__(self, dataset: Dataset, *, budget: int | None, window_bytes: int, whole: bool = False) -> None:

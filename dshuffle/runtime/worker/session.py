@@ -61,10 +61,6 @@ class WorkerSession:
 
     Parameters
     ----------
-    worker
-        The Dask worker.
-    spec
-        Description of the session.
     dataset
         The session's dataset, open in this process.
     rank
@@ -172,22 +168,7 @@ class WorkerSession:
         return ages
 
     async def restore(self, epoch: int, digest: SampleDigest | None, number: int, together: Together) -> None:
-        """Load the partition of an epoch, in place of a worker that was lost.
-
-        Parameters
-        ----------
-        epoch, digest
-            The epoch, and the digest of the samples that the lost worker had.
-        number
-            Number of the order, which all have who load together.
-        together
-            Who loads together, and who reads the store for them.
-
-        Raises
-        ------
-        ExchangeError
-            If the partition cannot be read, or this worker draws other samples for it.
-        """
+        """Load the partition of an epoch, in place of a worker that was lost."""
         if self.rank is None:  # a server reads its rows when they are asked for
             await self._open_parts.plans.restoring(epoch, SERVER)
             self.epoch = epoch
@@ -271,13 +252,7 @@ class WorkerSession:
             self._open_parts.plans.plan(self._run.epoch + 1, delivery)
 
     async def commit(self, run_id: int) -> CommitReply:
-        """Swap to the prepared epoch once no task reads the current one.
-
-        Returns
-        -------
-        CommitReply
-            With what the commit waits for, if tasks are still running.
-        """
+        """Swap to the prepared epoch once no task reads the current one."""
         if self._committed is not None and self._committed[0] == run_id:
             return self._committed[1]
         run, parts = self._run, self._open_parts
@@ -373,13 +348,7 @@ class WorkerSession:
             sender.acknowledged(message)
 
     async def rows_of(self, epoch: int, sample_ids: NDArray[np.int64]) -> RowsReply:
-        """Rows of samples of this worker's partition, for a worker whose first partition has them.
-
-        Raises
-        ------
-        ExchangeError
-            If this worker is on another epoch, or does not hold a sample.
-        """
+        """Rows of samples of this worker's partition, for a worker whose first partition has them."""
         training, layout = self._open_parts.training, self.spec.dataset.layout
         if training is None or self.epoch != epoch:
             raise ExchangeError(f"there is no partition of epoch {epoch} on {self._worker.address}")
@@ -414,13 +383,7 @@ class WorkerSession:
 
 
 class ReservedMemory(Mapping[str, int]):
-    """Session -> bytes of its partition.
-
-    Parameters
-    ----------
-    worker
-        The Dask worker.
-    """
+    """Session -> bytes of its partition."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -436,13 +399,7 @@ class ReservedMemory(Mapping[str, int]):
         return len(self._nbytes)
 
     def memory(self, loaded: Collection[str]) -> WorkerMemory:
-        """The memory of the process, for a check that another partition fits.
-
-        Parameters
-        ----------
-        loaded
-            Sessions whose partitions are full. The memory of the others is not yet part of the process's.
-        """
+        """The memory of the process, for a check that another partition fits."""
         manager = self._worker.memory_manager
         loading = sum(nbytes for session_id, nbytes in self._nbytes.items() if session_id not in loaded)
         return WorkerMemory(
@@ -497,29 +454,7 @@ async def open_session(
     number: int,
     together: Together,
 ) -> tuple[WorkerSession, SignsOfLife]:
-    """Open a session whose memory has been reserved. If that fails, everything is freed, the memory as well.
-
-    Parameters
-    ----------
-    shared
-        What the sessions of this worker share.
-    spec
-        The session.
-    rows_here
-        Returns rows of other sessions on this worker.
-    look
-        As for :class:`SignsOfLife`. They begin before the session is open.
-    epoch, digest
-        The epoch whose partition is read, and the digest of its samples if it is known. None for a first epoch that has
-        not begun.
-    number, together
-        Number of the order, and who loads together with this worker.
-
-    Raises
-    ------
-    CacheBudgetError, DatasetError, ExchangeError
-        As for :meth:`.sessions.WorkerSessions.open`.
-    """
+    """Open a session whose memory has been reserved. If that fails, everything is freed, the memory as well."""
     worker, threads, session_id = shared.worker, shared.executor, spec.session_id
     rank = rank_on(worker.address, spec)
     memory_limit = worker.memory_manager.memory_limit

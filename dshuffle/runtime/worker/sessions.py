@@ -102,13 +102,7 @@ class _Opening:
 
 
 class WorkerSessions(Mapping[str, WorkerSession]):
-    """The open sessions of a worker, by id, and what other processes may ask of each.
-
-    Parameters
-    ----------
-    shared
-        What they share.
-    """
+    """The open sessions of a worker, by id, and what other processes may ask of each."""
 
     def __init__(self, shared: SharedParts) -> None:
         self.shared = shared
@@ -136,13 +130,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         return list({**self._open, **self._opening, **self._freeing})
 
     def session(self, session_id: str) -> WorkerSession:
-        """An open session.
-
-        Raises
-        ------
-        WorkerLost
-            If it is not open here.
-        """
+        """An open session."""
         try:
             return self._open[session_id]
         except KeyError:
@@ -173,26 +161,6 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         """Allocate this worker's part of a session. Another call with the same order waits for the first one.
 
         An order to restore a rank waits for an opening of an earlier order, and every order for the end of a closing.
-
-        Parameters
-        ----------
-        spec
-            The session, as :meth:`.SessionSpec.packed` writes it.
-        number, last_run, restore, epoch, digest, together
-            As in :class:`~dshuffle.runtime.messages.OpenOrder`.
-
-        Raises
-        ------
-        ClusterError
-            If the session was closed.
-        WorkerLost
-            If this worker closes.
-        InvalidParameter
-            If a rate in the configuration of this process is wrong.
-        CacheBudgetError
-            If the partition does not fit.
-        DatasetError, ExchangeError
-            If the dataset differs from the client's, or cannot be read.
         """
         check_emulated_rates()
         session_spec = SessionSpec.unpacked(spec)
@@ -383,8 +351,6 @@ class Request(Acknowledged, frozen=True, forbid_unknown_fields=True):
 
     Parameters
     ----------
-    message
-        The message.
     host
         Name of the receiver's host, if it can map memory of this one. Otherwise empty.
     """

@@ -129,13 +129,7 @@ class StoreReader:
         self._read_ahead()
 
     async def rows(self, load: str, owner: int, block: int, places: NDArray[np.uint32]) -> RowsReply | Later:
-        """Rows of a block, for a participant of a load; ``places`` count from the first row of the block.
-
-        Raises
-        ------
-        DatasetError
-            If the block cannot be read.
-        """
+        """Rows of a block, for a participant of a load; ``places`` count from the first row of the block."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(ANSWER_AFTER, self.limit / 3)
         while (held := self._held.get(block)) is None:

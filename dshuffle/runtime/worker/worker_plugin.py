@@ -49,17 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether a record of Dask's worker is anything but a partition task that failed because another rank did.
-
-    Examples
-    --------
-    >>> def failure(error):
-    ...     args = ("train-dshuffle-0f3a-3-0-1", "long-running", "<Task>", repr(error), "")
-    ...     text = "Compute Failed: %s %s %s %r %r"
-    ...     return logging.LogRecord("distributed.worker", logging.ERROR, "", 0, text, args, None)
-    >>> is_worth_a_line(failure(PeerFailed("rank 0 has failed"))), is_worth_a_line(failure(ValueError("rank 0")))
-    (False, True)
-    """
+    """Whether a record of Dask's worker is anything but a partition task that failed because another rank did."""
     match record.args:
         case (key, _, _, str(error), _) if record.msg.startswith("Compute Failed"):
             return session_of_key(key) is None or not error.startswith(f"{PeerFailed.__name__}(")

@@ -218,21 +218,7 @@ def _of_zarr(url: str) -> dict[str, RowSource]:
 
 
 def read_array(dataset: Dataset | Place, name: str) -> RowSource:
-    """Return one array of a dataset as a source that is read in ascending slabs.
-
-    Raises
-    ------
-    InvalidParameter
-        If the dataset does not have an array of that name.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dshuffle.store import create_dataset
-    >>> dataset = create_dataset("memory://doc-read-array", {"x": np.arange(10), "y": np.ones(10)}, overwrite=True)
-    >>> read_array(dataset, "x")[2:5]
-    array([2, 3, 4])
-    """
+    """Return one array of a dataset as a source that is read in ascending slabs."""
     dataset = as_dataset(dataset)
     if name not in dataset.arrays:
         raise InvalidParameter.of("array", name, f"one of {list(dataset.arrays)}")

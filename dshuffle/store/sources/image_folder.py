@@ -39,19 +39,6 @@ class ImageFolder:
         Names of the folders in ascending order. Class k is ``classes[k]``.
     other_files
         Visible files beside the images, which were left out.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from dshuffle.store import create_dataset
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name in ("cats", "dogs"):
-    ...         Path(folder, name).mkdir()
-    ...         Image.new("RGB", (60, 40)).save(f"{folder}/{name}/0.png")
-    ...     images = ImageFolder.of(folder, size=(32, 32))
-    ...     dataset = create_dataset("memory://doc-images", images.arrays, overwrite=True)
-    >>> images.classes, dataset
-    (('cats', 'dogs'), <Dataset 'memory://doc-images', 2 samples of 3080 bytes (x: uint8 (32, 32, 3), y: int64 ())>)
     """
 
     arrays: dict[str, RowSource]
@@ -60,28 +47,7 @@ class ImageFolder:
 
     @classmethod
     def of(cls, folder: str | os.PathLike[str], *, size: Sequence[int] | None = None, mode: str | None = None) -> Self:
-        """Find the images. They are read when the dataset is written.
-
-        Parameters
-        ----------
-        folder
-            Folder with one folder for each class, in which images may be at any depth. Hidden files and folders, and
-            files of other kinds, are left out. Links are followed, except those to a folder above.
-        size
-            Height and width in pixels. Images of another size are scaled to cover it, and cut around their centre. By
-            default all images must have the same size, and all files are opened to check that.
-        mode
-            ``"RGB"`` or ``"L"`` (grey). By default grey if all images are.
-
-        Raises
-        ------
-        DatasetNotFound
-            If the folder does not exist.
-        DatasetError
-            If a file cannot be read, or has more than eight bits for each channel.
-        InvalidParameter
-            If ``size`` or ``mode`` is not allowed, if there are no folders or one has no images, or if sizes differ.
-        """
+        """Find the images. They are read when the dataset is written."""
         if mode not in (None, *CHANNELS):
             raise InvalidParameter.of("mode", mode, f"one of {', '.join(CHANNELS)}, or None")
         root = Path(folder)

@@ -29,26 +29,7 @@ HINT = (
 
 
 def arrays_of(data: Any) -> Arrays:
-    """Return the arrays of what :func:`~dshuffle.store.create_dataset` accepts.
-
-    Parameters
-    ----------
-    data
-        A mapping of names to arrays, an ``xarray.Dataset`` or ``DataArray``, a DataFrame of pandas or Dask, or a table
-        with the Arrow PyCapsule interface (pyarrow, Polars, DuckDB, ...).
-
-    Raises
-    ------
-    InvalidParameter
-        If it is none of these, or columns have missing values or do not hold numbers.
-    DatasetError
-        If pyarrow is needed and not installed.
-
-    Examples
-    --------
-    >>> arrays_of({"x": [1, 2]})
-    ({'x': [1, 2]}, {}, {})
-    """
+    """Return the arrays of what :func:`~dshuffle.store.create_dataset` accepts."""
     libraries = {kind.__module__.partition(".")[0] for kind in type(data).__mro__}
     skipped: dict[str, str] = {}
     dimensions: dict[str, tuple[str, ...]] = {}
@@ -79,19 +60,7 @@ def arrays_of(data: Any) -> Arrays:
 
 
 def array_of(label: str, value: Any) -> Any:
-    """The NumPy array, Dask array or source of rows that a value is, or that NumPy makes of it.
-
-    Raises
-    ------
-    InvalidParameter
-        If it is masked or sparse, or NumPy makes no array of it.
-
-    Examples
-    --------
-    >>> array_of("x", [[1, 2], [3, 4]])
-    array([[1, 2],
-           [3, 4]])
-    """
+    """The NumPy array, Dask array or source of rows that a value is, or that NumPy makes of it."""
     if isinstance(value, RowSource):
         return value
     kind, is_lazy = type(value).__name__, isinstance(value, da.Array)

@@ -28,8 +28,6 @@ class RowSource:
         File or URL, for messages and to avoid overwriting the source.
     shape
         Shape of the array, ``(n_samples, ...)``.
-    dtype
-        Item type, as read.
     read
         Function that reads the rows of a slice without a step.
     classes

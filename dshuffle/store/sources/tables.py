@@ -27,23 +27,7 @@ _FORMAT = pa.dataset.ParquetFileFormat(read_options=pa.dataset.ParquetReadOption
 
 
 def parquet_arrays(tables: Mapping[str, Sequence[str]], chosen: set[str] | None) -> dict[str, RowSource]:
-    """Open the columns of Parquet files that together form one table.
-
-    Parameters
-    ----------
-    tables
-        Files or folders, and the files of each. Names of folders such as ``year=2020`` are columns, too.
-    chosen
-        Names of the columns to take; None for all.
-
-    Raises
-    ------
-    DatasetError
-        If a file cannot be read.
-    InvalidParameter
-        If columns are missing or of a different type in some file, do not hold numbers or times, or have nulls
-        according to the footers. Other nulls and lists of different lengths are found during reading.
-    """
+    """Open the columns of Parquet files that together form one table."""
     parts = [part for path, files in tables.items() for part in _parts(path, files)]
     first = parts[0]
     names = _distinct([name for name in first.schema.names if chosen is None or name in chosen])
@@ -73,13 +57,7 @@ def parquet_arrays(tables: Mapping[str, Sequence[str]], chosen: set[str] | None)
 
 
 def table_arrays(data: Any) -> dict[str, NDArray[Any]]:
-    """Return the columns of a table in memory (anything with the Arrow PyCapsule interface) as arrays.
-
-    Raises
-    ------
-    InvalidParameter
-        If columns have missing values, or do not hold numbers, times or lists of equal length.
-    """
+    """Return the columns of a table in memory (anything with the Arrow PyCapsule interface) as arrays."""
     try:
         table = pa.table(data)
     except (pa.ArrowInvalid, TypeError) as exc:

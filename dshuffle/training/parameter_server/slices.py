@@ -171,22 +171,7 @@ def _labels(targets: NDArray[Any]) -> NDArray[np.intp]:
 
 
 def check_labels(target: str, labels: NDArray[Any], n_samples: int, n_classes: int) -> None:
-    """Check that labels suit a model.
-
-    Parameters
-    ----------
-    target
-        Name of the array.
-    labels
-        Distinct values of all samples.
-    n_samples, n_classes
-        Number of samples, and number of classes of the model.
-
-    Raises
-    ------
-    InvalidParameter
-        Labels are not integers, all distinct, or not in ``[0, n_classes)``.
-    """
+    """Check that labels suit a model."""
     if labels.dtype.kind not in "biu":
         raise InvalidParameter.of(
             "target", target, f"an array of integers or booleans (it is {labels.dtype})", "Number the classes from 0."
@@ -224,24 +209,7 @@ class Reply(NamedTuple):
 
 
 class ParameterSlice:
-    """Slice of the parameters. Every push is applied at once, in the order of arrival.
-
-    Parameters
-    ----------
-    parameters
-        Initial values, copied.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> part = ParameterSlice(np.zeros(2))
-    >>> part.begin(step=0.5, n_updates=None)
-    >>> first, second = part.pull(0, following=10), part.pull(1, following=10)
-    >>> part.push(0, first.version, np.array([2.0, 4.0]), following=0)
-    Reply(parameters=array([-1., -2.]), version=1, staleness=0, more=False)
-    >>> part.push(1, second.version, np.array([2.0, 0.0]), following=7)
-    Reply(parameters=array([-2., -2.]), version=2, staleness=1, more=True)
-    """
+    """Slice of the parameters. Every push is applied at once, in the order of arrival."""
 
     def __init__(self, parameters: Parameters) -> None:
         self._parameters = parameters.copy()
@@ -250,27 +218,13 @@ class ParameterSlice:
         self.begin(0.0, None)
 
     def begin(self, step: float, n_updates: int | None) -> None:
-        """Start an epoch.
-
-        Parameters
-        ----------
-        step
-            Step of a single worker (alpha_w).
-        n_updates
-            Number of updates in the epoch; None if every worker knows when its epoch ends.
-        """
+        """Start an epoch."""
         self._step = step
         self._left = n_updates
         self._started: set[int] = set()
 
     def pull(self, rank: int, following: int) -> Reply:
-        """Return the parameters for the first gradient of an epoch, which will use ``following`` samples.
-
-        Raises
-        ------
-        PeerFailed
-            The rank has begun this epoch before. Its worker was lost, and its gradients must not be applied twice.
-        """
+        """Return the parameters for the first gradient of an epoch, which will use ``following`` samples."""
         if rank in self._started:
             raise PeerFailed(f"rank {rank} began the epoch again, because its worker was lost")
         self._started.add(rank)
@@ -280,11 +234,6 @@ class ParameterSlice:
         """Apply a mean gradient (equation 5), and return the parameters for the next gradient.
 
         The next gradient will use ``following`` samples.
-
-        Raises
-        ------
-        ClusterError
-            Another worker has failed.
         """
         self.check()
         stale = self._version - version
@@ -303,13 +252,7 @@ class ParameterSlice:
         self._aborted = True
 
     def check(self) -> None:
-        """Raise if training has been aborted.
-
-        Raises
-        ------
-        ClusterError
-            Another worker has failed.
-        """
+        """Raise if training has been aborted."""
         if self._aborted:
             raise ClusterError("training has ended because another worker failed or was cancelled")
 
@@ -327,19 +270,6 @@ class Turns:
     ----------
     speeds
         Samples that each rank processes per unit of virtual time.
-
-    Examples
-    --------
-    >>> turns = Turns([1.0, 3.0])
-    >>> for rank in range(2):
-    ...     turns.begin(rank, rows=6)
-    >>> order = []
-    >>> while (rank := turns.next()) is not None and len(order) < 6:
-    ...     order.append(rank)
-    ...     turns.finish()
-    ...     turns.begin(rank, rows=6)
-    >>> order
-    [1, 1, 0, 1, 1, 1]
     """
 
     def __init__(self, speeds: Sequence[float]) -> None:
@@ -373,8 +303,6 @@ class OrderedSlice:
 
     Parameters
     ----------
-    parameters
-        Initial values, copied.
     speeds
         Speeds of all ranks, as in :class:`Turns`.
     """

@@ -71,27 +71,12 @@ class Asynchrony:
 
     Parameters
     ----------
-    n_workers
-        Number of workers n.
     batch_size, step
         Batch size B and step alpha of a single worker.
-    pace, speeds, seed
-        See :func:`fit_parameter_server`.
-
-    Raises
-    ------
-    InvalidParameter
-        A parameter is out of range.
 
     References
     ----------
     Provatas et al. (2021), equations 3 and 4; see docs/papers.md.
-
-    Examples
-    --------
-    >>> sharing = Asynchrony(n_workers=12, batch_size=120, step=0.6)
-    >>> sharing.worker_batch, round(sharing.worker_step, 3)
-    (10, 0.05)
     """
 
     n_workers: int
@@ -147,13 +132,7 @@ class Asynchrony:
         return -(-n_samples // self.worker_batch) if self.pace == FREE else None
 
     def check_partition(self, n_samples: int) -> None:
-        """Check that mini-batches are not larger than a share.
-
-        Raises
-        ------
-        InvalidParameter
-            The batch size is too large. The message says the largest allowed batch size.
-        """
+        """Check that mini-batches are not larger than a share."""
         if n_samples < self.worker_batch:
             raise InvalidParameter.of(
                 "batch_size",
@@ -176,21 +155,8 @@ class MiniBatches:
         ``(n,)``, in any order.
     sharing
         Batch size, pace and seed.
-    rank
-        Rank of the worker.
-    epoch
-        Epoch, counted from 0.
     done
         Number of mini-batches that the worker has trained on before. It is ignored at the pace ``"once"``.
-
-    Examples
-    --------
-    >>> batches = MiniBatches(np.arange(5), Asynchrony(n_workers=1, batch_size=2, step=1), rank=0, epoch=0)
-    >>> taken = []
-    >>> while batches.following:
-    ...     taken.append(batches.take().tolist())
-    >>> [len(batch) for batch in taken], sorted(sum(taken, []))
-    ([2, 2, 1], [0, 1, 2, 3, 4])
     """
 
     def __init__(
@@ -264,8 +230,6 @@ class Servers:
     ----------
     shuffler
         Shuffler whose workers train. Servers are placed in turn on other workers of the cluster, if there are any.
-    parameters
-        Initial parameters.
     count
         Number of slices, at most the number of parameters.
     speeds
@@ -277,11 +241,6 @@ class Servers:
         Handles of the actors, to pass to tasks.
     bounds
         Slice of the parameters that each actor holds.
-
-    Raises
-    ------
-    ClusterError
-        An actor cannot be made or reached, on entering or in any call.
     """
 
     def __init__(self, shuffler: Shuffler, parameters: Parameters, count: int, speeds: Sequence[float] | None) -> None:
@@ -336,13 +295,7 @@ class Servers:
         self._futures = []
 
     def attempt(self, parameters: Parameters, train: Callable[[], T]) -> T:
-        """Train an epoch; again, with new servers and from the same parameters, if a worker is lost meanwhile.
-
-        Raises
-        ------
-        WorkerLost, PeerFailed
-            A worker was lost in every attempt, or the session has ended.
-        """
+        """Train an epoch; again, with new servers and from the same parameters, if a worker is lost meanwhile."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 if attempt > 1:
@@ -385,13 +338,7 @@ class Servers:
 
 
 def reached(call: Any) -> Any:
-    """Return the result of an actor call from the client, or of a task that depends on an actor.
-
-    Raises
-    ------
-    WorkerLost
-        The actor is lost.
-    """
+    """Return the result of an actor call from the client, or of a task that depends on an actor."""
     try:
         return call.result(timeout=PATIENCE)
     except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
@@ -401,20 +348,7 @@ def reached(call: Any) -> Any:
 
 
 def answers(servers: Sequence[Any], calls: Iterable[Any]) -> list[Any]:
-    """Return the results of concurrent actor calls from a task, one call per server.
-
-    Parameters
-    ----------
-    servers
-        Actors.
-    calls
-        Calls of the actors' methods, in the same order.
-
-    Raises
-    ------
-    WorkerLost
-        An actor is lost.
-    """
+    """Return the results of concurrent actor calls from a task, one call per server."""
     return [_answer(server, call) for server, call in zip(servers, list(calls), strict=True)]
 
 
@@ -736,21 +670,7 @@ def work(
     features: str,
     target: str,
 ) -> Work:
-    """Train on a worker's mini-batches of an epoch. Runs as a task on each worker.
-
-    Parameters
-    ----------
-    partition
-        Partition with the samples.
-    servers, bounds
-        Actors, and the slice of the parameters that each has.
-    model, sharing
-        Model, and the parameters of the training.
-    done
-        Number of mini-batches in earlier epochs.
-    features, target
-        Names of the arrays.
-    """
+    """Train on a worker's mini-batches of an epoch. Runs as a task on each worker."""
     partition.mark_trained(0)
     # A small share among unequal ones is a batch of its own.
     sharing.check_partition(partition.shares[1 if partition.unequal else 0])
@@ -784,11 +704,6 @@ def survey(partition: Partition, n_classes: int | None, *, features: str, target
     """Return a partition's distinct labels (none if the model has no classes) and its number of samples.
 
     Runs as a task on each worker.
-
-    Raises
-    ------
-    InvalidParameter
-        A sample is not finite.
     """
     labels, first = [], 0
     for batch in partition.batches(EVALUATION_ROWS):
