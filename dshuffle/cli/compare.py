@@ -147,8 +147,8 @@ def compare(
     """
     if dataset is None and (option := "--scheduler" if scheduler else "--train" if train else ""):
         raise click.UsageError(f"{option} needs DATASET: the generated samples are for a local cluster.")
-    if train is None and (given := first_given(click.get_current_context(), "metric", "higher_is_better")):
-        raise click.UsageError(f"{given} needs --train: the linear regression is tested by its rmse.")
+    if train is None and (refused := first_given(click.get_current_context(), "metric", "higher_is_better")):
+        raise click.UsageError(f"{refused} needs --train: the linear regression is tested by its rmse.")
     if train is not None and metric is None and pairs != 0:
         raise click.UsageError("--train needs --metric NAME, one of the metrics that it returns, or --pairs 0.")
     if scheduler is not None and (links or store):
@@ -176,9 +176,9 @@ def compare(
         test = PairedTest(metric or REGRESSION_METRIC, margin, most, higher_is_better)
     named = _named(choice)
     chosen = bool(assignment or delivery)
-    if not chosen and (others := [name for name in named if name != "seed"]):
+    if not chosen and (unused := [name for name in named if name != "seed"]):
         raise click.UsageError(
-            f"--choice {others[0]} needs --assignment or --delivery: the default ways have their own."
+            f"--choice {unused[0]} needs --assignment or --delivery: the default ways have their own."
         )
     base = Choices(
         cache_fraction=cache_fraction,
