@@ -238,7 +238,7 @@ def test_those_that_need_slurm_can_be_imported():
     assert load("slurm").SCENES
 
 
-@pytest.mark.parametrize("name", ["links", "packet_fits", "predictions"])
+@pytest.mark.parametrize("name", ["links", "predictions"])
 def test_those_that_need_a_network_can_be_imported(name):
     assert callable(load(name).main)
 

@@ -46,7 +46,7 @@ PREFIX = "dshuffle-partition-"
 UNFINISHED = "dshuffle-new-"
 """The same, until the folder has a lock."""
 
-UNREADABLE = (CacheBudgetError, OSError, ValueError, OverflowError)
+UNREADABLE = (CacheBudgetError, OSError, ValueError, OverflowError, msgspec.MsgspecError)
 """Errors of a folder that is damaged."""
 
 FORMAT = b"dshuffle 4 "
