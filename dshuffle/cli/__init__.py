@@ -1,4 +1,4 @@
-"""The ``dshuffle`` command. Each command is one module, which loads what does its work when it runs."""
+"""The ``dshuffle`` command. The module of a command loads what does its work when it runs."""
 
 from __future__ import annotations
 

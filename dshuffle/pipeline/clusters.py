@@ -44,7 +44,7 @@ class ClusterSource(Protocol):
     def open(self, waiting: Waiting | None = None) -> AbstractContextManager[Client]:
         """Start the cluster or connect to it, and wait for its workers. On leaving, stop what was started.
 
-        ``waiting`` is for :func:`.wait_for_workers`: it shows a text, and ends the wait of a cancelled run.
+        ``waiting`` is for :func:`.wait_for_workers`: it shows a text. An error that it raises ends the wait.
         """
         ...
 

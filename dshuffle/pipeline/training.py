@@ -45,7 +45,7 @@ class Training:
         Function ``fit(shuffler, *, epochs, **options)``: a trainer of :mod:`dshuffle.training`, its name without
         ``fit_``, or a function of your own. If it has a parameter ``on_epoch``, this is a function to call after every
         epoch: with nothing, the error as a number, a dict of metrics, or a :class:`dshuffle.report.TrainingPoint`. Then
-        a pipeline shows progress and can be cancelled between epochs, and a report has these numbers.
+        a pipeline shows progress and can be stopped between epochs, and a report has these numbers.
     epochs
         Number of passes over the dataset, including those of earlier sessions if a checkpoint continues them:
         :attr:`dshuffle.Shuffler.next_epoch` says how many are done.

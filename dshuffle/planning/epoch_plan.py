@@ -148,7 +148,7 @@ class WorkerPart:
         Ascending int64, the samples that the worker holds after the exchange is committed, including ``own``.
     receives
         Source (a rank, :data:`SERVER` or :data:`STORE`) -> int64 samples in plan order. Empty if the plan is coded;
-        use :func:`~dshuffle.planning.route` to find how its packets travel.
+        use :func:`~dshuffle.planning.delivery.relay.route` to find how its packets travel.
     sends
         Destination rank -> int64 samples in plan order, the same array as in the destination's ``receives``.
     """

@@ -165,8 +165,7 @@ def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
     last one is unpacked after that.
 
     Processors are shared by all of this, and their time overlaps less with that of the network. The two times are
-    combined as the cube root of the sum of their cubes. We fitted the exponent 3: with it, the model is within 7 % of
-    all times on emulated links in docs/design.md, where processors were 20 to 42 % idle.
+    combined as the cube root of the sum of their cubes. We fitted the exponent 3.
     """
     resources, exchange = _exchange(cluster, work, loads)
     first = work.with_choices(delivery="peer"), first_load(work, cluster)

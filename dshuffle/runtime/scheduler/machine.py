@@ -6,7 +6,7 @@ Once all are ready and the client waits for the epoch, all are ordered to swap. 
 everywhere, and all participants stay on the previous epoch.
 
 The methods of :class:`SessionMachine` ignore messages that are out of date. Of the others they make events, and
-:mod:`.transitions` has the table of what an event does in each phase.
+:data:`TRANSITIONS` says what an event does in each phase.
 
 Every wait for an answer has a limit. A participant that owes an answer is asked for its state every third of a
 heartbeat, in case a vote or an order was lost on the way. A participant that says nothing for a heartbeat is lost,
