@@ -339,11 +339,11 @@ def test_workers_that_are_being_set_up_are_waited_for(small, check_orders, monke
     async def does_not_wait(self):
         tasks.append(asyncio.ensure_future(install(self)))
 
-    def slow():
+    def slow(*modules):
         time.sleep(1.5)
 
     monkeypatch.setattr(DShuffleScheduler, "_install", does_not_wait)
-    monkeypatch.setattr(worker_plugin, "load_exchange_kernels", slow)
+    monkeypatch.setattr(worker_plugin, "load_kernels", slow)
     with (
         LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster,
         Client(cluster) as client,

@@ -30,6 +30,7 @@ from dshuffle.redaction import hide_secrets
 from dshuffle.store.cf import attributes_of, encoding_of
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import as_dataset, open_dataset
+from dshuffle.store.patient_store import Meter
 from dshuffle.store.places import ARRAY, GROUP, Place, canonical_url, is_local, open_store, standing_at
 from dshuffle.store.sample_arrays import unreadable_items
 from dshuffle.store.sources.source import RowSource, files_below, stream, unreadable
@@ -222,7 +223,8 @@ def read_array(dataset: Dataset | Place, name: str) -> RowSource:
     dataset = as_dataset(dataset)
     if name not in dataset.arrays:
         raise InvalidParameter.of("array", name, f"one of {list(dataset.arrays)}")
-    info, part = dataset.arrays[name], dataset._only(name)
+    info = dataset.arrays[name]
+    part = dataclasses.replace(dataset._only(name), _meter=Meter())  # labels are not rows that were delivered
     rows = _rows_at_a_time(info)
 
     def blocks() -> Iterator[NDArray[Any]]:
