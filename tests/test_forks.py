@@ -82,7 +82,7 @@ import dshuffle
 
 def session(use, **options):
     from distributed import Client, LocalCluster
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
         with Client(cluster) as client, dshuffle.Shuffler(client, "d", **options) as shuffler:
             return use(client, shuffler)
 
@@ -91,7 +91,7 @@ def checkpoint():
     def trained(client, shuffler):
         return [client.gather(epoch.map(len)) for epoch in shuffler.epochs(2)]
     assert session(trained, checkpoint="c.json") == [[250, 250]] * 2
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
         with Client(cluster) as client, dshuffle.Shuffler.resume(client, "d", "c.json") as shuffler:
             assert shuffler.next_epoch == 2
 
@@ -105,7 +105,7 @@ def estimator():
     from distributed import Client, LocalCluster
     from sklearn.linear_model import SGDClassifier
     x, y = np.arange(400.0).reshape(100, 4) / 400, np.arange(100) % 2
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
         with Client(cluster):
             dshuffle.ShuffledSGD(SGDClassifier(), epochs=2).fit(x, y).predict(x)
 

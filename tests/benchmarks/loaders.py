@@ -65,7 +65,7 @@ def ours(
     folder: str, x: np.ndarray, n_workers: int, epochs: int, training: float, cold: bool, **way: Any
 ) -> list[float]:
     with (
-        LocalCluster(n_workers=n_workers, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=n_workers, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         dataset = dshuffle.create_dataset(f"{folder}/x.zarr", {"x": x})

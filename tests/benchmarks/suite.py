@@ -90,7 +90,7 @@ def epochs_of(n_workers: int, n_samples: int, row_nbytes: int) -> Iterator[tuple
     """A session on workers in this process."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        LocalCluster(n_workers=n_workers, processes=False, memory_limit=0, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=n_workers, processes=False, memory_limit=0, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         rows = np.zeros((n_samples, row_nbytes), np.uint8)

@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     medians = {"ideal": ideal}
     with (
         tempfile.TemporaryDirectory() as folder,
-        LocalCluster(n_workers=options.workers, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=options.workers, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         dataset = dshuffle.create_dataset(f"{folder}/d.zarr", {"x": rows})
