@@ -85,8 +85,8 @@ def find_arrays(group: Group, url: str, choice: ArrayChoice) -> SampleArrays:
         own = f"only coordinates of its own ({', '.join(axes)})" if axes else "no arrays of samples of its own"
         names = ", ".join(below[:_MOST_NAMED]) + (", ..." if len(below) > _MOST_NAMED else "")
         raise DatasetError(
-            f"the Zarr group at {url} has {own}. Open a group below it, by its URL or a StorePath. "
-            f"The groups with arrays of samples are {names}"
+            f"the Zarr group at {url} has {own}, but groups below it have: {names}. Open one of them, by its URL or a "
+            "StorePath"
         )
     if not axes:
         reasons = f": {_listed(skipped)}" if skipped else ""

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import copy
 import csv
-import itertools
-import math
 import runpy
-from collections import Counter, defaultdict
-from fractions import Fraction
+from collections import defaultdict
 
 import numpy as np
 import pytest
-from studies.shuffling_error import shuffling_error
 from studies.variance import variance_ratio
 
 import dshuffle
@@ -189,33 +185,3 @@ def test_mixing_is_studied():
     assert rows["global + peer"][2:] == pytest.approx([1, 1], abs=0.2)
     assert rows["local, as stored"][3] > 5
     assert 0.75 < rows["partial:0.1 + peer, from stored order"][0] < 0.9
-
-
-def exchanges(shares, rounds):
-    """Every partition that Algorithm 1 can lead to, once for each of its equally probable random choices."""
-    first = list(itertools.accumulate(shares, initial=0))
-    own = [range(first[rank], first[rank + 1]) for rank in range(len(shares))]
-    orders = itertools.product(*(itertools.permutations(samples, rounds) for samples in own))
-    rounds_of_ranks = list(itertools.product(itertools.permutations(range(len(shares))), repeat=rounds))
-    for order, destinations in itertools.product(orders, rounds_of_ranks):
-        after = [set(samples) for samples in own]
-        for i, destination in enumerate(destinations):
-            for rank, samples in enumerate(order):
-                after[rank].remove(samples[i])
-                after[destination[rank]].add(samples[i])
-        yield after
-
-
-@pytest.mark.parametrize(
-    ("q", "n", "fraction"), [(6, 3, 0.5), (6, 3, 1), (4, 2, 0.5), (3, 3, 1), (5, 2, 0.4), (6, 2, 1)]
-)
-def test_equation_7_over_all_orders(q, n, fraction):
-    """The distance between orders, where each worker puts its samples into a random order after the exchange."""
-    shares = [len(range(rank, q, n)) for rank in range(n)]
-    counts = Counter()
-    for after in exchanges(shares, math.ceil(fraction * q / n)):
-        for parts in itertools.product(*map(itertools.permutations, after)):
-            counts[tuple(itertools.chain(*parts))] += 1
-    orders = list(itertools.permutations(range(q)))
-    distance = sum(abs(Fraction(counts[order], counts.total()) - Fraction(1, len(orders))) for order in orders) / 2
-    assert shuffling_error(q, n, fraction) == (pytest.approx(float(distance), abs=1e-12), True)
