@@ -81,7 +81,7 @@ def array_of(label: str, value: Any) -> Any:
         hint = "Convert it to an array of NumPy, in which all samples have the same shape."
         raise InvalidParameter.because(label, f"NumPy cannot convert this {kind} to an array ({exc})", hint) from exc
     if array.ndim == 0 and array.dtype.hasobject:
-        if hasattr(value, "todense"):
+        if isinstance(getattr(value, "nnz", None), int | np.integer):
             raise InvalidParameter.because(label, f"it is sparse ({kind})", "Make it dense with .toarray().")
         hint = "Make a list, a dense NumPy array or a Dask array of it."
         raise InvalidParameter.because(label, f"this {kind} is not an array", hint)
