@@ -143,8 +143,8 @@ def test_memory_beside_the_result_stays_within_the_budget(tmp_path: Path) -> Non
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # Ids, slots and Python's own objects come to less than 1 MiB.
-    assert budget / 4 < peak < budget + (1 << 20)
+    # Ids, slots and Python's own objects come to less than 1 MiB. On a busy machine few chunks are read at a time.
+    assert 2 * chunk_nbytes < peak < budget + (1 << 20)
 
 
 @pytest.mark.slow
