@@ -6,6 +6,10 @@ Two settings. "emulated": 8 workers in one process, links of 100 Mbit/s, a store
 64 MiB in chunks of 1 MiB. "host": 8 processes on this machine without emulation, with contiguous sharding and
 uncompressed chunks, and with random sharding and chunks compressed with zstd. The times are from the first epoch's
 records: from the order to begin until all workers have their rows. The last line of the output is JSON.
+
+Beside the bytes of each load, of all workers in stored bytes, there are the largest part that one of 32 workers reads,
+times 32; the bytes of a resumption with three workers in place of five; and the most memory, in MiB, that a process
+takes while it loads, beyond its partition.
 """
 
 from __future__ import annotations
@@ -62,6 +66,53 @@ def loaded(client: Client, dataset: Any, repeats: int, **choices: Any) -> tuple[
     return statistics.median(seconds), nbytes
 
 
+def read_bytes(dask_worker: Any) -> list[int]:
+    """Bytes that each session of a worker has read from the store."""
+    sessions = dask_worker.plugins["dshuffle"].sessions.values()
+    return [session._parts.dataset.traffic.fetched_bytes for session in sessions]
+
+
+def reset_peak() -> int:
+    """Let the kernel forget the peak of this process; its bytes now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return status("VmRSS")
+
+
+def status(name: str) -> int:
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:")]
+    return int(line.split()[1]) * 1024
+
+
+def spread(folder: str) -> dict[str, float]:
+    """How evenly 32 workers read whole samples and windows, and what a job reads that resumes with fewer workers."""
+    results = {}
+    whole = open_dataset(f"{folder}/emulated.zarr")
+    stored = stored_nbytes(f"{folder}/emulated.zarr")
+    options = {"processes": False, "threads_per_worker": 1, "memory_limit": 0, "dashboard_address": ":0"}
+    with LocalCluster(n_workers=32, **options) as cluster, Client(cluster) as client:
+        for name, dataset in (("whole", whole), ("windows", whole.windows({"x": [-1, 0, 1]}))):
+            with Shuffler(client, dataset, assignment="global") as shuffler:
+                next(shuffler.epochs(1))
+                parts = [sum(values) for values in client.run(read_bytes).values()]
+            results |= {f"{name}, 32 bytes": sum(parts) / stored, f"{name}, 32 most": 32 * max(parts) / stored}
+    with (
+        LocalCluster(n_workers=5, **options) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, whole, assignment="global") as shuffler,
+    ):
+        client.gather(next(shuffler.epochs(2)).map(len))
+        state = shuffler.state_dict()
+    with (
+        LocalCluster(n_workers=3, **options) as cluster,
+        Client(cluster) as client,
+        Shuffler.resume(client, whole, state) as shuffler,
+    ):
+        next(shuffler.epochs(2))
+        parts = [sum(values) for values in client.run(read_bytes).values()]
+        results |= {"resumed, 3 bytes": sum(parts) / stored, "resumed, 3 most": 3 * max(parts) / stored}
+    return results
+
+
 def measure(folder: str, repeats: int) -> dict[str, float]:
     """Measure the package that is imported here."""
     options = {"n_workers": 8, "threads_per_worker": 1, "dashboard_address": None}
@@ -85,6 +136,12 @@ def measure(folder: str, repeats: int) -> dict[str, float]:
             seconds, nbytes = loaded(client, dataset, repeats, **choices)
             stored = stored_nbytes(f"{folder}/{name}.zarr")
             results |= {f"{name} seconds": seconds, f"{name} bytes": nbytes / stored}
+            before = client.run(reset_peak)
+            loaded(client, dataset, 1, **choices)
+            partition = dataset.n_samples * dataset.row_nbytes / 8
+            peaks = client.run(status, "VmHWM")
+            beyond = max(peaks[address] - before[address] for address in before) - partition
+            results |= {f"{name} beyond MiB": beyond / MIB}
     return results
 
 
@@ -122,9 +179,12 @@ def main() -> None:
             if ran.returncode:
                 sys.exit(ran.stderr)
             results[revision] = json.loads(ran.stdout.splitlines()[-1])
+        results["this"] |= spread(folder)
         bound = max(EMULATED_NBYTES / STORE, 7 / 8 * EMULATED_NBYTES / 8 / LINK)
         for name in results["this"]:
-            figures = "  ".join(f"{revision} {found[name]:8.3f}" for revision, found in results.items())
+            figures = "  ".join(
+                f"{revision} {found[name]:8.3f}" for revision, found in results.items() if name in found
+            )
             print(f"{name:18} {figures}")
         print(f"emulated bound: {bound:.2f} s, times the bound: {results['this']['emulated seconds'] / bound:.2f}")
         print(json.dumps(results))
