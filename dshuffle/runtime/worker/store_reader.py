@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.errors import ExchangeError
+from dshuffle.errors import DatasetError, ExchangeError
 from dshuffle.exchange.comms import Later, RowsReply
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MIB
@@ -38,6 +38,7 @@ class _Load:
     owners: set[int] = field(default_factory=set)
     waiting: dict[int, set[int]] = field(default_factory=dict)
     ahead: list[int] = field(default_factory=list)  # blocks to be read, ascending
+    failure: DatasetError | None = None  # another attempt would find the same
 
     @property
     def is_known(self) -> bool:
@@ -134,6 +135,8 @@ class StoreReader:
         deadline = loop.time() + min(ANSWER_AFTER, self.limit / 3)
         while (held := self._held.get(block)) is None:
             self._check_open()
+            if self._load is not None and self._load.name == load and self._load.failure is not None:
+                raise self._load.failure
             if self._has_room(block):
                 held = self._read(block)
                 break
@@ -180,7 +183,7 @@ class StoreReader:
 
     def _read_ahead(self) -> None:
         known = self._load
-        while known is not None and known.ahead and not self._closed:
+        while known is not None and known.ahead and known.failure is None and not self._closed:
             block = known.ahead[0]
             if block not in self._held and known.expects(block):
                 if not self._has_room(block):
@@ -190,15 +193,17 @@ class StoreReader:
 
     def _read(self, block: int) -> _Held:
         loop = asyncio.get_running_loop()
-        nbytes = self.blocks.nbytes(block)
+        known, nbytes = self._load, self.blocks.nbytes(block)
         future = self.reading.run(self.blocks.read, block, lambda: self._closed)
         held = self._held[block] = _Held(future, READING_COST * nbytes, loop.time())
 
         def read(future: asyncio.Future[Block]) -> None:
             held.nbytes, held.used = nbytes, loop.time()
-            failed = future.cancelled() or future.exception() is not None
-            if failed and self._held.get(block) is held:  # another request tries again
+            error = None if future.cancelled() else future.exception()
+            if (future.cancelled() or error) and self._held.get(block) is held:  # another request tries again
                 del self._held[block]
+            if isinstance(error, DatasetError) and not error.transient and known is not None:
+                known.failure = error
             self._wake()
             if self._load is None and not self._closed:
                 loop.call_later(ABANDONED_AFTER, self._drop_idle, block)
