@@ -221,22 +221,27 @@ def compare(
             say(f"Emulated: {cluster.rates}. --links none --store none measures this machine as it is.")
         say_if_replaced(output, "--output")
         with warnings_as_lines(), progress_bar() as advance:
-            tested: Mapping[str, Mapping[str, Any]] = {}
-            if in_pairs and test is not None:
-                tested = regression_in_pairs(
-                    data,
-                    ways,
-                    n_workers=workers,
-                    epochs=epochs,
-                    step=step,
-                    features=features,
-                    target=target,
-                    held_out=kind,
-                    margin=test.margin,
-                    pairs=test.pairs,
-                    say=advance,
+            tested: dict[str, Mapping[str, Any]] = {}
+
+            def run_pairs() -> None:
+                assert test is not None
+                tested.update(
+                    regression_in_pairs(
+                        data,
+                        ways,
+                        n_workers=workers,
+                        epochs=epochs,
+                        step=step,
+                        features=features,
+                        target=target,
+                        held_out=kind,
+                        margin=test.margin,
+                        pairs=test.pairs,
+                        say=advance,
+                    )
                 )
-            comparison = run(pipeline, advance).comparison
+
+            comparison = run(pipeline, advance, meanwhile=run_pairs if in_pairs else None).comparison
     assert comparison is not None
     comparison = _completed(comparison, ways, tested, copy_seconds)
     if as_json:

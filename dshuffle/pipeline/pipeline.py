@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import logging
 import math
@@ -38,7 +39,7 @@ from dshuffle.report import Comparison, TrainingPoint
 from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.report.summary import make_folder
 from dshuffle.runtime import Partition, Shuffler, gathered, retrying
-from dshuffle.runtime.client.cluster_view import cluster_info, run_on_workers
+from dshuffle.runtime.client.cluster_view import Waiting, cluster_info, run_on_workers
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.measurement import measure_workers
 from dshuffle.runtime.memory import check_budget
@@ -391,8 +392,13 @@ def _collected(problems: list[str], label: str) -> Iterator[None]:
         problems.append(f"{label}: {error}")
 
 
-def train(pipeline: Pipeline, advance: Advance, write: Callable[[Comparison], Path] | None = None) -> PipelineResult:
-    """Check a pipeline, start its cluster, and train with each of its ways."""
+def train(
+    pipeline: Pipeline,
+    advance: Advance,
+    write: Callable[[Comparison], Path] | None = None,
+    meanwhile: Callable[[], None] | None = None,
+) -> PipelineResult:
+    """Check a pipeline, start its cluster, and train with each of its ways; call ``meanwhile`` during the start."""
     whole, options = pipeline.checked(), pipeline.options
     training, dataset = pipeline.training.on(whole, pipeline.ways[0].choices.seed)
     prepared = 2 if pipeline.report is None else 4
@@ -405,7 +411,7 @@ def train(pipeline: Pipeline, advance: Advance, write: Callable[[Comparison], Pa
     load_kernels(*KERNELS)
     done += 1
     say(f"waiting for {pipeline.cluster}")
-    with pipeline.cluster.open(lambda text: say(f"waiting for {pipeline.cluster}: {text}")) as client:
+    with _opened(pipeline.cluster, lambda text: say(f"waiting for {pipeline.cluster}: {text}"), meanwhile) as client:
         done += 1
         measured, results = None, []
         if pipeline.report is not None:
@@ -463,6 +469,23 @@ def train(pipeline: Pipeline, advance: Advance, write: Callable[[Comparison], Pa
             )
             page = None if write is None else write(comparison)
     return PipelineResult(tuple(results), page, comparison)
+
+
+@contextlib.contextmanager
+def _opened(cluster: ClusterSource, waiting: Waiting, meanwhile: Callable[[], None] | None) -> Iterator[Client]:
+    if meanwhile is None:
+        with cluster.open(waiting) as client:
+            yield client
+        return
+    own = contextvars.copy_context()  # a client must be closed in the context in which it was opened
+    opened = contextlib.ExitStack()
+    try:
+        with ThreadPoolExecutor(1, "dshuffle-cluster") as pool:
+            opening = pool.submit(own.run, opened.enter_context, cluster.open())
+            meanwhile()
+        yield opening.result()
+    finally:
+        own.run(opened.close)
 
 
 def check_test(test: PairedTest, training: Training, ways: Sequence[Way], n_workers: int | None) -> None:
