@@ -36,7 +36,7 @@ def fail_on_rank(rank):
 
 def epoch_of(checkpoint):
     """The epoch that a checkpoint goes on with."""
-    return json.loads(checkpoint.read_text())["state"]["epoch"]
+    return json.loads(checkpoint.read_bytes().partition(b"\n")[0])["state"]["epoch"]
 
 
 # -- failed tasks ----------------------------------------------------------------------------------------------------

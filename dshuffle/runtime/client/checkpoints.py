@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import logging
@@ -54,10 +55,13 @@ def write_checkpoint(
 ) -> None:
     """Write a state to a file or an object, which replaces an earlier one at once or not at all.
 
-    The options of the dataset's store are used if the URL has the same scheme and host, or is another bucket.
+    A line of JSON is followed by the bytes of the attached value. The options of the dataset's store are used if the
+    URL has the same scheme and host, or is another bucket.
     """
     place = checkpoint_place(url)
-    data = json.dumps({"checksum": _checksum(state), "state": dict(state)}, indent=1).encode()
+    value = b"" if state["attached"] is None else base64.b64decode(state["attached"])
+    head = {"state": {**state, "attached": None}, "attached_nbytes": len(value)}
+    data = json.dumps({"checksum": _checksum(head, value), **head}).encode() + b"\n" + value
 
     def write() -> None:
         if was_written and is_local(place) and not os.path.isdir(folder := os.path.dirname(place)):
@@ -95,16 +99,18 @@ def find_checkpoint(
     if data is None:
         return None
     try:
-        framed = json.loads(data)
-        if "format" in framed:  # a state that the user has written
-            return dict(framed)
-        state: dict[str, Any] = framed["state"]
-        intact = framed["checksum"] == _checksum(state)
+        line, _, value = data.partition(b"\n")
+        if not line.startswith(b'{"checksum":'):  # a state that the user has written
+            own = json.loads(data)
+            return {**own, "format": own["format"]}
+        head = json.loads(line)
+        checksum, state = head.pop("checksum"), head["state"]
+        intact = checksum == _checksum(head, value) and len(value) == head["attached_nbytes"]
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the checkpoint {url} is damaged or truncated ({error})") from error
     if not intact:
         raise CheckpointError(f"the checkpoint {url} is damaged: its checksum is wrong")
-    return state
+    return {**state, "attached": base64.b64encode(value).decode() if value else None}
 
 
 def check_no_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> None:
@@ -151,8 +157,8 @@ def _insist(ask: Callable[[], T], failure: str, kept: str, patience: float, *, w
         pause = min(2 * pause, PAUSES[1])
 
 
-def _checksum(state: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(state, sort_keys=True).encode())
+def _checksum(head: Mapping[str, Any], value: bytes) -> int:
+    return zlib.crc32(value, zlib.crc32(json.dumps(head, sort_keys=True).encode()))
 
 
 def _options(url: str | os.PathLike[str], dataset: Dataset) -> Mapping[str, Any] | None:

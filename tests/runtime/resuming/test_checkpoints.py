@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from dshuffle import Shuffler
@@ -82,6 +83,20 @@ def test_a_state_that_cannot_be_resumed(clusters, labelled, written, changes, me
             Shuffler.resume(
                 clusters[3], labelled, {key: value for key, value in state.items() if key != name} | {"x": 1}
             )
+
+
+def test_an_attached_value_takes_as_many_bytes_as_its_pickle(clusters, labelled, tmp_path):
+    model = np.random.default_rng(0).random(100_000)
+    place = tmp_path / "run.json"
+    with Shuffler(clusters[3], labelled) as shuffler:
+        shuffler.attach(model)
+        shuffler.save(place)
+    assert place.stat().st_size < model.nbytes + 5000
+    with Shuffler.resume(clusters[3], labelled, place) as shuffler:
+        np.testing.assert_array_equal(shuffler.attached, model)
+    place.write_bytes(place.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="damaged: its checksum is wrong"):
+        Shuffler.resume(clusters[3], labelled, place)
 
 
 def test_where_there_is_no_checkpoint_or_none_can_be(clusters, labelled, tmp_path):
