@@ -9,7 +9,7 @@ import pytest
 import dshuffle
 from dshuffle.planning import CACHINGS, Aligned, Delivery, next_ranks
 from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.holders import cache_capacity
+from dshuffle.planning.exchange_epochs import cache_capacity
 from dshuffle.planning.shuffling_error import nguyen_equation_11, shuffling_error
 
 DOCS = Path(__file__).parents[1] / "docs"

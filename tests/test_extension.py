@@ -19,8 +19,8 @@ from dshuffle.pipeline import LocalWorkers, Pipeline, Training
 from dshuffle.planning import DELIVERIES, Choices, Classes, EpochPlanner, Packets, ShuffleSpec
 from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, EpochDraw, check_balance
 from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs
-from dshuffle.planning.delivery.peer import RowsFromPeers
-from dshuffle.planning.grouping import lowest_bit
+from dshuffle.planning.delivery.rows import RowsFromPeers
+from dshuffle.planning.types import lowest_bit
 from dshuffle.synthetic import keyed_regression
 
 from .planning.test_unequal_shares import check_contract

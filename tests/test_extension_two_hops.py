@@ -20,10 +20,9 @@ from dshuffle.compare.local_cluster import local_cluster
 from dshuffle.exchange.transports import TRANSPORTS, BundleTransport
 from dshuffle.pipeline import LocalWorkers, Pipeline, Training
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, ShuffleSpec
-from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs, predict
-from dshuffle.planning.cost.prediction import loads_of, message_count
+from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs, loads_of, message_count, predict
 from dshuffle.planning.delivery.definition import CHECKSUM_NBYTES, loads_of_hops, messages_of_rows
-from dshuffle.planning.delivery.peer import RowsFromPeers, plan_peer
+from dshuffle.planning.delivery.rows import RowsFromPeers, plan_peer
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.memory import partition_nbytes
 from dshuffle.synthetic import keyed_regression

@@ -13,21 +13,23 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from dshuffle.errors import ChecksumMismatch, DatasetError, DShuffleError, ExchangeError
-from dshuffle.exchange.buffers import Buffer, BufferPool
-from dshuffle.exchange.comms import Later, Refusal, Reply, RowsReply
-from dshuffle.exchange.inbox import (
+from dshuffle.exchange.comms import Buffer, BufferPool, Later, Refusal, Reply, RowsReply
+from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.mailboxes import (
     Fetch,
     Inbox,
     InboxInstruction,
     InboxState,
+    Outbox,
+    OutboxInstruction,
     ReadInstead,
+    Refuse,
     ReportFailed,
     ReportReady,
+    Send,
     slow_senders,
 )
-from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, MessageId
-from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Refuse, Send
 from dshuffle.planning import name_of
 from dshuffle.rows import ByteMatrix, Checksums
 
@@ -457,8 +459,6 @@ class Sender:
         self._jobs = jobs
         self._acknowledged = True
         self._mend: Callable[[], int] = nothing_to_mend
-        self._reuses = True
-        self._refused: tuple[int, str] | None = None
         self._flows: Mapping[int, Flow] = {}
         self._source: asyncio.Future[RowSource] | None = None
         self._answers: dict[MessageId, asyncio.Future[OutboxInstruction]] = {}
@@ -475,18 +475,15 @@ class Sender:
         to_one: int | None = None,
         acknowledged: bool = True,
         mend: Callable[[], int] = nothing_to_mend,
-        reuses: bool = True,
     ) -> None:
         """Start a run that sends these flows (by destination), with items from ``source`` once it is ready.
 
         Messages that are not ``acknowledged`` leave the window once they are packed. This saves the acknowledgement.
         Use it only where all messages fit in memory: nothing but the receivers' requests then limits what they take.
         ``mend`` is called before a message is sent again, because the rows held here may be corrupted. It returns the
-        number of corrupted rows. A sender that ``reuses`` buffers packs other messages into them once a message has
-        been acknowledged, so receivers must not keep what they are given.
+        number of corrupted rows.
         """
         self.meter = Meter()
-        self._reuses, self._refused = reuses, None
         self._acknowledged, self._mend = acknowledged, mend
         self._sent.clear()
         self._packed.clear()
@@ -495,11 +492,6 @@ class Sender:
         owed = {to: flow.n_messages for to, flow in flows.items()}
         gates = {to: flow.gates.tolist() for to, flow in flows.items() if flow.gates is not None}
         self._perform(self._outbox.begin(run_id, owed, gates=gates, window=window, to_one=to_one))
-
-    def refuse(self, run_id: int, reason: str) -> None:
-        """Start a run in which this sender cannot send anything. Receivers read the rows from the store instead."""
-        self._refused = run_id, reason
-        self._perform(self._outbox.begin(run_id, {}))
 
     def open_gate(self, run_id: int, gate: int) -> None:
         """Allow the messages that wait for a gate: their packets have arrived."""
@@ -547,8 +539,6 @@ class Sender:
         finally:
             if self._answers.get(message) is answer:
                 del self._answers[message]
-        if self._refused is not None and self._refused[0] == message.run_id:
-            return Refusal(self._refused[1], again=True)
         if not isinstance(instruction, Send):
             return Refusal(instruction.reason)
         flow, future = self._flows.get(message.destination), self._source
@@ -589,8 +579,7 @@ class Sender:
                 return packed[1]
         self._sent.add(message)
         pool, n_rows = self._buffers, last - first
-        pooled = self._acknowledged and self._reuses
-        buffer = pool.take(message, n_rows, shared=shared) if pooled else pool.single_use(n_rows)
+        buffer = pool.take(message, n_rows, shared=shared) if self._acknowledged else pool.single_use(n_rows)
         self.meter.gather_seconds += await self._jobs.run(
             timed, source.pack, first, last, buffer.rows, buffer.checksums, nbytes=buffer.rows.nbytes
         )

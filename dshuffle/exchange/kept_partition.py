@@ -31,10 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import CacheBudgetError, ExchangeError
-from dshuffle.exchange.cache_partition import EMPTY, Index
-from dshuffle.exchange.row_file import RowFile
+from dshuffle.exchange.cache_partition import EMPTY, Index, RowFile
 from dshuffle.planning import WorkerHistory
-from dshuffle.planning.sorted_ids import sorted_positions
+from dshuffle.planning.types import sorted_positions
 from dshuffle.private_files import check_folder, open_private_file, reserve
 from dshuffle.rows import ByteMatrix, Checksums, RowLayout, checksum_rows
 
@@ -155,7 +154,7 @@ class KeptPartition:
     Parameters
     ----------
     memory_limit
-        Memory limit of the process in bytes, as for :class:`~dshuffle.exchange.row_file.RowFile`.
+        Memory limit of the process in bytes, as for :class:`~dshuffle.exchange.cache_partition.RowFile`.
     """
 
     def __init__(self, path: str, layout: RowLayout, memory_limit: int | None = None) -> None:

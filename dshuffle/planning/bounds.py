@@ -14,9 +14,8 @@ from dshuffle.checks import as_integer, as_shape
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.epoch_plan import missing_samples
-from dshuffle.planning.grouping import count_holders
-from dshuffle.planning.holders import as_instance
 from dshuffle.planning.randomness import log_choose
+from dshuffle.planning.types import as_instance, count_holders
 
 MOST_WORKERS = 20
 """Maximum number of workers for :func:`lower_bound`."""

@@ -12,10 +12,22 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.checks import as_ranks
 from dshuffle.kernels import kernel
 from dshuffle.planning.epoch_plan import missing_samples
-from dshuffle.planning.grouping import count_held, count_holders, holds, lowest_bit
-from dshuffle.planning.holders import add_holders, as_holders, has_excess, held_by, holders_of
 from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words
-from dshuffle.planning.types import Holders, Ranks, Samples, Words
+from dshuffle.planning.types import (
+    Holders,
+    Ranks,
+    Samples,
+    Words,
+    add_holders,
+    as_holders,
+    count_held,
+    count_holders,
+    has_excess,
+    held_by,
+    holders_of,
+    holds,
+    lowest_bit,
+)
 
 
 @dataclass

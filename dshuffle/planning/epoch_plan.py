@@ -12,31 +12,30 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.checks import as_ranks
 from dshuffle.errors import PlanError
 from dshuffle.kernels import kernel
-from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs
-from dshuffle.planning.grouping import count_held, count_keys, group_by, holds
-from dshuffle.planning.holders import as_holders, held_by, holders_of
-from dshuffle.planning.order import epoch_order
-from dshuffle.planning.sorted_ids import sorted_positions
-from dshuffle.planning.types import Holders, Ranks, Samples
+from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs, epoch_order
+from dshuffle.planning.types import (
+    Holders,
+    Ranks,
+    Samples,
+    as_holders,
+    count_held,
+    count_keys,
+    group_by,
+    held_by,
+    holders_of,
+    holds,
+    sorted_positions,
+)
 
 SERVER = -1
 """Sender of the packets that the server sends."""
 STORE = -2
 """Sender of the rows that their destination reads from the store."""
-FORWARDER = -3
-"""The worker of rank r is participant ``FORWARDER - r`` where it forwards rows between others."""
 
 
 def name_of(participant: int) -> str:
     """Return the name of a participant of an exchange for messages to users."""
-    if participant <= FORWARDER:
-        return f"the forwarder on rank {forwarder_of(participant)}"
     return {SERVER: "the server", STORE: "the store"}.get(participant, f"rank {participant}")
-
-
-def forwarder_of(rank: int) -> int:
-    """Return the number of a rank's forwarder. Given that number, return the rank."""
-    return FORWARDER - rank
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +112,7 @@ def missing_samples(holders: Holders, destinations: Ranks) -> Samples:
     Parameters
     ----------
     holders
-        ``(q, words)`` masks, see :func:`~dshuffle.planning.holders.as_holders`.
+        ``(q, words)`` masks, see :func:`~dshuffle.planning.types.as_holders`.
     destinations
         ``(q,)`` int32 ranks that will train on the samples.
     """
@@ -461,3 +460,49 @@ def in_disk_order(part: WorkerPart, *, seed: int, stored: int | None, moves_with
         if len(staying):
             sends[part.rank] = receives[part.rank] = ordered(part.rank, staying)
     return dataclasses.replace(part, sends=sends, receives=receives)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moves:
+    """Which samples come to a worker for an epoch, and which leave it.
+
+    Parameters
+    ----------
+    own
+        Ascending int64, the samples that the worker trains on.
+    arriving, senders
+        The samples that it lacks, ascending, and the worker that has each of them.
+    leaving, receivers
+        The samples that it gives up, ascending, and the worker that each of them goes to.
+    """
+
+    own: Samples
+    arriving: Samples
+    senders: Ranks
+    leaving: Samples
+    receivers: Ranks
+
+    @classmethod
+    def none(cls, own: Samples) -> Moves:
+        """Nothing comes or goes."""
+        return cls(own, own[:0], np.empty(0, np.int32), own[:0], np.empty(0, np.int32))
+
+    @classmethod
+    def loading(cls, own: Samples) -> Moves:
+        """Everything comes from the store."""
+        return dataclasses.replace(cls.none(own), arriving=own, senders=np.full(len(own), STORE, np.int32))
+
+    @classmethod
+    def between(cls, before: Ranks, after: Ranks, rank: int) -> Moves:
+        """The moves of a worker between two assignments of all samples, ``(q,)`` int32 each."""
+        own, held = np.flatnonzero(after == rank), np.flatnonzero(before == rank)
+        return cls.of(rank, own, before[own], held, after[held])
+
+    @classmethod
+    def of(cls, rank: int, own: Samples, before: Ranks, held: Samples, after: Ranks) -> Moves:
+        """The moves of a worker that has ``held`` and trains on ``own`` next.
+
+        ``before`` says which worker has each of its next samples, and ``after`` who gets each of those that it has.
+        """
+        missing, leaving = before != rank, after != rank
+        return cls(own, own[missing], before[missing], held[leaving], after[leaving])

@@ -1,4 +1,4 @@
-"""Which epochs have an exchange, and the sizes of shares."""
+"""The order of training, which epochs have an exchange, and the sizes of shares."""
 
 from __future__ import annotations
 
@@ -6,14 +6,115 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from fractions import Fraction
+from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from dshuffle.checks import as_integer, as_ratio
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.order import epoch_permutation
+from dshuffle.planning.randomness import permutation, random_words, words_at
 from dshuffle.planning.types import Samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassOrder:
+    """A random order of samples in which every class is spread evenly, as a table.
+
+    Parameters
+    ----------
+    samples
+        Sample at each position: a permutation of 0 to q - 1, ``(q,)`` int64.
+    positions
+        Position of each sample: its inverse.
+
+    Notes
+    -----
+    The members of a class are put in random order, and the order is divided into as many intervals of equal length as
+    the class has members. Each member is at a random point of its own interval. So the number of members of a class
+    among any successive samples stays within about two of its share. In a random order it deviates by about the square
+    root of the share.
+    """
+
+    samples: Samples
+    positions: Samples
+
+    @classmethod
+    def of(cls, labels: ArrayLike, *path: int | str) -> Self:
+        """Draw an order.
+
+        Parameters
+        ----------
+        labels
+            ``(q,)`` values; equal values are a class.
+        """
+        _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        order = permutation(len(codes), "class order", *path)
+        by_class = order[np.argsort(codes[order], kind="stable")]
+        firsts = np.repeat(np.cumsum(counts) - counts, counts)
+        point = (random_words(len(codes), "class order", "point", *path) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
+        places = (np.arange(len(codes)) - firsts + point) / np.repeat(counts, counts)
+        samples = by_class[np.argsort(places, kind="stable")]
+        positions = np.empty_like(samples)
+        positions[samples] = np.arange(len(samples))
+        return cls(samples, positions)
+
+    def forward(self, samples: NDArray[np.int64]) -> Samples:
+        """Positions of samples."""
+        return self.positions[samples]
+
+    def inverse(self, positions: NDArray[np.int64]) -> Samples:
+        """Samples at positions."""
+        return self.samples[positions]
+
+
+def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
+    """Order a worker's samples for training in an epoch.
+
+    The order depends only on the seed, the epoch, the rank and the set of samples.
+    """
+    return sample_ids[epoch_permutation(sample_ids, seed=seed, epoch=epoch, rank=rank)]
+
+
+def epoch_permutation(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
+    """The order of :func:`epoch_order` as ``(k,)`` int64 positions in ``sample_ids``.
+
+    Samples are sorted by words drawn for each of them, no two of which are equal. So the order of any subset
+    can be computed without the other samples. A worker that receives rows knows in which order their sender trains.
+    """
+    return np.argsort(words_at(random_words(1, "order", seed, epoch, rank)[0], sample_ids))
+
+
+def row_permutation(n_rows: int, seed: int = 0) -> Samples:
+    """Permutation that :func:`dshuffle.permute` applies.
+
+    Row k of the permuted dataset is row ``row_permutation(...)[k]`` of the original one.
+
+    Parameters
+    ----------
+    n_rows
+        Number of rows, at least 0 and below 2**32.
+    seed
+        Any integer.
+
+    Returns
+    -------
+    (n_rows,) int64
+        The original row at each position.
+
+    Raises
+    ------
+    InvalidParameter
+        If a parameter is not an integer, or ``n_rows`` is out of range.
+
+    Examples
+    --------
+    >>> row_permutation(5, seed=1)
+    array([2, 0, 1, 3, 4])
+    """
+    return permutation(as_integer("n_rows", n_rows, 0), "permute", as_integer("seed", seed))
+
 
 Weights = tuple[int, ...]
 """One weight for each rank, or none for equal shares."""
@@ -56,6 +157,32 @@ def share_sizes(n_units: int, weights: Weights) -> NDArray[np.int64]:
     return sizes
 
 
+def largest_share(n_samples: int, n_workers: int, chunk_rows: int = 1, weights: Weights = ()) -> int:
+    """Number of samples in the largest share, which is the same in every epoch.
+
+    With weights and chunks it may be less, because a short chunk at the end belongs to any rank.
+    """
+    whole, short = divmod(n_samples, chunk_rows)
+    if weights:
+        return int(share_sizes(whole, weights).max()) * chunk_rows + short
+    each, extra = divmod(whole, n_workers)
+    return (each + 1) * chunk_rows if extra else each * chunk_rows + short
+
+
+def cache_capacity(cache_fraction: float | None, n_samples: int, n_workers: int, *, chunk_rows: int = 1) -> int:
+    """Number of samples that a worker may hold between epochs.
+
+    It is ``floor(alpha * q)``, but at least the largest share.
+    """
+    n_workers = as_integer("n_workers", n_workers, 1)
+    partition = largest_share(n_samples, n_workers, chunk_rows)
+    if cache_fraction is None:
+        return partition
+    hint = f"Each of the {n_workers} workers must hold its own share of the samples."
+    alpha = as_ratio("cache_fraction", cache_fraction, Fraction(1, n_workers), hint)
+    return max(partition, alpha.numerator * n_samples // alpha.denominator)
+
+
 class Between(ABC):
     """The order of a worker's samples in an epoch without an exchange."""
 
@@ -66,7 +193,7 @@ class Between(ABC):
         """``(k,)`` int64 positions in the ``(k,)`` samples, in training order.
 
         ``exchanged`` is the last epoch with an exchange. The order of any subset is that of all samples without the
-        others, as in :func:`~dshuffle.planning.order.epoch_permutation`.
+        others, as in :func:`~dshuffle.planning.exchange_epochs.epoch_permutation`.
         """
 
 

@@ -15,8 +15,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.assignment.initial import GivenSharding
 from dshuffle.planning.exchange_epochs import Weights, check_weights
-from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
-from dshuffle.planning.planner import EpochPlanner
+from dshuffle.planning.planner import EpochPlanner, OwnPlanner, plans_own_parts
 from dshuffle.planning.randomness import finalised, random_words
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 from dshuffle.planning.types import Ranks, Samples, Words

@@ -17,13 +17,21 @@ from dshuffle.planning.assignment import Assignment, Draw, EpochDraw, Global, ch
 from dshuffle.planning.assignment.balance import Classes, draw_classes
 from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_ranks
 from dshuffle.planning.assignment.slots import Blocks, Slots, WorkerChange, WorkerHistory
-from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.caching import CACHINGS, CachingPolicy, Shares
 from dshuffle.planning.delivery import DELIVERIES, SIMPLEST, check_delivery
 from dshuffle.planning.delivery.auto import AUTO
 from dshuffle.planning.delivery.relay import RELAYS
-from dshuffle.planning.exchange_epochs import BETWEEN, ExchangeEpochs, Redraw, Weights, check_weights, share_sizes
-from dshuffle.planning.holders import cache_capacity, largest_share
+from dshuffle.planning.exchange_epochs import (
+    BETWEEN,
+    ExchangeEpochs,
+    Redraw,
+    Weights,
+    cache_capacity,
+    check_weights,
+    largest_share,
+    share_sizes,
+)
+from dshuffle.planning.randomness import DRAW_VERSION
 from dshuffle.planning.shares import EVEN, SharePolicy, parse_shares
 from dshuffle.planning.types import Holders, Ranks, Samples
 

@@ -20,7 +20,7 @@ import scipy
 
 from dshuffle.checks import as_ratio, as_shape
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.assignment.partial import Partial
+from dshuffle.planning.assignment.rules import Partial
 
 
 def log_factorial(n: float | Fraction) -> float:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.planning import ShuffleSpec, WorkerHistory, get_delivery
-from dshuffle.planning.own_part import plans_own_parts
-from dshuffle.planning.planner import plan_nbytes
+from dshuffle.planning.planner import plan_nbytes, plans_own_parts
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_spec import SessionSpec
 
@@ -31,8 +30,7 @@ def check_budget(
         way_out = f"Use {workers} workers, a memory_limit of {needed} bytes, or rows on a local disk (cache_directory)"
     relayed = ""
     if _relayed(shuffle):
-        kind = get_delivery(shuffle.choices.delivery).passes_on
-        relayed = f", and for {_relayed(shuffle)} {kind} to pass on"
+        relayed = f", and for {_relayed(shuffle)} packets to pass on"
     planning = ""
     if plan := _plan_nbytes(shuffle):
         planning = f", and {plan} bytes for plans of all {shuffle.n_samples} samples"

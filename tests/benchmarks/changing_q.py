@@ -25,8 +25,8 @@ from threadpoolctl import threadpool_limits
 
 from dshuffle.planning import first_ranks
 from dshuffle.planning.assignment.slots import SlotExchange, path_of
-from dshuffle.planning.grouping import group_by
-from dshuffle.planning.order import epoch_permutation
+from dshuffle.planning.exchange_epochs import epoch_permutation
+from dshuffle.planning.types import group_by
 from dshuffle.synthetic import keyed_regression, rare_keys_regression
 from dshuffle.training import Network
 from dshuffle.training.synchronous import MOMENTUM

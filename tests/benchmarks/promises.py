@@ -23,7 +23,7 @@ from distributed import Client, LocalCluster, Worker
 
 import dshuffle
 from dshuffle.planning import Choices, EpochPlanner, Global, ShuffleSpec
-from dshuffle.planning.own_part import OwnPlanner
+from dshuffle.planning.planner import OwnPlanner
 from dshuffle.planning.remainder import SampleDigest, due_in_an_epoch
 
 MIB = 2**20

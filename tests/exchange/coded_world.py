@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
+from dshuffle.exchange.transports import CodedPart, PacketDecoder, PacketStore
 from dshuffle.planning import SERVER, Packets
 from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.delivery.relay import route

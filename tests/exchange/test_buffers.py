@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.exchange import buffers
-from dshuffle.exchange.buffers import Buffer, BufferPool
+from dshuffle.exchange.comms import Buffer, BufferPool
 from dshuffle.exchange.messages import MessageId
 from dshuffle.rows import RowLayout
 

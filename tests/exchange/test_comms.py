@@ -16,14 +16,19 @@ from distributed import Status
 from distributed.protocol import dumps, loads
 
 from dshuffle.errors import ExchangeError
-from dshuffle.exchange.buffers import Buffer, Place, SharedMemory, buffer_nbytes, host, may_share
 from dshuffle.exchange.comms import (
+    Buffer,
     DaskNetwork,
     Later,
+    Place,
     Refusal,
     Reply,
     RowsReply,
+    SharedMemory,
+    buffer_nbytes,
     from_fields,
+    host,
+    may_share,
     rows_from_fields,
     to_fields,
 )

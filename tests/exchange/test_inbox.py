@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import ExchangeError, InvalidParameter
-from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, InboxState, ReadInstead, ReportFailed, ReportReady
+from dshuffle.exchange.mailboxes import (
+    Fetch,
+    Inbox,
+    InboxInstruction,
+    InboxState,
+    ReadInstead,
+    ReportFailed,
+    ReportReady,
+)
 from dshuffle.exchange.messages import MessageId
 
 

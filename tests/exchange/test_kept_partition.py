@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from dshuffle.errors import ExchangeError
-from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.cache_partition import CachePartition, RowFile
 from dshuffle.exchange.kept_partition import (
     KeptFolder,
     KeptLabel,
@@ -27,7 +27,6 @@ from dshuffle.exchange.kept_partition import (
     kept_nbytes,
     remove_unused,
 )
-from dshuffle.exchange.row_file import RowFile
 from dshuffle.planning import WorkerHistory
 from dshuffle.rows import RowLayout
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.exchange.mailboxes import Outbox, Refuse, Send
 from dshuffle.exchange.messages import MessageId
-from dshuffle.exchange.outbox import Outbox, Refuse, Send
 
 
 def message(sequence: int, *, run_id: int = 1, destination: int = 2, sender: int = 0) -> MessageId:

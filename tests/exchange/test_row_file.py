@@ -18,8 +18,7 @@ import pytest
 
 from dshuffle.errors import CacheBudgetError
 from dshuffle.exchange import row_file
-from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.exchange.row_file import RowFile
+from dshuffle.exchange.cache_partition import CachePartition, RowFile
 from dshuffle.rows import RowLayout
 
 LAYOUT = RowLayout.of({"x": (np.dtype("f8"), (512,))})
@@ -49,7 +48,7 @@ def test_memory_stays_below_the_limit_while_rows_are_written(tmp_path):
     code = f"""
 import numpy as np, psutil, sys
 from dshuffle.exchange import row_file
-from dshuffle.exchange.row_file import RowFile
+from dshuffle.exchange.cache_partition import RowFile
 from dshuffle.rows import RowLayout
 row_file.MARGIN = 20 * 2**20
 file = RowFile(RowLayout.of({{"x": (np.dtype("u1"), (4096,))}}), 100_000, {str(tmp_path)!r}, memory_limit=1)

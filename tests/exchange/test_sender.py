@@ -10,12 +10,11 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from dshuffle.exchange.buffers import BufferPool
-from dshuffle.exchange.comms import Refusal, Reply, RowsReply
+from dshuffle.exchange.comms import BufferPool, Refusal, Reply, RowsReply
 from dshuffle.exchange.endpoints import Sender
 from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.mailboxes import Outbox
 from dshuffle.exchange.messages import Flow, MessageId
-from dshuffle.exchange.outbox import Outbox
 from dshuffle.rows import RowLayout
 
 LAYOUT = RowLayout.of({"x": (np.dtype("i8"), ())})

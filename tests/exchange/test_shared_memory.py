@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from dshuffle.exchange import buffers as shared_memory
-from dshuffle.exchange.buffers import Buffer, Place, SharedMemory, buffer_nbytes, host, mapped, may_share
+from dshuffle.exchange.comms import Buffer, Place, SharedMemory, buffer_nbytes, host, mapped, may_share
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files in memory")
 
 HOLD = """
 import sys
 import numpy as np
-from dshuffle.exchange.buffers import SharedMemory, buffer_nbytes, host
+from dshuffle.exchange.comms import SharedMemory, buffer_nbytes, host
 n_rows, row_nbytes = 6, 40
 memory = SharedMemory(3 * buffer_nbytes(n_rows, row_nbytes))
 for number, (rows, checksums, place) in enumerate(memory.cut(n_rows, row_nbytes)):
@@ -172,7 +172,7 @@ def test_who_has_no_such_memory_shares_with_nobody(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 def test_processes_in_another_network_namespace_use_the_network() -> None:
-    code = "from dshuffle.exchange.buffers import host; print(host())"
+    code = "from dshuffle.exchange.comms import host; print(host())"
     done = subprocess.run(["unshare", "--net", sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"cannot make a network namespace: {done.stderr.strip()}")

@@ -7,7 +7,7 @@ import pytest
 
 from dshuffle.errors import ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
+from dshuffle.exchange.transports import CodedPart, PacketDecoder, PacketStore
 from dshuffle.planning import Packets
 from dshuffle.planning.delivery.relay import route
 from dshuffle.rows import RowLayout

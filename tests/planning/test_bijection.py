@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.slots import Blocks
-from dshuffle.planning.bijection import LARGEST_TABLE, ROUNDS, Bijection
-from dshuffle.planning.randomness import permutation
+from dshuffle.planning.randomness import LARGEST_TABLE, ROUNDS, Bijection, permutation
 
 SURE = 1e-6
 """A test of a good bijection fails with this probability; the keys are fixed, so it does not fail by chance."""

@@ -14,7 +14,7 @@ from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.caching import first_holders
 from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.epoch_plan import missing_samples
-from dshuffle.planning.holders import as_holders
+from dshuffle.planning.types import as_holders
 
 from ..conftest import at_most
 

@@ -7,7 +7,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import CACHINGS, Global, Local, Partial, next_ranks
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.caching import first_holders
-from dshuffle.planning.holders import held_by, holders_of
+from dshuffle.planning.types import held_by, holders_of
 
 
 @st.composite

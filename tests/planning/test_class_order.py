@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dshuffle.planning.order import ClassOrder
+from dshuffle.planning.exchange_epochs import ClassOrder
 
 from ..conftest import at_most
 

@@ -7,8 +7,8 @@ import pytest
 
 from dshuffle.planning import STORE, Choices, ShuffleSpec
 from dshuffle.planning.epoch_plan import in_disk_order
-from dshuffle.planning.order import epoch_order
-from dshuffle.planning.own_part import OwnPlanner
+from dshuffle.planning.exchange_epochs import epoch_order
+from dshuffle.planning.planner import OwnPlanner
 
 
 def parts_of(epoch, *, stored, moves_within, delivery="peer"):

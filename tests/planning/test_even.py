@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dshuffle.planning import CACHINGS, Aligned, Choices, EpochPlanner, Global, Local, Partial, ShuffleSpec, next_ranks
 from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.holders import held_by
+from dshuffle.planning.types import held_by
 
 ASSIGNMENTS = [Local(), Partial(0.3), Global(), Aligned(), Aligned(0.3)]
 

@@ -12,7 +12,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SERVER, STORE, Choices, EpochPlanner, ShuffleSpec
 from dshuffle.planning.assignment.slots import SlotExchange, path_of
 from dshuffle.planning.delivery import DELIVERIES
-from dshuffle.planning.own_part import OwnPlanner
+from dshuffle.planning.planner import OwnPlanner
 from dshuffle.planning.remainder import training_orders
 from dshuffle.records import EpochRecord
 

@@ -8,8 +8,18 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import grouping
 from dshuffle.planning.epoch_plan import missing_samples
-from dshuffle.planning.grouping import count_held, count_holders, group_by, holds, lowest_bit, popcount
-from dshuffle.planning.holders import as_holders, cache_capacity, held_by, holders_of
+from dshuffle.planning.exchange_epochs import cache_capacity
+from dshuffle.planning.types import (
+    as_holders,
+    count_held,
+    count_holders,
+    group_by,
+    held_by,
+    holders_of,
+    holds,
+    lowest_bit,
+    popcount,
+)
 
 
 @given(st.integers(0, 2**64 - 1))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.planning.pacing import LINK_SECONDS, MOST_MESSAGES, SHORTEST, UNDER_WAY, Pacing
+from dshuffle.planning.delivery.relay import LINK_SECONDS, MOST_MESSAGES, SHORTEST, UNDER_WAY, Pacing
 
 MIB = 2**20
 

@@ -26,8 +26,8 @@ from dshuffle.planning import (
     ShuffleSpec,
 )
 from dshuffle.planning.assignment import ASSIGNMENTS, parse_assignment
-from dshuffle.planning.bijection import DRAW_VERSION
-from dshuffle.planning.order import epoch_order
+from dshuffle.planning.exchange_epochs import epoch_order
+from dshuffle.planning.randomness import DRAW_VERSION
 
 from ..conftest import written
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import DELIVERIES, Choices, Classes, EpochPlanner, GivenSharding, Remainder, ShuffleSpec
 from dshuffle.planning.assignment import ASSIGNMENTS
-from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
+from dshuffle.planning.planner import OwnPlanner, plans_own_parts
 from dshuffle.planning.remainder import SampleDigest, training_orders, workers_of
 
 from ..conftest import at_most, written

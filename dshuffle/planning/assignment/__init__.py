@@ -13,14 +13,10 @@ from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.aligned import Aligned
 from dshuffle.planning.assignment.balance import Classes
-from dshuffle.planning.assignment.chunks import Chunks
-from dshuffle.planning.assignment.global_ import Global
-from dshuffle.planning.assignment.local import Local
-from dshuffle.planning.assignment.partial import Partial
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
+from dshuffle.planning.assignment.rules import Chunks, Global, Local, Partial
 from dshuffle.planning.epoch_plan import missing_samples
-from dshuffle.planning.holders import as_holders
-from dshuffle.planning.types import Holders, Ranks
+from dshuffle.planning.types import Holders, Ranks, as_holders
 
 __all__ = [
     "ASSIGNMENTS",

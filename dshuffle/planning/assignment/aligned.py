@@ -12,13 +12,12 @@ from dshuffle.checks import as_ratio
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.assignment.balance import balanced_sizes
-from dshuffle.planning.assignment.partial import Partial
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
+from dshuffle.planning.assignment.rules import Partial
 from dshuffle.planning.epoch_plan import SERVER, Packets
 from dshuffle.planning.exchange_epochs import share_sizes
-from dshuffle.planning.grouping import group_by, holds, lowest_bit
 from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words, shuffle
-from dshuffle.planning.types import Holders, Ranks, Samples
+from dshuffle.planning.types import Holders, Ranks, Samples, group_by, holds, lowest_bit
 
 
 class AlignedDraw(NamedTuple):

@@ -13,9 +13,8 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.kernels import kernel
 from dshuffle.planning.assignment.slots import Blocks
-from dshuffle.planning.grouping import group_by
 from dshuffle.planning.randomness import below, choose, draw_front, next_word, permutation, random_words
-from dshuffle.planning.types import Ranks, Samples
+from dshuffle.planning.types import Ranks, Samples, group_by
 
 
 def balanced_sizes(n_samples: int, n_workers: int, *path: int | str) -> Samples:

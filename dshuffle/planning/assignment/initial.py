@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.planning.assignment.balance import uniform_ranks
-from dshuffle.planning.assignment.chunks import check_chunks, deal_chunks, draw_chunks, slice_chunks
+from dshuffle.planning.assignment.rules import check_chunks, deal_chunks, draw_chunks, slice_chunks
 from dshuffle.planning.types import Ranks, Samples
 
 

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.bijection import Bijection, BijectionFamily
 from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs, Weights, check_weights, share_sizes
-from dshuffle.planning.randomness import permutation, random_words, words_at
+from dshuffle.planning.randomness import Bijection, BijectionFamily, permutation, random_words, words_at
 from dshuffle.planning.types import Ranks, Samples
 
 

@@ -10,17 +10,13 @@ from numpy.typing import ArrayLike
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.clique import CLIQUE
-from dshuffle.planning.delivery.coded import CODED
 from dshuffle.planning.delivery.definition import Circumstances, Delivery, Excess, PlanInput
-from dshuffle.planning.delivery.grid import GRID
 from dshuffle.planning.delivery.leftover import LEFTOVER, shuffle_matrix
-from dshuffle.planning.delivery.peer import PEER
-from dshuffle.planning.delivery.server import SERVER_ROWS
-from dshuffle.planning.delivery.storage import STORAGE
-from dshuffle.planning.delivery.ubershuffle import UBERSHUFFLE
+from dshuffle.planning.delivery.packets import CODED, UBERSHUFFLE
+from dshuffle.planning.delivery.rows import PEER, SERVER_ROWS, STORAGE
 from dshuffle.planning.epoch_plan import Packets
 from dshuffle.planning.exchange_epochs import Weights
-from dshuffle.planning.holders import as_instance
+from dshuffle.planning.types import as_instance
 
 __all__ = [
     "Circumstances",
@@ -49,7 +45,7 @@ def by_name(deliveries: Iterable[Delivery]) -> dict[str, Delivery]:
     return named
 
 
-DELIVERIES = by_name((PEER, GRID, SERVER_ROWS, STORAGE, CLIQUE, UBERSHUFFLE, CODED, LEFTOVER))
+DELIVERIES = by_name((PEER, SERVER_ROWS, STORAGE, CLIQUE, UBERSHUFFLE, CODED, LEFTOVER))
 """Every delivery by name. Where several are equally fast, the first one here is taken."""
 
 SIMPLEST = PEER.name

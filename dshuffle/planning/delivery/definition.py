@@ -13,11 +13,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES, Batches
-from dshuffle.planning.epoch_plan import SERVER, Packets, missing_samples
+from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES, Batches, Pacing
+from dshuffle.planning.epoch_plan import SERVER, Moves, Packets, missing_samples
 from dshuffle.planning.exchange_epochs import Weights
-from dshuffle.planning.moves import Moves
-from dshuffle.planning.pacing import Pacing
 from dshuffle.planning.types import Amounts, Holders, Ranks, Samples
 
 
@@ -232,8 +230,7 @@ class Delivery(ABC):
     """A way to deliver the samples that workers do not hold: how it plans, what it needs, and what it costs.
 
     Deliveries have no state. Those that exist are in :data:`~dshuffle.planning.DELIVERIES`. The kinds are subclasses:
-    rows from peers (``peer.py``), rows in two hops (``grid.py``), rows from a server (``server.py``), rows from the
-    store (``storage.py``) and packets from a server (``packets_from_server.py``).
+    single rows from peers, from a server or from the store (``rows.py``), and packets from a server (``packets.py``).
 
     Attributes
     ----------
@@ -253,19 +250,12 @@ class Delivery(ABC):
         How it uses samples held beyond the share.
     most_workers
         Largest number of workers that it supports; None for any.
-    proposed_from
-        Number of workers from which comparisons and ``auto`` consider it. It works with fewer workers, too.
-    simpler
-        Delivery that ``auto`` prefers unless this one is clearly faster; None if there is none.
     plans_own_parts
         Whether a worker can plan its own part without those of others, where the assignment allows it.
     demands
-        How much a session must set aside for it: 0 for nothing, 1 for room for rows of others, 2 for a server, 3 for a
-        server with all rows. A session that chooses among deliveries sets aside what the most demanding one needs.
+        How much a session must set aside for it: 0 for nothing, 1 for a server, 2 for a server with all rows. A session that chooses among deliveries sets aside what the most demanding one needs.
     shows_link_rates
         Whether an exchange shows how fast the links into workers are. All workers share the link of a server.
-    passes_on
-        What workers pass on to others: ``"rows"`` or ``"packets"``.
     family
         Deliveries of one family are alternatives, and the fastest stands for all of them.
     """
@@ -279,12 +269,9 @@ class Delivery(ABC):
     reads_store: ClassVar[bool] = False
     excess: ClassVar[Excess] = Excess.IGNORED
     most_workers: ClassVar[int | None] = None
-    proposed_from: ClassVar[int] = 1
-    simpler: ClassVar[str | None] = None
     plans_own_parts: ClassVar[bool] = False
     demands: ClassVar[int] = 0
     shows_link_rates: ClassVar[bool] = True
-    passes_on: ClassVar[str] = "rows"
 
     def __repr__(self) -> str:
         return f"<delivery {self.name!r}>"
@@ -316,8 +303,7 @@ class Delivery(ABC):
     def suits(self, circumstances: Circumstances) -> bool:
         """Whether it is worth considering under these circumstances."""
         return (
-            self.proposed_from <= circumstances.n_workers
-            and self.supports(circumstances.n_workers, excess=circumstances.excess)
+            self.supports(circumstances.n_workers, excess=circumstances.excess)
             and (self.excess is Excess.IGNORED or circumstances.excess is (self.excess is Excess.USED))
             and (circumstances.has_server or not self.needs_server)
             and (circumstances.server_holds_all or not self.server_holds_all)
@@ -340,10 +326,6 @@ class Delivery(ABC):
     @abstractmethod
     def counted_loads(self, demand: Demand, plan: Packets) -> Loads:
         """Count the loads of all parts of the cluster in a plan that is not empty. They are those of the job."""
-
-    def hops(self, n_workers: int) -> float:
-        """Links that a row passes on average; only how this depends on the number of workers matters."""
-        return 1.0
 
     def pair_count(self, n_workers: int, relay: str) -> int:
         """Return the number of pairs of participants of which the first sends rows to the second: all workers."""

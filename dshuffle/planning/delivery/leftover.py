@@ -20,10 +20,10 @@ from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.delivery.definition import Excess, PlanInput
-from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
+from dshuffle.planning.delivery.packets import PacketsFromServer
 from dshuffle.planning.epoch_plan import SERVER, Packets
-from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
 from dshuffle.planning.randomness import permutation
+from dshuffle.planning.types import count_holders, group_by, lowest_bit
 
 Matrix = NDArray[np.int64]
 

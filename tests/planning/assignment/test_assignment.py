@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SHARDINGS, Aligned, Chunks, Global, Local, Partial, next_ranks, parse_assignment
 from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.order import epoch_order
+from dshuffle.planning.exchange_epochs import epoch_order
 
 workers = st.integers(1, 9)
 seeds = st.integers(-(2**70), 2**70)

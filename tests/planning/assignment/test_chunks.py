@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import CACHINGS, SHARDINGS, Choices, Chunks, EpochPlanner, ShuffleSpec, next_ranks
 from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.holders import largest_share
+from dshuffle.planning.exchange_epochs import largest_share
 
 
 @st.composite

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dshuffle.planning import Partial, first_ranks, next_ranks
 from dshuffle.planning.assignment.slots import ORDERS, Blocks, SlotExchange
-from dshuffle.planning.bijection import LARGEST_TABLES, ROUNDS, BijectionFamily
+from dshuffle.planning.randomness import LARGEST_TABLES, ROUNDS, BijectionFamily
 
 
 @given(

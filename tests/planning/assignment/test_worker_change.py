@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import NEW, Choices, EpochPlanner, Remainder, ShuffleSpec, WorkerHistory
 from dshuffle.planning.assignment.slots import Handover, WorkerChange, sizes_after
-from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
+from dshuffle.planning.planner import OwnPlanner, plans_own_parts
 from dshuffle.planning.remainder import training_orders, workers_of
 
 KEEPING = [

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec, parse_assignment
-from dshuffle.planning.cost import ClusterRates, Work, predict
+from dshuffle.planning.cost import ClusterRates, Work, loads_of, predict, timed
 from dshuffle.planning.cost import loads as loads_module
-from dshuffle.planning.cost.loads import loads_of
-from dshuffle.planning.cost.prediction import timed
 from dshuffle.planning.delivery.relay import route
 from dshuffle.planning.epoch_plan import SERVER
 

@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 
 from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec
-from dshuffle.planning.cost import ClusterRates, Work, predict
-from dshuffle.planning.cost.prediction import ends_seconds, first_messages, loads_of, message_count, timed
+from dshuffle.planning.cost import (
+    ClusterRates,
+    Work,
+    ends_seconds,
+    first_messages,
+    loads_of,
+    message_count,
+    predict,
+    timed,
+)
 
 from .test_prediction import RATE, network
 

@@ -14,7 +14,8 @@ from dshuffle.planning.caching import first_holders
 from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.delivery.clique import find_cycles
 from dshuffle.planning.epoch_plan import check_plan, missing_samples
-from dshuffle.planning.holders import as_holders, cache_capacity
+from dshuffle.planning.exchange_epochs import cache_capacity
+from dshuffle.planning.types import as_holders
 
 
 def fresh(q, n, alpha, seed=0):

@@ -14,10 +14,10 @@ from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.caching import first_holders
 from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.delivery.leftover import shuffle_matrix
-from dshuffle.planning.delivery.packets_from_server import Tables
+from dshuffle.planning.delivery.packets import Tables
 from dshuffle.planning.epoch_plan import check_plan, missing_samples
-from dshuffle.planning.holders import as_holders, holders_of
 from dshuffle.planning.randomness import random_words
+from dshuffle.planning.types import as_holders, holders_of
 
 # Chung et al. (2017), examples 1 to 3, with samples and workers counted from 0.
 CACHES = [{1, 2, 3, 7}, {5, 6, 7, 8}, {0, 2, 3, 4}]

@@ -16,7 +16,7 @@ from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.caching import first_holders
 from dshuffle.planning.delivery import Circumstances, by_name, get_delivery, plan_delivery, suitable_deliveries
 from dshuffle.planning.epoch_plan import check_plan
-from dshuffle.planning.holders import holders_of
+from dshuffle.planning.types import holders_of
 
 from ...conftest import at_most
 

@@ -15,7 +15,7 @@ from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.delivery.leftover import leftover_matrix, shuffle_matrix
 from dshuffle.planning.epoch_plan import check_plan
-from dshuffle.planning.holders import holders_of
+from dshuffle.planning.types import holders_of
 
 WORST = runpy.run_path(str(Path(__file__).parents[3] / "pipelines/worst_case.py"))
 
