@@ -109,17 +109,11 @@ def does_not_fit(directory: str, error: OSError) -> CacheBudgetError:
 
 
 class RowFile:
-    """A matrix of rows in a file.
+    """A matrix of rows in a file."""
 
-    Parameters
-    ----------
-    directory
-        Folder on a local disk; created if it does not exist.
-    memory_limit
-        Memory limit of the process in bytes. None or 0 if there is none; then no pages are given back.
-    file
-        An open file in this folder that has room for the rows, which is closed; None to make one without a name.
-    """
+    # directory: folder on a local disk; created if it does not exist.
+    # memory_limit: memory limit of the process in bytes. None or 0 if there is none; then no pages are given back.
+    # file: an open file in this folder that has room for the rows, which is closed; None to make one without a name.
 
     def __init__(
         self,
@@ -198,10 +192,8 @@ class RowFile:
             raise OSError(f"a row could not be written to slot {int(slots[failed])} of a partition on the disk")
 
     def drop_pages(self, slots: NDArray[np.int64]) -> None:
-        """Drop long runs of free slots from the page cache. ``slots`` ascend.
-
-        Writing single pages takes much longer where larger pieces have been read into the page cache.
-        """
+        """Drop long runs of free slots from the page cache. ``slots`` ascend."""
+        # Writing single pages takes much longer where larger pieces have been read into the page cache.
         nbytes = self.rows.shape[1]
         ends = np.append(np.flatnonzero(np.diff(slots) != 1) + 1, len(slots))
         n_rows = np.diff(ends, prepend=0)
@@ -216,10 +208,8 @@ class RowFile:
             self.release()
 
     def close(self) -> None:
-        """Free the descriptors, the map and the room on the disk, at once or when the last user has ended. Idempotent.
-
-        Arrays of its rows that somebody still has stay valid, and keep the map.
-        """
+        """Free the descriptors, the map and the room on the disk, at once or when the last user has ended. Idempotent."""
+        # Arrays of its rows that somebody still has stay valid, and keep the map.
         self._closed.set()
         self._free_if_unused()
 
@@ -287,19 +277,12 @@ class Swap:
 
 
 class CachePartition:
-    """Rows in a fixed number of slots, checked against a byte budget before allocation.
+    """Rows in a fixed number of slots, checked against a byte budget before allocation."""
 
-    Parameters
-    ----------
-    capacity
-        Maximum number of rows held between epochs.
-    incoming
-        Maximum number of rows that arrive in one exchange.
-    budget
-        Maximum size of this partition in memory, in bytes; ``None`` for no limit.
-    file
-        File for the rows, with as many as there are slots; ``None`` to keep them in memory.
-    """
+    # capacity: maximum number of rows held between epochs.
+    # incoming: maximum number of rows that arrive in one exchange.
+    # budget: maximum size of this partition in memory, in bytes; ``None`` for no limit.
+    # file: file for the rows, with as many as there are slots; ``None`` to keep them in memory.
 
     def __init__(
         self,
@@ -346,7 +329,8 @@ class CachePartition:
             self._file.relieve()
 
     def close(self) -> None:
-        """Free the rows, or leave them to the tasks that still use them. The partition is empty then. Idempotent."""
+        """Free the rows, or leave them to the tasks that still use them."""
+        # The partition is empty then. Idempotent.
         self.rows, self.checksums = self.layout.empty(0), self.checksums[:0].copy()
         self.index = self._incoming = EMPTY
         if self._file is not None:
@@ -363,20 +347,10 @@ class CachePartition:
         return len(self._free)
 
     def reserve(self, sample_ids: NDArray[np.int64], positions: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Reserve a free slot for each sample of one exchange, replacing any earlier reservation.
-
-        Parameters
-        ----------
-        sample_ids
-            ``(k,)`` samples, each once.
-        positions
-            ``(k,)`` positions of the samples in the order in which they will be read. Slots ascend in this order.
-
-        Returns
-        -------
-        ndarray of int64
-            ``(k,)`` slots.
-        """
+        """Reserve a free slot for each sample of one exchange, replacing any earlier reservation."""
+        # sample_ids: ``(k,)`` samples, each once.
+        # positions: ``(k,)`` positions of the samples in the order in which they will be read. Slots ascend in this
+        # order.
         if len(sample_ids) > len(self._free):
             raise ExchangeError(f"{len(sample_ids)} incoming rows do not fit into {len(self._free)} free slots")
         slots = self._free[: len(sample_ids)]

@@ -41,11 +41,10 @@ _CHECKSUM_NBYTES = np.dtype(np.uint32).itemsize
 
 
 class Place(NamedTuple):
-    """Where another process finds the rows and checksums of a message.
+    """Where another process finds the rows and checksums of a message."""
 
-    ``pid``, ``fd``, ``device`` and ``inode`` say which file it is. The checksums begin at byte ``first`` of the file,
-    and the rows ``rows_after`` bytes later.
-    """
+    # ``pid``, ``fd``, ``device`` and ``inode`` say which file it is. The checksums begin at byte ``first`` of the file,
+    # and the rows ``rows_after`` bytes later.
 
     pid: int
     fd: int
@@ -59,11 +58,10 @@ class Place(NamedTuple):
 
 @functools.cache
 def host() -> str:
-    """A name that two processes have in common if they can share memory, or ``""`` if this one cannot.
-
-    They have the same kernel, namespaces and user. Processes in different network namespaces have different names, also
-    on one machine: the traffic between containers, or between hosts that are emulated by namespaces, stays visible.
-    """
+    """A name that two processes have in common if they can share memory, or ``""`` if this one cannot."""
+    # They have the same kernel, namespaces and user. Processes in different network namespaces have different names,
+    # also on one machine: the traffic between containers, or between hosts that are emulated by namespaces, stays
+    # visible.
     if not hasattr(os, "memfd_create"):
         return ""
     try:
@@ -80,13 +78,9 @@ def may_share(name: str) -> bool:
 
 
 class SharedMemory:
-    """Buffers of equal length that other processes of this host can map.
+    """Buffers of equal length that other processes of this host can map."""
 
-    Parameters
-    ----------
-    nbytes
-        Size in bytes. The kernel provides pages when they are first written.
-    """
+    # nbytes: size in bytes. The kernel provides pages when they are first written.
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -103,10 +97,8 @@ class SharedMemory:
         self._close_fd = weakref.finalize(self._memory, os.close, self._fd)
 
     def cut(self, n_rows: int, row_nbytes: int) -> list[tuple[ByteMatrix, Checksums, Place]]:
-        """As many buffers as there is room for: rows, their checksums, and their place.
-
-        All earlier buffers must be out of use.
-        """
+        """As many buffers as there is room for: rows, their checksums, and their place."""
+        # All earlier buffers must be out of use.
         length = buffer_nbytes(n_rows, row_nbytes)
         rows_after = _rows_after(n_rows)
         file = (os.getpid(), self._fd, self._status.st_dev, self._status.st_ino)
@@ -128,10 +120,8 @@ def buffer_nbytes(n_rows: int, row_nbytes: int) -> int:
 
 
 def mapped(place: Place) -> tuple[ByteMatrix, Checksums]:
-    """Map the rows and checksums of a message of another process.
-
-    The arrays can be written, because kernels are compiled for such arrays only. What is written stays here.
-    """
+    """Map the rows and checksums of a message of another process."""
+    # The arrays can be written, because kernels are compiled for such arrays only. What is written stays here.
     # Without O_NONBLOCK, opening a pipe waits for its other end.
     fd = os.open(f"/proc/{place.pid:d}/fd/{place.fd:d}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -173,19 +163,11 @@ def _arrays(memory: mmap.mmap, first: int, place: Place) -> tuple[ByteMatrix, Ch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """Room for the rows of a message and their checksums.
+    """Room for the rows of a message and their checksums."""
 
-    Parameters
-    ----------
-    rows, checksums
-        ``(n, row bytes)`` and ``(n,)``.
-    place
-        Where another process of this host can map both; None if it cannot.
-    """
-
-    rows: ByteMatrix
+    rows: ByteMatrix  # rows, checksums: ``(n, row bytes)`` and ``(n,)``.
     checksums: Checksums
-    place: Place | None = None
+    place: Place | None = None  # Where another process of this host can map both; None if it cannot.
 
     @classmethod
     def new(cls, layout: RowLayout, n_rows: int) -> Buffer:
@@ -199,16 +181,11 @@ class Buffer:
 
 
 class BufferPool:
-    """A pool of buffers, each large enough for one full message.
+    """A pool of buffers, each large enough for one full message."""
 
-    Parameters
-    ----------
-    rows_per_message
-        Number of rows in a full message.
-    size
-        Maximum number of idle buffers of ``rows_per_message`` rows. The pool keeps more buffers if messages are
-        shorter, with the same total number of rows. Shared memory for as many rows is added when it is first needed.
-    """
+    # rows_per_message: number of rows in a full message.
+    # size: maximum number of idle buffers of ``rows_per_message`` rows. The pool keeps more buffers if messages are
+    # shorter, with the same total number of rows. Shared memory for as many rows is added when it is first needed.
 
     def __init__(self, layout: RowLayout, rows_per_message: int, size: int) -> None:
         self._layout = layout
@@ -222,11 +199,9 @@ class BufferPool:
         self._n_shared = 0
 
     def begin(self, rows_per_message: int) -> None:
-        """Begin a run whose longest message has ``rows_per_message`` rows, 0 if it has none.
-
-        Buffers that were never given back are dropped and not reused, because Dask or a receiver may still be reading
-        them.
-        """
+        """Begin a run whose longest message has ``rows_per_message`` rows, 0 if it has none."""
+        # Buffers that were never given back are dropped and not reused, because Dask or a receiver may still be reading
+        # them.
         self._in_use.clear()
         if len(self._idle_shared) < self._n_shared:
             self._drop_memory()
@@ -239,11 +214,9 @@ class BufferPool:
         self._cut()
 
     def take(self, message: MessageId, n_rows: int, *, shared: bool = False) -> Buffer:
-        """Reserve a buffer for a message until it is given back.
-
-        A message that is packed again because its first reply was lost gets another buffer: Dask may still hold the
-        first one. A long message gets a ``shared`` buffer if there is one.
-        """
+        """Reserve a buffer for a message until it is given back."""
+        # A message that is packed again because its first reply was lost gets another buffer: Dask may still hold the
+        # first one. A long message gets a ``shared`` buffer if there is one.
         buffer = self._take_shared() if shared and n_rows * self._layout.nbytes > LEAST_NBYTES else None
         if buffer is None:
             buffer = self._idle.pop() if self._idle else self._new(n_rows)
@@ -343,28 +316,15 @@ SHORT_NBYTES = 2**18
 
 
 class RowsReply(msgspec.Struct, frozen=True, eq=False):
-    """Rows that were requested.
+    """Rows that were requested."""
 
-    Parameters
-    ----------
-    rows, checksums
-        ``(n, row bytes)`` and ``(n,)``.
-    acknowledge
-        Whether the sender of a message waits for its acknowledgement. None if the rows are not a message of a run.
-    place
-        Where another process of this host can map both; None if it cannot.
-    present
-        ``(n,)`` which of the rows mean anything. None if all do.
-    link_seconds
-        How long the rows took to leave an emulated link; 0 if no link is emulated.
-    """
-
-    rows: ByteMatrix
+    rows: ByteMatrix  # rows, checksums: ``(n, row bytes)`` and ``(n,)``.
     checksums: Checksums
+    # Whether the sender of a message waits for its acknowledgement. None if the rows are not a message of a run.
     acknowledge: bool | None = None
-    place: Place | None = None
-    present: NDArray[np.bool_] | None = None
-    link_seconds: float = 0.0
+    place: Place | None = None  # Where another process of this host can map both; None if it cannot.
+    present: NDArray[np.bool_] | None = None  # ``(n,)`` which of the rows mean anything. None if all do.
+    link_seconds: float = 0.0  # How long the rows took to leave an emulated link; 0 if no link is emulated.
 
     @property
     def nbytes(self) -> int:
@@ -480,15 +440,10 @@ AcknowledgementSender = Callable[[int, list[tuple[int, ...]]], Awaitable[None]]
 
 
 class Acknowledgements:
-    """Acknowledgements of one session that have not been sent.
+    """Acknowledgements of one session that have not been sent."""
 
-    Parameters
-    ----------
-    worker
-        Dask worker of this process.
-    send
-        Sends acknowledgements to a sender in a message of their own.
-    """
+    # worker: dask worker of this process.
+    # send: sends acknowledgements to a sender in a message of their own.
 
     def __init__(self, worker: Worker, send: AcknowledgementSender) -> None:
         self._worker = worker
@@ -532,21 +487,14 @@ async def _dropped(sender: int, acknowledged: list[tuple[int, ...]]) -> None:
 
 
 class DaskNetwork:
-    """The network of one session, using the comms of this process's Dask worker.
+    """The network of one session, using the comms of this process's Dask worker."""
 
-    Parameters
-    ----------
-    worker
-        Dask worker of this process.
-    session_id
-        Session id on the other workers.
-    addresses
-        Address of each participant (a rank or the server).
-    serve_here, acknowledge_here
-        Handlers for participants in this process, which are called without using the network.
-    shares_memory
-        Whether long messages from workers of this host pass through shared memory.
-    """
+    # worker: dask worker of this process.
+    # session_id: session id on the other workers.
+    # addresses: address of each participant (a rank or the server).
+    # serve_here, acknowledge_here: handlers for participants in this process, which are called without using the
+    # network.
+    # shares_memory: whether long messages from workers of this host pass through shared memory.
 
     def __init__(
         self,

@@ -66,10 +66,8 @@ class RowSink(Protocol):
         """Items that have come so far of those that are being loaded."""
 
     async def load(self, first: int, last: int, stop: Callable[[], bool], *, recovers: bool) -> None:
-        """Load items ``first`` to ``last - 1``, unless ``stop`` returns true.
-
-        ``recovers`` if a sender was to deliver them, and cannot.
-        """
+        """Load items ``first`` to ``last - 1``, unless ``stop`` returns true."""
+        # ``recovers`` if a sender was to deliver them, and cannot.
 
 
 class Network(Protocol):
@@ -96,11 +94,10 @@ class LinkMeter:
 
 @dataclass(slots=True)
 class Meter:
-    """Bytes and seconds of one run on one participant.
+    """Bytes and seconds of one run on one participant."""
 
-    ``shared_bytes`` is the part of ``sent_bytes`` that receivers mapped. ``links`` has one entry for each sender in
-    another process.
-    """
+    # ``shared_bytes`` is the part of ``sent_bytes`` that receivers mapped. ``links`` has one entry for each sender in
+    # another process.
 
     sent_bytes: int = 0
     sent_checksum_bytes: int = 0
@@ -136,24 +133,15 @@ LOOK_EVERY = 1.0
 
 
 class Receiver:
-    """Fetches the messages that one rank needs.
+    """Fetches the messages that one rank needs."""
 
-    Parameters
-    ----------
-    inbox
-        State machine that decides which messages to request.
-    jobs
-        Threads that unpack messages, and read corrupted rows again.
-    store
-        Sender id of the store. Its rows are read instead of requested.
-    report
-        Called once per run with the run id, ``None`` when everything has arrived or the reason for a failure, and
-        whether another run may succeed.
-    timeout
-        Seconds in which a request must be answered, since bytes last came from its sender (:meth:`hear`).
-    open_gate
-        Called with the run id and a gate when all messages that the gate waits for have arrived.
-    """
+    # inbox: state machine that decides which messages to request.
+    # jobs: threads that unpack messages, and read corrupted rows again.
+    # store: sender id of the store. Its rows are read instead of requested.
+    # report: called once per run with the run id, ``None`` when everything has arrived or the reason for a failure, and
+    # whether another run may succeed.
+    # timeout: seconds in which a request must be answered, since bytes last came from its sender (:meth:`hear`).
+    # open_gate: called with the run id and a gate when all messages that the gate waits for have arrived.
 
     def __init__(
         self,
@@ -441,15 +429,10 @@ ACKNOWLEDGED_WITHIN = 60.0
 
 
 class Sender:
-    """Answers requests for the messages of one participant.
+    """Answers requests for the messages of one participant."""
 
-    Parameters
-    ----------
-    outbox
-        State machine that decides when to answer which request.
-    buffers
-        Buffers that messages are packed into.
-    """
+    # outbox: state machine that decides when to answer which request.
+    # buffers: buffers that messages are packed into.
 
     def __init__(self, outbox: Outbox, buffers: BufferPool, network: Network, jobs: JobQueue) -> None:
         self.meter = Meter()
@@ -476,13 +459,11 @@ class Sender:
         acknowledged: bool = True,
         mend: Callable[[], int] = nothing_to_mend,
     ) -> None:
-        """Start a run that sends these flows (by destination), with items from ``source`` once it is ready.
-
-        Messages that are not ``acknowledged`` leave the window once they are packed. This saves the acknowledgement.
-        Use it only where all messages fit in memory: nothing but the receivers' requests then limits what they take.
-        ``mend`` is called before a message is sent again, because the rows held here may be corrupted. It returns the
-        number of corrupted rows.
-        """
+        """Start a run that sends these flows (by destination), with items from ``source`` once it is ready."""
+        # Messages that are not ``acknowledged`` leave the window once they are packed. This saves the acknowledgement.
+        # Use it only where all messages fit in memory: nothing but the receivers' requests then limits what they take.
+        # ``mend`` is called before a message is sent again, because the rows held here may be corrupted. It returns the
+        # number of corrupted rows.
         self.meter = Meter()
         self._acknowledged, self._mend = acknowledged, mend
         self._sent.clear()
@@ -516,11 +497,9 @@ class Sender:
         self._perform(self._outbox.acknowledged(message))
 
     async def serve(self, message: MessageId, *, shared: bool = False) -> Reply:
-        """Reply to a request as soon as the state machine allows it.
-
-        With ``shared``, the receiver can map memory of this process. The reply to a long message then has the place of
-        its rows.
-        """
+        """Reply to a request as soon as the state machine allows it."""
+        # With ``shared``, the receiver can map memory of this process. The reply to a long message then has the place
+        # of its rows.
         earlier = self._answers.get(message)
         if earlier is not None and not earlier.done():  # the receiver timed out and asks again
             earlier.set_result(Refuse(message, "superseded by a newer request"))

@@ -28,11 +28,9 @@ def slow_senders(
     seconds: float,
     seconds_to_read: Callable[[int], float],
 ) -> list[int]:
-    """Senders whose rows should be read from the store instead, or readers that others should take the place of.
-
-    At least half of the senders must have delivered all their rows. So no sender looks slow because the network, or the
-    receiver, is slow.
-    """
+    """Senders whose rows should be read from the store instead, or readers that others should take the place of."""
+    # At least half of the senders must have delivered all their rows. So no sender looks slow because the network, or
+    # the receiver, is slow.
     late = {sender: rows - arrived.get(sender, 0) for sender, rows in owed.items() if rows > arrived.get(sender, 0)}
     if seconds < PATIENCE or 2 * len(late) > len(owed):
         return []
@@ -88,15 +86,10 @@ InboxInstruction = Fetch | ReadInstead | ReportReady | ReportFailed
 
 
 class Inbox:
-    """The messages that a rank expects in a run: which have arrived, and which to request next.
+    """The messages that a rank expects in a run: which have arrived, and which to request next."""
 
-    Parameters
-    ----------
-    window
-        Maximum number of messages requested and not yet unpacked, over all senders.
-    attempts
-        Maximum number of requests for one message before its rows are read from the store instead.
-    """
+    # window: maximum number of messages requested and not yet unpacked, over all senders.
+    # attempts: maximum number of requests for one message before its rows are read from the store instead.
 
     def __init__(self, rank: int, *, window: int, attempts: int = 3) -> None:
         if window < 1:
@@ -211,13 +204,11 @@ class Inbox:
         self._free, self._open = [], Counter()
 
     def _next(self) -> list[InboxInstruction]:
-        """Fill the window, or report that nothing is left.
-
-        The next request goes to a sender with the fewest open requests, and among those to the one with most messages
-        left; ties are broken in turn. So if the window has one slot per sender, every sender with messages left has an
-        open request, and relays that wait for each other's messages cannot deadlock. With a smaller window, all senders
-        come to an end at about the same time.
-        """
+        """Fill the window, or report that nothing is left."""
+        # The next request goes to a sender with the fewest open requests, and among those to the one with most messages
+        # left; ties are broken in turn. So if the window has one slot per sender, every sender with messages left has
+        # an open request, and relays that wait for each other's messages cannot deadlock. With a smaller window, all
+        # senders come to an end at about the same time.
         instructions: list[InboxInstruction] = []
         while len(self._asked) < self.window and (sender := self._next_sender()) is not None:
             message = self._waiting[sender].popleft()
@@ -269,15 +260,10 @@ OutboxInstruction = Send | Refuse
 
 
 class Outbox:
-    """Decides which requests to answer, to keep waiting, or to refuse.
+    """Decides which requests to answer, to keep waiting, or to refuse."""
 
-    Parameters
-    ----------
-    sender
-        Participant that sends (a rank or the server).
-    window
-        Maximum number of messages packed and not yet acknowledged.
-    """
+    # sender: participant that sends (a rank or the server).
+    # window: maximum number of messages packed and not yet acknowledged.
 
     def __init__(self, sender: int, *, window: int) -> None:
         if window < 1:

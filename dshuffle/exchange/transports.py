@@ -38,24 +38,12 @@ from dshuffle.rows import ByteMatrix, Checksums, RowLayout, checksum_rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedPart:
-    """The part of one participant in a coded run.
+    """The part of one participant in a coded run."""
 
-    Parameters
-    ----------
-    arriving
-        ``(m,)`` plan component that each received item delivers.
-    incoming
-        Sender -> flow of received items.
-    leaving
-        ``(k,)`` packet of each item to send.
-    outgoing
-        Destination -> flow of items to send.
-    """
-
-    arriving: Items
-    incoming: dict[int, Flow]
-    leaving: Items
-    outgoing: dict[int, Flow]
+    arriving: Items  # ``(m,)`` plan component that each received item delivers.
+    incoming: dict[int, Flow]  # Sender -> flow of received items.
+    leaving: Items  # ``(k,)`` packet of each item to send.
+    outgoing: dict[int, Flow]  # Destination -> flow of items to send.
 
     @classmethod
     def of(cls, plan: Packets, hops: Hops, participant: int, *, at_most: int) -> CodedPart:
@@ -69,15 +57,10 @@ class CodedPart:
 
 
 class PacketStore:
-    """The packets that a worker forwards: stores arriving packets and is the source of the worker's sender.
+    """The packets that a worker forwards: stores arriving packets and is the source of the worker's sender."""
 
-    Parameters
-    ----------
-    layout
-        Layout of a row; a packet has the same size.
-    leaving
-        ``(k,)`` packet of each item to send.
-    """
+    # layout: layout of a row; a packet has the same size.
+    # leaving: ``(k,)`` packet of each item to send.
 
     def __init__(self, layout: RowLayout, leaving: Items) -> None:
         self.packets, places = np.unique(leaving, return_inverse=True)
@@ -104,23 +87,14 @@ class PacketStore:
 
 
 class PacketDecoder:
-    """Decoder of the packets that a rank receives in a run: a :class:`~dshuffle.exchange.endpoints.RowSink`.
+    """Decoder of the packets that a rank receives in a run: a :class:`~dshuffle.exchange.endpoints.RowSink`."""
 
-    Parameters
-    ----------
-    cache
-        Cache partition with the rows of the current epoch and free slots.
-    packets
-        Packet of each plan component.
-    arriving
-        ``(m,)`` plan component that each received item delivers.
-    is_kept
-        ``(m,)`` whether the sample of each item is kept. Other items only help to decode further rows.
-    slots
-        Reserved slots of the kept items, in the order of the items.
-    relay
-        Store of the packets to forward.
-    """
+    # cache: cache partition with the rows of the current epoch and free slots.
+    # packets: packet of each plan component.
+    # arriving: ``(m,)`` plan component that each received item delivers.
+    # is_kept: ``(m,)`` whether the sample of each item is kept. Other items only help to decode further rows.
+    # slots: reserved slots of the kept items, in the order of the items.
+    # relay: store of the packets to forward.
 
     def __init__(
         self,
@@ -282,10 +256,8 @@ def _twice_as_long(values):  # type: ignore[no-untyped-def]
 
 @kernel("(i8[::1], i8[::1], i8[::1], i8[::1])")
 def _expand(joint, offsets, slots, items):  # type: ignore[no-untyped-def]
-    """Return the items and the held rows whose XOR is the row of each joint item, each in CSR form.
-
-    A row that appears twice cancels out, so duplicates need no handling.
-    """
+    """Return the items and the held rows whose XOR is the row of each joint item, each in CSR form."""
+    # A row that appears twice cancels out, so duplicates need no handling.
     member_offsets = np.zeros(joint.size + 1, dtype=np.int64)
     held_offsets = np.zeros(joint.size + 1, dtype=np.int64)
     members = np.empty(max(2 * joint.size, 64), dtype=np.int64)
@@ -346,84 +318,46 @@ class ServerHolder(RowHolder, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """What the participants of a process send and receive in an exchange, in which messages.
+    """What the participants of a process send and receive in an exchange, in which messages."""
 
-    Parameters
-    ----------
-    sends, receives
-        Participant -> the items that it sends or receives, and their flows. The items are samples. In a coded plan, the
-        items sent are packets and the items received are components.
-    at_most, requests, answers
-        Maximum number of items in a message, of messages that a participant requests at once, and of messages that it
-        answers at once. (A server that sends packets answers fewer.)
-    acknowledged
-        Whether receivers acknowledge the messages of this process.
-    """
-
+    # sends, receives: Participant -> the items that it sends or receives, and their flows. The items are samples. In a
+    # coded plan, the items sent are packets and the items received are components.
     sends: dict[int, ItemsInFlows]
     receives: dict[int, ItemsInFlows]
+    # at_most, requests, answers: Maximum number of items in a message, of messages that a participant requests at once,
+    # and of messages that it answers at once. (A server that sends packets answers fewer.)
     at_most: int
     requests: int
     answers: int
-    acknowledged: bool = True
+    acknowledged: bool = True  # Whether receivers acknowledge the messages of this process.
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """The plan of an epoch as one process needs it.
-
-    Parameters
-    ----------
-    parts
-        Participant of this process -> its part.
-    epoch_plan
-        The plan of the whole epoch; None if this worker has planned its own part alone.
-    most_rows
-        Largest number of samples that a worker trains on.
-    layout, limits
-        Layout of a row, and limits of messages.
-    """
+    """The plan of an epoch as one process needs it."""
 
     spec: ShuffleSpec
-    parts: Mapping[int, WorkerPart]
-    epoch_plan: EpochPlan | None
-    most_rows: int
-    layout: RowLayout
+    parts: Mapping[int, WorkerPart]  # Participant of this process -> its part.
+    epoch_plan: EpochPlan | None  # The plan of the whole epoch; None if this worker has planned its own part alone.
+    most_rows: int  # Largest number of samples that a worker trains on.
+    layout: RowLayout  # layout, limits: Layout of a row, and limits of messages.
     limits: MessageLimits
 
 
 @dataclass(frozen=True)
 class Transport(ABC):
-    """How the items of one exchange travel, in one process. Those that exist are in ``transports.py``.
+    """How the items of one exchange travel, in one process. Those that exist are in ``transports.py``."""
 
-    Deliveries name their transports. The first epoch of a session, and what a lost worker had, is read from the store
-    with the transport ``"rows"``, whatever the delivery.
+    # Deliveries name their transports. The first epoch of a session, and what a lost worker had, is read from the store
+    # with the transport ``"rows"``, whatever the delivery.
 
-    Attributes
-    ----------
-    name
-        Name by which deliveries choose it.
-    encodes
-        Whether packets are encoded and decoded, which is measured.
-    readable
-        Whether an item that does not arrive can be read from the store.
-    kernels
-        Modules whose kernels it calls.
+    name: ClassVar[str]  # Name by which deliveries choose it.
+    encodes: ClassVar[bool] = False  # Whether packets are encoded and decoded, which is measured.
+    readable: ClassVar[bool] = True  # Whether an item that does not arrive can be read from the store.
+    kernels: ClassVar[tuple[str, ...]] = ("rows", "exchange.cache_partition")  # Modules whose kernels it calls.
 
-    Parameters
-    ----------
-    plan
-        The plan of the epoch.
-    flows
-        What this process sends and receives. None until it is known how fast the links are, if messages depend on that.
-    """
-
-    name: ClassVar[str]
-    encodes: ClassVar[bool] = False
-    readable: ClassVar[bool] = True
-    kernels: ClassVar[tuple[str, ...]] = ("rows", "exchange.cache_partition")
-
-    plan: ProcessPlan
+    plan: ProcessPlan  # The plan of the epoch.
+    # What this process sends and receives. None until it is known how fast the links are, if messages depend on that.
     flows: Flows | None = None
 
     @classmethod
@@ -557,15 +491,7 @@ def _longest(lists: Mapping[int, ItemsInFlows]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PacketTransport(Transport):
-    """Packets. Their messages follow from the plan alone.
-
-    Parameters
-    ----------
-    epoch_plan
-        The plan of the epoch.
-    hops
-        The routes of its packets.
-    """
+    """Packets. Their messages follow from the plan alone."""
 
     name: ClassVar[str] = "packets"
     encodes: ClassVar[bool] = True
@@ -577,8 +503,8 @@ class PacketTransport(Transport):
         "planning.delivery.relay",
     )
 
-    epoch_plan: EpochPlan
-    hops: Hops
+    epoch_plan: EpochPlan  # The plan of the epoch.
+    hops: Hops  # The routes of its packets.
 
     @classmethod
     def of(cls, plan: ProcessPlan) -> Transport:
@@ -611,18 +537,14 @@ class PacketTransport(Transport):
         return self
 
     def answered_by(self, participant: int) -> int:
-        """Number of messages that a participant sends at once.
-
-        A server answers only a few requests at a time. If it answered all at once, workers with fast connections would
-        be done early, and the packets that the others relay would be late.
-        """
+        """Number of messages that a participant sends at once."""
+        # A server answers only a few requests at a time. If it answered all at once, workers with fast connections
+        # would be done early, and the packets that the others relay would be late.
         return self.plan.limits.window if participant == SERVER else self.messages.answers
 
     def answered_to_one_by(self, participant: int) -> int | None:
-        """An equal part of the server's window, if workers pass on packets while others come.
-
-        They then have something to pass on at about the same time. With other relays it would only add pauses.
-        """
+        """An equal part of the server's window, if workers pass on packets while others come."""
+        # They then have something to pass on at about the same time. With other relays it would only add pauses.
         if participant != SERVER or self.plan.spec.choices.relay != "pipelined":
             return None
         return max(1, self.plan.limits.window // self.plan.spec.n_workers)

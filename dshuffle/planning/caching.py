@@ -32,21 +32,17 @@ from dshuffle.planning.types import (
 
 @dataclass
 class Even:
-    """Keep the number of holders of each sample, and evict so that the holder sets become most even.
+    """Keep the number of holders of each sample, and evict so that the holder sets become most even."""
 
-    With c = n * capacity / q, every sample has c holders. If c is not an integer, some samples have floor(c) holders
-    and the others ceil(c), so that the caches are full. When a sample moves to a worker that does not hold it, that
-    worker becomes a holder and one of the old holders drops the sample. The policy prefers holders whose caches are too
-    full and, among those, the one whose removal leaves the sample with the rarest set of holders. Ties are random.
-
-    No worker ever holds more than the capacity. If a worker is too full in the end, it drops a sample in place of
-    another worker that has dropped that sample and has room, or it drops a sample without replacement. The latter
-    affects a handful of samples per epoch, if any. Such samples keep all their holders when they next move.
-
-    References
-    ----------
-    This policy is ours. Chung et al. (2017) and Attia and Tandon (2016) do not say what to evict; see docs/papers.md.
-    """
+    # With c = n * capacity / q, every sample has c holders. If c is not an integer, some samples have floor(c) holders
+    # and the others ceil(c), so that the caches are full. When a sample moves to a worker that does not hold it, that
+    # worker becomes a holder and one of the old holders drops the sample. The policy prefers holders whose caches are
+    # too full and, among those, the one whose removal leaves the sample with the rarest set of holders. Ties are
+    # random.
+    # No worker ever holds more than the capacity. If a worker is too full in the end, it drops a sample in place of
+    # another worker that has dropped that sample and has room, or it drops a sample without replacement. The latter
+    # affects a handful of samples per epoch, if any. Such samples keep all their holders when they next move.
+    # This policy is ours. Chung et al. (2017) and Attia and Tandon (2016) do not say what to evict; see docs/papers.md.
 
     n_workers: int
     capacity: int
@@ -88,10 +84,8 @@ class Even:
 
 
 def _counters(n_samples: int) -> NDArray[np.int32]:
-    """Counters of samples, indexed by the lowest bits of the names of their holder sets.
-
-    Few sets share a counter. Those that do are counted as one set.
-    """
+    """Counters of samples, indexed by the lowest bits of the names of their holder sets."""
+    # Few sets share a counter. Those that do are counted as one set.
     return np.zeros(1 << max((4 * n_samples).bit_length(), 16), dtype=np.int32)
 
 
@@ -146,10 +140,8 @@ def _add_round(holders, order, capacity, n_workers, names, counters, state):  # 
 
 @kernel("(u8[:,::1], i4[::1], i8[::1], i8[::1], i8, u8[::1], i4[::1], u8)")
 def _move(holders, ranks, moved, loads, capacity, names, counters, state):  # type: ignore[no-untyped-def]
-    """Add the destinations of the moved samples as holders and remove old holders.
-
-    Updates ``loads``. Returns the holder removed for each sample, or -1.
-    """
+    """Add the destinations of the moved samples as holders and remove old holders."""
+    # Updates ``loads``. Returns the holder removed for each sample, or -1.
     mask = np.uint64(counters.size - 1)
     spare = capacity * loads.size - loads.sum()
     fewest = capacity * loads.size // ranks.size
@@ -239,24 +231,16 @@ class CachingPolicy(Protocol):
         ...
 
     def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
-        """Return the holders after the exchange for ``epoch``, as a new array.
-
-        ``assignment`` is the assignment of ``epoch``. Every worker holds its new share, no sample that it neither held
-        nor received, and no more samples than the capacity.
-        """
+        """Return the holders after the exchange for ``epoch``, as a new array."""
+        # ``assignment`` is the assignment of ``epoch``. Every worker holds its new share, no sample that it neither
+        # held nor received, and no more samples than the capacity.
         ...
 
 
 def first_holders(assignment: ArrayLike, n_workers: int, capacity: int, *, seed: int) -> Holders:
-    """Draw the holders of epoch 0: each worker's share, and random excess.
-
-    The excess is uniformly random and fills every cache exactly to the capacity.
-
-    Parameters
-    ----------
-    assignment
-        ``(q,)`` integers, the worker that trains on each sample.
-    """
+    """Draw the holders of epoch 0: each worker's share, and random excess."""
+    # The excess is uniformly random and fills every cache exactly to the capacity.
+    # assignment: ``(q,)`` integers, the worker that trains on each sample.
     ranks = as_ranks("assignment", assignment, n_workers)
     holders = holders_of(ranks, n_workers)
     if has_excess(len(ranks), n_workers, capacity):
@@ -270,15 +254,12 @@ def first_holders(assignment: ArrayLike, n_workers: int, capacity: int, *, seed:
 
 @dataclass
 class Uniform:
-    """Evict uniformly at random among the samples outside the new share.
+    """Evict uniformly at random among the samples outside the new share."""
 
-    References
-    ----------
-    Chung et al. (2017), section 2; see docs/papers.md. The paper lets a node cache up to ``s = floor(alpha q)`` data
-    points and does not say which ones it evicts. Its rates assume caches of uniformly random content. With this policy,
-    caches have such content at first. Over the epochs, numbers of holders become more even than random, because a
-    sample that moves gains a holder.
-    """
+    # Chung et al. (2017), section 2; see docs/papers.md. The paper lets a node cache up to ``s = floor(alpha q)`` data
+    # points and does not say which ones it evicts. Its rates assume caches of uniformly random content. With this
+    # policy, caches have such content at first. Over the epochs, numbers of holders become more even than random,
+    # because a sample that moves gains a holder.
 
     n_workers: int
     capacity: int
@@ -305,21 +286,18 @@ class Uniform:
         return evolved
 
     def evict(self, excess: Samples, count: int, worker: int, epoch: int) -> Samples:
-        """Choose ``count`` samples to evict.
-
-        ``excess`` are the samples that the worker holds outside its new share.
-        """
+        """Choose ``count`` samples to evict."""
+        # ``excess`` are the samples that the worker holds outside its new share.
         return choose(excess, count, "evict", self.seed, epoch, worker)
 
 
 @dataclass
 class Recent(Uniform):
-    """Keep the samples that the worker trained on most recently; ties are random.
+    """Keep the samples that the worker trained on most recently; ties are random."""
 
-    Samples that many workers trained on recently stay cached by many workers, which helps coded deliveries: they need 4
-    to 7 % fewer packets than with ``uniform`` at a million samples. The state is one byte per worker and sample: the
-    number of epochs since the worker trained on the sample. It is at most 255, which also means never.
-    """
+    # Samples that many workers trained on recently stay cached by many workers, which helps coded deliveries: they need
+    # 4 to 7 % fewer packets than with ``uniform`` at a million samples. The state is one byte per worker and sample:
+    # the number of epochs since the worker trained on the sample. It is at most 255, which also means never.
 
     ages: NDArray[np.uint8] = field(init=False, repr=False)
 
@@ -347,11 +325,10 @@ class Recent(Uniform):
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Keep only the share, for caches without room for excess.
+    """Keep only the share, for caches without room for excess."""
 
-    The other policies cannot recognize this case by the capacity if shares differ in size, as with ``chunks``: a worker
-    with a smaller share in this epoch has room left in its cache.
-    """
+    # The other policies cannot recognize this case by the capacity if shares differ in size, as with ``chunks``: a
+    # worker with a smaller share in this epoch has room left in its cache.
 
     n_workers: int
 

@@ -356,10 +356,8 @@ def loads_of(cluster: ClusterRates, work: Work, *, most_samples: int = MOST_SAMP
 
 
 def first_load(work: Work, cluster: ClusterRates) -> Loads:
-    """Loads of loading the first partitions: every chunk is read once, and its rows go to the workers that hold them.
-
-    Nothing is sent if all rows of a chunk go to one worker.
-    """
+    """Loads of loading the first partitions: every chunk is read once, and its rows go to the workers that hold them."""
+    # Nothing is sent if all rows of a chunk go to one worker.
     n, row_nbytes = cluster.n_workers, work.row_nbytes
     whole = work.in_chunks or work.choices.sharding == "contiguous" or work.chunk_rows == 1
     sent = 0.0
@@ -372,13 +370,9 @@ def first_load(work: Work, cluster: ClusterRates) -> Loads:
 
 
 def _lacking(work: Work, n_workers: int) -> float:
-    """Expected number of samples that workers are to train on and do not hold, all together.
-
-    References
-    ----------
-    Chung et al. (2017), Theorem 1 (equation 1), for ``global``; Nguyen et al. (2022), Algorithm 1, for ``partial:Q``,
-    here without fixed points. See docs/papers.md.
-    """
+    """Expected number of samples that workers are to train on and do not hold, all together."""
+    # Chung et al. (2017), Theorem 1 (equation 1), for ``global``; Nguyen et al. (2022), Algorithm 1, for ``partial:Q``,
+    # here without fixed points. See docs/papers.md.
     alpha = work.alpha(n_workers)
     if n_workers == 1:
         return 0.0
@@ -386,11 +380,9 @@ def _lacking(work: Work, n_workers: int) -> float:
 
 
 def _fewer(work: Work, n_workers: int, n_samples: int, per_sample: float) -> float:
-    """Packets for each sample of a job of ``n_samples``, divided by those of the plan of ``work``.
-
-    What is above the bound of Chung et al. (2017), Theorem 2, falls with each factor of :data:`STEP` as it fell from a
-    plan of fewer samples.
-    """
+    """Packets for each sample of a job of ``n_samples``, divided by those of the plan of ``work``."""
+    # What is above the bound of Chung et al. (2017), Theorem 2, falls with each factor of :data:`STEP` as it fell from
+    # a plan of fewer samples.
     fewest = work.n_samples // STEP
     plan, needed = _planned(dataclasses.replace(work, n_samples=fewest), n_workers)
     alpha = work.alpha(n_workers)
@@ -585,16 +577,13 @@ def predict(cluster: ClusterRates, work: Work, *, most_samples: int = MOST_SAMPL
 
 
 def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
-    """Compute times from loads; docs/design.md, "Predicting", has the formulas.
-
-    Links and storage work at the same time, so the slowest one determines the time. There are three exceptions. Relays
-    pass on a batch of packets once all of it has arrived. Workers that read the most share the storage with all others
-    at first, but only their own links limit them in the end. The first message is packed before links are busy, and the
-    last one is unpacked after that.
-
-    Processors are shared by all of this, and their time overlaps less with that of the network. The two times are
-    combined as the cube root of the sum of their cubes. We fitted the exponent 3.
-    """
+    """Compute times from loads; docs/design.md, "Predicting", has the formulas."""
+    # Links and storage work at the same time, so the slowest one determines the time. There are three exceptions.
+    # Relays pass on a batch of packets once all of it has arrived. Workers that read the most share the storage with
+    # all others at first, but only their own links limit them in the end. The first message is packed before links are
+    # busy, and the last one is unpacked after that.
+    # Processors are shared by all of this, and their time overlaps less with that of the network. The two times are
+    # combined as the cube root of the sum of their cubes. We fitted the exponent 3.
     resources, exchange = _exchange(cluster, work, loads)
     first = work.with_choices(delivery="peer"), first_load(work, cluster)
     load_seconds = None if cluster.storage is None else _exchange(cluster, *first)[1]
@@ -662,10 +651,8 @@ def _seconds(cluster: ClusterRates, work: Work, loads: Loads) -> dict[str, float
 
 
 def _reading_seconds(cluster: ClusterRates, loads: Loads) -> float:
-    """Time until all workers have read, if active readers share the storage equally up to the rate of their links.
-
-    Returns 0 if links differ. The limits of each link and of the storage then determine the time.
-    """
+    """Time until all workers have read, if active readers share the storage equally up to the rate of their links."""
+    # Returns 0 if links differ. The limits of each link and of the storage then determine the time.
     if cluster.storage is None or not loads.read.any():
         return 0.0
     links = cluster.rates("link_down") / (1 + cluster.wire_overhead) if cluster.storage_over_links else math.inf
@@ -685,10 +672,8 @@ def _request_seconds(cluster: ClusterRates, loads: Loads) -> float:
 
 
 def _processor_seconds(cluster: ClusterRates, work: Work, loads: Loads) -> float:
-    """Processor time of the busiest machine divided by its number of processors.
-
-    It is at least the time of the busiest process, because each process has one network thread.
-    """
+    """Processor time of the busiest machine divided by its number of processors."""
+    # It is at least the time of the busiest process, because each process has one network thread.
     messages = _messages(work, cluster, loads)
     if cluster.first_message_seconds is not None:
         messages -= first_messages(work, cluster, loads)

@@ -40,24 +40,13 @@ def name_of(participant: int) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packets:
-    """All packets of one epoch, in sending order.
+    """All packets of one epoch, in sending order."""
 
-    Parameters
-    ----------
-    offsets
-        ``(P + 1,)`` int64. Packet p has the components ``offsets[p]`` to ``offsets[p + 1] - 1``, at least one.
-    samples
-        ``(E,)`` int64, the sample of each component.
-    destinations
-        ``(E,)`` int32, the worker that decodes the sample of each component.
-    senders
-        ``(P,)`` int32, the sender of each packet: a rank, :data:`SERVER` or :data:`STORE`.
-    """
-
+    # ``(P + 1,)`` int64. Packet p has the components ``offsets[p]`` to ``offsets[p + 1] - 1``, at least one.
     offsets: Samples
-    samples: Samples
-    destinations: Ranks
-    senders: Ranks
+    samples: Samples  # ``(E,)`` int64, the sample of each component.
+    destinations: Ranks  # ``(E,)`` int32, the worker that decodes the sample of each component.
+    senders: Ranks  # ``(P,)`` int32, the sender of each packet: a rank, :data:`SERVER` or :data:`STORE`.
 
     def __post_init__(self) -> None:
         for name, dtype in (
@@ -107,15 +96,9 @@ class Packets:
 
 
 def missing_samples(holders: Holders, destinations: Ranks) -> Samples:
-    """Return the samples that their destination does not hold, ascending; ``(D,)`` int64.
-
-    Parameters
-    ----------
-    holders
-        ``(q, words)`` masks, see :func:`~dshuffle.planning.types.as_holders`.
-    destinations
-        ``(q,)`` int32 ranks that will train on the samples.
-    """
+    """Return the samples that their destination does not hold, ascending; ``(D,)`` int64."""
+    # holders: ``(q, words)`` masks, see :func:`~dshuffle.planning.types.as_holders`.
+    # destinations: ``(q,)`` int32 ranks that will train on the samples.
     missing = np.empty(len(destinations), dtype=np.int64)
     return missing[: _missing(holders, destinations, missing)]
 
@@ -131,33 +114,18 @@ def _missing(holders, destinations, missing):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerPart:
-    """One worker's part of an epoch plan.
+    """One worker's part of an epoch plan."""
 
-    Parameters
-    ----------
-    rank
-        Rank of the worker, or :data:`SERVER`.
-    epoch
-        Epoch that the exchange leads to.
-    own
-        Ascending int64, the samples that the worker trains on.
-    permutation
-        ``(own,)`` int64, positions in ``own`` in training order.
-    held
-        Ascending int64, the samples that the worker holds after the exchange is committed, including ``own``.
-    receives
-        Source (a rank, :data:`SERVER` or :data:`STORE`) -> int64 samples in plan order. Empty if the plan is coded;
-        use :func:`~dshuffle.planning.delivery.relay.route` to find how its packets travel.
-    sends
-        Destination rank -> int64 samples in plan order, the same array as in the destination's ``receives``.
-    """
-
-    rank: int
-    epoch: int
-    own: Samples
-    permutation: Samples
+    rank: int  # Rank of the worker, or :data:`SERVER`.
+    epoch: int  # Epoch that the exchange leads to.
+    own: Samples  # Ascending int64, the samples that the worker trains on.
+    permutation: Samples  # ``(own,)`` int64, positions in ``own`` in training order.
+    # Ascending int64, the samples that the worker holds after the exchange is committed, including ``own``.
     held: Samples
+    # Source (a rank, :data:`SERVER` or :data:`STORE`) -> int64 samples in plan order. Empty if the plan is coded; use
+    # :func:`~dshuffle.planning.delivery.relay.route` to find how its packets travel.
     receives: dict[int, Samples]
+    # Destination rank -> int64 samples in plan order, the same array as in the destination's ``receives``.
     sends: dict[int, Samples]
 
     @property
@@ -175,35 +143,19 @@ class WorkerPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochPlan:
-    """Plan of the exchange that leads to an epoch.
+    """Plan of the exchange that leads to an epoch."""
 
-    Parameters
-    ----------
-    epoch
-        Number of the epoch, from 0. The exchange for epoch 0 loads rows from the store.
-    seed, n_workers
-        Seed and number of workers of the specification.
-    ranks
-        ``(q,)`` int32, the worker that trains on each sample; -1 for samples that all workers train on.
-    holders
-        ``(q, words)`` uint64 masks of the workers that hold each sample after the exchange is committed.
-    n_needed
-        Number of samples that were missing from their worker's partition before the exchange.
-    broadcast
-        Ascending int64, the samples that all workers train on.
-    epochs
-        Which epochs have an exchange, and the order of training.
-    """
-
-    epoch: int
-    seed: int
+    epoch: int  # Number of the epoch, from 0. The exchange for epoch 0 loads rows from the store.
+    seed: int  # seed, n_workers: Seed and number of workers of the specification.
     n_workers: int
-    ranks: Ranks
+    ranks: Ranks  # ``(q,)`` int32, the worker that trains on each sample; -1 for samples that all workers train on.
+    # ``(q, words)`` uint64 masks of the workers that hold each sample after the exchange is committed.
     holders: Holders
     packets: Packets
-    n_needed: int
+    n_needed: int  # Number of samples that were missing from their worker's partition before the exchange.
+    # Ascending int64, the samples that all workers train on.
     broadcast: Samples = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    epochs: ExchangeEpochs = EVERY_EPOCH
+    epochs: ExchangeEpochs = EVERY_EPOCH  # Which epochs have an exchange, and the order of training.
 
     @property
     def shares(self) -> tuple[int, int]:
@@ -213,10 +165,9 @@ class EpochPlan:
         return int(counts.min()), int(counts.max())
 
     def with_broadcast(self, broadcast: Samples, dealt: Samples, *, loads: bool) -> EpochPlan:
-        """Return the plan of all samples, if this plan is for the samples that are not broadcast.
-
-        Sample j of this plan is ``dealt[j]``; ``dealt`` is ascending. ``loads`` says that workers read what they hold.
-        """
+        """Return the plan of all samples, if this plan is for the samples that are not broadcast."""
+        # Sample j of this plan is ``dealt[j]``; ``dealt`` is ascending. ``loads`` says that workers read what they
+        # hold.
         n_samples = len(broadcast) + len(dealt)
         ranks = np.full(n_samples, -1, dtype=np.int32)
         ranks[dealt] = self.ranks
@@ -285,18 +236,11 @@ def split_by_worker(samples: Samples, keys: Ranks, n_workers: int) -> dict[int, 
 def check_plan(
     plan: Packets, holders: ArrayLike, destinations: ArrayLike, n_workers: int, *, capacity: int | None = None
 ) -> None:
-    """Raise an error unless a plan delivers every needed sample exactly once.
-
-    A component may also deliver a sample to a worker that does not train on it, but only if the worker needs the
-    sample to decode another packet. Leftover coding decodes in two such steps (Attia and Tandon, 2016).
-
-    Parameters
-    ----------
-    holders
-        ``(q, words)`` masks of the workers that hold each sample before the exchange.
-    destinations
-        ``(q,)`` integers, the worker that will train on each sample.
-    """
+    """Raise an error unless a plan delivers every needed sample exactly once."""
+    # A component may also deliver a sample to a worker that does not train on it, but only if the worker needs the
+    # sample to decode another packet. Leftover coding decodes in two such steps (Attia and Tandon, 2016).
+    # holders: ``(q, words)`` masks of the workers that hold each sample before the exchange.
+    # destinations: ``(q,)`` integers, the worker that will train on each sample.
     masks = as_holders(holders, n_workers)
     ranks = as_ranks("destinations", destinations, n_workers)
     if len(masks) != len(ranks):
@@ -464,21 +408,12 @@ def in_disk_order(part: WorkerPart, *, seed: int, stored: int | None, moves_with
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moves:
-    """Which samples come to a worker for an epoch, and which leave it.
+    """Which samples come to a worker for an epoch, and which leave it."""
 
-    Parameters
-    ----------
-    own
-        Ascending int64, the samples that the worker trains on.
-    arriving, senders
-        The samples that it lacks, ascending, and the worker that has each of them.
-    leaving, receivers
-        The samples that it gives up, ascending, and the worker that each of them goes to.
-    """
-
-    own: Samples
-    arriving: Samples
+    own: Samples  # Ascending int64, the samples that the worker trains on.
+    arriving: Samples  # arriving, senders: The samples that it lacks, ascending, and the worker that has each of them.
     senders: Ranks
+    # leaving, receivers: The samples that it gives up, ascending, and the worker that each of them goes to.
     leaving: Samples
     receivers: Ranks
 
@@ -500,9 +435,7 @@ class Moves:
 
     @classmethod
     def of(cls, rank: int, own: Samples, before: Ranks, held: Samples, after: Ranks) -> Moves:
-        """The moves of a worker that has ``held`` and trains on ``own`` next.
-
-        ``before`` says which worker has each of its next samples, and ``after`` who gets each of those that it has.
-        """
+        """The moves of a worker that has ``held`` and trains on ``own`` next."""
+        # ``before`` says which worker has each of its next samples, and ``after`` who gets each of those that it has.
         missing, leaving = before != rank, after != rank
         return cls(own, own[missing], before[missing], held[leaving], after[leaving])

@@ -20,35 +20,20 @@ from dshuffle.planning.types import Samples
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassOrder:
-    """A random order of samples in which every class is spread evenly, as a table.
+    """A random order of samples in which every class is spread evenly, as a table."""
 
-    Parameters
-    ----------
-    samples
-        Sample at each position: a permutation of 0 to q - 1, ``(q,)`` int64.
-    positions
-        Position of each sample: its inverse.
+    # The members of a class are put in random order, and the order is divided into as many intervals of equal length as
+    # the class has members. Each member is at a random point of its own interval. So the number of members of a class
+    # among any successive samples stays within about two of its share. In a random order it deviates by about the
+    # square root of the share.
 
-    Notes
-    -----
-    The members of a class are put in random order, and the order is divided into as many intervals of equal length as
-    the class has members. Each member is at a random point of its own interval. So the number of members of a class
-    among any successive samples stays within about two of its share. In a random order it deviates by about the square
-    root of the share.
-    """
-
-    samples: Samples
-    positions: Samples
+    samples: Samples  # Sample at each position: a permutation of 0 to q - 1, ``(q,)`` int64.
+    positions: Samples  # Position of each sample: its inverse.
 
     @classmethod
     def of(cls, labels: ArrayLike, *path: int | str) -> Self:
-        """Draw an order.
-
-        Parameters
-        ----------
-        labels
-            ``(q,)`` values; equal values are a class.
-        """
+        """Draw an order."""
+        # labels: ``(q,)`` values; equal values are a class.
         _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
         order = permutation(len(codes), "class order", *path)
         by_class = order[np.argsort(codes[order], kind="stable")]
@@ -70,19 +55,15 @@ class ClassOrder:
 
 
 def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
-    """Order a worker's samples for training in an epoch.
-
-    The order depends only on the seed, the epoch, the rank and the set of samples.
-    """
+    """Order a worker's samples for training in an epoch."""
+    # The order depends only on the seed, the epoch, the rank and the set of samples.
     return sample_ids[epoch_permutation(sample_ids, seed=seed, epoch=epoch, rank=rank)]
 
 
 def epoch_permutation(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
-    """The order of :func:`epoch_order` as ``(k,)`` int64 positions in ``sample_ids``.
-
-    Samples are sorted by words drawn for each of them, no two of which are equal. So the order of any subset
-    can be computed without the other samples. A worker that receives rows knows in which order their sender trains.
-    """
+    """The order of :func:`epoch_order` as ``(k,)`` int64 positions in ``sample_ids``."""
+    # Samples are sorted by words drawn for each of them, no two of which are equal. So the order of any subset can be
+    # computed without the other samples. A worker that receives rows knows in which order their sender trains.
     return np.argsort(words_at(random_words(1, "order", seed, epoch, rank)[0], sample_ids))
 
 
@@ -139,11 +120,10 @@ def check_weights(weights: Weights, n_workers: int) -> None:
 
 @functools.lru_cache(maxsize=64)
 def share_sizes(n_units: int, weights: Weights) -> NDArray[np.int64]:
-    """``(n,)`` int64 sizes in proportion to the weights. They add up to ``n_units``, and each is at least 1.
-
-    Each size is the exact proportion rounded down or up: the units that are left after rounding down go to the largest
-    remainders, and to lower ranks among equals. Ranks that would get nothing take a unit from the largest sizes.
-    """
+    """``(n,)`` int64 sizes in proportion to the weights. They add up to ``n_units``, and each is at least 1."""
+    # Each size is the exact proportion rounded down or up: the units that are left after rounding down go to the
+    # largest remainders, and to lower ranks among equals. Ranks that would get nothing take a unit from the largest
+    # sizes.
     total = sum(weights)
     # Python's integers: the products may have more than 64 bits.
     parts = [divmod(n_units * weight, total) for weight in weights]
@@ -158,10 +138,8 @@ def share_sizes(n_units: int, weights: Weights) -> NDArray[np.int64]:
 
 
 def largest_share(n_samples: int, n_workers: int, chunk_rows: int = 1, weights: Weights = ()) -> int:
-    """Number of samples in the largest share, which is the same in every epoch.
-
-    With weights and chunks it may be less, because a short chunk at the end belongs to any rank.
-    """
+    """Number of samples in the largest share, which is the same in every epoch."""
+    # With weights and chunks it may be less, because a short chunk at the end belongs to any rank.
     whole, short = divmod(n_samples, chunk_rows)
     if weights:
         return int(share_sizes(whole, weights).max()) * chunk_rows + short
@@ -170,10 +148,8 @@ def largest_share(n_samples: int, n_workers: int, chunk_rows: int = 1, weights: 
 
 
 def cache_capacity(cache_fraction: float | None, n_samples: int, n_workers: int, *, chunk_rows: int = 1) -> int:
-    """Number of samples that a worker may hold between epochs.
-
-    It is ``floor(alpha * q)``, but at least the largest share.
-    """
+    """Number of samples that a worker may hold between epochs."""
+    # It is ``floor(alpha * q)``, but at least the largest share.
     n_workers = as_integer("n_workers", n_workers, 1)
     partition = largest_share(n_samples, n_workers, chunk_rows)
     if cache_fraction is None:
@@ -190,11 +166,9 @@ class Between(ABC):
 
     @abstractmethod
     def permutation(self, sample_ids: Samples, *, seed: int, epoch: int, exchanged: int, rank: int) -> Samples:
-        """``(k,)`` int64 positions in the ``(k,)`` samples, in training order.
-
-        ``exchanged`` is the last epoch with an exchange. The order of any subset is that of all samples without the
-        others, as in :func:`~dshuffle.planning.exchange_epochs.epoch_permutation`.
-        """
+        """``(k,)`` int64 positions in the ``(k,)`` samples, in training order."""
+        # ``exchanged`` is the last epoch with an exchange. The order of any subset is that of all samples without the
+        # others, as in :func:`~dshuffle.planning.exchange_epochs.epoch_permutation`.
 
 
 class Redraw(Between):
@@ -208,13 +182,10 @@ class Redraw(Between):
 
 
 class Reverse(Between):
-    """The order of the epoch before, backwards.
+    """The order of the epoch before, backwards."""
 
-    References
-    ----------
-    Rajput et al. (2022), FlipFlop; see docs/papers.md. They reverse every second epoch of one worker's data. Here each
-    worker reverses the order of its own samples, in as many epochs as lie between two exchanges.
-    """
+    # Rajput et al. (2022), FlipFlop; see docs/papers.md. They reverse every second epoch of one worker's data. Here
+    # each worker reverses the order of its own samples, in as many epochs as lie between two exchanges.
 
     name = "reverse"
 
@@ -230,20 +201,12 @@ BETWEEN: dict[str, Between] = {between.name: between for between in (Redraw(), R
 
 @dataclass(frozen=True, slots=True)
 class ExchangeEpochs:
-    """Which epochs have an exchange, and the order of training in all epochs.
+    """Which epochs have an exchange, and the order of training in all epochs."""
 
-    Epoch 0 is loaded, and counts as one with an exchange.
+    # Epoch 0 is loaded, and counts as one with an exchange.
 
-    Parameters
-    ----------
-    every
-        K: the epochs K, 2 K, ... have an exchange.
-    between
-        The order in the other epochs: a name in :data:`BETWEEN`.
-    """
-
-    every: int = 1
-    between: str = Redraw.name
+    every: int = 1  # K: the epochs K, 2 K, ... have an exchange.
+    between: str = Redraw.name  # The order in the other epochs: a name in :data:`BETWEEN`.
 
     def has_exchange(self, epoch: int) -> bool:
         """Whether samples may change workers for an epoch."""
@@ -258,10 +221,8 @@ class ExchangeEpochs:
         return range(self.last(first) + self.every, last + 1, self.every)
 
     def permutation(self, sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
-        """``(k,)`` int64 positions in the ``(k,)`` samples of a worker, in training order.
-
-        It depends only on the seed, the epoch, the rank and the set of samples.
-        """
+        """``(k,)`` int64 positions in the ``(k,)`` samples of a worker, in training order."""
+        # It depends only on the seed, the epoch, the rank and the set of samples.
         if self.has_exchange(epoch):
             return epoch_permutation(sample_ids, seed=seed, epoch=epoch, rank=rank)
         chosen = BETWEEN[self.between]

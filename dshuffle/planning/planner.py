@@ -30,18 +30,10 @@ def plans_own_parts(spec: ShuffleSpec, delivery: str) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnPart:
-    """A worker's part of an epoch, and the sizes of the smallest and the largest share.
+    """A worker's part of an epoch, and the sizes of the smallest and the largest share."""
 
-    Parameters
-    ----------
-    part
-        What the worker trains on, receives and sends.
-    shares
-        Smallest and largest number of samples that a worker trains on.
-    """
-
-    part: WorkerPart
-    shares: tuple[int, int]
+    part: WorkerPart  # What the worker trains on, receives and sends.
+    shares: tuple[int, int]  # Smallest and largest number of samples that a worker trains on.
 
     @property
     def n_received(self) -> int:
@@ -55,15 +47,10 @@ class OwnPart:
 
 
 class OwnPlanner:
-    """Plan the parts of one worker, for any epochs; :func:`plans_own_parts` says whether that is possible.
+    """Plan the parts of one worker, for any epochs; :func:`plans_own_parts` says whether that is possible."""
 
-    With ``partial``, the epoch after the last one takes less time than others.
-
-    Parameters
-    ----------
-    spec, rank
-        Specification of the shuffle, and the worker.
-    """
+    # With ``partial``, the epoch after the last one takes less time than others.
+    # spec, rank: specification of the shuffle, and the worker.
 
     def __init__(self, spec: ShuffleSpec, rank: int) -> None:
         self.spec, self.rank = spec, rank
@@ -153,16 +140,11 @@ def plan_nbytes(spec: ShuffleSpec) -> int:
 
 
 class EpochPlanner:
-    """Make the plans of a shuffle, epoch by epoch.
+    """Make the plans of a shuffle, epoch by epoch."""
 
-    Planners with the same specification make the same plans.
-
-    Parameters
-    ----------
-    checks
-        Whether to check every plan. If several processes make the same plan (see :meth:`EpochPlan.digest`), it is
-        enough that one of them checks it.
-    """
+    # Planners with the same specification make the same plans.
+    # checks: whether to check every plan. If several processes make the same plan (see :meth:`EpochPlan.digest`), it is
+    # enough that one of them checks it.
 
     def __init__(self, spec: ShuffleSpec, *, checks: bool = True) -> None:
         self.spec = spec
@@ -177,10 +159,8 @@ class EpochPlanner:
         self._policy = self._dealt.policy()
 
     def load(self, epoch: int | None = None) -> EpochPlan:
-        """Plan the first epoch: every worker reads its share and its excess from the store, in ascending order.
-
-        If ranks depend on earlier epochs of the same workers, these are drawn first.
-        """
+        """Plan the first epoch: every worker reads its share and its excess from the store, in ascending order."""
+        # If ranks depend on earlier epochs of the same workers, these are drawn first.
         spec, first, assignment = self._dealt, self._dealt.first_epoch, self._dealt.choices.assignment
         exchanges = spec.choices.exchange_epochs
         draw = spec.draw_first()

@@ -20,14 +20,9 @@ _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 
 
 def random_words(count: int, *path: int | str) -> Words:
-    """Draw independent uniform 64-bit words for a path.
-
-    Parameters
-    ----------
-    path
-        Integers of any size and sign, and strings, such as ``("order", seed, epoch, rank)``. Different paths give
-        independent streams. The first words of a stream do not depend on ``count``.
-    """
+    """Draw independent uniform 64-bit words for a path."""
+    # path: integers of any size and sign, and strings, such as ``("order", seed, epoch, rank)``. Different paths give
+    # independent streams. The first words of a stream do not depend on ``count``.
     # Each part carries its type and length, so that different paths have different texts. Hashing also allows
     # strings and negative integers, which SeedSequence rejects.
     parts = [f"s{len(part)}:{part}" if isinstance(part, str) else f"i{operator.index(part)};" for part in path]
@@ -37,10 +32,9 @@ def random_words(count: int, *path: int | str) -> Words:
 
 
 def words_at(word: np.uint64, numbers: NDArray[np.int64]) -> Words:
-    """Independent 64-bit words for numbers from 0, all of them derived from one random word.
-
-    They are the entries ``numbers`` of the SplitMix64 stream that starts at the word, so any of them can be had alone.
-    """
+    """Independent 64-bit words for numbers from 0, all of them derived from one random word."""
+    # They are the entries ``numbers`` of the SplitMix64 stream that starts at the word, so any of them can be had
+    # alone.
     states = (numbers.astype(np.uint64) + np.uint64(1)) * _INCREMENT + word
     return np.asarray(_finalised(states))
 
@@ -97,11 +91,9 @@ def _draw(values, count, words):  # type: ignore[no-untyped-def]
 
 @kernel()
 def below(word, bound):  # type: ignore[no-untyped-def]
-    """Map one random word to an integer in [0, bound), for bounds below 2**32.
-
-    The result is the high part of the 96-bit product, which needs no division. The relative difference between the
-    probabilities of two values is at most bound / 2**64, which is below 2**-32.
-    """
+    """Map one random word to an integer in [0, bound), for bounds below 2**32."""
+    # The result is the high part of the 96-bit product, which needs no division. The relative difference between the
+    # probabilities of two values is at most bound / 2**64, which is below 2**-32.
     low = (word & np.uint64(0xFFFFFFFF)) * np.uint64(bound)
     high = (word >> np.uint64(32)) * np.uint64(bound)
     return np.int64((high + (low >> np.uint64(32))) >> np.uint64(32))
@@ -119,25 +111,18 @@ finalised = kernel(inline="always")(_finalised)
 
 @kernel()
 def next_word(state):  # type: ignore[no-untyped-def]
-    """Advance a SplitMix64 stream and return its next state and word.
-
-    Kernels use it where they do not know in advance how many words they need.
-
-    References
-    ----------
-    Steele, Lea and Flood (2014), Fast splittable pseudorandom number generators (OOPSLA), with the constants of Figure
-    17.
-    """
+    """Advance a SplitMix64 stream and return its next state and word."""
+    # Kernels use it where they do not know in advance how many words they need.
+    # Steele, Lea and Flood (2014), Fast splittable pseudorandom number generators (OOPSLA), with the constants of
+    # Figure 17.
     state += _INCREMENT
     return state, finalised(state)
 
 
 @kernel()
 def draw_front(values, count, state):  # type: ignore[no-untyped-def]
-    """Move ``count`` values to the front, chosen uniformly and in random order from a SplitMix64 stream.
-
-    Returns the next state of the stream.
-    """
+    """Move ``count`` values to the front, chosen uniformly and in random order from a SplitMix64 stream."""
+    # Returns the next state of the stream.
     for i in range(count):
         state, word = next_word(state)
         j = i + below(word, values.size - i)
@@ -162,22 +147,12 @@ ROUNDS = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bijection:
-    """A random bijection of ``range(size)``.
+    """A random bijection of ``range(size)``."""
 
-    Parameters
-    ----------
-    size
-        Number of points, below 2**63.
-    table, inverse_table
-        ``(size,)`` int64 of a small domain, otherwise empty.
-    keys
-        ``(rounds,)`` uint64 of a large domain, otherwise empty.
-    """
-
-    size: int
-    table: Samples
+    size: int  # Number of points, below 2**63.
+    table: Samples  # table, inverse_table: ``(size,)`` int64 of a small domain, otherwise empty.
     inverse_table: Samples
-    keys: Words
+    keys: Words  # ``(rounds,)`` uint64 of a large domain, otherwise empty.
 
     @classmethod
     def of(cls, size: int, *path: int | str, rounds: int = ROUNDS, largest_table: int = LARGEST_TABLE) -> Bijection:
@@ -216,15 +191,9 @@ def domain(size: int) -> tuple[int, int, int]:
 def evaluate_networks(
     points: NDArray[np.int64], members: NDArray[np.int64], domains: Words, keys: Words, backward: bool
 ) -> Samples:
-    """Evaluate one of many networks at each point.
-
-    Parameters
-    ----------
-    members
-        ``(k,)``, the network of each of the ``(k,)`` points; empty if there is only one.
-    domains, keys
-        ``(n, 3)`` and ``(n, rounds)`` uint64, the :func:`domain` and the keys of each network.
-    """
+    """Evaluate one of many networks at each point."""
+    # members: ``(k,)``, the network of each of the ``(k,)`` points; empty if there is only one.
+    # domains, keys: ``(n, 3)`` and ``(n, rounds)`` uint64, the :func:`domain` and the keys of each network.
     found = np.empty(len(points), dtype=np.int64)
     (_inverse if backward else _forward)(
         np.ascontiguousarray(points, np.int64), np.ascontiguousarray(members, np.int64), found, domains, keys
@@ -292,22 +261,13 @@ LARGEST_TABLES = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BijectionFamily:
-    """Random bijections of ``range(size)``, of different sizes.
+    """Random bijections of ``range(size)``, of different sizes."""
 
-    Parameters
-    ----------
-    offsets
-        ``(n + 1,)`` int64, where the tables of each member begin; members have these differences as sizes.
-    tables, inverse_tables
-        ``(offsets[-1],)`` int64 of small members, otherwise empty.
-    domains, keys
-        ``(n, 3)`` and ``(n, rounds)`` uint64 of large members, otherwise empty.
-    """
-
+    # ``(n + 1,)`` int64, where the tables of each member begin; members have these differences as sizes.
     offsets: NDArray[np.int64]
-    tables: Samples
+    tables: Samples  # tables, inverse_tables: ``(offsets[-1],)`` int64 of small members, otherwise empty.
     inverse_tables: Samples
-    domains: Words
+    domains: Words  # domains, keys: ``(n, 3)`` and ``(n, rounds)`` uint64 of large members, otherwise empty.
     keys: Words
 
     @classmethod

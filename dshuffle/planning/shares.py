@@ -37,15 +37,9 @@ Names = Sequence[Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class ShareBounds:
-    """Bounds on the shares of ranks, as fractions of all samples.
+    """Bounds on the shares of ranks, as fractions of all samples."""
 
-    Parameters
-    ----------
-    least, most
-        Smallest and largest fraction that a rank may have.
-    """
-
-    least: float
+    least: float  # least, most: Smallest and largest fraction that a rank may have.
     most: float
 
     @classmethod
@@ -212,11 +206,9 @@ def fractions_of(weights: Weights, n_workers: int) -> NDArray[np.float64]:
 
 
 def bounded(speeds: NDArray[np.float64], bounds: ShareBounds) -> NDArray[np.float64]:
-    """``(n,)`` fractions in proportion to speeds, within bounds.
-
-    Ranks beyond a bound get the bound, and the others share the rest in proportion to their speeds. The bounds must
-    allow equal shares.
-    """
+    """``(n,)`` fractions in proportion to speeds, within bounds."""
+    # Ranks beyond a bound get the bound, and the others share the rest in proportion to their speeds. The bounds must
+    # allow equal shares.
     # The sum of clipped shares grows with their scale, so the scale can be bisected.
     low, high = 0.0, 1 / float(speeds.min())
     for _ in range(100):

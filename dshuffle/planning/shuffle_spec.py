@@ -245,34 +245,20 @@ MOST_REPLAYED = 10**5
 
 @dataclass(frozen=True, slots=True)
 class ShuffleSpec:
-    """Everything that the plans of a shuffle depend on.
+    """Everything that the plans of a shuffle depend on."""
 
-    Parameters
-    ----------
-    n_samples, n_workers
-        Number of samples and number of workers; at least one sample per worker.
-    choices
-        The way of shuffling, with a delivery of :data:`DELIVERIES`. Samples that its sharding broadcasts are held by
-        every worker in every epoch; only the other samples are drawn and exchanged.
-    draw_version
-        Version of the random draws, so that no release reorders samples silently.
-    first_epoch
-        Epoch with which the shuffle begins: workers read their shares of it from the store.
-    changes
-        How the workers changed before, for assignments with which workers that stay keep their samples.
-    hosts
-        Host of each rank, numbered; empty if it does not matter. Peers on the same host are preferred as senders.
-    first_weights
-        Relative share of each rank in epoch 0, until the first change; none for equal shares.
-    """
-
-    n_samples: int
+    n_samples: int  # n_samples, n_workers: Number of samples and number of workers; at least one sample per worker.
     n_workers: int
+    # The way of shuffling, with a delivery of :data:`DELIVERIES`. Samples that its sharding broadcasts are held by
+    # every worker in every epoch; only the other samples are drawn and exchanged.
     choices: Choices
-    draw_version: int = DRAW_VERSION
-    first_epoch: int = 0
+    draw_version: int = DRAW_VERSION  # Version of the random draws, so that no release reorders samples silently.
+    first_epoch: int = 0  # Epoch with which the shuffle begins: workers read their shares of it from the store.
+    # How the workers changed before, for assignments with which workers that stay keep their samples.
     changes: tuple[WorkerChange, ...] = ()
+    # Host of each rank, numbered; empty if it does not matter. Peers on the same host are preferred as senders.
     hosts: tuple[int, ...] = ()
+    # Relative share of each rank in epoch 0, until the first change; none for equal shares.
     first_weights: Weights = ()
 
     def __post_init__(self) -> None:
@@ -361,11 +347,9 @@ class ShuffleSpec:
 
     @property
     def keeps_samples(self) -> bool:
-        """Whether workers that stay keep their samples when others join or leave.
-
-        Otherwise ranks do not depend on the workers of earlier epochs, or they are drawn for all samples at once. Then
-        they are what they would be if there had always been as many workers as now.
-        """
+        """Whether workers that stay keep their samples when others join or leave."""
+        # Otherwise ranks do not depend on the workers of earlier epochs, or they are drawn for all samples at once.
+        # Then they are what they would be if there had always been as many workers as now.
         return self.slots() is not None
 
     @property
@@ -415,10 +399,8 @@ class ShuffleSpec:
         return max(dealt + self.n_broadcast, self.largest_share)
 
     def room(self, rank: int | None = None) -> tuple[int, int]:
-        """Rows that a rank holds between epochs, and rows that it receives in one exchange, at most.
-
-        Without a rank, those of the one with the largest share.
-        """
+        """Rows that a rank holds between epochs, and rows that it receives in one exchange, at most."""
+        # Without a rank, those of the one with the largest share.
         if rank is None or not self.weights or self.choices.cache_fraction is not None:
             return self.capacity, self.max_incoming
         n_units, short = divmod(self.n_dealt, self.chunk_rows)  # any rank may get a short chunk at the end

@@ -65,11 +65,9 @@ def count_held(holders, n_workers):  # type: ignore[no-untyped-def]
 
 @kernel("(i4[::1], i8, i8)")
 def count_keys(keys, first, end):  # type: ignore[no-untyped-def]
-    """Count each integer of [``first``, ``end``) in ``keys``; ``(end - first,)`` int64.
-
-    ``keys`` must not contain other integers. ``np.bincount`` first converts all keys to int64, which takes longer than
-    the count.
-    """
+    """Count each integer of [``first``, ``end``) in ``keys``; ``(end - first,)`` int64."""
+    # ``keys`` must not contain other integers. ``np.bincount`` first converts all keys to int64, which takes longer
+    # than the count.
     counts = np.zeros(end - first, dtype=np.int64)
     for index in range(keys.size):
         counts[keys[index] - first] += 1
@@ -77,13 +75,8 @@ def count_keys(keys, first, end):  # type: ignore[no-untyped-def]
 
 
 def group_by(keys: NDArray[np.integer], n_keys: int) -> tuple[Samples, Samples]:
-    """Sort indices by small integer keys; indices with equal keys keep their order.
-
-    Parameters
-    ----------
-    keys
-        ``(m,)`` integers in [0, ``n_keys``).
-    """
+    """Sort indices by small integer keys; indices with equal keys keep their order."""
+    # keys: ``(m,)`` integers in [0, ``n_keys``).
     offsets = np.zeros(n_keys + 1, dtype=np.int64)
     if not worth_a_kernel(len(keys)) or (n_keys <= 2**16 and not worth_a_kernel(0)):
         # NumPy sorts integers of 16 bits by radix.
@@ -117,13 +110,8 @@ def sorted_positions(sorted_ids: NDArray[np.int64], ids: NDArray[np.int64]) -> S
 
 
 def as_holders(holders: ArrayLike, n_workers: int) -> Holders:
-    """Convert holders to the form that planning uses.
-
-    Parameters
-    ----------
-    holders
-        ``(q, words)`` non-negative integers. For up to 64 workers, ``(q,)`` is allowed too.
-    """
+    """Convert holders to the form that planning uses."""
+    # holders: ``(q, words)`` non-negative integers. For up to 64 workers, ``(q,)`` is allowed too.
     masks = np.asarray(holders)
     words = -(-n_workers // 64)
     if masks.ndim == 1 and words == 1:

@@ -67,26 +67,16 @@ def next_ranks(
     holders: ArrayLike | None = None,
     classes: Classes | None = None,
 ) -> Ranks:
-    """Compute the assignment of an epoch from the previous one, without the history of a session.
-
-    ``partial`` has slots for samples, which sessions fill from epoch to epoch. Here the samples of each worker are in
-    ascending order. So the first draw equals a session's first draw from the same assignment, unless the sharding is
-    ``"random"``. Later draws differ from the session's, but have the same distribution.
-
-    Parameters
-    ----------
-    previous
-        ``(q,)`` integers, the assignment of epoch ``epoch - 1``.
-    holders
-        ``(q, words)`` holder masks of epoch ``epoch - 1``; only ``aligned`` needs them.
-
-    References
-    ----------
-    Nguyen et al. (2022), Algorithm 1 (``Partial``); see docs/papers.md. There, a random permutation of the ranks says
-    where sample i of every worker goes. It may send a sample to its own worker, so about 1/M of the exchanges move
-    nothing. We shift the ranks by a random distance that is not zero, in a random order, so that exactly
-    ``ceil(Q N / M)`` samples leave and enter every worker.
-    """
+    """Compute the assignment of an epoch from the previous one, without the history of a session."""
+    # ``partial`` has slots for samples, which sessions fill from epoch to epoch. Here the samples of each worker are in
+    # ascending order. So the first draw equals a session's first draw from the same assignment, unless the sharding is
+    # ``"random"``. Later draws differ from the session's, but have the same distribution.
+    # Nguyen et al. (2022), Algorithm 1 (``Partial``); see docs/papers.md. There, a random permutation of the ranks says
+    # where sample i of every worker goes. It may send a sample to its own worker, so about 1/M of the exchanges move
+    # nothing. We shift the ranks by a random distance that is not zero, in a random order, so that exactly ``ceil(Q N /
+    # M)`` samples leave and enter every worker.
+    # previous: ``(q,)`` integers, the assignment of epoch ``epoch - 1``.
+    # holders: ``(q, words)`` holder masks of epoch ``epoch - 1``; only ``aligned`` needs them.
     if not isinstance(assignment, Assignment):
         raise InvalidParameter.of("assignment", assignment, "an Assignment", "Names are parsed by parse_assignment.")
     n_workers = as_integer("n_workers", n_workers, 1)

@@ -56,13 +56,8 @@ _TABLE = 1 << 20
 def label_codes(
     labels: ArrayLike, n_samples: int | None = None, *, name: str = "labels"
 ) -> tuple[NDArray[np.int32], NDArray[Any]]:
-    """Number the classes of labels.
-
-    Parameters
-    ----------
-    labels
-        ``(q,)`` integers (or booleans), the class of each sample.
-    """
+    """Number the classes of labels."""
+    # labels: ``(q,)`` integers (or booleans), the class of each sample.
     array = np.asarray(labels)
     if array.ndim != 1:
         raise InvalidParameter.of(f"{name}.shape", array.shape, "(n_samples,)", "Pass one label per sample.")
@@ -92,22 +87,13 @@ def label_codes(
 
 
 def deal_groups(groups: NDArray[np.int32], n_groups: int, n_workers: int, *path: int | str) -> Ranks:
-    """Deal the samples of every group to the workers in turn.
-
-    The counts of every group, and share sizes, differ by at most one between workers, because each group continues
-    where the previous one ended. Each worker gets one of ``n_workers`` consecutive samples of a group. A new random
-    permutation decides which one, so that patterns in the order of the dataset are spread too.
-
-    Parameters
-    ----------
-    groups
-        ``(q,)`` integers in ``[0, n_groups)``, the group of each sample.
-
-    References
-    ----------
-    Provatas et al. (2021), Fig. 4; see docs/papers.md. The paper deals sample ``i`` of a class to worker ``i mod n``.
-    There the same workers always get the extra samples, so that share sizes differ by up to the number of classes.
-    """
+    """Deal the samples of every group to the workers in turn."""
+    # The counts of every group, and share sizes, differ by at most one between workers, because each group continues
+    # where the previous one ended. Each worker gets one of ``n_workers`` consecutive samples of a group. A new random
+    # permutation decides which one, so that patterns in the order of the dataset are spread too.
+    # Provatas et al. (2021), Fig. 4; see docs/papers.md. The paper deals sample ``i`` of a class to worker ``i mod n``.
+    # There the same workers always get the extra samples, so that share sizes differ by up to the number of classes.
+    # groups: ``(q,)`` integers in ``[0, n_groups)``, the group of each sample.
     order, offsets = group_by(groups, n_groups)
     ranks = np.empty(len(groups), dtype=np.int32)
     names = permutation(n_workers, "names", *path).astype(np.int32)
@@ -116,25 +102,15 @@ def deal_groups(groups: NDArray[np.int32], n_groups: int, n_workers: int, *path:
 
 
 def stratified_ranks(labels: ArrayLike, n_workers: int, *, seed: int, n_samples: int | None = None) -> Ranks:
-    """Draw an assignment with the same class proportions on every worker.
-
-    Parameters
-    ----------
-    labels
-        ``(q,)`` integers, the class of each sample.
-    """
+    """Draw an assignment with the same class proportions on every worker."""
+    # labels: ``(q,)`` integers, the class of each sample.
     codes, classes = label_codes(labels, n_samples)
     return deal_classes(codes, len(classes), n_workers, seed=seed)
 
 
 def deal_classes(codes: NDArray[np.int32], n_classes: int, n_workers: int, *, seed: int) -> Ranks:
-    """Draw a :func:`stratified_ranks` from labels that are already numbered.
-
-    Parameters
-    ----------
-    codes
-        ``(q,)`` integers in ``[0, n_classes)``.
-    """
+    """Draw a :func:`stratified_ranks` from labels that are already numbered."""
+    # codes: ``(q,)`` integers in ``[0, n_classes)``.
     n_workers = as_integer("n_workers", n_workers, 1)
     as_integer("len(labels)", len(codes), n_workers, "There are fewer samples than workers.")
     return deal_groups(codes, n_classes, n_workers, "stratified", seed)
@@ -171,21 +147,12 @@ def _shuffle(values, count, state):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Classes:
-    """The classes that every epoch's assignment keeps balanced, with labels or known by name only.
+    """The classes that every epoch's assignment keeps balanced, with labels or known by name only."""
 
-    Parameters
-    ----------
-    name
-        Name in records, and of the labels in the dataset.
-    checksum
-        Checksum of the labels' codes. None accepts whatever labels are found.
-    order, offsets
-        Samples, class after class and ascending in each: class c has ``order[offsets[c]:offsets[c + 1]]``. None while
-        only the name is known, since each member of a session reads the labels itself.
-    """
-
-    name: str
-    checksum: int | None = None
+    name: str  # Name in records, and of the labels in the dataset.
+    checksum: int | None = None  # Checksum of the labels' codes. None accepts whatever labels are found.
+    # order, offsets: Samples, class after class and ascending in each: class c has ``order[offsets[c]:offsets[c +
+    # 1]]``. None while only the name is known, since each member of a session reads the labels itself.
     order: Samples | None = None
     offsets: Samples | None = None
 
@@ -248,14 +215,10 @@ class Classes:
 
 
 def draw_classes(classes: Classes, n_workers: int, *path: int | str) -> Ranks:
-    """Draw a random assignment in which the counts of each class, and share sizes, differ by at most one.
-
-    Notes
-    -----
-    Given the number of samples of each class on each worker, all assignments are equally likely. Classes are visited in
-    random order to choose the workers that get one sample more. Workers with fewer such samples so far are
-    chosen first, and others only if there are not enough of these. So all workers are equally likely to get a sample.
-    """
+    """Draw a random assignment in which the counts of each class, and share sizes, differ by at most one."""
+    # Given the number of samples of each class on each worker, all assignments are equally likely. Classes are visited
+    # in random order to choose the workers that get one sample more. Workers with fewer such samples so far are chosen
+    # first, and others only if there are not enough of these. So all workers are equally likely to get a sample.
     order, offsets = classes.members()
     ranks = np.empty(len(order), dtype=np.int32)
     turns = permutation(len(offsets) - 1, "class turns", *path)
@@ -265,37 +228,24 @@ def draw_classes(classes: Classes, n_workers: int, *path: int | str) -> Ranks:
 
 
 def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count: int, seed: int, epoch: int) -> Ranks:
-    """Exchange ``count`` samples of every worker so that the counts of each class stay within one of each other.
-
-    Parameters
-    ----------
-    previous
-        ``(q,)`` ranks in which the counts of each class, and share sizes, differ by at most one.
-
-    Notes
-    -----
-    Of a class of s samples every worker has ``s // n``, and some workers have one more, called the loose sample. Which
-    of the worker's samples of the class is loose is drawn in every epoch. A round exchanges one sample of each worker.
-    The ``count`` rounds are drawn without replacement from all possible rounds: ``s // n`` for each class, and as many
-    rounds of loose samples as every worker has loose samples.
-
-    * In a round of a class every worker sends one sample of that class, and a permutation of the ranks without fixed
-      points gives the destinations. No count changes.
-    * All loose samples of an epoch follow one such permutation. In a round each worker sends a loose sample that it has
-      not sent yet. If the next worker has a loose sample of the same class, it sends that one. Such a choice always
-      exists: start anywhere, and let each worker pass its class on along the cycle for as long as the next worker has
-      that class. When the cycle is closed, the first worker may have to change its choice and pass that on as well.
-      This stops at the last worker at the latest, which has already made the same choice.
-
-    Every sample is equally likely to be sent, except for loose samples. Those of classes of which many workers have a
-    loose sample are sent somewhat more often than others, and the loose samples of one worker move together. This
-    matters only if most classes have fewer samples than there are workers.
-
-    References
-    ----------
-    Nguyen et al. (2022), Algorithm 1, for the rounds of a class; see docs/papers.md. The rounds of loose samples are
-    ours.
-    """
+    """Exchange ``count`` samples of every worker so that the counts of each class stay within one of each other."""
+    # Of a class of s samples every worker has ``s // n``, and some workers have one more, called the loose sample.
+    # Which of the worker's samples of the class is loose is drawn in every epoch. A round exchanges one sample of each
+    # worker. The ``count`` rounds are drawn without replacement from all possible rounds: ``s // n`` for each class,
+    # and as many rounds of loose samples as every worker has loose samples.
+    # * In a round of a class every worker sends one sample of that class, and a permutation of the ranks without fixed
+    # points gives the destinations. No count changes.
+    # * All loose samples of an epoch follow one such permutation. In a round each worker sends a loose sample that it
+    # has not sent yet. If the next worker has a loose sample of the same class, it sends that one. Such a choice always
+    # exists: start anywhere, and let each worker pass its class on along the cycle for as long as the next worker has
+    # that class. When the cycle is closed, the first worker may have to change its choice and pass that on as well.
+    # This stops at the last worker at the latest, which has already made the same choice.
+    # Every sample is equally likely to be sent, except for loose samples. Those of classes of which many workers have a
+    # loose sample are sent somewhat more often than others, and the loose samples of one worker move together. This
+    # matters only if most classes have fewer samples than there are workers.
+    # Nguyen et al. (2022), Algorithm 1, for the rounds of a class; see docs/papers.md. The rounds of loose samples are
+    # ours.
+    # previous: ``(q,)`` ranks in which the counts of each class, and share sizes, differ by at most one.
     ranks = previous.copy()
     if count == 0:
         return ranks
@@ -391,10 +341,8 @@ def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untype
 def _choose_sent(  # type: ignore[no-untyped-def]
     order, offsets, rounds, ranks, sent, loose, loose_samples, loose_codes, state
 ):
-    """Draw the samples sent in the rounds of all classes, and list every worker's loose samples by ascending class.
-
-    Returns the first class that is spread unevenly, or -1.
-    """
+    """Draw the samples sent in the rounds of all classes, and list every worker's loose samples by ascending class."""
+    # Returns the first class that is spread unevenly, or -1.
     n_workers = loose.size - 1
     n_classes = offsets.size - 1
     largest = 0

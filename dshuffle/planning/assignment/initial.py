@@ -59,25 +59,16 @@ def first_ranks(sharding: str, n_samples: int, n_workers: int, *, seed: int, chu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenSharding:
-    """A first assignment that is not drawn from the seed alone, with ranks or known by name only.
+    """A first assignment that is not drawn from the seed alone, with ranks or known by name only."""
 
-    Parameters
-    ----------
-    name
-        Name in records, and of the stored ranks in the dataset.
-    n_workers, checksum
-        Number of workers and checksum of the ranks. None accepts ranks for any number of workers.
-    ranks
-        ``(q,)`` int32, or None while only the name is known, since each member of a session reads the ranks itself.
-    broadcast
-        Ascending int64 samples that every worker trains on and holds permanently, whatever their ranks say. None while
-        only the name is known.
-    """
-
-    name: str
+    name: str  # Name in records, and of the stored ranks in the dataset.
+    # n_workers, checksum: Number of workers and checksum of the ranks. None accepts ranks for any number of workers.
     n_workers: int | None = None
     checksum: int | None = None
+    # ``(q,)`` int32, or None while only the name is known, since each member of a session reads the ranks itself.
     ranks: Ranks | None = None
+    # Ascending int64 samples that every worker trains on and holds permanently, whatever their ranks say. None while
+    # only the name is known.
     broadcast: Samples | None = None
     n_broadcast: int = 0
 

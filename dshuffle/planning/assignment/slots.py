@@ -19,29 +19,16 @@ from dshuffle.planning.types import Ranks, Samples
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """The ranks of one epoch.
+    """The ranks of one epoch."""
 
-    Parameters
-    ----------
-    n_samples, n_workers
-        Numbers of samples and workers; no fewer units than workers.
-    unit
-        Samples that stay together: 1, or the rows of a chunk. A short chunk at the end goes to the last block, which is
-        never larger than the others if there are no weights.
-    names
-        ``(n_workers,)`` int32, the worker of each block.
-    bijection
-        From units to positions; None leaves them in order.
-    weights
-        Relative size of each worker's block; none for equal sizes.
-    """
-
-    n_samples: int
+    n_samples: int  # n_samples, n_workers: Numbers of samples and workers; no fewer units than workers.
     n_workers: int
+    # Samples that stay together: 1, or the rows of a chunk. A short chunk at the end goes to the last block, which is
+    # never larger than the others if there are no weights.
     unit: int
-    names: Ranks
-    bijection: Bijection | None
-    weights: Weights = ()
+    names: Ranks  # ``(n_workers,)`` int32, the worker of each block.
+    bijection: Bijection | None  # From units to positions; None leaves them in order.
+    weights: Weights = ()  # Relative size of each worker's block; none for equal sizes.
 
     @classmethod
     def drawn(cls, n_samples: int, n_workers: int, unit: int, *path: int | str, weights: Weights = ()) -> Blocks:
@@ -150,25 +137,14 @@ NEW = -1
 
 @dataclass(frozen=True, slots=True)
 class WorkerChange:
-    """Other workers take over the samples.
+    """Other workers take over the samples."""
 
-    Parameters
-    ----------
-    epoch
-        First epoch of the new workers.
-    carried
-        Last epoch of the workers before. It is the same epoch if they had trained on a part of it.
-    former
-        For each new rank, the rank that its worker had before; :data:`NEW` for a worker that has joined.
-    weights
-        Relative share of each new rank; none for equal shares.
-    """
-
-    epoch: int
-    carried: int
+    epoch: int  # First epoch of the new workers.
+    carried: int  # Last epoch of the workers before. It is the same epoch if they had trained on a part of it.
     n_before: int
+    # For each new rank, the rank that its worker had before; :data:`NEW` for a worker that has joined.
     former: tuple[int, ...]
-    weights: Weights = ()
+    weights: Weights = ()  # Relative share of each new rank; none for equal shares.
 
     def __post_init__(self) -> None:
         as_integer("carried", self.carried, 0)
@@ -188,19 +164,12 @@ class WorkerChange:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHistory:
-    """How many workers there are, and how they have changed.
-
-    Parameters
-    ----------
-    changes
-        The changes that led to them, in order; none if there were always as many, with the same shares.
-    first_weights
-        Relative share of each rank in epoch 0; none for equal shares.
-    """
+    """How many workers there are, and how they have changed."""
 
     n_workers: int
+    # The changes that led to them, in order; none if there were always as many, with the same shares.
     changes: tuple[WorkerChange, ...] = ()
-    first_weights: Weights = ()
+    first_weights: Weights = ()  # Relative share of each rank in epoch 0; none for equal shares.
 
     def __post_init__(self) -> None:
         check_weights(self.first_weights, self.first_n_workers)
@@ -233,10 +202,8 @@ class WorkerHistory:
         return WorkerHistory(self.changes[-1].n_before, self.changes[:-1], self.first_weights)
 
     def trained_in(self, epoch: int, n_workers: int, weights: Weights = ()) -> WorkerHistory:
-        """The history without its last changes in the middle of an epoch, back to the workers that trained in it.
-
-        Workers that take over in the middle of an epoch, and do not train in it, leave the samples where they were.
-        """
+        """The history without its last changes in the middle of an epoch, back to the workers that trained in it."""
+        # Workers that take over in the middle of an epoch, and do not train in it, leave the samples where they were.
         history = self
         trained = n_workers, weights
         while (
@@ -246,10 +213,8 @@ class WorkerHistory:
         return history
 
     def changed(self, former: Sequence[int], *, epoch: int, carried: int, weights: Weights = ()) -> WorkerHistory:
-        """The history with one more change; the same history if ranks, workers and shares are the same.
-
-        The parameters are those of :class:`WorkerChange`.
-        """
+        """The history with one more change; the same history if ranks, workers and shares are the same."""
+        # The parameters are those of :class:`WorkerChange`.
         if list(former) == list(range(self.n_workers)) and weights == self.weights:
             return self
         change = WorkerChange(epoch, carried, self.n_workers, tuple(former), weights)
@@ -275,46 +240,31 @@ class WorkerHistory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handover:
-    """Which slot of the new workers gets the sample of which slot of the workers before, point by point.
+    """Which slot of the new workers gets the sample of which slot of the workers before, point by point."""
 
-    The samples of each worker before are put into random order. A worker that stays keeps as many of the first ones as
-    it has slots. All others go to the slots that are left, again in random order.
+    # The samples of each worker before are put into random order. A worker that stays keeps as many of the first ones
+    # as it has slots. All others go to the slots that are left, again in random order.
 
-    Parameters
-    ----------
-    former, later
-        ``(n,)`` int64 each: the former rank of each new one, and the new rank of each former one; :data:`NEW` if there
-        is none.
-    kept_before, kept_after
-        ``(n,)`` int64 each: how many slots of each worker keep their samples, before and after.
-    surplus, vacant
-        ``(n + 1,)`` int64 each: how many slots of all workers with a lower rank give up a sample, and get one.
-    within
-        From the slots of each worker before to their random order.
-    order
-        From slots that give up a sample to those that get one; None if there are none.
-    """
-
+    # former, later: ``(n,)`` int64 each: the former rank of each new one, and the new rank of each former one;
+    # :data:`NEW` if there is none.
     former: NDArray[np.int64]
     later: NDArray[np.int64]
+    # kept_before, kept_after: ``(n,)`` int64 each: how many slots of each worker keep their samples, before and after.
     kept_before: NDArray[np.int64]
     kept_after: NDArray[np.int64]
+    # surplus, vacant: ``(n + 1,)`` int64 each: how many slots of all workers with a lower rank give up a sample, and
+    # get one.
     surplus: NDArray[np.int64]
     vacant: NDArray[np.int64]
-    within: BijectionFamily
-    order: Bijection | None
+    within: BijectionFamily  # From the slots of each worker before to their random order.
+    order: Bijection | None  # From slots that give up a sample to those that get one; None if there are none.
 
     @classmethod
     def drawn(
         cls, change: WorkerChange, before: NDArray[np.int64], after: NDArray[np.int64], *path: int | str
     ) -> Handover:
-        """Draw where samples go.
-
-        Parameters
-        ----------
-        before, after
-            ``(n,)`` int64 each, numbers of slots of the workers before and after. Their sums are equal.
-        """
+        """Draw where samples go."""
+        # before, after: ``(n,)`` int64 each, numbers of slots of the workers before and after. Their sums are equal.
         former = np.array(change.former, np.int64)
         stays = np.flatnonzero(former != NEW)
         later = np.full(change.n_before, NEW)
@@ -350,10 +300,8 @@ class Handover:
 
 
 def sizes_after(change: WorkerChange, before: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``(n,)`` int64, the numbers of slots after a change. Without weights they differ by at most one.
-
-    The workers that have most slots then get the larger numbers, so that no sample moves needlessly.
-    """
+    """``(n,)`` int64, the numbers of slots after a change. Without weights they differ by at most one."""
+    # The workers that have most slots then get the larger numbers, so that no sample moves needlessly.
     if change.weights:
         return share_sizes(int(before.sum()), change.weights)
     former = np.array(change.former)
@@ -382,34 +330,18 @@ ORDERS = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotExchange:
-    """The exchange of one epoch.
+    """The exchange of one epoch."""
 
-    Parameters
-    ----------
-    count
-        Rounds: samples that every worker sends and receives.
-    rounds
-        From a worker's slots to rounds; slots with a round of ``count`` or more keep their samples.
-    orders
-        ``ORDERS`` bijections of the ranks.
-    distances
-        ``(count,)`` int64, how far round ``i`` shifts the ranks.
-    """
-
-    count: int
+    count: int  # Rounds: samples that every worker sends and receives.
+    # From a worker's slots to rounds; slots with a round of ``count`` or more keep their samples.
     rounds: BijectionFamily
-    orders: BijectionFamily
-    distances: NDArray[np.int64]
+    orders: BijectionFamily  # ``ORDERS`` bijections of the ranks.
+    distances: NDArray[np.int64]  # ``(count,)`` int64, how far round ``i`` shifts the ranks.
 
     @classmethod
     def drawn(cls, sizes: NDArray[np.int64], count: int, fixed_points: bool, *path: int | str) -> SlotExchange:
-        """Draw an exchange.
-
-        Parameters
-        ----------
-        sizes
-            ``(n,)``, the slots of each worker; at least ``count``.
-        """
+        """Draw an exchange."""
+        # sizes: ``(n,)``, the slots of each worker; at least ``count``.
         n_workers = len(sizes)
         slots, orders, distances = random_words(3, *path)
         least = 0 if fixed_points else 1
@@ -471,47 +403,27 @@ class SlotExchange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Era:
-    """Epochs with the same workers.
-
-    Parameters
-    ----------
-    sizes
-        ``(n,)`` int64, the slots of each worker.
-    count
-        Samples that every worker exchanges for each of the later epochs.
-    handover, carried
-        How the samples came from the slots of the workers before, and the last epoch of these; None and -1 for the
-        first era.
-    """
+    """Epochs with the same workers."""
 
     epoch: int
-    sizes: NDArray[np.int64]
-    count: int
+    sizes: NDArray[np.int64]  # ``(n,)`` int64, the slots of each worker.
+    count: int  # Samples that every worker exchanges for each of the later epochs.
+    # handover, carried: How the samples came from the slots of the workers before, and the last epoch of these; None
+    # and -1 for the first era.
     handover: Handover | None = None
     carried: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slots:
-    """The samples in all slots, in every epoch.
+    """The samples in all slots, in every epoch."""
 
-    Parameters
-    ----------
-    first
-        Ranks of epoch 0. A worker's first slots have its samples in the order of their positions.
-    eras
-        The eras in order, from epoch 0; at least one.
-    fixed_points, seed
-        Whether a worker may receive its own samples in an exchange, and the seed of the shuffle.
-    epochs
-        Which epochs have an exchange.
-    """
-
-    first: Blocks
-    eras: tuple[Era, ...]
+    first: Blocks  # Ranks of epoch 0. A worker's first slots have its samples in the order of their positions.
+    eras: tuple[Era, ...]  # The eras in order, from epoch 0; at least one.
+    # fixed_points, seed: Whether a worker may receive its own samples in an exchange, and the seed of the shuffle.
     fixed_points: bool
     seed: int
-    epochs: ExchangeEpochs = EVERY_EPOCH
+    epochs: ExchangeEpochs = EVERY_EPOCH  # Which epochs have an exchange.
 
     @classmethod
     def of(

@@ -89,15 +89,9 @@ def plan_delivery(
     weights: Weights = (),
     **options: Any,
 ) -> Packets:
-    """Plan how every worker gets the samples that it will train on but does not hold.
-
-    Parameters
-    ----------
-    holders
-        ``(q, words)`` integer masks of the workers that hold each sample; ``(q,)`` also for up to 64 workers.
-    destinations
-        ``(q,)`` integers, the worker that will train on each sample.
-    """
+    """Plan how every worker gets the samples that it will train on but does not hold."""
+    # holders: ``(q, words)`` integer masks of the workers that hold each sample; ``(q,)`` also for up to 64 workers.
+    # destinations: ``(q,)`` integers, the worker that will train on each sample.
     n_workers = as_integer("n_workers", n_workers, 1)
     check_delivery(name, n_workers)
     masks, ranks = as_instance(holders, destinations, n_workers)

@@ -16,18 +16,13 @@ _CLEARLY = 0.9
 
 
 class AutoDelivery:
-    """Choose the delivery of the next epoch from predicted and measured times.
+    """Choose the delivery of the next epoch from predicted and measured times."""
 
-    The times of a delivery are its prediction, followed by the measured times of its exchanges. Its expected time is
-    the median of the last three, or the lower one of two. A single slow exchange therefore does not count, but two
-    do. A delivery that is predicted to beat the expected time of the current one is tried, and kept if it is as fast
-    as predicted. The choice does not affect the assignment.
-
-    Parameters
-    ----------
-    predicted
-        Delivery -> predicted seconds of an exchange; at least one delivery. The first wins a tie.
-    """
+    # The times of a delivery are its prediction, followed by the measured times of its exchanges. Its expected time is
+    # the median of the last three, or the lower one of two. A single slow exchange therefore does not count, but two
+    # do. A delivery that is predicted to beat the expected time of the current one is tried, and kept if it is as fast
+    # as predicted. The choice does not affect the assignment.
+    # predicted: delivery -> predicted seconds of an exchange; at least one delivery. The first wins a tie.
 
     def __init__(self, predicted: Mapping[str, float]) -> None:
         if not predicted:
@@ -41,10 +36,8 @@ class AutoDelivery:
         return {name: statistics.median_low(seconds) for name, seconds in self._seconds.items()}
 
     def choose(self) -> str:
-        """Return the delivery of the next epoch.
-
-        It changes only if another delivery is expected to be at least a tenth faster.
-        """
+        """Return the delivery of the next epoch."""
+        # It changes only if another delivery is expected to be at least a tenth faster.
         expected = self.expected
         best = min(expected, key=expected.__getitem__)
         if self._last is not None and expected[best] > _CLEARLY * expected[self._last]:

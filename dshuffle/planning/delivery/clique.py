@@ -25,27 +25,19 @@ _PATIENCE = 16_000
 
 
 def pack_cliques(tables: Tables, n_workers: int, *, seed: int) -> tuple[Samples, Samples]:
-    """Assign every sample of the tables to a packet.
-
-    Notes
-    -----
-    Packets grow one at a time from a seed sample; samples with small sets are seeds first. Four rules keep them full:
-
-    - First, every other destination in the seed's set adds its first sample whose set contains the seed's set.
-      Samples are ordered by the size of their set, then by the length of their row in the encoding table.
-    - Then destinations without a sample get the samples that leave the most other destinations possible. Small
-      demands have time for several noisy tries.
-    - The worth of a packet is the sum of the weights of its samples. Weights of 1 / s would add up to the lower bound
-      of Theorem 2, and to 1 in a packet without waste. Weights of s ** -0.75 need some percent fewer packets, because
-      large sets cost more than 1 / s in practice.
-    - Only packets that reach a threshold are made. A seed whose packet misses it waits for a lower threshold. The
-      threshold falls in small steps, or in four steps for large demands to save time. A threshold that few seeds
-      reach is dropped.
-
-    References
-    ----------
-    Chung et al. (2017), Theorem 2; see docs/papers.md.
-    """
+    """Assign every sample of the tables to a packet."""
+    # Packets grow one at a time from a seed sample; samples with small sets are seeds first. Four rules keep them full:
+    # - First, every other destination in the seed's set adds its first sample whose set contains the seed's set.
+    # Samples are ordered by the size of their set, then by the length of their row in the encoding table.
+    # - Then destinations without a sample get the samples that leave the most other destinations possible. Small
+    # demands have time for several noisy tries.
+    # - The worth of a packet is the sum of the weights of its samples. Weights of 1 / s would add up to the lower bound
+    # of Theorem 2, and to 1 in a packet without waste. Weights of s ** -0.75 need some percent fewer packets, because
+    # large sets cost more than 1 / s in practice.
+    # - Only packets that reach a threshold are made. A seed whose packet misses it waits for a lower threshold. The
+    # threshold falls in small steps, or in four steps for large demands to save time. A threshold that few seeds reach
+    # is dropped.
+    # Chung et al. (2017), Theorem 2; see docs/papers.md.
     sets = np.repeat(tables.masks, np.diff(tables.starts[tables.columns]))
     workers = np.repeat(tables.workers, np.diff(tables.starts)).astype(np.int64)
     sizes = np.empty(len(sets), dtype=np.int64)
@@ -136,12 +128,10 @@ def _pack(  # type: ignore[no-untyped-def]
 
 @kernel()
 def _index(sets, workers, order, ends):  # type: ignore[no-untyped-def]
-    """Build bitsets for blocks of 512 samples of one destination, in ``order``.
-
-    Bit i of ``held[block, worker]`` is set if the worker is in the set of sample i of the block. Bit i of
-    ``alive[block]`` is set until the sample is in a packet. ``layers[d, s]`` is the first block of destination d that
-    has a set of size s or more, and ``layers[d, -1]`` is the first block of the next destination.
-    """
+    """Build bitsets for blocks of 512 samples of one destination, in ``order``."""
+    # Bit i of ``held[block, worker]`` is set if the worker is in the set of sample i of the block. Bit i of
+    # ``alive[block]`` is set until the sample is in a packet. ``layers[d, s]`` is the first block of destination d that
+    # has a set of size s or more, and ``layers[d, -1]`` is the first block of the next destination.
     n_workers = ends.size - 1
     layers = np.zeros((n_workers, n_workers + 2), dtype=np.int64)
     n_blocks = 0
@@ -292,15 +282,9 @@ def _filter(held, alive, block, target, lanes):  # type: ignore[no-untyped-def]
 
 
 def find_cycles(holders: Holders, workers: Samples, n_workers: int) -> tuple[Samples, Samples]:
-    """Find disjoint cycles among needed samples, short ones first.
-
-    Parameters
-    ----------
-    holders
-        ``(S, words)`` masks of the needed samples.
-    workers
-        ``(S,)`` int64, the destinations of the samples.
-    """
+    """Find disjoint cycles among needed samples, short ones first."""
+    # holders: ``(S, words)`` masks of the needed samples.
+    # workers: ``(S,)`` int64, the destinations of the samples.
     order, starts = group_by(workers, n_workers)
     lengths = np.array([2, 3, 4, 6, n_workers] if n_workers <= 64 else [2, 3], dtype=np.int64)
     cycles: tuple[Samples, Samples] = _find(holders, workers, order, starts, lengths)
@@ -404,22 +388,13 @@ _LISTED = 16
 
 
 def pack_small_cliques(holders: Holders, workers: Samples, n_workers: int, *, seed: int) -> tuple[Samples, Samples]:
-    """Assign every needed sample to a packet.
-
-    Parameters
-    ----------
-    holders
-        ``(D, words)`` masks of the needed samples.
-    workers
-        ``(D,)`` int64, the destinations of the samples.
-
-    Notes
-    -----
-    As in :mod:`~dshuffle.planning.delivery.clique`, a packet grows from a seed sample; samples with few holders
-    are seeds first. In each step it takes the sample that leaves the most other destinations possible. All candidates
-    for a packet, at most some hundreds, are collected at its start. They are samples for a holder of the seed that
-    the destination of the seed holds.
-    """
+    """Assign every needed sample to a packet."""
+    # As in :mod:`~dshuffle.planning.delivery.clique`, a packet grows from a seed sample; samples with few holders are
+    # seeds first. In each step it takes the sample that leaves the most other destinations possible. All candidates for
+    # a packet, at most some hundreds, are collected at its start. They are samples for a holder of the seed that the
+    # destination of the seed holds.
+    # holders: ``(D, words)`` masks of the needed samples.
+    # workers: ``(D,)`` int64, the destinations of the samples.
     sizes = _sizes(holders)
     seeds = permutation(len(workers), "clique", seed)
     seeds = seeds[group_by(sizes[seeds], n_workers + 1)[0]]
@@ -536,23 +511,16 @@ _FEW_TABLES = 4096
 
 
 def plan_clique(plan_input: PlanInput) -> Packets:
-    """Plan few packets from the server, for any caches and any number of workers.
-
-    If there are few samples or few sets of holders, this and ``ubershuffle`` both come close to the optimum. For such
-    instances both are tried and the better plan is taken, so it never needs more packets than ``ubershuffle``. For
-    larger ones this was observed, but is not guaranteed.
-
-    Samples that remain alone in a packet are sent in cycles where possible, as in ``leftover``.
-
-    Packets to start from, such as those that an ``aligned`` assignment was drawn with, are kept unchanged. Only the
-    samples that they do not deliver are packed.
-
-    References
-    ----------
-    Chung et al. (2017); see docs/papers.md. The paper builds packets within the table of one set, and Algorithm 4
-    fills gaps from tables of larger sets. We allow any clique as a packet: samples with different destinations, where
-    every destination holds all samples but its own.
-    """
+    """Plan few packets from the server, for any caches and any number of workers."""
+    # If there are few samples or few sets of holders, this and ``ubershuffle`` both come close to the optimum. For such
+    # instances both are tried and the better plan is taken, so it never needs more packets than ``ubershuffle``. For
+    # larger ones this was observed, but is not guaranteed.
+    # Samples that remain alone in a packet are sent in cycles where possible, as in ``leftover``.
+    # Packets to start from, such as those that an ``aligned`` assignment was drawn with, are kept unchanged. Only the
+    # samples that they do not deliver are packed.
+    # Chung et al. (2017); see docs/papers.md. The paper builds packets within the table of one set, and Algorithm 4
+    # fills gaps from tables of larger sets. We allow any clique as a packet: samples with different destinations, where
+    # every destination holds all samples but its own.
     holders, destinations, n_workers = plan_input.holders, plan_input.destinations, plan_input.n_workers
     seed, start = plan_input.seed, plan_input.start
     rest = plan_input.missing_samples()

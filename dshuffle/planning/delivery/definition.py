@@ -21,31 +21,17 @@ from dshuffle.planning.types import Amounts, Holders, Ranks, Samples
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanInput:
-    """Where samples are, where they must go, and what else a plan may depend on.
+    """Where samples are, where they must go, and what else a plan may depend on."""
 
-    :func:`~dshuffle.planning.delivery.plan_delivery` checks all of it. Deliveries use the parts that they need.
+    # :func:`~dshuffle.planning.delivery.plan_delivery` checks all of it. Deliveries use the parts that they need.
 
-    Parameters
-    ----------
-    holders
-        ``(q, words)`` uint64 masks of the workers that hold each sample.
-    destinations
-        ``(q,)`` int32, the worker that will train on each sample.
-    start
-        Good packets that are known beforehand.
-    hosts
-        Host of each worker, numbered; empty if every worker has its own.
-    weights
-        Relative share of each worker; empty if shares are equal.
-    """
-
-    holders: Holders
-    destinations: Ranks
+    holders: Holders  # ``(q, words)`` uint64 masks of the workers that hold each sample.
+    destinations: Ranks  # ``(q,)`` int32, the worker that will train on each sample.
     n_workers: int
     seed: int
-    start: Packets | None = None
-    hosts: Sequence[int] = ()
-    weights: Weights = ()
+    start: Packets | None = None  # Good packets that are known beforehand.
+    hosts: Sequence[int] = ()  # Host of each worker, numbered; empty if every worker has its own.
+    weights: Weights = ()  # Relative share of each worker; empty if shares are equal.
 
     def missing_samples(self) -> Samples:
         """The samples whose workers do not hold them, ascending."""
@@ -58,39 +44,19 @@ CHECKSUM_NBYTES = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loads:
-    """Bytes and counts of one epoch's exchange. Arrays of shape ``(n,)`` are per worker.
+    """Bytes and counts of one epoch's exchange. Arrays of shape ``(n,)`` are per worker."""
 
-    Parameters
-    ----------
-    needed, packets
-        Number of samples that a worker lacks, and of packets sent to deliver them.
-    server_out
-        Bytes out of the server.
-    encoded
-        Bytes of rows that the server reads to encode packets.
-    worker_out, worker_in
-        ``(n,)`` bytes out of and into each worker for the exchange of rows.
-    decoded
-        ``(n,)`` bytes of packets and rows that each worker reads to decode its rows.
-    read, requests
-        ``(n,)`` bytes and number of objects that each worker reads from the storage.
-    passed_on
-        For the ring relay, the bytes that its second stage sends over a link; otherwise 0.
-    needed_nbytes
-        Bytes of the rows needed from the storage. ``read`` counts their whole chunks.
-    """
-
-    needed: float
+    needed: float  # needed, packets: Number of samples that a worker lacks, and of packets sent to deliver them.
     packets: float
-    server_out: float
-    encoded: float
-    worker_out: Amounts
+    server_out: float  # Bytes out of the server.
+    encoded: float  # Bytes of rows that the server reads to encode packets.
+    worker_out: Amounts  # worker_out, worker_in: ``(n,)`` bytes out of and into each worker for the exchange of rows.
     worker_in: Amounts
-    decoded: Amounts
-    read: Amounts
+    decoded: Amounts  # ``(n,)`` bytes of packets and rows that each worker reads to decode its rows.
+    read: Amounts  # read, requests: ``(n,)`` bytes and number of objects that each worker reads from the storage.
     requests: Amounts
-    passed_on: float = 0.0
-    needed_nbytes: float = 0.0
+    passed_on: float = 0.0  # For the ring relay, the bytes that its second stage sends over a link; otherwise 0.
+    needed_nbytes: float = 0.0  # Bytes of the rows needed from the storage. ``read`` counts their whole chunks.
 
     @property
     def amplification(self) -> float:
@@ -110,33 +76,19 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A job, and how its plan relates to it. A large job is planned with fewer samples, and with at most 64 workers.
+    """A job, and how its plan relates to it. A large job is planned with fewer samples, and with at most 64 workers."""
 
-    Parameters
-    ----------
-    n_workers
-        Number of workers of the plan.
-    n_samples, row_nbytes, chunk_rows
-        Number of samples in the dataset, bytes of a sample, and samples of a chunk of the store.
-    relay
-        How packets of several samples travel.
-    n_planned
-        Number of samples that were planned.
-    growth
-        Rows that a worker receives in the job, for each row in the plan.
-    fewer
-        Packets for each sample in the job, divided by those in the plan.
-    """
-
-    n_workers: int
+    n_workers: int  # Number of workers of the plan.
+    # n_samples, row_nbytes, chunk_rows: Number of samples in the dataset, bytes of a sample, and samples of a chunk of
+    # the store.
     n_samples: int
     row_nbytes: int
     chunk_rows: int
-    relay: str
+    relay: str  # How packets of several samples travel.
     in_chunks: bool
-    n_planned: int
-    growth: float
-    fewer: float = 1.0
+    n_planned: int  # Number of samples that were planned.
+    growth: float  # Rows that a worker receives in the job, for each row in the plan.
+    fewer: float = 1.0  # Packets for each sample in the job, divided by those in the plan.
 
     @property
     def wire_nbytes(self) -> int:
@@ -151,13 +103,8 @@ class Demand:
 def loads_of_hops(
     demand: Demand, senders: Ranks, destinations: Ranks, row: float, *, sent: float | None = None
 ) -> dict[str, Any]:
-    """Count the loads of links in the hops of a plan.
-
-    Parameters
-    ----------
-    senders, destinations
-        ``(m,)`` ends of each hop.
-    """
+    """Count the loads of links in the hops of a plan."""
+    # senders, destinations: ``(m,)`` ends of each hop.
     n, served = demand.n_workers, int(np.count_nonzero(senders == SERVER))
     sent = float(served) if sent is None else sent
     away = np.bincount(senders[senders >= 0], minlength=n).astype(np.float64)
@@ -203,74 +150,37 @@ class Excess(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What a cluster and its caches offer a delivery.
+    """What a cluster and its caches offer a delivery."""
 
-    Parameters
-    ----------
-    n_workers
-        Number of workers that train.
-    excess
-        Whether workers hold more than their shares.
-    has_server
-        Whether a worker can send every sample.
-    server_holds_all
-        Whether that worker has memory for all rows.
-    has_storage
-        Whether samples can be read again.
-    """
-
-    n_workers: int
-    excess: bool
-    has_server: bool = True
-    server_holds_all: bool = True
-    has_storage: bool = True
+    n_workers: int  # Number of workers that train.
+    excess: bool  # Whether workers hold more than their shares.
+    has_server: bool = True  # Whether a worker can send every sample.
+    server_holds_all: bool = True  # Whether that worker has memory for all rows.
+    has_storage: bool = True  # Whether samples can be read again.
 
 
 class Delivery(ABC):
-    """A way to deliver the samples that workers do not hold: how it plans, what it needs, and what it costs.
+    """A way to deliver the samples that workers do not hold: how it plans, what it needs, and what it costs."""
 
-    Deliveries have no state. Those that exist are in :data:`~dshuffle.planning.DELIVERIES`. The kinds are subclasses:
-    single rows from peers, from a server or from the store (``rows.py``), and packets from a server (``packets.py``).
-
-    Attributes
-    ----------
-    plan
-        Function that plans its packets.
-    transport
-        Name of its transport in :data:`dshuffle.exchange.transports.TRANSPORTS`.
-    coded
-        Whether a packet may combine several samples.
-    needs_server
-        Whether one worker must be able to send every sample.
-    server_holds_all
-        Whether that worker must have all rows in memory.
-    reads_store
-        Whether workers read the samples from the dataset again.
-    excess
-        How it uses samples held beyond the share.
-    most_workers
-        Largest number of workers that it supports; None for any.
-    plans_own_parts
-        Whether a worker can plan its own part without those of others, where the assignment allows it.
-    demands
-        How much a session must set aside for it: 0 for nothing, 1 for a server, 2 for a server with all rows. A session that chooses among deliveries sets aside what the most demanding one needs.
-    shows_link_rates
-        Whether an exchange shows how fast the links into workers are. All workers share the link of a server.
-    family
-        Deliveries of one family are alternatives, and the fastest stands for all of them.
-    """
+    # Deliveries have no state. Those that exist are in :data:`~dshuffle.planning.DELIVERIES`. The kinds are subclasses:
+    # single rows from peers, from a server or from the store (``rows.py``), and packets from a server (``packets.py``).
+    # family: deliveries of one family are alternatives, and the fastest stands for all of them.
 
     name: ClassVar[str]
-    plan: ClassVar[DeliveryPlanner]
-    transport: ClassVar[str] = "rows"
-    coded: ClassVar[bool] = False
-    needs_server: ClassVar[bool] = False
-    server_holds_all: ClassVar[bool] = False
-    reads_store: ClassVar[bool] = False
-    excess: ClassVar[Excess] = Excess.IGNORED
-    most_workers: ClassVar[int | None] = None
+    plan: ClassVar[DeliveryPlanner]  # Function that plans its packets.
+    transport: ClassVar[str] = "rows"  # Name of its transport in :data:`dshuffle.exchange.transports.TRANSPORTS`.
+    coded: ClassVar[bool] = False  # Whether a packet may combine several samples.
+    needs_server: ClassVar[bool] = False  # Whether one worker must be able to send every sample.
+    server_holds_all: ClassVar[bool] = False  # Whether that worker must have all rows in memory.
+    reads_store: ClassVar[bool] = False  # Whether workers read the samples from the dataset again.
+    excess: ClassVar[Excess] = Excess.IGNORED  # How it uses samples held beyond the share.
+    most_workers: ClassVar[int | None] = None  # Largest number of workers that it supports; None for any.
+    # Whether a worker can plan its own part without those of others, where the assignment allows it.
     plans_own_parts: ClassVar[bool] = False
+    # How much a session must set aside for it: 0 for nothing, 1 for a server, 2 for a server with all rows. A session
+    # that chooses among deliveries sets aside what the most demanding one needs.
     demands: ClassVar[int] = 0
+    # Whether an exchange shows how fast the links into workers are. All workers share the link of a server.
     shows_link_rates: ClassVar[bool] = True
 
     def __repr__(self) -> str:
@@ -333,10 +243,8 @@ class Delivery(ABC):
 
     @abstractmethod
     def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
-        """Estimate the number of messages that bring rows, on links of a rate (bytes per second).
-
-        Some rows reach workers from other participants.
-        """
+        """Estimate the number of messages that bring rows, on links of a rate (bytes per second)."""
+        # Some rows reach workers from other participants.
 
     def batches(self, loads: Loads, row_nbytes: int, relay: str) -> Batches | None:
         """The batches that relays pass on, each once all of it has arrived; None without such relays."""

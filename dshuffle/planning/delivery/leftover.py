@@ -29,21 +29,12 @@ Matrix = NDArray[np.int64]
 
 
 def shuffle_matrix(owners: ArrayLike, destinations: ArrayLike, n_workers: int) -> Matrix:
-    """Count the samples that each worker has and each worker will train on, ``(n, n)`` int64.
-
-    Entry (i, j) counts the samples that worker i has and worker j will train on. Rows add up to the shares before the
-    shuffle, columns to the shares after it. If a worker's share keeps its size, as many samples leave the worker as
-    arrive.
-
-    Parameters
-    ----------
-    owners, destinations
-        ``(q,)`` integers, the worker of each sample before and after the shuffle.
-
-    References
-    ----------
-    Attia and Tandon (2016), definitions 1 and 2; see docs/papers.md.
-    """
+    """Count the samples that each worker has and each worker will train on, ``(n, n)`` int64."""
+    # Entry (i, j) counts the samples that worker i has and worker j will train on. Rows add up to the shares before the
+    # shuffle, columns to the shares after it. If a worker's share keeps its size, as many samples leave the worker as
+    # arrive.
+    # Attia and Tandon (2016), definitions 1 and 2; see docs/papers.md.
+    # owners, destinations: ``(q,)`` integers, the worker of each sample before and after the shuffle.
     n_workers = as_integer("n_workers", n_workers, 1)
     before = as_ranks("owners", owners, n_workers)
     after = as_ranks("destinations", destinations, n_workers)
@@ -54,12 +45,8 @@ def shuffle_matrix(owners: ArrayLike, destinations: ArrayLike, n_workers: int) -
 
 
 def leftover_matrix(shuffle: ArrayLike) -> Matrix:
-    """Return a shuffle matrix without the samples that are sent in pairs.
-
-    References
-    ----------
-    Attia and Tandon (2016), definition 3; see docs/papers.md.
-    """
+    """Return a shuffle matrix without the samples that are sent in pairs."""
+    # Attia and Tandon (2016), definition 3; see docs/papers.md.
     matrix = as_matrix("shuffle", shuffle)
     return matrix - np.minimum(matrix, matrix.T)
 
@@ -77,18 +64,13 @@ def as_matrix(name: str, values: ArrayLike) -> Matrix:
 
 
 def plan_leftover(plan_input: PlanInput) -> Packets:
-    """Plan packets of at most two samples from the server.
-
-    The seed chooses among the workers that are equally good to ignore.
-
-    References
-    ----------
-    Attia and Tandon (2016), section V and Theorem 1 for the number of packets; see docs/papers.md. The paper requires
-    that the ignored worker decode everything in two steps (definition 4). Not every shuffle allows this, because
-    single arcs may not connect the worker's arcs. We take the shortest trails, so there are more steps only where
-    necessary. The theorem covers shuffles in which as many samples leave each worker as arrive. In other shuffles,
-    samples that are not on a closed trail are sent uncoded.
-    """
+    """Plan packets of at most two samples from the server."""
+    # The seed chooses among the workers that are equally good to ignore.
+    # Attia and Tandon (2016), section V and Theorem 1 for the number of packets; see docs/papers.md. The paper requires
+    # that the ignored worker decode everything in two steps (definition 4). Not every shuffle allows this, because
+    # single arcs may not connect the worker's arcs. We take the shortest trails, so there are more steps only where
+    # necessary. The theorem covers shuffles in which as many samples leave each worker as arrive. In other shuffles,
+    # samples that are not on a closed trail are sent uncoded.
     holders, destinations, n_workers = plan_input.holders, plan_input.destinations, plan_input.n_workers
     needed = plan_input.missing_samples()
     owners = np.empty(len(destinations), dtype=np.int64)
@@ -143,11 +125,9 @@ def _best_ignored(leftovers: Matrix, seed: int) -> tuple[int, Matrix]:
 
 @kernel("(i8[:,::1], i8)")
 def _closed_trails(arcs, hub):  # type: ignore[no-untyped-def]
-    """Return the number of arc-disjoint closed trails through ``hub``, and the number over each arc.
-
-    Trails are found one by one, the shortest first. If as many arcs leave every node as enter it, this still holds
-    after a trail is removed. Trails then never block each other, and all arcs of the hub are used.
-    """
+    """Return the number of arc-disjoint closed trails through ``hub``, and the number over each arc."""
+    # Trails are found one by one, the shortest first. If as many arcs leave every node as enter it, this still holds
+    # after a trail is removed. Trails then never block each other, and all arcs of the hub are used.
     n = arcs.shape[0]
     left = arcs.copy()
     parent = np.empty(n, dtype=np.int64)
@@ -188,11 +168,9 @@ def _closed_trails(arcs, hub):  # type: ignore[no-untyped-def]
 def _emit(  # type: ignore[no-untyped-def]
     arcs, offsets, trails, ignored, packets, samples, workers
 ):
-    """Write all packets, with their offsets in ``packets``, and return the number of packets.
-
-    ``arcs`` are the needed samples; the samples from node i to node j begin at ``offsets[i * n + j]``. ``trails`` is
-    overwritten.
-    """
+    """Write all packets, with their offsets in ``packets``, and return the number of packets."""
+    # ``arcs`` are the needed samples; the samples from node i to node j begin at ``offsets[i * n + j]``. ``trails`` is
+    # overwritten.
     n = trails.shape[0]
     heads = offsets[:-1].copy()
     p, e = 0, 0

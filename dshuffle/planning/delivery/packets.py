@@ -34,27 +34,14 @@ _DIGIT = 11
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tables:
-    """Non-empty tables by ascending mask of their set, with columns by ascending destination.
+    """Non-empty tables by ascending mask of their set, with columns by ascending destination."""
 
-    Parameters
-    ----------
-    masks
-        ``(T,)`` uint64, the mask of each table's set.
-    columns
-        ``(T + 1,)`` int64; the non-empty columns of table t are ``columns[t]`` to ``columns[t + 1] - 1``.
-    starts
-        ``(C + 1,)`` int64; column c has the samples ``samples[starts[c]:starts[c + 1]]``, ascending.
-    workers
-        ``(C,)`` int32, the destination of each column.
-    samples
-        ``(D,)`` int64, the needed samples.
-    """
-
-    masks: Words
+    masks: Words  # ``(T,)`` uint64, the mask of each table's set.
+    # ``(T + 1,)`` int64; the non-empty columns of table t are ``columns[t]`` to ``columns[t + 1] - 1``.
     columns: Samples
-    starts: Samples
-    workers: Ranks
-    samples: Samples
+    starts: Samples  # ``(C + 1,)`` int64; column c has the samples ``samples[starts[c]:starts[c + 1]]``, ascending.
+    workers: Ranks  # ``(C,)`` int32, the destination of each column.
+    samples: Samples  # ``(D,)`` int64, the needed samples.
 
     @classmethod
     def of(cls, holders: Holders, destinations: Ranks, n_workers: int) -> Tables:
@@ -148,10 +135,8 @@ class PacketsFromServer(RowsFromServer):
         return n_workers if relay == "unicast" else n_workers * n_workers
 
     def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
-        """Packets are sent in batches. A relay forwards each batch in one message to each of the other workers.
-
-        In a ring, a worker sends one message to each of the others in every round but the last.
-        """
+        """Packets are sent in batches. A relay forwards each batch in one message to each of the other workers."""
+        # In a ring, a worker sends one message to each of the others in every round but the last.
         n, rows, packets = len(loads.worker_in), loads.rows_received(row_nbytes), round(loads.packets)
         if relay == "pipelined":
             return min(rows, _pipelined_messages(packets, n, row_nbytes, rows))
@@ -183,16 +168,11 @@ class PacketsFromServer(RowsFromServer):
 
     @staticmethod
     def _passed_on_in_a_ring(demand: Demand, components: float, packets: float) -> float:
-        """Duration of a ring's second stage on a link, in rows; 0 for other relays.
-
-        It is ``(U - P) / n`` if the rings of all groups keep all links busy, and ``P (m - 1) / m`` if one group follows
-        the other. Measured durations are between the two.
-
-        References
-        ----------
-        Chung et al. (2017), Theorem 4; see docs/papers.md. Scatter then ring takes ``P (2 m - 1) / m`` for a single
-        group of m workers, and scattering takes P of it.
-        """
+        """Duration of a ring's second stage on a link, in rows; 0 for other relays."""
+        # It is ``(U - P) / n`` if the rings of all groups keep all links busy, and ``P (m - 1) / m`` if one group
+        # follows the other. Measured durations are between the two.
+        # Chung et al. (2017), Theorem 4; see docs/papers.md. Scatter then ring takes ``P (2 m - 1) / m`` for a single
+        # group of m workers, and scattering takes P of it.
         if demand.relay != "ring" or not components:
             return 0.0
         return min(RING_WAITS * (components - packets) / demand.n_workers, packets * (1 - packets / components))
@@ -220,11 +200,9 @@ def _batches(packets: int, n_workers: int, row_nbytes: int) -> Batches:
 
 
 def plan_coded(plan_input: PlanInput) -> Packets:
-    """Plan as many packets from the server for every encoding table as its longest column has samples.
-
-    The rate is that of Theorem 2 if the columns of a table are equally long, as they are for very many samples.
-    Otherwise the packets at the end of each table serve fewer and fewer workers.
-    """
+    """Plan as many packets from the server for every encoding table as its longest column has samples."""
+    # The rate is that of Theorem 2 if the columns of a table are equally long, as they are for very many samples.
+    # Otherwise the packets at the end of each table serve fewer and fewer workers.
     tables = Tables.of(plan_input.holders, plan_input.destinations, plan_input.n_workers)
     packet_of = np.empty(len(tables.samples), dtype=np.int64)
     n_packets = _encode(tables.columns, tables.starts, packet_of)
@@ -357,10 +335,8 @@ def _carpool(  # type: ignore[no-untyped-def]
 
 @kernel()
 def _advance(chosen, count):  # type: ignore[no-untyped-def]
-    """Advance to the next choice of ``count`` ascending numbers below ``chosen[count]``; return whether one exists.
-
-    The masks of the choices ascend as well.
-    """
+    """Advance to the next choice of ``count`` ascending numbers below ``chosen[count]``; return whether one exists."""
+    # The masks of the choices ascend as well.
     place = 0
     while place < count and chosen[place] + 1 == chosen[place + 1]:
         chosen[place] = place

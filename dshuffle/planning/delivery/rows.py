@@ -25,15 +25,13 @@ from dshuffle.planning.types import Amounts, count_holders, group_by, lowest_bit
 
 
 def plan_peer(plan_input: PlanInput) -> Packets:
-    """Plan one packet for every needed sample from its least loaded holder, by ascending sample.
-
-    Samples with few holders choose their sender first, and samples with many holders fill the gaps. With two or more
-    holders per sample, loads differ by less than 1 % of the mean. Every worker must receive its samples in any case,
-    so equal sends meet the cut-set bound. With unequal shares, loads are in proportion to shares: no worker then sends
-    more than it receives, and a worker whose link is slow has less of both. Holders on the destination's host come
-    first, because their rows do not cross the network. Sends within hosts and sends between hosts are balanced
-    separately.
-    """
+    """Plan one packet for every needed sample from its least loaded holder, by ascending sample."""
+    # Samples with few holders choose their sender first, and samples with many holders fill the gaps. With two or more
+    # holders per sample, loads differ by less than 1 % of the mean. Every worker must receive its samples in any case,
+    # so equal sends meet the cut-set bound. With unequal shares, loads are in proportion to shares: no worker then
+    # sends more than it receives, and a worker whose link is slow has less of both. Holders on the destination's host
+    # come first, because their rows do not cross the network. Sends within hosts and sends between hosts are balanced
+    # separately.
     holders, n_workers, hosts = plan_input.holders, plan_input.n_workers, plan_input.hosts
     weights = np.array(plan_input.weights or (1,) * n_workers, np.int64)
     needed = plan_input.missing_samples()
@@ -119,14 +117,9 @@ PEER = Peer()
 
 
 def plan_server(plan_input: PlanInput) -> Packets:
-    """Plan one packet from the server for every needed sample, by ascending sample.
-
-    In this order, a server whose memory is smaller than the dataset streams through the store once.
-
-    References
-    ----------
-    The uncoded baseline of Chung et al. (2017) and Attia and Tandon (2016); see docs/papers.md.
-    """
+    """Plan one packet from the server for every needed sample, by ascending sample."""
+    # In this order, a server whose memory is smaller than the dataset streams through the store once.
+    # The uncoded baseline of Chung et al. (2017) and Attia and Tandon (2016); see docs/papers.md.
     samples = plan_input.missing_samples()
     return Packets.uncoded(samples, plan_input.destinations[samples], np.full(len(samples), SERVER))
 
@@ -162,10 +155,8 @@ SERVER_ROWS = RowsFromServer()
 
 
 def plan_storage(plan_input: PlanInput) -> Packets:
-    """Plan one packet from the store for every needed sample, by ascending sample.
-
-    A worker receives the samples of one chunk one after the other, so it fetches the chunk once.
-    """
+    """Plan one packet from the store for every needed sample, by ascending sample."""
+    # A worker receives the samples of one chunk one after the other, so it fetches the chunk once.
     samples = plan_input.missing_samples()
     return Packets.uncoded(samples, plan_input.destinations[samples], np.full(len(samples), STORE))
 
@@ -211,10 +202,8 @@ class RowsFromStore(Delivery):
 
 
 def chunks_hit(n_samples: int, chunk_rows: int, n_rows: float) -> float:
-    """Expected number of distinct chunks that contain ``n_rows`` samples drawn at random without replacement.
-
-    A chunk of c samples contains none of r samples out of q with probability of about ``(1 - r / q) ** c``.
-    """
+    """Expected number of distinct chunks that contain ``n_rows`` samples drawn at random without replacement."""
+    # A chunk of c samples contains none of r samples out of q with probability of about ``(1 - r / q) ** c``.
     part = n_rows / n_samples
     chunks = n_samples / chunk_rows if n_samples > chunk_rows else 1.0
     return float(chunks * -np.expm1(chunk_rows * np.log1p(-part))) if part < 1 else float(chunks)
