@@ -339,7 +339,6 @@ class ProcessPlan:
     spec: ShuffleSpec
     parts: Mapping[int, WorkerPart]  # Participant of this process -> its part.
     epoch_plan: EpochPlan | None  # The plan of the whole epoch; None if this worker has planned its own part alone.
-    most_rows: int  # Largest number of samples that a worker trains on.
     layout: RowLayout  # layout, limits: Layout of a row, and limits of messages.
     limits: MessageLimits
 
@@ -574,10 +573,6 @@ class PacketTransport(Transport):
         )
 
 
-TRANSPORTS: dict[str, type[Transport]] = {transport.name: transport for transport in (RowTransport, PacketTransport)}
-"""Every transport by name. Deliveries name the one that they need."""
-
-
 def transport_of(delivery: str) -> type[Transport]:
     """The transport of a delivery."""
-    return TRANSPORTS[get_delivery(delivery).transport]
+    return PacketTransport if get_delivery(delivery).coded else RowTransport

@@ -10,15 +10,13 @@ from dshuffle.planning.assignment import (
     Global,
     Local,
     Partial,
-    next_ranks,
     parse_assignment,
 )
 from dshuffle.planning.assignment.balance import Classes
 from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_ranks
 from dshuffle.planning.assignment.slots import NEW, WorkerHistory
 from dshuffle.planning.caching import CACHINGS
-from dshuffle.planning.delivery import DELIVERIES, Delivery, get_delivery
-from dshuffle.planning.delivery.auto import AUTO, AutoDelivery
+from dshuffle.planning.delivery import AUTO, DELIVERIES, AutoDelivery, Delivery, get_delivery
 from dshuffle.planning.delivery.relay import RELAYS
 from dshuffle.planning.epoch_plan import SERVER, STORE, EpochPlan, Packets, WorkerPart, name_of
 from dshuffle.planning.exchange_epochs import BETWEEN, ExchangeEpochs, row_permutation
@@ -60,7 +58,6 @@ __all__ = [
     "get_delivery",
     "holders_of",
     "name_of",
-    "next_ranks",
     "parse_assignment",
     "row_permutation",
 ]

@@ -1,4 +1,10 @@
-"""Description of a cluster for the cost model: the rate of each part, and which workers share it."""
+"""Cost model: predict the seconds and bytes of an epoch on a cluster, before anything runs, and recommend a way.
+
+Loads are bytes on every part of the cluster, counted in a real plan of at most a million samples and 64 workers. From
+there on they are extrapolated. With more samples, a worker gets so many times more of everything, and coded packets
+combine a little more. With more workers, each of them does what one of 64 does in a job with the same share and the
+same excess of each worker. Times are loads divided by rates. docs/design.md, "Predicting", has the formulas.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +12,29 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Real
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer, as_ratio
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment import parse_assignment
 from dshuffle.planning.bounds import coded_rate
-from dshuffle.planning.delivery import (
-    SIMPLEST,
-    Circumstances,
-    Delivery,
-    check_delivery,
-    get_delivery,
-    suitable_deliveries,
+from dshuffle.planning.delivery import SIMPLEST, Delivery, check_delivery, get_delivery, suitable_deliveries
+from dshuffle.planning.delivery.relay import (
+    MESSAGE_BYTES,
+    WINDOW_BYTES,
+    Pacing,
+    batch_sizes,
+    packets_per_batch,
+    route,
 )
-from dshuffle.planning.delivery.definition import CHECKSUM_NBYTES, Demand, Loads
-from dshuffle.planning.delivery.rows import STORAGE
-from dshuffle.planning.epoch_plan import Packets
+from dshuffle.planning.epoch_plan import SERVER, Packets
 from dshuffle.planning.planner import EpochPlanner
 from dshuffle.planning.shuffle_spec import Choices, ShuffleSpec
 from dshuffle.planning.types import Amounts
@@ -38,6 +44,10 @@ Rate = float | tuple[float, ...]
 """Rate in bytes/s: one for all workers, or a tuple with one per worker."""
 MESSAGE_SECONDS = 1e-3
 """Processor time per message during an exchange. A message sent alone takes longer, as it has to wake a process up."""
+REQUESTS_AT_ONCE = 64
+"""Requests to the storage that a worker keeps open."""
+CHECKSUM_NBYTES = 4
+"""Size in bytes of the checksum that is sent with each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +74,6 @@ class ClusterRates:
         Requests per second that the storage answers, for all workers together.
     request_seconds
         Time from a request to its first byte.
-    requests_at_once
-        Number of requests that a worker keeps open.
     storage_over_links
         Whether workers read from the storage over their links, as with any shared storage.
     cores
@@ -121,7 +129,6 @@ class ClusterRates:
     storage_connection: float | None = None
     storage_requests: float = math.inf
     request_seconds: float = 0.0
-    requests_at_once: int = 64
     storage_over_links: bool = True
     cores: int = 1
     machine_workers: int = 1
@@ -138,51 +145,36 @@ class ClusterRates:
     first_message_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("n_workers", "requests_at_once", "cores", "machine_workers"):
+        for name in ("n_workers", "cores", "machine_workers"):
             as_integer(name, getattr(self, name), 1)
-        for name in ("link_up", "link_down"):
-            self._check_link(name, getattr(self, name))
-        for name in ("server_up", "storage", "storage_client", "storage_connection"):
-            if getattr(self, name) is not None:
-                _check_rate(name, getattr(self, name), infinite=name != "server_up")
-        for name in ("storage_requests", "send_rate", "receive_rate", "encode_rate", "decode_rate", "read_rate"):
-            _check_rate(name, getattr(self, name), infinite=True)
+        for part, names in SCALABLE.items():
+            for name in names:
+                value = getattr(self, name)
+                several = value if part == "links" and isinstance(value, tuple) else (value,)
+                if len(several) not in (1, self.n_workers):
+                    allowed = f"Give one rate, or {self.n_workers} rates, one for each worker."
+                    raise InvalidParameter.because(name, f"it has {len(value)} rates", allowed)
+                for rate in several if value is not None or part == "links" else ():
+                    _check_rate(name, rate, infinite=part not in ("links", "server"))
         for name in ("request_seconds", "index_seconds", "message_seconds", "wire_overhead", "epoch_seconds"):
             as_number(name, getattr(self, name), 0.0)
         as_number("first_message_seconds", self.first_message_seconds or 0.0, 0.0)
-
-    def _check_link(self, name: str, value: Rate) -> None:
-        if not isinstance(value, tuple):
-            _check_rate(name, value)
-            return
-        if len(value) != self.n_workers:
-            raise InvalidParameter.because(
-                name, f"it has {len(value)} rates", f"Give one rate, or {self.n_workers} rates, one for each worker."
-            )
-        for rank, rate in enumerate(value):
-            _check_rate(f"{name}[{rank}]", rate)
 
     def rates(self, name: str) -> Amounts:
         """Return ``link_up`` or ``link_down`` of each worker, ``(n,)`` in bytes/s."""
         return np.broadcast_to(np.asarray(getattr(self, name), dtype=np.float64), (self.n_workers,))
 
-    @property
-    def server_link(self) -> float:
-        """Rate out of the server, or out of the first worker if it serves."""
-        return float(self.rates("link_up")[0]) if self.server_up is None else self.server_up
-
     def scaled(self, name: str, factor: float) -> ClusterRates:
         """Return a copy with the rates of one part in :data:`SCALABLE` multiplied by a factor."""
-        changes: dict[str, object] = {}
+        changes: dict[str, Any] = {}
         for rate_name in SCALABLE[name]:
             value = getattr(self, rate_name)
-            if isinstance(value, tuple):
-                changes[rate_name] = tuple(rate * factor for rate in value)
-            elif value is not None:
-                changes[rate_name] = value * factor
+            if value is not None:
+                several = isinstance(value, tuple)
+                changes[rate_name] = tuple(rate * factor for rate in value) if several else value * factor
         if name == "storage":
             changes["request_seconds"] = self.request_seconds / factor
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+        return dataclasses.replace(self, **changes)
 
 
 SCALABLE = {
@@ -201,7 +193,7 @@ def as_number(name: str, value: object, least: float) -> float:
     raise InvalidParameter.of(name, value, f"a finite number >= {least:g}")
 
 
-def _check_rate(name: str, value: object, *, infinite: bool = False) -> None:
+def _check_rate(name: str, value: object, *, infinite: bool) -> None:
     if not isinstance(value, Real) or not float(value) > 0 or (float(value) == math.inf and not infinite):
         raise InvalidParameter.of(name, value, ("a" if infinite else "a finite") + " rate > 0")
 
@@ -293,10 +285,46 @@ class Work:
         >>> Work(1000, 8, Choices(cache_fraction=0.55)).excess(10), Work(1000, 8).excess(10)
         (0.5, 0.0)
         """
-        if n_workers == 1:
-            return 0.0
         share = 1 / n_workers
-        return max(0.0, round((self.alpha(n_workers) - share) / (1 - share), 15))
+        return max(0.0, round((self.alpha(n_workers) - share) / (1 - share), 15)) if n_workers > 1 else 0.0
+
+    def lacking(self, n_workers: int) -> float:
+        """Expected number of samples that workers are to train on and do not hold, all together.
+
+        References
+        ----------
+        Chung et al. (2017), Theorem 1 (equation 1), for ``global``; Nguyen et al. (2022), Algorithm 1, for
+        ``partial:Q``, here without fixed points. See docs/papers.md.
+        """
+        fraction = self.choices.assignment.missing_fraction(self.alpha(n_workers), self.excess(n_workers))
+        return self.n_samples * fraction if n_workers > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loads:
+    """Bytes and counts of one epoch's exchange. Arrays of shape ``(n,)`` are per worker."""
+
+    needed: float  # Number of samples that a worker lacks, and of packets sent to deliver them.
+    packets: float
+    server_out: float  # Bytes out of the server.
+    encoded: float  # Bytes of rows that the server reads to encode packets.
+    worker_out: Amounts  # ``(n,)`` bytes out of and into each worker for the exchange of rows.
+    worker_in: Amounts
+    decoded: Amounts  # ``(n,)`` bytes of packets and rows that each worker reads to decode its rows.
+    read: Amounts  # ``(n,)`` bytes and number of objects that each worker reads from the storage.
+    requests: Amounts
+    passed_on: float = 0.0  # For the ring relay, the bytes that its second stage sends over a link; otherwise 0.
+    needed_nbytes: float = 0.0  # Bytes of the rows needed from the storage. ``read`` counts their whole chunks.
+
+    @classmethod
+    def none(cls, n_workers: int, *, packets: float = 0.0) -> Self:
+        """No bytes at all."""
+        workers = np.zeros(n_workers)
+        return cls(0.0, packets, 0.0, 0.0, workers, workers, workers, workers, workers)
+
+    def rows_received(self, row_nbytes: int) -> float:
+        """Number of rows that workers receive from other participants."""
+        return float(self.worker_in.sum()) / (row_nbytes + CHECKSUM_NBYTES)
 
 
 MOST_WORKERS = 64
@@ -313,17 +341,28 @@ STEP = 4
 """How many times fewer samples a second plan has, which shows how packets depend on the number of samples."""
 
 
+BATCH = 8192
+"""Packets that a relay forwards together where loads are counted. The number hardly affects what each worker sends."""
+RING_WAITS = 1.6
+"""Time of a ring relative to links that are never idle; it is longer because rounds wait for each other.
+
+Fitted to measurements with 8 workers: 1.3 and 1.4 at cache fractions of 0.2 and 0.35, 1.9 at 0.5, and 1.6 at 0.5 with
+more samples.
+"""
+
+
 def loads_of(cluster: ClusterRates, work: Work, *, most_samples: int = MOST_SAMPLES) -> Loads:
     """Count the loads for :func:`~dshuffle.planning.cost.predict`. They do not depend on the rates of the cluster."""
     n, q = cluster.n_workers, work.n_samples
     if q < n:
         raise InvalidParameter.of("n_samples", q, f"an integer >= {n}", "There are fewer samples than workers.")
-    rows = _lacking(work, n)
+    rows = work.lacking(n)
     if not work.choices.assignment.moves or not rows:
         return Loads.none(n)
     excess, delivery = work.excess(n), work.delivery
     check_delivery(delivery.name, n, excess=excess > 0)
-    delivery.check_storage(cluster.storage)
+    if delivery.reads_store and cluster.storage is None:
+        raise InvalidParameter.of("storage", None, f"bytes a second for the delivery {delivery.name!r}")
     counted = min(n, MOST_WORKERS)
     like, small = q, work
     if n > counted:
@@ -338,25 +377,72 @@ def loads_of(cluster: ClusterRates, work: Work, *, most_samples: int = MOST_SAMP
     if excess and delivery.coded and plan.n_packets > needed / 2:  # too few samples to see how many a packet combines
         small = dataclasses.replace(small, n_samples=(planned := max(planned, min(like, MOST_SAMPLES))))
         plan, needed = _planned(small, counted)
-    growth = q / planned if n == counted else rows / n / (_lacking(small, counted) / counted)
+    growth = q / planned if n == counted else rows / n / (small.lacking(counted) / counted)
     more, times = n / counted, growth * n / counted
     if not plan.n_components:
         return dataclasses.replace(Loads.none(n, packets=plan.n_packets * times), needed=needed * times)
     fewer = _fewer(small, counted, like, plan.n_packets / needed) if delivery.coded and planned < like else 1.0
-    facts = (q, work.row_nbytes, work.chunk_rows, work.choices.relay, work.in_chunks, planned)
-    loads = delivery.counted_loads(Demand(counted, *facts, growth, fewer), plan)
-    totals = ("packets", "server_out", "encoded", "needed_nbytes")
-    changes: dict[str, float | Amounts] = {name: getattr(loads, name) * more for name in totals}
+    loads = _counted(work, plan, counted, planned, growth, fewer)
+    changes: dict[str, Any] = {
+        name: getattr(loads, name) * more for name in ("packets", "server_out", "encoded", "needed_nbytes")
+    }
     for name in ("worker_out", "worker_in", "decoded", "read", "requests"):
         each = getattr(loads, name)
         # By chance, workers differ the less the more samples or chunks they get.
-        each = each.mean() + (each - each.mean()) / math.sqrt(max(1.0, growth))
-        changes[name] = np.resize(each, n)
-    return dataclasses.replace(loads, needed=needed * times, **changes)  # type: ignore[arg-type]
+        changes[name] = np.resize(each.mean() + (each - each.mean()) / math.sqrt(max(1.0, growth)), n)
+    return dataclasses.replace(loads, needed=needed * times, **changes)
+
+
+def _counted(work: Work, plan: Packets, n: int, planned: int, growth: float, fewer: float) -> Loads:
+    """Count the loads of a job in its plan for n workers and as many samples as were planned."""
+    # growth: rows that a worker receives in the job, for each row in the plan.
+    # fewer: packets for each sample in the job, divided by those in the plan.
+    delivery, relay, row_nbytes = work.delivery, work.choices.relay, work.row_nbytes
+    packets = float(plan.n_packets) * fewer
+    loads = Loads.none(n, packets=packets * growth)
+    received = np.bincount(plan.destinations, minlength=n).astype(np.float64)
+    if delivery.reads_store:
+        # A worker reads each chunk once. For single samples of a larger job, their number is estimated.
+        q, c = planned, work.chunk_rows
+        n_chunks = -(-q // c)
+        hit = np.unique(plan.destinations.astype(np.int64) * n_chunks + plan.samples // c)
+        lengths = np.where(hit % n_chunks == n_chunks - 1, q - (n_chunks - 1) * c, c)
+        read = np.bincount(hit // n_chunks, lengths, minlength=n) * (growth * row_nbytes)
+        hits = np.bincount(hit // n_chunks, minlength=n).astype(np.float64) * growth
+        if planned < work.n_samples and not work.in_chunks:
+            q, c = work.n_samples, min(work.chunk_rows, work.n_samples)
+            hits = np.array([_chunks_hit(q, c, rows) for rows in (received * growth).tolist()])
+            read = hits * c * row_nbytes
+        needed_nbytes = float((received * growth).sum()) * row_nbytes
+        return dataclasses.replace(loads, requests=hits, read=read, needed_nbytes=needed_nbytes)
+    row, senders = (row_nbytes + CHECKSUM_NBYTES) * growth, plan.senders
+    if delivery.coded:
+        hops = route(relay, plan, n, BATCH)
+        senders, rows = hops.senders, float(plan.n_components)
+        decoded = np.bincount(plan.destinations, np.diff(plan.offsets)[hops.packets], minlength=n) / fewer
+        # The second stage of a ring takes ``(U - P) / n`` if the rings of all groups keep all links busy, and
+        # ``P (m - 1) / m`` if one group follows the other (Chung et al. (2017), Theorem 4; see docs/papers.md, for a
+        # single group of m workers). Measured durations are between the two.
+        ring = min(RING_WAITS * (rows - packets) / n, packets * (1 - packets / rows)) if relay == "ring" else 0.0
+        loads = dataclasses.replace(
+            loads, decoded=decoded * growth * row_nbytes, encoded=rows * growth * row_nbytes, passed_on=ring * row
+        )
+    sent = float(np.count_nonzero(senders == SERVER)) * (1.0 if relay == "unicast" else fewer)
+    away = np.bincount(senders[senders >= 0], minlength=n).astype(np.float64)
+    factor = (plan.n_components - sent) / away.sum() if away.any() else 0.0
+    return dataclasses.replace(loads, server_out=sent * row, worker_in=received * row, worker_out=away * (factor * row))
+
+
+def _chunks_hit(n_samples: int, chunk_rows: int, n_rows: float) -> float:
+    """Expected number of distinct chunks that contain ``n_rows`` samples drawn at random without replacement."""
+    # A chunk of c samples contains none of r samples out of q with probability of about ``(1 - r / q) ** c``.
+    part = n_rows / n_samples
+    chunks = n_samples / chunk_rows if n_samples > chunk_rows else 1.0
+    return float(chunks * -np.expm1(chunk_rows * np.log1p(-part))) if part < 1 else float(chunks)
 
 
 def first_load(work: Work, cluster: ClusterRates) -> Loads:
-    """Loads of loading the first partitions: every chunk is read once, and its rows go to the workers that hold them."""
+    """Loads of loading the first partitions: every chunk is read once, for all workers that hold its rows."""
     # Nothing is sent if all rows of a chunk go to one worker.
     n, row_nbytes = cluster.n_workers, work.row_nbytes
     whole = work.in_chunks or work.choices.sharding == "contiguous" or work.chunk_rows == 1
@@ -367,16 +453,6 @@ def first_load(work: Work, cluster: ClusterRates) -> Loads:
     requests = np.full(n, math.ceil(work.n_samples / min(work.chunk_rows, work.n_samples)) / n)
     loads = dataclasses.replace(Loads.none(n), needed=work.n_samples, worker_out=moved, worker_in=moved)
     return dataclasses.replace(loads, read=each, requests=requests, needed_nbytes=float(each.sum()))
-
-
-def _lacking(work: Work, n_workers: int) -> float:
-    """Expected number of samples that workers are to train on and do not hold, all together."""
-    # Chung et al. (2017), Theorem 1 (equation 1), for ``global``; Nguyen et al. (2022), Algorithm 1, for ``partial:Q``,
-    # here without fixed points. See docs/papers.md.
-    alpha = work.alpha(n_workers)
-    if n_workers == 1:
-        return 0.0
-    return work.n_samples * work.choices.assignment.missing_fraction(alpha, work.excess(n_workers))
 
 
 def _fewer(work: Work, n_workers: int, n_samples: int, per_sample: float) -> float:
@@ -398,7 +474,7 @@ def _fewer(work: Work, n_workers: int, n_samples: int, per_sample: float) -> flo
 @functools.lru_cache(maxsize=4)  # relays and rates do not change it
 def _packets_of(n_samples: int, n_workers: int, choices: Choices) -> tuple[Packets, int]:
     # The previous epoch is the same for all deliveries.
-    before = _epoch_before(n_samples, n_workers, dataclasses.replace(choices, delivery=STORAGE.name))
+    before = _epoch_before(n_samples, n_workers, dataclasses.replace(choices, delivery="storage"))
     planner = copy.deepcopy(before)
     planner.spec.with_choices(delivery=choices.delivery)  # raises if it is not allowed
     epoch = planner.advance(choices.delivery)
@@ -436,56 +512,86 @@ def _typical_epoch(planner: EpochPlanner) -> int:
     return int(np.abs(np.array(lacking) / middle - 1).sum(axis=1).argmin())
 
 
+@functools.lru_cache(maxsize=256)  # called again for every scaled cluster
+def _batch_sizes(packets: int, n_workers: int, row_nbytes: int) -> NDArray[np.int64]:
+    """The sizes of a worker's batches."""
+    return np.array(batch_sizes(packets, n_workers, row_nbytes))
+
+
+def pair_count(work: Work, n: int) -> int:
+    """Number of pairs of participants of which the first sends rows to the second."""
+    delivery = work.delivery
+    if delivery.needs_server:  # it sends to every worker; as relays, workers send to each other
+        return n * n if delivery.coded and work.choices.relay != "unicast" else n
+    return 0 if delivery.reads_store else n * (n - 1)
+
+
 def message_count(work: Work, loads: Loads, rate: float = math.inf) -> float:
     """Estimate the number of messages between all participants, on links of a rate (bytes per second)."""
     if not loads.worker_in.any():
         return 0.0
-    return work.delivery.message_count(loads, work.row_nbytes, work.choices.relay, rate)
+    delivery, relay, row_nbytes, n = work.delivery, work.choices.relay, work.row_nbytes, len(loads.worker_in)
+    rows, packets = loads.rows_received(row_nbytes), round(loads.packets)
+    if not delivery.coded:  # those of a server are full
+        pacing = Pacing.of(
+            math.inf if delivery.needs_server else rate, message_bytes=MESSAGE_BYTES, window_bytes=WINDOW_BYTES
+        )
+        pairs, full = pair_count(work, n), max(1, pacing.message_nbytes // row_nbytes)
+        return min(rows, float(pairs * max(1, math.ceil(round(rows / pairs) / full))))
+    if relay == "pipelined":  # it forwards each batch in one message to each of the other workers
+        sizes = _batch_sizes(packets, n, row_nbytes)
+        # Probability that another worker needs a packet. A batch without one is not sent to it.
+        probability = min(1.0, (rows / packets - 1) / max(1, n - 1))
+        return min(rows, n * len(sizes) + n * (n - 1) * float((1 - (1 - probability) ** sizes).sum()))
+    batches = rows / packets_per_batch(packets, n, row_nbytes)
+    if relay == "unicast":
+        return max(float(min(n, rows)), batches)
+    # In a ring, a worker sends one message to each of the others in every round but the last.
+    rounds = float(loads.worker_in.sum()) / loads.server_out - 1
+    return min(rows, n * (1 + (n - 1) * rounds) + batches)
 
 
 def relayed_seconds(work: Work, cluster: ClusterRates, loads: Loads, server_seconds: float) -> float:
-    """Seconds until relays have passed on all batches, none of them before it has arrived; 0 without such relays."""
-    batches = work.delivery.batches(loads, work.row_nbytes, work.choices.relay)
-    if batches is None:
+    """Seconds until relays have passed on all batches, each once all of it has arrived; 0 without such relays."""
+    if not work.delivery.coded or work.choices.relay != "pipelined" or loads.packets < 1:
         return 0.0
-    wire, served = 1 + cluster.wire_overhead, loads.server_out / cluster.n_workers
-    up, down = cluster.rates("link_up"), cluster.rates("link_down")
-    pauses = batches.pauses * PAUSE_MESSAGES * (cluster.first_message_seconds or 0.0)
-    return pauses + batches.seconds(
-        server=server_seconds,
-        to_others=float((loads.worker_out / up).max()) * wire,
-        from_others=float(((loads.worker_in - served) / down).max()) * wire,
-        from_server=float((served / down).max()) * wire,
-    )
+    n, wire = cluster.n_workers, 1 + cluster.wire_overhead
+    served, up, down = loads.server_out / n, cluster.rates("link_up"), cluster.rates("link_down")
+    to_others = float((loads.worker_out / up).max()) * wire
+    from_others = float(((loads.worker_in - served) / down).max()) * wire
+    from_server = float((served / down).max()) * wire
+    # When batch k has arrived, the server has sent a part of all packets, and this batch and those after it are left to
+    # pass on. Batches that are sent at a time share the link, so each arrives later than alone. If all workers have one
+    # at a time, the server pauses after each. Without room for one of each, requests of other workers wait already.
+    sizes, at_a_time = _batch_sizes(round(loads.packets), n, work.row_nbytes), WINDOW_BYTES // MESSAGE_BYTES // n
+    parts = sizes / np.sum(sizes)
+    until = np.cumsum(parts)
+    sent = until[np.minimum(np.arange(len(parts)) + max(1, at_a_time) - 1, len(parts) - 1)]
+    left, pauses = 1 - until + parts, len(parts) - 1 if at_a_time == 1 else 0
+    arriving = left * from_others + (1 - sent) * from_server
+    last = float((sent * server_seconds + np.maximum(left * to_others, arriving)).max())
+    return pauses * PAUSE_MESSAGES * (cluster.first_message_seconds or 0.0) + last
+
+
+PAUSE_MESSAGES = 2
+"""Messages in a pause between two batches: an acknowledgement, and the next batch. Fitted with 3 and 4 workers."""
 
 
 def ends_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
     """Seconds in which no link is busy: to pack the first message, and to unpack the last one."""
     messages = _messages(work, cluster, loads)
-    if not messages:
-        return 0.0
-    return float(loads.worker_in.sum()) / messages * (1 / cluster.send_rate + 1 / cluster.receive_rate)
+    ends = 1 / cluster.send_rate + 1 / cluster.receive_rate
+    return float(loads.worker_in.sum()) / messages * ends if messages else 0.0
 
 
 def first_messages(work: Work, cluster: ClusterRates, loads: Loads) -> float:
     """Estimate the number of messages that are the first ones from their sender to their receiver."""
-    pairs = work.delivery.pair_count(cluster.n_workers, work.choices.relay)
-    return min(_messages(work, cluster, loads), float(pairs))
-
-
-def fixed_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
-    """Seconds of an exchange that do not depend on the lengths of messages: the order, votes, and first messages."""
-    per_worker = first_messages(work, cluster, loads) / cluster.n_workers
-    per_processor = per_worker * max(1.0, cluster.machine_workers / cluster.cores)
-    return cluster.epoch_seconds + per_processor * (cluster.first_message_seconds or 0.0)
+    return min(_messages(work, cluster, loads), float(pair_count(work, cluster.n_workers)))
 
 
 def _messages(work: Work, cluster: ClusterRates, loads: Loads) -> float:
     return message_count(work, loads, float(np.median(cluster.rates("link_down"))))
 
-
-PAUSE_MESSAGES = 2
-"""Messages in a pause between two batches: an acknowledgement, and the next batch. Fitted with 3 and 4 workers."""
 
 PROCESSORS, FIXED = "processors", "fixed cost"
 
@@ -585,10 +691,10 @@ def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
     # Processors are shared by all of this, and their time overlaps less with that of the network. The two times are
     # combined as the cube root of the sum of their cubes. We fitted the exponent 3.
     resources, exchange = _exchange(cluster, work, loads)
-    first = work.with_choices(delivery="peer"), first_load(work, cluster)
+    first = work.with_choices(delivery=SIMPLEST), first_load(work, cluster)
     load_seconds = None if cluster.storage is None else _exchange(cluster, *first)[1]
-    from_storage = loads.read if cluster.storage_over_links else 0.0
     training, every = work.training_seconds or 0.0, work.choices.every
+    read = float(loads.read.sum())
     return Prediction(
         work=work,
         exact=cluster.n_workers <= MOST_WORKERS,
@@ -601,53 +707,53 @@ def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
         server_egress=loads.server_out,
         worker_egress=float(loads.worker_out.sum()),
         worker_ingress=float(loads.worker_in.sum()),
-        storage_bytes=float(loads.read.sum()),
-        most_ingress=float((loads.worker_in + from_storage).max()),
+        storage_bytes=read,
+        most_ingress=float((loads.worker_in + (loads.read if cluster.storage_over_links else 0.0)).max()),
         requests=float(loads.requests.sum()),
-        read_amplification=loads.amplification,
+        read_amplification=read / loads.needed_nbytes if loads.needed_nbytes else 1.0,
     )
 
 
 def _exchange(cluster: ClusterRates, work: Work, loads: Loads) -> tuple[dict[str, float], float]:
     """How long each part of the cluster is busy, and how long all of it takes."""
-    resources = {name: seconds for name, seconds in _seconds(cluster, work, loads).items() if seconds > 0}
-    if not resources:
-        return resources, 0.0
-    wire = max((seconds for name, seconds in resources.items() if name != PROCESSORS), default=0.0)
-    served = resources.get("server egress", 0.0)
-    wire = max(wire, _reading_seconds(cluster, loads), relayed_seconds(work, cluster, loads, served))
-    wire += ends_seconds(work, cluster, loads)
-    together = float(np.cbrt(wire**3 + resources.get(PROCESSORS, 0.0) ** 3))
-    resources[FIXED] = fixed_seconds(work, cluster, loads)
-    return resources, together + resources[FIXED]
-
-
-def _seconds(cluster: ClusterRates, work: Work, loads: Loads) -> dict[str, float]:
-    """Compute how long each part of the cluster is busy."""
-    up, down = cluster.rates("link_up"), cluster.rates("link_down")
-    wire = 1 + cluster.wire_overhead
-    entering = loads.worker_in + (loads.read if cluster.storage_over_links else 0.0)
+    n, wire = cluster.n_workers, 1 + cluster.wire_overhead
+    up, down, served = cluster.rates("link_up"), cluster.rates("link_down"), loads.server_out
     if cluster.storage_client is not None and not loads.worker_in.any():
         down = np.maximum(down, cluster.storage_client)  # a worker that only reads is not slowed by sending
-    served = loads.server_out
     if cluster.server_up is None and served:
         # The first worker serves: its own rows stay off the network, and what it relays leaves by the same link.
-        served = served * (1 - 1 / cluster.n_workers) + float(loads.worker_out[0])
-    seconds = {
-        "server egress": served * wire / cluster.server_link,
+        served = served * (1 - 1 / n) + float(loads.worker_out[0])
+    firsts = first_messages(work, cluster, loads)
+    entering = loads.worker_in + (loads.read if cluster.storage_over_links else 0.0)
+    busy = {
+        "server egress": served * wire / (float(up[0]) if cluster.server_up is None else cluster.server_up),
         "worker ingress": float((entering / down).max()) * wire,
         "worker egress": float((loads.worker_out / up).max()) * wire,
-        PROCESSORS: _processor_seconds(cluster, work, loads),
+        PROCESSORS: _processor_seconds(cluster, work, loads, firsts),
     }
     if loads.passed_on:
         slowest = float(np.minimum(up, down).min())
-        seconds["scatter, then ring"] = seconds.pop("server egress") + loads.passed_on * wire / slowest
+        busy["scatter, then ring"] = busy.pop("server egress") + loads.passed_on * wire / slowest
     if cluster.storage is not None:
-        seconds["storage"] = float(loads.read.sum()) / cluster.storage
-        seconds["storage requests"] = _request_seconds(cluster, loads)
+        waiting = loads.requests * cluster.request_seconds
+        if cluster.storage_connection is not None:
+            waiting = waiting + loads.read / cluster.storage_connection
+        answered = float(loads.requests.sum()) / cluster.storage_requests
+        busy["storage"] = float(loads.read.sum()) / cluster.storage
+        busy["storage requests"] = max(float(waiting.max()) / REQUESTS_AT_ONCE, answered)
         if cluster.storage_client is not None:
-            seconds["storage for one worker"] = float(loads.read.max()) / cluster.storage_client
-    return seconds
+            busy["storage for one worker"] = float(loads.read.max()) / cluster.storage_client
+    busy = {name: seconds for name, seconds in busy.items() if seconds > 0}
+    if not busy:
+        return busy, 0.0
+    links = max((seconds for name, seconds in busy.items() if name != PROCESSORS), default=0.0)
+    relayed = relayed_seconds(work, cluster, loads, busy.get("server egress", 0.0))
+    links = max(links, _reading_seconds(cluster, loads), relayed) + ends_seconds(work, cluster, loads)
+    together = float(np.cbrt(links**3 + busy.get(PROCESSORS, 0.0) ** 3))
+    # The order, votes, and first messages do not depend on how much moves.
+    per_processor = firsts / n * max(1.0, cluster.machine_workers / cluster.cores)
+    busy[FIXED] = cluster.epoch_seconds + per_processor * (cluster.first_message_seconds or 0.0)
+    return busy, together + busy[FIXED]
 
 
 def _reading_seconds(cluster: ClusterRates, loads: Loads) -> float:
@@ -663,20 +769,10 @@ def _reading_seconds(cluster: ClusterRates, loads: Loads) -> float:
     return float((np.diff(np.sort(loads.read), prepend=0.0) / each).sum())
 
 
-def _request_seconds(cluster: ClusterRates, loads: Loads) -> float:
-    """Time that the busiest worker waits for its requests, or that the storage takes to answer all requests."""
-    waiting = loads.requests * cluster.request_seconds
-    if cluster.storage_connection is not None:
-        waiting = waiting + loads.read / cluster.storage_connection
-    return max(float(waiting.max()) / cluster.requests_at_once, float(loads.requests.sum()) / cluster.storage_requests)
-
-
-def _processor_seconds(cluster: ClusterRates, work: Work, loads: Loads) -> float:
+def _processor_seconds(cluster: ClusterRates, work: Work, loads: Loads, firsts: float) -> float:
     """Processor time of the busiest machine divided by its number of processors."""
     # It is at least the time of the busiest process, because each process has one network thread.
-    messages = _messages(work, cluster, loads)
-    if cluster.first_message_seconds is not None:
-        messages -= first_messages(work, cluster, loads)
+    messages = _messages(work, cluster, loads) - (0.0 if cluster.first_message_seconds is None else firsts)
     workers = (
         loads.worker_out / cluster.send_rate
         + loads.worker_in / cluster.receive_rate
@@ -691,9 +787,6 @@ def _processor_seconds(cluster: ClusterRates, work: Work, loads: Loads) -> float
     if cluster.server_on_machine:
         machines[0] += server
     return max(float(machines.max()) / cluster.cores, float(workers.max()), server)
-
-
-GIGABYTE = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -735,7 +828,7 @@ class Bill:
         >>> round(bill.load, 2), round(bill.epoch, 3), round(bill.run, 2)
         (0.1, 0.038, 0.48)
         """
-        price = as_number("egress_price", egress_price, 0.0) / GIGABYTE
+        price = as_number("egress_price", egress_price, 0.0) / 1e9
         exchange = price * (prediction.server_egress + prediction.storage_bytes)
         load = price * float(first_load(prediction.work, cluster).read.sum())
         epochs_with_one = None if epochs is None else len(prediction.work.choices.exchange_epochs.after(0, epochs - 1))
@@ -754,6 +847,8 @@ EQUALLY = 0.02
 """Relative tolerance for equal times."""
 FACTORS = np.geomspace(1 / 256, 256, 17)
 """Factors by which rates are scaled to find out what would change the recommendation."""
+
+Candidate = tuple[Work, Loads]
 
 
 @dataclass(frozen=True, slots=True)
@@ -828,24 +923,22 @@ def all_ways(
     ['local', 'partial:0.1 + peer', 'partial:0.1 + server', 'partial:0.1 + leftover, pipelined']
     """
     ways: list[Work] = []
-    excess = work.excess(cluster.n_workers) > 0
-    circumstances = Circumstances(cluster.n_workers, excess, has_server=server, has_storage=cluster.storage is not None)
-    for name in assignments:
-        rule = parse_assignment(name)
+    n, excess = cluster.n_workers, work.excess(cluster.n_workers) > 0
+    suitable = suitable_deliveries(n, excess=excess, has_server=server, has_storage=cluster.storage is not None)
+    for rule in map(parse_assignment, assignments):
         choices = work.choices.with_assignment(rule, caching=None, delivery=SIMPLEST, relay="pipelined")
         base = dataclasses.replace(work, choices=choices)
         if not rule.moves:
             ways.append(base)
             continue
-        if rule.in_chunks and -(-work.n_samples // base.group_rows) < cluster.n_workers:
+        if rule.in_chunks and -(-work.n_samples // base.group_rows) < n:
             continue  # some workers would have nothing
         families: set[str] = set()
-        for delivery in suitable_deliveries(circumstances):
-            if not delivery.gains_by(needs_holders=rule.needs_holders, in_chunks=rule.in_chunks, excess=excess):
-                continue
-            relays = delivery.relays[:1] if delivery.family in families else delivery.relays
-            families.add(delivery.family)  # the first one of a family is compared with every relay
-            ways += [base.with_choices(delivery=delivery.name, relay=relay) for relay in relays]
+        for delivery in suitable:
+            if delivery.gains_by(needs_holders=rule.needs_holders, in_chunks=rule.in_chunks, excess=excess):
+                relays = delivery.relays[:1] if delivery.family in families else delivery.relays
+                families.add(delivery.family)  # the first one of a family is compared with every relay
+                ways += [base.with_choices(delivery=delivery.name, relay=relay) for relay in relays]
     return tuple(ways)
 
 
@@ -860,10 +953,10 @@ def compare_costs(cluster: ClusterRates, ways: Sequence[Work]) -> list[Predictio
     >>> best.work.way
     'global + peer'
     """
-    return [timed(cluster, way, loads) for way, loads in _loads(cluster, ways)]
+    return [timed(cluster, *candidate) for candidate in _candidates(cluster, ways)]
 
 
-def _loads(cluster: ClusterRates, ways: Sequence[Work]) -> list[tuple[Work, Loads]]:
+def _candidates(cluster: ClusterRates, ways: Sequence[Work]) -> list[Candidate]:
     return [(way, loads_of(cluster, way, most_samples=SAMPLES)) for way in ways]
 
 
@@ -888,70 +981,69 @@ def recommend(cluster: ClusterRates, ways: Sequence[Work]) -> Recommendation:
     >>> advice.verdict, [(change.what, change.winner.work.delivery.name) for change in advice.changes]
     ('Use global + peer: 948 ms per epoch.', [('links', 'storage'), ('storage', 'storage')])
     """
-    candidates = _loads(cluster, ways)
-    shuffling = [(way, loads) for way, loads in candidates if way.choices.assignment.redraws_all]
+    candidates = _candidates(cluster, ways)
+    shuffling = [candidate for candidate in candidates if candidate[0].choices.assignment.redraws_all]
     if not shuffling:
         raise InvalidParameter.of("ways", [way.way for way in ways], "a list with a 'global' or 'aligned' way")
     predictions = [timed(cluster, *candidate) for candidate in candidates]
     best = _fastest(cluster, shuffling)
-    whole = min((p for p in predictions if p.work.in_chunks), key=_of_exchange, default=None)
-    if whole is not None and (not _of_exchange(best) or _of_exchange(whole) * (1 + EQUALLY) > _of_exchange(best)):
+    took = best.exchange_seconds
+    whole = min((p for p in predictions if p.work.in_chunks), key=_took, default=None)
+    if whole is not None and (not took or whole.exchange_seconds * (1 + EQUALLY) > took):
         whole = None
     training, instead = best.work.training_seconds, None
-    pace = f"{human_seconds(_of_exchange(best))} per {'epoch' if best.work.choices.every == 1 else 'exchange'}"
+    pace = f"{human_seconds(took)} per {'epoch' if best.work.choices.every == 1 else 'exchange'}"
     verdict, notes = f"Use {best.work.way}: {pace}.", []
-    if training is not None and _of_exchange(best) <= training:
+    if training is not None and took <= training:
         notes.append(f"The exchange is hidden behind {human_seconds(training)} of training.")
     elif training is not None:
-        parts = [p for p in predictions if _exchanges_part(p)]
+        parts = [p for p in predictions if _exchanges_part(p.work)]
         hidden = [p for p in predictions if not p.work.choices.assignment.moves] + parts
-        fits = [p for p in hidden if _of_exchange(p) <= training]
+        fits = [p for p in hidden if p.exchange_seconds <= training]
         # Of those that training hides, the way that shuffles the most.
-        instead = min(fits, key=lambda p: (-p.work.fraction, _of_exchange(p)), default=None)
+        instead = min(fits, key=lambda p: (-p.work.fraction, p.exchange_seconds), default=None)
         if instead is not None:
             verdict = (
                 f"Do not shuffle globally: the fastest way ({best.work.way}) takes {pace}, but training takes only "
-                f"{human_seconds(training)}. Use {instead.work.way} ({human_seconds(_of_exchange(instead))})."
+                f"{human_seconds(training)}. Use {instead.work.way} ({human_seconds(instead.exchange_seconds)})."
             )
         else:
             notes.append(f"The exchange takes longer than training ({human_seconds(training)}).")
-        sent = min((p for p in parts if _of_exchange(p) and not p.storage_bytes), key=_of_exchange, default=None)
-        if sent is not None and 0.001 <= (fraction := sent.work.fraction * training / _of_exchange(sent)) < 1:
+        sent = min((p for p in parts if p.exchange_seconds and not p.storage_bytes), key=_took, default=None)
+        if sent is not None and 0.001 <= (fraction := sent.work.fraction * training / sent.exchange_seconds) < 1:
             notes.append(f"Training can hide the exchange of up to partial:{fraction:.2g}.")
     if whole is not None:
-        took = human_seconds(_of_exchange(whole))
         notes.append(
-            f"Moving whole chunks ({whole.work.way}) takes {took}. It mixes less, as their rows stay together."
+            f"Moving whole chunks ({whole.work.way}) takes {human_seconds(whole.exchange_seconds)}. It mixes less, as "
+            "their rows stay together."
         )
     read = next((p for p in predictions if p.work.choices.assignment.redraws_all and p.storage_bytes), None)
     if read is not None and read.read_amplification > 1 + EQUALLY and not best.storage_bytes:
-        work = dataclasses.replace(read.work, chunk_rows=1)
-        single = timed(cluster, work, loads_of(cluster, work, most_samples=SAMPLES))
-        notes.append(f"With one row per chunk, re-reading would take {human_seconds(_of_exchange(single))}.")
+        [single] = compare_costs(cluster, [dataclasses.replace(read.work, chunk_rows=1)])
+        notes.append(f"With one row per chunk, re-reading would take {human_seconds(single.exchange_seconds)}.")
     changes, reason = _changes(cluster, shuffling, best), _reason(best, predictions)
     return Recommendation(best, instead, whole, verdict, reason, tuple(notes), changes, tuple(predictions))
 
 
-def _exchanges_part(prediction: Prediction) -> bool:
+def _took(prediction: Prediction) -> float:
+    return prediction.exchange_seconds
+
+
+def _exchanges_part(work: Work) -> bool:
     """Whether every worker exchanges a part of its samples, one by one."""
-    assignment = prediction.work.choices.assignment
-    return assignment.moves and not (assignment.redraws_all or assignment.in_chunks or assignment.needs_holders)
+    rule = work.choices.assignment
+    return rule.moves and not (rule.redraws_all or rule.in_chunks or rule.needs_holders)
 
 
 def _reason(best: Prediction, predictions: Sequence[Prediction]) -> str:
     """What limits the best way, and the fastest one of each other family."""
-    families: dict[str, Prediction] = {}
-    for p in sorted(predictions, key=_of_exchange):
-        if p.work.choices.assignment.redraws_all and p.work.delivery.family != best.work.delivery.family:
-            families.setdefault(p.work.delivery.family, p)
+    took, families = best.exchange_seconds, {best.work.delivery.family}
     sentences = [f"{best.work.delivery.name}: {_limit(best)}"]
-    for p in families.values():
-        ratio = (
-            f"would take {_of_exchange(p) / _of_exchange(best):.3g} times as long"
-            if _of_exchange(best)
-            else "takes longer"
-        )
-        sentences.append(f"{p.work.delivery.name} {ratio}: {_limit(p)}")
+    for p in sorted(predictions, key=_took):
+        if p.work.choices.assignment.redraws_all and p.work.delivery.family not in families:
+            families.add(p.work.delivery.family)
+            ratio = f"would take {p.exchange_seconds / took:.3g} times as long" if took else "takes longer"
+            sentences.append(f"{p.work.delivery.name} {ratio}: {_limit(p)}")
     return "; ".join(sentences) + "."
 
 
@@ -967,49 +1059,33 @@ def _limit(p: Prediction) -> str:
     return f"{name}{of} takes {human_seconds(seconds)}{more}{coded}"
 
 
-def _of_exchange(prediction: Prediction) -> float:
-    return prediction.exchange_seconds
-
-
-def _fastest(cluster: ClusterRates, candidates: Sequence[tuple[Work, Loads]]) -> Prediction:
+def _fastest(cluster: ClusterRates, candidates: Sequence[Candidate]) -> Prediction:
     """Return the first candidate whose time is about the least; candidates are ordered from simple to complex."""
-    predictions = [timed(cluster, way, loads) for way, loads in candidates]
-    least = min(map(_of_exchange, predictions))
-    return next(p for p in predictions if _of_exchange(p) <= least * (1 + EQUALLY))
+    predictions = [timed(cluster, *candidate) for candidate in candidates]
+    least = min(map(_took, predictions))
+    return next(p for p in predictions if p.exchange_seconds <= least * (1 + EQUALLY))
 
 
-def _changes(cluster: ClusterRates, candidates: Sequence[tuple[Work, Loads]], best: Prediction) -> tuple[Change, ...]:
+def _changes(cluster: ClusterRates, candidates: Sequence[Candidate], best: Prediction) -> tuple[Change, ...]:
     """Find, for each scalable part, the factors nearest to 1, below and above, at which another way wins."""
-    changes: list[Change] = []
-    for what, fields in SCALABLE.items():
-        if all(getattr(cluster, field) in (None, math.inf) for field in fields):
+    changes = []
+    for what, rates in SCALABLE.items():
+        if all(getattr(cluster, rate) in (None, math.inf) for rate in rates):
             continue
-
-        def winner(factor: float, what: str = what) -> Prediction:
-            return _fastest(cluster.scaled(what, factor), candidates)
-
         for factors in (FACTORS[FACTORS < 1][::-1], FACTORS[FACTORS > 1]):
-            change = _first_change(winner, factors.tolist(), best)
-            if change is not None:
-                changes.append(Change(what, *change))
+            near = 1.0
+            for far in factors.tolist():
+                other = _fastest(cluster.scaled(what, far), candidates)
+                if other.work.way == best.work.way:
+                    near = far
+                    continue
+                while max(near / far, far / near) > 1.01:
+                    middle = (near * far) ** 0.5
+                    at_middle = _fastest(cluster.scaled(what, middle), candidates)
+                    if at_middle.work.way == best.work.way:
+                        near = middle
+                    else:
+                        far, other = middle, at_middle
+                changes.append(Change(what, far, other))
+                break
     return tuple(changes)
-
-
-def _first_change(
-    winner: Callable[[float], Prediction], factors: Sequence[float], best: Prediction
-) -> tuple[float, Prediction] | None:
-    """Find the factor nearest to 1 at which another way wins, with a precision of about 1 %."""
-    near = 1.0
-    for far in factors:
-        other = winner(far)
-        if other.work.way != best.work.way:
-            while max(near / far, far / near) > 1.01:
-                middle = (near * far) ** 0.5
-                at_middle = winner(middle)
-                if at_middle.work.way == best.work.way:
-                    near = middle
-                else:
-                    far, other = middle, at_middle
-            return far, other
-        near = far
-    return None

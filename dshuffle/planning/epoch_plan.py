@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.checks import as_ranks
 from dshuffle.errors import PlanError
 from dshuffle.kernels import kernel
 from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs, epoch_order
@@ -17,7 +16,7 @@ from dshuffle.planning.types import (
     Holders,
     Ranks,
     Samples,
-    as_holders,
+    as_instance,
     count_held,
     count_keys,
     group_by,
@@ -49,25 +48,18 @@ class Packets:
     senders: Ranks  # ``(P,)`` int32, the sender of each packet: a rank, :data:`SERVER` or :data:`STORE`.
 
     def __post_init__(self) -> None:
-        for name, dtype in (
-            ("offsets", np.int64),
-            ("samples", np.int64),
-            ("destinations", np.int32),
-            ("senders", np.int32),
+        types = [(array.dtype, array.ndim) for array in (self.offsets, self.samples, self.destinations, self.senders)]
+        if (
+            types != [(np.dtype(name), 1) for name in ("int64", "int64", "int32", "int32")]
+            or len(self.destinations) != len(self.samples)
+            or len(self.offsets) != len(self.senders) + 1
+            or (self.offsets[0], self.offsets[-1]) != (0, len(self.samples))
+            or (self.offsets[1:] <= self.offsets[:-1]).any()
         ):
-            values = getattr(self, name)
-            if not isinstance(values, np.ndarray) or values.dtype != dtype or values.ndim != 1:
-                raise PlanError(f"Packets.{name} must be a one-dimensional array of {np.dtype(dtype)}")
-        if len(self.destinations) != len(self.samples):
-            raise PlanError(f"{len(self.samples)} samples do not match {len(self.destinations)} destinations")
-        if len(self.offsets) != len(self.senders) + 1:
-            raise PlanError(f"{len(self.offsets)} offsets do not match {len(self.senders)} senders; expected one more")
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self.samples):
             raise PlanError(
-                f"offsets run from {self.offsets[0]} to {self.offsets[-1]}, not from 0 to {len(self.samples)}"
+                "the arrays of packets do not fit each other. For P packets with E components, give ascending offsets "
+                "(P + 1,) from 0 to E and samples (E,) of int64, and destinations (E,) and senders (P,) of int32"
             )
-        if (short := np.flatnonzero(self.offsets[1:] <= self.offsets[:-1])).size:
-            raise PlanError(f"packet {short[0]} has no components: offsets must increase")
 
     @classmethod
     def uncoded(cls, samples: ArrayLike, destinations: ArrayLike, senders: ArrayLike) -> Packets:
@@ -139,6 +131,16 @@ class WorkerPart:
         positions[self.permutation] = np.arange(len(self.own))
         positions[-1] = len(self.own)
         return positions[sorted_positions(self.own, samples)]
+
+    @property
+    def n_received(self) -> int:
+        """Samples that the worker receives or reads, unless the plan is coded."""
+        return sum(map(len, self.receives.values()))
+
+    @property
+    def n_sent(self) -> int:
+        """Samples that the worker sends, unless the plan is coded."""
+        return sum(map(len, self.sends.values()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,10 +243,7 @@ def check_plan(
     # sample to decode another packet. Leftover coding decodes in two such steps (Attia and Tandon, 2016).
     # holders: ``(q, words)`` masks of the workers that hold each sample before the exchange.
     # destinations: ``(q,)`` integers, the worker that will train on each sample.
-    masks = as_holders(holders, n_workers)
-    ranks = as_ranks("destinations", destinations, n_workers)
-    if len(masks) != len(ranks):
-        raise PlanError(f"holders has {len(masks)} samples, but destinations has {len(ranks)}")
+    masks, ranks = as_instance(holders, destinations, n_workers)
     if capacity is not None:
         _check_capacity("holds", count_held(masks, n_workers), capacity)
         _check_capacity("is assigned", np.bincount(ranks, minlength=n_workers), capacity)
@@ -253,24 +252,12 @@ def check_plan(
     )
     if fault == _SOUND:
         return
+    facts = {"packet": packet, "other": other, "q": len(ranks), "n": n_workers}
     if fault == _MISSING:
-        raise PlanError(f"sample {entry} is not delivered to worker {ranks[entry]}, which needs it")
-    if fault == _SENDER_UNKNOWN:
-        raise PlanError(
-            f"packet {packet} is sent by {plan.senders[packet]}, which is neither a worker "
-            f"in [0, {n_workers}) nor SERVER ({SERVER}) nor STORE ({STORE})"
-        )
-    sample, worker = int(plan.samples[entry]), int(plan.destinations[entry])
-    text = _FAULTS[fault].format(
-        sample=sample,
-        worker=worker,
-        packet=packet,
-        sender=plan.senders[packet],
-        other=other,
-        q=len(ranks),
-        n=n_workers,
-    )
-    raise PlanError(text)
+        facts |= {"sample": entry, "worker": ranks[entry]}
+    else:
+        facts |= {"sample": plan.samples[entry], "worker": plan.destinations[entry], "sender": plan.senders[packet]}
+    raise PlanError(_FAULTS[fault].format(**facts))
 
 
 def _check_capacity(verb: str, counts: NDArray[np.int64], capacity: int) -> None:
@@ -283,6 +270,10 @@ _SOUND, _MISSING, _SENDER_UNKNOWN, _OUT_OF_RANGE, _NO_WORKER, _TO_ITSELF, _SENDE
 _HELD, _TWICE, _SAME_PACKET, _LACKS, _CIRCULAR, _NOT_WANTED = range(7, 13)
 
 _FAULTS = {
+    _MISSING: "sample {sample} is not delivered to worker {worker}, which needs it",
+    _SENDER_UNKNOWN: (
+        "packet {packet} is sent by {sender}, which is neither a worker in [0, {n}) nor SERVER (-1) nor STORE (-2)"
+    ),
     _OUT_OF_RANGE: "packet {packet} for worker {worker} has sample {sample}, which is not in [0, {q})",
     _NO_WORKER: "packet {packet} delivers sample {sample} to worker {worker}, which is not in [0, {n})",
     _TO_ITSELF: "packet {packet} with sample {sample} is sent by worker {worker} to itself",

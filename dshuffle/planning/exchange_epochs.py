@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -159,44 +158,8 @@ def cache_capacity(cache_fraction: float | None, n_samples: int, n_workers: int,
     return max(partition, alpha.numerator * n_samples // alpha.denominator)
 
 
-class Between(ABC):
-    """The order of a worker's samples in an epoch without an exchange."""
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def permutation(self, sample_ids: Samples, *, seed: int, epoch: int, exchanged: int, rank: int) -> Samples:
-        """``(k,)`` int64 positions in the ``(k,)`` samples, in training order."""
-        # ``exchanged`` is the last epoch with an exchange. The order of any subset is that of all samples without the
-        # others, as in :func:`~dshuffle.planning.exchange_epochs.epoch_permutation`.
-
-
-class Redraw(Between):
-    """A new random order in every epoch."""
-
-    name = "redraw"
-
-    def permutation(self, sample_ids: Samples, *, seed: int, epoch: int, exchanged: int, rank: int) -> Samples:
-        """See :class:`Between`."""
-        return epoch_permutation(sample_ids, seed=seed, epoch=epoch, rank=rank)
-
-
-class Reverse(Between):
-    """The order of the epoch before, backwards."""
-
-    # Rajput et al. (2022), FlipFlop; see docs/papers.md. They reverse every second epoch of one worker's data. Here
-    # each worker reverses the order of its own samples, in as many epochs as lie between two exchanges.
-
-    name = "reverse"
-
-    def permutation(self, sample_ids: Samples, *, seed: int, epoch: int, exchanged: int, rank: int) -> Samples:
-        """See :class:`Between`."""
-        order = epoch_permutation(sample_ids, seed=seed, epoch=exchanged, rank=rank)
-        return order[::-1].copy() if (epoch - exchanged) % 2 else order
-
-
-BETWEEN: dict[str, Between] = {between.name: between for between in (Redraw(), Reverse())}
-"""Every order in epochs without an exchange, by name."""
+BETWEEN = ("redraw", "reverse")
+"""Every order in epochs without an exchange: a new random one, or that of the epoch before backwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +169,7 @@ class ExchangeEpochs:
     # Epoch 0 is loaded, and counts as one with an exchange.
 
     every: int = 1  # K: the epochs K, 2 K, ... have an exchange.
-    between: str = Redraw.name  # The order in the other epochs: a name in :data:`BETWEEN`.
+    between: str = "redraw"  # The order in the other epochs: a name in :data:`BETWEEN`.
 
     def has_exchange(self, epoch: int) -> bool:
         """Whether samples may change workers for an epoch."""
@@ -223,10 +186,11 @@ class ExchangeEpochs:
     def permutation(self, sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
         """``(k,)`` int64 positions in the ``(k,)`` samples of a worker, in training order."""
         # It depends only on the seed, the epoch, the rank and the set of samples.
-        if self.has_exchange(epoch):
-            return epoch_permutation(sample_ids, seed=seed, epoch=epoch, rank=rank)
-        chosen = BETWEEN[self.between]
-        return chosen.permutation(sample_ids, seed=seed, epoch=epoch, exchanged=self.last(epoch), rank=rank)
+        # "reverse" is FlipFlop of Rajput et al. (2022), see docs/papers.md, who reverse every second epoch of one
+        # worker's data. Here each worker reverses the order of its own samples, in all epochs between two exchanges.
+        drawn = self.last(epoch) if self.between == "reverse" else epoch
+        order = epoch_permutation(sample_ids, seed=seed, epoch=drawn, rank=rank)
+        return order[::-1].copy() if (epoch - drawn) % 2 else order
 
     def order(self, sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
         """The ``(k,)`` samples of a worker in training order."""
@@ -237,7 +201,7 @@ class ExchangeEpochs:
         """What a label of a way adds; empty if every epoch has an exchange."""
         if self.every == 1:
             return ""
-        return f", every {self.every} epochs" + ("" if self.between == Redraw.name else f", {self.between}")
+        return f", every {self.every} epochs" + ("" if self.between == "redraw" else f", {self.between}")
 
 
 EVERY_EPOCH = ExchangeEpochs()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +12,17 @@ from dshuffle.planning.assignment import EpochDraw
 from dshuffle.planning.assignment.initial import GivenSharding
 from dshuffle.planning.assignment.slots import Blocks, Slots
 from dshuffle.planning.delivery import get_delivery, plan_delivery
-from dshuffle.planning.delivery.rows import STORAGE
-from dshuffle.planning.epoch_plan import EpochPlan, Moves, Packets, WorkerPart, check_plan, loading, missing_samples
+from dshuffle.planning.epoch_plan import (
+    STORE,
+    EpochPlan,
+    Moves,
+    Packets,
+    WorkerPart,
+    check_plan,
+    loading,
+    missing_samples,
+    split_by_worker,
+)
 from dshuffle.planning.randomness import random_words
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 from dshuffle.planning.types import Holders, Samples
@@ -28,24 +36,6 @@ def plans_own_parts(spec: ShuffleSpec, delivery: str) -> bool:
     return spec.slots() is not None or (spec.blocks(0) is not None and spec.blocks(first_exchange) is not None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OwnPart:
-    """A worker's part of an epoch, and the sizes of the smallest and the largest share."""
-
-    part: WorkerPart  # What the worker trains on, receives and sends.
-    shares: tuple[int, int]  # Smallest and largest number of samples that a worker trains on.
-
-    @property
-    def n_received(self) -> int:
-        """Samples that the worker receives or reads."""
-        return sum(map(len, self.part.receives.values()))
-
-    @property
-    def n_sent(self) -> int:
-        """Samples that the worker sends."""
-        return sum(map(len, self.part.sends.values()))
-
-
 class OwnPlanner:
     """Plan the parts of one worker, for any epochs; :func:`plans_own_parts` says whether that is possible."""
 
@@ -57,14 +47,20 @@ class OwnPlanner:
         self._slots = spec.slots()
         self._in_slots: dict[int, Samples] = {}  # epoch -> samples by slot
 
-    def plan(self, epoch: int, delivery: str) -> OwnPart:
+    def plan(self, epoch: int, delivery: str) -> WorkerPart:
         """Plan an epoch."""
         spec, rank, moves = self.spec, self.rank, self.moves(epoch)
-        chosen = STORAGE if epoch == spec.first_epoch else get_delivery(delivery)
-        receives, sends = chosen.own_part(moves, spec.n_workers)
+        if epoch == spec.first_epoch or get_delivery(delivery).reads_store:
+            receives, sends = ({STORE: moves.arriving} if len(moves.arriving) else {}), dict[int, Samples]()
+        else:
+            receives = split_by_worker(moves.arriving, moves.senders, spec.n_workers)
+            sends = split_by_worker(moves.leaving, moves.receivers, spec.n_workers)
         order = spec.choices.exchange_epochs.permutation(moves.own, seed=spec.choices.seed, epoch=epoch, rank=rank)
-        part = WorkerPart(rank, epoch, moves.own, order, moves.own, receives, sends)
-        return OwnPart(part, self.shares(epoch))
+        return WorkerPart(rank, epoch, moves.own, order, moves.own, receives, sends)
+
+    def shares(self, epoch: int) -> tuple[int, int]:
+        """Smallest and largest number of samples that a worker trains on."""
+        return self._blocks(epoch).shares if self._slots is None else self._slots.shares
 
     def moves(self, epoch: int) -> Moves:
         """What comes and goes for an epoch; in the first one everything comes from the store."""
@@ -73,10 +69,6 @@ class OwnPlanner:
         if not self.spec.choices.has_exchange(epoch):
             return Moves.none(self._own(epoch))
         return self._moves_of_blocks(epoch) if self._slots is None else self._moves_of_slots(self._slots, epoch)
-
-    def shares(self, epoch: int) -> tuple[int, int]:
-        """Smallest and largest number of samples that a worker trains on."""
-        return self._blocks(epoch).shares if self._slots is None else self._slots.shares
 
     def _own(self, epoch: int) -> Samples:
         if self._slots is None:
@@ -97,10 +89,10 @@ class OwnPlanner:
 
     def _moves_of_slots(self, slots: Slots, epoch: int) -> Moves:
         rank, before = self.rank, self._samples_in(slots, epoch - 1)
-        exchange, rounds = slots.exchange(epoch), np.arange(slots.last.count)
+        exchange, rounds = slots.exchange(slots.last, epoch), np.arange(slots.last.count)
         own_ranks = np.full(len(rounds), rank)
         emptied = exchange.emptied(own_ranks, rounds)
-        sources, destinations = exchange.sources(own_ranks, rounds), exchange.destinations(own_ranks, rounds)
+        sources, destinations = (exchange.shifted(own_ranks, rounds, sign) for sign in (-1, 1))
         arriving = slots.samples_at(sources, exchange.emptied(sources, rounds), epoch - 1)
         leaving, after = before[emptied], before.copy()
         after[emptied] = arriving

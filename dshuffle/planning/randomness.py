@@ -145,60 +145,83 @@ ROUNDS = 8
 """Rounds of the network. Tests show that four are too few: neighbours stay together too often."""
 
 
+LARGEST_TABLES = 256
+"""Size up to which the bijections of a family have tables."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Bijection:
-    """A random bijection of ``range(size)``."""
+    """A random bijection of ``range(size)``, or a family of such bijections whose members may differ in size.
 
-    size: int  # Number of points, below 2**63.
-    table: Samples  # table, inverse_table: ``(size,)`` int64 of a small domain, otherwise empty.
-    inverse_table: Samples
-    keys: Words  # ``(rounds,)`` uint64 of a large domain, otherwise empty.
+    A draw over all samples is a bijection from samples to positions. If it is a table, everybody who wants one entry
+    has to make all of them. Large bijections are functions instead: a worker evaluates them for its own samples alone.
+    """
+
+    # Small domains use a table, which is exactly uniform. Large ones use a Feistel network with additions on a
+    # rectangle ``a * b`` that is just larger than the domain; points outside of the domain are mapped again until they
+    # are inside. Black and Rogaway (2002), Ciphers with arbitrary finite domains (CT-RSA), for generalised Feistel
+    # networks and cycle walking. The round function is the finaliser of SplitMix64: Steele, Lea and Flood (2014), Fast
+    # splittable pseudorandom number generators (OOPSLA), Figure 17. We need uniform shuffles, not secrecy.
+
+    offsets: NDArray[np.int64]  # ``(n + 1,)``, where the tables of each member begin.
+    tables: Samples  # ``(offsets[-1],)`` of small domains, otherwise empty; the same for ``inverse_tables``.
+    inverse_tables: Samples
+    domains: Words  # ``(n, 3)`` of large domains: size, height and width of a rectangle that is nearly a square.
+    keys: Words  # ``(n, rounds)`` of large domains, otherwise empty.
 
     @classmethod
     def of(cls, size: int, *path: int | str, rounds: int = ROUNDS, largest_table: int = LARGEST_TABLE) -> Bijection:
-        """Draw a bijection."""
+        """Draw one bijection."""
         if not 0 <= size < 2**63:
             raise InvalidParameter.of("size", size, "in [0, 2**63)")
-        nothing = np.empty(0, np.int64)
-        if size <= largest_table:
-            table = permutation(size, "table", *path)
-            inverse = np.empty_like(table)
-            inverse[table] = np.arange(size)
-            return cls(size, table, inverse, np.empty(0, np.uint64))
-        return cls(size, nothing, nothing, random_words(rounds, "network", *path))
+        if size > largest_table:
+            return cls.network(np.array([size]), random_words(rounds, "network", *path))
+        table = permutation(size, "table", *path)
+        inverse = np.empty_like(table)
+        inverse[table] = np.arange(size)
+        return cls(np.array([0, size]), table, inverse, _NO_WORDS, _NO_WORDS)
 
-    def forward(self, points: NDArray[np.int64]) -> Samples:
-        """``(k,)`` int64: where the bijection maps each of the ``(k,)`` points."""
-        return self._evaluate(points, self.table, False)
+    @classmethod
+    def family(
+        cls, sizes: NDArray[np.int64], word: np.uint64, *, rounds: int = ROUNDS, largest_tables: int = LARGEST_TABLES
+    ) -> Bijection:
+        """Draw a bijection for each size."""
+        if sizes.max(initial=0) > largest_tables:
+            return cls.network(sizes, words_at(word, np.arange(len(sizes) * rounds)))
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        tables, inverse = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
+        _draw_tables(offsets, words_at(word, np.arange(len(sizes))), tables, inverse)
+        return cls(offsets, tables, inverse, _NO_WORDS, _NO_WORDS)
 
-    def inverse(self, points: NDArray[np.int64]) -> Samples:
-        """``(k,)`` int64: the points that the bijection maps to the given ``(k,)`` ones."""
-        return self._evaluate(points, self.inverse_table, True)
+    @classmethod
+    def network(cls, sizes: NDArray[np.int64], keys: Words) -> Bijection:
+        """Networks of these sizes, each with as many of the keys."""
+        heights = {size: math.isqrt(max(0, size - 1)) + 1 for size in np.unique(sizes).tolist()}
+        domains = [(size, heights[size], -(-size // heights[size])) for size in sizes.tolist()]
+        nothing, offsets = np.empty(0, np.int64), np.concatenate([[0], np.cumsum(sizes)])
+        return cls(offsets, nothing, nothing, np.array(domains, np.uint64), keys.reshape(len(sizes), -1))
 
-    def _evaluate(self, points: NDArray[np.int64], table: Samples, backward: bool) -> Samples:
+    def forward(self, points: NDArray[np.int64], members: NDArray[np.int64] | None = None) -> Samples:
+        """``(k,)`` int64: where the bijection maps each of the ``(k,)`` points; with ``(k,)`` members, those of them."""
+        return self._evaluate(points, members, self.tables, False)
+
+    def inverse(self, points: NDArray[np.int64], members: NDArray[np.int64] | None = None) -> Samples:
+        """``(k,)`` int64: the points that :meth:`forward` maps to the given ones."""
+        return self._evaluate(points, members, self.inverse_tables, True)
+
+    def _evaluate(
+        self, points: NDArray[np.int64], members: NDArray[np.int64] | None, tables: Samples, backward: bool
+    ) -> Samples:
         if not len(self.keys):
-            return table[points]
-        domains = np.array([domain(self.size)], np.uint64)
-        return evaluate_networks(points, np.empty(0, np.int64), domains, self.keys[np.newaxis], backward)
+            return tables[points if members is None else self.offsets[members] + points]
+        found = np.empty(len(points), dtype=np.int64)
+        points = np.ascontiguousarray(points, np.int64)
+        members = found[:0] if members is None else np.ascontiguousarray(members, np.int64)
+        _walk(points, members, found, self.domains, self.keys, backward)
+        return found
 
 
-def domain(size: int) -> tuple[int, int, int]:
-    """The size, and height and width of a rectangle that is nearly a square and hardly larger."""
-    height = math.isqrt(size - 1) + 1
-    return size, height, -(-size // height)
-
-
-def evaluate_networks(
-    points: NDArray[np.int64], members: NDArray[np.int64], domains: Words, keys: Words, backward: bool
-) -> Samples:
-    """Evaluate one of many networks at each point."""
-    # members: ``(k,)``, the network of each of the ``(k,)`` points; empty if there is only one.
-    # domains, keys: ``(n, 3)`` and ``(n, rounds)`` uint64, the :func:`domain` and the keys of each network.
-    found = np.empty(len(points), dtype=np.int64)
-    (_inverse if backward else _forward)(
-        np.ascontiguousarray(points, np.int64), np.ascontiguousarray(members, np.int64), found, domains, keys
-    )
-    return found
+_NO_WORDS = np.empty((0, 0), np.uint64)
 
 
 @kernel(inline="always")
@@ -208,8 +231,9 @@ def _scaled(word, bound):  # type: ignore[no-untyped-def]
     return ((word >> np.uint64(32)) * bound + (low >> np.uint64(32))) >> np.uint64(32)
 
 
-@kernel("(i8[::1], i8[::1], i8[::1], u8[:,::1], u8[:,::1])")
-def _forward(points, members, found, domains, keys):  # type: ignore[no-untyped-def]
+@kernel("(i8[::1], i8[::1], i8[::1], u8[:,::1], u8[:,::1], b1)")
+def _walk(points, members, found, domains, keys, backward):  # type: ignore[no-untyped-def]
+    last = keys.shape[1] - 1
     for i in range(points.size):
         member = members[i] if members.size else 0
         size, height, width = domains[member, 0], domains[member, 1], domains[member, 2]
@@ -217,86 +241,22 @@ def _forward(points, members, found, domains, keys):  # type: ignore[no-untyped-
         while True:
             row = value // width
             column = value - row * width
-            for j in range(keys.shape[1]):
+            for turn in range(keys.shape[1]):
+                j = last - turn if backward else turn
                 if j & 1 == 0:
-                    row += _scaled(finalised(column + keys[member, j]), height)
+                    drawn = _scaled(finalised(column + keys[member, j]), height)
+                    row += height - drawn if backward else drawn
                     if row >= height:
                         row -= height
                 else:
-                    column += _scaled(finalised(row + keys[member, j]), width)
+                    drawn = _scaled(finalised(row + keys[member, j]), width)
+                    column += width - drawn if backward else drawn
                     if column >= width:
                         column -= width
             value = row * width + column
             if value < size:
                 break
         found[i] = np.int64(value)
-
-
-@kernel("(i8[::1], i8[::1], i8[::1], u8[:,::1], u8[:,::1])")
-def _inverse(points, members, found, domains, keys):  # type: ignore[no-untyped-def]
-    for i in range(points.size):
-        member = members[i] if members.size else 0
-        size, height, width = domains[member, 0], domains[member, 1], domains[member, 2]
-        value = np.uint64(points[i])
-        while True:
-            row = value // width
-            column = value - row * width
-            for back in range(keys.shape[1]):
-                j = keys.shape[1] - 1 - back
-                if j & 1 == 0:
-                    drawn = _scaled(finalised(column + keys[member, j]), height)
-                    row = row - drawn if row >= drawn else row + height - drawn
-                else:
-                    drawn = _scaled(finalised(row + keys[member, j]), width)
-                    column = column - drawn if column >= drawn else column + width - drawn
-            value = row * width + column
-            if value < size:
-                break
-        found[i] = np.int64(value)
-
-
-LARGEST_TABLES = 256
-"""Size up to which members have tables."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BijectionFamily:
-    """Random bijections of ``range(size)``, of different sizes."""
-
-    # ``(n + 1,)`` int64, where the tables of each member begin; members have these differences as sizes.
-    offsets: NDArray[np.int64]
-    tables: Samples  # tables, inverse_tables: ``(offsets[-1],)`` int64 of small members, otherwise empty.
-    inverse_tables: Samples
-    domains: Words  # domains, keys: ``(n, 3)`` and ``(n, rounds)`` uint64 of large members, otherwise empty.
-    keys: Words
-
-    @classmethod
-    def of(
-        cls, sizes: NDArray[np.int64], word: np.uint64, *, rounds: int = ROUNDS, largest_tables: int = LARGEST_TABLES
-    ) -> BijectionFamily:
-        """Draw a bijection for each size."""
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        nothing, no_words = np.empty(0, np.int64), np.empty((0, 0), np.uint64)
-        if sizes.max(initial=0) <= largest_tables:
-            tables, inverse = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
-            _draw_tables(offsets, words_at(word, np.arange(len(sizes))), tables, inverse)
-            return cls(offsets, tables, inverse, no_words, no_words)
-        domain_of = {size: domain(size) for size in np.unique(sizes).tolist()}
-        domains = np.array([domain_of[size] for size in sizes.tolist()], np.uint64)
-        keys = words_at(word, np.arange(len(sizes) * rounds)).reshape(len(sizes), rounds)
-        return cls(offsets, nothing, nothing, domains, keys)
-
-    def forward(self, members: NDArray[np.int64], points: NDArray[np.int64]) -> Samples:
-        """``(k,)`` int64: where the bijections of the ``(k,)`` members map the ``(k,)`` points."""
-        if len(self.tables):
-            return np.asarray(self.tables[self.offsets[members] + points])
-        return evaluate_networks(points, members, self.domains, self.keys, False)
-
-    def inverse(self, members: NDArray[np.int64], points: NDArray[np.int64]) -> Samples:
-        """``(k,)`` int64: the points that the bijections of the ``(k,)`` members map to the given ``(k,)`` ones."""
-        if len(self.tables):
-            return np.asarray(self.inverse_tables[self.offsets[members] + points])
-        return evaluate_networks(points, members, self.domains, self.keys, True)
 
 
 @kernel("(i8[::1], u8[::1], i8[::1], i8[::1])")

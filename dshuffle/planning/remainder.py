@@ -234,7 +234,7 @@ def training_orders(spec: ShuffleSpec, epoch: int) -> Iterator[Samples]:
         return
     if plans_own_parts(spec, spec.choices.delivery):
         for rank in range(spec.n_workers):
-            yield OwnPlanner(spec, rank).plan(epoch, spec.choices.delivery).part.order
+            yield OwnPlanner(spec, rank).plan(epoch, spec.choices.delivery).order
         return
     plan = EpochPlanner(spec, checks=False).load()
     for rank in range(spec.n_workers):

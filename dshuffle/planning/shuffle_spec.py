@@ -17,14 +17,12 @@ from dshuffle.planning.assignment import Assignment, Draw, EpochDraw, Global, ch
 from dshuffle.planning.assignment.balance import Classes, draw_classes
 from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_ranks
 from dshuffle.planning.assignment.slots import Blocks, Slots, WorkerChange, WorkerHistory
-from dshuffle.planning.caching import CACHINGS, CachingPolicy, Shares
-from dshuffle.planning.delivery import DELIVERIES, SIMPLEST, check_delivery
-from dshuffle.planning.delivery.auto import AUTO
+from dshuffle.planning.caching import CACHINGS, Shares
+from dshuffle.planning.delivery import AUTO, DELIVERIES, SIMPLEST, check_delivery
 from dshuffle.planning.delivery.relay import RELAYS
 from dshuffle.planning.exchange_epochs import (
     BETWEEN,
     ExchangeEpochs,
-    Redraw,
     Weights,
     cache_capacity,
     check_weights,
@@ -93,7 +91,7 @@ class Choices:
     sharding: str | GivenSharding = "random"
     balance: Classes | None = None
     every: int = 1
-    between: str = Redraw.name
+    between: str = "redraw"
     seed: int = 0
     shares: SharePolicy = EVEN
 
@@ -137,9 +135,9 @@ class Choices:
         if self.every > 1 and not self.assignment.moves:
             hint = f"The assignment {str(self.assignment)!r} has no exchange in any epoch."
             raise InvalidParameter.of("every", self.every, f"1 with assignment={str(self.assignment)!r}", hint)
-        if self.every == 1 and self.between != Redraw.name:
+        if self.every == 1 and self.between != "redraw":
             hint = "Every epoch has an exchange, so there is none between. Set every to 2 or more."
-            raise InvalidParameter.of("between", self.between, f"{Redraw.name!r} with every=1", hint)
+            raise InvalidParameter.of("between", self.between, "'redraw' with every=1", hint)
 
     @property
     def exchange_epochs(self) -> ExchangeEpochs:
@@ -158,7 +156,7 @@ class Choices:
     def with_assignment(self, assignment: str | Assignment, **changes: Any) -> Choices:
         """The same choices with another assignment. Without exchanges, all epochs are alike."""
         rule = parse_assignment(assignment)
-        epochs: dict[str, Any] = {} if rule.moves else {"every": 1, "between": Redraw.name}
+        epochs: dict[str, Any] = {} if rule.moves else {"every": 1, "between": "redraw"}
         return dataclasses.replace(self, assignment=rule, **epochs, **changes)
 
     @property
@@ -412,12 +410,10 @@ class ShuffleSpec:
         """Whether workers hold more than their shares."""
         return self.capacity > self.largest_share
 
-    def policy(self) -> CachingPolicy:
+    def policy(self) -> Shares:
         """Return a new caching policy for one shuffle."""
-        if not self.has_excess:
-            return Shares(self.n_workers)
-        assert self.choices.caching is not None  # Choices fills it in
-        return CACHINGS[self.choices.caching](self.n_workers, self.capacity, self.choices.seed)
+        policy = CACHINGS[str(self.choices.caching)] if self.has_excess else Shares
+        return policy(self.n_workers, self.capacity, self.choices.seed)
 
     def first_ranks(self) -> Ranks:
         """Return the assignment of epoch 0, ``(q,)`` int32."""
@@ -430,8 +426,7 @@ class ShuffleSpec:
         if isinstance(sharding, GivenSharding):
             ranks = sharding.assignment()
         else:
-            chunk_rows = self.chunk_rows if self.choices.assignment.in_chunks else None
-            ranks = first_ranks(sharding, self.n_samples, n, seed=seed, chunk_rows=chunk_rows)
+            ranks = first_ranks(sharding, self.n_samples, n, seed=seed, chunk_rows=self.chunk_rows)
         if balance is not None:
             balance.check_balanced("sharding", str(sharding), ranks, n)
         return ranks

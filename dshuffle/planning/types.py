@@ -50,6 +50,15 @@ def count_holders(holders, sample):  # type: ignore[no-untyped-def]
     return count
 
 
+@kernel("(u8[:,::1], i8[::1])")
+def count_each(holders, samples):  # type: ignore[no-untyped-def]
+    """``(k,)`` int64 number of workers that hold each of the ``(k,)`` samples."""
+    counts = np.empty(samples.size, dtype=np.int64)
+    for i in range(samples.size):
+        counts[i] = count_holders(holders, samples[i])
+    return counts
+
+
 @kernel("(u8[:,::1], i8)")
 def count_held(holders, n_workers):  # type: ignore[no-untyped-def]
     """``(n_workers,)`` int64 number of samples that each worker holds."""
@@ -109,43 +118,21 @@ def sorted_positions(sorted_ids: NDArray[np.int64], ids: NDArray[np.int64]) -> S
     return np.where(sorted_ids[positions] == ids, positions, -1)
 
 
-def as_holders(holders: ArrayLike, n_workers: int) -> Holders:
-    """Convert holders to the form that planning uses."""
-    # holders: ``(q, words)`` non-negative integers. For up to 64 workers, ``(q,)`` is allowed too.
-    masks = np.asarray(holders)
-    words = -(-n_workers // 64)
-    if masks.ndim == 1 and words == 1:
-        masks = masks[:, np.newaxis]
-    if masks.ndim != 2 or masks.shape[1] != words:
-        raise InvalidParameter.of(
-            "holders.shape",
-            masks.shape,
-            f"(n_samples, {words}) for {n_workers} workers",
-            "Each word holds the bits of 64 workers.",
-        )
-    if not np.issubdtype(masks.dtype, np.integer) or (masks.dtype.kind == "i" and (masks < 0).any()):
-        raise InvalidParameter.of(
-            "holders.dtype", str(masks.dtype), "uint64, or an integer dtype without negative values"
-        )
-    masks = np.ascontiguousarray(masks, dtype=np.uint64)
-    if n_workers % 64:
-        beyond = np.flatnonzero(masks[:, -1] >> np.uint64(n_workers % 64))
-        if beyond.size:
-            raise InvalidParameter.of(
-                f"holders[{beyond[0]}]",
-                masks[beyond[0]].tolist(),
-                f"a mask of workers 0 to {n_workers - 1}",
-            )
-    return masks
-
-
 def as_instance(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> tuple[Holders, Ranks]:
     """Check where samples are and where they must go, as ``(q, words)`` uint64 and ``(q,)`` int32."""
+    # holders: ``(q, words)`` non-negative integers. For up to 64 workers, ``(q,)`` is allowed too.
     n_workers = as_integer("n_workers", n_workers, 1)
-    masks = as_holders(holders, n_workers)
-    ranks = as_ranks("destinations", destinations, n_workers)
-    if len(masks) != len(ranks):
-        raise InvalidParameter.of("destinations.shape", ranks.shape, f"({len(masks)},), to match holders")
+    ranks, words = as_ranks("destinations", destinations, n_workers), -(-n_workers // 64)
+    masks = np.asarray(holders)
+    if masks.ndim == 1 and words == 1:
+        masks = masks[:, np.newaxis]
+    if masks.shape != (len(ranks), words):
+        raise InvalidParameter.of("holders.shape", masks.shape, f"({len(ranks)}, {words}): a bit for each worker")
+    if masks.dtype.kind not in "iu" or (masks.dtype.kind == "i" and (masks < 0).any()):
+        raise InvalidParameter.of("holders.dtype", str(masks.dtype), "integers >= 0")
+    masks = np.ascontiguousarray(masks, dtype=np.uint64)
+    if n_workers % 64 and (masks[:, -1] >> np.uint64(n_workers % 64)).any():
+        raise InvalidParameter.because("holders", f"they name workers beyond {n_workers - 1}")
     return masks, ranks
 
 
@@ -159,17 +146,8 @@ def holders_of(assignment: ArrayLike, n_workers: int) -> Holders:
 
 def held_by(holders: Holders, worker: int) -> NDArray[np.bool_]:
     """``(q,)`` mask of the samples that a worker holds."""
-    words = holders if holders.ndim == 1 else holders[:, worker // 64]
-    held: NDArray[np.bool_] = (words & np.uint64(1 << worker % 64)) != 0
+    held: NDArray[np.bool_] = (holders[:, worker // 64] & np.uint64(1 << worker % 64)) != 0
     return held
-
-
-def has_excess(n_samples: int, n_workers: int, capacity: int) -> bool:
-    """Whether workers with this capacity can hold more than their shares."""
-    partition = -(-n_samples // n_workers)
-    if capacity < partition:
-        raise InvalidParameter.of("capacity", capacity, f"at least {partition}, the size of the largest share")
-    return capacity > partition
 
 
 @kernel("(u8[:,::1], i4[::1])")

@@ -132,12 +132,7 @@ def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool =
 
 def _relayed(shuffle: ShuffleSpec) -> int:
     choices = shuffle.choices
-    return get_delivery(choices.delivery).passed_on(
-        shuffle.n_workers,
-        relay=choices.relay,
-        in_chunks=choices.assignment.in_chunks,
-        most_incoming=shuffle.max_incoming,
-    )
+    return get_delivery(choices.delivery).packets_passed_on(choices.relay, shuffle.max_incoming)
 
 
 def workers_that_fit(shuffle: ShuffleSpec, layout: RowLayout, limit: int) -> int | None:

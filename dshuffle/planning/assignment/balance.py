@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.kernels import kernel
-from dshuffle.planning.assignment.slots import Blocks
 from dshuffle.planning.randomness import below, choose, draw_front, next_word, permutation, random_words
 from dshuffle.planning.types import Ranks, Samples, group_by
 
@@ -23,11 +22,6 @@ def balanced_sizes(n_samples: int, n_workers: int, *path: int | str) -> Samples:
     # If the first workers always got the extra samples, they would be slower in every epoch.
     sizes[permutation(n_workers, "extra", *path)[: n_samples % n_workers]] += 1
     return sizes
-
-
-def uniform_ranks(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
-    """Draw ``(n_samples,)`` uniform ranks; shares differ by at most one sample."""
-    return Blocks.drawn(n_samples, n_workers, 1, *path).all_ranks()
 
 
 @kernel("(i8[:,::1], u8[::1], i4[::1])")
@@ -124,25 +118,16 @@ def _deal(order, offsets, names, state, ranks):  # type: ignore[no-untyped-def]
     for group in range(offsets.size - 1):
         first, last = offsets[group], offsets[group + 1]
         while last - first >= names.size:
-            state = _shuffle(lap, names.size, state)
+            state = draw_front(lap, names.size - 1, state)
             for place in range(names.size):
                 ranks[order[first + place]] = lap[place]
             first += names.size
         for place in range(last - first):
             rest[place] = names[at]
             at = at + 1 if at + 1 < names.size else 0
-        state = _shuffle(rest, last - first, state)
+        state = draw_front(rest[: last - first], last - first - 1, state)
         for place in range(last - first):
             ranks[order[first + place]] = rest[place]
-
-
-@kernel()
-def _shuffle(values, count, state):  # type: ignore[no-untyped-def]
-    for i in range(count - 1):
-        state, word = next_word(state)
-        j = i + below(word, count - i)
-        values[i], values[j] = values[j], values[i]
-    return state
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,13 +188,18 @@ class Classes:
 
     def check_balanced(self, parameter: str, value: object, ranks: Ranks, n_workers: int) -> None:
         """Reject an assignment in which the counts of a class differ by more than one between workers."""
-        wrong = _unbalanced(*self.members(), ranks, np.zeros(n_workers, dtype=np.int64))
-        if wrong >= 0:
+        order, offsets = self.members()
+        classes = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        pairs, counts = np.unique(classes * n_workers + ranks[order], return_counts=True)
+        least, found = np.diff(offsets) // n_workers, pairs // n_workers
+        lacking = (least > 0) & (np.bincount(found, minlength=len(least)) < n_workers)
+        uneven = np.concatenate([np.flatnonzero(lacking), found[(counts - least[found]) >> 1 != 0]])
+        if uneven.size:
             raise InvalidParameter.of(
                 parameter,
                 value,
                 f"an assignment in which the counts of each class of {self.name!r} differ by at most one",
-                f"Class {wrong} (in ascending order) is spread unevenly. With balance={self.name!r} use the sharding "
+                f"Class {uneven.min()} (in ascending order) is spread unevenly. With balance={self.name!r} use the sharding "
                 f"'random' or 'stratified:{self.name}'.",
             )
 
@@ -252,12 +242,6 @@ def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count
     order, offsets = classes.members()
     each = np.diff(offsets) // n_workers
     sizes = np.bincount(previous, minlength=n_workers)
-    if np.ptp(sizes) > 1:
-        raise InvalidParameter.because(
-            "previous",
-            f"workers have {sizes.min()} to {sizes.max()} samples",
-            "Pass an assignment in which share sizes differ by at most one.",
-        )
     chosen_rounds = choose(np.arange(len(order) // n_workers), count, "class rounds", seed, epoch)
     rounds = np.bincount(np.searchsorted(np.cumsum(each), chosen_rounds, side="right"), minlength=len(each) + 1)
     n_loose = int(rounds[-1])
@@ -266,41 +250,13 @@ def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count
     samples = np.empty(int(loose[-1]), dtype=np.int64)
     codes = np.empty_like(samples)
     words = random_words(2, "classes", seed, epoch)
-    wrong = _choose_sent(order, offsets, rounds, previous, sent, loose, samples, codes, words[0])
-    if wrong >= 0:
-        raise InvalidParameter.because(
-            "previous",
-            f"class {wrong} is spread unevenly",
-            "Pass an assignment in which the counts of each class differ by at most one between workers.",
-        )
+    _choose_sent(order, offsets, rounds, previous, sent, loose, samples, codes, words[0])
     derange(sent, random_words(len(sent), "partial", seed, epoch), ranks)
     if n_loose:
         following = np.empty(n_workers, dtype=np.int32)
         derange(np.arange(n_workers)[np.newaxis], random_words(1, "loose", seed, epoch), following)
         _exchange_loose(following, n_loose, loose, samples, codes, words[1], ranks)
     return ranks
-
-
-@kernel("(i8[::1], i8[::1], i4[::1], i8[::1])")
-def _unbalanced(order, offsets, ranks, counts):  # type: ignore[no-untyped-def]
-    """Return the first class whose counts differ by more than one between workers, or -1."""
-    for c in range(offsets.size - 1):
-        size = offsets[c + 1] - offsets[c]
-        least = size // counts.size
-        extra = 0
-        wrong = False
-        for i in range(offsets[c], offsets[c + 1]):
-            counts[ranks[order[i]]] += 1
-        for i in range(offsets[c], offsets[c + 1]):
-            rank = ranks[order[i]]
-            if counts[rank] > 0:
-                wrong = wrong or not least <= counts[rank] <= least + 1
-                extra += counts[rank] - least
-                counts[rank] = 0
-        # No worker has less than the least if the extra samples of the others are exactly the remainder.
-        if wrong or extra != size - least * counts.size:
-            return c
-    return -1
 
 
 @kernel("(i8[::1], i8[::1], i8[::1], i4[::1], u8, i4[::1])")
@@ -342,7 +298,6 @@ def _choose_sent(  # type: ignore[no-untyped-def]
     order, offsets, rounds, ranks, sent, loose, loose_samples, loose_codes, state
 ):
     """Draw the samples sent in the rounds of all classes, and list every worker's loose samples by ascending class."""
-    # Returns the first class that is spread unevenly, or -1.
     n_workers = loose.size - 1
     n_classes = offsets.size - 1
     largest = 0
@@ -358,23 +313,17 @@ def _choose_sent(  # type: ignore[no-untyped-def]
         room = each + 1
         for i in range(first, last):
             rank = ranks[order[i]]
-            if counts[rank] == room:
-                return c
             own[rank * room + counts[rank] if each else i - first] = order[i]
             counts[rank] += 1
         if each:
             for rank in range(n_workers):
                 count = counts[rank]
                 counts[rank] = 0
-                if count < each:
-                    return c
                 mine = own[rank * room : rank * room + count]
                 state = draw_front(mine, min(rounds[c] + 1, count), state)
                 for i in range(rounds[c]):
                     sent[row + i, rank] = mine[i]
                 if count == room:
-                    if at[rank] == loose[rank + 1]:
-                        return c
                     state, word = next_word(state)
                     loose_samples[at[rank]] = mine[rounds[c] + below(word, count - rounds[c])]
                     loose_codes[at[rank]] = c
@@ -384,12 +333,9 @@ def _choose_sent(  # type: ignore[no-untyped-def]
             for i in range(last - first):
                 rank = ranks[own[i]]
                 counts[rank] = 0
-                if at[rank] == loose[rank + 1]:
-                    return c
                 loose_samples[at[rank]] = own[i]
                 loose_codes[at[rank]] = c
                 at[rank] += 1
-    return -1
 
 
 @kernel("(i4[::1], i8, i8[::1], i8[::1], i8[::1], u8, i4[::1])")

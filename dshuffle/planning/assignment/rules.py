@@ -14,9 +14,9 @@ from dshuffle.checks import as_integer, as_ratio
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.balance import draw_classes, exchange_in_classes
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
-from dshuffle.planning.assignment.slots import Blocks, SlotExchange, Slots, WorkerChange, path_of
+from dshuffle.planning.assignment.slots import Blocks, SlotExchange, Slots, WorkerChange
 from dshuffle.planning.exchange_epochs import Weights
-from dshuffle.planning.types import Ranks, count_keys, group_by
+from dshuffle.planning.types import count_keys, group_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,22 +152,6 @@ def check_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> None:
         )
 
 
-def slice_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
-    """``(n_samples,)`` ranks that give consecutive chunks to each worker, in rank order."""
-    return Blocks.contiguous(n_samples, n_workers, chunk_rows).all_ranks()
-
-
-def deal_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
-    """``(n_samples,)`` ranks that give one chunk to each worker in turn."""
-    turns = np.arange(-(-n_samples // chunk_rows)) % n_workers
-    return np.repeat(turns.astype(np.int32), chunk_rows)[:n_samples]
-
-
-def draw_chunks(n_samples: int, n_workers: int, chunk_rows: int, *path: int | str) -> Ranks:
-    """``(n_samples,)`` ranks that give every chunk to a uniformly random worker, as balanced as chunks allow."""
-    return Blocks.drawn(n_samples, n_workers, chunk_rows, *path).all_ranks()
-
-
 FIXED_POINTS = ":fixed-points"
 
 
@@ -186,8 +170,9 @@ class Partial(Assignment):
 
     References
     ----------
-    Nguyen et al. (2022), Algorithm 1; see docs/papers.md. :func:`~dshuffle.planning.next_ranks` says how we
-    differ.
+    Nguyen et al. (2022), Algorithm 1; see docs/papers.md. There, a random permutation of the ranks says where sample i of
+    every worker goes, so about 1/M of the exchanges move nothing. We shift the ranks by a random distance that is not
+    zero, in a random order, so that exactly ``ceil(Q N / M)`` samples leave and enter every worker.
 
     Examples
     --------
@@ -240,7 +225,7 @@ class Partial(Assignment):
         if not count:
             return EpochDraw(draw.previous.copy(), slots=slots)
         sizes = count_keys(draw.previous, 0, draw.n_workers)
-        exchange = SlotExchange.drawn(sizes, count, self.fixed_points, *path_of(draw.seed, draw.epoch))
+        exchange = SlotExchange.drawn(sizes, count, self.fixed_points, draw.seed, draw.epoch)
         slots = exchange.applied(slots)
         ranks = np.empty_like(draw.previous)
         ranks[slots] = np.repeat(np.arange(draw.n_workers, dtype=np.int32), sizes)

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.definition import PlanInput
-from dshuffle.planning.delivery.packets import PacketsFromServer, Tables, plan_ubershuffle
+from dshuffle.planning.delivery.definition import Delivery, PlanInput
+from dshuffle.planning.delivery.packets import Tables, plan_ubershuffle
 from dshuffle.planning.epoch_plan import SERVER, Packets
 from dshuffle.planning.randomness import below, next_word, permutation, random_words
-from dshuffle.planning.types import Holders, Ranks, Samples, count_holders, group_by, holds, lowest_bit, popcount
+from dshuffle.planning.types import Holders, Ranks, Samples, count_each, group_by, holds, lowest_bit, popcount
 
 _UNIT = 1 << 20
 _FINE = [_UNIT * percent // 100 for percent in range(98, 30, -2)]
@@ -395,19 +395,11 @@ def pack_small_cliques(holders: Holders, workers: Samples, n_workers: int, *, se
     # destination of the seed holds.
     # holders: ``(D, words)`` masks of the needed samples.
     # workers: ``(D,)`` int64, the destinations of the samples.
-    sizes = _sizes(holders)
+    sizes = count_each(holders, np.arange(len(holders)))
     seeds = permutation(len(workers), "clique", seed)
     seeds = seeds[group_by(sizes[seeds], n_workers + 1)[0]]
     packets: tuple[Samples, Samples] = _pack_listed(holders, workers, sizes, seeds, n_workers)
     return packets
-
-
-@kernel()
-def _sizes(holders):  # type: ignore[no-untyped-def]
-    sizes = np.empty(holders.shape[0], dtype=np.int64)
-    for sample in range(holders.shape[0]):
-        sizes[sample] = count_holders(holders, sample)
-    return sizes
 
 
 @kernel()
@@ -586,11 +578,4 @@ def _plan(sizes: Samples, samples: Samples, destinations: Ranks) -> Packets:
     return Packets(offsets, samples, destinations, np.full(len(sizes), SERVER, dtype=np.int32))
 
 
-class Clique(PacketsFromServer):
-    """Packets grown around the samples with the fewest holders."""
-
-    name = "clique"
-    plan = staticmethod(plan_clique)
-
-
-CLIQUE = Clique()
+CLIQUE = Delivery("clique", plan_clique, coded=True, needs_server=True)

@@ -16,11 +16,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.definition import Excess, PlanInput
-from dshuffle.planning.delivery.packets import PacketsFromServer
+from dshuffle.planning.delivery.definition import Delivery, PlanInput
 from dshuffle.planning.epoch_plan import SERVER, Packets
 from dshuffle.planning.randomness import permutation
 from dshuffle.planning.types import count_holders, group_by, lowest_bit
@@ -29,38 +27,11 @@ Matrix = NDArray[np.int64]
 
 
 def shuffle_matrix(owners: ArrayLike, destinations: ArrayLike, n_workers: int) -> Matrix:
-    """Count the samples that each worker has and each worker will train on, ``(n, n)`` int64."""
-    # Entry (i, j) counts the samples that worker i has and worker j will train on. Rows add up to the shares before the
-    # shuffle, columns to the shares after it. If a worker's share keeps its size, as many samples leave the worker as
-    # arrive.
-    # Attia and Tandon (2016), definitions 1 and 2; see docs/papers.md.
-    # owners, destinations: ``(q,)`` integers, the worker of each sample before and after the shuffle.
-    n_workers = as_integer("n_workers", n_workers, 1)
-    before = as_ranks("owners", owners, n_workers)
-    after = as_ranks("destinations", destinations, n_workers)
-    if len(before) != len(after):
-        raise InvalidParameter.of("destinations.shape", after.shape, f"({len(before)},), to match owners")
-    arcs = before.astype(np.int64) * n_workers + after
+    """Count the samples that worker i has and worker j will train on, ``(n, n)`` int64."""
+    # Rows add up to the shares before the shuffle, columns to the shares after it. If a worker's share keeps its size,
+    # as many samples leave the worker as arrive. Attia and Tandon (2016), definitions 1 and 2; see docs/papers.md.
+    arcs = np.asarray(owners, np.int64) * n_workers + np.asarray(destinations, np.int64)
     return np.bincount(arcs, minlength=n_workers**2).reshape(n_workers, n_workers)
-
-
-def leftover_matrix(shuffle: ArrayLike) -> Matrix:
-    """Return a shuffle matrix without the samples that are sent in pairs."""
-    # Attia and Tandon (2016), definition 3; see docs/papers.md.
-    matrix = as_matrix("shuffle", shuffle)
-    return matrix - np.minimum(matrix, matrix.T)
-
-
-def as_matrix(name: str, values: ArrayLike) -> Matrix:
-    """Return a square int64 matrix of counts, or raise :class:`InvalidParameter`."""
-    matrix = np.asarray(values)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-        raise InvalidParameter.of(f"{name}.shape", matrix.shape, "(n_workers, n_workers)")
-    if not np.issubdtype(matrix.dtype, np.integer):
-        raise InvalidParameter.of(f"{name}.dtype", str(matrix.dtype), "an integer dtype")
-    if (matrix < 0).any():
-        raise InvalidParameter.of(name, int(matrix.min()), "a matrix of counts >= 0")
-    return matrix.astype(np.int64)
 
 
 def plan_leftover(plan_input: PlanInput) -> Packets:
@@ -85,7 +56,9 @@ def plan_leftover(plan_input: PlanInput) -> Packets:
     # Samples without a holder start at an extra node, to which no arc leads.
     nodes = n_workers + 1
     order, offsets = group_by(owners[needed] * nodes + destinations[needed], nodes**2)
-    leftovers = leftover_matrix(np.diff(offsets).reshape(nodes, nodes))
+    shuffle = np.diff(offsets).reshape(nodes, nodes)
+    # Without the samples that are sent in pairs: Attia and Tandon (2016), definition 3.
+    leftovers = shuffle - np.minimum(shuffle, shuffle.T)
     ignored, trails = _best_ignored(leftovers, plan_input.seed)
     packets = np.zeros(len(needed) + 1, dtype=np.int64)
     samples = np.empty(2 * len(needed), dtype=np.int64)
@@ -212,12 +185,4 @@ def _emit(  # type: ignore[no-untyped-def]
     return p
 
 
-class Leftover(PacketsFromServer):
-    """Pairs of samples, and chains of the remaining ones."""
-
-    name = "leftover"
-    plan = staticmethod(plan_leftover)
-    excess = Excess.REFUSED
-
-
-LEFTOVER = Leftover()
+LEFTOVER = Delivery("leftover", plan_leftover, coded=True, needs_server=True, refuses_excess=True)

@@ -7,47 +7,16 @@ arrived there. A relay is a list of hops with gates, so the code that carries pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.epoch_plan import SERVER, Packets
 from dshuffle.planning.types import Ranks, Samples, group_by
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batches:
-    """The batches of a worker that relays packets. It passes on a batch once all of it has arrived."""
-
-    # ``(K,)`` float64. Fraction of all packets that the server has sent when batch k has arrived, if all workers get
-    # their batches at the same time.
-    sent: NDArray[np.float64]
-    # ``(K,)`` float64. Fraction of the packets that the worker has not begun to pass on until then: batch k and those
-    # after it.
-    left: NDArray[np.float64]
-    pauses: int = 0  # Number of times that the server waits for workers to ask for their next batches.
-
-    @classmethod
-    def of(cls, sizes: Sequence[int] | NDArray[np.integer], at_a_time: int = 1) -> Self:
-        """Return the batches of these numbers of packets, of which the server sends several at a time to each worker."""
-        # Batches that are sent at a time share the link, so each arrives later than alone. If all workers have one at a
-        # time, the server pauses after each. With ``at_a_time=0``, requests of other workers wait already.
-        parts = np.asarray(sizes) / np.sum(sizes)
-        until = np.cumsum(parts)
-        places = np.minimum(np.arange(len(parts)) + max(1, at_a_time) - 1, len(parts) - 1)
-        return cls(until[places], 1 - until + parts, len(parts) - 1 if at_a_time == 1 else 0)
-
-    def seconds(self, server: float, to_others: float, from_others: float, from_server: float) -> float:
-        """Return how long an exchange takes at least."""
-        # After each batch has arrived, all that is left has to go through the links of the worker.
-        arriving = self.left * from_others + (1 - self.sent) * from_server
-        return float((self.sent * server + np.maximum(self.left * to_others, arriving)).max())
-
 
 BATCHES = 12
 """Minimum number of batches of a relay, so that little is left to pass on when the last batch arrives."""

@@ -21,7 +21,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
 from dshuffle.planning import Choices, Chunks, Delivery, Remainder
 from dshuffle.planning.cost import MESSAGE_SECONDS, ClusterRates, Work, compare_costs, ends_seconds, loads_of
-from dshuffle.planning.delivery import Circumstances, suitable_deliveries
+from dshuffle.planning.delivery import suitable_deliveries
 from dshuffle.records import Measures
 from dshuffle.runtime.client.cluster_view import cluster_info, is_adaptive, resolved_choice, run_on_workers
 from dshuffle.runtime.client.open_session import OpenSession, new_id
@@ -432,15 +432,15 @@ def expected_seconds(
     whole = dataset.n_samples * dataset.row_nbytes
     limits = [worker["memory_limit"] for worker in serving.values()][:1]
     holds_all = all(not limit or whole <= memory_fraction * limit for limit in limits)
-    circumstances = Circumstances(
+    suitable = suitable_deliveries(
         n_workers,
-        work.excess(n_workers) > 0,
+        excess=work.excess(n_workers) > 0,
         has_server=bool(serving),
-        server_holds_all=holds_all,
         has_storage=cluster.storage is not None,
+        server_holds_all=holds_all,
     )
     families: dict[str, Delivery] = {}
-    for delivery in suitable_deliveries(circumstances):
+    for delivery in suitable:
         families.setdefault(delivery.family, delivery)
     ways = [work.with_choices(delivery=delivery.name) for delivery in families.values()]
     predicted = {prediction.work.delivery: prediction.exchange_seconds for prediction in compare_costs(cluster, ways)}

@@ -71,13 +71,13 @@ class MemberExchange:
             "packets": expected,
             "needed": expected,
             "expected": expected,
-            "arriving": expected - len(own.part.receives.get(STORE, ())),
+            "arriving": expected - len(own.receives.get(STORE, ())),
             "leaving": own.n_sent,
             "digest": zlib.crc32(f"{DRAW_VERSION} {spec.n_samples} {spec.history} {spec.choices} {epoch}".encode()),
         }
         seconds = time.perf_counter() - started
-        plan = ProcessPlan(spec, {rank: own.part}, None, own.shares[1], layout, limits)
-        return cls(_transport(plan, epoch, delivery), summary, seconds, own.shares, own.part.own[:0])
+        plan = ProcessPlan(spec, {rank: own}, None, layout, limits)
+        return cls(_transport(plan, epoch, delivery), summary, seconds, planner.shares(epoch), own.own[:0])
 
     @classmethod
     def restoring(
@@ -89,7 +89,7 @@ class MemberExchange:
             return cls.alone(OwnPlanner(spec, rank), epoch, layout, limits, spec.choices.delivery)
         started = time.perf_counter()
         made = planner.load(epoch)
-        plan = ProcessPlan(planner.spec, {rank: made.for_worker(rank)}, made, made.shares[1], layout, limits)
+        plan = ProcessPlan(planner.spec, {rank: made.for_worker(rank)}, made, layout, limits)
         seconds = time.perf_counter() - started
         return cls(RowTransport(plan), {}, seconds, made.shares, made.broadcast)
 
@@ -114,7 +114,7 @@ class MemberExchange:
             raise PlanError(f"epoch {epoch} was to be planned, but the planner is at epoch {made.epoch}")
         packets = made.packets
         parts = {participant: made.for_worker(participant) for participant in participants}
-        plan = ProcessPlan(planner.spec, parts, made, made.shares[1], layout, limits)
+        plan = ProcessPlan(planner.spec, parts, made, layout, limits)
         transport = _transport(plan, epoch, delivery)
         summary = {
             "packets": packets.n_packets,
@@ -399,5 +399,5 @@ def _server_rows(spec: SessionSpec, dataset: Dataset, budget: int | None) -> Ser
         dataset,
         budget=budget,
         window_bytes=spec.settings.window_bytes * spec.shuffle.n_workers,
-        whole=get_delivery(spec.shuffle.choices.delivery).server_holds_all,
+        whole=get_delivery(spec.shuffle.choices.delivery).coded,
     )
