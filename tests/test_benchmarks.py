@@ -108,7 +108,7 @@ def test_two_revisions_are_compared(tmp_path):
     revisions = load("revisions")
     copy = tmp_path / "dshuffle"
     shutil.copytree(Path(dshuffle.__file__).parent, copy)
-    with (copy / "planning" / "own_part.py").open("a") as file:
+    with (copy / "planning" / "planner.py").open("a") as file:
         file.write("OwnPlanner.plan = lambda self, epoch, delivery: __import__('time').sleep(0.3)\n")
     here = [revisions.measure(Path(dshuffle.__file__).parents[1], ["plan: global", "kernels"]) for _ in range(2)]
     there = [revisions.measure(tmp_path, ["plan: global", "kernels"]) for _ in range(2)]

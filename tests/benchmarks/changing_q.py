@@ -24,7 +24,7 @@ from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
 from dshuffle.planning import first_ranks
-from dshuffle.planning.assignment.slots import SlotExchange, path_of
+from dshuffle.planning.assignment.slots import SlotExchange
 from dshuffle.planning.exchange_epochs import epoch_permutation
 from dshuffle.planning.types import group_by
 from dshuffle.synthetic import keyed_regression, rare_keys_regression
@@ -320,7 +320,7 @@ def run(model: Model, sharding: str, decays: bool, seed: int, counts: Sequence[i
             else:
                 sent.append(counts[epoch - 1])
             if sent[-1]:
-                rows = SlotExchange.drawn(sizes, sent[-1], False, *path_of(seed, epoch)).applied(rows)
+                rows = SlotExchange.drawn(sizes, sent[-1], False, seed, epoch).applied(rows)
         held = np.split(rows, offsets[1:-1])
         orders = [part[epoch_permutation(part, seed=seed, epoch=epoch, rank=rank)] for rank, part in enumerate(held)]
         factor = 1 - 0.95 * epoch / (model.n_epochs - 1) if decays else 1.0
