@@ -208,7 +208,7 @@ class RowFile:
             self.release()
 
     def close(self) -> None:
-        """Free the descriptors, the map and the room on the disk, at once or when the last user has ended. Idempotent."""
+        """Free descriptors, map and room on the disk, at once or when the last user has ended. Idempotent."""
         # Arrays of its rows that somebody still has stay valid, and keep the map.
         self._closed.set()
         self._free_if_unused()

@@ -205,7 +205,7 @@ class KeptFolder:
 
 
 def remove_unused(directory: str, label: KeptLabel, *, of_session: bool = False) -> int:
-    """Remove partitions that nobody uses: those of other sessions on the same dataset, and those that cannot be read."""
+    """Remove unused partitions: of other sessions on the same dataset, and those that cannot be read."""
     # Those of other ranks of the same session stay, because some of its workers may have closed already; unless
     # ``of_session``, when a worker cannot go on without the room that lost workers have taken.
     removed = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -35,25 +34,18 @@ from dshuffle.planning.epoch_plan import in_disk_order
 from dshuffle.planning.types import sorted_positions
 from dshuffle.rows import ByteMatrix, Checksums, RowLayout, checksum_rows
 
+ItemsInFlows = tuple[Items, dict[int, Flow]]
+"""Items, and the flows that they are in."""
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CodedPart:
-    """The part of one participant in a coded run."""
 
-    arriving: Items  # ``(m,)`` plan component that each received item delivers.
-    incoming: dict[int, Flow]  # Sender -> flow of received items.
-    leaving: Items  # ``(k,)`` packet of each item to send.
-    outgoing: dict[int, Flow]  # Destination -> flow of items to send.
-
-    @classmethod
-    def of(cls, plan: Packets, hops: Hops, participant: int, *, at_most: int) -> CodedPart:
-        """Cut the hops to and from a participant into messages of at most ``at_most`` packets."""
-        groups = np.maximum(hops.waits_for, hops.opens)
-        ended = np.flatnonzero(plan.destinations == participant)
-        order, incoming = flows_of_hops(hops.senders[ended], groups[ended], hops.opens[ended], at_most=at_most)
-        away = np.flatnonzero(hops.senders == participant)
-        packets, outgoing = flows_of_hops(plan.destinations[away], groups[away], hops.waits_for[away], at_most=at_most)
-        return cls(ended[order], incoming, hops.packets[away[packets]], outgoing)
+def coded_part(plan: Packets, hops: Hops, participant: int, *, at_most: int) -> tuple[ItemsInFlows, ItemsInFlows]:
+    """What a participant sends and receives in a coded run, in messages of at most ``at_most`` packets."""
+    # The items that it sends are packets, and those that it receives are components of the plan.
+    groups = np.maximum(hops.waits_for, hops.opens)
+    away, ended = np.flatnonzero(hops.senders == participant), np.flatnonzero(plan.destinations == participant)
+    sent, outgoing = flows_of_hops(plan.destinations[away], groups[away], hops.waits_for[away], at_most=at_most)
+    order, incoming = flows_of_hops(hops.senders[ended], groups[ended], hops.opens[ended], at_most=at_most)
+    return (hops.packets[away[sent]], outgoing), (ended[order], incoming)
 
 
 class PacketStore:
@@ -290,9 +282,6 @@ def _expand(joint, offsets, slots, items):  # type: ignore[no-untyped-def]
     return members[:n_members], member_offsets, held[:n_held], held_offsets
 
 
-ItemsInFlows = tuple[Items, dict[int, Flow]]
-
-
 class MessageLimits(Protocol):
     """Limits of the messages of a session."""
 
@@ -343,34 +332,31 @@ class ProcessPlan:
     limits: MessageLimits
 
 
+UNACKNOWLEDGED_BYTES = MIB // 4
+"""Messages up to this length are not acknowledged. An acknowledgement costs nearly as much as a short message."""
+
+SHORT_ROW = 16 * 2**10
+"""Rows on a disk up to this length move to the order of the next epoch. Random reads of longer ones are fast."""
+
+
 @dataclass(frozen=True)
-class Transport(ABC):
-    """How the items of one exchange travel, in one process. Those that exist are in ``transports.py``."""
+class Transport:
+    """How the items of one exchange travel, in one process: as single rows, or as packets in the subclass."""
 
-    # Deliveries name their transports. The first epoch of a session, and what a lost worker had, is read from the store
-    # with the transport ``"rows"``, whatever the delivery.
+    # Rows are cut into messages only when the exchange begins, and the rates of links are known. The first epoch of a
+    # session, and what a lost worker had, is read from the store as single rows, whatever the delivery.
 
-    name: ClassVar[str]  # Name by which deliveries choose it.
     encodes: ClassVar[bool] = False  # Whether packets are encoded and decoded, which is measured.
     readable: ClassVar[bool] = True  # Whether an item that does not arrive can be read from the store.
     kernels: ClassVar[tuple[str, ...]] = ("rows", "exchange.cache_partition")  # Modules whose kernels it calls.
 
     plan: ProcessPlan  # The plan of the epoch.
-    # What this process sends and receives. None until it is known how fast the links are, if messages depend on that.
-    flows: Flows | None = None
+    flows: Flows | None = None  # What this process sends and receives; None until items are cut into messages.
 
     @classmethod
     def of(cls, plan: ProcessPlan) -> Transport:
         """Make the transport of an exchange, as soon as it is planned."""
         return cls(plan)
-
-    def for_disk(self, n_free: int) -> Transport:
-        """The same exchange with rows in the order in which disks read them, if that matters."""
-        return self
-
-    @abstractmethod
-    def with_messages(self, rate: float | None) -> Transport:
-        """The same exchange with its items cut into messages, for links of a rate (bytes per second into a worker)."""
 
     @property
     def messages(self) -> Flows:
@@ -385,38 +371,6 @@ class Transport(ABC):
     def answered_to_one_by(self, participant: int) -> int | None:
         """Number of messages to one destination that a participant sends at once; None for no limit of its own."""
         return None
-
-    @abstractmethod
-    def source(self, rank: int, cache: CachePartition) -> RowSource:
-        """Make the source of the items that a rank sends."""
-
-    @abstractmethod
-    def served(self, server: ServerHolder) -> RowSource:
-        """Make the source of the items that the server sends."""
-
-    @abstractmethod
-    def sink(
-        self,
-        rank: int,
-        cache: CachePartition,
-        source: RowSource,
-        bring: Bring,
-    ) -> RowSink:
-        """Make the sink of the items that the rank receives; ``source`` is the source that it sends from."""
-
-
-UNACKNOWLEDGED_BYTES = MIB // 4
-"""Messages up to this length are not acknowledged. An acknowledgement costs nearly as much as a short message."""
-
-SHORT_ROW = 16 * 2**10
-"""Rows on a disk up to this length move to the order of the next epoch. Random reads of longer ones are fast."""
-
-
-@dataclass(frozen=True)
-class RowTransport(Transport):
-    """Single rows. They are cut into messages only when the exchange begins, and the rates of links are known."""
-
-    name: ClassVar[str] = "rows"
 
     def for_disk(self, n_free: int) -> Transport:
         """The same exchange with rows in the order in which disks read them (:mod:`dshuffle.planning.epoch_plan`)."""
@@ -492,7 +446,6 @@ def _longest(lists: Mapping[int, ItemsInFlows]) -> int:
 class PacketTransport(Transport):
     """Packets. Their messages follow from the plan alone."""
 
-    name: ClassVar[str] = "packets"
     encodes: ClassVar[bool] = True
     readable: ClassVar[bool] = False
     kernels: ClassVar[tuple[str, ...]] = (
@@ -502,7 +455,6 @@ class PacketTransport(Transport):
         "planning.delivery.relay",
     )
 
-    epoch_plan: EpochPlan  # The plan of the epoch.
     hops: Hops  # The routes of its packets.
 
     @classmethod
@@ -511,7 +463,7 @@ class PacketTransport(Transport):
         assert plan.epoch_plan is not None
         packets, limits, n_workers = plan.epoch_plan.packets, plan.limits, plan.spec.n_workers
         if not packets.coded:
-            return RowTransport(plan)
+            return Transport(plan)
         fitting = rows_per_message(plan.layout.nbytes, limits.window_bytes)
         at_most = packets_per_batch(
             packets.n_packets,
@@ -525,11 +477,21 @@ class PacketTransport(Transport):
         requests = max(n_workers, min(fitting // at_most, 3 * n_workers))
         answers = max(limits.window, min(requests, 2 * n_workers))  # a relay answers two per worker
         hops = route(plan.spec.choices.relay, packets, n_workers, at_most)
-        coded = {participant: CodedPart.of(packets, hops, participant, at_most=at_most) for participant in plan.parts}
-        sends = {participant: (part.leaving, part.outgoing) for participant, part in coded.items()}
-        receives = {participant: (part.arriving, part.incoming) for participant, part in coded.items()}
+        parts = {who: coded_part(packets, hops, who, at_most=at_most) for who in plan.parts}
+        sends = {who: sent for who, (sent, _) in parts.items()}
+        receives = {who: received for who, (_, received) in parts.items()}
         flows = Flows(sends, receives, at_most, requests, answers)
-        return cls(plan, flows, epoch_plan=plan.epoch_plan, hops=hops)
+        return cls(plan, flows, hops=hops)
+
+    @property
+    def epoch_plan(self) -> EpochPlan:
+        """The plan of the whole epoch."""
+        assert self.plan.epoch_plan is not None
+        return self.plan.epoch_plan
+
+    def for_disk(self, n_free: int) -> Transport:
+        """The same exchange."""
+        return self
 
     def with_messages(self, rate: float | None) -> Transport:
         """The same exchange."""
@@ -575,4 +537,4 @@ class PacketTransport(Transport):
 
 def transport_of(delivery: str) -> type[Transport]:
     """The transport of a delivery."""
-    return PacketTransport if get_delivery(delivery).coded else RowTransport
+    return PacketTransport if get_delivery(delivery).coded else Transport

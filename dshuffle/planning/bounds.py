@@ -23,8 +23,8 @@ MOST_WORKERS = 20
 
 def coded_rate(n_samples: int, n_workers: int, capacity: int) -> float:
     """Number of packets of ``coded`` for uniformly random caches, in the limit of many samples."""
-    # A needed sample with h holders counts ``1 / (h + 1)``. For such caches no code needs fewer packets on average, for any
-    # number of samples. Caches of later epochs may allow fewer.
+    # A needed sample with h holders counts ``1 / (h + 1)``. For such caches no code needs fewer packets on average, for
+    # any number of samples. Caches of later epochs may allow fewer.
     # Chung et al. (2017), Theorem 2; see docs/papers.md. We use the sum from its proof, which has no pole for caches
     # without excess.
     n_samples, n_workers = as_shape(n_samples, n_workers)

@@ -202,7 +202,7 @@ class Bijection:
         return cls(offsets, nothing, nothing, np.array(domains, np.uint64), keys.reshape(len(sizes), -1))
 
     def forward(self, points: NDArray[np.int64], members: NDArray[np.int64] | None = None) -> Samples:
-        """``(k,)`` int64: where the bijection maps each of the ``(k,)`` points; with ``(k,)`` members, those of them."""
+        """``(k,)`` int64: where the bijection, or that of each member, maps the ``(k,)`` points."""
         return self._evaluate(points, members, self.tables, False)
 
     def inverse(self, points: NDArray[np.int64], members: NDArray[np.int64] | None = None) -> Samples:

@@ -7,7 +7,7 @@ import pytest
 
 from dshuffle.errors import ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.exchange.transports import CodedPart, PacketDecoder, PacketStore
+from dshuffle.exchange.transports import PacketDecoder, PacketStore, coded_part
 from dshuffle.planning import Packets
 from dshuffle.planning.delivery.relay import route
 from dshuffle.rows import RowLayout
@@ -21,7 +21,7 @@ def decoder_of(plan: Packets, *held: int) -> PacketDecoder:
     cache.reserve(np.array(held, np.int64))
     cache.commit(cache.prepare(np.array(held, np.int64)))
     hops = route("unicast", plan, 2, 9)
-    arriving = CodedPart.of(plan, hops, 0, at_most=9).arriving
+    arriving = coded_part(plan, hops, 0, at_most=9)[1][0]
     slots = cache.reserve(plan.samples[arriving])
     wanted = np.ones(len(arriving), np.bool_)
     return PacketDecoder(cache, plan, hops.packets, arriving, wanted, slots, PacketStore(cache.layout, arriving[:0]))

@@ -44,7 +44,6 @@ def planned(shuffler, epoch, first_weights):
                 {"assignment": "local"},
                 {"assignment": "partial:0.2"},
                 {"delivery": "storage"},
-                {"delivery": "grid"},
             )
         ),
         {"assignment": "aligned", "delivery": "clique", "cache_fraction": 0.5},

@@ -7,16 +7,11 @@ depend on the previous assignment. ``aligned`` also depends on the holders of ea
 
 from __future__ import annotations
 
-from numpy.typing import ArrayLike
-
-from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.aligned import Aligned
 from dshuffle.planning.assignment.balance import Classes
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
 from dshuffle.planning.assignment.rules import Chunks, Global, Local, Partial
-from dshuffle.planning.epoch_plan import missing_samples
-from dshuffle.planning.types import Ranks, as_instance
 
 __all__ = [
     "ASSIGNMENTS",

@@ -199,8 +199,8 @@ class Classes:
                 parameter,
                 value,
                 f"an assignment in which the counts of each class of {self.name!r} differ by at most one",
-                f"Class {uneven.min()} (in ascending order) is spread unevenly. With balance={self.name!r} use the sharding "
-                f"'random' or 'stratified:{self.name}'.",
+                f"Class {uneven.min()} (in ascending order) is spread unevenly. With balance={self.name!r} use the "
+                f"sharding 'random' or 'stratified:{self.name}'.",
             )
 
 

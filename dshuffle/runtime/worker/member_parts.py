@@ -21,7 +21,7 @@ from dshuffle.exchange.endpoints import Receiver, Sender
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.mailboxes import Inbox, Outbox
 from dshuffle.exchange.messages import Flow, rows_per_message
-from dshuffle.exchange.transports import MessageLimits, ProcessPlan, RowTransport, Transport, transport_of
+from dshuffle.exchange.transports import MessageLimits, ProcessPlan, Transport, transport_of
 from dshuffle.planning import SERVER, STORE, EpochPlanner, Remainder, ShuffleSpec, WorkerPart, get_delivery
 from dshuffle.planning.planner import OwnPlanner, plans_own_parts
 from dshuffle.planning.randomness import DRAW_VERSION
@@ -91,7 +91,7 @@ class MemberExchange:
         made = planner.load(epoch)
         plan = ProcessPlan(planner.spec, {rank: made.for_worker(rank)}, made, layout, limits)
         seconds = time.perf_counter() - started
-        return cls(RowTransport(plan), {}, seconds, made.shares, made.broadcast)
+        return cls(Transport(plan), {}, seconds, made.shares, made.broadcast)
 
     @classmethod
     def make(
@@ -152,7 +152,7 @@ class MemberExchange:
 def _transport(plan: ProcessPlan, epoch: int, delivery: str) -> Transport:
     """The transport of an epoch. All workers agree on it."""
     moves = epoch > plan.spec.first_epoch and plan.spec.choices.has_exchange(epoch)
-    return (transport_of(delivery) if moves else RowTransport).of(plan)
+    return (transport_of(delivery) if moves else Transport).of(plan)
 
 
 class Plans:

@@ -74,9 +74,6 @@ def test_what_is_balanced_is_told_from_what_is_not(job, data):
         wrong = int(np.argmax([np.ptp(count) > 1 for count in counts]))
         with pytest.raises(InvalidParameter, match=f"sharding='mine'.*Class {wrong} .*'stratified:y'"):
             classes.check_balanced("sharding", "mine", ranks, n)
-        if n > 1 and len(labels) >= n:
-            with pytest.raises(InvalidParameter, match=r"previous is not allowed: (workers have|class \d+ is spread)"):
-                exchange_in_classes(ranks, classes, n, len(labels) // n, seed, 1)
 
 
 def every_balanced(labels, n):
