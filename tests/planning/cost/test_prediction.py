@@ -195,7 +195,6 @@ def test_the_largest_jobs_take_little_time():
     ("assignment", "delivery", "alpha"),
     [
         ("global", "peer", None),
-        ("global", "grid", None),
         ("global", "server", 0.2),
         ("global", "storage", None),
         ("chunks", "storage", None),

@@ -156,7 +156,7 @@ def test_peers_on_the_same_host_are_preferred(alpha):
 def test_peer_needs_a_holder():
     with pytest.raises(InvalidParameter, match=r"holders\[1\]=0 .*'peer'.*'server' or 'storage'"):
         plan_delivery("peer", [1, 0, 0], [0, 1, 1], 2)
-    for name in sorted(DELIVERIES.keys() - {"peer", "grid"}):
+    for name in sorted(DELIVERIES.keys() - {"peer"}):
         assert plan_delivery(name, [1, 0, 0], [0, 1, 1], 2).n_packets == 2
 
 
