@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from dshuffle.notebook import html_summary
-from dshuffle.planning.bijection import DRAW_VERSION
+from dshuffle.planning.randomness import DRAW_VERSION
 from dshuffle.planning.shuffle_spec import Choices
 from dshuffle.units import human_bytes, human_count, human_seconds
 

@@ -243,7 +243,7 @@ def compared_names(path: Path) -> list[str]:
 
 
 # Words of a cost model's resources that deliveries share.
-RESOURCES = {"dshuffle.planning.cost.cluster": {"storage"}}
+RESOURCES = {"dshuffle.planning.cost": {"storage"}}
 
 
 def test_no_module_tests_names_of_deliveries_or_assignments():

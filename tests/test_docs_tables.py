@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 import dshuffle
-from dshuffle.planning import CACHINGS, Aligned, Delivery, next_ranks
+from dshuffle.planning import CACHINGS, Aligned, Delivery
 from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.holders import cache_capacity
+from dshuffle.planning.exchange_epochs import cache_capacity
 from dshuffle.planning.shuffling_error import nguyen_equation_11, shuffling_error
+
+from .draws import next_ranks
 
 DOCS = Path(__file__).parents[1] / "docs"
 PACKAGE = Path(dshuffle.__file__).parent

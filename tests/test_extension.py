@@ -16,11 +16,10 @@ from dshuffle.cli import main
 from dshuffle.compare import product_of_ways
 from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.pipeline import LocalWorkers, Pipeline, Training
-from dshuffle.planning import DELIVERIES, Choices, Classes, EpochPlanner, Packets, ShuffleSpec
+from dshuffle.planning import DELIVERIES, Choices, Classes, Delivery, EpochPlanner, Packets, ShuffleSpec
 from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, EpochDraw, check_balance
 from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs
-from dshuffle.planning.delivery.peer import RowsFromPeers
-from dshuffle.planning.grouping import lowest_bit
+from dshuffle.planning.types import lowest_bit
 from dshuffle.synthetic import keyed_regression
 
 from .planning.test_unequal_shares import check_contract
@@ -32,11 +31,6 @@ def plan_first_holder(plan_input):
     needed = plan_input.missing_samples()
     senders = [lowest_bit(plan_input.holders[sample, 0]) for sample in needed]
     return Packets.uncoded(needed, plan_input.destinations[needed], senders)
-
-
-class FirstHolder(RowsFromPeers):
-    name = "first-holder"
-    plan = staticmethod(plan_first_holder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,8 @@ class RotateInOneStep(Rotate):
 
 @pytest.fixture
 def toys(monkeypatch):
-    monkeypatch.setitem(DELIVERIES, "first-holder", FirstHolder())
+    delivery = Delivery("first-holder", plan_first_holder, plans_own_parts=True)
+    monkeypatch.setitem(DELIVERIES, delivery.name, delivery)
     monkeypatch.setitem(ASSIGNMENTS, "rotate", Rotate)
     monkeypatch.setitem(ASSIGNMENTS, "deal", Deal)
 

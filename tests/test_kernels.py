@@ -16,7 +16,7 @@ import dshuffle.rows
 from dshuffle import numba_support
 from dshuffle.kernels import Kernel, kernel
 from dshuffle.planning import DELIVERIES, Aligned, Choices, EpochPlanner, Global, ShuffleSpec
-from dshuffle.planning.grouping import count_holders, popcount
+from dshuffle.planning.types import count_holders, popcount
 from dshuffle.rows import checksum_rows
 from dshuffle.store import scatter
 
@@ -60,7 +60,7 @@ import sys
 import numpy as np
 import dshuffle.rows
 from dshuffle.kernels import worth_a_kernel
-from dshuffle.planning.grouping import group_by
+from dshuffle.planning.types import group_by
 from dshuffle.planning.randomness import permutation
 from dshuffle.rows import RowLayout, checksum_rows
 permutation(1000, 1), group_by(np.zeros(1000, int), 3)

@@ -24,7 +24,7 @@ ASSIGNMENTS = (
     "local, partial:Q or partial:Q:fixed-points (Q in [0, 1]), global, aligned, aligned:Q (Q in [0, 1]), "
     "chunks or chunks:ROWS (an integer >= 1)"
 )
-DELIVERIES = ("peer", "grid", "server", "storage", "clique", "ubershuffle", "coded", "leftover")
+DELIVERIES = ("peer", "server", "storage", "clique", "ubershuffle", "coded", "leftover")
 
 
 def assignments() -> str:

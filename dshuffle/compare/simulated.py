@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec
-from dshuffle.planning.grouping import group_by
-from dshuffle.planning.types import Samples
+from dshuffle.planning.types import Samples, group_by
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.runtime import Partition, PerRank, Shuffler
 from dshuffle.runtime.dataset_inputs import resolved, with_data

@@ -13,21 +13,23 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from dshuffle.errors import ChecksumMismatch, DatasetError, DShuffleError, ExchangeError
-from dshuffle.exchange.buffers import Buffer, BufferPool
-from dshuffle.exchange.comms import Later, Refusal, Reply, RowsReply
-from dshuffle.exchange.inbox import (
+from dshuffle.exchange.comms import Buffer, BufferPool, Later, Refusal, Reply, RowsReply
+from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.mailboxes import (
     Fetch,
     Inbox,
     InboxInstruction,
     InboxState,
+    Outbox,
+    OutboxInstruction,
     ReadInstead,
+    Refuse,
     ReportFailed,
     ReportReady,
+    Send,
     slow_senders,
 )
-from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, MessageId
-from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Refuse, Send
 from dshuffle.planning import name_of
 from dshuffle.rows import ByteMatrix, Checksums
 
@@ -64,10 +66,8 @@ class RowSink(Protocol):
         """Items that have come so far of those that are being loaded."""
 
     async def load(self, first: int, last: int, stop: Callable[[], bool], *, recovers: bool) -> None:
-        """Load items ``first`` to ``last - 1``, unless ``stop`` returns true.
-
-        ``recovers`` if a sender was to deliver them, and cannot.
-        """
+        """Load items ``first`` to ``last - 1``, unless ``stop`` returns true."""
+        # ``recovers`` if a sender was to deliver them, and cannot.
 
 
 class Network(Protocol):
@@ -94,11 +94,10 @@ class LinkMeter:
 
 @dataclass(slots=True)
 class Meter:
-    """Bytes and seconds of one run on one participant.
+    """Bytes and seconds of one run on one participant."""
 
-    ``shared_bytes`` is the part of ``sent_bytes`` that receivers mapped. ``links`` has one entry for each sender in
-    another process.
-    """
+    # ``shared_bytes`` is the part of ``sent_bytes`` that receivers mapped. ``links`` has one entry for each sender in
+    # another process.
 
     sent_bytes: int = 0
     sent_checksum_bytes: int = 0
@@ -134,24 +133,15 @@ LOOK_EVERY = 1.0
 
 
 class Receiver:
-    """Fetches the messages that one rank needs.
+    """Fetches the messages that one rank needs."""
 
-    Parameters
-    ----------
-    inbox
-        State machine that decides which messages to request.
-    jobs
-        Threads that unpack messages, and read corrupted rows again.
-    store
-        Sender id of the store. Its rows are read instead of requested.
-    report
-        Called once per run with the run id, ``None`` when everything has arrived or the reason for a failure, and
-        whether another run may succeed.
-    timeout
-        Seconds in which a request must be answered, since bytes last came from its sender (:meth:`hear`).
-    open_gate
-        Called with the run id and a gate when all messages that the gate waits for have arrived.
-    """
+    # inbox: state machine that decides which messages to request.
+    # jobs: threads that unpack messages, and read corrupted rows again.
+    # store: sender id of the store. Its rows are read instead of requested.
+    # report: called once per run with the run id, ``None`` when everything has arrived or the reason for a failure, and
+    # whether another run may succeed.
+    # timeout: seconds in which a request must be answered, since bytes last came from its sender (:meth:`hear`).
+    # open_gate: called with the run id and a gate when all messages that the gate waits for have arrived.
 
     def __init__(
         self,
@@ -439,15 +429,10 @@ ACKNOWLEDGED_WITHIN = 60.0
 
 
 class Sender:
-    """Answers requests for the messages of one participant.
+    """Answers requests for the messages of one participant."""
 
-    Parameters
-    ----------
-    outbox
-        State machine that decides when to answer which request.
-    buffers
-        Buffers that messages are packed into.
-    """
+    # outbox: state machine that decides when to answer which request.
+    # buffers: buffers that messages are packed into.
 
     def __init__(self, outbox: Outbox, buffers: BufferPool, network: Network, jobs: JobQueue) -> None:
         self.meter = Meter()
@@ -457,8 +442,6 @@ class Sender:
         self._jobs = jobs
         self._acknowledged = True
         self._mend: Callable[[], int] = nothing_to_mend
-        self._reuses = True
-        self._refused: tuple[int, str] | None = None
         self._flows: Mapping[int, Flow] = {}
         self._source: asyncio.Future[RowSource] | None = None
         self._answers: dict[MessageId, asyncio.Future[OutboxInstruction]] = {}
@@ -475,18 +458,13 @@ class Sender:
         to_one: int | None = None,
         acknowledged: bool = True,
         mend: Callable[[], int] = nothing_to_mend,
-        reuses: bool = True,
     ) -> None:
-        """Start a run that sends these flows (by destination), with items from ``source`` once it is ready.
-
-        Messages that are not ``acknowledged`` leave the window once they are packed. This saves the acknowledgement.
-        Use it only where all messages fit in memory: nothing but the receivers' requests then limits what they take.
-        ``mend`` is called before a message is sent again, because the rows held here may be corrupted. It returns the
-        number of corrupted rows. A sender that ``reuses`` buffers packs other messages into them once a message has
-        been acknowledged, so receivers must not keep what they are given.
-        """
+        """Start a run that sends these flows (by destination), with items from ``source`` once it is ready."""
+        # Messages that are not ``acknowledged`` leave the window once they are packed. This saves the acknowledgement.
+        # Use it only where all messages fit in memory: nothing but the receivers' requests then limits what they take.
+        # ``mend`` is called before a message is sent again, because the rows held here may be corrupted. It returns the
+        # number of corrupted rows.
         self.meter = Meter()
-        self._reuses, self._refused = reuses, None
         self._acknowledged, self._mend = acknowledged, mend
         self._sent.clear()
         self._packed.clear()
@@ -495,11 +473,6 @@ class Sender:
         owed = {to: flow.n_messages for to, flow in flows.items()}
         gates = {to: flow.gates.tolist() for to, flow in flows.items() if flow.gates is not None}
         self._perform(self._outbox.begin(run_id, owed, gates=gates, window=window, to_one=to_one))
-
-    def refuse(self, run_id: int, reason: str) -> None:
-        """Start a run in which this sender cannot send anything. Receivers read the rows from the store instead."""
-        self._refused = run_id, reason
-        self._perform(self._outbox.begin(run_id, {}))
 
     def open_gate(self, run_id: int, gate: int) -> None:
         """Allow the messages that wait for a gate: their packets have arrived."""
@@ -524,11 +497,9 @@ class Sender:
         self._perform(self._outbox.acknowledged(message))
 
     async def serve(self, message: MessageId, *, shared: bool = False) -> Reply:
-        """Reply to a request as soon as the state machine allows it.
-
-        With ``shared``, the receiver can map memory of this process. The reply to a long message then has the place of
-        its rows.
-        """
+        """Reply to a request as soon as the state machine allows it."""
+        # With ``shared``, the receiver can map memory of this process. The reply to a long message then has the place
+        # of its rows.
         earlier = self._answers.get(message)
         if earlier is not None and not earlier.done():  # the receiver timed out and asks again
             earlier.set_result(Refuse(message, "superseded by a newer request"))
@@ -547,8 +518,6 @@ class Sender:
         finally:
             if self._answers.get(message) is answer:
                 del self._answers[message]
-        if self._refused is not None and self._refused[0] == message.run_id:
-            return Refusal(self._refused[1], again=True)
         if not isinstance(instruction, Send):
             return Refusal(instruction.reason)
         flow, future = self._flows.get(message.destination), self._source
@@ -589,8 +558,7 @@ class Sender:
                 return packed[1]
         self._sent.add(message)
         pool, n_rows = self._buffers, last - first
-        pooled = self._acknowledged and self._reuses
-        buffer = pool.take(message, n_rows, shared=shared) if pooled else pool.single_use(n_rows)
+        buffer = pool.take(message, n_rows, shared=shared) if self._acknowledged else pool.single_use(n_rows)
         self.meter.gather_seconds += await self._jobs.run(
             timed, source.pack, first, last, buffer.rows, buffer.checksums, nbytes=buffer.rows.nbytes
         )

@@ -29,15 +29,10 @@ class _Job:
 
 
 class JobQueue:
-    """Jobs of one event loop, in order of arrival, on a few threads.
+    """Jobs of one event loop, in order of arrival, on a few threads."""
 
-    Parameters
-    ----------
-    n_threads
-        Number of jobs, or groups of short jobs, that run at a time.
-    name
-        Prefix of the names of the threads.
-    """
+    # n_threads: number of jobs, or groups of short jobs, that run at a time.
+    # name: prefix of the names of the threads.
 
     def __init__(self, n_threads: int, name: str) -> None:
         self._executor = ThreadPoolExecutor(n_threads, thread_name_prefix=name)

@@ -31,10 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import CacheBudgetError, ExchangeError
-from dshuffle.exchange.cache_partition import EMPTY, Index
-from dshuffle.exchange.row_file import RowFile
+from dshuffle.exchange.cache_partition import EMPTY, Index, RowFile
 from dshuffle.planning import WorkerHistory
-from dshuffle.planning.sorted_ids import sorted_positions
+from dshuffle.planning.types import sorted_positions
 from dshuffle.private_files import check_folder, open_private_file, reserve
 from dshuffle.rows import ByteMatrix, Checksums, RowLayout, checksum_rows
 
@@ -57,26 +56,14 @@ _RECORD = np.dtype([("sample_id", "<i8"), ("slot", "<i8"), ("checksum", "<u4")])
 
 @dataclass(frozen=True, slots=True)
 class KeptLabel:
-    """What a kept partition is of.
-
-    Parameters
-    ----------
-    shuffle
-        Digest of what decides who trains on what, except the workers.
-    session
-        The session that fills it.
-    row_nbytes, n_slots
-        Shape of the file of rows.
-    history, rank, epoch
-        Workers of the session, rank, and epoch (-1 until there are rows).
-    """
+    """What a kept partition is of."""
 
     dataset: str
-    shuffle: str
-    session: str
-    row_nbytes: int
+    shuffle: str  # Digest of what decides who trains on what, except the workers.
+    session: str  # The session that fills it.
+    row_nbytes: int  # row_nbytes, n_slots: Shape of the file of rows.
     n_slots: int
-    history: WorkerHistory
+    history: WorkerHistory  # history, rank, epoch: Workers of the session, rank, and epoch (-1 until there are rows).
     rank: int
     epoch: int = -1
 
@@ -89,15 +76,10 @@ class KeptLabel:
 
 
 class PartitionFolder:
-    """The folder of a partition, as the session that fills it uses it.
+    """The folder of a partition, as the session that fills it uses it."""
 
-    Parameters
-    ----------
-    directory
-        Folder on a local disk in which to make it; created if it does not exist.
-    label
-        What the partition is of.
-    """
+    # directory: folder on a local disk in which to make it; created if it does not exist.
+    # label: what the partition is of.
 
     def __init__(self, directory: str, label: KeptLabel) -> None:
         os.makedirs(directory, exist_ok=True)
@@ -150,13 +132,9 @@ class PartitionFolder:
 
 
 class KeptPartition:
-    """A partition of a session that has ended, as another session reads it. It is not removed meanwhile.
+    """A partition of a session that has ended, as another session reads it. It is not removed meanwhile."""
 
-    Parameters
-    ----------
-    memory_limit
-        Memory limit of the process in bytes, as for :class:`~dshuffle.exchange.row_file.RowFile`.
-    """
+    # memory_limit: memory limit of the process in bytes, as for :class:`~dshuffle.exchange.cache_partition.RowFile`.
 
     def __init__(self, path: str, layout: RowLayout, memory_limit: int | None = None) -> None:
         try:
@@ -227,11 +205,9 @@ class KeptFolder:
 
 
 def remove_unused(directory: str, label: KeptLabel, *, of_session: bool = False) -> int:
-    """Remove partitions that nobody uses: those of other sessions on the same dataset, and those that cannot be read.
-
-    Those of other ranks of the same session stay, because some of its workers may have closed already; unless
-    ``of_session``, when a worker cannot go on without the room that lost workers have taken.
-    """
+    """Remove unused partitions: of other sessions on the same dataset, and those that cannot be read."""
+    # Those of other ranks of the same session stay, because some of its workers may have closed already; unless
+    # ``of_session``, when a worker cannot go on without the room that lost workers have taken.
     removed = 0
     for name, kept in _labels(directory):
         is_wanted = kept is not None and kept.session == label.session and kept.rank != label.rank

@@ -26,13 +26,9 @@ class RowHolder(Protocol):
 
 
 class LeavingRows:
-    """The rows that a participant sends in a run: a :class:`~dshuffle.exchange.endpoints.RowSource`.
+    """The rows that a participant sends in a run: a :class:`~dshuffle.exchange.endpoints.RowSource`."""
 
-    Parameters
-    ----------
-    sample_ids
-        ``(m,)`` sample of each item.
-    """
+    # sample_ids: ``(m,)`` sample of each item.
 
     def __init__(self, holder: RowHolder, sample_ids: Samples) -> None:
         self._holder = holder
@@ -60,15 +56,10 @@ class Bring(Protocol):
 
 
 class ArrivingRows:
-    """The rows that a rank receives in a run: a :class:`~dshuffle.exchange.endpoints.RowSink`.
+    """The rows that a rank receives in a run: a :class:`~dshuffle.exchange.endpoints.RowSink`."""
 
-    Parameters
-    ----------
-    cache
-        Cache partition that receives the rows.
-    sample_ids, slots
-        ``(m,)`` sample and reserved slot of each item.
-    """
+    # cache: cache partition that receives the rows.
+    # sample_ids, slots: ``(m,)`` sample and reserved slot of each item.
 
     intact = True  # rows do not depend on each other
 
@@ -124,18 +115,11 @@ Items = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flow:
-    """The messages between one sender and one receiver.
+    """The messages between one sender and one receiver."""
 
-    Parameters
-    ----------
-    bounds
-        ``(m + 1,)`` ascending; message i contains items ``bounds[i]`` to ``bounds[i + 1] - 1``.
-    gates
-        ``(m,)`` relay gate of each message, or -1 if it has none. A message waits for its gate at the sender and counts
-        towards its gate at the receiver. ``None`` if no message has a gate.
-    """
-
-    bounds: Items
+    bounds: Items  # ``(m + 1,)`` ascending; message i contains items ``bounds[i]`` to ``bounds[i + 1] - 1``.
+    # ``(m,)`` relay gate of each message, or -1 if it has none. A message waits for its gate at the sender and counts
+    # towards its gate at the receiver. ``None`` if no message has a gate.
     gates: Items | None = None
 
     @classmethod
@@ -171,10 +155,8 @@ def rows_per_message(row_nbytes: int, message_bytes: int) -> int:
 
 
 def flows_of_samples(samples: Mapping[int, Items], *, at_most: int) -> tuple[Items, dict[int, Flow]]:
-    """Concatenate the samples exchanged with several participants, and cut them into flows.
-
-    What comes from the store is loaded as one message.
-    """
+    """Concatenate the samples exchanged with several participants, and cut them into flows."""
+    # What comes from the store is loaded as one message.
     flows = {}
     first = 0
     for participant, ids in samples.items():
@@ -186,17 +168,10 @@ def flows_of_samples(samples: Mapping[int, Items], *, at_most: int) -> tuple[Ite
 def flows_of_hops(
     participants: NDArray[np.int32], groups: NDArray[np.int32], gates: NDArray[np.int32], *, at_most: int
 ) -> tuple[Items, dict[int, Flow]]:
-    """Sort hops by the other participant, then by group, and cut them into flows.
-
-    Parameters
-    ----------
-    participants
-        ``(m,)`` destination of each hop, or its sender.
-    groups
-        ``(m,)`` group of each hop, numbered alike on both sides. Only hops of the same group share a message.
-    gates
-        ``(m,)`` gate of each hop on this side, or -1. All hops of the same flow and group have the same gate.
-    """
+    """Sort hops by the other participant, then by group, and cut them into flows."""
+    # participants: ``(m,)`` destination of each hop, or its sender.
+    # groups: ``(m,)`` group of each hop, numbered alike on both sides. Only hops of the same group share a message.
+    # gates: ``(m,)`` gate of each hop on this side, or -1. All hops of the same flow and group have the same gate.
     order = np.lexsort((groups, participants))
     participants, groups, gates = participants[order], groups[order], gates[order]
     new = np.ones(len(order), dtype=np.bool_)

@@ -1,14 +1,18 @@
-"""What carries the items of an exchange: rows, packets or bundles, and the registry of these."""
+"""What carries the items of an exchange: rows or packets, and the registry of these."""
 
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
+import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, Self
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
-from dshuffle.exchange.bundles import BundledRows, Bundles, ForwardedRows, Routes, forwarded
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.coding import add_packets, decode, encode
+from dshuffle.errors import ChecksumMismatch, ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.endpoints import RowSink, RowSource
 from dshuffle.exchange.messages import (
@@ -19,18 +23,263 @@ from dshuffle.exchange.messages import (
     Items,
     LeavingRows,
     RowHolder,
+    flows_of_hops,
     flows_of_samples,
     rows_per_message,
 )
-from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
+from dshuffle.kernels import kernel
 from dshuffle.planning import SERVER, STORE, EpochPlan, Packets, ShuffleSpec, WorkerPart, get_delivery
-from dshuffle.planning.delivery.grid import WorkerGrid
-from dshuffle.planning.delivery.relay import Hops, packets_per_batch, route
+from dshuffle.planning.delivery.relay import Hops, Pacing, packets_per_batch, route
 from dshuffle.planning.epoch_plan import in_disk_order
-from dshuffle.planning.pacing import Pacing
-from dshuffle.rows import RowLayout
+from dshuffle.planning.types import sorted_positions
+from dshuffle.rows import ByteMatrix, Checksums, RowLayout, checksum_rows
 
 ItemsInFlows = tuple[Items, dict[int, Flow]]
+"""Items, and the flows that they are in."""
+
+
+def coded_part(plan: Packets, hops: Hops, participant: int, *, at_most: int) -> tuple[ItemsInFlows, ItemsInFlows]:
+    """What a participant sends and receives in a coded run, in messages of at most ``at_most`` packets."""
+    # The items that it sends are packets, and those that it receives are components of the plan.
+    groups = np.maximum(hops.waits_for, hops.opens)
+    away, ended = np.flatnonzero(hops.senders == participant), np.flatnonzero(plan.destinations == participant)
+    sent, outgoing = flows_of_hops(plan.destinations[away], groups[away], hops.waits_for[away], at_most=at_most)
+    order, incoming = flows_of_hops(hops.senders[ended], groups[ended], hops.opens[ended], at_most=at_most)
+    return (hops.packets[away[sent]], outgoing), (ended[order], incoming)
+
+
+class PacketStore:
+    """The packets that a worker forwards: stores arriving packets and is the source of the worker's sender."""
+
+    # layout: layout of a row; a packet has the same size.
+    # leaving: ``(k,)`` packet of each item to send.
+
+    def __init__(self, layout: RowLayout, leaving: Items) -> None:
+        self.packets, places = np.unique(leaving, return_inverse=True)
+        self._leaving = places.astype(np.int64)
+        self._rows = layout.empty(len(self.packets))
+        self._checksums: Checksums = np.empty(len(self.packets), dtype=np.uint32)
+
+    def find(self, packets: Items) -> Items:
+        """Return the position of each packet in this store, or -1 if it is not forwarded."""
+        return sorted_positions(self.packets, packets)
+
+    def keep(self, places: Items, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Store the packets with a nonnegative position; ignore the others."""
+        is_kept = places >= 0
+        if is_kept.any():
+            self._rows[places[is_kept]] = rows if is_kept.all() else rows[is_kept]
+            self._checksums[places[is_kept]] = checksums[is_kept]
+
+    def pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Copy stored packets into buffers."""
+        places = self._leaving[first:last]
+        np.take(self._rows, places, axis=0, out=rows, mode="clip")
+        np.take(self._checksums, places, out=checksums, mode="clip")
+
+
+class PacketDecoder:
+    """Decoder of the packets that a rank receives in a run: a :class:`~dshuffle.exchange.endpoints.RowSink`."""
+
+    # cache: cache partition with the rows of the current epoch and free slots.
+    # packets: packet of each plan component.
+    # arriving: ``(m,)`` plan component that each received item delivers.
+    # is_kept: ``(m,)`` whether the sample of each item is kept. Other items only help to decode further rows.
+    # slots: reserved slots of the kept items, in the order of the items.
+    # relay: store of the packets to forward.
+
+    def __init__(
+        self,
+        cache: CachePartition,
+        plan: Packets,
+        packets: Items,
+        arriving: Items,
+        is_kept: NDArray[np.bool_],
+        slots: Items,
+        relay: PacketStore,
+    ) -> None:
+        self._cache = cache
+        self._relay = relay
+        self._to_relay = relay.find(packets[arriving])
+        self._samples = plan.samples[arriving]
+        self._offsets, side_samples = _side_samples(plan.offsets, plan.samples, packets, arriving)
+        # A negative slot marks a row that is decoded from other items.
+        self._slots = cache.index.search(side_samples)
+        self._targets: Items = np.full(len(arriving), -1, dtype=np.int64)
+        self._targets[is_kept] = slots
+        self._join(side_samples)
+        self._lock = threading.Lock()
+        self._joined: set[int] = set()
+        self._spoilt: int | None = None
+
+    @property
+    def intact(self) -> bool:
+        """Whether no sum of several packets is wrong: a wrong one cannot be mended."""
+        return self._spoilt is None
+
+    def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Decode packets, verify the rows, and store the packets to forward."""
+        cache = self._cache
+        if rows.shape != (last - first, cache.layout.nbytes) or checksums.shape != (last - first,):
+            raise ExchangeError(
+                f"a message has rows {rows.shape} and checksums {checksums.shape}; "
+                f"{last - first} packets of {cache.layout.nbytes} bytes were expected"
+            )
+        wrong = decode(
+            cache.rows,
+            cache.checksums,
+            rows,
+            checksums,
+            self._offsets[first : last + 1],
+            self._slots,
+            self._targets[first:last],
+            self._samples[first:last],
+        )
+        if wrong >= 0:
+            raise _mismatch(self._samples[first + wrong])
+        self._relay.keep(self._to_relay[first:last], rows, checksums)
+        if self._feeds_offsets[first] < self._feeds_offsets[last]:
+            with self._lock:  # two messages may contain packets of the same row
+                self._add(first, last, rows, checksums)
+
+    @property
+    def n_loading(self) -> int:
+        """Packets are not loaded."""
+        return 0
+
+    async def load(self, first: int, last: int, stop: Callable[[], bool], *, recovers: bool) -> None:
+        """Raise ExchangeError: coded plans do not read from the store."""
+        raise ExchangeError("a packet cannot be read from the store")
+
+    def _add(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Add packets to the rows that need several, and verify the rows that are complete."""
+        if self._spoilt is not None:  # the corrupted packet cannot be identified or removed
+            raise _mismatch(self._spoilt)
+        if first in self._joined:  # a repeated message that was already added
+            return
+        self._joined.add(first)
+        cache = self._cache
+        offsets = self._feeds_offsets[first : last + 1]
+        fed = self._feeds[offsets[0] : offsets[-1]]
+        add_packets(cache.rows, cache.checksums, rows, checksums, offsets - offsets[0], self._joint_slots[fed])
+        np.subtract.at(self._missing, fed, 1)
+        complete = np.unique(fed[self._missing[fed] == 0])
+        slots, samples = self._joint_slots[complete], self._joint_samples[complete]
+        wrong = np.flatnonzero(checksum_rows(cache.rows, samples, slots) != cache.checksums[slots])
+        if len(wrong):
+            self._spoilt = int(samples[wrong[0]])
+            raise _mismatch(self._spoilt)
+
+    def _join(self, side_samples: Items) -> None:
+        """Find the packets of each row that needs several, and initialize it with the XOR of its held rows."""
+        unknown = self._slots < 0
+        sorted_items = np.argsort(self._samples, kind="stable")
+        items = np.full(len(side_samples), -1, dtype=np.int64)
+        positions = sorted_positions(self._samples[sorted_items], side_samples[unknown])
+        if (lost := positions < 0).any():
+            sample = int(side_samples[unknown][int(np.argmax(lost))])
+            raise ExchangeError(f"sample {sample} is needed for decoding, but is neither held nor incoming")
+        items[unknown] = sorted_items[positions]
+        several = _have_unknown(self._offsets, unknown)
+        joint = np.flatnonzero(several & (self._targets >= 0))
+        members, member_offsets, held, held_offsets = _expand(joint, self._offsets, self._slots, items)
+        if member_offsets[-1] < 0:
+            raise ExchangeError("the plan has packets each of which can be decoded only after another")
+        self._joint_slots = self._targets[joint]
+        self._joint_samples = self._samples[joint]
+        self._missing = np.diff(member_offsets)
+        self._targets[several] = -1  # not decoded from one packet
+        # The inverse mapping: the rows that each item contributes to.
+        rows = np.repeat(np.arange(len(joint)), self._missing)
+        by_item = np.argsort(members, kind="stable")
+        self._feeds = rows[by_item]
+        self._feeds_offsets = np.searchsorted(members[by_item], np.arange(len(self._samples) + 1))
+        cache = self._cache
+        cache.rows[self._joint_slots] = 0
+        cache.checksums[self._joint_slots] = 0
+        begun = np.flatnonzero(np.diff(held_offsets))
+        start = cache.layout.empty(len(begun))
+        sums = np.empty(len(begun), dtype=np.uint32)
+        encode(cache.rows, cache.checksums, held_offsets, held, begun, start, sums)
+        cache.rows[self._joint_slots[begun]] = start
+        cache.checksums[self._joint_slots[begun]] = sums
+
+
+def _mismatch(sample: int) -> ChecksumMismatch:
+    return ChecksumMismatch(
+        f"the row of sample {int(sample)} was decoded incorrectly: a packet or a row held here is corrupted"
+    )
+
+
+@kernel("(i8[::1], i8[::1], i8[::1], i8[::1])")
+def _side_samples(offsets, samples, packets, arriving):  # type: ignore[no-untyped-def]
+    """Return the other samples in the packet of each arriving component, in CSR form."""
+    out_offsets = np.zeros(arriving.size + 1, dtype=np.int64)
+    for i in range(arriving.size):
+        packet = packets[arriving[i]]
+        out_offsets[i + 1] = out_offsets[i] + offsets[packet + 1] - offsets[packet] - 1
+    side_samples = np.empty(out_offsets[-1], dtype=np.int64)
+    for i in range(arriving.size):
+        at, packet = out_offsets[i], packets[arriving[i]]
+        for e in range(offsets[packet], offsets[packet + 1]):
+            if e != arriving[i]:
+                side_samples[at] = samples[e]
+                at += 1
+    return out_offsets, side_samples
+
+
+@kernel("(i8[::1], b1[::1])")
+def _have_unknown(offsets, unknown):  # type: ignore[no-untyped-def]
+    """Whether each item contains a component that is not held."""
+    has_unknown = np.zeros(offsets.size - 1, dtype=np.bool_)
+    for i in range(has_unknown.size):
+        for e in range(offsets[i], offsets[i + 1]):
+            has_unknown[i] |= unknown[e]
+    return has_unknown
+
+
+@kernel()
+def _twice_as_long(values):  # type: ignore[no-untyped-def]
+    longer = np.empty(2 * values.size, dtype=np.int64)
+    for place in range(values.size):
+        longer[place] = values[place]
+    return longer
+
+
+@kernel("(i8[::1], i8[::1], i8[::1], i8[::1])")
+def _expand(joint, offsets, slots, items):  # type: ignore[no-untyped-def]
+    """Return the items and the held rows whose XOR is the row of each joint item, each in CSR form."""
+    # A row that appears twice cancels out, so duplicates need no handling.
+    member_offsets = np.zeros(joint.size + 1, dtype=np.int64)
+    held_offsets = np.zeros(joint.size + 1, dtype=np.int64)
+    members = np.empty(max(2 * joint.size, 64), dtype=np.int64)
+    held = np.empty(members.size, dtype=np.int64)
+    n_members, n_held = 0, 0
+    for j in range(joint.size):
+        if n_members == members.size:
+            members = _twice_as_long(members)
+        members[n_members] = joint[j]
+        n_members += 1
+        at = n_members - 1
+        while at < n_members:  # breadth-first search
+            item = members[at]
+            at += 1
+            for e in range(offsets[item], offsets[item + 1]):
+                if slots[e] >= 0:
+                    if n_held == held.size:
+                        held = _twice_as_long(held)
+                    held[n_held] = slots[e]
+                    n_held += 1
+                else:
+                    if n_members == members.size:
+                        members = _twice_as_long(members)
+                    members[n_members] = items[e]
+                    n_members += 1
+            if at - member_offsets[j] > 16 * offsets.size:  # far more members than items: a circular dependency
+                member_offsets[-1] = -1
+                return members[:0], member_offsets, held[:0], held_offsets
+        member_offsets[j + 1], held_offsets[j + 1] = n_members, n_held
+    return members[:n_members], member_offsets, held[:n_held], held_offsets
 
 
 class MessageLimits(Protocol):
@@ -58,105 +307,56 @@ class ServerHolder(RowHolder, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """What the participants of a process send and receive in an exchange, in which messages.
+    """What the participants of a process send and receive in an exchange, in which messages."""
 
-    Parameters
-    ----------
-    sends, receives
-        Participant -> the items that it sends or receives, and their flows. The items are samples. In a coded plan, the
-        items sent are packets and the items received are components.
-    at_most, requests, answers
-        Maximum number of items in a message, of messages that a participant requests at once, and of messages that it
-        answers at once. (A server that sends packets answers fewer.)
-    acknowledged
-        Whether receivers acknowledge the messages of this process.
-    bundle_requests, row_answers
-        Maximum number of bundles that a forwarder requests, and of messages with their rows that it answers at once.
-    """
-
+    # sends, receives: Participant -> the items that it sends or receives, and their flows. The items are samples. In a
+    # coded plan, the items sent are packets and the items received are components.
     sends: dict[int, ItemsInFlows]
     receives: dict[int, ItemsInFlows]
+    # at_most, requests, answers: Maximum number of items in a message, of messages that a participant requests at once,
+    # and of messages that it answers at once. (A server that sends packets answers fewer.)
     at_most: int
     requests: int
     answers: int
-    acknowledged: bool = True
-    bundle_requests: int = 1
-    row_answers: int = 1
+    acknowledged: bool = True  # Whether receivers acknowledge the messages of this process.
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """The plan of an epoch as one process needs it.
-
-    Parameters
-    ----------
-    parts
-        Participant of this process -> its part.
-    epoch_plan
-        The plan of the whole epoch; None if this worker has planned its own part alone.
-    most_rows
-        Largest number of samples that a worker trains on.
-    layout, limits
-        Layout of a row, and limits of messages.
-    """
+    """The plan of an epoch as one process needs it."""
 
     spec: ShuffleSpec
-    parts: Mapping[int, WorkerPart]
-    epoch_plan: EpochPlan | None
-    most_rows: int
-    layout: RowLayout
+    parts: Mapping[int, WorkerPart]  # Participant of this process -> its part.
+    epoch_plan: EpochPlan | None  # The plan of the whole epoch; None if this worker has planned its own part alone.
+    layout: RowLayout  # layout, limits: Layout of a row, and limits of messages.
     limits: MessageLimits
 
 
+UNACKNOWLEDGED_BYTES = MIB // 4
+"""Messages up to this length are not acknowledged. An acknowledgement costs nearly as much as a short message."""
+
+SHORT_ROW = 16 * 2**10
+"""Rows on a disk up to this length move to the order of the next epoch. Random reads of longer ones are fast."""
+
+
 @dataclass(frozen=True)
-class Transport(ABC):
-    """How the items of one exchange travel, in one process. Those that exist are in ``transports.py``.
+class Transport:
+    """How the items of one exchange travel, in one process: as single rows, or as packets in the subclass."""
 
-    Deliveries name their transports. The first epoch of a session, and what a lost worker had, is read from the store
-    with the transport ``"rows"``, whatever the delivery.
+    # Rows are cut into messages only when the exchange begins, and the rates of links are known. The first epoch of a
+    # session, and what a lost worker had, is read from the store as single rows, whatever the delivery.
 
-    Attributes
-    ----------
-    name
-        Name by which deliveries choose it.
-    forwards
-        Whether workers need a forwarder.
-    encodes
-        Whether packets are encoded and decoded, which is measured.
-    readable
-        Whether an item that does not arrive can be read from the store.
-    kernels
-        Modules whose kernels it calls.
+    encodes: ClassVar[bool] = False  # Whether packets are encoded and decoded, which is measured.
+    readable: ClassVar[bool] = True  # Whether an item that does not arrive can be read from the store.
+    kernels: ClassVar[tuple[str, ...]] = ("rows", "exchange.cache_partition")  # Modules whose kernels it calls.
 
-    Parameters
-    ----------
-    plan
-        The plan of the epoch.
-    flows
-        What this process sends and receives. None until it is known how fast the links are, if messages depend on that.
-    """
-
-    name: ClassVar[str]
-    forwards: ClassVar[bool] = False
-    encodes: ClassVar[bool] = False
-    readable: ClassVar[bool] = True
-    kernels: ClassVar[tuple[str, ...]] = ("rows", "exchange.cache_partition")
-
-    plan: ProcessPlan
-    flows: Flows | None = None
+    plan: ProcessPlan  # The plan of the epoch.
+    flows: Flows | None = None  # What this process sends and receives; None until items are cut into messages.
 
     @classmethod
     def of(cls, plan: ProcessPlan) -> Transport:
         """Make the transport of an exchange, as soon as it is planned."""
         return cls(plan)
-
-    def for_disk(self, n_free: int) -> Transport:
-        """The same exchange with rows in the order in which disks read them, if that matters."""
-        return self
-
-    @abstractmethod
-    def with_messages(self, rate: float | None) -> Transport:
-        """The same exchange with its items cut into messages, for links of a rate (bytes per second into a worker)."""
 
     @property
     def messages(self) -> Flows:
@@ -171,46 +371,6 @@ class Transport(ABC):
     def answered_to_one_by(self, participant: int) -> int | None:
         """Number of messages to one destination that a participant sends at once; None for no limit of its own."""
         return None
-
-    def reuses_buffers(self, participant: int) -> bool:
-        """Whether a participant may use the buffers of a message again, once it has been received."""
-        return True
-
-    @abstractmethod
-    def source(self, rank: int, cache: CachePartition) -> RowSource:
-        """Make the source of the items that a rank sends."""
-
-    @abstractmethod
-    def served(self, server: ServerHolder) -> RowSource:
-        """Make the source of the items that the server sends."""
-
-    @abstractmethod
-    def sink(
-        self,
-        rank: int,
-        cache: CachePartition,
-        source: RowSource,
-        bring: Bring,
-    ) -> RowSink:
-        """Make the sink of the items that the rank receives; ``source`` is the source that it sends from."""
-
-    def forwarded(self, rank: int) -> ForwardedRows | None:
-        """Make what the rank of this process keeps as a forwarder; None if it forwards nothing."""
-        return None
-
-
-UNACKNOWLEDGED_BYTES = MIB // 4
-"""Messages up to this length are not acknowledged. An acknowledgement costs nearly as much as a short message."""
-
-SHORT_ROW = 16 * 2**10
-"""Rows on a disk up to this length move to the order of the next epoch. Random reads of longer ones are fast."""
-
-
-@dataclass(frozen=True)
-class RowTransport(Transport):
-    """Single rows. They are cut into messages only when the exchange begins, and the rates of links are known."""
-
-    name: ClassVar[str] = "rows"
 
     def for_disk(self, n_free: int) -> Transport:
         """The same exchange with rows in the order in which disks read them (:mod:`dshuffle.planning.epoch_plan`)."""
@@ -241,10 +401,9 @@ class RowTransport(Transport):
         if served:  # one long message for each worker in turn, so that all move through the dataset together
             pacing = Pacing(limits.message_bytes, limits.window_bytes)
         at_most = rows_per_message(nbytes, pacing.message_nbytes)
-        sends = {participant: self.sent_by(participant, part, at_most) for participant, part in parts.items()}
+        sends = {participant: flows_of_samples(part.sends, at_most=at_most) for participant, part in parts.items()}
         receives = {
-            participant: flows_of_samples(self.received_by(participant, part), at_most=at_most)
-            for participant, part in parts.items()
+            participant: flows_of_samples(part.receives, at_most=at_most) for participant, part in parts.items()
         }
         leaving = _longest(sends) * nbytes
         answers = max(1, limits.window_bytes // max(1, leaving))
@@ -253,16 +412,7 @@ class RowTransport(Transport):
         # window.
         total = sum(len(items) for items, _ in sends.values()) * nbytes
         acknowledged = served or leaving > UNACKNOWLEDGED_BYTES or total > limits.window_bytes
-        fitting = max(1, limits.window_bytes // (at_most * max(1, nbytes)))
-        return self._cut(Flows(sends, receives, at_most, requests, answers, acknowledged, answers, fitting))
-
-    def sent_by(self, participant: int, part: WorkerPart, at_most: int) -> ItemsInFlows:
-        """The samples that a participant sends, in messages of at most ``at_most`` rows."""
-        return flows_of_samples(part.sends, at_most=at_most)
-
-    def received_by(self, participant: int, part: WorkerPart) -> Mapping[int, Items]:
-        """Sender -> the samples that a participant receives from it."""
-        return part.receives
+        return dataclasses.replace(self, flows=Flows(sends, receives, at_most, requests, answers, acknowledged))
 
     def source(self, rank: int, cache: CachePartition) -> RowSource:
         """Rows of the cache."""
@@ -287,9 +437,6 @@ class RowTransport(Transport):
         positions = part.positions_of(arriving) if sorts else None
         return ArrivingRows(cache, arriving, cache.reserve(arriving, positions), bring)
 
-    def _cut(self, flows: Flows) -> Self:
-        return dataclasses.replace(self, flows=flows)
-
 
 def _longest(lists: Mapping[int, ItemsInFlows]) -> int:
     return max([1, *(flow.longest for _, flows in lists.values() for flow in flows.values())])
@@ -297,28 +444,18 @@ def _longest(lists: Mapping[int, ItemsInFlows]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PacketTransport(Transport):
-    """Packets. Their messages follow from the plan alone.
+    """Packets. Their messages follow from the plan alone."""
 
-    Parameters
-    ----------
-    epoch_plan
-        The plan of the epoch.
-    hops
-        The routes of its packets.
-    """
-
-    name: ClassVar[str] = "packets"
     encodes: ClassVar[bool] = True
     readable: ClassVar[bool] = False
     kernels: ClassVar[tuple[str, ...]] = (
         *Transport.kernels,
         "coding",
-        "exchange.packet_flows",
+        "exchange.transports",
         "planning.delivery.relay",
     )
 
-    epoch_plan: EpochPlan
-    hops: Hops
+    hops: Hops  # The routes of its packets.
 
     @classmethod
     def of(cls, plan: ProcessPlan) -> Transport:
@@ -326,7 +463,7 @@ class PacketTransport(Transport):
         assert plan.epoch_plan is not None
         packets, limits, n_workers = plan.epoch_plan.packets, plan.limits, plan.spec.n_workers
         if not packets.coded:
-            return RowTransport(plan)
+            return Transport(plan)
         fitting = rows_per_message(plan.layout.nbytes, limits.window_bytes)
         at_most = packets_per_batch(
             packets.n_packets,
@@ -340,29 +477,35 @@ class PacketTransport(Transport):
         requests = max(n_workers, min(fitting // at_most, 3 * n_workers))
         answers = max(limits.window, min(requests, 2 * n_workers))  # a relay answers two per worker
         hops = route(plan.spec.choices.relay, packets, n_workers, at_most)
-        coded = {participant: CodedPart.of(packets, hops, participant, at_most=at_most) for participant in plan.parts}
-        sends = {participant: (part.leaving, part.outgoing) for participant, part in coded.items()}
-        receives = {participant: (part.arriving, part.incoming) for participant, part in coded.items()}
+        parts = {who: coded_part(packets, hops, who, at_most=at_most) for who in plan.parts}
+        sends = {who: sent for who, (sent, _) in parts.items()}
+        receives = {who: received for who, (_, received) in parts.items()}
         flows = Flows(sends, receives, at_most, requests, answers)
-        return cls(plan, flows, epoch_plan=plan.epoch_plan, hops=hops)
+        return cls(plan, flows, hops=hops)
+
+    @property
+    def epoch_plan(self) -> EpochPlan:
+        """The plan of the whole epoch."""
+        assert self.plan.epoch_plan is not None
+        return self.plan.epoch_plan
+
+    def for_disk(self, n_free: int) -> Transport:
+        """The same exchange."""
+        return self
 
     def with_messages(self, rate: float | None) -> Transport:
         """The same exchange."""
         return self
 
     def answered_by(self, participant: int) -> int:
-        """Number of messages that a participant sends at once.
-
-        A server answers only a few requests at a time. If it answered all at once, workers with fast connections would
-        be done early, and the packets that the others relay would be late.
-        """
+        """Number of messages that a participant sends at once."""
+        # A server answers only a few requests at a time. If it answered all at once, workers with fast connections
+        # would be done early, and the packets that the others relay would be late.
         return self.plan.limits.window if participant == SERVER else self.messages.answers
 
     def answered_to_one_by(self, participant: int) -> int | None:
-        """An equal part of the server's window, if workers pass on packets while others come.
-
-        They then have something to pass on at about the same time. With other relays it would only add pauses.
-        """
+        """An equal part of the server's window, if workers pass on packets while others come."""
+        # They then have something to pass on at about the same time. With other relays it would only add pauses.
         if participant != SERVER or self.plan.spec.choices.relay != "pipelined":
             return None
         return max(1, self.plan.limits.window // self.plan.spec.n_workers)
@@ -392,77 +535,6 @@ class PacketTransport(Transport):
         )
 
 
-@dataclass(frozen=True)
-class BundleTransport(RowTransport):
-    """Rows in two hops. A subclass with other ``routes`` has other forwarders.
-
-    Attributes
-    ----------
-    routes
-        Number of workers -> the forwarders between them.
-
-    Parameters
-    ----------
-    bundles
-        Rank -> the bundles that it sends.
-    """
-
-    name: ClassVar[str] = "bundles"
-    forwards: ClassVar[bool] = True
-    routes: ClassVar[Callable[[int], Routes]] = WorkerGrid
-
-    bundles: Mapping[int, Bundles] = field(default_factory=dict)
-
-    def for_disk(self, n_free: int) -> Transport:
-        """The same exchange: bundles are sorted by destination."""
-        return self
-
-    def with_messages(self, rate: float | None) -> Transport:
-        """The same exchange with bundles in one message each; with single rows if those are better here."""
-        plan, routes = self.plan, self._routes
-        if not 0 < plan.most_rows * plan.layout.nbytes <= routes.n_columns * plan.limits.window_bytes:
-            # A header does not fit into rows without bytes. Bundles beyond the window are slower than direct messages.
-            return RowTransport(plan).with_messages(rate)
-        bundles = {
-            participant: Bundles.of(part.sends, routes, participant, plan.layout.nbytes)
-            for participant, part in plan.parts.items()
-            if participant >= 0
-        }
-        return RowTransport.with_messages(dataclasses.replace(self, bundles=bundles), rate)
-
-    def sent_by(self, participant: int, part: WorkerPart, at_most: int) -> ItemsInFlows:
-        """The bundles of a rank."""
-        if (bundles := self.bundles.get(participant)) is None:
-            return RowTransport.sent_by(self, participant, part, at_most)
-        return bundles.items, bundles.flows
-
-    def received_by(self, participant: int, part: WorkerPart) -> Mapping[int, Items]:
-        """Forwarder -> the samples that a participant receives from it."""
-        return forwarded(part.receives, self._routes, participant)
-
-    def reuses_buffers(self, participant: int) -> bool:
-        """Forwarders keep the buffers of bundles."""
-        return participant not in self.bundles
-
-    def source(self, rank: int, cache: CachePartition) -> RowSource:
-        """Bundles of rows of the cache."""
-        return BundledRows(cache, self.bundles[rank])
-
-    def forwarded(self, rank: int) -> ForwardedRows | None:
-        """Make what the rank keeps of bundles."""
-        return ForwardedRows(self._routes, rank, self.plan.layout)
-
-    @property
-    def _routes(self) -> Routes:
-        return type(self).routes(self.plan.spec.n_workers)
-
-
-TRANSPORTS: dict[str, type[Transport]] = {
-    transport.name: transport for transport in (RowTransport, PacketTransport, BundleTransport)
-}
-"""Every transport by name. Deliveries name the one that they need."""
-
-
 def transport_of(delivery: str) -> type[Transport]:
     """The transport of a delivery."""
-    return TRANSPORTS[get_delivery(delivery).transport]
+    return PacketTransport if get_delivery(delivery).coded else Transport

@@ -21,10 +21,9 @@ from dshuffle.integrations.position import Iteration, Position
 from dshuffle.planning import Assignment, Choices, Classes, Remainder, ShuffleSpec, parse_assignment
 from dshuffle.planning.assignment import EpochDraw
 from dshuffle.planning.batching import DROP, MODES, PAD, UNEVEN
-from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs
-from dshuffle.planning.moves import Moves
-from dshuffle.planning.order import epoch_order
-from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
+from dshuffle.planning.epoch_plan import Moves
+from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs, epoch_order
+from dshuffle.planning.planner import OwnPlanner, plans_own_parts
 from dshuffle.planning.randomness import random_words
 from dshuffle.planning.types import Ranks, Samples
 

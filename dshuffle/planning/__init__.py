@@ -10,23 +10,20 @@ from dshuffle.planning.assignment import (
     Global,
     Local,
     Partial,
-    next_ranks,
     parse_assignment,
 )
 from dshuffle.planning.assignment.balance import Classes
 from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_ranks
 from dshuffle.planning.assignment.slots import NEW, WorkerHistory
 from dshuffle.planning.caching import CACHINGS
-from dshuffle.planning.delivery import DELIVERIES, Delivery, get_delivery
-from dshuffle.planning.delivery.auto import AUTO, AutoDelivery
+from dshuffle.planning.delivery import AUTO, DELIVERIES, AutoDelivery, Delivery, get_delivery
 from dshuffle.planning.delivery.relay import RELAYS
 from dshuffle.planning.epoch_plan import SERVER, STORE, EpochPlan, Packets, WorkerPart, name_of
-from dshuffle.planning.exchange_epochs import BETWEEN, ExchangeEpochs
-from dshuffle.planning.holders import holders_of
-from dshuffle.planning.order import row_permutation
+from dshuffle.planning.exchange_epochs import BETWEEN, ExchangeEpochs, row_permutation
 from dshuffle.planning.planner import EpochPlanner
 from dshuffle.planning.remainder import Remainder
 from dshuffle.planning.shuffle_spec import Choices, ShuffleSpec
+from dshuffle.planning.types import holders_of
 
 __all__ = [
     "AUTO",
@@ -61,7 +58,6 @@ __all__ = [
     "get_delivery",
     "holders_of",
     "name_of",
-    "next_ranks",
     "parse_assignment",
     "row_permutation",
 ]

@@ -16,40 +16,28 @@ MODES = (DROP, PAD, UNEVEN)
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """The batches of one worker in an epoch; every worker has the same number.
+    """The batches of one worker in an epoch; every worker has the same number."""
 
-    Equal shares differ in size by one sample, or with ``chunks`` by up to one chunk. Synchronous training hangs if one
-    worker has an extra batch. With unequal shares only ``"uneven"`` has batches of all samples, in proportion to the
-    shares. There are fewer and larger batches if the smallest share has too few samples, because measured shares change
-    while a model is trained.
+    # Equal shares differ in size by one sample, or with ``chunks`` by up to one chunk. Synchronous training hangs if
+    # one worker has an extra batch. With unequal shares only ``"uneven"`` has batches of all samples, in proportion to
+    # the shares. There are fewer and larger batches if the smallest share has too few samples, because measured shares
+    # change while a model is trained.
 
-    Parameters
-    ----------
-    n_own
-        Number of samples of this worker.
-    smallest, largest
-        Numbers of samples of the smallest and the largest share; the same on every worker.
-    batch_size
-        Number of samples per batch, at most ``smallest``. With unequal shares, the largest number in a batch of the
-        largest share, unless the smallest share would have fewer than ``least`` in a batch; and at most ``largest``.
-    mode
-        ``"drop"``: ``smallest // batch_size`` full batches; the remaining samples are skipped. ``"pad"``:
-        ``ceil(largest / batch_size)`` full batches; the last ones are filled up with the first samples, which are
-        trained on twice. ``"uneven"``: ``ceil(largest / batch_size)`` batches that contain every sample once. Their
-        sizes are at most ``batch_size`` and differ by at most one.
-    unequal
-        Whether shares are or may become unequal on purpose (:class:`~dshuffle.planning.Choices`, ``shares``).
-    least
-        With unequal shares, the smallest number of samples in a batch.
-    """
-
-    n_own: int
+    n_own: int  # Number of samples of this worker.
+    # smallest, largest: Numbers of samples of the smallest and the largest share; the same on every worker.
     smallest: int
     largest: int
+    # Number of samples per batch, at most ``smallest``. With unequal shares, the largest number in a batch of the
+    # largest share, unless the smallest share would have fewer than ``least`` in a batch; and at most ``largest``.
     batch_size: int
+    # ``"drop"``: ``smallest // batch_size`` full batches; the remaining samples are skipped. ``"pad"``: ``ceil(largest
+    # / batch_size)`` full batches; the last ones are filled up with the first samples, which are trained on twice.
+    # ``"uneven"``: ``ceil(largest / batch_size)`` batches that contain every sample once. Their sizes are at most
+    # ``batch_size`` and differ by at most one.
     mode: str
+    # Whether shares are or may become unequal on purpose (:class:`~dshuffle.planning.Choices`, ``shares``).
     unequal: bool = False
-    least: int = 1
+    least: int = 1  # With unequal shares, the smallest number of samples in a batch.
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

@@ -14,25 +14,19 @@ from dshuffle.checks import as_integer, as_shape
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.epoch_plan import missing_samples
-from dshuffle.planning.grouping import count_holders
-from dshuffle.planning.holders import as_instance
 from dshuffle.planning.randomness import log_choose
+from dshuffle.planning.types import as_instance
 
 MOST_WORKERS = 20
 """Maximum number of workers for :func:`lower_bound`."""
 
 
 def coded_rate(n_samples: int, n_workers: int, capacity: int) -> float:
-    """Number of packets of ``coded`` for uniformly random caches, in the limit of many samples.
-
-    It is the mean of :func:`average_lower_bound`. For such caches no code needs fewer packets on average, for any
-    number of samples. Caches of later epochs may allow fewer.
-
-    References
-    ----------
-    Chung et al. (2017), Theorem 2; see docs/papers.md. We use the sum from its proof, which has no pole for caches
-    without excess.
-    """
+    """Number of packets of ``coded`` for uniformly random caches, in the limit of many samples."""
+    # A needed sample with h holders counts ``1 / (h + 1)``. For such caches no code needs fewer packets on average, for
+    # any number of samples. Caches of later epochs may allow fewer.
+    # Chung et al. (2017), Theorem 2; see docs/papers.md. We use the sum from its proof, which has no pole for caches
+    # without excess.
     n_samples, n_workers = as_shape(n_samples, n_workers)
     capacity = _as_capacity(capacity, n_samples, n_workers)
     if n_workers == 1:
@@ -52,44 +46,21 @@ def coded_rate(n_samples: int, n_workers: int, capacity: int) -> float:
 
 
 def lower_bound(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> int:
-    """Lower bound on the packets of any code, linear or not, for this shuffle.
-
-    Take the workers in some order. Count the needed samples that neither their destination nor a worker before it
-    holds. Give every worker the packets and the samples that are not counted. The first worker knows no counted
-    sample, so it decodes its counted samples from the packets. The second worker knows at most the counted samples
-    that the first has decoded, and so on. There are therefore at least as many packets as counted samples. The bound is
-    the maximum of this count over all orders.
-
-    Parameters
-    ----------
-    holders
-        ``(q, 1)`` or ``(q,)`` integer masks of the workers that hold each sample.
-    destinations
-        ``(q,)`` integers, the worker that trains on each sample.
-
-    References
-    ----------
-    Attia and Tandon (2016), Theorem 2; see docs/papers.md. We extend it to caches with excess. The maximum over the
-    orders is found by dynamic programming over the sets of workers that come first, after a subset-sum transform of
-    the holder sets.
-    """
+    """Lower bound on the packets of any code, linear or not, for this shuffle."""
+    # Take the workers in some order. Count the needed samples that neither their destination nor a worker before it
+    # holds. Give every worker the packets and the samples that are not counted. The first worker knows no counted
+    # sample, so it decodes its counted samples from the packets. The second worker knows at most the counted samples
+    # that the first has decoded, and so on. There are therefore at least as many packets as counted samples. The bound
+    # is the maximum of this count over all orders.
+    # Attia and Tandon (2016), Theorem 2; see docs/papers.md. We extend it to caches with excess. The maximum over the
+    # orders is found by dynamic programming over the sets of workers that come first, after a subset-sum transform of
+    # the holder sets.
+    # holders: ``(q, 1)`` or ``(q,)`` integer masks of the workers that hold each sample.
+    # destinations: ``(q,)`` integers, the worker that trains on each sample.
     masks, ranks = as_instance(holders, destinations, n_workers)
     if n_workers > MOST_WORKERS:
-        raise InvalidParameter.of(
-            "n_workers", n_workers, f"at most {MOST_WORKERS}", "Use average_lower_bound for more workers."
-        )
+        raise InvalidParameter.of("n_workers", n_workers, f"at most {MOST_WORKERS}")
     return int(_most_over_orders(masks, ranks, missing_samples(masks, ranks), n_workers))
-
-
-def average_lower_bound(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> float:
-    """Mean over all orders of the workers of the count that :func:`lower_bound` maximizes.
-
-    A needed sample with h holders is counted if its destination comes before all of them. The mean is therefore the
-    sum of ``1 / (h + 1)`` over the needed samples. The number of workers is not limited.
-    """
-    masks, ranks = as_instance(holders, destinations, n_workers)
-    counts = _count_by_holders(masks, missing_samples(masks, ranks), n_workers)
-    return math.fsum((counts / np.arange(1, n_workers + 2)).tolist())
 
 
 def _as_capacity(capacity: int, n_samples: int, n_workers: int) -> int:
@@ -97,14 +68,6 @@ def _as_capacity(capacity: int, n_samples: int, n_workers: int) -> int:
     if not n_samples <= capacity * n_workers or capacity > n_samples:
         raise InvalidParameter.of("capacity", capacity, f"in [{-(-n_samples // n_workers)}, {n_samples}] samples")
     return capacity
-
-
-@kernel("(u8[:,::1], i8[::1], i8)")
-def _count_by_holders(holders, needed, n_workers):  # type: ignore[no-untyped-def]
-    counts = np.zeros(n_workers + 1, dtype=np.int64)
-    for sample in needed:
-        counts[count_holders(holders, sample)] += 1
-    return counts
 
 
 @kernel("(u8[:,::1], i4[::1], i8[::1], i8)")

@@ -2,89 +2,168 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from dshuffle.checks import as_ranks
 from dshuffle.kernels import kernel
 from dshuffle.planning.epoch_plan import missing_samples
-from dshuffle.planning.grouping import count_held, count_holders, holds, lowest_bit
-from dshuffle.planning.holders import add_holders, as_holders, has_excess, held_by, holders_of
 from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words
-from dshuffle.planning.types import Holders, Ranks, Samples, Words
+from dshuffle.planning.types import (
+    Holders,
+    Ranks,
+    Samples,
+    add_holders,
+    count_held,
+    count_holders,
+    held_by,
+    holders_of,
+    holds,
+    lowest_bit,
+)
 
 
 @dataclass
-class Even:
-    """Keep the number of holders of each sample, and evict so that the holder sets become most even.
+class Shares:
+    """The policy of caches without room for excess, which keep their shares; the base of all others."""
 
-    With c = n * capacity / q, every sample has c holders. If c is not an integer, some samples have floor(c) holders
-    and the others ceil(c), so that the caches are full. When a sample moves to a worker that does not hold it, that
-    worker becomes a holder and one of the old holders drops the sample. The policy prefers holders whose caches are too
-    full and, among those, the one whose removal leaves the sample with the rarest set of holders. Ties are random.
-
-    No worker ever holds more than the capacity. If a worker is too full in the end, it drops a sample in place of
-    another worker that has dropped that sample and has room, or it drops a sample without replacement. The latter
-    affects a handful of samples per epoch, if any. Such samples keep all their holders when they next move.
-
-    References
-    ----------
-    This policy is ours. Chung et al. (2017) and Attia and Tandon (2016) do not say what to evict; see docs/papers.md.
-    """
+    # The others cannot recognize this case by the capacity if shares differ in size, as with ``chunks``: a worker with
+    # a smaller share in this epoch has room left in its cache.
 
     n_workers: int
     capacity: int
     seed: int
 
     def first(self, assignment: Ranks) -> Holders:
-        """See :class:`CachingPolicy`. Caches fill in rounds; each round gives every sample one more holder."""
-        ranks = as_ranks("assignment", assignment, self.n_workers)
-        holders = holders_of(ranks, self.n_workers)
-        if not has_excess(len(ranks), self.n_workers, self.capacity):
-            return holders
-        names = self._names()
-        for nth in range(2, -(-self.n_workers * self.capacity // len(ranks)) + 1):
-            order = permutation(len(ranks), "even", self.seed, -nth)
-            state = random_words(1, "even", self.seed, -nth)[0]
-            _add_round(holders, order, self.capacity, self.n_workers, names, _counters(len(ranks)), state)
+        """The holders of epoch 0."""
+        return holders_of(assignment, self.n_workers)
+
+    def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
+        """The holders after the exchange for ``epoch``, which leads to an assignment, as a new array."""
+        # Every worker holds its new share, no sample that it neither held nor received, and no more samples than the
+        # capacity.
+        return self.first(assignment)
+
+
+class Uniform(Shares):
+    """Evict uniformly at random among the samples outside the new share."""
+
+    # Chung et al. (2017), section 2; see docs/papers.md. The paper lets a node cache up to ``s = floor(alpha q)`` data
+    # points and does not say which ones it evicts. Its rates assume caches of uniformly random content. With this
+    # policy, caches have such content at first. Over the epochs, numbers of holders become more even than random,
+    # because a sample that moves gains a holder.
+
+    def first(self, assignment: Ranks) -> Holders:
+        """Each worker's share, and uniformly random excess that fills every cache exactly to the capacity."""
+        holders = holders_of(assignment, self.n_workers)
+        for worker in range(self.n_workers):
+            foreign = np.flatnonzero(assignment != worker)
+            room = self.capacity - (len(assignment) - len(foreign))
+            chosen = choose(foreign, min(room, len(foreign)), "excess", self.seed, worker)
+            holders[chosen, worker // 64] |= np.uint64(1 << worker % 64)
         return holders
 
     def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
-        """See :class:`CachingPolicy`."""
-        ranks = as_ranks("assignment", assignment, self.n_workers)
-        if not has_excess(len(ranks), self.n_workers, self.capacity):
-            return holders_of(ranks, self.n_workers)
-        evolved = as_holders(holders, self.n_workers).copy()
-        moved = missing_samples(evolved, ranks)
+        """See :class:`Shares`."""
+        evolved = holders.copy()
+        for worker in range(self.n_workers):
+            own = assignment == worker
+            excess = np.flatnonzero(held_by(evolved, worker) & ~own)
+            n_evicted = len(excess) + int(own.sum()) - self.capacity
+            if n_evicted > 0:
+                evicted = self.evict(excess, n_evicted, worker, epoch)
+                evolved[evicted, worker // 64] &= ~np.uint64(1 << worker % 64)
+        add_holders(evolved, assignment)
+        return evolved
+
+    def evict(self, excess: Samples, count: int, worker: int, epoch: int) -> Samples:
+        """Choose ``count`` samples to evict from those that the worker holds outside its new share."""
+        return choose(excess, count, "evict", self.seed, epoch, worker)
+
+
+@dataclass
+class Recent(Uniform):
+    """Keep the samples that the worker trained on most recently; ties are random."""
+
+    # Samples that many workers trained on recently stay cached by many workers, which helps coded deliveries: they need
+    # 4 to 7 % fewer packets than with ``uniform`` at a million samples. The state is one byte per worker and sample:
+    # the number of epochs since the worker trained on the sample. It is at most 255, which also means never.
+
+    ages: NDArray[np.uint8] = field(init=False, repr=False)
+
+    def first(self, assignment: Ranks) -> Holders:
+        """See :class:`Uniform`."""
+        self.ages = np.full((self.n_workers, len(assignment)), 255, dtype=np.uint8)
+        self.ages[assignment, np.arange(len(assignment))] = 0
+        return super().first(assignment)
+
+    def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
+        """See :class:`Shares`."""
+        np.minimum(self.ages, 254, out=self.ages)
+        self.ages += 1
+        self.ages[assignment, np.arange(len(assignment))] = 0
+        return super().evolve(holders, assignment, epoch)
+
+    def evict(self, excess: Samples, count: int, worker: int, epoch: int) -> Samples:
+        """Choose the ``count`` samples of the excess that the worker trained on least recently."""
+        mixed = excess[permutation(len(excess), "evict", self.seed, epoch, worker)]
+        youngest_first = mixed[np.argsort(self.ages[worker, mixed], kind="stable")]
+        return youngest_first[len(excess) - count :]
+
+
+class Even(Shares):
+    """Keep the number of holders of each sample, and evict so that the holder sets become most even."""
+
+    # With c = n * capacity / q, every sample has c holders. If c is not an integer, some samples have floor(c) holders
+    # and the others ceil(c), so that the caches are full. When a sample moves to a worker that does not hold it, that
+    # worker becomes a holder and one of the old holders drops the sample. The policy prefers holders whose caches are
+    # too full and, among those, the one whose removal leaves the sample with the rarest set of holders. Ties are
+    # random.
+    # No worker ever holds more than the capacity. If a worker is too full in the end, it drops a sample in place of
+    # another worker that has dropped that sample and has room, or it drops a sample without replacement. The latter
+    # affects a handful of samples per epoch, if any. Such samples keep all their holders when they next move.
+    # This policy is ours. Chung et al. (2017) and Attia and Tandon (2016) do not say what to evict; see docs/papers.md.
+
+    def first(self, assignment: Ranks) -> Holders:
+        """Caches fill in rounds; each round gives every sample one more holder."""
+        holders, q = holders_of(assignment, self.n_workers), len(assignment)
+        for nth in range(2, -(-self.n_workers * self.capacity // q) + 1):
+            order = permutation(q, "even", self.seed, -nth)
+            state = random_words(1, "even", self.seed, -nth)[0]
+            names = random_words(self.n_workers, "sets")
+            _add_round(holders, order, self.capacity, self.n_workers, names, _counters(q), state)
+        return holders
+
+    def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
+        """See :class:`Shares`."""
+        evolved, q = holders.copy(), len(assignment)
+        moved = missing_samples(evolved, assignment)
         moved = moved[permutation(len(moved), "even", self.seed, epoch)]
         loads = count_held(evolved, self.n_workers)
         state = random_words(1, "even", self.seed, epoch)[0]
-        left = _move(evolved, ranks, moved, loads, self.capacity, self._names(), _counters(len(ranks)), state)
+        names = random_words(self.n_workers, "sets")
+        left = _move(evolved, assignment, moved, loads, self.capacity, names, _counters(q), state)
         if loads.max() > self.capacity:
-            _change_places(evolved, moved, left, ranks, loads, self.capacity)
+            _change_places(evolved, moved, left, assignment, loads, self.capacity)
         if loads.max() > self.capacity:
-            _give_up(evolved, permutation(len(ranks), "spare", self.seed, epoch), ranks, loads, self.capacity)
+            _give_up(evolved, permutation(q, "spare", self.seed, epoch), assignment, loads, self.capacity)
         return evolved
 
-    def _names(self) -> Words:
-        """A random word for every worker; the name of a set is the XOR of its workers' words."""
-        return random_words(self.n_workers, "sets")
+
+CACHINGS: dict[str, type[Shares]] = {"uniform": Uniform, "recent": Recent, "even": Even}
+"""Caching policies by name."""
 
 
 def _counters(n_samples: int) -> NDArray[np.int32]:
-    """Counters of samples, indexed by the lowest bits of the names of their holder sets.
-
-    Few sets share a counter. Those that do are counted as one set.
-    """
+    """Counters of samples, indexed by the lowest bits of the names of their holder sets."""
+    # Few sets share a counter. Those that do are counted as one set.
     return np.zeros(1 << max((4 * n_samples).bit_length(), 16), dtype=np.int32)
 
 
 @kernel()
 def _name(holders, sample, names):  # type: ignore[no-untyped-def]
+    """The XOR of a word for each holder, which names a set of holders."""
     name = np.uint64(0)
     for word in range(holders.shape[1]):
         rest = holders[sample, word]
@@ -134,10 +213,8 @@ def _add_round(holders, order, capacity, n_workers, names, counters, state):  # 
 
 @kernel("(u8[:,::1], i4[::1], i8[::1], i8[::1], i8, u8[::1], i4[::1], u8)")
 def _move(holders, ranks, moved, loads, capacity, names, counters, state):  # type: ignore[no-untyped-def]
-    """Add the destinations of the moved samples as holders and remove old holders.
-
-    Updates ``loads``. Returns the holder removed for each sample, or -1.
-    """
+    """Add the destinations of the moved samples as holders and remove old holders."""
+    # Updates ``loads``. Returns the holder removed for each sample, or -1.
     mask = np.uint64(counters.size - 1)
     spare = capacity * loads.size - loads.sum()
     fewest = capacity * loads.size // ranks.size
@@ -217,140 +294,3 @@ def _give_up(holders, order, ranks, loads, capacity):  # type: ignore[no-untyped
                 if loads[worker] > capacity and worker != ranks[sample]:
                     _toggle(holders, sample, worker)
                     loads[worker] -= 1
-
-
-class CachingPolicy(Protocol):
-    """Protocol of the policies, which manage the caches of one shuffle."""
-
-    def first(self, assignment: Ranks) -> Holders:
-        """Return the holders of epoch 0."""
-        ...
-
-    def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
-        """Return the holders after the exchange for ``epoch``, as a new array.
-
-        ``assignment`` is the assignment of ``epoch``. Every worker holds its new share, no sample that it neither held
-        nor received, and no more samples than the capacity.
-        """
-        ...
-
-
-def first_holders(assignment: ArrayLike, n_workers: int, capacity: int, *, seed: int) -> Holders:
-    """Draw the holders of epoch 0: each worker's share, and random excess.
-
-    The excess is uniformly random and fills every cache exactly to the capacity.
-
-    Parameters
-    ----------
-    assignment
-        ``(q,)`` integers, the worker that trains on each sample.
-    """
-    ranks = as_ranks("assignment", assignment, n_workers)
-    holders = holders_of(ranks, n_workers)
-    if has_excess(len(ranks), n_workers, capacity):
-        for worker in range(n_workers):
-            foreign = np.flatnonzero(ranks != worker)
-            room = capacity - (len(ranks) - len(foreign))
-            chosen = choose(foreign, min(room, len(foreign)), "excess", seed, worker)
-            holders[chosen, worker // 64] |= np.uint64(1 << worker % 64)
-    return holders
-
-
-@dataclass
-class Uniform:
-    """Evict uniformly at random among the samples outside the new share.
-
-    References
-    ----------
-    Chung et al. (2017), section 2; see docs/papers.md. The paper lets a node cache up to ``s = floor(alpha q)`` data
-    points and does not say which ones it evicts. Its rates assume caches of uniformly random content. With this policy,
-    caches have such content at first. Over the epochs, numbers of holders become more even than random, because a
-    sample that moves gains a holder.
-    """
-
-    n_workers: int
-    capacity: int
-    seed: int
-
-    def first(self, assignment: Ranks) -> Holders:
-        """See :class:`CachingPolicy`."""
-        return first_holders(assignment, self.n_workers, self.capacity, seed=self.seed)
-
-    def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
-        """See :class:`CachingPolicy`."""
-        ranks = as_ranks("assignment", assignment, self.n_workers)
-        if not has_excess(len(ranks), self.n_workers, self.capacity):
-            return holders_of(ranks, self.n_workers)
-        evolved = as_holders(holders, self.n_workers).copy()
-        for worker in range(self.n_workers):
-            own = ranks == worker
-            excess = np.flatnonzero(held_by(evolved, worker) & ~own)
-            n_evicted = len(excess) + int(own.sum()) - self.capacity
-            if n_evicted > 0:
-                evicted = self.evict(excess, n_evicted, worker, epoch)
-                evolved[evicted, worker // 64] &= ~np.uint64(1 << worker % 64)
-        add_holders(evolved, ranks)
-        return evolved
-
-    def evict(self, excess: Samples, count: int, worker: int, epoch: int) -> Samples:
-        """Choose ``count`` samples to evict.
-
-        ``excess`` are the samples that the worker holds outside its new share.
-        """
-        return choose(excess, count, "evict", self.seed, epoch, worker)
-
-
-@dataclass
-class Recent(Uniform):
-    """Keep the samples that the worker trained on most recently; ties are random.
-
-    Samples that many workers trained on recently stay cached by many workers, which helps coded deliveries: they need 4
-    to 7 % fewer packets than with ``uniform`` at a million samples. The state is one byte per worker and sample: the
-    number of epochs since the worker trained on the sample. It is at most 255, which also means never.
-    """
-
-    ages: NDArray[np.uint8] = field(init=False, repr=False)
-
-    def first(self, assignment: Ranks) -> Holders:
-        """See :class:`CachingPolicy`."""
-        if has_excess(len(assignment), self.n_workers, self.capacity):
-            self.ages = np.full((self.n_workers, len(assignment)), 255, dtype=np.uint8)
-            self.ages[assignment, np.arange(len(assignment))] = 0
-        return super().first(assignment)
-
-    def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
-        """See :class:`CachingPolicy`."""
-        if has_excess(len(assignment), self.n_workers, self.capacity):
-            np.minimum(self.ages, 254, out=self.ages)
-            self.ages += 1
-            self.ages[assignment, np.arange(len(assignment))] = 0
-        return super().evolve(holders, assignment, epoch)
-
-    def evict(self, excess: Samples, count: int, worker: int, epoch: int) -> Samples:
-        """Choose the ``count`` samples of the excess that the worker trained on least recently."""
-        mixed = excess[permutation(len(excess), "evict", self.seed, epoch, worker)]
-        youngest_first = mixed[np.argsort(self.ages[worker, mixed], kind="stable")]
-        return youngest_first[len(excess) - count :]
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Keep only the share, for caches without room for excess.
-
-    The other policies cannot recognize this case by the capacity if shares differ in size, as with ``chunks``: a worker
-    with a smaller share in this epoch has room left in its cache.
-    """
-
-    n_workers: int
-
-    def first(self, assignment: Ranks) -> Holders:
-        """See :class:`CachingPolicy`."""
-        return holders_of(assignment, self.n_workers)
-
-    def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
-        """See :class:`CachingPolicy`."""
-        return holders_of(assignment, self.n_workers)
-
-
-CACHINGS: dict[str, Callable[[int, int, int], CachingPolicy]] = {"uniform": Uniform, "recent": Recent, "even": Even}
-"""Caching policies: name -> constructor, called with (n_workers, capacity, seed)."""

@@ -9,77 +9,57 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.checks import as_ranks
 from dshuffle.errors import PlanError
 from dshuffle.kernels import kernel
-from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs
-from dshuffle.planning.grouping import count_held, count_keys, group_by, holds
-from dshuffle.planning.holders import as_holders, held_by, holders_of
-from dshuffle.planning.order import epoch_order
-from dshuffle.planning.sorted_ids import sorted_positions
-from dshuffle.planning.types import Holders, Ranks, Samples
+from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs, epoch_order
+from dshuffle.planning.types import (
+    Holders,
+    Ranks,
+    Samples,
+    as_instance,
+    count_held,
+    count_keys,
+    group_by,
+    held_by,
+    holders_of,
+    holds,
+    sorted_positions,
+)
 
 SERVER = -1
 """Sender of the packets that the server sends."""
 STORE = -2
 """Sender of the rows that their destination reads from the store."""
-FORWARDER = -3
-"""The worker of rank r is participant ``FORWARDER - r`` where it forwards rows between others."""
 
 
 def name_of(participant: int) -> str:
     """Return the name of a participant of an exchange for messages to users."""
-    if participant <= FORWARDER:
-        return f"the forwarder on rank {forwarder_of(participant)}"
     return {SERVER: "the server", STORE: "the store"}.get(participant, f"rank {participant}")
-
-
-def forwarder_of(rank: int) -> int:
-    """Return the number of a rank's forwarder. Given that number, return the rank."""
-    return FORWARDER - rank
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packets:
-    """All packets of one epoch, in sending order.
+    """All packets of one epoch, in sending order."""
 
-    Parameters
-    ----------
-    offsets
-        ``(P + 1,)`` int64. Packet p has the components ``offsets[p]`` to ``offsets[p + 1] - 1``, at least one.
-    samples
-        ``(E,)`` int64, the sample of each component.
-    destinations
-        ``(E,)`` int32, the worker that decodes the sample of each component.
-    senders
-        ``(P,)`` int32, the sender of each packet: a rank, :data:`SERVER` or :data:`STORE`.
-    """
-
+    # ``(P + 1,)`` int64. Packet p has the components ``offsets[p]`` to ``offsets[p + 1] - 1``, at least one.
     offsets: Samples
-    samples: Samples
-    destinations: Ranks
-    senders: Ranks
+    samples: Samples  # ``(E,)`` int64, the sample of each component.
+    destinations: Ranks  # ``(E,)`` int32, the worker that decodes the sample of each component.
+    senders: Ranks  # ``(P,)`` int32, the sender of each packet: a rank, :data:`SERVER` or :data:`STORE`.
 
     def __post_init__(self) -> None:
-        for name, dtype in (
-            ("offsets", np.int64),
-            ("samples", np.int64),
-            ("destinations", np.int32),
-            ("senders", np.int32),
+        types = [(array.dtype, array.ndim) for array in (self.offsets, self.samples, self.destinations, self.senders)]
+        if (
+            types != [(np.dtype(name), 1) for name in ("int64", "int64", "int32", "int32")]
+            or len(self.destinations) != len(self.samples)
+            or len(self.offsets) != len(self.senders) + 1
+            or (self.offsets[0], self.offsets[-1]) != (0, len(self.samples))
+            or (self.offsets[1:] <= self.offsets[:-1]).any()
         ):
-            values = getattr(self, name)
-            if not isinstance(values, np.ndarray) or values.dtype != dtype or values.ndim != 1:
-                raise PlanError(f"Packets.{name} must be a one-dimensional array of {np.dtype(dtype)}")
-        if len(self.destinations) != len(self.samples):
-            raise PlanError(f"{len(self.samples)} samples do not match {len(self.destinations)} destinations")
-        if len(self.offsets) != len(self.senders) + 1:
-            raise PlanError(f"{len(self.offsets)} offsets do not match {len(self.senders)} senders; expected one more")
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self.samples):
             raise PlanError(
-                f"offsets run from {self.offsets[0]} to {self.offsets[-1]}, not from 0 to {len(self.samples)}"
+                "the arrays of packets do not fit each other. For P packets with E components, give ascending offsets "
+                "(P + 1,) from 0 to E and samples (E,) of int64, and destinations (E,) and senders (P,) of int32"
             )
-        if (short := np.flatnonzero(self.offsets[1:] <= self.offsets[:-1])).size:
-            raise PlanError(f"packet {short[0]} has no components: offsets must increase")
 
     @classmethod
     def uncoded(cls, samples: ArrayLike, destinations: ArrayLike, senders: ArrayLike) -> Packets:
@@ -108,15 +88,9 @@ class Packets:
 
 
 def missing_samples(holders: Holders, destinations: Ranks) -> Samples:
-    """Return the samples that their destination does not hold, ascending; ``(D,)`` int64.
-
-    Parameters
-    ----------
-    holders
-        ``(q, words)`` masks, see :func:`~dshuffle.planning.holders.as_holders`.
-    destinations
-        ``(q,)`` int32 ranks that will train on the samples.
-    """
+    """Return the samples that their destination does not hold, ascending; ``(D,)`` int64."""
+    # holders: ``(q, words)`` masks, see :func:`~dshuffle.planning.types.as_holders`.
+    # destinations: ``(q,)`` int32 ranks that will train on the samples.
     missing = np.empty(len(destinations), dtype=np.int64)
     return missing[: _missing(holders, destinations, missing)]
 
@@ -132,33 +106,18 @@ def _missing(holders, destinations, missing):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerPart:
-    """One worker's part of an epoch plan.
+    """One worker's part of an epoch plan."""
 
-    Parameters
-    ----------
-    rank
-        Rank of the worker, or :data:`SERVER`.
-    epoch
-        Epoch that the exchange leads to.
-    own
-        Ascending int64, the samples that the worker trains on.
-    permutation
-        ``(own,)`` int64, positions in ``own`` in training order.
-    held
-        Ascending int64, the samples that the worker holds after the exchange is committed, including ``own``.
-    receives
-        Source (a rank, :data:`SERVER` or :data:`STORE`) -> int64 samples in plan order. Empty if the plan is coded;
-        use :func:`~dshuffle.planning.delivery.relay.route` to find how its packets travel.
-    sends
-        Destination rank -> int64 samples in plan order, the same array as in the destination's ``receives``.
-    """
-
-    rank: int
-    epoch: int
-    own: Samples
-    permutation: Samples
+    rank: int  # Rank of the worker, or :data:`SERVER`.
+    epoch: int  # Epoch that the exchange leads to.
+    own: Samples  # Ascending int64, the samples that the worker trains on.
+    permutation: Samples  # ``(own,)`` int64, positions in ``own`` in training order.
+    # Ascending int64, the samples that the worker holds after the exchange is committed, including ``own``.
     held: Samples
+    # Source (a rank, :data:`SERVER` or :data:`STORE`) -> int64 samples in plan order. Empty if the plan is coded; use
+    # :func:`~dshuffle.planning.delivery.relay.route` to find how its packets travel.
     receives: dict[int, Samples]
+    # Destination rank -> int64 samples in plan order, the same array as in the destination's ``receives``.
     sends: dict[int, Samples]
 
     @property
@@ -173,38 +132,32 @@ class WorkerPart:
         positions[-1] = len(self.own)
         return positions[sorted_positions(self.own, samples)]
 
+    @property
+    def n_received(self) -> int:
+        """Samples that the worker receives or reads, unless the plan is coded."""
+        return sum(map(len, self.receives.values()))
+
+    @property
+    def n_sent(self) -> int:
+        """Samples that the worker sends, unless the plan is coded."""
+        return sum(map(len, self.sends.values()))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochPlan:
-    """Plan of the exchange that leads to an epoch.
+    """Plan of the exchange that leads to an epoch."""
 
-    Parameters
-    ----------
-    epoch
-        Number of the epoch, from 0. The exchange for epoch 0 loads rows from the store.
-    seed, n_workers
-        Seed and number of workers of the specification.
-    ranks
-        ``(q,)`` int32, the worker that trains on each sample; -1 for samples that all workers train on.
-    holders
-        ``(q, words)`` uint64 masks of the workers that hold each sample after the exchange is committed.
-    n_needed
-        Number of samples that were missing from their worker's partition before the exchange.
-    broadcast
-        Ascending int64, the samples that all workers train on.
-    epochs
-        Which epochs have an exchange, and the order of training.
-    """
-
-    epoch: int
-    seed: int
+    epoch: int  # Number of the epoch, from 0. The exchange for epoch 0 loads rows from the store.
+    seed: int  # seed, n_workers: Seed and number of workers of the specification.
     n_workers: int
-    ranks: Ranks
+    ranks: Ranks  # ``(q,)`` int32, the worker that trains on each sample; -1 for samples that all workers train on.
+    # ``(q, words)`` uint64 masks of the workers that hold each sample after the exchange is committed.
     holders: Holders
     packets: Packets
-    n_needed: int
+    n_needed: int  # Number of samples that were missing from their worker's partition before the exchange.
+    # Ascending int64, the samples that all workers train on.
     broadcast: Samples = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    epochs: ExchangeEpochs = EVERY_EPOCH
+    epochs: ExchangeEpochs = EVERY_EPOCH  # Which epochs have an exchange, and the order of training.
 
     @property
     def shares(self) -> tuple[int, int]:
@@ -214,10 +167,9 @@ class EpochPlan:
         return int(counts.min()), int(counts.max())
 
     def with_broadcast(self, broadcast: Samples, dealt: Samples, *, loads: bool) -> EpochPlan:
-        """Return the plan of all samples, if this plan is for the samples that are not broadcast.
-
-        Sample j of this plan is ``dealt[j]``; ``dealt`` is ascending. ``loads`` says that workers read what they hold.
-        """
+        """Return the plan of all samples, if this plan is for the samples that are not broadcast."""
+        # Sample j of this plan is ``dealt[j]``; ``dealt`` is ascending. ``loads`` says that workers read what they
+        # hold.
         n_samples = len(broadcast) + len(dealt)
         ranks = np.full(n_samples, -1, dtype=np.int32)
         ranks[dealt] = self.ranks
@@ -286,22 +238,12 @@ def split_by_worker(samples: Samples, keys: Ranks, n_workers: int) -> dict[int, 
 def check_plan(
     plan: Packets, holders: ArrayLike, destinations: ArrayLike, n_workers: int, *, capacity: int | None = None
 ) -> None:
-    """Raise an error unless a plan delivers every needed sample exactly once.
-
-    A component may also deliver a sample to a worker that does not train on it, but only if the worker needs the
-    sample to decode another packet. Leftover coding decodes in two such steps (Attia and Tandon, 2016).
-
-    Parameters
-    ----------
-    holders
-        ``(q, words)`` masks of the workers that hold each sample before the exchange.
-    destinations
-        ``(q,)`` integers, the worker that will train on each sample.
-    """
-    masks = as_holders(holders, n_workers)
-    ranks = as_ranks("destinations", destinations, n_workers)
-    if len(masks) != len(ranks):
-        raise PlanError(f"holders has {len(masks)} samples, but destinations has {len(ranks)}")
+    """Raise an error unless a plan delivers every needed sample exactly once."""
+    # A component may also deliver a sample to a worker that does not train on it, but only if the worker needs the
+    # sample to decode another packet. Leftover coding decodes in two such steps (Attia and Tandon, 2016).
+    # holders: ``(q, words)`` masks of the workers that hold each sample before the exchange.
+    # destinations: ``(q,)`` integers, the worker that will train on each sample.
+    masks, ranks = as_instance(holders, destinations, n_workers)
     if capacity is not None:
         _check_capacity("holds", count_held(masks, n_workers), capacity)
         _check_capacity("is assigned", np.bincount(ranks, minlength=n_workers), capacity)
@@ -310,24 +252,12 @@ def check_plan(
     )
     if fault == _SOUND:
         return
+    facts = {"packet": packet, "other": other, "q": len(ranks), "n": n_workers}
     if fault == _MISSING:
-        raise PlanError(f"sample {entry} is not delivered to worker {ranks[entry]}, which needs it")
-    if fault == _SENDER_UNKNOWN:
-        raise PlanError(
-            f"packet {packet} is sent by {plan.senders[packet]}, which is neither a worker "
-            f"in [0, {n_workers}) nor SERVER ({SERVER}) nor STORE ({STORE})"
-        )
-    sample, worker = int(plan.samples[entry]), int(plan.destinations[entry])
-    text = _FAULTS[fault].format(
-        sample=sample,
-        worker=worker,
-        packet=packet,
-        sender=plan.senders[packet],
-        other=other,
-        q=len(ranks),
-        n=n_workers,
-    )
-    raise PlanError(text)
+        facts |= {"sample": entry, "worker": ranks[entry]}
+    else:
+        facts |= {"sample": plan.samples[entry], "worker": plan.destinations[entry], "sender": plan.senders[packet]}
+    raise PlanError(_FAULTS[fault].format(**facts))
 
 
 def _check_capacity(verb: str, counts: NDArray[np.int64], capacity: int) -> None:
@@ -340,6 +270,10 @@ _SOUND, _MISSING, _SENDER_UNKNOWN, _OUT_OF_RANGE, _NO_WORKER, _TO_ITSELF, _SENDE
 _HELD, _TWICE, _SAME_PACKET, _LACKS, _CIRCULAR, _NOT_WANTED = range(7, 13)
 
 _FAULTS = {
+    _MISSING: "sample {sample} is not delivered to worker {worker}, which needs it",
+    _SENDER_UNKNOWN: (
+        "packet {packet} is sent by {sender}, which is neither a worker in [0, {n}) nor SERVER (-1) nor STORE (-2)"
+    ),
     _OUT_OF_RANGE: "packet {packet} for worker {worker} has sample {sample}, which is not in [0, {q})",
     _NO_WORKER: "packet {packet} delivers sample {sample} to worker {worker}, which is not in [0, {n})",
     _TO_ITSELF: "packet {packet} with sample {sample} is sent by worker {worker} to itself",
@@ -461,3 +395,38 @@ def in_disk_order(part: WorkerPart, *, seed: int, stored: int | None, moves_with
         if len(staying):
             sends[part.rank] = receives[part.rank] = ordered(part.rank, staying)
     return dataclasses.replace(part, sends=sends, receives=receives)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moves:
+    """Which samples come to a worker for an epoch, and which leave it."""
+
+    own: Samples  # Ascending int64, the samples that the worker trains on.
+    arriving: Samples  # arriving, senders: The samples that it lacks, ascending, and the worker that has each of them.
+    senders: Ranks
+    # leaving, receivers: The samples that it gives up, ascending, and the worker that each of them goes to.
+    leaving: Samples
+    receivers: Ranks
+
+    @classmethod
+    def none(cls, own: Samples) -> Moves:
+        """Nothing comes or goes."""
+        return cls(own, own[:0], np.empty(0, np.int32), own[:0], np.empty(0, np.int32))
+
+    @classmethod
+    def loading(cls, own: Samples) -> Moves:
+        """Everything comes from the store."""
+        return dataclasses.replace(cls.none(own), arriving=own, senders=np.full(len(own), STORE, np.int32))
+
+    @classmethod
+    def between(cls, before: Ranks, after: Ranks, rank: int) -> Moves:
+        """The moves of a worker between two assignments of all samples, ``(q,)`` int32 each."""
+        own, held = np.flatnonzero(after == rank), np.flatnonzero(before == rank)
+        return cls.of(rank, own, before[own], held, after[held])
+
+    @classmethod
+    def of(cls, rank: int, own: Samples, before: Ranks, held: Samples, after: Ranks) -> Moves:
+        """The moves of a worker that has ``held`` and trains on ``own`` next."""
+        # ``before`` says which worker has each of its next samples, and ``after`` who gets each of those that it has.
+        missing, leaving = before != rank, after != rank
+        return cls(own, own[missing], before[missing], held[leaving], after[leaving])

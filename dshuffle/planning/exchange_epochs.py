@@ -1,19 +1,100 @@
-"""Which epochs have an exchange, and the sizes of shares."""
+"""The order of training, which epochs have an exchange, and the sizes of shares."""
 
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from fractions import Fraction
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from dshuffle.checks import as_integer, as_ratio
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.order import epoch_permutation
+from dshuffle.planning.randomness import permutation, random_words, words_at
 from dshuffle.planning.types import Samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassOrder:
+    """A random order of samples in which every class is spread evenly, as a table."""
+
+    # The members of a class are put in random order, and the order is divided into as many intervals of equal length as
+    # the class has members. Each member is at a random point of its own interval. So the number of members of a class
+    # among any successive samples stays within about two of its share. In a random order it deviates by about the
+    # square root of the share.
+
+    samples: Samples  # Sample at each position: a permutation of 0 to q - 1, ``(q,)`` int64.
+    positions: Samples  # Position of each sample: its inverse.
+
+    @classmethod
+    def of(cls, labels: ArrayLike, *path: int | str) -> Self:
+        """Draw an order."""
+        # labels: ``(q,)`` values; equal values are a class.
+        _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        order = permutation(len(codes), "class order", *path)
+        by_class = order[np.argsort(codes[order], kind="stable")]
+        firsts = np.repeat(np.cumsum(counts) - counts, counts)
+        point = (random_words(len(codes), "class order", "point", *path) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
+        places = (np.arange(len(codes)) - firsts + point) / np.repeat(counts, counts)
+        samples = by_class[np.argsort(places, kind="stable")]
+        positions = np.empty_like(samples)
+        positions[samples] = np.arange(len(samples))
+        return cls(samples, positions)
+
+    def forward(self, samples: NDArray[np.int64]) -> Samples:
+        """Positions of samples."""
+        return self.positions[samples]
+
+    def inverse(self, positions: NDArray[np.int64]) -> Samples:
+        """Samples at positions."""
+        return self.samples[positions]
+
+
+def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
+    """Order a worker's samples for training in an epoch."""
+    # The order depends only on the seed, the epoch, the rank and the set of samples.
+    return sample_ids[epoch_permutation(sample_ids, seed=seed, epoch=epoch, rank=rank)]
+
+
+def epoch_permutation(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
+    """The order of :func:`epoch_order` as ``(k,)`` int64 positions in ``sample_ids``."""
+    # Samples are sorted by words drawn for each of them, no two of which are equal. So the order of any subset can be
+    # computed without the other samples. A worker that receives rows knows in which order their sender trains.
+    return np.argsort(words_at(random_words(1, "order", seed, epoch, rank)[0], sample_ids))
+
+
+def row_permutation(n_rows: int, seed: int = 0) -> Samples:
+    """Permutation that :func:`dshuffle.permute` applies.
+
+    Row k of the permuted dataset is row ``row_permutation(...)[k]`` of the original one.
+
+    Parameters
+    ----------
+    n_rows
+        Number of rows, at least 0 and below 2**32.
+    seed
+        Any integer.
+
+    Returns
+    -------
+    (n_rows,) int64
+        The original row at each position.
+
+    Raises
+    ------
+    InvalidParameter
+        If a parameter is not an integer, or ``n_rows`` is out of range.
+
+    Examples
+    --------
+    >>> row_permutation(5, seed=1)
+    array([2, 0, 1, 3, 4])
+    """
+    return permutation(as_integer("n_rows", n_rows, 0), "permute", as_integer("seed", seed))
+
 
 Weights = tuple[int, ...]
 """One weight for each rank, or none for equal shares."""
@@ -38,11 +119,10 @@ def check_weights(weights: Weights, n_workers: int) -> None:
 
 @functools.lru_cache(maxsize=64)
 def share_sizes(n_units: int, weights: Weights) -> NDArray[np.int64]:
-    """``(n,)`` int64 sizes in proportion to the weights. They add up to ``n_units``, and each is at least 1.
-
-    Each size is the exact proportion rounded down or up: the units that are left after rounding down go to the largest
-    remainders, and to lower ranks among equals. Ranks that would get nothing take a unit from the largest sizes.
-    """
+    """``(n,)`` int64 sizes in proportion to the weights. They add up to ``n_units``, and each is at least 1."""
+    # Each size is the exact proportion rounded down or up: the units that are left after rounding down go to the
+    # largest remainders, and to lower ranks among equals. Ranks that would get nothing take a unit from the largest
+    # sizes.
     total = sum(weights)
     # Python's integers: the products may have more than 64 bits.
     parts = [divmod(n_units * weight, total) for weight in weights]
@@ -56,67 +136,40 @@ def share_sizes(n_units: int, weights: Weights) -> NDArray[np.int64]:
     return sizes
 
 
-class Between(ABC):
-    """The order of a worker's samples in an epoch without an exchange."""
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def permutation(self, sample_ids: Samples, *, seed: int, epoch: int, exchanged: int, rank: int) -> Samples:
-        """``(k,)`` int64 positions in the ``(k,)`` samples, in training order.
-
-        ``exchanged`` is the last epoch with an exchange. The order of any subset is that of all samples without the
-        others, as in :func:`~dshuffle.planning.order.epoch_permutation`.
-        """
+def largest_share(n_samples: int, n_workers: int, chunk_rows: int = 1, weights: Weights = ()) -> int:
+    """Number of samples in the largest share, which is the same in every epoch."""
+    # With weights and chunks it may be less, because a short chunk at the end belongs to any rank.
+    whole, short = divmod(n_samples, chunk_rows)
+    if weights:
+        return int(share_sizes(whole, weights).max()) * chunk_rows + short
+    each, extra = divmod(whole, n_workers)
+    return (each + 1) * chunk_rows if extra else each * chunk_rows + short
 
 
-class Redraw(Between):
-    """A new random order in every epoch."""
-
-    name = "redraw"
-
-    def permutation(self, sample_ids: Samples, *, seed: int, epoch: int, exchanged: int, rank: int) -> Samples:
-        """See :class:`Between`."""
-        return epoch_permutation(sample_ids, seed=seed, epoch=epoch, rank=rank)
-
-
-class Reverse(Between):
-    """The order of the epoch before, backwards.
-
-    References
-    ----------
-    Rajput et al. (2022), FlipFlop; see docs/papers.md. They reverse every second epoch of one worker's data. Here each
-    worker reverses the order of its own samples, in as many epochs as lie between two exchanges.
-    """
-
-    name = "reverse"
-
-    def permutation(self, sample_ids: Samples, *, seed: int, epoch: int, exchanged: int, rank: int) -> Samples:
-        """See :class:`Between`."""
-        order = epoch_permutation(sample_ids, seed=seed, epoch=exchanged, rank=rank)
-        return order[::-1].copy() if (epoch - exchanged) % 2 else order
+def cache_capacity(cache_fraction: float | None, n_samples: int, n_workers: int, *, chunk_rows: int = 1) -> int:
+    """Number of samples that a worker may hold between epochs."""
+    # It is ``floor(alpha * q)``, but at least the largest share.
+    n_workers = as_integer("n_workers", n_workers, 1)
+    partition = largest_share(n_samples, n_workers, chunk_rows)
+    if cache_fraction is None:
+        return partition
+    hint = f"Each of the {n_workers} workers must hold its own share of the samples."
+    alpha = as_ratio("cache_fraction", cache_fraction, Fraction(1, n_workers), hint)
+    return max(partition, alpha.numerator * n_samples // alpha.denominator)
 
 
-BETWEEN: dict[str, Between] = {between.name: between for between in (Redraw(), Reverse())}
-"""Every order in epochs without an exchange, by name."""
+BETWEEN = ("redraw", "reverse")
+"""Every order in epochs without an exchange: a new random one, or that of the epoch before backwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeEpochs:
-    """Which epochs have an exchange, and the order of training in all epochs.
+    """Which epochs have an exchange, and the order of training in all epochs."""
 
-    Epoch 0 is loaded, and counts as one with an exchange.
+    # Epoch 0 is loaded, and counts as one with an exchange.
 
-    Parameters
-    ----------
-    every
-        K: the epochs K, 2 K, ... have an exchange.
-    between
-        The order in the other epochs: a name in :data:`BETWEEN`.
-    """
-
-    every: int = 1
-    between: str = Redraw.name
+    every: int = 1  # K: the epochs K, 2 K, ... have an exchange.
+    between: str = "redraw"  # The order in the other epochs: a name in :data:`BETWEEN`.
 
     def has_exchange(self, epoch: int) -> bool:
         """Whether samples may change workers for an epoch."""
@@ -131,14 +184,13 @@ class ExchangeEpochs:
         return range(self.last(first) + self.every, last + 1, self.every)
 
     def permutation(self, sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
-        """``(k,)`` int64 positions in the ``(k,)`` samples of a worker, in training order.
-
-        It depends only on the seed, the epoch, the rank and the set of samples.
-        """
-        if self.has_exchange(epoch):
-            return epoch_permutation(sample_ids, seed=seed, epoch=epoch, rank=rank)
-        chosen = BETWEEN[self.between]
-        return chosen.permutation(sample_ids, seed=seed, epoch=epoch, exchanged=self.last(epoch), rank=rank)
+        """``(k,)`` int64 positions in the ``(k,)`` samples of a worker, in training order."""
+        # It depends only on the seed, the epoch, the rank and the set of samples.
+        # "reverse" is FlipFlop of Rajput et al. (2022), see docs/papers.md, who reverse every second epoch of one
+        # worker's data. Here each worker reverses the order of its own samples, in all epochs between two exchanges.
+        drawn = self.last(epoch) if self.between == "reverse" else epoch
+        order = epoch_permutation(sample_ids, seed=seed, epoch=drawn, rank=rank)
+        return order[::-1].copy() if (epoch - drawn) % 2 else order
 
     def order(self, sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
         """The ``(k,)`` samples of a worker in training order."""
@@ -149,7 +201,7 @@ class ExchangeEpochs:
         """What a label of a way adds; empty if every epoch has an exchange."""
         if self.every == 1:
             return ""
-        return f", every {self.every} epochs" + ("" if self.between == Redraw.name else f", {self.between}")
+        return f", every {self.every} epochs" + ("" if self.between == "redraw" else f", {self.between}")
 
 
 EVERY_EPOCH = ExchangeEpochs()

@@ -1,18 +1,116 @@
-"""Plans of all epochs, and how much memory they take."""
+"""Plans of all epochs: by a worker for itself alone, or for all workers."""
 
 from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dshuffle.errors import PlanError
 from dshuffle.planning.assignment import EpochDraw
 from dshuffle.planning.assignment.initial import GivenSharding
+from dshuffle.planning.assignment.slots import Blocks, Slots
 from dshuffle.planning.delivery import get_delivery, plan_delivery
-from dshuffle.planning.epoch_plan import EpochPlan, Packets, check_plan, loading, missing_samples
-from dshuffle.planning.own_part import plans_own_parts
+from dshuffle.planning.epoch_plan import (
+    STORE,
+    EpochPlan,
+    Moves,
+    Packets,
+    WorkerPart,
+    check_plan,
+    loading,
+    missing_samples,
+    split_by_worker,
+)
 from dshuffle.planning.randomness import random_words
 from dshuffle.planning.shuffle_spec import ShuffleSpec
-from dshuffle.planning.types import Holders
+from dshuffle.planning.types import Holders, Samples
+
+
+def plans_own_parts(spec: ShuffleSpec, delivery: str) -> bool:
+    """Whether every worker can plan its own part of each epoch."""
+    if spec.has_excess or not get_delivery(delivery).plans_own_parts:
+        return False
+    first_exchange = spec.choices.every
+    return spec.slots() is not None or (spec.blocks(0) is not None and spec.blocks(first_exchange) is not None)
+
+
+class OwnPlanner:
+    """Plan the parts of one worker, for any epochs; :func:`plans_own_parts` says whether that is possible."""
+
+    # With ``partial``, the epoch after the last one takes less time than others.
+    # spec, rank: specification of the shuffle, and the worker.
+
+    def __init__(self, spec: ShuffleSpec, rank: int) -> None:
+        self.spec, self.rank = spec, rank
+        self._slots = spec.slots()
+        self._in_slots: dict[int, Samples] = {}  # epoch -> samples by slot
+
+    def plan(self, epoch: int, delivery: str) -> WorkerPart:
+        """Plan an epoch."""
+        spec, rank, moves = self.spec, self.rank, self.moves(epoch)
+        if epoch == spec.first_epoch or get_delivery(delivery).reads_store:
+            receives, sends = ({STORE: moves.arriving} if len(moves.arriving) else {}), dict[int, Samples]()
+        else:
+            receives = split_by_worker(moves.arriving, moves.senders, spec.n_workers)
+            sends = split_by_worker(moves.leaving, moves.receivers, spec.n_workers)
+        order = spec.choices.exchange_epochs.permutation(moves.own, seed=spec.choices.seed, epoch=epoch, rank=rank)
+        return WorkerPart(rank, epoch, moves.own, order, moves.own, receives, sends)
+
+    def shares(self, epoch: int) -> tuple[int, int]:
+        """Smallest and largest number of samples that a worker trains on."""
+        return self._blocks(epoch).shares if self._slots is None else self._slots.shares
+
+    def moves(self, epoch: int) -> Moves:
+        """What comes and goes for an epoch; in the first one everything comes from the store."""
+        if epoch == self.spec.first_epoch:
+            return Moves.loading(self._own(epoch))
+        if not self.spec.choices.has_exchange(epoch):
+            return Moves.none(self._own(epoch))
+        return self._moves_of_blocks(epoch) if self._slots is None else self._moves_of_slots(self._slots, epoch)
+
+    def _own(self, epoch: int) -> Samples:
+        if self._slots is None:
+            return self._blocks(epoch).samples_of(self.rank)
+        stays = epoch - 1 in self._in_slots and not self.spec.choices.has_exchange(epoch)
+        self._in_slots = {epoch: self._samples_in(self._slots, epoch - 1 if stays else epoch)}
+        return np.sort(self._in_slots[epoch])
+
+    def _blocks(self, epoch: int) -> Blocks:
+        blocks = self.spec.blocks(epoch)
+        assert blocks is not None
+        return blocks
+
+    def _moves_of_blocks(self, epoch: int) -> Moves:
+        before, after = self._blocks(epoch - 1), self._blocks(epoch)
+        own, held = after.samples_of(self.rank), before.samples_of(self.rank)
+        return Moves.of(self.rank, own, before.ranks_of(own), held, after.ranks_of(held))
+
+    def _moves_of_slots(self, slots: Slots, epoch: int) -> Moves:
+        rank, before = self.rank, self._samples_in(slots, epoch - 1)
+        exchange, rounds = slots.exchange(slots.last, epoch), np.arange(slots.last.count)
+        own_ranks = np.full(len(rounds), rank)
+        emptied = exchange.emptied(own_ranks, rounds)
+        sources, destinations = (exchange.shifted(own_ranks, rounds, sign) for sign in (-1, 1))
+        arriving = slots.samples_at(sources, exchange.emptied(sources, rounds), epoch - 1)
+        leaving, after = before[emptied], before.copy()
+        after[emptied] = arriving
+        self._in_slots = {epoch - 1: before, epoch: after}
+        received, sent = _ascending(arriving, sources != rank), _ascending(leaving, destinations != rank)
+        senders, receivers = sources[received].astype(np.int32), destinations[sent].astype(np.int32)
+        return Moves(np.sort(after), arriving[received], senders, leaving[sent], receivers)
+
+    def _samples_in(self, slots: Slots, epoch: int) -> Samples:
+        samples = self._in_slots.get(epoch)
+        return slots.samples_of(self.rank, epoch) if samples is None else samples
+
+
+def _ascending(samples: Samples, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Indices of the chosen samples, in ascending order of the samples."""
+    indices = np.flatnonzero(chosen)
+    return indices[np.argsort(samples[indices])]
+
 
 OWN_NBYTES = 90
 """Bytes for each sample of a share that a worker plans alone."""
@@ -34,16 +132,11 @@ def plan_nbytes(spec: ShuffleSpec) -> int:
 
 
 class EpochPlanner:
-    """Make the plans of a shuffle, epoch by epoch.
+    """Make the plans of a shuffle, epoch by epoch."""
 
-    Planners with the same specification make the same plans.
-
-    Parameters
-    ----------
-    checks
-        Whether to check every plan. If several processes make the same plan (see :meth:`EpochPlan.digest`), it is
-        enough that one of them checks it.
-    """
+    # Planners with the same specification make the same plans.
+    # checks: whether to check every plan. If several processes make the same plan (see :meth:`EpochPlan.digest`), it is
+    # enough that one of them checks it.
 
     def __init__(self, spec: ShuffleSpec, *, checks: bool = True) -> None:
         self.spec = spec
@@ -58,10 +151,8 @@ class EpochPlanner:
         self._policy = self._dealt.policy()
 
     def load(self, epoch: int | None = None) -> EpochPlan:
-        """Plan the first epoch: every worker reads its share and its excess from the store, in ascending order.
-
-        If ranks depend on earlier epochs of the same workers, these are drawn first.
-        """
+        """Plan the first epoch: every worker reads its share and its excess from the store, in ascending order."""
+        # If ranks depend on earlier epochs of the same workers, these are drawn first.
         spec, first, assignment = self._dealt, self._dealt.first_epoch, self._dealt.choices.assignment
         exchanges = spec.choices.exchange_epochs
         draw = spec.draw_first()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,9 @@ _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 
 
 def random_words(count: int, *path: int | str) -> Words:
-    """Draw independent uniform 64-bit words for a path.
-
-    Parameters
-    ----------
-    path
-        Integers of any size and sign, and strings, such as ``("order", seed, epoch, rank)``. Different paths give
-        independent streams. The first words of a stream do not depend on ``count``.
-    """
+    """Draw independent uniform 64-bit words for a path."""
+    # path: integers of any size and sign, and strings, such as ``("order", seed, epoch, rank)``. Different paths give
+    # independent streams. The first words of a stream do not depend on ``count``.
     # Each part carries its type and length, so that different paths have different texts. Hashing also allows
     # strings and negative integers, which SeedSequence rejects.
     parts = [f"s{len(part)}:{part}" if isinstance(part, str) else f"i{operator.index(part)};" for part in path]
@@ -36,10 +32,9 @@ def random_words(count: int, *path: int | str) -> Words:
 
 
 def words_at(word: np.uint64, numbers: NDArray[np.int64]) -> Words:
-    """Independent 64-bit words for numbers from 0, all of them derived from one random word.
-
-    They are the entries ``numbers`` of the SplitMix64 stream that starts at the word, so any of them can be had alone.
-    """
+    """Independent 64-bit words for numbers from 0, all of them derived from one random word."""
+    # They are the entries ``numbers`` of the SplitMix64 stream that starts at the word, so any of them can be had
+    # alone.
     states = (numbers.astype(np.uint64) + np.uint64(1)) * _INCREMENT + word
     return np.asarray(_finalised(states))
 
@@ -96,11 +91,9 @@ def _draw(values, count, words):  # type: ignore[no-untyped-def]
 
 @kernel()
 def below(word, bound):  # type: ignore[no-untyped-def]
-    """Map one random word to an integer in [0, bound), for bounds below 2**32.
-
-    The result is the high part of the 96-bit product, which needs no division. The relative difference between the
-    probabilities of two values is at most bound / 2**64, which is below 2**-32.
-    """
+    """Map one random word to an integer in [0, bound), for bounds below 2**32."""
+    # The result is the high part of the 96-bit product, which needs no division. The relative difference between the
+    # probabilities of two values is at most bound / 2**64, which is below 2**-32.
     low = (word & np.uint64(0xFFFFFFFF)) * np.uint64(bound)
     high = (word >> np.uint64(32)) * np.uint64(bound)
     return np.int64((high + (low >> np.uint64(32))) >> np.uint64(32))
@@ -118,25 +111,18 @@ finalised = kernel(inline="always")(_finalised)
 
 @kernel()
 def next_word(state):  # type: ignore[no-untyped-def]
-    """Advance a SplitMix64 stream and return its next state and word.
-
-    Kernels use it where they do not know in advance how many words they need.
-
-    References
-    ----------
-    Steele, Lea and Flood (2014), Fast splittable pseudorandom number generators (OOPSLA), with the constants of Figure
-    17.
-    """
+    """Advance a SplitMix64 stream and return its next state and word."""
+    # Kernels use it where they do not know in advance how many words they need.
+    # Steele, Lea and Flood (2014), Fast splittable pseudorandom number generators (OOPSLA), with the constants of
+    # Figure 17.
     state += _INCREMENT
     return state, finalised(state)
 
 
 @kernel()
 def draw_front(values, count, state):  # type: ignore[no-untyped-def]
-    """Move ``count`` values to the front, chosen uniformly and in random order from a SplitMix64 stream.
-
-    Returns the next state of the stream.
-    """
+    """Move ``count`` values to the front, chosen uniformly and in random order from a SplitMix64 stream."""
+    # Returns the next state of the stream.
     for i in range(count):
         state, word = next_word(state)
         j = i + below(word, values.size - i)
@@ -147,3 +133,138 @@ def draw_front(values, count, state):  # type: ignore[no-untyped-def]
 def log_choose(n: float, k: float) -> float:
     """Natural logarithm of the binomial coefficient, which may be of real numbers."""
     return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
+DRAW_VERSION = 3
+"""Changes whenever the same seed would draw other samples, so that no release reorders a resumed run silently."""
+
+LARGEST_TABLE = 2**16
+"""Size up to which a domain has a table. On small domains a network of eight rounds is not uniform."""
+
+ROUNDS = 8
+"""Rounds of the network. Tests show that four are too few: neighbours stay together too often."""
+
+
+LARGEST_TABLES = 256
+"""Size up to which the bijections of a family have tables."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bijection:
+    """A random bijection of ``range(size)``, or a family of such bijections whose members may differ in size.
+
+    A draw over all samples is a bijection from samples to positions. If it is a table, everybody who wants one entry
+    has to make all of them. Large bijections are functions instead: a worker evaluates them for its own samples alone.
+    """
+
+    # Small domains use a table, which is exactly uniform. Large ones use a Feistel network with additions on a
+    # rectangle ``a * b`` that is just larger than the domain; points outside of the domain are mapped again until they
+    # are inside. Black and Rogaway (2002), Ciphers with arbitrary finite domains (CT-RSA), for generalised Feistel
+    # networks and cycle walking. The round function is the finaliser of SplitMix64: Steele, Lea and Flood (2014), Fast
+    # splittable pseudorandom number generators (OOPSLA), Figure 17. We need uniform shuffles, not secrecy.
+
+    offsets: NDArray[np.int64]  # ``(n + 1,)``, where the tables of each member begin.
+    tables: Samples  # ``(offsets[-1],)`` of small domains, otherwise empty; the same for ``inverse_tables``.
+    inverse_tables: Samples
+    domains: Words  # ``(n, 3)`` of large domains: size, height and width of a rectangle that is nearly a square.
+    keys: Words  # ``(n, rounds)`` of large domains, otherwise empty.
+
+    @classmethod
+    def of(cls, size: int, *path: int | str, rounds: int = ROUNDS, largest_table: int = LARGEST_TABLE) -> Bijection:
+        """Draw one bijection."""
+        if not 0 <= size < 2**63:
+            raise InvalidParameter.of("size", size, "in [0, 2**63)")
+        if size > largest_table:
+            return cls.network(np.array([size]), random_words(rounds, "network", *path))
+        table = permutation(size, "table", *path)
+        inverse = np.empty_like(table)
+        inverse[table] = np.arange(size)
+        return cls(np.array([0, size]), table, inverse, _NO_WORDS, _NO_WORDS)
+
+    @classmethod
+    def family(
+        cls, sizes: NDArray[np.int64], word: np.uint64, *, rounds: int = ROUNDS, largest_tables: int = LARGEST_TABLES
+    ) -> Bijection:
+        """Draw a bijection for each size."""
+        if sizes.max(initial=0) > largest_tables:
+            return cls.network(sizes, words_at(word, np.arange(len(sizes) * rounds)))
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        tables, inverse = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
+        _draw_tables(offsets, words_at(word, np.arange(len(sizes))), tables, inverse)
+        return cls(offsets, tables, inverse, _NO_WORDS, _NO_WORDS)
+
+    @classmethod
+    def network(cls, sizes: NDArray[np.int64], keys: Words) -> Bijection:
+        """Networks of these sizes, each with as many of the keys."""
+        heights = {size: math.isqrt(max(0, size - 1)) + 1 for size in np.unique(sizes).tolist()}
+        domains = [(size, heights[size], -(-size // heights[size])) for size in sizes.tolist()]
+        nothing, offsets = np.empty(0, np.int64), np.concatenate([[0], np.cumsum(sizes)])
+        return cls(offsets, nothing, nothing, np.array(domains, np.uint64), keys.reshape(len(sizes), -1))
+
+    def forward(self, points: NDArray[np.int64], members: NDArray[np.int64] | None = None) -> Samples:
+        """``(k,)`` int64: where the bijection, or that of each member, maps the ``(k,)`` points."""
+        return self._evaluate(points, members, self.tables, False)
+
+    def inverse(self, points: NDArray[np.int64], members: NDArray[np.int64] | None = None) -> Samples:
+        """``(k,)`` int64: the points that :meth:`forward` maps to the given ones."""
+        return self._evaluate(points, members, self.inverse_tables, True)
+
+    def _evaluate(
+        self, points: NDArray[np.int64], members: NDArray[np.int64] | None, tables: Samples, backward: bool
+    ) -> Samples:
+        if not len(self.keys):
+            return tables[points if members is None else self.offsets[members] + points]
+        found = np.empty(len(points), dtype=np.int64)
+        points = np.ascontiguousarray(points, np.int64)
+        members = found[:0] if members is None else np.ascontiguousarray(members, np.int64)
+        _walk(points, members, found, self.domains, self.keys, backward)
+        return found
+
+
+_NO_WORDS = np.empty((0, 0), np.uint64)
+
+
+@kernel(inline="always")
+def _scaled(word, bound):  # type: ignore[no-untyped-def]
+    """The high part of ``word * bound``, in [0, bound), for bounds below 2**32."""
+    low = (word & np.uint64(0xFFFFFFFF)) * bound
+    return ((word >> np.uint64(32)) * bound + (low >> np.uint64(32))) >> np.uint64(32)
+
+
+@kernel("(i8[::1], i8[::1], i8[::1], u8[:,::1], u8[:,::1], b1)")
+def _walk(points, members, found, domains, keys, backward):  # type: ignore[no-untyped-def]
+    last = keys.shape[1] - 1
+    for i in range(points.size):
+        member = members[i] if members.size else 0
+        size, height, width = domains[member, 0], domains[member, 1], domains[member, 2]
+        value = np.uint64(points[i])
+        while True:
+            row = value // width
+            column = value - row * width
+            for turn in range(keys.shape[1]):
+                j = last - turn if backward else turn
+                if j & 1 == 0:
+                    drawn = _scaled(finalised(column + keys[member, j]), height)
+                    row += height - drawn if backward else drawn
+                    if row >= height:
+                        row -= height
+                else:
+                    drawn = _scaled(finalised(row + keys[member, j]), width)
+                    column += width - drawn if backward else drawn
+                    if column >= width:
+                        column -= width
+            value = row * width + column
+            if value < size:
+                break
+        found[i] = np.int64(value)
+
+
+@kernel("(i8[::1], u8[::1], i8[::1], i8[::1])")
+def _draw_tables(offsets, states, tables, inverse):  # type: ignore[no-untyped-def]
+    for member in range(offsets.size - 1):
+        table = tables[offsets[member] : offsets[member + 1]]
+        for i in range(table.size):
+            table[i] = i
+        draw_front(table, table.size - 1, states[member])
+        for i in range(table.size):
+            inverse[offsets[member] + table[i]] = i

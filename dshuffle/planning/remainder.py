@@ -15,8 +15,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.assignment.initial import GivenSharding
 from dshuffle.planning.exchange_epochs import Weights, check_weights
-from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
-from dshuffle.planning.planner import EpochPlanner
+from dshuffle.planning.planner import EpochPlanner, OwnPlanner, plans_own_parts
 from dshuffle.planning.randomness import finalised, random_words
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 from dshuffle.planning.types import Ranks, Samples, Words
@@ -33,17 +32,13 @@ BLOCK = 2**16
 
 @dataclass(frozen=True, slots=True)
 class SampleDigest:
-    """Number of samples, their sum, and two sums of keyed hashes, all modulo 2**64.
+    """Number of samples, their sum, and two sums of keyed hashes, all modulo 2**64."""
 
-    The digest of a union is the sum of digests, and a sample that occurs twice counts twice. Different samples have the
-    same digest with a probability of 2**-128, if the hashes are random.
+    # The digest of a union is the sum of digests, and a sample that occurs twice counts twice. Different samples have
+    # the same digest with a probability of 2**-128, if the hashes are random.
 
-    Parameters
-    ----------
-    count, total, first, second
-        The number of samples, the sum of their ids, and the sums of their hashes with two keys.
-    """
-
+    # count, total, first, second: The number of samples, the sum of their ids, and the sums of their hashes with two
+    # keys.
     count: int = 0
     total: int = 0
     first: int = 0
@@ -83,11 +78,9 @@ class SampleDigest:
 
 
 def due_in_an_epoch(spec: ShuffleSpec, rank: int) -> SampleDigest:
-    """A rank's part of the digest of all samples that are due in an epoch.
-
-    The parts of all ranks add up to that digest: a contiguous block of the samples for each rank, and the further
-    copies of samples that all workers train on for rank 0. They depend on no draw, and take O(q / n).
-    """
+    """A rank's part of the digest of all samples that are due in an epoch."""
+    # The parts of all ranks add up to that digest: a contiguous block of the samples for each rank, and the further
+    # copies of samples that all workers train on for rank 0. They depend on no draw, and take O(q / n).
     n_samples, n_workers, choices = spec.n_samples, spec.n_workers, spec.choices
     due = SampleDigest.of_range(rank * n_samples // n_workers, (rank + 1) * n_samples // n_workers, choices.seed)
     sharding = choices.sharding
@@ -115,25 +108,18 @@ def _sums(samples, keys):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """How far the ranks of earlier sessions came in an epoch.
-
-    Parameters
-    ----------
-    trained
-        One tuple for each session that trained in the epoch, in order: the number of samples that each of its ranks
-        trained on. A rank skips the samples that earlier sessions trained on, and takes the others in its training
-        order. So these numbers and the weights are enough to tell which samples were trained on.
-    digest
-        Digest of the samples that were trained on, as the ranks noted it. None if nobody did, as in states of earlier
-        releases.
-    weights
-        For each of these sessions, the relative share of each rank; none for equal shares. Nothing at all if all of
-        them had equal shares.
-    """
+    """How far the ranks of earlier sessions came in an epoch."""
 
     epoch: int
+    # One tuple for each session that trained in the epoch, in order: the number of samples that each of its ranks
+    # trained on. A rank skips the samples that earlier sessions trained on, and takes the others in its training order.
+    # So these numbers and the weights are enough to tell which samples were trained on.
     trained: tuple[tuple[int, ...], ...]
+    # Digest of the samples that were trained on, as the ranks noted it. None if nobody did, as in states of earlier
+    # releases.
     digest: SampleDigest | None = None
+    # For each of these sessions, the relative share of each rank; none for equal shares. Nothing at all if all of them
+    # had equal shares.
     weights: tuple[Weights, ...] = ()
 
     def __post_init__(self) -> None:
@@ -170,13 +156,7 @@ class Remainder:
     def left(
         self, spec: ShuffleSpec, rank: int, spec_for: Callable[[int], ShuffleSpec] | None = None
     ) -> tuple[NDArray[np.bool_], tuple[int, int]]:
-        """Which samples of a rank are left. Takes time and memory for all samples, O(q).
-
-        Returns
-        -------
-        keep : ndarray of bool
-            ``(own,)``, for the rank's samples in training order.
-        """
+        """Which samples of a rank are left. Takes time and memory for all samples, O(q)."""
         orders = list(training_orders(spec, self.epoch))
         if (done := self._by_rank(spec)) is not None:
             counts = [len(order) - trained for order, trained in zip(orders, done, strict=True)]
@@ -192,10 +172,8 @@ class Remainder:
         return left[orders[rank]], (min(counts), max(counts))
 
     def trained_digest(self, spec: ShuffleSpec, spec_for: Callable[[int], ShuffleSpec] | None = None) -> SampleDigest:
-        """Digest of the samples that were trained on.
-
-        If it was not noted, it is that of the samples that these parameters draw, as in :meth:`left`, in O(q).
-        """
+        """Digest of the samples that were trained on."""
+        # If it was not noted, it is that of the samples that these parameters draw, as in :meth:`left`, in O(q).
         if self.digest is not None:
             return self.digest
         seed = spec.choices.seed
@@ -234,11 +212,9 @@ class Remainder:
 
 
 def workers_of(spec: ShuffleSpec, epoch: int, samples: Samples) -> Ranks:
-    """``(k,)`` int32, the workers that train on the ``(k,)`` samples in an epoch.
-
-    Where :meth:`ShuffleSpec.ranks_at` returns None, this takes time and memory for all samples. Any worker is named for
-    samples that all of them train on.
-    """
+    """``(k,)`` int32, the workers that train on the ``(k,)`` samples in an epoch."""
+    # Where :meth:`ShuffleSpec.ranks_at` returns None, this takes time and memory for all samples. Any worker is named
+    # for samples that all of them train on.
     find = spec.ranks_at(epoch)
     if find is not None:
         return find(samples)
@@ -258,7 +234,7 @@ def training_orders(spec: ShuffleSpec, epoch: int) -> Iterator[Samples]:
         return
     if plans_own_parts(spec, spec.choices.delivery):
         for rank in range(spec.n_workers):
-            yield OwnPlanner(spec, rank).plan(epoch, spec.choices.delivery).part.order
+            yield OwnPlanner(spec, rank).plan(epoch, spec.choices.delivery).order
         return
     plan = EpochPlanner(spec, checks=False).load()
     for rank in range(spec.n_workers):

@@ -17,13 +17,19 @@ from dshuffle.planning.assignment import Assignment, Draw, EpochDraw, Global, ch
 from dshuffle.planning.assignment.balance import Classes, draw_classes
 from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_ranks
 from dshuffle.planning.assignment.slots import Blocks, Slots, WorkerChange, WorkerHistory
-from dshuffle.planning.bijection import DRAW_VERSION
-from dshuffle.planning.caching import CACHINGS, CachingPolicy, Shares
-from dshuffle.planning.delivery import DELIVERIES, SIMPLEST, check_delivery
-from dshuffle.planning.delivery.auto import AUTO
+from dshuffle.planning.caching import CACHINGS, Shares
+from dshuffle.planning.delivery import AUTO, DELIVERIES, SIMPLEST, check_delivery
 from dshuffle.planning.delivery.relay import RELAYS
-from dshuffle.planning.exchange_epochs import BETWEEN, ExchangeEpochs, Redraw, Weights, check_weights, share_sizes
-from dshuffle.planning.holders import cache_capacity, largest_share
+from dshuffle.planning.exchange_epochs import (
+    BETWEEN,
+    ExchangeEpochs,
+    Weights,
+    cache_capacity,
+    check_weights,
+    largest_share,
+    share_sizes,
+)
+from dshuffle.planning.randomness import DRAW_VERSION
 from dshuffle.planning.shares import EVEN, SharePolicy, parse_shares
 from dshuffle.planning.types import Holders, Ranks, Samples
 
@@ -85,7 +91,7 @@ class Choices:
     sharding: str | GivenSharding = "random"
     balance: Classes | None = None
     every: int = 1
-    between: str = Redraw.name
+    between: str = "redraw"
     seed: int = 0
     shares: SharePolicy = EVEN
 
@@ -129,9 +135,9 @@ class Choices:
         if self.every > 1 and not self.assignment.moves:
             hint = f"The assignment {str(self.assignment)!r} has no exchange in any epoch."
             raise InvalidParameter.of("every", self.every, f"1 with assignment={str(self.assignment)!r}", hint)
-        if self.every == 1 and self.between != Redraw.name:
+        if self.every == 1 and self.between != "redraw":
             hint = "Every epoch has an exchange, so there is none between. Set every to 2 or more."
-            raise InvalidParameter.of("between", self.between, f"{Redraw.name!r} with every=1", hint)
+            raise InvalidParameter.of("between", self.between, "'redraw' with every=1", hint)
 
     @property
     def exchange_epochs(self) -> ExchangeEpochs:
@@ -150,7 +156,7 @@ class Choices:
     def with_assignment(self, assignment: str | Assignment, **changes: Any) -> Choices:
         """The same choices with another assignment. Without exchanges, all epochs are alike."""
         rule = parse_assignment(assignment)
-        epochs: dict[str, Any] = {} if rule.moves else {"every": 1, "between": Redraw.name}
+        epochs: dict[str, Any] = {} if rule.moves else {"every": 1, "between": "redraw"}
         return dataclasses.replace(self, assignment=rule, **epochs, **changes)
 
     @property
@@ -237,34 +243,20 @@ MOST_REPLAYED = 10**5
 
 @dataclass(frozen=True, slots=True)
 class ShuffleSpec:
-    """Everything that the plans of a shuffle depend on.
+    """Everything that the plans of a shuffle depend on."""
 
-    Parameters
-    ----------
-    n_samples, n_workers
-        Number of samples and number of workers; at least one sample per worker.
-    choices
-        The way of shuffling, with a delivery of :data:`DELIVERIES`. Samples that its sharding broadcasts are held by
-        every worker in every epoch; only the other samples are drawn and exchanged.
-    draw_version
-        Version of the random draws, so that no release reorders samples silently.
-    first_epoch
-        Epoch with which the shuffle begins: workers read their shares of it from the store.
-    changes
-        How the workers changed before, for assignments with which workers that stay keep their samples.
-    hosts
-        Host of each rank, numbered; empty if it does not matter. Peers on the same host are preferred as senders.
-    first_weights
-        Relative share of each rank in epoch 0, until the first change; none for equal shares.
-    """
-
-    n_samples: int
+    n_samples: int  # n_samples, n_workers: Number of samples and number of workers; at least one sample per worker.
     n_workers: int
+    # The way of shuffling, with a delivery of :data:`DELIVERIES`. Samples that its sharding broadcasts are held by
+    # every worker in every epoch; only the other samples are drawn and exchanged.
     choices: Choices
-    draw_version: int = DRAW_VERSION
-    first_epoch: int = 0
+    draw_version: int = DRAW_VERSION  # Version of the random draws, so that no release reorders samples silently.
+    first_epoch: int = 0  # Epoch with which the shuffle begins: workers read their shares of it from the store.
+    # How the workers changed before, for assignments with which workers that stay keep their samples.
     changes: tuple[WorkerChange, ...] = ()
+    # Host of each rank, numbered; empty if it does not matter. Peers on the same host are preferred as senders.
     hosts: tuple[int, ...] = ()
+    # Relative share of each rank in epoch 0, until the first change; none for equal shares.
     first_weights: Weights = ()
 
     def __post_init__(self) -> None:
@@ -353,11 +345,9 @@ class ShuffleSpec:
 
     @property
     def keeps_samples(self) -> bool:
-        """Whether workers that stay keep their samples when others join or leave.
-
-        Otherwise ranks do not depend on the workers of earlier epochs, or they are drawn for all samples at once. Then
-        they are what they would be if there had always been as many workers as now.
-        """
+        """Whether workers that stay keep their samples when others join or leave."""
+        # Otherwise ranks do not depend on the workers of earlier epochs, or they are drawn for all samples at once.
+        # Then they are what they would be if there had always been as many workers as now.
         return self.slots() is not None
 
     @property
@@ -407,10 +397,8 @@ class ShuffleSpec:
         return max(dealt + self.n_broadcast, self.largest_share)
 
     def room(self, rank: int | None = None) -> tuple[int, int]:
-        """Rows that a rank holds between epochs, and rows that it receives in one exchange, at most.
-
-        Without a rank, those of the one with the largest share.
-        """
+        """Rows that a rank holds between epochs, and rows that it receives in one exchange, at most."""
+        # Without a rank, those of the one with the largest share.
         if rank is None or not self.weights or self.choices.cache_fraction is not None:
             return self.capacity, self.max_incoming
         n_units, short = divmod(self.n_dealt, self.chunk_rows)  # any rank may get a short chunk at the end
@@ -422,12 +410,10 @@ class ShuffleSpec:
         """Whether workers hold more than their shares."""
         return self.capacity > self.largest_share
 
-    def policy(self) -> CachingPolicy:
+    def policy(self) -> Shares:
         """Return a new caching policy for one shuffle."""
-        if not self.has_excess:
-            return Shares(self.n_workers)
-        assert self.choices.caching is not None  # Choices fills it in
-        return CACHINGS[self.choices.caching](self.n_workers, self.capacity, self.choices.seed)
+        policy = CACHINGS[str(self.choices.caching)] if self.has_excess else Shares
+        return policy(self.n_workers, self.capacity, self.choices.seed)
 
     def first_ranks(self) -> Ranks:
         """Return the assignment of epoch 0, ``(q,)`` int32."""
@@ -440,8 +426,7 @@ class ShuffleSpec:
         if isinstance(sharding, GivenSharding):
             ranks = sharding.assignment()
         else:
-            chunk_rows = self.chunk_rows if self.choices.assignment.in_chunks else None
-            ranks = first_ranks(sharding, self.n_samples, n, seed=seed, chunk_rows=chunk_rows)
+            ranks = first_ranks(sharding, self.n_samples, n, seed=seed, chunk_rows=self.chunk_rows)
         if balance is not None:
             balance.check_balanced("sharding", str(sharding), ranks, n)
         return ranks

@@ -20,7 +20,7 @@ import scipy
 
 from dshuffle.checks import as_ratio, as_shape
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.assignment.partial import Partial
+from dshuffle.planning.assignment.rules import Partial
 
 
 def log_factorial(n: float | Fraction) -> float:
@@ -36,18 +36,12 @@ Counts = tuple[int, ...]
 
 
 class Distance(float):
-    """A total variation distance in [0, 1], or a lower bound on it.
+    """A total variation distance in [0, 1], or a lower bound on it."""
 
-    Parameters
-    ----------
-    value
-        The distance or the bound.
-    exact
-        Whether ``value`` is the distance.
-    """
+    # value: the distance or the bound.
 
     __slots__ = ("exact",)
-    exact: bool
+    exact: bool  # Whether ``value`` is the distance.
 
     def __new__(cls, value: float, *, exact: bool) -> Distance:
         """Make a float that knows what it is."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.planning import ShuffleSpec, WorkerHistory, get_delivery
-from dshuffle.planning.own_part import plans_own_parts
-from dshuffle.planning.planner import plan_nbytes
+from dshuffle.planning.planner import plan_nbytes, plans_own_parts
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_spec import SessionSpec
 
@@ -31,8 +30,7 @@ def check_budget(
         way_out = f"Use {workers} workers, a memory_limit of {needed} bytes, or rows on a local disk (cache_directory)"
     relayed = ""
     if _relayed(shuffle):
-        kind = get_delivery(shuffle.choices.delivery).passes_on
-        relayed = f", and for {_relayed(shuffle)} {kind} to pass on"
+        relayed = f", and for {_relayed(shuffle)} packets to pass on"
     planning = ""
     if plan := _plan_nbytes(shuffle):
         planning = f", and {plan} bytes for plans of all {shuffle.n_samples} samples"
@@ -134,12 +132,7 @@ def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool =
 
 def _relayed(shuffle: ShuffleSpec) -> int:
     choices = shuffle.choices
-    return get_delivery(choices.delivery).passed_on(
-        shuffle.n_workers,
-        relay=choices.relay,
-        in_chunks=choices.assignment.in_chunks,
-        most_incoming=shuffle.max_incoming,
-    )
+    return get_delivery(choices.delivery).packets_passed_on(choices.relay, shuffle.max_incoming)
 
 
 def workers_that_fit(shuffle: ShuffleSpec, layout: RowLayout, limit: int) -> int | None:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter, StaleEpoch
-from dshuffle.exchange.row_file import RowFile
+from dshuffle.exchange.cache_partition import RowFile
 from dshuffle.notebook import html_summary
-from dshuffle.planning.cost.cluster import as_number
+from dshuffle.planning.cost import as_number
 from dshuffle.planning.exchange_epochs import Weights
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.units import human_bytes, human_count

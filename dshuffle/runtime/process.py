@@ -94,8 +94,7 @@ def too_few_files(limits: dict[str, int | None], connections: int) -> str:
     address, least = min(low.items(), key=lambda item: (item[1], item[0]))
     return (
         f"{len(low)} of {len(limits)} workers may have fewer than the {needed} open files that this session needs, "
-        f"{address} only {least}. Raise the hard limit there (ulimit -Hn, or LimitNOFILE= of a systemd unit), or use "
-        "delivery='grid', with which a worker connects to fewer others"
+        f"{address} only {least}. Raise the hard limit there (ulimit -Hn, or LimitNOFILE= of a systemd unit)"
     )
 
 

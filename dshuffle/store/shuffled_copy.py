@@ -2,8 +2,8 @@
 
 The dataset is read once, in its own order, in slabs of whole chunks. Every row goes to a bucket, a range of positions
 in the new order, in a file on a local disk. Then the buckets are read one after the other, and each is put in order in
-memory. Who goes where is a function (:class:`~dshuffle.planning.bijection.Bijection`), so no list of positions is kept,
-unless the order is by classes.
+memory. Who goes where is a function (:class:`~dshuffle.planning.randomness.Bijection`), so no list of positions is
+kept, unless the order is by classes.
 
 By default the files do not have names, and vanish when their process ends. In a folder of their own they stay, with a
 note of how far the first pass has come. A later process with the same task then continues.
@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import DatasetError, InvalidParameter
-from dshuffle.planning.bijection import DRAW_VERSION, Bijection
-from dshuffle.planning.order import ClassOrder
+from dshuffle.planning.exchange_epochs import ClassOrder
+from dshuffle.planning.randomness import DRAW_VERSION, Bijection
 from dshuffle.private_files import reserve, unnamed_file
 from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset

@@ -3,10 +3,9 @@
     python tests/benchmarks/messages.py [--workers 64] [--processes 2] [--kib 16 160]
 
 Every worker gets one message from every other one in an epoch. All workers talk over TCP, also within a process. The
-figures are processor seconds of all worker processes, and the seconds of the exchange. `grid` sends the same rows in
-fewer and longer messages. `bare` requests the same bytes between the same workers through Dask comms, and does nothing
+figures are processor seconds of all worker processes, and the seconds of the exchange. `bare` requests the same bytes between the same workers through Dask comms, and does nothing
 with them. `empty` is an epoch without messages (`local`),
-which is subtracted from the processor seconds of `peer` and `grid`; the seconds to open its session are given too.
+which is subtracted from the processor seconds of `peer`; the seconds to open its session are given too.
 """
 
 from __future__ import annotations
@@ -92,11 +91,6 @@ def peer(client: Client, pids: list[int], n_workers: int, nbytes: int, epochs: i
     return epochs_of(client, pids, n_workers, nbytes, epochs, delivery="peer")
 
 
-def grid(client: Client, pids: list[int], n_workers: int, nbytes: int, epochs: int) -> dict[str, float]:
-    """An epoch whose rows take two hops."""
-    return epochs_of(client, pids, n_workers, nbytes, epochs, delivery="grid")
-
-
 async def _listen(dask_worker: Worker, nbytes: int) -> None:
     rows = np.zeros(nbytes, np.uint8)
 
@@ -159,7 +153,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
         pids = [process.pid for process in processes if process.pid is not None]
         messages = options.workers * (options.workers - 1)
         for kib in options.kib:
-            for name, run in (("empty", empty), ("peer", peer), ("grid", grid), ("bare", bare)):
+            for name, run in (("empty", empty), ("peer", peer), ("bare", bare)):
                 results[f"{name} {kib} KiB"] = found = run(client, pids, options.workers, kib * 1024, options.epochs)
                 spent = found["processor_seconds"]
                 if name == "empty":

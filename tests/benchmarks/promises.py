@@ -23,7 +23,7 @@ from distributed import Client, LocalCluster, Worker
 
 import dshuffle
 from dshuffle.planning import Choices, EpochPlanner, Global, ShuffleSpec
-from dshuffle.planning.own_part import OwnPlanner
+from dshuffle.planning.planner import OwnPlanner
 from dshuffle.planning.remainder import SampleDigest, due_in_an_epoch
 
 MIB = 2**20
@@ -83,7 +83,7 @@ def digest_fraction(n_samples: int = 10**8, n_workers: int = 16) -> float:
     planner.plan(1, "peer")  # compiles
     due_in_an_epoch(spec, 0)
     marks = [time.process_time()]
-    order = planner.plan(2, "peer").part.order
+    order = planner.plan(2, "peer").order
     marks.append(time.process_time())
     SampleDigest.of(order, spec.choices.seed)
     due_in_an_epoch(spec, 1)  # in the first epoch; later ones find it in a cache

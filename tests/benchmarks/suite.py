@@ -21,7 +21,7 @@ from distributed import Client, LocalCluster
 
 import dshuffle
 from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec
-from dshuffle.planning.own_part import OwnPlanner
+from dshuffle.planning.planner import OwnPlanner
 from dshuffle.rows import RowLayout, checksum_rows, gather_rows, scatter_verified
 
 MIB = 2**20

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
+from dshuffle.exchange.transports import PacketDecoder, PacketStore, coded_part
 from dshuffle.planning import SERVER, Packets
 from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.delivery.relay import route
@@ -68,7 +69,11 @@ class World:
         self.truth = Truth(len(assignment), plan, nbytes, rng)
         self.hops = route(relay, plan, n, int(rng.integers(1, 8)))
         at_most = int(rng.integers(1, 8))
-        self.parts = {who: CodedPart.of(plan, self.hops, who, at_most=at_most) for who in range(SERVER, n)}
+        cut = {who: coded_part(plan, self.hops, who, at_most=at_most) for who in range(SERVER, n)}
+        self.parts = {
+            who: SimpleNamespace(leaving=sent, outgoing=out, arriving=received, incoming=into)
+            for who, ((sent, out), (received, into)) in cut.items()
+        }
         self.ranks = {rank: self.start(rank, holders) for rank in range(n)}
         self.messages: list[Message] = [
             (sender, to, sequence)

@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.exchange.comms import Reply, RowsReply, from_fields, to_fields
+from dshuffle.exchange.comms import BufferPool, Reply, RowsReply, from_fields, to_fields
 from dshuffle.exchange.endpoints import Receiver, Sender
-from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.mailboxes import Inbox, Outbox
 from dshuffle.exchange.messages import ArrivingRows, Flow, LeavingRows, MessageId, flows_of_samples
-from dshuffle.exchange.outbox import Outbox
 from dshuffle.planning import name_of
 from dshuffle.rows import RowLayout, checksum_rows
 

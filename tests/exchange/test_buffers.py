@@ -12,14 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.exchange import buffers
-from dshuffle.exchange.buffers import Buffer, BufferPool
+from dshuffle.exchange.comms import Buffer, BufferPool
 from dshuffle.exchange.messages import MessageId
 from dshuffle.rows import RowLayout
 
 LAYOUT = RowLayout.of({"x": (np.dtype("u1"), (2**16,))})
 ROWS = 10
-LEAST_SHARED = 5
-"""Rows of the shortest message that is worth sharing."""
 
 both = pytest.mark.parametrize("shared", [False, True], ids=["own memory", "shared memory"])
 
@@ -81,63 +79,6 @@ def test_a_buffer_that_is_given_back_is_used_again(shared: bool) -> None:
 
 
 @both
-def test_a_run_without_messages_keeps_the_buffers(shared: bool) -> None:
-    pool = BufferPool(LAYOUT, ROWS, 2)
-    first = pool.take(message(0), ROWS, shared=shared)
-    pool.give_back(message(0))
-    pool.begin(0)
-    pool.begin(ROWS)
-    assert address(pool.take(message(1, run_id=3), ROWS, shared=shared)) == address(first)
-
-
-@both
-def test_a_repeated_return_does_not_double_a_buffer(shared: bool) -> None:
-    pool = BufferPool(LAYOUT, ROWS, size=4)
-    pool.take(message(0), ROWS, shared=shared)
-    pool.give_back(message(0))
-    pool.give_back(message(0))
-    two = [pool.take(message(i), ROWS, shared=shared) for i in (1, 2)]
-    assert not share_memory(*two)
-
-
-def test_no_more_idle_buffers_are_kept_than_asked_for() -> None:
-    pool = BufferPool(LAYOUT, ROWS, size=2)
-    buffers = [pool.take(message(i), ROWS) for i in range(5)]
-    for i in range(5):
-        pool.give_back(message(i))
-    again = [pool.take(message(i), ROWS) for i in range(3)]
-    assert [any(share_memory(a, b) for b in buffers) for a in again] == [True, True, False]
-
-
-@both
-@pytest.mark.parametrize("rows_per_message", [ROWS, ROWS // 2])
-def test_shorter_messages_may_keep_more_buffers_in_the_same_room(rows_per_message: int, shared: bool) -> None:
-    pool = BufferPool(LAYOUT, ROWS, size=2)
-    pool.begin(rows_per_message)
-    kept = 2 * ROWS // rows_per_message
-    if shared:  # shorter buffers in whole pages take a little more
-        kept -= rows_per_message < ROWS
-    buffers = [pool.take(message(i), rows_per_message, shared=shared) for i in range(kept + 2)]
-    assert [buffer.place is not None for buffer in buffers] == [shared] * kept + [False] * 2
-    for i in range(kept + 2):
-        pool.give_back(message(i))
-    again = [pool.take(message(i), rows_per_message, shared=shared) for i in range(kept)]
-    assert all(any(share_memory(a, b) for b in buffers) for a in again)
-    if not shared:
-        assert not any(share_memory(pool.take(message(kept), rows_per_message), b) for b in buffers)
-
-
-@pytest.mark.parametrize(("n_rows", "kept"), [(4, False), (5, True), (ROWS, True)])
-def test_a_small_last_message_takes_little_room_and_is_not_kept(n_rows: int, kept: bool) -> None:
-    pool = BufferPool(LAYOUT, ROWS, size=2)
-    small = pool.take(message(0), n_rows)
-    assert small.rows.base is not None
-    assert small.rows.base.size == (ROWS if kept else n_rows) * LAYOUT.nbytes
-    pool.give_back(message(0))
-    assert share_memory(pool.take(message(1), ROWS), small) == kept
-
-
-@both
 def test_what_was_not_given_back_is_not_used_again(shared: bool) -> None:
     pool = BufferPool(LAYOUT, ROWS, size=2)
     abandoned = pool.take(message(0), ROWS, shared=shared)
@@ -146,12 +87,6 @@ def test_what_was_not_given_back_is_not_used_again(shared: bool) -> None:
     buffers = [pool.take(message(i, run_id=2), ROWS, shared=shared) for i in range(4)]
     assert not any(share_memory(buffer, abandoned) for buffer in buffers)
     assert sum(buffer.place is not None for buffer in buffers) == (2 if shared else 0)
-
-
-def test_short_messages_are_not_shared() -> None:
-    pool = BufferPool(LAYOUT, ROWS, size=2)
-    places = [pool.take(message(i), n, shared=True).place for i, n in enumerate((LEAST_SHARED - 1, LEAST_SHARED))]
-    assert [place is not None for place in places] == [False, True]
 
 
 def test_without_shared_memory_messages_get_other_buffers(

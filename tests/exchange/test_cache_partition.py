@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import CacheBudgetError, ChecksumMismatch, ExchangeError
-from dshuffle.exchange.cache_partition import SLOT_OVERHEAD, CachePartition
+from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.rows import RowLayout, checksum_rows
 
 from ..conftest import at_most
@@ -88,16 +88,6 @@ def test_many_epochs_against_a_set(nbytes: int, seed: int, n_epochs: int) -> Non
         check(cache, truth, held, rng)
 
 
-def test_checksums_are_added_in_pieces() -> None:
-    truth = Truth(10_000, 9)
-    cache = CachePartition(layout_of(9), capacity=10_000, incoming=0)
-    sample_ids = np.random.default_rng(1).permutation(10_000)
-    slots = cache.reserve(sample_ids)
-    cache.rows[slots] = truth.rows[sample_ids]
-    cache.add_checksums(sample_ids, slots)
-    np.testing.assert_array_equal(cache.checksums[slots], truth.checksums[sample_ids])
-
-
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 
@@ -113,23 +103,6 @@ def test_a_partition_beyond_its_budget_is_refused_before_anything_is_allocated(b
         tracemalloc.stop()
 
 
-def test_the_budget_is_exact() -> None:
-    needed = 5 * (12 + SLOT_OVERHEAD)
-    assert CachePartition.nbytes_for(layout_of(12), 5) == needed
-    assert CachePartition(layout_of(12), capacity=3, incoming=2, budget=needed).n_slots == 5
-    with pytest.raises(CacheBudgetError, match=f"3 rows and room for 2 incoming rows.* needs {needed} bytes"):
-        CachePartition(layout_of(12), capacity=3, incoming=2, budget=needed - 1)
-
-
-def test_the_overhead_is_what_a_slot_costs() -> None:
-    cache, _ = loaded(capacity=6, incoming=0)
-    cache.commit(cache.prepare(np.zeros(0, np.int64)))
-    empty = cache.checksums.nbytes + cache._free.nbytes
-    cache, _ = loaded(capacity=6, incoming=0)
-    full = cache.checksums.nbytes + cache.index.sample_ids.nbytes + cache.index.slots.nbytes
-    assert max(empty, full) <= SLOT_OVERHEAD * 6
-
-
 def test_a_reservation_that_does_not_fit_changes_nothing() -> None:
     cache, truth = loaded()
     slots = cache.reserve(np.array([30, 20]))
@@ -140,40 +113,12 @@ def test_a_reservation_that_does_not_fit_changes_nothing() -> None:
     check(cache, truth, {0, 3, 20, 30}, np.random.default_rng(0))
 
 
-def test_an_aborted_reservation_is_given_up() -> None:
-    cache, truth = loaded()
-    aborted = cache.reserve(np.array([30, 20, 10]))
-    cache.unpack(np.array([30]), aborted[:1], truth.rows[[30]], truth.checksums[[30]])
-    slots = cache.reserve(np.array([11, 7, 30]))  # as many as ever
-    cache.unpack(np.array([11, 7, 30]), slots, truth.rows[[11, 7, 30]], truth.checksums[[11, 7, 30]])
-    with pytest.raises(ExchangeError, match="sample 20 must be kept, but is neither held nor incoming"):
-        cache.prepare(np.array([7, 20]))
-    cache.commit(cache.prepare(np.array([2, 7, 11, 30])))
-    check(cache, truth, {2, 7, 11, 30}, np.random.default_rng(0))
-
-
 @pytest.mark.parametrize("wanted", [[3, 17, 2], [17], [-1, 4], [0, 6, 99]])
 def test_a_sample_that_is_not_held_is_named(wanted: list[int]) -> None:
     cache, _ = loaded()
     first = next(sample for sample in wanted if not 0 <= sample < 6)
     with pytest.raises(ExchangeError, match=rf"sample {first} is not in this cache partition \(6 samples\)"):
         packed(cache, np.array(wanted))
-
-
-def test_an_empty_partition_holds_nothing() -> None:
-    cache = CachePartition(layout_of(3), capacity=2, incoming=0)
-    with pytest.raises(ExchangeError, match=r"sample 5 is not in this cache partition \(0 samples\)"):
-        packed(cache, np.array([5, 6]))
-    assert len(packed(cache, np.zeros(0, np.int64))[0]) == 0
-
-
-def test_a_sample_that_was_evicted_is_not_held() -> None:
-    cache, _ = loaded()
-    cache.commit(cache.prepare(np.array([0, 2, 5])))
-    with pytest.raises(ExchangeError, match="sample 3 is not in"):
-        packed(cache, np.array([0, 3]))
-    with pytest.raises(ExchangeError, match="sample 3 must be kept"):
-        cache.prepare(np.array([0, 3]))
 
 
 @pytest.mark.parametrize("kept", [[1, 9], [9], [-3, 1]])

@@ -16,14 +16,19 @@ from distributed import Status
 from distributed.protocol import dumps, loads
 
 from dshuffle.errors import ExchangeError
-from dshuffle.exchange.buffers import Buffer, Place, SharedMemory, buffer_nbytes, host, may_share
 from dshuffle.exchange.comms import (
+    Buffer,
     DaskNetwork,
     Later,
+    Place,
     Refusal,
     Reply,
     RowsReply,
+    SharedMemory,
+    buffer_nbytes,
     from_fields,
+    host,
+    may_share,
     rows_from_fields,
     to_fields,
 )
@@ -157,17 +162,6 @@ def test_short_replies_travel_as_bytes(n_rows: int, row_nbytes: int) -> None:
     assert reply.rows.flags.writeable
 
 
-def test_long_replies_travel_as_frames() -> None:
-    rows, checksums = np.ones((2**9, 2**10), np.uint8), np.arange(2**9, dtype=np.uint32)
-    frames = dumps(to_fields(RowsReply(rows, checksums, acknowledge=True)))
-    assert sum(memoryview(frame).nbytes >= checksums.nbytes for frame in frames) == 2
-    reply = from_fields(loads([bytearray(frame) for frame in frames]), "rank 1")
-    assert isinstance(reply, RowsReply)
-    np.testing.assert_array_equal(reply.rows, rows)
-    np.testing.assert_array_equal(reply.checksums, checksums)
-    assert reply.acknowledge is True
-
-
 ROWS, SUMS = np.zeros((2, 8), np.uint8), np.zeros(2, np.uint32)
 PRESENT = np.array([True, False])
 PLACE = Place(1, 2, 3, 4, 0, 64, 2, 8)
@@ -226,14 +220,6 @@ def test_with_the_next_request_to_the_same_sender() -> None:
     assert play(scenario) == [("fetch", [(1, 1, 0, 0)])]
 
 
-def test_at_once_if_the_next_request_goes_elsewhere() -> None:
-    async def scenario(worker: FakeWorker, network: DaskNetwork) -> None:
-        await network.acknowledge(message(1, 0))
-        await asyncio.create_task(network.fetch(message(2, 0)))
-
-    assert sorted(play(scenario)) == [("acknowledge", [(1, 1, 0, 0)]), ("fetch", [])]
-
-
 def test_again_if_the_request_failed() -> None:
     async def scenario(worker: FakeWorker, network: DaskNetwork) -> None:
         await network.acknowledge(message(1, 0))
@@ -242,11 +228,3 @@ def test_again_if_the_request_failed() -> None:
             await asyncio.create_task(network.fetch(message(1, 1)))
 
     assert play(scenario) == [("acknowledge", [(1, 1, 0, 0)])]
-
-
-def test_not_by_a_worker_that_closes() -> None:
-    async def scenario(worker: FakeWorker, network: DaskNetwork) -> None:
-        await network.acknowledge(message(1, 0))
-        worker.status = Status.closing
-
-    assert play(scenario) == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -86,24 +84,6 @@ def test_a_damaged_packet_of_several_for_a_row_is_found_with_the_last_of_them(
         assert any(f"the row of sample {sample} was decoded incorrectly" in words for sample in victims)
 
 
-@pytest.mark.parametrize("delivery", DELIVERIES)
-@pytest.mark.parametrize("seed", range(8))
-def test_a_damaged_row_that_is_held_is_found(seed: int, delivery: str) -> None:
-    rng = np.random.default_rng(seed)
-    world = random_world(delivery, rng, excess=delivery != "leftover", least=150)
-    used = [
-        (int(world.plan.destinations[component]), sample)
-        for component in verified_alone(world)
-        for sample in world.samples_of(world.hops.packets[component])
-        if sample != world.plan.samples[component]
-    ]
-    rank, sample = used[rng.integers(len(used))]
-    cache = world.ranks[rank].cache
-    cache.rows[cache.index.find(np.array([sample])), 3] ^= 16
-    with pytest.raises(ChecksumMismatch, match=r"sample \d+ was decoded incorrectly: .* or a row held here is"):
-        world.finish()
-
-
 @pytest.mark.parametrize("last", [0, 1])
 @pytest.mark.parametrize("damaged", [0, 1])
 def test_a_row_of_several_packets_that_came_out_wrong_never_counts_as_right(last: int, damaged: int) -> None:
@@ -138,8 +118,3 @@ def test_a_message_of_another_shape_is_refused(n_rows: int, nbytes: int, n_check
         world.ranks[0].decoder.unpack(0, 1, rows, checksums)
     world.finish()
     world.check()
-
-
-def test_packets_are_not_read_from_the_store() -> None:
-    with pytest.raises(ExchangeError, match="a packet cannot be read from the store"):
-        asyncio.run(pair().ranks[0].decoder.load(0, 1, lambda: False, recovers=True))

@@ -174,24 +174,6 @@ def test_a_message_that_is_always_corrupted_names_its_sample(new_cluster: Any) -
 
 
 @pytest.mark.parametrize(
-    "reply",
-    [
-        {"rows": np.zeros((3, 8), np.float64), "checksums": np.zeros(3, np.uint32)},
-        {"rows": np.zeros((3, 8), np.uint8), "checksums": np.zeros(3, np.int64)},
-        {"rows": np.zeros((8, 3), np.uint8).T, "checksums": np.zeros(3, np.uint32)},
-        {"rows": b"abc", "checksums": np.zeros(3, np.uint32)},
-        {"checksums": np.zeros(3, np.uint32)},
-    ],
-)
-def test_arrays_of_a_foreign_kind_are_refused(new_cluster: Any, reply: Fields) -> None:
-    async def carry(message: MessageId) -> Fields:
-        return {"status": "OK", "acknowledge": True, **reply}
-
-    reason = failure(new_cluster(senders=PEERS), carry)
-    assert "ExchangeError: a message has " in reason or "cannot be read: Expected `numpy.ndarray`, got" in reason
-
-
-@pytest.mark.parametrize(
     ("reply", "words"),
     [
         (
@@ -266,31 +248,6 @@ def test_a_sender_that_lacks_a_row_is_not_asked_again(new_cluster: Any) -> None:
 
 
 # -- what waits ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("over", ["local", "wire"])
-def test_who_asks_again_while_waiting_for_the_window_is_answered_in_the_end(new_cluster: Any, over: str) -> None:
-    cluster = new_cluster(n_samples=20, n_ranks=2, senders=(SERVER,), window=1, attempts=1000, timeout=0.05)
-    held_back: list[MessageId] = []
-
-    async def late(message: MessageId) -> None:
-        held_back.append(message)
-        await asyncio.sleep(0)
-
-    async def scenario() -> None:
-        cluster.carry = getattr(cluster, over)
-        cluster.carry_acknowledgement = late
-        await cluster.begin(2)
-        while not cluster.decided.is_set():
-            await asyncio.sleep(0.12)  # long enough for the others to give up waiting, twice
-            assert max(cluster.asked.values()) < 50, "refused at once, and asked for again at once"
-            if held_back:  # on a busy machine, no message may have arrived
-                cluster.participants[SERVER].sender.acknowledged(held_back.pop(0))
-            assert len(cluster.participants[SERVER].outbox.in_flight) <= 1
-        cluster.commit()
-        assert max(cluster.asked.values()) > 1
-
-    cluster.play(scenario)
 
 
 def test_requests_before_the_run_wait_for_it_and_after_it_are_refused(new_cluster: Any) -> None:

@@ -17,9 +17,18 @@ import numpy as np
 from dshuffle.errors import ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.comms import rows_from_fields
-from dshuffle.exchange.inbox import Fetch, Inbox, ReadInstead, ReportFailed, ReportReady
+from dshuffle.exchange.mailboxes import (
+    EARLY,
+    Fetch,
+    Inbox,
+    Outbox,
+    ReadInstead,
+    Refuse,
+    ReportFailed,
+    ReportReady,
+    Send,
+)
 from dshuffle.exchange.messages import ArrivingRows, MessageId
-from dshuffle.exchange.outbox import EARLY, Outbox, Refuse, Send
 from dshuffle.rows import RowLayout, checksum_rows
 
 LAYOUT = RowLayout.of({"x": (np.dtype("f4"), (3,)), "y": (np.dtype("i2"), ())})

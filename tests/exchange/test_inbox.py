@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.errors import ExchangeError, InvalidParameter
-from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, InboxState, ReadInstead, ReportFailed, ReportReady
+from dshuffle.errors import ExchangeError
+from dshuffle.exchange.mailboxes import (
+    Fetch,
+    Inbox,
+    InboxInstruction,
+    InboxState,
+    ReadInstead,
+    ReportFailed,
+    ReportReady,
+)
 from dshuffle.exchange.messages import MessageId
 
 
@@ -145,22 +153,6 @@ class TestTransitions:
         assert inbox.state is InboxState(state.__name__)
 
 
-def test_a_commit_of_another_run_is_refused() -> None:
-    inbox = started({})
-    with pytest.raises(ExchangeError, match="run 2 cannot be committed"):
-        inbox.commit(2)
-    assert inbox.state is InboxState.READY
-
-
-@pytest.mark.parametrize("run_id", [1, 0])
-def test_a_run_begins_once(run_id: int) -> None:
-    inbox = started({})
-    inbox.commit(1)
-    with pytest.raises(ExchangeError, match=f"run {run_id} cannot begin on rank 0: run 1 has already begun"):
-        inbox.begin(run_id, {5: 1})
-    assert inbox.state is InboxState.IDLE
-
-
 def test_a_message_counts_once() -> None:
     inbox = started({5: 2})
     inbox.arrived(M0)
@@ -168,19 +160,6 @@ def test_a_message_counts_once() -> None:
     assert inbox.failed(M0, "a timeout that came too late") == []
     assert inbox.state is InboxState.RECEIVING
     assert inbox.arrived(M1) == [ReportReady(1)]
-
-
-def test_messages_of_another_run_change_nothing() -> None:
-    inbox = started({5: 1}, run_id=2)
-    assert inbox.arrived(M0) == []
-    assert inbox.failed(M0, "late", again=False) == []
-    assert inbox.outstanding == {MessageId(2, 5, 0, 0)}
-
-
-def test_a_message_that_was_not_asked_for_yet_does_not_count() -> None:
-    inbox = started({5: 2}, window=1)
-    assert inbox.arrived(M1) == []
-    assert asked(inbox.arrived(M0)) == [(5, 1)]
 
 
 def test_senders_take_turns_and_the_window_holds() -> None:
@@ -195,27 +174,7 @@ def test_senders_take_turns_and_the_window_holds() -> None:
     assert asked(list(order)) == [(0, 0), (2, 1), (3, 1), (2, 2)]
 
 
-def test_a_failed_message_keeps_its_sender_and_comes_before_the_rest() -> None:
-    inbox = started({5: 3}, window=1)
-    assert asked(inbox.failed(M0, "lost")) == [(5, 0)]
-    assert asked(inbox.arrived(M0)) == [(5, 1)]
-
-
-def test_a_window_holds_at_least_one_message() -> None:
-    with pytest.raises(InvalidParameter, match="window=0"):
-        Inbox(0, window=0)
-
-
 # -- the window ----------------------------------------------------------------------------------------------------
-
-
-def test_a_run_may_bring_another_window() -> None:
-    inbox = Inbox(0, window=1)
-    assert len(inbox.begin(1, {5: 9}, window=3)) == 3
-    inbox.abort()
-    assert len(inbox.begin(2, {5: 9}, window=2)) == 2
-    inbox.abort()
-    assert len(inbox.begin(3, {5: 9})) == 2
 
 
 def test_the_sender_of_whom_the_least_is_asked_is_next() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 import weakref
 
 import pytest
@@ -47,25 +46,6 @@ def test_short_jobs_share_a_thread_and_long_ones_do_not():
     short, long = play(scenario)
     assert short == [10, 10]
     assert long == [1] * 5
-
-
-def test_no_more_threads_are_used_than_asked_for():
-    async def scenario(jobs):
-        running, most, lock = 0, 0, threading.Lock()
-
-        def work():
-            nonlocal running, most
-            with lock:
-                running += 1
-                most = max(most, running)
-            time.sleep(0.01)
-            with lock:
-                running -= 1
-
-        await asyncio.gather(*(jobs.run(work) for _ in range(12)))
-        return most
-
-    assert play(scenario) == 2
 
 
 def test_an_error_is_that_of_its_own_job():

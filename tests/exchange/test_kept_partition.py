@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import fcntl
-import gc
 import json
 import os
 import signal
@@ -18,7 +15,7 @@ import numpy as np
 import pytest
 
 from dshuffle.errors import ExchangeError
-from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.cache_partition import CachePartition, RowFile
 from dshuffle.exchange.kept_partition import (
     KeptFolder,
     KeptLabel,
@@ -27,7 +24,6 @@ from dshuffle.exchange.kept_partition import (
     kept_nbytes,
     remove_unused,
 )
-from dshuffle.exchange.row_file import RowFile
 from dshuffle.planning import WorkerHistory
 from dshuffle.rows import RowLayout
 
@@ -135,25 +131,6 @@ def test_a_session_without_rows_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path / "new" / "folder") == []
 
 
-def test_a_file_system_without_locks_is_an_error_that_leaves_nothing(tmp_path, monkeypatch):
-    def no_locks(*args):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    with pytest.raises(OSError, match="No locks available"):
-        PartitionFolder(str(tmp_path), LABEL)
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_folder_that_is_dropped_without_closing_leaves_nothing(tmp_path):
-    """As when a session ends while a thread still makes its folder."""
-    folder = PartitionFolder(str(tmp_path), LABEL)
-    assert len(os.listdir(tmp_path)) == 1
-    del folder
-    gc.collect()
-    assert os.listdir(tmp_path) == []
-
-
 def test_rows_that_were_overwritten_after_the_index_was_written_are_not_found(tmp_path):
     """As when a process is killed while rows of the next epoch but one arrive in the slots of evicted rows."""
     folder, cache = filled(tmp_path)
@@ -213,43 +190,6 @@ def test_an_index_that_describes_no_rows_is_ignored(tmp_path, changes, listed):
     assert remove_unused(str(tmp_path), NEXT) == 1  # whoever tried to read it has let go of it
 
 
-@pytest.mark.parametrize("change", [{"sample_id": [3, 4, 10, 20]}, {"slot": [0, 1, 11, 3]}, {"checksum": [0, 0, 0, 0]}])
-def test_rows_that_do_not_match_the_index_are_not_found(tmp_path, change):
-    path = kept(tmp_path)
-    index_of(path, **change)
-    partition = KeptPartition(path, LAYOUT)
-    ids = np.array([3, 4, 9, 10, 20])
-    rows, _, found = partition.read(ids)
-    assert found.sum() < 4
-    np.testing.assert_array_equal(LAYOUT.column(rows[found], "x")[:, 0], ids[found])
-    partition.close()
-
-
-@pytest.mark.parametrize("damage", ["empty", "truncated", "gone", "number", "binary", "nested"])
-def test_a_damaged_index_is_ignored_and_removed(tmp_path, damage):
-    path = Path(kept(tmp_path))
-    index = path / "index"
-    whole = index.read_bytes()
-    contents = {"empty": b"", "truncated": whole[:99], "number": b"3\n", "binary": bytes(range(256))}
-    index.write_bytes(contents.get(damage, b"[" * 100_000))
-    if damage == "gone":
-        index.unlink()
-    with pytest.raises(ExchangeError, match="is damaged"):
-        KeptPartition(str(path), LAYOUT)
-    assert KeptFolder.all_in(str(tmp_path), "data") == []
-    assert remove_unused(str(tmp_path), NEXT) == 1
-
-
-def test_a_pipe_in_place_of_an_index_is_not_waited_for(tmp_path):
-    path = Path(kept(tmp_path))
-    (path / "index").unlink()
-    os.mkfifo(path / "index")
-    with pytest.raises(ExchangeError, match="index is not a regular file"):
-        KeptPartition(str(path), LAYOUT)
-    assert KeptFolder.all_in(str(tmp_path), "data") == []
-    assert remove_unused(str(tmp_path), NEXT) == 1
-
-
 def of_another_user(path: Path) -> None:
     if os.geteuid():
         pytest.skip("only root can give files to another user")
@@ -302,18 +242,6 @@ def test_only_the_user_can_enter_a_partition(tmp_path):
     finally:
         os.umask(earlier)
     assert path.stat().st_mode & 0o777 == 0o700
-
-
-def test_an_unexpected_error_leaves_nothing_open(tmp_path, monkeypatch):
-    path = kept(tmp_path)
-
-    def fails(*args, **options):
-        raise SystemError("not an error of the folder")
-
-    monkeypatch.setattr("dshuffle.exchange.kept_partition.RowFile", fails)
-    with pytest.raises(SystemError):
-        KeptPartition(path, LAYOUT)
-    assert remove_unused(str(tmp_path), NEXT) == 1
 
 
 @pytest.mark.slow

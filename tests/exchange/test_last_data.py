@@ -13,8 +13,8 @@ import pytest
 
 from dshuffle.exchange.comms import Refusal, seconds_since_data
 from dshuffle.exchange.endpoints import Receiver
-from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.mailboxes import Inbox
 from dshuffle.exchange.messages import Flow, MessageId
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.errors import InvalidParameter
-from dshuffle.exchange.messages import Flow, MessageId, flows_of_hops, flows_of_samples, rows_per_message
+from dshuffle.exchange.messages import Flow, flows_of_hops, flows_of_samples, rows_per_message
 
 STORE = -2
 
@@ -26,27 +22,11 @@ def test_the_messages_of_a_flow_tile_its_items(first: int, n_items: int, at_most
     assert flow.longest == max(lengths, default=0)
 
 
-@pytest.mark.parametrize(("n_items", "sequence"), [(12, -1), (12, 3), (0, 0)])
-def test_a_message_beyond_the_flow_is_refused(n_items: int, sequence: int) -> None:
-    flow = Flow.evenly(0, n_items, at_most=4)
-    with pytest.raises(InvalidParameter, match=rf"sequence={sequence} is not allowed.*\[0, {flow.n_messages}\)"):
-        flow.message(sequence)
-
-
 @given(row_nbytes=st.integers(1, 5000), message_bytes=st.integers(1, 5000))
 def test_a_message_is_as_close_below_its_size_as_whole_rows_allow(row_nbytes: int, message_bytes: int) -> None:
     rows = rows_per_message(row_nbytes, message_bytes)
     assert rows * row_nbytes <= message_bytes or rows == 1
     assert (rows + 1) * row_nbytes > message_bytes
-
-
-def test_rows_without_bytes_can_be_cut() -> None:
-    assert rows_per_message(0, 64) == 64
-
-
-def test_a_message_holds_at_least_an_item() -> None:
-    with pytest.raises(InvalidParameter, match="at_most=0"):
-        Flow.evenly(0, 3, at_most=0)
 
 
 def test_samples_of_all_participants_stand_in_one_list() -> None:
@@ -83,10 +63,3 @@ def test_hops_are_cut_where_the_group_changes(data: st.DataObject, n_hops: int, 
         # By group, and as given within one: the other side draws up the same list.
         expected = sorted(np.flatnonzero(others == other).tolist(), key=lambda hop: (groups[hop], hop))
         assert seen == expected
-
-
-def test_a_message_id_says_where_it_goes_and_travels() -> None:
-    message = MessageId(3, -1, 2, 7)
-    assert str(message) == "run 3, the server to rank 2, message 7"
-    assert pickle.loads(pickle.dumps(message)) == message
-    assert len({message, MessageId(3, -1, 2, 7), MessageId(4, -1, 2, 7)}) == 2

@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from dshuffle.errors import InvalidParameter
+from dshuffle.exchange.mailboxes import Outbox, Refuse, Send
 from dshuffle.exchange.messages import MessageId
-from dshuffle.exchange.outbox import Outbox, Refuse, Send
 
 
 def message(sequence: int, *, run_id: int = 1, destination: int = 2, sender: int = 0) -> MessageId:
@@ -106,25 +105,6 @@ def test_a_lost_reply_is_repeated_without_taking_more_of_the_window() -> None:
     assert outbox.acknowledged(message(0)) == [Send(message(1))]
 
 
-def test_a_message_waits_once_however_often_it_is_asked_for() -> None:
-    outbox = started(window=1)
-    outbox.request(message(0))
-    assert [outbox.request(message(1)), outbox.request(message(1))] == [[], []]
-    assert outbox.acknowledged(message(0)) == [Send(message(1))]
-    assert outbox.acknowledged(message(1)) == []
-    assert not outbox.in_flight
-
-
-def test_a_repeated_acknowledgement_frees_nothing_twice() -> None:
-    outbox = started(window=2)
-    for sequence in range(5):
-        outbox.request(message(sequence))
-    assert outbox.acknowledged(message(0)) == [Send(message(2))]
-    assert outbox.acknowledged(message(0)) == []
-    assert outbox.acknowledged(message(0, run_id=0)) == []
-    assert outbox.in_flight == {message(1), message(2)}
-
-
 def test_the_end_refuses_what_waits_and_leaves_nothing_behind() -> None:
     outbox = started(window=1)
     for sequence in range(3):
@@ -144,11 +124,6 @@ def test_acknowledgements_that_never_come_hold_the_window_until_the_run_ends() -
     outbox.end()
     outbox.begin(2, {2: 1})
     assert outbox.request(message(0, run_id=2)) == [Send(message(0, run_id=2))]
-
-
-def test_a_window_holds_at_least_one_message() -> None:
-    with pytest.raises(InvalidParameter, match="window=0"):
-        Outbox(0, window=0)
 
 
 def test_closing_refuses_requests_for_runs_that_never_begin():
@@ -186,71 +161,6 @@ def test_a_gate_may_open_before_its_messages_are_asked_for() -> None:
     outbox = gated(0, 1)
     assert outbox.open_gate(1, 1) == []
     assert [outbox.request(message(0)), outbox.request(message(1))] == [[], [Send(message(1))]]
-
-
-def test_an_open_gate_lets_through_no_more_than_the_window() -> None:
-    outbox = gated(0, 0, 0, window=2)
-    for sequence in (2, 0, 1):
-        assert outbox.request(message(sequence)) == []
-    assert outbox.open_gate(1, 0) == [Send(message(0)), Send(message(1))]
-    assert outbox.acknowledged(message(0)) == [Send(message(2))]
-
-
-def test_what_a_gate_holds_back_takes_no_place_in_the_window() -> None:
-    outbox = gated(0, 0, window=1)
-    for sequence in range(2):
-        outbox.request(message(sequence))
-    assert not outbox.in_flight
-    first, second = message(0, destination=3), message(1, destination=3)
-    assert outbox.request(first) == [Send(first)]
-    assert outbox.request(second) == []
-    # What waits behind a shut gate does not stop what came after it.
-    assert outbox.acknowledged(first) == [Send(second)]
-    assert outbox.open_gate(1, 0) == []
-    assert outbox.acknowledged(second) == [Send(message(0))]
-
-
-def test_requests_that_come_before_the_run_wait_for_its_gates() -> None:
-    outbox = Outbox(0, window=4)
-    outbox.request(message(0))
-    outbox.request(message(1))
-    assert outbox.begin(1, {2: 2}, gates={2: [5, -1]}) == [Send(message(1))]
-    assert outbox.open_gate(1, 5) == [Send(message(0))]
-
-
-def test_gates_of_another_run_change_nothing() -> None:
-    outbox = gated(0, 1)
-    outbox.request(message(0))
-    for run_id in (0, 2):
-        assert outbox.open_gate(run_id, 0) == []
-    assert outbox.request(message(0)) == []
-    assert outbox.open_gate(1, 0) == [Send(message(0))]
-    assert outbox.end() == []
-    assert outbox.open_gate(1, 1) == []
-    # The gates of the next run are shut, although those of the last one were open.
-    outbox.begin(2, {2: 2}, gates={2: [0, 1]})
-    assert [outbox.request(message(i, run_id=2)) for i in range(2)] == [[], []]
-    assert outbox.open_gate(2, 1) == [Send(message(1, run_id=2))]
-    # And a run without gates waits for none.
-    outbox.end()
-    outbox.begin(3, {2: 1})
-    assert outbox.request(message(0, run_id=3)) == [Send(message(0, run_id=3))]
-
-
-def test_the_end_refuses_what_waits_for_a_gate() -> None:
-    outbox = gated(0, 0)
-    outbox.request(message(1))
-    assert outbox.end() == [Refuse(message(1), "stale: rank 0 is past run 1")]
-    assert outbox.open_gate(1, 0) == []
-
-
-def test_a_run_may_bring_another_window() -> None:
-    outbox = Outbox(0, window=1)
-    outbox.begin(1, {2: 9}, window=3)
-    assert [len(outbox.request(message(i))) for i in range(5)] == [1, 1, 1, 0, 0]
-    outbox.end()
-    outbox.begin(2, {2: 9}, window=2)
-    assert [len(outbox.request(message(i, run_id=2))) for i in range(5)] == [1, 1, 0, 0, 0]
 
 
 def test_what_waits_is_sent_sooner_or_later_whatever_the_order_of_gates_and_acknowledgements() -> None:

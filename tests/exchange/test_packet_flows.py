@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.coding import add_packets
-from dshuffle.exchange import packet_flows
 from dshuffle.planning import RELAYS
 
 from ..conftest import at_most
@@ -79,36 +74,3 @@ def test_a_long_chain(relay: str) -> None:
     assert world.made_of(0).total() == 80
     world.finish(again=0.3)
     world.check()
-
-
-# Samples 0 to 4 for workers 0 to 4. Worker 0 takes 1 and 2 out of packet 0, each of which it decodes with sample 3.
-DIAMOND = packets_of([(0, 0), (1, 1), (2, 2)], [(1, 0), (3, 3)], [(2, 0), (3, 4)], [(3, 0), (4, 4)])
-
-
-def test_a_row_that_takes_a_packet_twice() -> None:
-    world = World(5, DIAMOND, [0b00110, 0b01100, 0b10010, 0, 0b00001], [0, 1, 2, 3, 4], np.random.default_rng(1))
-    assert world.made_of(0) == {0: 1, 1: 1, 2: 1, 3: 2}
-    world.finish(again=0.5)
-    world.check()
-
-
-def test_messages_with_packets_for_one_row_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = chain(12, np.random.default_rng(1), relay="unicast")
-    rank, packets = world.ranks[0], world.hops.packets[world.parts[0].arriving]
-    adding: list[int] = []
-    most = []
-
-    def slow(*args: Any) -> None:
-        adding.append(1)
-        time.sleep(0.002)
-        most.append(len(adding))
-        add_packets(*args)
-        adding.pop()
-
-    monkeypatch.setattr(packet_flows, "add_packets", slow)
-    with ThreadPoolExecutor(4) as executor:
-        parts = [(i, i + 1, world.truth.packets[[p]], world.truth.packet_sums[[p]]) for i, p in enumerate(packets)]
-        for done in [executor.submit(rank.decoder.unpack, *part) for part in parts]:
-            done.result()
-    assert most == [1] * 12
-    np.testing.assert_array_equal(rank.cache.rows[rank.slots], world.truth.rows[rank.wanted])

@@ -18,8 +18,7 @@ import pytest
 
 from dshuffle.errors import CacheBudgetError
 from dshuffle.exchange import row_file
-from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.exchange.row_file import RowFile
+from dshuffle.exchange.cache_partition import RowFile
 from dshuffle.rows import RowLayout
 
 LAYOUT = RowLayout.of({"x": (np.dtype("f8"), (512,))})
@@ -49,7 +48,7 @@ def test_memory_stays_below_the_limit_while_rows_are_written(tmp_path):
     code = f"""
 import numpy as np, psutil, sys
 from dshuffle.exchange import row_file
-from dshuffle.exchange.row_file import RowFile
+from dshuffle.exchange.cache_partition import RowFile
 from dshuffle.rows import RowLayout
 row_file.MARGIN = 20 * 2**20
 file = RowFile(RowLayout.of({{"x": (np.dtype("u1"), (4096,))}}), 100_000, {str(tmp_path)!r}, memory_limit=1)
@@ -80,22 +79,6 @@ def test_a_thread_looks_at_the_memory_until_the_file_is_closed(tmp_path, monkeyp
     released.clear()
     time.sleep(0.2)
     assert not released
-
-
-def test_a_file_that_is_dropped_without_closing_leaves_neither_thread_nor_disk_space(tmp_path):
-    """As when a session ends while a thread still opens its file."""
-    assert not watching()
-    file = RowFile(LAYOUT, 10, str(tmp_path), memory_limit=2**40)
-    assert watching()
-    mapped = str(tmp_path) in Path("/proc/self/maps").read_text()
-    del file
-    deadline = time.monotonic() + 10
-    while watching() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    gc.collect()
-    assert not watching()
-    assert mapped
-    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
 @pytest.fixture
@@ -144,17 +127,6 @@ def test_who_uses_the_file_keeps_it(tmp_path, no_collection):
     assert left(tmp_path) == (0, False)
 
 
-def test_an_array_that_somebody_keeps_stays_valid(tmp_path, no_collection):
-    file = RowFile(LAYOUT, 10, str(tmp_path))
-    file.rows[3] = 7
-    row = file.rows[3]
-    file.close()
-    assert (row == 7).all()
-    assert left(tmp_path)[1]
-    del row
-    assert left(tmp_path) == (0, False)
-
-
 def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path, monkeypatch):
     def full(fd, offset, length):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -163,30 +135,6 @@ def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path, monkeypatc
     with pytest.raises(CacheBudgetError, match=r"cannot hold 4096000 bytes \(.*No space left.*are free"):
         RowFile(LAYOUT, 1000, str(tmp_path))
     assert os.listdir(tmp_path) == []
-
-
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CacheBudgetError, match=r"does not fit into cache_directory='.*file/below'"):
-        RowFile(LAYOUT, 10, str(tmp_path / "file" / "below"))
-
-
-def test_a_partition_on_a_disk_counts_its_index_only(tmp_path):
-    file = RowFile(LAYOUT, 30, str(tmp_path))
-    cache = CachePartition(LAYOUT, capacity=20, incoming=10, budget=30 * 28, file=file)
-    slots = cache.reserve(np.arange(20))
-    LAYOUT.column(cache.rows, "x")[slots] = np.arange(20)[:, np.newaxis]
-    cache.add_checksums(np.arange(20), slots)
-    cache.commit(cache.prepare(np.arange(20)))
-    rows, checksums = LAYOUT.empty(3), np.empty(3, np.uint32)
-    cache.pack(np.array([7, 0, 19]), rows, checksums)
-    assert LAYOUT.column(rows, "x")[:, 0].tolist() == [7, 0, 19]
-    assert cache.corrupted()[0].size == 0
-    cache.rows[slots[5], 3] ^= 1
-    assert cache.corrupted()[0].tolist() == [5]
-    with pytest.raises(CacheBudgetError):
-        CachePartition(LAYOUT, capacity=20, incoming=10, budget=30 * 28 - 1, file=file)
-    cache.close()
 
 
 @pytest.mark.parametrize("width", [7, 1024])

@@ -16,9 +16,20 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, InboxState, ReadInstead, ReportFailed, ReportReady
+from dshuffle.exchange.mailboxes import (
+    Fetch,
+    Inbox,
+    InboxInstruction,
+    InboxState,
+    Outbox,
+    OutboxInstruction,
+    ReadInstead,
+    Refuse,
+    ReportFailed,
+    ReportReady,
+    Send,
+)
 from dshuffle.exchange.messages import MessageId
-from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Refuse, Send
 from dshuffle.planning import name_of
 
 SERVER = -1

@@ -10,12 +10,11 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from dshuffle.exchange.buffers import BufferPool
-from dshuffle.exchange.comms import Refusal, Reply, RowsReply
+from dshuffle.exchange.comms import BufferPool, Refusal, Reply, RowsReply
 from dshuffle.exchange.endpoints import Sender
 from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.mailboxes import Outbox
 from dshuffle.exchange.messages import Flow, MessageId
-from dshuffle.exchange.outbox import Outbox
 from dshuffle.rows import RowLayout
 
 LAYOUT = RowLayout.of({"x": (np.dtype("i8"), ())})
@@ -81,20 +80,6 @@ def test_who_asks_again_while_waiting_takes_the_place_of_the_request_before() ->
     play(scenario, window=1)
 
 
-def test_a_place_in_the_window_is_not_given_to_who_has_gone_away() -> None:
-    async def scenario(sender: Sender) -> None:
-        await sender.serve(message(0))
-        abandoned = [await asking(sender, 1), await asking(sender, 2)]
-        waiting = await asking(sender, 3)
-        for task in abandoned:
-            task.cancel()
-        await asyncio.wait(abandoned)
-        sender.acknowledged(message(0))
-        assert samples_of(await waiting) == [106, 107]
-
-    play(scenario, window=1)
-
-
 def test_who_waits_when_the_run_ends_is_refused() -> None:
     async def scenario(sender: Sender) -> None:
         await sender.serve(message(0))
@@ -106,19 +91,6 @@ def test_who_waits_when_the_run_ends_is_refused() -> None:
         assert samples_of(await early) == [107, 106]
 
     play(scenario, window=1)
-
-
-def test_two_messages_share_a_buffer_only_after_the_first_is_acknowledged() -> None:
-    async def scenario(sender: Sender) -> None:
-        first, second = await sender.serve(message(0)), await sender.serve(message(1))
-        assert not np.shares_memory(first.rows, second.rows)
-        assert samples_of(first) == [100, 101]
-        sender.acknowledged(message(0))
-        third = await sender.serve(message(2))
-        assert np.shares_memory(first.rows, third.rows)
-        assert (samples_of(second), samples_of(third)) == ([102, 103], [104, 105])
-
-    play(scenario, window=2)
 
 
 def test_a_message_that_is_asked_for_again_is_packed_once() -> None:

@@ -8,20 +8,19 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dshuffle.exchange import buffers as shared_memory
-from dshuffle.exchange.buffers import Buffer, Place, SharedMemory, buffer_nbytes, host, mapped, may_share
+from dshuffle.exchange.comms import Place, buffer_nbytes, host, mapped, may_share
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files in memory")
 
 HOLD = """
 import sys
 import numpy as np
-from dshuffle.exchange.buffers import SharedMemory, buffer_nbytes, host
+from dshuffle.exchange.comms import SharedMemory, buffer_nbytes, host
 n_rows, row_nbytes = 6, 40
 memory = SharedMemory(3 * buffer_nbytes(n_rows, row_nbytes))
 for number, (rows, checksums, place) in enumerate(memory.cut(n_rows, row_nbytes)):
@@ -145,18 +144,6 @@ def test_memory_that_its_owner_could_cut_off_is_not_mapped() -> None:
         os.close(file)
 
 
-def test_other_files_are_not_mapped_or_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bytes(4096))
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("file", "pipe", "."):
-        file = os.open(tmp_path / name, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            with pytest.raises(OSError, match="is not sealed against shrinking"):
-                mapped(place_of(file))
-        finally:
-            os.close(file)
-
-
 def test_who_has_no_such_memory_shares_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     assert may_share(host())
     assert not may_share("")
@@ -172,27 +159,8 @@ def test_who_has_no_such_memory_shares_with_nobody(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 def test_processes_in_another_network_namespace_use_the_network() -> None:
-    code = "from dshuffle.exchange.buffers import host; print(host())"
+    code = "from dshuffle.exchange.comms import host; print(host())"
     done = subprocess.run(["unshare", "--net", sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"cannot make a network namespace: {done.stderr.strip()}")
     assert done.stdout.strip() not in ("", host())
-
-
-def test_buffers_do_not_overlap_and_fill_whole_pages() -> None:
-    memory = SharedMemory(5 * buffer_nbytes(7, 1001))
-    buffers = [Buffer(*buffer) for buffer in memory.cut(7, 1001)]
-    assert len(buffers) == 5
-    for number, buffer in enumerate(buffers):
-        buffer.rows[:], buffer.checksums[:] = number, number
-    for number, buffer in enumerate(buffers):
-        assert (buffer.rows == number).all()
-        assert (buffer.checksums == number).all()
-        assert buffer.place is not None
-        rows, checksums = mapped(buffer.place)  # also within a process
-        assert (rows == number).all()
-        assert (checksums == number).all()
-
-
-def test_nothing_is_left_in_the_file_system(holder) -> None:
-    assert not [path for path in Path("/dev/shm").glob("*dshuffle*")]

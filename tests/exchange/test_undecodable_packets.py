@@ -7,7 +7,7 @@ import pytest
 
 from dshuffle.errors import ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
+from dshuffle.exchange.transports import PacketDecoder, PacketStore, coded_part
 from dshuffle.planning import Packets
 from dshuffle.planning.delivery.relay import route
 from dshuffle.rows import RowLayout
@@ -21,7 +21,7 @@ def decoder_of(plan: Packets, *held: int) -> PacketDecoder:
     cache.reserve(np.array(held, np.int64))
     cache.commit(cache.prepare(np.array(held, np.int64)))
     hops = route("unicast", plan, 2, 9)
-    arriving = CodedPart.of(plan, hops, 0, at_most=9).arriving
+    arriving = coded_part(plan, hops, 0, at_most=9)[1][0]
     slots = cache.reserve(plan.samples[arriving])
     wanted = np.ones(len(arriving), np.bool_)
     return PacketDecoder(cache, plan, hops.packets, arriving, wanted, slots, PacketStore(cache.layout, arriving[:0]))
@@ -59,20 +59,3 @@ def test_a_sample_that_decoding_lacks_is_named(plan: Packets, held: tuple[int, .
 def test_packets_that_need_each_other_are_refused(plan: Packets) -> None:
     with pytest.raises(ExchangeError, match="each of which can be decoded only after another"):
         decoder_of(plan)
-
-
-def test_a_store_keeps_what_is_handed_on_and_nothing_else() -> None:
-    layout = RowLayout.of({"x": (np.dtype("u1"), (3,))})
-    store = PacketStore(layout, np.array([7, 2, 7, 9]))
-    assert store.find(np.array([9, 2, 3, 7, 10, 0])).tolist() == [2, 0, -1, 1, -1, -1]
-    rows, checksums = np.arange(18, dtype=np.uint8).reshape(6, 3), np.arange(6, dtype=np.uint32)
-    store.keep(store.find(np.array([9, 2, 3])), rows[:3], checksums[:3])
-    store.keep(store.find(np.array([7])), rows[3:4], checksums[3:4])
-    store.keep(store.find(np.array([0, 1])), rows[4:], checksums[4:])
-    packed, sums = layout.empty(3), np.empty(3, np.uint32)
-    store.pack(1, 4, packed, sums)
-    np.testing.assert_array_equal(packed, rows[[1, 3, 0]])
-    assert sums.tolist() == [1, 3, 0]
-    empty = PacketStore(layout, np.zeros(0, np.int64))
-    assert empty.find(np.array([0, 5])).tolist() == [-1, -1]
-    empty.keep(empty.find(np.array([0, 5])), rows[:2], checksums[:2])

@@ -5,14 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.errors import InvalidParameter, PlanError
+from dshuffle.errors import InvalidParameter
 from dshuffle.planning import (
     DELIVERIES,
     SERVER,
     STORE,
     Aligned,
     Choices,
-    Chunks,
     Classes,
     EpochPlanner,
     GivenSharding,
@@ -144,22 +143,6 @@ def test_what_is_broadcast_has_no_part_in_the_balance():
         assert np.bincount(plan.ranks[40:60]).tolist() == [5] * 4
 
 
-def test_digests_tell_apart_what_is_broadcast():
-    plans = [
-        EpochPlanner(
-            ShuffleSpec(
-                8,
-                2,
-                Choices(
-                    assignment=Local(), delivery="peer", sharding=GivenSharding.of("m", [0, 1] * 4, broadcast), seed=0
-                ),
-            )
-        ).load()
-        for broadcast in ([], [0, 1], [2, 3])
-    ]
-    assert len({plan.digest() for plan in plans}) == 3
-
-
 @pytest.mark.parametrize(
     ("broadcast", "message"),
     [
@@ -175,16 +158,3 @@ def test_digests_tell_apart_what_is_broadcast():
 def test_what_cannot_be_broadcast(broadcast, message):
     with pytest.raises(InvalidParameter, match=message):
         GivenSharding.of("mine", [0, 1, 0, 1, 0, 1], broadcast)
-
-
-def test_names_stand_for_what_is_found():
-    mine = GivenSharding.of("mine", [0, 1, 0, 1, 0, 1], [0, 1])
-    name = mine.by_name()
-    assert (name.ranks, name.broadcast, name.n_broadcast) == (None, None, 2)
-    assert name.found(mine.ranks, [0, 1]).broadcast.tolist() == [0, 1]
-    with pytest.raises(InvalidParameter, match="checksum"):
-        name.found(mine.ranks, [2, 3])
-    with pytest.raises(PlanError, match="not known here"):
-        EpochPlanner(ShuffleSpec(6, 2, Choices(assignment=Global(), delivery="peer", sharding=name, seed=0)))
-    with pytest.raises(InvalidParameter, match="whole chunks from the first epoch"):
-        ShuffleSpec(6, 2, Choices(assignment=Chunks(1), delivery="peer", sharding=mine, seed=0))

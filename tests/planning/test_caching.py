@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.errors import InvalidParameter
-from dshuffle.planning import CACHINGS, Global, Local, Partial, next_ranks
+from dshuffle.planning import CACHINGS, Global, Local, Partial
 from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.caching import first_holders
-from dshuffle.planning.holders import held_by, holders_of
+from dshuffle.planning.types import held_by, holders_of
+
+from ..draws import first_holders, next_ranks
 
 
 @st.composite
@@ -64,22 +64,6 @@ def test_policy_contract(caching, assignment, shape, seed):
         holders = evolved
 
 
-def test_without_excess_workers_hold_their_shares_alone():
-    assignment = first_ranks("random", 10, 4, seed=0)
-    for make in CACHINGS.values():
-        policy = make(4, 3, 0)
-        np.testing.assert_array_equal(policy.first(assignment), holders_of(assignment, 4))
-        moved = next_ranks(Global(), assignment, 4, seed=0, epoch=1)
-        np.testing.assert_array_equal(policy.evolve(holders_of(assignment, 4), moved, 1), holders_of(moved, 4))
-
-
-def test_caches_that_begin_below_the_capacity_are_filled_by_keeping_everything():
-    assignment = np.array([0, 0, 1, 1])
-    policy = CACHINGS["uniform"](2, 3, 0)
-    evolved = policy.evolve(holders_of(assignment, 2), np.array([0, 1, 0, 1]), 1)
-    assert held(evolved, 2) == [{0, 1, 2}, {1, 2, 3}]
-
-
 def test_first_excess_is_uniform():
     q, n, rounds = 12, 3, 1500
     assignment = first_ranks("contiguous", q, n, seed=0)
@@ -122,16 +106,6 @@ def test_recent_keeps_what_was_trained_on_last(shape, seed, fraction):
         holders = evolved
 
 
-def test_recent_breaks_ties_at_random():
-    before, after = np.array([0] * 4 + [1] * 8), np.array([1] * 4 + [0] * 4 + [1] * 4)
-    kept = np.zeros(12, dtype=int)
-    for seed in range(400):
-        policy = CACHINGS["recent"](2, 9, seed)
-        policy.first(before)
-        kept += held_by(policy.evolve(holders_of(before, 2), after, 1), 1)
-    assert np.abs(kept[4:8] - 100).max() < 45
-
-
 def test_ages_saturate():
     policy = CACHINGS["recent"](2, 3, 0)
     assignment = np.array([0, 0, 1, 1])
@@ -139,8 +113,3 @@ def test_ages_saturate():
     for epoch in range(1, 300):
         holders = policy.evolve(holders, assignment, epoch)
     assert policy.ages.tolist() == [[0, 0, 255, 255], [255, 255, 0, 0]]
-
-
-def test_capacity_below_a_share_is_refused():
-    with pytest.raises(InvalidParameter, match=r"capacity=2 .* at least 3"):
-        first_holders([0, 0, 0, 1, 1], 2, 2, seed=0)

@@ -7,13 +7,13 @@ import pytest
 
 from dshuffle.planning import STORE, Choices, ShuffleSpec
 from dshuffle.planning.epoch_plan import in_disk_order
-from dshuffle.planning.order import epoch_order
-from dshuffle.planning.own_part import OwnPlanner
+from dshuffle.planning.exchange_epochs import epoch_order
+from dshuffle.planning.planner import OwnPlanner
 
 
 def parts_of(epoch, *, stored, moves_within, delivery="peer"):
     spec = ShuffleSpec(1000, 4, Choices("global", seed=5))
-    parts = [OwnPlanner(spec, rank).plan(epoch, delivery).part for rank in range(4)]
+    parts = [OwnPlanner(spec, rank).plan(epoch, delivery) for rank in range(4)]
     return parts, [in_disk_order(part, seed=5, stored=stored, moves_within=moves_within) for part in parts]
 
 
@@ -29,7 +29,7 @@ def test_rows_leave_in_the_order_of_the_epoch_before():
     spec = ShuffleSpec(1000, 4, Choices("global", seed=5))
     _, parts = parts_of(3, stored=2, moves_within=True)
     for rank, part in enumerate(parts):
-        trained_on = OwnPlanner(spec, rank).plan(2, "peer").part.order
+        trained_on = OwnPlanner(spec, rank).plan(2, "peer").order
         position = dict(zip(trained_on.tolist(), range(250), strict=True))
         assert sorted(np.concatenate(list(part.sends.values())).tolist()) == sorted(position)
         for samples in part.sends.values():

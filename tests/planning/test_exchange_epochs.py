@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from dshuffle.compare.simulated import orders_of_first_epochs
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SERVER, STORE, Choices, EpochPlanner, ShuffleSpec
-from dshuffle.planning.assignment.slots import SlotExchange, path_of
+from dshuffle.planning.assignment.slots import SlotExchange
 from dshuffle.planning.delivery import DELIVERIES
-from dshuffle.planning.own_part import OwnPlanner
+from dshuffle.planning.planner import OwnPlanner
 from dshuffle.planning.remainder import training_orders
-from dshuffle.records import EpochRecord
 
 EPOCHS = 7
 
@@ -53,7 +52,7 @@ def test_partial_exchanges_follow_each_other_over_the_epochs_between(data):
     for epoch in range(EPOCHS):
         if epoch and epoch % every == 0:
             count = choices.assignment.n_exchanged(q, n)
-            samples = SlotExchange.drawn(sizes, count, False, *path_of(seed, epoch)).applied(samples)
+            samples = SlotExchange.drawn(sizes, count, False, seed, epoch).applied(samples)
         owns = np.split(samples, np.cumsum(sizes)[:-1])
         assert [sorted(order) for order in orders_in(spec, epoch)] == [sorted(own.tolist()) for own in owns]
 
@@ -124,20 +123,7 @@ def test_an_epoch_is_a_function_of_its_number(data):
     later = ShuffleSpec(40, n, choices, first_epoch=first)
     planners = [OwnPlanner(later, rank) for rank in range(n)]
     for epoch in range(first, EPOCHS):
-        assert [planner.plan(epoch, "peer").part.order.tolist() for planner in planners] == from_0[epoch]
-
-
-def test_bytes_fall_by_k():
-    def moved(every):
-        planner = EpochPlanner(ShuffleSpec(400, 4, Choices("global", every=every)))
-        planner.load()
-        return [planner.advance().n_needed for _ in range(6)]
-
-    always, sparse = moved(1), moved(3)
-    assert sparse[0] == sparse[1] == sparse[3] == sparse[4] == 0
-    # Three epochs lie between two draws, which are independent: as many samples move as between two that follow.
-    assert sparse[2] == pytest.approx(always[2], rel=0.1)
-    assert sum(sparse) == pytest.approx(sum(always) / 3, rel=0.1)
+        assert [planner.plan(epoch, "peer").order.tolist() for planner in planners] == from_0[epoch]
 
 
 @pytest.mark.parametrize(
@@ -153,27 +139,3 @@ def test_bytes_fall_by_k():
 def test_what_cannot_be(fields, message):
     with pytest.raises(InvalidParameter, match=message):
         Choices(**fields)
-
-
-def test_labels_and_json():
-    choices = Choices("partial:0.1", every=2, between="reverse")
-    assert choices.label == "partial:0.1 + peer, every 2 epochs, reverse"
-    assert Choices.from_dict(choices.to_dict()) == choices
-    earlier = {name: value for name, value in Choices().to_dict().items() if name not in ("every", "between")}
-    assert Choices.from_dict(earlier) == Choices()  # as releases without them wrote it
-
-
-def test_records_say_which_epochs_had_an_exchange():
-    fields = {"n_workers": 2, "n_samples": 8, "row_nbytes": 8, "needed": 0, "packets": 0, "components": 0}
-    times = {"server": "", "exchange_seconds": 0.1, "training_seconds": 0.1, "waited_seconds": 0.0, "run_id": 1}
-
-    def record(choices, epoch):
-        return EpochRecord(epoch=epoch, choices=choices, first_epoch=1, **fields, **times)
-
-    sparse = [record(Choices("global", "storage", every=2), epoch) for epoch in (1, 2, 3)]
-    assert [epoch.exchanged for epoch in sparse] == [False, True, False]
-    assert [epoch.delivery for epoch in sparse] == ["load", "storage", "none"]
-    assert [epoch.reads_store for epoch in sparse] == [True, True, False]
-    assert [epoch.to_dict()["exchanged"] for epoch in sparse] == [False, True, False]
-    assert not record(Choices("local"), 2).exchanged
-    assert EpochRecord.from_json(sparse[1].to_json()) == sparse[1]

@@ -6,30 +6,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import grouping
-from dshuffle.planning.epoch_plan import missing_samples
-from dshuffle.planning.grouping import count_held, count_holders, group_by, holds, lowest_bit, popcount
-from dshuffle.planning.holders import as_holders, cache_capacity, held_by, holders_of
+from dshuffle.planning import types
+from dshuffle.planning.exchange_epochs import cache_capacity
+from dshuffle.planning.types import (
+    group_by,
+    holders_of,
+    holds,
+)
 
-
-@given(st.integers(0, 2**64 - 1))
-def test_bits_of_a_word(word):
-    assert popcount(np.uint64(word)) == word.bit_count()
-    assert lowest_bit(np.uint64(word)) == (64 if word == 0 else (word & -word).bit_length() - 1)
+from ..draws import missing as missing_of
 
 
 @pytest.mark.parametrize("with_numba", [False, True])
 @given(st.lists(st.integers(0, 6)))
 def test_group_by_is_a_stable_sort(with_numba, keys):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "worth_a_kernel", lambda n_items: with_numba)
+        patch.setattr(types, "worth_a_kernel", lambda n_items: with_numba)
         order, offsets = group_by(np.array(keys, dtype=np.int32), 7)
     assert order.tolist() == sorted(range(len(keys)), key=keys.__getitem__)
     assert offsets.tolist() == [sum(key < k for key in keys) for k in range(8)]
 
 
 def test_group_by_many_keys_without_numba(monkeypatch):
-    monkeypatch.setattr(grouping, "worth_a_kernel", lambda n_items: False)
+    monkeypatch.setattr(types, "worth_a_kernel", lambda n_items: False)
     keys = [70_000, 3, 70_000, 0, 3]  # more than 16 bits
     order, offsets = group_by(np.array(keys), 70_001)
     assert order.tolist() == [3, 1, 4, 0, 2]
@@ -49,24 +48,12 @@ def held(draw):
     return n, sets, masks
 
 
-@given(held())
-def test_masks_say_who_holds_what(case):
-    n, sets, masks = case
-    for worker in range(n):
-        expected = [worker in workers for workers in sets]
-        assert held_by(masks, worker).tolist() == expected
-        assert [bool(holds(masks, sample, worker)) for sample in range(len(sets))] == expected
-    assert [count_holders(masks, sample) for sample in range(len(sets))] == [len(workers) for workers in sets]
-    assert count_held(masks, n).tolist() == [sum(k in workers for workers in sets) for k in range(n)]
-    np.testing.assert_array_equal(as_holders(masks, n), masks)
-
-
 @given(held(), st.data())
 def test_samples_that_the_destination_lacks_are_missing(case, data):
     n, sets, masks = case
     destinations = [data.draw(st.integers(0, n - 1)) for _ in sets]
     expected = [sample for sample, worker in enumerate(destinations) if worker not in sets[sample]]
-    needed = missing_samples(as_holders(masks, n), np.asarray(destinations, np.int32))
+    needed = missing_of(masks, destinations, n)
     assert needed.dtype == np.int64
     assert needed.tolist() == expected
 
@@ -74,33 +61,10 @@ def test_samples_that_the_destination_lacks_are_missing(case, data):
 @given(st.integers(1, 130), st.data())
 def test_holders_of_an_assignment(n, data):
     assignment = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=10))
-    holders = holders_of(assignment, n)
+    holders = holders_of(np.array(assignment, np.int32), n)
     assert holders.shape == (len(assignment), math.ceil(n / 64))
     for sample, owner in enumerate(assignment):
         assert [k for k in range(n) if holds(holders, sample, k)] == [owner]
-
-
-def test_as_holders_takes_flat_masks_for_up_to_64_workers():
-    flat = np.array([1, 2**63], dtype=np.uint64)
-    assert as_holders(flat, 64).shape == (2, 1)
-    assert as_holders([1, 2], 2).dtype == np.uint64
-    with pytest.raises(InvalidParameter, match=r"holders.shape=\(2,\) .*\(n_samples, 2\) for 65 workers"):
-        as_holders(flat, 65)
-    with pytest.raises(InvalidParameter, match=r"holders.shape=\(1, 2\)"):
-        as_holders([[1, 2]], 2)
-
-
-@pytest.mark.parametrize("masks", [[0.5], [-1], ["a"]])
-def test_as_holders_refuses_other_dtypes(masks):
-    with pytest.raises(InvalidParameter, match=r"holders\.dtype"):
-        as_holders(masks, 2)
-
-
-def test_as_holders_refuses_bits_of_no_worker():
-    with pytest.raises(InvalidParameter, match=r"holders\[1\]=\[4\] .* workers 0 to 1"):
-        as_holders([3, 4], 2)
-    with pytest.raises(InvalidParameter, match=r"holders\[0\]=\[0, 2\]"):
-        as_holders([[0, 2]], 65)
 
 
 @pytest.mark.parametrize(

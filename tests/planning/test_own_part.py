@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec
-from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
+from dshuffle.planning.planner import OwnPlanner, plans_own_parts
 
 ASSIGNMENTS = ["local", "global", "chunks:1", "chunks:3", "partial:0.3", "partial:1", "partial:0.5:fixed-points"]
 
@@ -41,9 +41,9 @@ def test_own_parts_are_those_of_the_whole_plan(data):
             own = (alone[rank] if (epoch + rank) % 3 else OwnPlanner(spec, rank)).plan(epoch, delivery)
             part = plan.for_worker(rank)
             for name in ("own", "permutation", "held"):
-                np.testing.assert_array_equal(getattr(own.part, name), getattr(part, name))
-            check_same(own.part.receives, part.receives)
-            check_same(own.part.sends, part.sends)
+                np.testing.assert_array_equal(getattr(own, name), getattr(part, name))
+            check_same(own.receives, part.receives)
+            check_same(own.sends, part.sends)
             assert own.shares == plan.shares
             received, sent = received + own.n_received, sent + own.n_sent
         assert received == plan.packets.n_components
@@ -66,12 +66,3 @@ def test_own_parts_are_those_of_the_whole_plan(data):
 )
 def test_what_depends_on_others_is_planned_for_everybody(choices, n_workers):
     assert not plans_own_parts(ShuffleSpec(100, n_workers, choices), choices.delivery)
-
-
-def test_an_epoch_far_away_costs_what_the_first_one_does():
-    spec = ShuffleSpec(10**9, 4096, Choices("global"))
-    for epoch in (1, 10**15):
-        own = OwnPlanner(spec, 4095).plan(epoch, "peer")
-        assert len(own.part.own) in (244_140, 244_141)
-        assert own.n_received == pytest.approx(len(own.part.own) * 4095 / 4096, rel=0.01)
-        assert 4095 not in own.part.receives

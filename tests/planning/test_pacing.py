@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.planning.pacing import LINK_SECONDS, MOST_MESSAGES, SHORTEST, UNDER_WAY, Pacing
+from dshuffle.planning.delivery.relay import LINK_SECONDS, MOST_MESSAGES, UNDER_WAY, Pacing
 
 MIB = 2**20
 
@@ -36,12 +34,3 @@ def test_a_message_takes_some_milliseconds_of_a_slow_link(mbit):
     pacing = Pacing.of(rate, message_bytes=8 * MIB, window_bytes=32 * MIB)
     assert pacing.message_nbytes == int(rate * LINK_SECONDS)
     assert pacing.asked(pacing.message_nbytes) == UNDER_WAY
-
-
-def test_very_slow_links_have_messages_that_are_worth_their_cost():
-    assert Pacing.of(1000, message_bytes=8 * MIB, window_bytes=32 * MIB).message_nbytes == SHORTEST
-
-
-def test_fast_links_are_limited_by_memory_alone():
-    for rate in (1e10, math.inf):
-        assert Pacing.of(rate, message_bytes=8 * MIB, window_bytes=32 * MIB) == Pacing(8 * MIB, 32 * MIB)

@@ -1,6 +1,3 @@
-import dataclasses
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +13,6 @@ from dshuffle.planning import (
     Aligned,
     Choices,
     Chunks,
-    EpochPlan,
     EpochPlanner,
     GivenSharding,
     Global,
@@ -26,8 +22,8 @@ from dshuffle.planning import (
     ShuffleSpec,
 )
 from dshuffle.planning.assignment import ASSIGNMENTS, parse_assignment
-from dshuffle.planning.bijection import DRAW_VERSION
-from dshuffle.planning.order import epoch_order
+from dshuffle.planning.exchange_epochs import epoch_order
+from dshuffle.planning.randomness import DRAW_VERSION
 
 from ..conftest import written
 
@@ -97,35 +93,6 @@ def test_every_epoch_can_be_carried_out(spec):
         assert plan.n_needed == needed
         assert len(workers[SERVER].order) == len(workers[SERVER].held) == len(workers[SERVER].receives) == 0
         caches = [set(workers[rank].held.tolist()) for rank in range(n)]
-
-
-@given(specs())
-def test_two_planners_make_the_same_plans(spec):
-    one, other = EpochPlanner(spec), EpochPlanner(spec)
-    for epoch in range(3):
-        a, b = (planner.advance() if epoch else planner.load() for planner in (one, other))
-        np.testing.assert_array_equal(a.ranks, b.ranks)
-        np.testing.assert_array_equal(a.holders, b.holders)
-        for field in ("offsets", "samples", "destinations", "senders"):
-            np.testing.assert_array_equal(getattr(a.packets, field), getattr(b.packets, field))
-        assert a.digest() == b.digest()
-
-
-def test_digests_tell_plans_apart():
-    specs = [make(seed=0), make(seed=1), make(delivery="server"), make(assignment=Partial(0.5))]
-    planners = [EpochPlanner(spec) for spec in specs]
-    assert len({planner.load().digest() for planner in planners}) == 2
-    assert len({planner.advance().digest() for planner in planners}) == 4
-
-
-@pytest.mark.parametrize("caching", CACHINGS)
-def test_loading_again_begins_again(caching):
-    planner = EpochPlanner(make(caching=caching, cache_fraction=0.6))
-    first = [planner.load(), planner.advance(), planner.advance()]
-    again = [planner.load(), planner.advance(), planner.advance()]
-    for one, other in zip(first, again, strict=True):
-        np.testing.assert_array_equal(one.holders, other.holders)
-        np.testing.assert_array_equal(one.packets.senders, other.packets.senders)
 
 
 def test_loading_reads_share_and_excess_from_the_store():
@@ -215,18 +182,6 @@ def test_partial_reaches_its_bound():
         assert sum(map(len, plan.for_worker(rank).sends.values())) == 8
 
 
-def test_a_coded_plan_has_no_rows_of_its_own():
-    plan = Packets(np.array([0, 2]), np.array([0, 1]), np.array([0, 1], np.int32), np.array([SERVER], np.int32))
-    epoch = EpochPlan(1, 0, 2, np.array([0, 1], np.int32), np.array([[1], [2]], np.uint64), plan, 2)
-    assert plan.coded
-    for rank in (0, 1, SERVER):
-        part = epoch.for_worker(rank)
-        assert part.receives == part.sends == {}
-    assert epoch.for_worker(1).own.tolist() == [1]
-    recoded = Packets(plan.offsets, plan.samples, plan.destinations[::-1].copy(), plan.senders)
-    assert dataclasses.replace(epoch, packets=recoded).digest() != epoch.digest()  # who gets what is agreed upon
-
-
 def test_a_wrong_plan_is_never_handed_out(monkeypatch):
     planner = EpochPlanner(make())
     planner.load()
@@ -234,11 +189,6 @@ def test_a_wrong_plan_is_never_handed_out(monkeypatch):
     with pytest.raises(PlanError, match=r"sample \d+ is not delivered to worker \d"):
         planner.advance()
     assert planner.current.epoch == 0
-
-
-def test_advancing_before_loading():
-    with pytest.raises(PlanError, match=r"before load\(\)"):
-        EpochPlanner(make()).advance()
 
 
 @pytest.mark.parametrize(
@@ -269,16 +219,3 @@ def test_advancing_before_loading():
 def test_bad_specifications(changes, message):
     with pytest.raises(InvalidParameter, match=message):
         make(**changes)
-
-
-@pytest.mark.slow
-def test_a_global_epoch_of_a_million_samples_takes_under_half_a_second():
-    planner = EpochPlanner(make(1_000_000, 20))
-    planner.load()
-    planner.advance()
-    seconds = []
-    for _ in range(3):
-        start = time.thread_time()
-        planner.advance()
-        seconds.append(time.thread_time() - start)
-    assert min(seconds) < 0.5

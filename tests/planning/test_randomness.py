@@ -5,22 +5,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dshuffle.errors import InvalidParameter
 from dshuffle.planning import randomness
 from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words, shuffle
-
-
-def test_golden_values():
-    # The same on every machine and NumPy version: a change here changes every shuffle of every user.
-    words = random_words(3, "golden", 0)
-    assert words.tolist() == [
-        5004471718202541413,
-        10855223431777413212,
-        10161850726153811709,
-    ]
-    assert random_words(2, -1, 10**40).tolist() == [3373663778039665083, 2937243141184874774]
-    assert permutation(10, "golden", 0).tolist() == [2, 6, 1, 0, 4, 9, 7, 8, 3, 5]
-    assert choose(np.arange(1000), 4, "golden", 0).tolist() == [271, 588, 551, 436]
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 1000, 70_000])
@@ -65,23 +51,11 @@ def test_choose_takes_different_candidates_and_leaves_them_alone(n, data):
     assert candidates.tolist() == [7 * i for i in range(n)]
 
 
-@pytest.mark.parametrize("k", [-1, 4])
-def test_choose_refuses_more_than_there_are(k):
-    with pytest.raises(InvalidParameter, match=rf"k={k} .* \[0, 3\]"):
-        choose(np.arange(3), k, "test")
-
-
 def test_permutations_are_uniform():
     counts = Counter(tuple(permutation(4, "uniform", i).tolist()) for i in range(4800))
     assert len(counts) == 24
     # Chi-square with 23 degrees of freedom: mean 23, standard deviation 6.8.
     assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 60
-
-
-def test_choices_are_uniform():
-    counts = Counter(tuple(choose(np.arange(4), 2, "uniform", i).tolist()) for i in range(2400))
-    assert len(counts) == 12
-    assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 45
 
 
 @pytest.mark.parametrize(
@@ -99,19 +73,3 @@ def test_choices_are_uniform():
 )
 def test_different_paths_give_different_words(one, other):
     assert not np.isin(random_words(100, *one), random_words(100, *other)).any()
-
-
-def test_numpy_integers_are_integers():
-    assert random_words(1, np.int32(5)) == random_words(1, 5)
-
-
-def test_the_stream_does_not_depend_on_the_count():
-    assert random_words(10, "x")[:3].tolist() == random_words(3, "x").tolist()
-    assert random_words(0, "x").shape == (0,)
-
-
-@pytest.mark.parametrize("n", [0, 1])
-def test_shuffling_next_to_nothing(n):
-    values = np.arange(n)
-    shuffle(values, "x")
-    assert values.tolist() == list(range(n))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, EpochPlanner, GivenSharding, Remainder, ShuffleSpec
-from dshuffle.planning.remainder import SampleDigest, training_orders, workers_of
+from dshuffle.planning.remainder import SampleDigest, training_orders
 
 WAYS = [
     Choices("global"),
@@ -65,17 +65,6 @@ def test_orders_are_those_of_a_session_that_began_with_epoch_0(choices: Choices)
 
 @pytest.mark.parametrize("choices", WAYS, ids=lambda choices: choices.label)
 @pytest.mark.parametrize("first", [0, 2])
-def test_workers_of_samples(choices: Choices, first: int) -> None:
-    spec = ShuffleSpec(60, 3, choices, first_epoch=first)
-    samples = np.random.default_rng(0).permutation(60)[:40]
-    for epoch in range(4):
-        ranks = workers_of(spec, epoch, samples)
-        for rank, order in enumerate(training_orders(spec, epoch)):
-            np.testing.assert_array_equal(np.sort(samples[ranks == rank]), np.intersect1d(order, samples))
-
-
-@pytest.mark.parametrize("choices", WAYS, ids=lambda choices: choices.label)
-@pytest.mark.parametrize("first", [0, 2])
 def test_a_worker_that_takes_a_rank_reads_what_the_one_before_held(choices: Choices, first: int) -> None:
     spec = ShuffleSpec(60, 3, choices, first_epoch=first)
     planner = EpochPlanner(spec)
@@ -111,14 +100,3 @@ def test_the_digest_that_was_noted_counts() -> None:
     assert remainder.trained_digest(spec) == noted
     assert remainder.followed_by((0, 1), SampleDigest.of(np.array([9]), 0)).digest == SampleDigest.of(np.arange(10), 0)
     assert Remainder(0, ((4, 5, 0),)).followed_by((0, 1), noted).digest is None  # a part is not known
-
-
-def test_more_samples_than_a_rank_has() -> None:
-    with pytest.raises(InvalidParameter, match="at most the samples of each rank"):
-        Remainder(0, ((40, 0, 0),)).left(ShuffleSpec(60, 3, Choices("global")), 0)
-
-
-@pytest.mark.parametrize("trained", [((),), ((1, -1),)])
-def test_numbers_that_cannot_be(trained: tuple[tuple[int, ...], ...]) -> None:
-    with pytest.raises(InvalidParameter, match="trained="):
-        Remainder(0, trained)

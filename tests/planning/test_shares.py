@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, ShuffleSpec
-from dshuffle.planning.exchange_epochs import as_weights, share_sizes
+from dshuffle.planning.exchange_epochs import share_sizes
 from dshuffle.planning.shares import (
     LEAST_GAIN,
     LEAST_SAVING,
+    MEASURED,
     MEASURED_EPOCHS,
-    GivenShares,
-    MeasuredShares,
     ShareBounds,
-    bounded,
+    SharePolicy,
     parse_shares,
 )
 
@@ -43,39 +42,10 @@ def test_sizes_are_the_proportions_rounded(weights, more):
         assert not raised or not lowered or min(raised) >= max(lowered)
 
 
-@given(weights=WEIGHTS, more=st.integers(0, 10**6))
-def test_a_rank_with_a_larger_weight_has_no_smaller_share(weights, more):
-    sizes = share_sizes(len(weights) + more, weights)
-    order = np.argsort(weights, kind="stable")
-    assert all(np.diff(sizes[order])[np.diff(np.array(weights)[order]) > 0] >= 0)
-
-
-@given(numbers=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9), scale=st.floats(1e-3, 1e3))
-def test_weights_are_thousandths_of_the_largest(numbers, scale):
-    weights = as_weights(numbers) or (1000,) * len(numbers)
-    for number, weight in zip(numbers, weights, strict=True):
-        assert abs(weight - 1000 * number / max(numbers)) <= 0.5 or weight == 1
-    scaled = as_weights([scale * number for number in numbers]) or (1000,) * len(numbers)
-    assert np.abs(np.subtract(weights, scaled)).max() <= 1  # the last digit of a product
-
-
-@given(speeds=SPEEDS, data=st.data())
-def test_bounded_fractions(speeds, data):
-    equal = 1 / len(speeds)
-    bounds = ShareBounds(data.draw(st.floats(0, equal)), data.draw(st.floats(equal, 1)))
-    fractions = bounded(np.array(speeds), bounds)
-    assert fractions.sum() == pytest.approx(1)
-    assert fractions.min() >= bounds.least
-    assert fractions.max() <= bounds.most
-    free = (fractions > bounds.least + 1e-9) & (fractions < bounds.most - 1e-9)
-    ratios = fractions[free] / np.array(speeds)[free]
-    assert ratios.size == 0 or ratios.max() == pytest.approx(ratios.min())
-
-
 @given(speeds=SPEEDS)
 def test_shares_end_when_the_speeds_are_those_that_were_measured(speeds):
     """Ranks of constant speed get shares that take them equally long, in one change, and keep them."""
-    policy, weights, changes = MeasuredShares(), (), 0
+    policy, weights, changes = MEASURED, (), 0
     for _ in range(4):
         fractions = np.array(weights or (1,) * len(speeds), float)
         seconds = tuple(100 * fractions / fractions.sum() / speeds)
@@ -107,14 +77,14 @@ def test_shares_end_when_the_speeds_are_those_that_were_measured(speeds):
     ],
 )
 def test_when_shares_change(epochs, follows):
-    assert MeasuredShares().following((), epochs, WIDE) == follows
+    assert MEASURED.following((), epochs, WIDE) == follows
 
 
 def test_measured_speeds_count_the_share_that_a_rank_had():
     # Half the share in the same time: half the speed, so the shares are right.
-    assert MeasuredShares().following((1000, 500), [(1, 1)] * MEASURED_EPOCHS, WIDE) == (1000, 500)
+    assert MEASURED.following((1000, 500), [(1, 1)] * MEASURED_EPOCHS, WIDE) == (1000, 500)
     # The slow rank is as fast as the other one now.
-    assert MeasuredShares().following((1000, 500), [(1, 0.5)] * MEASURED_EPOCHS, WIDE) == ()
+    assert MEASURED.following((1000, 500), [(1, 0.5)] * MEASURED_EPOCHS, WIDE) == ()
 
 
 @pytest.mark.parametrize(
@@ -165,21 +135,14 @@ def test_shares_as_text():
         assert str(parse_shares(shares)) == shares
         choices = Choices(shares=shares)
         assert Choices.from_dict(choices.to_dict()) == choices
-    assert parse_shares([1, 1, 0.25]) == parse_shares("1,1,0.25") == GivenShares((1, 1, 0.25))
+    assert parse_shares([1, 1, 0.25]) == parse_shares("1,1,0.25") == SharePolicy((1, 1, 0.25))
     earlier = {name: value for name, value in Choices().to_dict().items() if name != "shares"}
     assert Choices.from_dict(earlier) == Choices()
 
 
-def test_given_shares_are_for_so_many_ranks():
-    with pytest.raises(
-        InvalidParameter, match=r"shares='2,1' is not allowed; it must be 3 numbers.*one number for each"
-    ):
-        GivenShares((2, 1)).first(3, ())
-
-
 def test_with_which_weights_measured_shares_begin():
     """With those before, if they are for as many workers. Equal ones are none."""
-    assert [MeasuredShares().first(3, before) for before in [(500, 1000, 250), (250, 250, 250), (1000, 250)]] == [
+    assert [MEASURED.first(3, before) for before in [(500, 1000, 250), (250, 250, 250), (1000, 250)]] == [
         (500, 1000, 250),
         (),
         (),
@@ -203,7 +166,7 @@ def test_measured_shares_are_not_refused(choices, n_samples, speeds):
     """They are within the bounds, although they are rounded to weights and these to samples or chunks."""
     bounds = ShareBounds.of(choices.assignment, choices.cache_fraction, n_samples, len(speeds))
     epochs = [(100 / np.array(speeds)).tolist()] * MEASURED_EPOCHS
-    weights = MeasuredShares().following((), epochs, bounds)
+    weights = MEASURED.following((), epochs, bounds)
     assume(weights)
     spec = ShuffleSpec(n_samples, len(speeds), choices, first_weights=weights)
     assert spec.weights == weights

@@ -1,9 +1,7 @@
 """The distance of one partial exchange from uniform, against enumerations of Algorithm 1 of Nguyen et al. (2022)."""
 
-import copy
 import itertools
 import math
-import pickle
 from collections import Counter
 from fractions import Fraction
 
@@ -112,39 +110,12 @@ def test_error_is_a_probability(n, more, fraction):
     assert 0 <= error <= 1
 
 
-@pytest.mark.parametrize("n", [2, 4, 512, 100_000])
-@pytest.mark.parametrize("fraction", [0, 0.1, 0.3, 0.5, 0.9])
-def test_large_datasets_are_far_from_uniform(n, fraction):
-    """The setting of the paper: 1.2 million samples on 4 to 100,000 workers."""
-    assert shuffling_error(1_200_000, n, fraction) > 0.9999
-
-
-def test_large_numbers():
-    error = shuffling_error(10**9, 10**6, 0.0)
-    assert error == 1
-    assert error.exact
-    assert shuffling_error(10**12, 1, 1.0) == 0
-    # With all samples exchanged, the limit for two workers is the distance of two normal distributions, with variances
-    # of q / 8 and q / 16: their densities cross at z.
-    z = math.sqrt(math.log(2))
-    limit = math.erf(z) - math.erf(z / math.sqrt(2))
-    for q in (10_000, 10**9):
-        assert shuffling_error(q, 2, 1.0) == pytest.approx(limit, abs=2 / math.sqrt(q))
-
-
 def test_what_is_exact_says_so():
     assert shuffling_error(54, 3, 1.0).exact
     assert not shuffling_error(57, 3, 1.0).exact
     assert not shuffling_error(1_200_000, 4, 0.3).exact
     assert repr(Distance(0.5, exact=True)) == "0.5 (exact)"
     assert str(Distance(0.5, exact=False)) == "0.5 (lower bound)"
-
-
-@pytest.mark.parametrize("exact", [False, True])
-def test_distance_survives_copies(exact):
-    distance = Distance(0.5, exact=exact)
-    for other in (copy.deepcopy(distance), pickle.loads(pickle.dumps(distance))):
-        assert (other, other.exact) == (0.5, exact)
 
 
 @pytest.mark.parametrize(("n", "exchanged"), [(1, 0), *itertools.product([2, 3, 4, 6, 12], [0, 1]), (2, 6), (3, 4)])
@@ -154,11 +125,6 @@ def test_equation_11_in_whole_numbers(n, exchanged):
     f = math.factorial
     sigma = f(share) * f(rest) // f(rest - exchanged) * f(share) // f(share - exchanged) * f(rest)
     assert nguyen_equation_11(q, n, exchanged / share) == pytest.approx(float(1 - Fraction(sigma, f(q))), rel=1e-9)
-
-
-def test_equation_11_of_many_samples():
-    assert nguyen_equation_11(10**9, 10**6, 0.0) == 1
-    assert nguyen_equation_11(1_200_000, 4, 1.0) == -math.inf
 
 
 def test_bad_input():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import DELIVERIES, Choices, Classes, EpochPlanner, GivenSharding, Remainder, ShuffleSpec
 from dshuffle.planning.assignment import ASSIGNMENTS
-from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
+from dshuffle.planning.planner import OwnPlanner, plans_own_parts
 from dshuffle.planning.remainder import SampleDigest, training_orders, workers_of
 
 from ..conftest import at_most, written
@@ -70,7 +70,7 @@ def check_contract(rule, delivery, sharding="random", every=1):
         if plans_own_parts(spec, delivery):
             for rank, plan in itertools.product(range(4), plans):
                 own = OwnPlanner(spec, rank).plan(plan.epoch, delivery)
-                np.testing.assert_array_equal(own.part.own, plan.for_worker(rank).own)
+                np.testing.assert_array_equal(own.own, plan.for_worker(rank).own)
                 assert own.shares == plan.shares
                 assert own.n_received <= spec.max_incoming or plan.epoch == 0
         later = EpochPlanner(dataclasses.replace(spec, first_epoch=2))

@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import CacheBudgetError, CorruptChunk, ExchangeError, WorkerLost
-from dshuffle.exchange.packet_flows import PacketDecoder
+from dshuffle.exchange.transports import PacketDecoder
 from dshuffle.planning import DELIVERIES, RELAYS, Choices, EpochPlanner, ShuffleSpec, parse_assignment
 from dshuffle.runtime.worker.server_rows import ServerRows
 

@@ -13,7 +13,7 @@ from distributed import Client
 
 from dshuffle import PerRank, Shuffler
 from dshuffle.errors import CheckpointError, ExchangeError
-from dshuffle.planning.own_part import OwnPlanner
+from dshuffle.planning.planner import OwnPlanner
 from dshuffle.planning.remainder import SampleDigest
 
 pytestmark = pytest.mark.timeout(120)

@@ -10,7 +10,7 @@ import pytest
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter
-from dshuffle.exchange.buffers import LEAST_NBYTES
+from dshuffle.exchange.comms import LEAST_NBYTES
 from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.planning.remainder import training_orders
 

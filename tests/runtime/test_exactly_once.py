@@ -10,7 +10,7 @@ import pytest
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.exchange import buffers
-from dshuffle.exchange.buffers import LEAST_NBYTES
+from dshuffle.exchange.comms import LEAST_NBYTES
 from dshuffle.planning import CACHINGS, DELIVERIES, RELAYS, SHARDINGS
 from dshuffle.planning.assignment import ASSIGNMENTS
 

@@ -12,8 +12,6 @@ from distributed import Client
 
 from dshuffle import Shuffler
 from dshuffle.exchange.comms import DaskNetwork
-from dshuffle.planning.delivery import get_delivery
-from dshuffle.planning.delivery.grid import WorkerGrid
 from dshuffle.runtime.process import too_few_files
 from dshuffle.runtime.worker import session, worker_plugin
 
@@ -51,22 +49,6 @@ def test_whose_limits_are_too_low() -> None:
     assert too_few_files(limits, 100) == ""
 
 
-@pytest.mark.parametrize("n_workers", [1, 2, 5, 8, 9, 12, 31, 64, 100, 250])
-def test_connections_of_a_grid_beside_those_of_its_plan(n_workers: int) -> None:
-    grid = WorkerGrid(n_workers)
-    ends: dict[int, set[int]] = {rank: set() for rank in range(n_workers)}
-    for sender in range(n_workers):
-        for destination in range(n_workers):
-            through = grid.forwarder(sender, destination)
-            for source, target in ((sender, through), (through, destination)):
-                if source != target:
-                    ends[source].add(target)
-                    ends[target].add(source)
-    most = max(map(len, ends.values()))
-    assert most <= get_delivery("grid").connections(n_workers) <= n_workers - 1
-    assert get_delivery("peer").connections(n_workers) == n_workers - 1
-
-
 @pytest.mark.parametrize(("most", "closed"), [(3, False), (2, True)])
 def test_idle_connections_above_a_bound_are_closed(most: int, closed: bool) -> None:
     collected: list[bool] = []
@@ -76,9 +58,8 @@ def test_idle_connections_above_a_bound_are_closed(most: int, closed: bool) -> N
     assert bool(collected) is closed
 
 
-@pytest.mark.parametrize("delivery", ["peer", "grid"])
 def test_epochs_go_on_after_connections_were_closed(
-    cluster_of: Any, small: Any, monkeypatch: pytest.MonkeyPatch, delivery: str
+    cluster_of: Any, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "MOST_IDLE", 0)
 
@@ -88,7 +69,7 @@ def test_epochs_go_on_after_connections_were_closed(
     with (
         cluster_of({str(name): {} for name in range(4)}) as cluster,
         Client(cluster) as client,
-        Shuffler(client, small, delivery=delivery) as shuffler,
+        Shuffler(client, small) as shuffler,
     ):
         for epoch in shuffler.epochs(3):
             parts = client.gather(epoch.map(lambda partition: partition["y"].copy()))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dshuffle.errors import StaleEpoch
-from dshuffle.exchange.row_file import RowFile
+from dshuffle.exchange.cache_partition import RowFile
 from dshuffle.rows import RowLayout
 from dshuffle.runtime import Partition
 

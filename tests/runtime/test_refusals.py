@@ -23,7 +23,7 @@ from dshuffle.errors import (
     InvalidParameter,
 )
 from dshuffle.planning import EpochPlan, EpochPlanner
-from dshuffle.planning.own_part import OwnPlanner
+from dshuffle.planning.planner import OwnPlanner
 from dshuffle.runtime import Epoch
 from dshuffle.runtime.session_spec import DatasetReference
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker

@@ -47,7 +47,6 @@ WAYS = [
     {"delivery": "peer"},
     {"assignment": "partial:0.3"},
     {"assignment": "local"},
-    {"delivery": "grid"},
     {"delivery": "storage"},
     {"assignment": "chunks"},
     {"delivery": "peer", "cache_fraction": 0.6},

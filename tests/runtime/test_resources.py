@@ -175,7 +175,7 @@ def check(client: Client, folder: str, before: dict[str, Census], *, objects: bo
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("delivery", ["peer", "server", "storage", "grid", "clique"])
+@pytest.mark.parametrize("delivery", ["peer", "server", "storage", "clique"])
 def test_closed(client, dataset, folder, check_unchanged, delivery) -> None:
     def close() -> None:
         assignment = "aligned" if delivery == "clique" else "global"

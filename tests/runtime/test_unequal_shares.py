@@ -16,7 +16,7 @@ from dshuffle.errors import CacheBudgetError, ClusterError, DatasetError, Exchan
 from dshuffle.planning import ShuffleSpec
 from dshuffle.planning.exchange_epochs import share_sizes
 from dshuffle.planning.remainder import training_orders
-from dshuffle.planning.shares import MEASURED_EPOCHS, MeasuredShares
+from dshuffle.planning.shares import MEASURED_EPOCHS, SharePolicy
 from dshuffle.runtime.client.session_client import SessionClient
 
 from .conftest import OPTIONS, task_that_checks
@@ -44,7 +44,6 @@ def planned(shuffler, epoch, first_weights):
                 {"assignment": "local"},
                 {"assignment": "partial:0.2"},
                 {"delivery": "storage"},
-                {"delivery": "grid"},
             )
         ),
         {"assignment": "aligned", "delivery": "clique", "cache_fraction": 0.5},
@@ -282,7 +281,7 @@ def test_shares_stay_if_the_session_with_other_ones_fails(
             raise error
         return ask(self, kind, name, **message)
 
-    monkeypatch.setattr(MeasuredShares, "following", slightly_others)
+    monkeypatch.setattr(SharePolicy, "following", slightly_others)
     monkeypatch.setattr(SessionClient, "ask", failing)
     with Shuffler(threads, small, shares="measured", seed=3) as shuffler:
         check_orders(shuffler, 5)

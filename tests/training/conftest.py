@@ -16,12 +16,14 @@ from distributed import Client, LocalCluster
 from numpy.typing import NDArray
 
 from dshuffle.errors import PeerFailed
-from dshuffle.planning import Choices, ShuffleSpec, next_ranks, parse_assignment
+from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.remainder import workers_of
 from dshuffle.rows import RowLayout
 from dshuffle.runtime import Partition, PerRank
 from dshuffle.runtime.collective import weighted_mean
+
+from ..draws import next_ranks
 
 
 def resolved(value: Any, rank: int) -> Any:

@@ -7,20 +7,11 @@ depend on the previous assignment. ``aligned`` also depends on the holders of ea
 
 from __future__ import annotations
 
-from numpy.typing import ArrayLike
-
-from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.aligned import Aligned
 from dshuffle.planning.assignment.balance import Classes
-from dshuffle.planning.assignment.chunks import Chunks
-from dshuffle.planning.assignment.global_ import Global
-from dshuffle.planning.assignment.local import Local
-from dshuffle.planning.assignment.partial import Partial
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
-from dshuffle.planning.epoch_plan import missing_samples
-from dshuffle.planning.holders import as_holders
-from dshuffle.planning.types import Holders, Ranks
+from dshuffle.planning.assignment.rules import Chunks, Global, Local, Partial
 
 __all__ = [
     "ASSIGNMENTS",
@@ -34,7 +25,6 @@ __all__ = [
     "Partial",
     "check_balance",
     "known_assignments",
-    "next_ranks",
     "parse_assignment",
 ]
 
@@ -61,47 +51,6 @@ def parse_assignment(assignment: str | Assignment) -> Assignment:
     raise InvalidParameter.of("assignment", assignment, known_assignments())
 
 
-def next_ranks(
-    assignment: Assignment,
-    previous: ArrayLike,
-    n_workers: int,
-    *,
-    seed: int,
-    epoch: int,
-    holders: ArrayLike | None = None,
-    classes: Classes | None = None,
-) -> Ranks:
-    """Compute the assignment of an epoch from the previous one, without the history of a session.
-
-    ``partial`` has slots for samples, which sessions fill from epoch to epoch. Here the samples of each worker are in
-    ascending order. So the first draw equals a session's first draw from the same assignment, unless the sharding is
-    ``"random"``. Later draws differ from the session's, but have the same distribution.
-
-    Parameters
-    ----------
-    previous
-        ``(q,)`` integers, the assignment of epoch ``epoch - 1``.
-    holders
-        ``(q, words)`` holder masks of epoch ``epoch - 1``; only ``aligned`` needs them.
-
-    References
-    ----------
-    Nguyen et al. (2022), Algorithm 1 (``Partial``); see docs/papers.md. There, a random permutation of the ranks says
-    where sample i of every worker goes. It may send a sample to its own worker, so about 1/M of the exchanges move
-    nothing. We shift the ranks by a random distance that is not zero, in a random order, so that exactly
-    ``ceil(Q N / M)`` samples leave and enter every worker.
-    """
-    if not isinstance(assignment, Assignment):
-        raise InvalidParameter.of("assignment", assignment, "an Assignment", "Names are parsed by parse_assignment.")
-    n_workers = as_integer("n_workers", n_workers, 1)
-    ranks = as_ranks("previous", previous, n_workers)
-    masks = None if holders is None else _covering(as_holders(holders, n_workers), ranks)
-    if classes is not None:
-        check_balance(classes, assignment, len(ranks))
-    before = None if assignment.forgets else ranks
-    return assignment.draw(Draw(len(ranks), n_workers, seed, epoch, before, masks, classes)).ranks
-
-
 def check_balance(classes: Classes, assignment: Assignment, n_samples: int | None = None) -> None:
     """Refuse classes that an assignment cannot keep balanced, or that were made for another number of samples."""
     if not assignment.can_balance:
@@ -111,19 +60,3 @@ def check_balance(classes: Classes, assignment: Assignment, n_samples: int | Non
         raise InvalidParameter.of(
             f"len(balance {classes.name!r})", classes.n_samples, f"{n_samples}, one label per sample"
         )
-
-
-def _covering(masks: Holders, ranks: Ranks) -> Holders:
-    """Return the holders after checking that every worker holds the samples that it trains on now."""
-    if len(masks) != len(ranks):
-        raise InvalidParameter.of("holders.shape", masks.shape, f"the shape of masks for {len(ranks)} samples")
-    lacking = missing_samples(masks, ranks)
-    if len(lacking):
-        sample = int(lacking[0])
-        raise InvalidParameter.of(
-            f"holders[{sample}]",
-            masks[sample].tolist(),
-            f"a mask with worker {ranks[sample]}, which trains on this sample",
-            "Every worker must hold its own share.",
-        )
-    return masks

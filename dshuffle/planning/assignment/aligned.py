@@ -12,62 +12,42 @@ from dshuffle.checks import as_ratio
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.assignment.balance import balanced_sizes
-from dshuffle.planning.assignment.partial import Partial
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
+from dshuffle.planning.assignment.rules import Partial
 from dshuffle.planning.epoch_plan import SERVER, Packets
 from dshuffle.planning.exchange_epochs import share_sizes
-from dshuffle.planning.grouping import group_by, holds, lowest_bit
 from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words, shuffle
-from dshuffle.planning.types import Holders, Ranks, Samples
+from dshuffle.planning.types import Holders, Ranks, Samples, group_by, holds, lowest_bit
 
 
 class AlignedDraw(NamedTuple):
-    """New destinations of a pool of samples, and the perfect packets that were drawn with them.
+    """New destinations of a pool of samples, and the perfect packets that were drawn with them."""
 
-    Parameters
-    ----------
-    destinations
-        ``(m,)`` int32, the destination of each sample.
-    members
-        Positions in the pool, packet after packet. A packet has one sample for every worker of a set, and all other
-        workers of the set hold that sample.
-    offsets
-        Packet p has ``members[offsets[p]:offsets[p + 1]]``.
-    """
-
-    destinations: Ranks
+    destinations: Ranks  # ``(m,)`` int32, the destination of each sample.
+    # Positions in the pool, packet after packet. A packet has one sample for every worker of a set, and all other
+    # workers of the set hold that sample.
     members: Samples
-    offsets: Samples
+    offsets: Samples  # Packet p has ``members[offsets[p]:offsets[p + 1]]``.
 
 
 def draw_aligned(holders: Holders, room: Samples, *path: int | str) -> AlignedDraw:
-    """Draw destinations for a pool of samples, so that as few packets as possible deliver them.
-
-    Parameters
-    ----------
-    holders
-        ``(m, words)`` holder masks of the pool.
-    room
-        ``(n,)`` int64, the number of samples that each worker gets; m in total.
-
-    Notes
-    -----
-    There are four steps. In each step, equivalent samples and workers have equal chances.
-
-    1. A sample stays with one of its c holders with probability c / n, as in a uniform draw. Of the samples with the
-       same holders, in random order, a fraction c / n stays, which leaves the sets even.
-    2. Samples in random order look for a destination to which a perfect packet can take them. The destination and the
-       holders of the sample form a set I, and every worker of I can get a sample that exactly the other workers of I
-       hold. At most 64 workers are tried, starting with a random one. Of the first eight with a perfect packet, the one
-       that leaves most samples for further packets is taken.
-    3. Packets with one gap are drawn next, then with two gaps, and so on up to c / 2. They are not returned, because a
-       packing that considers all sets can fill some of the gaps. With an average of a samples per set there are at most
-       1.5 a - 1 gaps: otherwise samples that are alone in their set would be combined with the same ones repeatedly.
-    4. The remaining samples are assigned to the remaining room at random, and not to their own holders if possible.
-
-    With the caching policy ``even``, nearly all packets are perfect if there are more samples than sets of c + 1
-    workers. With other policies fewer packets are perfect, but the draw remains valid.
-    """
+    """Draw destinations for a pool of samples, so that as few packets as possible deliver them."""
+    # There are four steps. In each step, equivalent samples and workers have equal chances.
+    # 1. A sample stays with one of its c holders with probability c / n, as in a uniform draw. Of the samples with the
+    # same holders, in random order, a fraction c / n stays, which leaves the sets even.
+    # 2. Samples in random order look for a destination to which a perfect packet can take them. The destination and the
+    # holders of the sample form a set I, and every worker of I can get a sample that exactly the other workers of I
+    # hold. At most 64 workers are tried, starting with a random one. Of the first eight with a perfect packet, the one
+    # that leaves most samples for further packets is taken.
+    # 3. Packets with one gap are drawn next, then with two gaps, and so on up to c / 2. They are not returned, because
+    # a packing that considers all sets can fill some of the gaps. With an average of a samples per set there are at
+    # most 1.5 a - 1 gaps: otherwise samples that are alone in their set would be combined with the same ones
+    # repeatedly.
+    # 4. The remaining samples are assigned to the remaining room at random, and not to their own holders if possible.
+    # With the caching policy ``even``, nearly all packets are perfect if there are more samples than sets of c + 1
+    # workers. With other policies fewer packets are perfect, but the draw remains valid.
+    # holders: ``(m, words)`` holder masks of the pool.
+    # room: ``(n,)`` int64, the number of samples that each worker gets; m in total.
     n_workers = len(room)
     names = random_words(n_workers, "sets")
     states = random_words(3, "aligned", *path)
@@ -92,10 +72,8 @@ def draw_aligned(holders: Holders, room: Samples, *path: int | str) -> AlignedDr
 
 @kernel("(u8[:,::1], u8[::1])")
 def _group(holders, names):  # type: ignore[no-untyped-def]
-    """Group the samples by their set of holders.
-
-    Returns the group of every sample and the first sample of each group.
-    """
+    """Group the samples by their set of holders."""
+    # Returns the group of every sample and the first sample of each group.
     slots = _no_slots(holders.shape[0])
     groups = np.empty(holders.shape[0], dtype=np.int32)
     heads = np.empty(holders.shape[0], dtype=np.int64)
@@ -145,10 +123,8 @@ def _name(holders, sample, names, workers):  # type: ignore[no-untyped-def]
 
 @kernel()
 def _like(holders, sample, model, left, joined):  # type: ignore[no-untyped-def]
-    """Whether a sample has the holders of ``model`` after worker ``left`` has left and worker ``joined`` has joined.
-
-    If ``left`` equals ``joined``, the sets must be equal.
-    """
+    """Whether a sample has the holders of ``model`` after worker ``left`` has left and worker ``joined`` has joined."""
+    # If ``left`` equals ``joined``, the sets must be equal.
     for word in range(holders.shape[1]):
         expected = holders[model, word]
         if left >> 6 == word:
@@ -175,10 +151,8 @@ def _workers_of(holders, sample, workers):  # type: ignore[no-untyped-def]
 
 @kernel("(u8[:,::1], i8[::1], i8[::1], i8[::1], i4[::1], u8)")
 def _stay(sets, order, starts, room, destinations, state):  # type: ignore[no-untyped-def]
-    """Let some samples of every group stay with one of their holders.
-
-    Returns the offset in ``order`` of the first sample of each group that does not stay.
-    """
+    """Let some samples of every group stay with one of their holders."""
+    # Returns the offset in ``order`` of the first sample of each group that does not stay.
     n_workers = room.size
     left = starts[:-1].copy()
     workers = np.empty(n_workers, dtype=np.int64)
@@ -208,10 +182,9 @@ def _stay(sets, order, starts, room, destinations, state):  # type: ignore[no-un
 def _draw_packets(  # type: ignore[no-untyped-def]
     sets, order, left, ends, turns, slots, names, room, destinations, state
 ):
-    """Assign samples packet by packet, and return the packets that are perfect.
-
-    Group g can give the samples ``order[left[g]:ends[g]]``. The groups in ``turns`` start a packet one after the other.
-    """
+    """Assign samples packet by packet, and return the packets that are perfect."""
+    # Group g can give the samples ``order[left[g]:ends[g]]``. The groups in ``turns`` start a packet one after the
+    # other.
     waiting = turns.copy()
     n_waiting = waiting.size
     members = np.empty(n_waiting, dtype=np.int64)
@@ -265,10 +238,8 @@ def _draw_packets(  # type: ignore[no-untyped-def]
 def _choose(  # type: ignore[no-untyped-def]
     sets, left, ends, slots, names, room, workers, group, word, givers, best_givers
 ):
-    """Choose the destination that gives a sample of a group the best packet; also return the number of gaps.
-
-    ``best_givers[k]`` is the group that gives a sample to ``workers[k]``, one of the group's holders, or -1.
-    """
+    """Choose the destination that gives a sample of a group the best packet; also return the number of gaps."""
+    # ``best_givers[k]`` is the group that gives a sample to ``workers[k]``, one of the group's holders, or -1.
     base = np.uint64(0)
     for worker in workers:
         base ^= names[worker]

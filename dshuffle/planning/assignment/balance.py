@@ -12,10 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.kernels import kernel
-from dshuffle.planning.assignment.slots import Blocks
-from dshuffle.planning.grouping import group_by
 from dshuffle.planning.randomness import below, choose, draw_front, next_word, permutation, random_words
-from dshuffle.planning.types import Ranks, Samples
+from dshuffle.planning.types import Ranks, Samples, group_by
 
 
 def balanced_sizes(n_samples: int, n_workers: int, *path: int | str) -> Samples:
@@ -24,11 +22,6 @@ def balanced_sizes(n_samples: int, n_workers: int, *path: int | str) -> Samples:
     # If the first workers always got the extra samples, they would be slower in every epoch.
     sizes[permutation(n_workers, "extra", *path)[: n_samples % n_workers]] += 1
     return sizes
-
-
-def uniform_ranks(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
-    """Draw ``(n_samples,)`` uniform ranks; shares differ by at most one sample."""
-    return Blocks.drawn(n_samples, n_workers, 1, *path).all_ranks()
 
 
 @kernel("(i8[:,::1], u8[::1], i4[::1])")
@@ -57,13 +50,8 @@ _TABLE = 1 << 20
 def label_codes(
     labels: ArrayLike, n_samples: int | None = None, *, name: str = "labels"
 ) -> tuple[NDArray[np.int32], NDArray[Any]]:
-    """Number the classes of labels.
-
-    Parameters
-    ----------
-    labels
-        ``(q,)`` integers (or booleans), the class of each sample.
-    """
+    """Number the classes of labels."""
+    # labels: ``(q,)`` integers (or booleans), the class of each sample.
     array = np.asarray(labels)
     if array.ndim != 1:
         raise InvalidParameter.of(f"{name}.shape", array.shape, "(n_samples,)", "Pass one label per sample.")
@@ -93,22 +81,13 @@ def label_codes(
 
 
 def deal_groups(groups: NDArray[np.int32], n_groups: int, n_workers: int, *path: int | str) -> Ranks:
-    """Deal the samples of every group to the workers in turn.
-
-    The counts of every group, and share sizes, differ by at most one between workers, because each group continues
-    where the previous one ended. Each worker gets one of ``n_workers`` consecutive samples of a group. A new random
-    permutation decides which one, so that patterns in the order of the dataset are spread too.
-
-    Parameters
-    ----------
-    groups
-        ``(q,)`` integers in ``[0, n_groups)``, the group of each sample.
-
-    References
-    ----------
-    Provatas et al. (2021), Fig. 4; see docs/papers.md. The paper deals sample ``i`` of a class to worker ``i mod n``.
-    There the same workers always get the extra samples, so that share sizes differ by up to the number of classes.
-    """
+    """Deal the samples of every group to the workers in turn."""
+    # The counts of every group, and share sizes, differ by at most one between workers, because each group continues
+    # where the previous one ended. Each worker gets one of ``n_workers`` consecutive samples of a group. A new random
+    # permutation decides which one, so that patterns in the order of the dataset are spread too.
+    # Provatas et al. (2021), Fig. 4; see docs/papers.md. The paper deals sample ``i`` of a class to worker ``i mod n``.
+    # There the same workers always get the extra samples, so that share sizes differ by up to the number of classes.
+    # groups: ``(q,)`` integers in ``[0, n_groups)``, the group of each sample.
     order, offsets = group_by(groups, n_groups)
     ranks = np.empty(len(groups), dtype=np.int32)
     names = permutation(n_workers, "names", *path).astype(np.int32)
@@ -117,25 +96,15 @@ def deal_groups(groups: NDArray[np.int32], n_groups: int, n_workers: int, *path:
 
 
 def stratified_ranks(labels: ArrayLike, n_workers: int, *, seed: int, n_samples: int | None = None) -> Ranks:
-    """Draw an assignment with the same class proportions on every worker.
-
-    Parameters
-    ----------
-    labels
-        ``(q,)`` integers, the class of each sample.
-    """
+    """Draw an assignment with the same class proportions on every worker."""
+    # labels: ``(q,)`` integers, the class of each sample.
     codes, classes = label_codes(labels, n_samples)
     return deal_classes(codes, len(classes), n_workers, seed=seed)
 
 
 def deal_classes(codes: NDArray[np.int32], n_classes: int, n_workers: int, *, seed: int) -> Ranks:
-    """Draw a :func:`stratified_ranks` from labels that are already numbered.
-
-    Parameters
-    ----------
-    codes
-        ``(q,)`` integers in ``[0, n_classes)``.
-    """
+    """Draw a :func:`stratified_ranks` from labels that are already numbered."""
+    # codes: ``(q,)`` integers in ``[0, n_classes)``.
     n_workers = as_integer("n_workers", n_workers, 1)
     as_integer("len(labels)", len(codes), n_workers, "There are fewer samples than workers.")
     return deal_groups(codes, n_classes, n_workers, "stratified", seed)
@@ -149,44 +118,26 @@ def _deal(order, offsets, names, state, ranks):  # type: ignore[no-untyped-def]
     for group in range(offsets.size - 1):
         first, last = offsets[group], offsets[group + 1]
         while last - first >= names.size:
-            state = _shuffle(lap, names.size, state)
+            state = draw_front(lap, names.size - 1, state)
             for place in range(names.size):
                 ranks[order[first + place]] = lap[place]
             first += names.size
         for place in range(last - first):
             rest[place] = names[at]
             at = at + 1 if at + 1 < names.size else 0
-        state = _shuffle(rest, last - first, state)
+        state = draw_front(rest[: last - first], last - first - 1, state)
         for place in range(last - first):
             ranks[order[first + place]] = rest[place]
 
 
-@kernel()
-def _shuffle(values, count, state):  # type: ignore[no-untyped-def]
-    for i in range(count - 1):
-        state, word = next_word(state)
-        j = i + below(word, count - i)
-        values[i], values[j] = values[j], values[i]
-    return state
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Classes:
-    """The classes that every epoch's assignment keeps balanced, with labels or known by name only.
+    """The classes that every epoch's assignment keeps balanced, with labels or known by name only."""
 
-    Parameters
-    ----------
-    name
-        Name in records, and of the labels in the dataset.
-    checksum
-        Checksum of the labels' codes. None accepts whatever labels are found.
-    order, offsets
-        Samples, class after class and ascending in each: class c has ``order[offsets[c]:offsets[c + 1]]``. None while
-        only the name is known, since each member of a session reads the labels itself.
-    """
-
-    name: str
-    checksum: int | None = None
+    name: str  # Name in records, and of the labels in the dataset.
+    checksum: int | None = None  # Checksum of the labels' codes. None accepts whatever labels are found.
+    # order, offsets: Samples, class after class and ascending in each: class c has ``order[offsets[c]:offsets[c +
+    # 1]]``. None while only the name is known, since each member of a session reads the labels itself.
     order: Samples | None = None
     offsets: Samples | None = None
 
@@ -237,26 +188,27 @@ class Classes:
 
     def check_balanced(self, parameter: str, value: object, ranks: Ranks, n_workers: int) -> None:
         """Reject an assignment in which the counts of a class differ by more than one between workers."""
-        wrong = _unbalanced(*self.members(), ranks, np.zeros(n_workers, dtype=np.int64))
-        if wrong >= 0:
+        order, offsets = self.members()
+        classes = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        pairs, counts = np.unique(classes * n_workers + ranks[order], return_counts=True)
+        least, found = np.diff(offsets) // n_workers, pairs // n_workers
+        lacking = (least > 0) & (np.bincount(found, minlength=len(least)) < n_workers)
+        uneven = np.concatenate([np.flatnonzero(lacking), found[(counts - least[found]) >> 1 != 0]])
+        if uneven.size:
             raise InvalidParameter.of(
                 parameter,
                 value,
                 f"an assignment in which the counts of each class of {self.name!r} differ by at most one",
-                f"Class {wrong} (in ascending order) is spread unevenly. With balance={self.name!r} use the sharding "
-                f"'random' or 'stratified:{self.name}'.",
+                f"Class {uneven.min()} (in ascending order) is spread unevenly. With balance={self.name!r} use the "
+                f"sharding 'random' or 'stratified:{self.name}'.",
             )
 
 
 def draw_classes(classes: Classes, n_workers: int, *path: int | str) -> Ranks:
-    """Draw a random assignment in which the counts of each class, and share sizes, differ by at most one.
-
-    Notes
-    -----
-    Given the number of samples of each class on each worker, all assignments are equally likely. Classes are visited in
-    random order to choose the workers that get one sample more. Workers with fewer such samples so far are
-    chosen first, and others only if there are not enough of these. So all workers are equally likely to get a sample.
-    """
+    """Draw a random assignment in which the counts of each class, and share sizes, differ by at most one."""
+    # Given the number of samples of each class on each worker, all assignments are equally likely. Classes are visited
+    # in random order to choose the workers that get one sample more. Workers with fewer such samples so far are chosen
+    # first, and others only if there are not enough of these. So all workers are equally likely to get a sample.
     order, offsets = classes.members()
     ranks = np.empty(len(order), dtype=np.int32)
     turns = permutation(len(offsets) - 1, "class turns", *path)
@@ -266,49 +218,30 @@ def draw_classes(classes: Classes, n_workers: int, *path: int | str) -> Ranks:
 
 
 def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count: int, seed: int, epoch: int) -> Ranks:
-    """Exchange ``count`` samples of every worker so that the counts of each class stay within one of each other.
-
-    Parameters
-    ----------
-    previous
-        ``(q,)`` ranks in which the counts of each class, and share sizes, differ by at most one.
-
-    Notes
-    -----
-    Of a class of s samples every worker has ``s // n``, and some workers have one more, called the loose sample. Which
-    of the worker's samples of the class is loose is drawn in every epoch. A round exchanges one sample of each worker.
-    The ``count`` rounds are drawn without replacement from all possible rounds: ``s // n`` for each class, and as many
-    rounds of loose samples as every worker has loose samples.
-
-    * In a round of a class every worker sends one sample of that class, and a permutation of the ranks without fixed
-      points gives the destinations. No count changes.
-    * All loose samples of an epoch follow one such permutation. In a round each worker sends a loose sample that it has
-      not sent yet. If the next worker has a loose sample of the same class, it sends that one. Such a choice always
-      exists: start anywhere, and let each worker pass its class on along the cycle for as long as the next worker has
-      that class. When the cycle is closed, the first worker may have to change its choice and pass that on as well.
-      This stops at the last worker at the latest, which has already made the same choice.
-
-    Every sample is equally likely to be sent, except for loose samples. Those of classes of which many workers have a
-    loose sample are sent somewhat more often than others, and the loose samples of one worker move together. This
-    matters only if most classes have fewer samples than there are workers.
-
-    References
-    ----------
-    Nguyen et al. (2022), Algorithm 1, for the rounds of a class; see docs/papers.md. The rounds of loose samples are
-    ours.
-    """
+    """Exchange ``count`` samples of every worker so that the counts of each class stay within one of each other."""
+    # Of a class of s samples every worker has ``s // n``, and some workers have one more, called the loose sample.
+    # Which of the worker's samples of the class is loose is drawn in every epoch. A round exchanges one sample of each
+    # worker. The ``count`` rounds are drawn without replacement from all possible rounds: ``s // n`` for each class,
+    # and as many rounds of loose samples as every worker has loose samples.
+    # * In a round of a class every worker sends one sample of that class, and a permutation of the ranks without fixed
+    # points gives the destinations. No count changes.
+    # * All loose samples of an epoch follow one such permutation. In a round each worker sends a loose sample that it
+    # has not sent yet. If the next worker has a loose sample of the same class, it sends that one. Such a choice always
+    # exists: start anywhere, and let each worker pass its class on along the cycle for as long as the next worker has
+    # that class. When the cycle is closed, the first worker may have to change its choice and pass that on as well.
+    # This stops at the last worker at the latest, which has already made the same choice.
+    # Every sample is equally likely to be sent, except for loose samples. Those of classes of which many workers have a
+    # loose sample are sent somewhat more often than others, and the loose samples of one worker move together. This
+    # matters only if most classes have fewer samples than there are workers.
+    # Nguyen et al. (2022), Algorithm 1, for the rounds of a class; see docs/papers.md. The rounds of loose samples are
+    # ours.
+    # previous: ``(q,)`` ranks in which the counts of each class, and share sizes, differ by at most one.
     ranks = previous.copy()
     if count == 0:
         return ranks
     order, offsets = classes.members()
     each = np.diff(offsets) // n_workers
     sizes = np.bincount(previous, minlength=n_workers)
-    if np.ptp(sizes) > 1:
-        raise InvalidParameter.because(
-            "previous",
-            f"workers have {sizes.min()} to {sizes.max()} samples",
-            "Pass an assignment in which share sizes differ by at most one.",
-        )
     chosen_rounds = choose(np.arange(len(order) // n_workers), count, "class rounds", seed, epoch)
     rounds = np.bincount(np.searchsorted(np.cumsum(each), chosen_rounds, side="right"), minlength=len(each) + 1)
     n_loose = int(rounds[-1])
@@ -317,41 +250,13 @@ def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count
     samples = np.empty(int(loose[-1]), dtype=np.int64)
     codes = np.empty_like(samples)
     words = random_words(2, "classes", seed, epoch)
-    wrong = _choose_sent(order, offsets, rounds, previous, sent, loose, samples, codes, words[0])
-    if wrong >= 0:
-        raise InvalidParameter.because(
-            "previous",
-            f"class {wrong} is spread unevenly",
-            "Pass an assignment in which the counts of each class differ by at most one between workers.",
-        )
+    _choose_sent(order, offsets, rounds, previous, sent, loose, samples, codes, words[0])
     derange(sent, random_words(len(sent), "partial", seed, epoch), ranks)
     if n_loose:
         following = np.empty(n_workers, dtype=np.int32)
         derange(np.arange(n_workers)[np.newaxis], random_words(1, "loose", seed, epoch), following)
         _exchange_loose(following, n_loose, loose, samples, codes, words[1], ranks)
     return ranks
-
-
-@kernel("(i8[::1], i8[::1], i4[::1], i8[::1])")
-def _unbalanced(order, offsets, ranks, counts):  # type: ignore[no-untyped-def]
-    """Return the first class whose counts differ by more than one between workers, or -1."""
-    for c in range(offsets.size - 1):
-        size = offsets[c + 1] - offsets[c]
-        least = size // counts.size
-        extra = 0
-        wrong = False
-        for i in range(offsets[c], offsets[c + 1]):
-            counts[ranks[order[i]]] += 1
-        for i in range(offsets[c], offsets[c + 1]):
-            rank = ranks[order[i]]
-            if counts[rank] > 0:
-                wrong = wrong or not least <= counts[rank] <= least + 1
-                extra += counts[rank] - least
-                counts[rank] = 0
-        # No worker has less than the least if the extra samples of the others are exactly the remainder.
-        if wrong or extra != size - least * counts.size:
-            return c
-    return -1
 
 
 @kernel("(i8[::1], i8[::1], i8[::1], i4[::1], u8, i4[::1])")
@@ -392,10 +297,7 @@ def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untype
 def _choose_sent(  # type: ignore[no-untyped-def]
     order, offsets, rounds, ranks, sent, loose, loose_samples, loose_codes, state
 ):
-    """Draw the samples sent in the rounds of all classes, and list every worker's loose samples by ascending class.
-
-    Returns the first class that is spread unevenly, or -1.
-    """
+    """Draw the samples sent in the rounds of all classes, and list every worker's loose samples by ascending class."""
     n_workers = loose.size - 1
     n_classes = offsets.size - 1
     largest = 0
@@ -411,23 +313,17 @@ def _choose_sent(  # type: ignore[no-untyped-def]
         room = each + 1
         for i in range(first, last):
             rank = ranks[order[i]]
-            if counts[rank] == room:
-                return c
             own[rank * room + counts[rank] if each else i - first] = order[i]
             counts[rank] += 1
         if each:
             for rank in range(n_workers):
                 count = counts[rank]
                 counts[rank] = 0
-                if count < each:
-                    return c
                 mine = own[rank * room : rank * room + count]
                 state = draw_front(mine, min(rounds[c] + 1, count), state)
                 for i in range(rounds[c]):
                     sent[row + i, rank] = mine[i]
                 if count == room:
-                    if at[rank] == loose[rank + 1]:
-                        return c
                     state, word = next_word(state)
                     loose_samples[at[rank]] = mine[rounds[c] + below(word, count - rounds[c])]
                     loose_codes[at[rank]] = c
@@ -437,12 +333,9 @@ def _choose_sent(  # type: ignore[no-untyped-def]
             for i in range(last - first):
                 rank = ranks[own[i]]
                 counts[rank] = 0
-                if at[rank] == loose[rank + 1]:
-                    return c
                 loose_samples[at[rank]] = own[i]
                 loose_codes[at[rank]] = c
                 at[rank] += 1
-    return -1
 
 
 @kernel("(i4[::1], i8, i8[::1], i8[::1], i8[::1], u8, i4[::1])")

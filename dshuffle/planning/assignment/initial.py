@@ -4,80 +4,48 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dshuffle.checks import as_integer, as_ranks
+from dshuffle.checks import as_integer, as_ranks, as_shape
 from dshuffle.errors import InvalidParameter, PlanError
-from dshuffle.planning.assignment.balance import uniform_ranks
-from dshuffle.planning.assignment.chunks import check_chunks, deal_chunks, draw_chunks, slice_chunks
+from dshuffle.planning.assignment.rules import check_chunks
+from dshuffle.planning.assignment.slots import Blocks
 from dshuffle.planning.types import Ranks, Samples
 
-
-def _contiguous(n_samples: int, n_workers: int, seed: int) -> Ranks:
-    sizes = np.full(n_workers, n_samples // n_workers)
-    sizes[: n_samples % n_workers] += 1
-    return np.repeat(np.arange(n_workers, dtype=np.int32), sizes)
+SHARDINGS = ("contiguous", "random", "round-robin")
+"""Shardings that are drawn from the seed."""
 
 
-def _random(n_samples: int, n_workers: int, seed: int) -> Ranks:
-    return uniform_ranks(n_samples, n_workers, "sharding", seed)
-
-
-def _round_robin(n_samples: int, n_workers: int, seed: int) -> Ranks:
-    return deal_chunks(n_samples, n_workers, 1)
-
-
-SHARDINGS: dict[str, Callable[[int, int, int], Ranks]] = {
-    "contiguous": _contiguous,
-    "random": _random,
-    "round-robin": _round_robin,
-}
-"""Shardings by name: name -> function of (n_samples, n_workers, seed) that draws the first assignment."""
-
-
-def first_ranks(sharding: str, n_samples: int, n_workers: int, *, seed: int, chunk_rows: int | None = None) -> Ranks:
-    """Make the assignment of epoch 0."""
-    n_workers = as_integer("n_workers", n_workers, 1)
-    n_samples = as_integer("n_samples", n_samples, n_workers, "There are fewer samples than workers.")
+def first_ranks(sharding: str, n_samples: int, n_workers: int, *, seed: int, chunk_rows: int = 1) -> Ranks:
+    """Make the assignment of epoch 0, which gives out whole chunks, or single samples."""
+    n_samples, n_workers = as_shape(n_samples, n_workers)
     if sharding not in SHARDINGS:
         raise InvalidParameter.of("sharding", sharding, f"one of {sorted(SHARDINGS)}")
-    if chunk_rows is not None:
-        check_chunks(n_samples, n_workers, as_integer("chunk_rows", chunk_rows, 1))
-        match sharding:
-            case "contiguous":
-                return slice_chunks(n_samples, n_workers, chunk_rows)
-            case "round-robin":
-                return deal_chunks(n_samples, n_workers, chunk_rows)
-        return draw_chunks(n_samples, n_workers, chunk_rows, "sharding", seed)
-    return SHARDINGS[sharding](n_samples, n_workers, seed)
+    check_chunks(n_samples, n_workers, as_integer("chunk_rows", chunk_rows, 1))
+    if sharding == "contiguous":
+        return Blocks.contiguous(n_samples, n_workers, chunk_rows).all_ranks()
+    if sharding == "random":
+        return Blocks.drawn(n_samples, n_workers, chunk_rows, "sharding", seed).all_ranks()
+    turns = np.arange(-(-n_samples // chunk_rows)) % n_workers
+    return np.repeat(turns.astype(np.int32), chunk_rows)[:n_samples]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenSharding:
-    """A first assignment that is not drawn from the seed alone, with ranks or known by name only.
+    """A first assignment that is not drawn from the seed alone, with ranks or known by name only."""
 
-    Parameters
-    ----------
-    name
-        Name in records, and of the stored ranks in the dataset.
-    n_workers, checksum
-        Number of workers and checksum of the ranks. None accepts ranks for any number of workers.
-    ranks
-        ``(q,)`` int32, or None while only the name is known, since each member of a session reads the ranks itself.
-    broadcast
-        Ascending int64 samples that every worker trains on and holds permanently, whatever their ranks say. None while
-        only the name is known.
-    """
-
-    name: str
+    name: str  # Name in records, and of the stored ranks in the dataset.
+    # n_workers, checksum: Number of workers and checksum of the ranks. None accepts ranks for any number of workers.
     n_workers: int | None = None
     checksum: int | None = None
+    # ``(q,)`` int32, or None while only the name is known, since each member of a session reads the ranks itself.
     ranks: Ranks | None = None
+    # Ascending int64 samples that every worker trains on and holds permanently, whatever their ranks say. None while
+    # only the name is known.
     broadcast: Samples | None = None
     n_broadcast: int = 0
 
@@ -99,7 +67,7 @@ class GivenSharding:
                 "Share sizes must differ by at most one, because workers with smaller shares would wait for the others "
                 "in every epoch.",
             )
-        return cls(name, n_workers, checksum_of(checked, everywhere), checked, everywhere, len(everywhere))
+        return cls(name, n_workers, _checksum(checked, everywhere), checked, everywhere, len(everywhere))
 
     def __str__(self) -> str:
         return self.name
@@ -161,8 +129,7 @@ class GivenSharding:
         return GivenSharding.of(self.name, self.assignment()[self.others()])
 
 
-def checksum_of(ranks: Ranks, broadcast: Samples) -> int:
-    """Checksum of ranks and broadcast samples."""
+def _checksum(ranks: Ranks, broadcast: Samples) -> int:
     checksum = zlib.crc32(np.ascontiguousarray(ranks, dtype="<i4").data)
     return zlib.crc32(np.ascontiguousarray(broadcast, dtype="<i8").data, checksum)
 

@@ -17,34 +17,22 @@ from dshuffle.planning.types import Holders, Ranks, Samples
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """What the ranks of one epoch depend on.
+    """What the ranks of one epoch depend on."""
 
-    Parameters
-    ----------
-    n_samples, n_workers, seed, epoch
-        Numbers of samples and workers, seed of the shuffle, and the epoch to draw.
-    ranks_before
-        ``(q,)`` int32, the worker that trained on each sample in epoch ``epoch - 1``; None for rules that ``forget``.
-    holders
-        ``(q, words)`` masks of who holds what in epoch ``epoch - 1``, for rules with ``needs_holders``.
-    classes
-        Classes to keep balanced, for rules with ``can_balance``.
-    slots
-        ``(q,)`` int64, the samples in the slots of worker 0, then of worker 1, and so on, for rules with slots. None
-        means ascending samples.
-    weights
-        Relative share of each rank, for rules with ``can_weigh``; none for equal shares.
-    """
-
+    # n_samples, n_workers, seed, epoch: Numbers of samples and workers, seed of the shuffle, and the epoch to draw.
     n_samples: int
     n_workers: int
     seed: int
     epoch: int
+    # ``(q,)`` int32, the worker that trained on each sample in epoch ``epoch - 1``; None for rules that ``forget``.
     ranks_before: Ranks | None = None
+    # ``(q, words)`` masks of who holds what in epoch ``epoch - 1``, for rules with ``needs_holders``.
     holders: Holders | None = None
-    classes: Classes | None = None
+    classes: Classes | None = None  # Classes to keep balanced, for rules with ``can_balance``.
+    # ``(q,)`` int64, the samples in the slots of worker 0, then of worker 1, and so on, for rules with slots. None
+    # means ascending samples.
     slots: Samples | None = None
-    weights: Weights = ()
+    weights: Weights = ()  # Relative share of each rank, for rules with ``can_weigh``; none for equal shares.
 
     @property
     def previous(self) -> Ranks:
@@ -56,21 +44,12 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochDraw:
-    """The ranks of one epoch, and what was drawn with them.
+    """The ranks of one epoch, and what was drawn with them."""
 
-    Parameters
-    ----------
-    ranks
-        ``(q,)`` int32, the worker that trains on each sample.
-    packets
-        Perfect packets that deliver some of the samples that workers need, with ``aligned``.
-    slots
-        ``(q,)`` int64, the samples in the slots, for rules with slots.
-    """
-
-    ranks: Ranks
+    ranks: Ranks  # ``(q,)`` int32, the worker that trains on each sample.
+    # Perfect packets that deliver some of the samples that workers need, with ``aligned``.
     packets: Packets | None = None
-    slots: Samples | None = None
+    slots: Samples | None = None  # ``(q,)`` int64, the samples in the slots, for rules with slots.
 
 
 class Assignment(ABC):

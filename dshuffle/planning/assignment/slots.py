@@ -12,37 +12,22 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.bijection import Bijection, BijectionFamily
 from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs, Weights, check_weights, share_sizes
-from dshuffle.planning.randomness import permutation, random_words, words_at
+from dshuffle.planning.randomness import Bijection, permutation, random_words, words_at
 from dshuffle.planning.types import Ranks, Samples
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """The ranks of one epoch.
-
-    Parameters
-    ----------
-    n_samples, n_workers
-        Numbers of samples and workers; no fewer units than workers.
-    unit
-        Samples that stay together: 1, or the rows of a chunk. A short chunk at the end goes to the last block, which is
-        never larger than the others if there are no weights.
-    names
-        ``(n_workers,)`` int32, the worker of each block.
-    bijection
-        From units to positions; None leaves them in order.
-    weights
-        Relative size of each worker's block; none for equal sizes.
-    """
+    """The ranks of one epoch: positions are cut into a block for each worker."""
 
     n_samples: int
-    n_workers: int
+    # Samples that stay together: 1, or the rows of a chunk. A short chunk at the end goes to the last block, which is
+    # never larger than the others if there are no weights.
     unit: int
-    names: Ranks
-    bijection: Bijection | None
-    weights: Weights = ()
+    names: Ranks  # ``(n_workers,)`` int32, the worker of each block.
+    starts: NDArray[np.int64]  # ``(n_workers + 1,)``, the position at which each block begins, in whole units.
+    bijection: Bijection | None  # From units to positions; None leaves them in order.
 
     @classmethod
     def drawn(cls, n_samples: int, n_workers: int, unit: int, *path: int | str, weights: Weights = ()) -> Blocks:
@@ -50,80 +35,64 @@ class Blocks:
         # Without random names, the same workers would get the larger blocks, and be slower, in every epoch.
         names = permutation(n_workers, "names", *path).astype(np.int32)
         n_units = n_samples // unit  # none if a worker has a single chunk that is short
-        bijection = Bijection.of(n_units, *path) if n_units else None
-        return cls(n_samples, n_workers, unit, names, bijection, weights)
+        return cls._cut(n_samples, unit, names, Bijection.of(n_units, *path) if n_units else None, weights)
 
     @classmethod
     def contiguous(cls, n_samples: int, n_workers: int, unit: int = 1, weights: Weights = ()) -> Blocks:
         """Give consecutive units to each worker, in rank order."""
-        return cls(n_samples, n_workers, unit, np.arange(n_workers, dtype=np.int32), None, weights)
+        return cls._cut(n_samples, unit, np.arange(n_workers, dtype=np.int32), None, weights)
+
+    @classmethod
+    def _cut(cls, n_samples: int, unit: int, names: Ranks, bijection: Bijection | None, weights: Weights) -> Blocks:
+        if weights:
+            sizes = share_sizes(n_samples // unit, weights)[names]
+        else:
+            each, extra = divmod(n_samples // unit, len(names))
+            sizes = each + (np.arange(len(names)) < extra)
+        return cls(n_samples, unit, names, _starts(sizes), bijection)
 
     @property
-    def n_units(self) -> int:
-        """Number of whole units."""
-        return self.n_samples // self.unit
+    def n_workers(self) -> int:
+        """Number of workers."""
+        return len(self.names)
 
     def ranks_of(self, samples: NDArray[np.int64]) -> Ranks:
         """``(k,)`` int32, the workers that train on the given ``(k,)`` samples."""
         units = samples // self.unit if self.unit > 1 else samples
-        whole = units < self.n_units
+        whole = units < self.starts[-1]
         positions = units if self.bijection is None else self.bijection.forward(np.where(whole, units, 0))
-        return self.names[np.where(whole, self._blocks_at(positions), self.n_workers - 1)]
+        blocks = np.searchsorted(self.starts[1:], positions, side="right")
+        return self.names[np.where(whole, blocks, self.n_workers - 1)]
 
     def samples_of(self, rank: int) -> Samples:
         """Ascending int64, the samples on which a worker trains."""
         block = int(np.flatnonzero(self.names == rank)[0])
-        positions = np.arange(self._start_of(block), self._start_of(block + 1))
+        positions = np.arange(self.starts[block], self.starts[block + 1])
         units = positions if self.bijection is None else np.sort(self.bijection.inverse(positions))
         if self.unit == 1:
             return units
         samples = (units[:, np.newaxis] * self.unit + np.arange(self.unit)).ravel()
         if block == self.n_workers - 1:
-            samples = np.concatenate([samples, np.arange(self.n_units * self.unit, self.n_samples)])
+            samples = np.concatenate([samples, np.arange(self.starts[-1] * self.unit, self.n_samples)])
         return samples
 
     @property
     def sizes(self) -> NDArray[np.int64]:
         """``(n_workers,)`` int64, the units of each worker."""
-        if self.weights:
-            return share_sizes(self.n_units, self.weights)
-        each, extra = divmod(self.n_units, self.n_workers)
         sizes = np.empty(self.n_workers, np.int64)
-        sizes[self.names] = each + (np.arange(self.n_workers) < extra)
+        sizes[self.names] = np.diff(self.starts)
         return sizes
 
     def samples_at(self, workers: NDArray[np.int64], places: NDArray[np.int64]) -> Samples:
         """``(k,)`` int64, the samples at the given ``(k,)`` places of the workers' blocks, if units are samples."""
-        positions = self._starts[workers] + places
+        positions = self.starts[np.argsort(self.names)][workers] + places
         return positions if self.bijection is None else self.bijection.inverse(positions)
 
     def places_of(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Workers and places of the given ``(k,)`` samples, ``(k,)`` int64 each, if units are samples."""
         positions = samples if self.bijection is None else self.bijection.forward(samples)
-        workers = self.ranks_of(samples).astype(np.int64)
-        return workers, positions - self._starts[workers]
-
-    def _start_of(self, block: int) -> int:
-        """Position at which a block begins."""
-        if self.weights:
-            return int(self.sizes[self.names[:block]].sum())
-        each, extra = divmod(self.n_units, self.n_workers)
-        return block * each + min(block, extra)
-
-    def _blocks_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """``(k,)`` int64, the blocks of the ``(k,)`` positions."""
-        if self.weights:
-            return np.searchsorted(np.cumsum(self.sizes[self.names]), positions, side="right")
-        each, extra = divmod(self.n_units, self.n_workers)
-        first = extra * (each + 1)  # positions in the larger blocks
-        return np.where(positions < first, positions // (each + 1), extra + (positions - first) // max(each, 1))
-
-    @property
-    def _starts(self) -> NDArray[np.int64]:
-        """``(n_workers,)`` int64, the position at which each worker's block begins."""
-        starts = np.empty(self.n_workers, np.int64)
-        starts[self.names] = np.cumsum(self.sizes[self.names]) - self.sizes[self.names]
-        return starts
+        blocks = np.searchsorted(self.starts[1:], positions, side="right")
+        return self.names[blocks].astype(np.int64), positions - self.starts[blocks]
 
     def all_ranks(self) -> Ranks:
         """``(n_samples,)`` int32, the worker of every sample."""
@@ -132,17 +101,9 @@ class Blocks:
     @property
     def shares(self) -> tuple[int, int]:
         """Smallest and largest number of samples that a worker trains on."""
-        if self.weights:
-            samples = self.sizes * self.unit
-            samples[self.names[-1]] += self.n_samples % self.unit
-            return int(samples.min()), int(samples.max())
-        each, extra = divmod(self.n_units, self.n_workers)
-        sizes = [each * self.unit + self.n_samples % self.unit]  # the last block
-        if extra:
-            sizes.append((each + 1) * self.unit)
-        if self.n_workers - extra > 1:
-            sizes.append(each * self.unit)
-        return min(sizes), max(sizes)
+        sizes = np.diff(self.starts) * self.unit
+        sizes[-1] += self.n_samples % self.unit
+        return int(sizes.min()), int(sizes.max())
 
 
 NEW = -1
@@ -151,37 +112,20 @@ NEW = -1
 
 @dataclass(frozen=True, slots=True)
 class WorkerChange:
-    """Other workers take over the samples.
+    """Other workers take over the samples."""
 
-    Parameters
-    ----------
-    epoch
-        First epoch of the new workers.
-    carried
-        Last epoch of the workers before. It is the same epoch if they had trained on a part of it.
-    former
-        For each new rank, the rank that its worker had before; :data:`NEW` for a worker that has joined.
-    weights
-        Relative share of each new rank; none for equal shares.
-    """
-
-    epoch: int
-    carried: int
+    epoch: int  # First epoch of the new workers.
+    carried: int  # Last epoch of the workers before. It is the same epoch if they had trained on a part of it.
     n_before: int
+    # For each new rank, the rank that its worker had before; :data:`NEW` for a worker that has joined.
     former: tuple[int, ...]
-    weights: Weights = ()
+    weights: Weights = ()  # Relative share of each new rank; none for equal shares.
 
     def __post_init__(self) -> None:
-        as_integer("carried", self.carried, 0)
-        as_integer("n_before", self.n_before, 1)
-        if self.epoch not in (self.carried, self.carried + 1):
+        if self.carried < 0 or self.epoch not in (self.carried, self.carried + 1):
             raise InvalidParameter.of("epoch", self.epoch, f"{self.carried} or {self.carried + 1}")
-        former_ranks = [as_integer("former", rank, NEW) for rank in self.former if rank != NEW]
-        if (
-            not self.former
-            or len(set(former_ranks)) < len(former_ranks)
-            or any(rank >= self.n_before for rank in former_ranks)
-        ):
+        stay = [rank for rank in self.former if rank != NEW]
+        if not self.former or len(set(stay)) < len(stay) or not all(0 <= rank < self.n_before for rank in stay):
             allowed = f"ranks below n_before={self.n_before}, each at most once, or {NEW}"
             raise InvalidParameter.of("former", self.former, allowed)
         check_weights(self.weights, len(self.former))
@@ -189,19 +133,12 @@ class WorkerChange:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHistory:
-    """How many workers there are, and how they have changed.
-
-    Parameters
-    ----------
-    changes
-        The changes that led to them, in order; none if there were always as many, with the same shares.
-    first_weights
-        Relative share of each rank in epoch 0; none for equal shares.
-    """
+    """How many workers there are, and how they have changed."""
 
     n_workers: int
+    # The changes that led to them, in order; none if there were always as many, with the same shares.
     changes: tuple[WorkerChange, ...] = ()
-    first_weights: Weights = ()
+    first_weights: Weights = ()  # Relative share of each rank in epoch 0; none for equal shares.
 
     def __post_init__(self) -> None:
         check_weights(self.first_weights, self.first_n_workers)
@@ -234,23 +171,16 @@ class WorkerHistory:
         return WorkerHistory(self.changes[-1].n_before, self.changes[:-1], self.first_weights)
 
     def trained_in(self, epoch: int, n_workers: int, weights: Weights = ()) -> WorkerHistory:
-        """The history without its last changes in the middle of an epoch, back to the workers that trained in it.
-
-        Workers that take over in the middle of an epoch, and do not train in it, leave the samples where they were.
-        """
-        history = self
-        trained = n_workers, weights
-        while (
-            (history.n_workers, history.weights) != trained and history.changes and history.changes[-1].carried == epoch
-        ):
-            history = history.before
-        return history
+        """The history without its last changes in the middle of an epoch, back to the workers that trained in it."""
+        # Workers that take over in the middle of an epoch, and do not train in it, leave the samples where they were.
+        trained = (self.n_workers, self.weights) == (n_workers, weights)
+        if trained or not self.changes or self.changes[-1].carried != epoch:
+            return self
+        return self.before.trained_in(epoch, n_workers, weights)
 
     def changed(self, former: Sequence[int], *, epoch: int, carried: int, weights: Weights = ()) -> WorkerHistory:
-        """The history with one more change; the same history if ranks, workers and shares are the same.
-
-        The parameters are those of :class:`WorkerChange`.
-        """
+        """The history with one more change; the same history if ranks, workers and shares are the same."""
+        # The parameters are those of :class:`WorkerChange`.
         if list(former) == list(range(self.n_workers)) and weights == self.weights:
             return self
         change = WorkerChange(epoch, carried, self.n_workers, tuple(former), weights)
@@ -276,46 +206,25 @@ class WorkerHistory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handover:
-    """Which slot of the new workers gets the sample of which slot of the workers before, point by point.
+    """Which slot of the new workers gets the sample of which slot of the workers before, point by point."""
 
-    The samples of each worker before are put into random order. A worker that stays keeps as many of the first ones as
-    it has slots. All others go to the slots that are left, again in random order.
+    # The samples of each worker before are put into random order. A worker that stays keeps as many of the first ones
+    # as it has slots. All others go to the slots that are left, again in random order.
 
-    Parameters
-    ----------
-    former, later
-        ``(n,)`` int64 each: the former rank of each new one, and the new rank of each former one; :data:`NEW` if there
-        is none.
-    kept_before, kept_after
-        ``(n,)`` int64 each: how many slots of each worker keep their samples, before and after.
-    surplus, vacant
-        ``(n + 1,)`` int64 each: how many slots of all workers with a lower rank give up a sample, and get one.
-    within
-        From the slots of each worker before to their random order.
-    order
-        From slots that give up a sample to those that get one; None if there are none.
-    """
-
-    former: NDArray[np.int64]
-    later: NDArray[np.int64]
-    kept_before: NDArray[np.int64]
-    kept_after: NDArray[np.int64]
-    surplus: NDArray[np.int64]
-    vacant: NDArray[np.int64]
-    within: BijectionFamily
-    order: Bijection | None
+    # Of each pair, the first is about the workers before, and the second about those after the change.
+    ranks: tuple[NDArray[np.int64], NDArray[np.int64]]  # ``(n,)``, the rank of each on the other side, or :data:`NEW`.
+    kept: tuple[NDArray[np.int64], NDArray[np.int64]]  # ``(n,)``, how many slots of each worker keep their samples.
+    # ``(n + 1,)``, how many slots of all workers with a lower rank give up a sample, or get one.
+    moved: tuple[NDArray[np.int64], NDArray[np.int64]]
+    within: Bijection  # From the slots of each worker before to their random order.
+    order: Bijection | None  # From slots that give up a sample to those that get one; None if there are none.
 
     @classmethod
     def drawn(
         cls, change: WorkerChange, before: NDArray[np.int64], after: NDArray[np.int64], *path: int | str
     ) -> Handover:
-        """Draw where samples go.
-
-        Parameters
-        ----------
-        before, after
-            ``(n,)`` int64 each, numbers of slots of the workers before and after. Their sums are equal.
-        """
+        """Draw where samples go."""
+        # before, after: ``(n,)`` int64 each, numbers of slots of the workers before and after. Their sums are equal.
         former = np.array(change.former, np.int64)
         stays = np.flatnonzero(former != NEW)
         later = np.full(change.n_before, NEW)
@@ -326,35 +235,30 @@ class Handover:
         surplus, vacant = _starts(before - kept_before), _starts(after - kept_after)
         order = Bijection.of(int(surplus[-1]), *path) if surplus[-1] else None
         # Otherwise the same samples would come and go if workers often do.
-        within = BijectionFamily.of(before, random_words(1, "within", *path)[0])
-        return cls(former, later, kept_before, kept_after, surplus, vacant, within, order)
+        within = Bijection.family(before, random_words(1, "within", *path)[0])
+        return cls((later, former), (kept_before, kept_after), (surplus, vacant), within, order)
 
-    def trace_back(self, workers: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        """Replace the ``(k,)`` places of samples after the change by the places before it."""
-        moved = slots >= self.kept_after[workers]
-        numbers = self.vacant[workers[moved]] + slots[moved] - self.kept_after[workers[moved]]
+    def trace(self, workers: NDArray[np.int64], slots: NDArray[np.int64], *, back: bool = False) -> None:
+        """Replace the ``(k,)`` places of samples before the change by those after it, or the other way round."""
+        if not back:
+            slots[:] = self.within.forward(slots, workers)
+        kept, starts = self.kept[back], self.moved[back]
+        moves = slots >= kept[workers]
+        numbers = starts[workers[moves]] + slots[moves] - kept[workers[moves]]
         if self.order is not None:
-            numbers = self.order.inverse(numbers)
-        workers[~moved] = self.former[workers[~moved]]
-        workers[moved], slots[moved] = _placed(numbers, self.surplus, self.kept_before)
-        slots[:] = self.within.inverse(workers, slots)
-
-    def trace(self, workers: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        """Replace the ``(k,)`` places of samples before the change by the places after it."""
-        slots[:] = self.within.forward(workers, slots)
-        moved = slots >= self.kept_before[workers]
-        numbers = self.surplus[workers[moved]] + slots[moved] - self.kept_before[workers[moved]]
-        if self.order is not None:
-            numbers = self.order.forward(numbers)
-        workers[~moved] = self.later[workers[~moved]]
-        workers[moved], slots[moved] = _placed(numbers, self.vacant, self.kept_after)
+            numbers = self.order.inverse(numbers) if back else self.order.forward(numbers)
+        workers[~moves] = self.ranks[back][workers[~moves]]
+        # The numbered slots follow the kept ones of each worker.
+        kept, starts = self.kept[not back], self.moved[not back]
+        workers[moves] = np.searchsorted(starts, numbers, side="right") - 1
+        slots[moves] = kept[workers[moves]] + numbers - starts[workers[moves]]
+        if back:
+            slots[:] = self.within.inverse(slots, workers)
 
 
 def sizes_after(change: WorkerChange, before: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``(n,)`` int64, the numbers of slots after a change. Without weights they differ by at most one.
-
-    The workers that have most slots then get the larger numbers, so that no sample moves needlessly.
-    """
+    """``(n,)`` int64, the numbers of slots after a change. Without weights they differ by at most one."""
+    # The workers that have most slots then get the larger numbers, so that no sample moves needlessly.
     if change.weights:
         return share_sizes(int(before.sum()), change.weights)
     former = np.array(change.former)
@@ -369,80 +273,54 @@ def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts)])
 
 
-def _placed(
-    numbers: NDArray[np.int64], starts: NDArray[np.int64], kept: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Workers and slots of numbered slots, which follow the kept ones of each worker."""
-    workers = np.searchsorted(starts, numbers, side="right") - 1
-    return workers, kept[workers] + numbers - starts[workers]
-
-
 ORDERS = 16
 """Random orders of the ranks in an epoch. Rounds of the same order and distance have the same destinations."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotExchange:
-    """The exchange of one epoch.
+    """The exchange of one epoch."""
 
-    Parameters
-    ----------
-    count
-        Rounds: samples that every worker sends and receives.
-    rounds
-        From a worker's slots to rounds; slots with a round of ``count`` or more keep their samples.
-    orders
-        ``ORDERS`` bijections of the ranks.
-    distances
-        ``(count,)`` int64, how far round ``i`` shifts the ranks.
-    """
-
-    count: int
-    rounds: BijectionFamily
-    orders: BijectionFamily
-    distances: NDArray[np.int64]
+    count: int  # Rounds: samples that every worker sends and receives.
+    # From a worker's slots to rounds; slots with a round of ``count`` or more keep their samples.
+    rounds: Bijection
+    orders: Bijection  # ``ORDERS`` bijections of the ranks.
+    distances: NDArray[np.int64]  # ``(count,)`` int64, how far round ``i`` shifts the ranks.
 
     @classmethod
-    def drawn(cls, sizes: NDArray[np.int64], count: int, fixed_points: bool, *path: int | str) -> SlotExchange:
-        """Draw an exchange.
-
-        Parameters
-        ----------
-        sizes
-            ``(n,)``, the slots of each worker; at least ``count``.
-        """
+    def drawn(cls, sizes: NDArray[np.int64], count: int, fixed_points: bool, seed: int, epoch: int) -> SlotExchange:
+        """Draw an exchange."""
+        # sizes: ``(n,)``, the slots of each worker; at least ``count``.
         n_workers = len(sizes)
-        slots, orders, distances = random_words(3, *path)
+        slots, orders, distances = random_words(3, "partial", seed, epoch)
         least = 0 if fixed_points else 1
         # The upper 32 bits of a word, scaled to the number of distances.
         drawn = words_at(distances, np.arange(count)) >> np.uint64(32)
         scaled = (drawn * np.uint64(n_workers - least)) >> np.uint64(32)
         return cls(
             count,
-            BijectionFamily.of(sizes, slots),
-            BijectionFamily.of(np.full(ORDERS, n_workers), orders, largest_tables=n_workers),
+            Bijection.family(sizes, slots),
+            Bijection.family(np.full(ORDERS, n_workers), orders, largest_tables=n_workers),
             scaled.astype(np.int64) + least,
         )
 
     def emptied(self, workers: NDArray[np.int64], rounds: NDArray[np.int64]) -> NDArray[np.int64]:
         """``(k,)``, the slot that each of the ``(k,)`` rounds empties and fills at each of the ``(k,)`` workers."""
-        return self.rounds.inverse(workers, rounds)
+        return self.rounds.inverse(rounds, workers)
 
-    def destinations(self, workers: NDArray[np.int64], rounds: NDArray[np.int64]) -> NDArray[np.int64]:
-        """``(k,)``, the ranks to which the ``(k,)`` workers send in the ``(k,)`` rounds."""
-        return self._shifted(workers, rounds, 1)
+    def shifted(self, workers: NDArray[np.int64], rounds: NDArray[np.int64], sign: int) -> NDArray[np.int64]:
+        """``(k,)``, the ranks to which (``sign`` 1) or from which (-1) the workers send or receive in the rounds."""
+        orders = rounds % ORDERS
+        places = self.orders.forward(workers, orders) + sign * self.distances[rounds]
+        return self.orders.inverse(places % (len(self.rounds.offsets) - 1), orders)
 
-    def sources(self, workers: NDArray[np.int64], rounds: NDArray[np.int64]) -> NDArray[np.int64]:
-        """``(k,)``, the ranks from which the ``(k,)`` workers receive in the ``(k,)`` rounds."""
-        return self._shifted(workers, rounds, -1)
-
-    def trace_back(self, workers: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        """Replace the ``(k,)`` places of samples after the exchange by the places before it."""
-        self._follow(workers, slots, -1)
-
-    def trace(self, workers: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        """Replace the ``(k,)`` places of samples before the exchange by the places after it."""
-        self._follow(workers, slots, 1)
+    def trace(self, workers: NDArray[np.int64], slots: NDArray[np.int64], *, back: bool = False) -> None:
+        """Replace the ``(k,)`` places of samples before the exchange by those after it, or the other way round."""
+        rounds = self.rounds.forward(slots, workers)
+        moved = np.flatnonzero(rounds < self.count)
+        rounds = rounds[moved]
+        workers[moved] = self.shifted(workers[moved], rounds, -1 if back else 1)
+        slots[moved] = self.emptied(workers[moved], rounds)
 
     def applied(self, samples: Samples) -> Samples:
         """``(q,)``, the samples of all slots after the exchange, from the ``(q,)`` before it; worker by worker."""
@@ -452,67 +330,34 @@ class SlotExchange:
             slots[worker] = offset + self.emptied(np.full(self.count, worker), all_rounds)
         after = samples.copy()
         for worker in range(len(slots)):
-            sources = self.sources(np.full(self.count, worker), all_rounds)
+            sources = self.shifted(np.full(self.count, worker), all_rounds, -1)
             after[slots[worker]] = samples[slots[sources, all_rounds]]
         return after
-
-    def _follow(self, workers: NDArray[np.int64], slots: NDArray[np.int64], sign: int) -> None:
-        rounds = self.rounds.forward(workers, slots)
-        moved = np.flatnonzero(rounds < self.count)
-        rounds = rounds[moved]
-        workers[moved] = self._shifted(workers[moved], rounds, sign)
-        slots[moved] = self.emptied(workers[moved], rounds)
-
-    def _shifted(self, workers: NDArray[np.int64], rounds: NDArray[np.int64], sign: int) -> NDArray[np.int64]:
-        n_workers = len(self.rounds.offsets) - 1
-        orders = rounds % ORDERS
-        places = self.orders.forward(orders, workers) + sign * self.distances[rounds]
-        return self.orders.inverse(orders, places % n_workers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Era:
-    """Epochs with the same workers.
-
-    Parameters
-    ----------
-    sizes
-        ``(n,)`` int64, the slots of each worker.
-    count
-        Samples that every worker exchanges for each of the later epochs.
-    handover, carried
-        How the samples came from the slots of the workers before, and the last epoch of these; None and -1 for the
-        first era.
-    """
+    """Epochs with the same workers."""
 
     epoch: int
-    sizes: NDArray[np.int64]
-    count: int
+    sizes: NDArray[np.int64]  # ``(n,)`` int64, the slots of each worker.
+    count: int  # Samples that every worker exchanges for each of the later epochs.
+    # handover, carried: How the samples came from the slots of the workers before, and the last epoch of these; None
+    # and -1 for the first era.
     handover: Handover | None = None
     carried: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slots:
-    """The samples in all slots, in every epoch.
+    """The samples in all slots, in every epoch."""
 
-    Parameters
-    ----------
-    first
-        Ranks of epoch 0. A worker's first slots have its samples in the order of their positions.
-    eras
-        The eras in order, from epoch 0; at least one.
-    fixed_points, seed
-        Whether a worker may receive its own samples in an exchange, and the seed of the shuffle.
-    epochs
-        Which epochs have an exchange.
-    """
-
-    first: Blocks
-    eras: tuple[Era, ...]
+    first: Blocks  # Ranks of epoch 0. A worker's first slots have its samples in the order of their positions.
+    eras: tuple[Era, ...]  # The eras in order, from epoch 0; at least one.
+    # fixed_points, seed: Whether a worker may receive its own samples in an exchange, and the seed of the shuffle.
     fixed_points: bool
     seed: int
-    epochs: ExchangeEpochs = EVERY_EPOCH
+    epochs: ExchangeEpochs = EVERY_EPOCH  # Which epochs have an exchange.
 
     @classmethod
     def of(
@@ -549,18 +394,14 @@ class Slots:
         workers = np.repeat(np.arange(len(sizes)), sizes)
         return self.samples_at(workers, np.concatenate([np.arange(size) for size in sizes.tolist()]), epoch)
 
-    def exchange(self, epoch: int) -> SlotExchange:
-        """The exchange for an epoch after the first one of the present workers."""
-        return self._exchange(self.last, epoch)
-
     def samples_at(self, workers: NDArray[np.int64], slots: NDArray[np.int64], epoch: int) -> Samples:
         """``(k,)`` int64, the samples in the ``(k,)`` slots of the ``(k,)`` workers in an epoch; O(k epoch) time."""
         workers, slots = workers.copy(), slots.copy()
         for era, last in reversed(self._until(epoch)):
             for past in self._exchanges(era, last)[::-1]:
-                self._exchange(era, past).trace_back(workers, slots)
+                self.exchange(era, past).trace(workers, slots, back=True)
             if era.handover is not None:
-                era.handover.trace_back(workers, slots)
+                era.handover.trace(workers, slots, back=True)
         return self.first.samples_at(workers, slots)
 
     def ranks_of(self, samples: NDArray[np.int64], epoch: int) -> Ranks:
@@ -570,7 +411,7 @@ class Slots:
             if era.handover is not None:
                 era.handover.trace(workers, slots)
             for past in self._exchanges(era, last):
-                self._exchange(era, past).trace(workers, slots)
+                self.exchange(era, past).trace(workers, slots)
         return workers.astype(np.int32)
 
     def samples_of(self, rank: int, epoch: int) -> Samples:
@@ -583,14 +424,10 @@ class Slots:
         eras = [era for era in self.eras if era.epoch <= epoch]
         return list(zip(eras, [*(era.carried for era in eras[1:]), epoch], strict=True))
 
-    def _exchange(self, era: Era, epoch: int) -> SlotExchange:
-        return SlotExchange.drawn(era.sizes, era.count, self.fixed_points, *path_of(self.seed, epoch))
+    def exchange(self, era: Era, epoch: int) -> SlotExchange:
+        """The exchange of the workers of an era for one of their later epochs."""
+        return SlotExchange.drawn(era.sizes, era.count, self.fixed_points, self.seed, epoch)
 
     def _exchanges(self, era: Era, last: int) -> range:
         """The epochs of an era for which there was an exchange."""
         return self.epochs.after(era.epoch, last) if era.count else range(0)
-
-
-def path_of(seed: int, epoch: int) -> tuple[str, int, int]:
-    """Name of the random numbers of an epoch's exchange."""
-    return "partial", seed, epoch

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -10,23 +12,17 @@ from numpy.typing import ArrayLike
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.clique import CLIQUE
-from dshuffle.planning.delivery.coded import CODED
-from dshuffle.planning.delivery.definition import Circumstances, Delivery, Excess, PlanInput
-from dshuffle.planning.delivery.grid import GRID
+from dshuffle.planning.delivery.definition import Delivery, PlanInput
 from dshuffle.planning.delivery.leftover import LEFTOVER, shuffle_matrix
-from dshuffle.planning.delivery.peer import PEER
-from dshuffle.planning.delivery.server import SERVER_ROWS
-from dshuffle.planning.delivery.storage import STORAGE
-from dshuffle.planning.delivery.ubershuffle import UBERSHUFFLE
+from dshuffle.planning.delivery.packets import CODED, UBERSHUFFLE
+from dshuffle.planning.delivery.rows import PEER, SERVER_ROWS, STORAGE
 from dshuffle.planning.epoch_plan import Packets
 from dshuffle.planning.exchange_epochs import Weights
-from dshuffle.planning.holders import as_instance
+from dshuffle.planning.types import as_instance
 
 __all__ = [
-    "Circumstances",
     "DELIVERIES",
     "Delivery",
-    "Excess",
     "SIMPLEST",
     "check_delivery",
     "get_delivery",
@@ -35,21 +31,7 @@ __all__ = [
     "suitable_deliveries",
 ]
 
-
-def by_name(deliveries: Iterable[Delivery]) -> dict[str, Delivery]:
-    """Deliveries by name, in this order."""
-    named: dict[str, Delivery] = {}
-    for delivery in deliveries:
-        if delivery.name in named:
-            other = type(named[delivery.name]).__name__
-            raise ValueError(
-                f"the deliveries {other} and {type(delivery).__name__} have the same name: {delivery.name!r}"
-            )
-        named[delivery.name] = delivery
-    return named
-
-
-DELIVERIES = by_name((PEER, GRID, SERVER_ROWS, STORAGE, CLIQUE, UBERSHUFFLE, CODED, LEFTOVER))
+DELIVERIES = {each.name: each for each in (PEER, SERVER_ROWS, STORAGE, CLIQUE, UBERSHUFFLE, CODED, LEFTOVER)}
 """Every delivery by name. Where several are equally fast, the first one here is taken."""
 
 SIMPLEST = PEER.name
@@ -63,9 +45,18 @@ def get_delivery(name: str) -> Delivery:
     return DELIVERIES[name]
 
 
-def suitable_deliveries(circumstances: Circumstances) -> list[Delivery]:
+def suitable_deliveries(
+    n_workers: int, *, excess: bool, has_server: bool, has_storage: bool, server_holds_all: bool = True
+) -> list[Delivery]:
     """The deliveries that are worth considering on a cluster, simpler ones first."""
-    return [delivery for delivery in DELIVERIES.values() if delivery.suits(circumstances)]
+    return [
+        delivery
+        for delivery in DELIVERIES.values()
+        if delivery.supports(n_workers, excess=excess)
+        and (not delivery.coded or (server_holds_all and excess != delivery.refuses_excess))
+        and (has_server or not delivery.needs_server)
+        and (has_storage or not delivery.reads_store)
+    ]
 
 
 def check_delivery(name: str, n_workers: int, *, excess: bool = False) -> None:
@@ -75,7 +66,7 @@ def check_delivery(name: str, n_workers: int, *, excess: bool = False) -> None:
         return
     names = [other.name for other in DELIVERIES.values() if other.supports(n_workers, excess=excess)]
     hint = f"Use one of {', '.join(map(repr, names))}."
-    if excess and delivery.excess is Excess.REFUSED:
+    if excess and delivery.refuses_excess:
         raise InvalidParameter.of("delivery", name, "a delivery that supports caches with excess", hint)
     allowed = f"at most {delivery.most_workers} for the delivery {name!r}"
     raise InvalidParameter.of("n_workers", n_workers, allowed, hint)
@@ -93,16 +84,52 @@ def plan_delivery(
     weights: Weights = (),
     **options: Any,
 ) -> Packets:
-    """Plan how every worker gets the samples that it will train on but does not hold.
-
-    Parameters
-    ----------
-    holders
-        ``(q, words)`` integer masks of the workers that hold each sample; ``(q,)`` also for up to 64 workers.
-    destinations
-        ``(q,)`` integers, the worker that will train on each sample.
-    """
+    """Plan how every worker gets the samples that it will train on but does not hold."""
+    # holders: ``(q, words)`` integer masks of the workers that hold each sample; ``(q,)`` also for up to 64 workers.
+    # destinations: ``(q,)`` integers, the worker that will train on each sample.
     n_workers = as_integer("n_workers", n_workers, 1)
     check_delivery(name, n_workers)
     masks, ranks = as_instance(holders, destinations, n_workers)
     return DELIVERIES[name].plan(PlanInput(masks, ranks, n_workers, seed, start, hosts, weights), **options)
+
+
+AUTO = "auto"
+"""Name for choosing a delivery in every epoch; it is not a delivery itself."""
+
+_REMEMBERED = 3
+_CLEARLY = 0.9
+
+
+class AutoDelivery:
+    """Choose the delivery of the next epoch from predicted and measured times."""
+
+    # The times of a delivery are its prediction, followed by the measured times of its exchanges. Its expected time is
+    # the median of the last three, or the lower one of two. A single slow exchange therefore does not count, but two
+    # do. A delivery that is predicted to beat the expected time of the current one is tried, and kept if it is as fast
+    # as predicted. The choice does not affect the assignment.
+    # predicted: delivery -> predicted seconds of an exchange; at least one delivery. The first wins a tie.
+
+    def __init__(self, predicted: Mapping[str, float]) -> None:
+        if not predicted:
+            raise InvalidParameter.of("predicted", dict(predicted), "at least one delivery")
+        self._seconds = {name: deque([seconds], maxlen=_REMEMBERED) for name, seconds in predicted.items()}
+        self._last: str | None = None
+
+    @property
+    def expected(self) -> dict[str, float]:
+        """Delivery -> seconds that its next exchange is expected to take."""
+        return {name: statistics.median_low(seconds) for name, seconds in self._seconds.items()}
+
+    def choose(self) -> str:
+        """Return the delivery of the next epoch."""
+        # It changes only if another delivery is expected to be at least a tenth faster.
+        expected = self.expected
+        best = min(expected, key=expected.__getitem__)
+        if self._last is not None and expected[best] > _CLEARLY * expected[self._last]:
+            best = self._last
+        self._last = best
+        return best
+
+    def observe(self, delivery: str, seconds: float) -> None:
+        """Record how many seconds an exchange with this delivery took."""
+        self._seconds[delivery].append(seconds)

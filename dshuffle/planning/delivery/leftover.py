@@ -16,79 +16,32 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.definition import Excess, PlanInput
-from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
+from dshuffle.planning.delivery.definition import Delivery, PlanInput
 from dshuffle.planning.epoch_plan import SERVER, Packets
-from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
 from dshuffle.planning.randomness import permutation
+from dshuffle.planning.types import count_holders, group_by, lowest_bit
 
 Matrix = NDArray[np.int64]
 
 
 def shuffle_matrix(owners: ArrayLike, destinations: ArrayLike, n_workers: int) -> Matrix:
-    """Count the samples that each worker has and each worker will train on, ``(n, n)`` int64.
-
-    Entry (i, j) counts the samples that worker i has and worker j will train on. Rows add up to the shares before the
-    shuffle, columns to the shares after it. If a worker's share keeps its size, as many samples leave the worker as
-    arrive.
-
-    Parameters
-    ----------
-    owners, destinations
-        ``(q,)`` integers, the worker of each sample before and after the shuffle.
-
-    References
-    ----------
-    Attia and Tandon (2016), definitions 1 and 2; see docs/papers.md.
-    """
-    n_workers = as_integer("n_workers", n_workers, 1)
-    before = as_ranks("owners", owners, n_workers)
-    after = as_ranks("destinations", destinations, n_workers)
-    if len(before) != len(after):
-        raise InvalidParameter.of("destinations.shape", after.shape, f"({len(before)},), to match owners")
-    arcs = before.astype(np.int64) * n_workers + after
+    """Count the samples that worker i has and worker j will train on, ``(n, n)`` int64."""
+    # Rows add up to the shares before the shuffle, columns to the shares after it. If a worker's share keeps its size,
+    # as many samples leave the worker as arrive. Attia and Tandon (2016), definitions 1 and 2; see docs/papers.md.
+    arcs = np.asarray(owners, np.int64) * n_workers + np.asarray(destinations, np.int64)
     return np.bincount(arcs, minlength=n_workers**2).reshape(n_workers, n_workers)
 
 
-def leftover_matrix(shuffle: ArrayLike) -> Matrix:
-    """Return a shuffle matrix without the samples that are sent in pairs.
-
-    References
-    ----------
-    Attia and Tandon (2016), definition 3; see docs/papers.md.
-    """
-    matrix = as_matrix("shuffle", shuffle)
-    return matrix - np.minimum(matrix, matrix.T)
-
-
-def as_matrix(name: str, values: ArrayLike) -> Matrix:
-    """Return a square int64 matrix of counts, or raise :class:`InvalidParameter`."""
-    matrix = np.asarray(values)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-        raise InvalidParameter.of(f"{name}.shape", matrix.shape, "(n_workers, n_workers)")
-    if not np.issubdtype(matrix.dtype, np.integer):
-        raise InvalidParameter.of(f"{name}.dtype", str(matrix.dtype), "an integer dtype")
-    if (matrix < 0).any():
-        raise InvalidParameter.of(name, int(matrix.min()), "a matrix of counts >= 0")
-    return matrix.astype(np.int64)
-
-
 def plan_leftover(plan_input: PlanInput) -> Packets:
-    """Plan packets of at most two samples from the server.
-
-    The seed chooses among the workers that are equally good to ignore.
-
-    References
-    ----------
-    Attia and Tandon (2016), section V and Theorem 1 for the number of packets; see docs/papers.md. The paper requires
-    that the ignored worker decode everything in two steps (definition 4). Not every shuffle allows this, because
-    single arcs may not connect the worker's arcs. We take the shortest trails, so there are more steps only where
-    necessary. The theorem covers shuffles in which as many samples leave each worker as arrive. In other shuffles,
-    samples that are not on a closed trail are sent uncoded.
-    """
+    """Plan packets of at most two samples from the server."""
+    # The seed chooses among the workers that are equally good to ignore.
+    # Attia and Tandon (2016), section V and Theorem 1 for the number of packets; see docs/papers.md. The paper requires
+    # that the ignored worker decode everything in two steps (definition 4). Not every shuffle allows this, because
+    # single arcs may not connect the worker's arcs. We take the shortest trails, so there are more steps only where
+    # necessary. The theorem covers shuffles in which as many samples leave each worker as arrive. In other shuffles,
+    # samples that are not on a closed trail are sent uncoded.
     holders, destinations, n_workers = plan_input.holders, plan_input.destinations, plan_input.n_workers
     needed = plan_input.missing_samples()
     owners = np.empty(len(destinations), dtype=np.int64)
@@ -103,7 +56,9 @@ def plan_leftover(plan_input: PlanInput) -> Packets:
     # Samples without a holder start at an extra node, to which no arc leads.
     nodes = n_workers + 1
     order, offsets = group_by(owners[needed] * nodes + destinations[needed], nodes**2)
-    leftovers = leftover_matrix(np.diff(offsets).reshape(nodes, nodes))
+    shuffle = np.diff(offsets).reshape(nodes, nodes)
+    # Without the samples that are sent in pairs: Attia and Tandon (2016), definition 3.
+    leftovers = shuffle - np.minimum(shuffle, shuffle.T)
     ignored, trails = _best_ignored(leftovers, plan_input.seed)
     packets = np.zeros(len(needed) + 1, dtype=np.int64)
     samples = np.empty(2 * len(needed), dtype=np.int64)
@@ -143,11 +98,9 @@ def _best_ignored(leftovers: Matrix, seed: int) -> tuple[int, Matrix]:
 
 @kernel("(i8[:,::1], i8)")
 def _closed_trails(arcs, hub):  # type: ignore[no-untyped-def]
-    """Return the number of arc-disjoint closed trails through ``hub``, and the number over each arc.
-
-    Trails are found one by one, the shortest first. If as many arcs leave every node as enter it, this still holds
-    after a trail is removed. Trails then never block each other, and all arcs of the hub are used.
-    """
+    """Return the number of arc-disjoint closed trails through ``hub``, and the number over each arc."""
+    # Trails are found one by one, the shortest first. If as many arcs leave every node as enter it, this still holds
+    # after a trail is removed. Trails then never block each other, and all arcs of the hub are used.
     n = arcs.shape[0]
     left = arcs.copy()
     parent = np.empty(n, dtype=np.int64)
@@ -188,11 +141,9 @@ def _closed_trails(arcs, hub):  # type: ignore[no-untyped-def]
 def _emit(  # type: ignore[no-untyped-def]
     arcs, offsets, trails, ignored, packets, samples, workers
 ):
-    """Write all packets, with their offsets in ``packets``, and return the number of packets.
-
-    ``arcs`` are the needed samples; the samples from node i to node j begin at ``offsets[i * n + j]``. ``trails`` is
-    overwritten.
-    """
+    """Write all packets, with their offsets in ``packets``, and return the number of packets."""
+    # ``arcs`` are the needed samples; the samples from node i to node j begin at ``offsets[i * n + j]``. ``trails`` is
+    # overwritten.
     n = trails.shape[0]
     heads = offsets[:-1].copy()
     p, e = 0, 0
@@ -234,12 +185,4 @@ def _emit(  # type: ignore[no-untyped-def]
     return p
 
 
-class Leftover(PacketsFromServer):
-    """Pairs of samples, and chains of the remaining ones."""
-
-    name = "leftover"
-    plan = staticmethod(plan_leftover)
-    excess = Excess.REFUSED
-
-
-LEFTOVER = Leftover()
+LEFTOVER = Delivery("leftover", plan_leftover, coded=True, needs_server=True, refuses_excess=True)

@@ -7,60 +7,16 @@ arrived there. A relay is a list of hops with gates, so the code that carries pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.epoch_plan import SERVER, Packets
-from dshuffle.planning.grouping import group_by
-from dshuffle.planning.types import Ranks, Samples
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batches:
-    """The batches of a worker that relays packets. It passes on a batch once all of it has arrived.
-
-    Parameters
-    ----------
-    sent
-        ``(K,)`` float64. Fraction of all packets that the server has sent when batch k has arrived, if all workers get
-        their batches at the same time.
-    left
-        ``(K,)`` float64. Fraction of the packets that the worker has not begun to pass on until then: batch k and
-        those after it.
-    pauses
-        Number of times that the server waits for workers to ask for their next batches.
-    """
-
-    sent: NDArray[np.float64]
-    left: NDArray[np.float64]
-    pauses: int = 0
-
-    @classmethod
-    def of(cls, sizes: Sequence[int] | NDArray[np.integer], at_a_time: int = 1) -> Self:
-        """Return the batches of these numbers of packets, of which the server sends several at a time to each worker.
-
-        Batches that are sent at a time share the link, so each arrives later than alone. If all workers have one at a
-        time, the server pauses after each. With ``at_a_time=0``, requests of other workers wait already.
-        """
-        parts = np.asarray(sizes) / np.sum(sizes)
-        until = np.cumsum(parts)
-        places = np.minimum(np.arange(len(parts)) + max(1, at_a_time) - 1, len(parts) - 1)
-        return cls(until[places], 1 - until + parts, len(parts) - 1 if at_a_time == 1 else 0)
-
-    def seconds(self, server: float, to_others: float, from_others: float, from_server: float) -> float:
-        """Return how long an exchange takes at least.
-
-        After each batch has arrived, all that is left has to go through the links of the worker.
-        """
-        arriving = self.left * from_others + (1 - self.sent) * from_server
-        return float((self.sent * server + np.maximum(self.left * to_others, arriving)).max())
-
+from dshuffle.planning.types import Ranks, Samples, group_by
 
 BATCHES = 12
 """Minimum number of batches of a relay, so that little is left to pass on when the last batch arrives."""
@@ -73,24 +29,12 @@ WINDOW_BYTES = 2**25
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hops:
-    """One hop for every component of a plan.
+    """One hop for every component of a plan."""
 
-    Parameters
-    ----------
-    packets
-        ``(E,)`` int64, the packet of each hop.
-    senders
-        ``(E,)`` int32, the sender of each hop: a rank that gets the packet too, or :data:`SERVER`.
-    waits_for
-        ``(E,)`` int32, the gate at the sender that must be open first, or -1.
-    opens
-        ``(E,)`` int32, the gate at the destination that opens when all its hops have arrived, or -1.
-    """
-
-    packets: Samples
-    senders: Ranks
-    waits_for: Ranks
-    opens: Ranks
+    packets: Samples  # ``(E,)`` int64, the packet of each hop.
+    senders: Ranks  # ``(E,)`` int32, the sender of each hop: a rank that gets the packet too, or :data:`SERVER`.
+    waits_for: Ranks  # ``(E,)`` int32, the gate at the sender that must be open first, or -1.
+    opens: Ranks  # ``(E,)`` int32, the gate at the destination that opens when all its hops have arrived, or -1.
 
 
 def route(relay: str, plan: Packets, n_workers: int, batch: int) -> Hops:
@@ -109,11 +53,9 @@ def packets_per_batch(
     message_bytes: int = MESSAGE_BYTES,
     window_bytes: int = WINDOW_BYTES,
 ) -> int:
-    """Return the maximum number of packets that a relay waits for before it passes them on.
-
-    They make one message. The window has room for one such message from every other participant, so a worker can
-    request one from each at any time.
-    """
+    """Return the maximum number of packets that a relay waits for before it passes them on."""
+    # They make one message. The window has room for one such message from every other participant, so a worker can
+    # request one from each at any time.
     row = max(1, row_nbytes)
     best = max(n_packets // (n_workers * BATCHES), LEAST_BATCH_BYTES // row)
     return max(1, min(best, message_bytes // row, max(1, window_bytes // row) // n_workers))
@@ -125,12 +67,10 @@ def batch_sizes(n_packets: int, n_workers: int, row_nbytes: int) -> list[int]:
 
 
 def _pipelined(plan: Packets, packets: Samples, n_workers: int, batch: int) -> Hops:
-    """Send each packet from the server to one of its destinations, which passes it to the others.
-
-    The destination that has passed on the least so far relays the packet, so the load is even from the first packet
-    to the last. The packets of a relaying worker go in batches. It passes on one batch while the next one arrives.
-    With full-duplex links the two stages together take the time of the slower one.
-    """
+    """Send each packet from the server to one of its destinations, which passes it to the others."""
+    # The destination that has passed on the least so far relays the packet, so the load is even from the first packet
+    # to the last. The packets of a relaying worker go in batches. It passes on one batch while the next one arrives.
+    # With full-duplex links the two stages together take the time of the slower one.
     relays = np.empty(plan.n_packets, dtype=np.int32)
     _balance(plan.offsets, plan.destinations, relays, np.zeros(n_workers, dtype=np.int64))
     order, starts = group_by(relays, n_workers)
@@ -159,15 +99,11 @@ def _batches(n_packets: int, most: int) -> list[int]:
 
 
 def _ring(plan: Packets, packets: Samples, n_workers: int, batch: int) -> Hops:
-    """Scatter the packets from the server over their destinations, which then pass them around in a ring.
-
-    References
-    ----------
-    Chung et al. (2017), section IV and Theorem 4; see docs/papers.md. The paper splits the data for a set of workers
-    by bytes, into one part per member. We split it by packets: the first destination of each packet is chosen so that
-    all members send equally many. As in the paper, a round begins when the previous one has ended. Here each worker
-    applies this rule separately.
-    """
+    """Scatter the packets from the server over their destinations, which then pass them around in a ring."""
+    # Chung et al. (2017), section IV and Theorem 4; see docs/papers.md. The paper splits the data for a set of workers
+    # by bytes, into one part per member. We split it by packets: the first destination of each packet is chosen so that
+    # all members send equally many. As in the paper, a round begins when the previous one has ended. Here each worker
+    # applies this rule separately.
     steps = np.empty(plan.n_components, dtype=np.int32)
     senders = np.empty(plan.n_components, dtype=np.int32)
     _around(plan.offsets, plan.destinations, steps, senders, np.zeros(n_workers, dtype=np.int64))
@@ -217,3 +153,42 @@ def _around(offsets, destinations, steps, senders, handed_on):  # type: ignore[n
             before = destinations[e]
             if e != last:
                 handed_on[before] += 1
+
+
+LINK_SECONDS = 0.05
+"""What a message takes on its receiver's link, where lengths allow."""
+
+UNDER_WAY = 5
+"""Messages of this length that a receiver has asked for at any time. Three are enough where only links are slow; five
+bridge the pauses of busy processors too."""
+
+SHORTEST = 64 * 2**10
+"""Bytes of the shortest messages that rows are cut into: on slower links, they take longer."""
+
+UNKNOWN = 2**20
+"""Bytes of a message until an exchange has been timed; three of them are under way."""
+
+MOST_MESSAGES = 32
+"""Messages that a receiver asks for at once, however short they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """Lengths of the messages of single rows in an exchange."""
+
+    message_nbytes: int  # Bytes of a message, at most.
+    under_way_nbytes: int  # Bytes that a receiver has asked for and that have not arrived.
+
+    @classmethod
+    def of(cls, rate: float | None, *, message_bytes: int, window_bytes: int) -> Self:
+        """The lengths for links of a rate."""
+        if rate is None:
+            length = min(UNKNOWN, message_bytes)
+            return cls(length, min(3 * length, window_bytes))
+        nbytes = min(rate * LINK_SECONDS, window_bytes)
+        length = min(message_bytes, max(SHORTEST, int(nbytes)))
+        return cls(length, min(window_bytes, max(UNDER_WAY * length, int(UNDER_WAY * nbytes))))
+
+    def asked(self, longest_nbytes: int) -> int:
+        """Number of messages to ask for at once, if none is longer than this."""
+        return max(1, min(MOST_MESSAGES, self.under_way_nbytes // max(1, longest_nbytes)))

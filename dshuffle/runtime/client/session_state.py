@@ -19,8 +19,8 @@ from distributed.protocol.pickle import dumps, loads
 from dshuffle.checks import as_integer
 from dshuffle.errors import CheckpointError, InvalidParameter
 from dshuffle.planning import Choices, GivenSharding, Remainder, WorkerHistory
-from dshuffle.planning.bijection import DRAW_VERSION
-from dshuffle.planning.holders import largest_share
+from dshuffle.planning.exchange_epochs import largest_share
+from dshuffle.planning.randomness import DRAW_VERSION
 from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.client.checkpoint_file import CheckpointFile
 from dshuffle.runtime.client.checkpoints import checkpoint_place, read_checkpoint

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from html import escape
 
 from dshuffle.errors import DShuffleError
-from dshuffle.planning.cost.cluster import as_number
+from dshuffle.planning.cost import as_number
 from dshuffle.runtime.client.shuffler import Shuffler
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 

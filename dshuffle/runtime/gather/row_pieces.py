@@ -16,8 +16,8 @@ import numpy as np
 from distributed import get_worker
 from numpy.typing import NDArray
 
-from dshuffle.planning.grouping import group_by
-from dshuffle.planning.order import row_permutation
+from dshuffle.planning.exchange_epochs import row_permutation
+from dshuffle.planning.types import group_by
 from dshuffle.process_exit import end_without_last_collections
 from dshuffle.rows import ByteMatrix, RowLayout, scatter_rows
 

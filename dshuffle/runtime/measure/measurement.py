@@ -20,11 +20,8 @@ from distributed import Client
 from dshuffle.checks import as_integer
 from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
 from dshuffle.planning import Choices, Chunks, Delivery, Remainder
-from dshuffle.planning.cost import ClusterRates, Work, compare_costs
-from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
-from dshuffle.planning.cost.loads import loads_of
-from dshuffle.planning.cost.prediction import ends_seconds
-from dshuffle.planning.delivery import Circumstances, suitable_deliveries
+from dshuffle.planning.cost import MESSAGE_SECONDS, ClusterRates, Work, compare_costs, ends_seconds, loads_of
+from dshuffle.planning.delivery import suitable_deliveries
 from dshuffle.records import Measures
 from dshuffle.runtime.client.cluster_view import cluster_info, is_adaptive, resolved_choice, run_on_workers
 from dshuffle.runtime.client.open_session import OpenSession, new_id
@@ -390,9 +387,6 @@ def _session(
         session.close()
 
 
-CLEARLY = 0.9
-"""A delivery that costs memory must be predicted to take less than this part of an exchange with a simpler one."""
-
 PROBE_SECONDS = 4.0
 """Duration of the measurement if the user does not describe the cluster."""
 
@@ -438,21 +432,16 @@ def expected_seconds(
     whole = dataset.n_samples * dataset.row_nbytes
     limits = [worker["memory_limit"] for worker in serving.values()][:1]
     holds_all = all(not limit or whole <= memory_fraction * limit for limit in limits)
-    circumstances = Circumstances(
+    suitable = suitable_deliveries(
         n_workers,
-        work.excess(n_workers) > 0,
+        excess=work.excess(n_workers) > 0,
         has_server=bool(serving),
-        server_holds_all=holds_all,
         has_storage=cluster.storage is not None,
+        server_holds_all=holds_all,
     )
     families: dict[str, Delivery] = {}
-    for delivery in suitable_deliveries(circumstances):
+    for delivery in suitable:
         families.setdefault(delivery.family, delivery)
     ways = [work.with_choices(delivery=delivery.name) for delivery in families.values()]
     predicted = {prediction.work.delivery: prediction.exchange_seconds for prediction in compare_costs(cluster, ways)}
-    seconds = {delivery.name: time for delivery, time in predicted.items()}
-    return {
-        delivery.name: time
-        for delivery, time in predicted.items()
-        if delivery.simpler is None or time <= CLEARLY * seconds.get(delivery.simpler, math.inf)
-    }
+    return {delivery.name: time for delivery, time in predicted.items()}

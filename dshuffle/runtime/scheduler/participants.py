@@ -343,7 +343,7 @@ class ExchangeLog:
             for sender, (nbytes, seconds) in sorted(report.links.items())
         )
         self.n_held = {rank: report.held for rank, report in reports.items() if rank != SERVER}
-        if get_delivery(delivery).shows_link_rates:
+        if not get_delivery(delivery).needs_server:
             self.rate = next_rate(self.rate, rate_of(combined.measured, combined.measures.cpu_idle))
         totals = Totals.of(run.votes.values())
         exchange = EpochExchange(

@@ -341,7 +341,7 @@ def _too_few_files(members: Members, limits: Mapping[str, int | None]) -> str:
     if not spec.shuffle.choices.assignment.moves:
         return ""
     n_workers = spec.shuffle.n_workers
-    connections = max(get_delivery(name).connections(n_workers) for name in spec.deliveries)
+    connections = 0 if all(get_delivery(name).reads_store for name in spec.deliveries) else n_workers - 1
     return too_few_files({address: limits.get(address) for address in spec.addresses.values()}, connections)
 
 

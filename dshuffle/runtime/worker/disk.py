@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import DShuffleError
-from dshuffle.exchange.cache_partition import CachePartition, Index
+from dshuffle.exchange.cache_partition import CachePartition, Index, RowFile, does_not_fit
 from dshuffle.exchange.comms import RowsReply
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.kept_partition import (
@@ -27,7 +27,6 @@ from dshuffle.exchange.kept_partition import (
     kept_nbytes,
     remove_unused,
 )
-from dshuffle.exchange.row_file import RowFile, does_not_fit
 from dshuffle.rows import Checksums, RowLayout
 from dshuffle.runtime.session_spec import PartitionSources
 
@@ -73,7 +72,7 @@ class PartitionOnDisk:
     layout, n_slots
         Layout of a row, and number of rows.
     memory_limit
-        Memory limit of the process in bytes, as for :class:`~dshuffle.exchange.row_file.RowFile`.
+        Memory limit of the process in bytes, as for :class:`~dshuffle.exchange.cache_partition.RowFile`.
     label
         What the partition is of, if it is to outlive the session.
     """

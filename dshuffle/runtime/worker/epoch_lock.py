@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import StaleEpoch
-from dshuffle.exchange.row_file import RowFile
+from dshuffle.exchange.cache_partition import RowFile
 from dshuffle.planning.exchange_epochs import Weights
 from dshuffle.planning.remainder import SampleDigest
 from dshuffle.rows import ByteMatrix, RowLayout

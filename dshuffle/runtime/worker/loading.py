@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import ChecksumMismatch, DatasetError, DShuffleError, ExchangeError
 from dshuffle.exchange.comms import Later, RowsReply, received, request_block, request_rows, rows_from_fields
-from dshuffle.exchange.inbox import slow_senders
 from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.mailboxes import slow_senders
 from dshuffle.exchange.messages import MIB, rows_per_message
 from dshuffle.planning import ShuffleSpec, name_of
-from dshuffle.planning.grouping import group_by
 from dshuffle.planning.remainder import workers_of
+from dshuffle.planning.types import group_by
 from dshuffle.rows import ByteMatrix, Checksums
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.messages import message_in, unwrap, within

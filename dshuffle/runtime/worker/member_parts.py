@@ -15,21 +15,16 @@ from distributed import Worker
 from numpy.typing import NDArray
 
 from dshuffle.errors import CacheBudgetError, PlanError
-from dshuffle.exchange.buffers import BufferPool
-from dshuffle.exchange.bundles import Forwarder
-from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.exchange.comms import DaskNetwork
-from dshuffle.exchange.endpoints import Meter, Receiver, Sender
-from dshuffle.exchange.inbox import Inbox
+from dshuffle.exchange.cache_partition import CachePartition, RowFile
+from dshuffle.exchange.comms import BufferPool, DaskNetwork
+from dshuffle.exchange.endpoints import Receiver, Sender
 from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.mailboxes import Inbox, Outbox
 from dshuffle.exchange.messages import Flow, rows_per_message
-from dshuffle.exchange.outbox import Outbox
-from dshuffle.exchange.row_file import RowFile
-from dshuffle.exchange.transports import MessageLimits, ProcessPlan, RowTransport, Transport, transport_of
+from dshuffle.exchange.transports import MessageLimits, ProcessPlan, Transport, transport_of
 from dshuffle.planning import SERVER, STORE, EpochPlanner, Remainder, ShuffleSpec, WorkerPart, get_delivery
-from dshuffle.planning.bijection import DRAW_VERSION
-from dshuffle.planning.epoch_plan import FORWARDER, forwarder_of
-from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
+from dshuffle.planning.planner import OwnPlanner, plans_own_parts
+from dshuffle.planning.randomness import DRAW_VERSION
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.memory import for_partition, partition_nbytes
 from dshuffle.runtime.session_spec import SessionSpec
@@ -76,13 +71,13 @@ class MemberExchange:
             "packets": expected,
             "needed": expected,
             "expected": expected,
-            "arriving": expected - len(own.part.receives.get(STORE, ())),
+            "arriving": expected - len(own.receives.get(STORE, ())),
             "leaving": own.n_sent,
             "digest": zlib.crc32(f"{DRAW_VERSION} {spec.n_samples} {spec.history} {spec.choices} {epoch}".encode()),
         }
         seconds = time.perf_counter() - started
-        plan = ProcessPlan(spec, {rank: own.part}, None, own.shares[1], layout, limits)
-        return cls(_transport(plan, epoch, delivery), summary, seconds, own.shares, own.part.own[:0])
+        plan = ProcessPlan(spec, {rank: own}, None, layout, limits)
+        return cls(_transport(plan, epoch, delivery), summary, seconds, planner.shares(epoch), own.own[:0])
 
     @classmethod
     def restoring(
@@ -94,9 +89,9 @@ class MemberExchange:
             return cls.alone(OwnPlanner(spec, rank), epoch, layout, limits, spec.choices.delivery)
         started = time.perf_counter()
         made = planner.load(epoch)
-        plan = ProcessPlan(planner.spec, {rank: made.for_worker(rank)}, made, made.shares[1], layout, limits)
+        plan = ProcessPlan(planner.spec, {rank: made.for_worker(rank)}, made, layout, limits)
         seconds = time.perf_counter() - started
-        return cls(RowTransport(plan), {}, seconds, made.shares, made.broadcast)
+        return cls(Transport(plan), {}, seconds, made.shares, made.broadcast)
 
     @classmethod
     def make(
@@ -119,7 +114,7 @@ class MemberExchange:
             raise PlanError(f"epoch {epoch} was to be planned, but the planner is at epoch {made.epoch}")
         packets = made.packets
         parts = {participant: made.for_worker(participant) for participant in participants}
-        plan = ProcessPlan(planner.spec, parts, made, made.shares[1], layout, limits)
+        plan = ProcessPlan(planner.spec, parts, made, layout, limits)
         transport = _transport(plan, epoch, delivery)
         summary = {
             "packets": packets.n_packets,
@@ -157,7 +152,7 @@ class MemberExchange:
 def _transport(plan: ProcessPlan, epoch: int, delivery: str) -> Transport:
     """The transport of an epoch. All workers agree on it."""
     moves = epoch > plan.spec.first_epoch and plan.spec.choices.has_exchange(epoch)
-    return (transport_of(delivery) if moves else RowTransport).of(plan)
+    return (transport_of(delivery) if moves else Transport).of(plan)
 
 
 class Plans:
@@ -234,18 +229,10 @@ class TrainingState:
     cache: CachePartition
     receiver: Receiver
     lock: EpochLock
-    forwarder: Forwarder | None = None
-
-    @property
-    def meters(self) -> list[Meter]:
-        """What the receivers of the rank, and of its forwarder, have measured in a run."""
-        return [self.receiver.meter] + ([] if self.forwarder is None else [self.forwarder.receiver.meter])
 
     async def close(self) -> None:
         """Stop receiving, and free the rows that no task uses."""
         await self.receiver.close()
-        if self.forwarder is not None:
-            await self.forwarder.close()
         self.lock.close()
         self.cache.close()
 
@@ -328,11 +315,7 @@ def build_parts(
     training: TrainingState | None = None
     if rank is not None:
         own = add_sender(rank)
-        forwarder = None
-        if any(transport_of(delivery).forwards for delivery in spec.deliveries):
-            sender = add_sender(forwarder_of(rank))
-            forwarder = Forwarder(forwarder_of(rank), sender, carriers.network, carriers.jobs, timeout=settings.timeout)
-        training = _training_state(spec, dataset, rank, carriers, report, own, forwarder, file, budget)
+        training = _training_state(spec, dataset, rank, carriers, report, own, file, budget)
     server_rows = None
     if spec.addresses.get(SERVER) == worker.address:
         if budget is not None and training is not None:  # training and serving share the budget
@@ -358,8 +341,7 @@ def build_parts(
         spec.former,
         rows_here,
     )
-    planned = [participant for participant in senders if participant > FORWARDER]
-    plans = Plans(planner_of(spec.shuffle, spec.deliveries, rank), layout, settings, planned)
+    plans = Plans(planner_of(spec.shuffle, spec.deliveries, rank), layout, settings, list(senders))
     shuffle, start, deliveries = spec.shuffle, spec.start, spec.deliveries
     return MemberParts(
         shuffle, start, deliveries, dataset, plans, senders, training, server_rows, spec.loads_server, loader, reader
@@ -387,7 +369,6 @@ def _training_state(
     carriers: Carriers,
     report: EndOfRun,
     sender: Sender,
-    forwarder: Forwarder | None,
     file: RowFile | None,
     budget: int | None,
 ) -> TrainingState:
@@ -410,7 +391,7 @@ def _training_state(
     )
     loop = asyncio.get_running_loop()
     lock = EpochLock(dataset.layout, cache.rows, rank, spec.shuffle.choices.seed, loop, cache.file)
-    return TrainingState(rank, cache, receiver, lock, forwarder)
+    return TrainingState(rank, cache, receiver, lock)
 
 
 def _server_rows(spec: SessionSpec, dataset: Dataset, budget: int | None) -> ServerRows:
@@ -418,5 +399,5 @@ def _server_rows(spec: SessionSpec, dataset: Dataset, budget: int | None) -> Ser
         dataset,
         budget=budget,
         window_bytes=spec.settings.window_bytes * spec.shuffle.n_workers,
-        whole=get_delivery(spec.shuffle.choices.delivery).server_holds_all,
+        whole=get_delivery(spec.shuffle.choices.delivery).coded,
     )

@@ -23,7 +23,7 @@ OF_WORKER = (
 )
 KERNELS = (
     *("rows", "exchange.cache_partition", "store.scatter"),
-    *("planning.grouping", "planning.randomness", "planning.remainder"),
+    *("planning.types", "planning.randomness", "planning.remainder"),
 )
 """Those of sessions with the default choices."""
 

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from distributed import Worker
 
 from dshuffle.errors import DShuffleError
-from dshuffle.exchange.bundles import with_forwarders
 from dshuffle.runtime.messages import Vote, message_in, to_fields
 
 logger = logging.getLogger(__name__)
 
 
 class MemberAddresses(Mapping[int, str]):
-    """Address of each participant and of each rank's forwarder.
+    """Address of each participant.
 
     Parameters
     ----------
@@ -26,7 +25,7 @@ class MemberAddresses(Mapping[int, str]):
     """
 
     def __init__(self, addresses: Mapping[int, str]) -> None:
-        self._addresses = with_forwarders(addresses)
+        self._addresses = dict(addresses)
         self._changed = asyncio.Event()
         self._closed = False
 
@@ -41,7 +40,7 @@ class MemberAddresses(Mapping[int, str]):
 
     def change(self, addresses: Mapping[int, str]) -> None:
         """Use the addresses of workers that have taken lost ranks."""
-        self._addresses.update(with_forwarders(addresses))
+        self._addresses.update(addresses)
         self._wake()
 
     def close(self) -> None:

@@ -17,11 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import DatasetError
-from dshuffle.exchange.bundles import ForwardedRows
 from dshuffle.exchange.cache_partition import CachePartition, Swap
 from dshuffle.exchange.endpoints import RowSink, RowSource, has_result, nothing_to_mend
 from dshuffle.planning import SERVER, STORE, ShuffleSpec
-from dshuffle.planning.epoch_plan import FORWARDER, forwarder_of
 from dshuffle.planning.remainder import SampleDigest, due_in_an_epoch
 from dshuffle.records import Measures
 from dshuffle.runtime.dataset_inputs import for_workers
@@ -29,7 +27,7 @@ from dshuffle.runtime.messages import Counts, Report, TrainingTime, Vote, retrie
 from dshuffle.runtime.process import ProcessorTimes
 from dshuffle.runtime.worker.epoch_lock import View
 from dshuffle.runtime.worker.loading import Load
-from dshuffle.runtime.worker.member_parts import MemberExchange, MemberParts, TrainingState
+from dshuffle.runtime.worker.member_parts import MemberExchange, MemberParts
 from dshuffle.store import Dataset
 
 logger = logging.getLogger(__name__)
@@ -109,7 +107,7 @@ class RunMeasures:
         sent = {participant: sender.meter for participant, sender in parts.senders.items()}
         meter = None if parts.training is None else parts.training.receiver.meter
         coded = exchange.transport.encodes
-        into = [] if parts.training is None else parts.training.meters
+        into = [] if meter is None else [meter]
         out = [sender.sent_bytes for participant, sender in sent.items() if participant != SERVER]
         read, loaded = parts.reader.sent_bytes - self._loaded[0], parts.loader.received_bytes - self._loaded[1]
         return Measures(
@@ -140,13 +138,8 @@ class RunMeasures:
         training = self._parts.training
         if training is None or self._parts.shuffle.n_workers > MOST_LINKS:
             return {}
-        links: dict[int, tuple[int, float]] = {}
-        for meter in training.meters:
-            for participant, link in meter.links.items():
-                rank = participant if participant > FORWARDER else forwarder_of(participant)
-                nbytes, seconds = links.get(rank, (0, 0.0))  # bundles and rows may come from the same worker
-                links[rank] = nbytes + link.nbytes, seconds + link.ended - link.begun
-        return links
+        links = training.receiver.meter.links
+        return {participant: (link.nbytes, link.ended - link.begun) for participant, link in links.items()}
 
 
 class Mending:
@@ -254,7 +247,6 @@ class ExchangeRun:
         self._prepared: asyncio.Future[Prepared] | None = None
         self._source: asyncio.Future[RowSource] | None = None
         self._sink: asyncio.Future[RowSink] | None = None
-        self._forwarded: ForwardedRows | None = None
         self._server_loaded: asyncio.Future[None] | None = None
         self._joined: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -299,15 +291,13 @@ class ExchangeRun:
     async def settle(self) -> None:
         """Stop reading from the store. Returns when no rows are being mended: later they would be overwritten."""
         self._mending.stop.set()  # otherwise reading from a slow store could continue for a long time
-        if self._parts.training is not None and self._parts.training.forwarder is not None:
-            await self._parts.training.forwarder.end()
         await self._mending.settle()
 
     def forget(self) -> None:
         """Drop the references to rows and packets, so that they do not outlive the run."""
         if self._timer is not None:
             self._timer.cancel()
-        self._source = self._sink = self._prepared = self._before = self._forwarded = None
+        self._source = self._sink = self._prepared = self._before = None
 
     def received(self, run_id: int, reason: str | None, again: bool) -> None:
         """Vote once everything has arrived, or the receiver has given up; called by the receiver."""
@@ -366,12 +356,10 @@ class ExchangeRun:
                 self._prepared = loop.run_in_executor(parts.plans.executor, Prepared.of, exchange, parts, self.epoch)
             else:
                 self._source, self._sink, self._prepared = before._source, before._sink, before._prepared
-                self._forwarded = before._forwarded
                 before.forget()
             assert self._source is not None
             assert self._sink is not None
             self._begin_sending(exchange, training.rank, self._source)
-            self._begin_forwarding(exchange, training, resumed=before is not None)
             if before is not None and self._load is not None and training.receiver.has_arrived(STORE):
                 self._joined = asyncio.ensure_future(parts.loader.join(self._load, training.cache))
             training.receiver.begin(
@@ -423,26 +411,7 @@ class ExchangeRun:
             to_one=transport.answered_to_one_by(participant),
             acknowledged=transport.messages.acknowledged,
             mend=self._mending.mend if participant != SERVER else nothing_to_mend,
-            reuses=transport.reuses_buffers(participant),
         )
-
-    def _begin_forwarding(self, exchange: MemberExchange, training: TrainingState, *, resumed: bool) -> None:
-        if training.forwarder is None:
-            return
-        if not resumed:
-            self._forwarded = exchange.transport.forwarded(training.rank)
-        if self._forwarded is None:
-            training.forwarder.sit_out()
-        else:
-            messages = exchange.transport.messages
-            training.forwarder.begin(
-                self.run_id,
-                self._forwarded,
-                requests=messages.bundle_requests,
-                answers=messages.row_answers,
-                at_most=messages.at_most,
-                resumed=resumed,
-            )
 
     def _make_sink(self, exchange: MemberExchange, source: Future[RowSource]) -> RowSink:
         training = self._parts.training

@@ -163,8 +163,6 @@ class WorkerSession:
         ages = self._carriers.network.heard()
         if (training := self._parts.training) is not None:
             training.receiver.hear(ages)
-            if training.forwarder is not None:
-                training.forwarder.receiver.hear(ages)
         return ages
 
     async def restore(self, epoch: int, digest: SampleDigest | None, number: int, together: Together) -> None:

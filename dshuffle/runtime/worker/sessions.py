@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from dshuffle.emulated_links import check_emulated_rates
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, PeerFailed, WorkerLost
-from dshuffle.exchange.buffers import may_share
-from dshuffle.exchange.comms import Refusal, RowsReply, sent, to_fields
+from dshuffle.exchange.comms import Refusal, RowsReply, may_share, sent, to_fields
 from dshuffle.exchange.kept_partition import PREFIX, KeptFolder
 from dshuffle.exchange.messages import MessageId
 from dshuffle.planning.remainder import SampleDigest

@@ -1,4 +1,3 @@
-import time
 from collections import Counter
 
 import numpy as np
@@ -6,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.errors import InvalidParameter
-from dshuffle.planning import CACHINGS, Aligned, Choices, EpochPlanner, Global, Local, ShuffleSpec, next_ranks
+from dshuffle.planning import CACHINGS, Aligned, Choices, EpochPlanner, Global, ShuffleSpec
 from dshuffle.planning.assignment import Draw
 from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.caching import first_holders
 from dshuffle.planning.delivery import plan_delivery
-from dshuffle.planning.epoch_plan import check_plan, missing_samples
-from dshuffle.planning.holders import as_holders, cache_capacity
+from dshuffle.planning.epoch_plan import check_plan
+from dshuffle.planning.exchange_epochs import cache_capacity
+
+from ...draws import first_holders, next_ranks
 
 
 @st.composite
@@ -47,30 +46,6 @@ def test_draws_are_balanced_and_their_packets_perfect(situation, seed, fraction)
         check_plan(plan, holders, ranks, n)
     again = next_ranks(assignment, previous, n, seed=seed, epoch=4, holders=holders.copy())
     np.testing.assert_array_equal(ranks, again)
-
-
-@pytest.mark.slow
-def test_draws_differ_by_seed_epoch_and_holders():
-    previous = first_ranks("random", 60, 5, seed=0)
-    holders = [first_holders(previous, 5, 24, seed=seed) for seed in (0, 1)]
-    draws = {
-        tuple(next_ranks(Aligned(), previous, 5, seed=seed, epoch=epoch, holders=held).tolist())
-        for seed in (0, 1)
-        for epoch in (1, 2)
-        for held in holders
-    }
-    assert len(draws) == 8
-
-
-def test_every_worker_gets_its_turn_with_an_extra_sample():
-    previous = first_ranks("contiguous", 11, 4, seed=0)
-    holders = first_holders(previous, 4, 6, seed=0)
-    larger = np.zeros(4)
-    for epoch in range(400):
-        ranks = next_ranks(Aligned(), previous, 4, seed=0, epoch=epoch, holders=holders)
-        larger += np.bincount(ranks, minlength=4) == 3
-    # Three of four each time: 300 with a standard deviation of 9.
-    assert np.abs(larger - 300).max() < 45
 
 
 def trace(assignment, q, n, alpha, epochs, caching="even"):
@@ -122,29 +97,12 @@ def test_a_sample_comes_back_as_often_as_by_chance(traces, q, n, _alpha, lag):
 
 
 @pytest.mark.parametrize(("q", "n", "_alpha"), SHAPES)
-def test_workers_exchange_samples_evenly(traces, q, n, _alpha):
-    counts = transitions(traces[q, n], n, 1).sum(axis=0)
-    # A Poisson count's standard deviation is the root of its mean.
-    assert counts.std() / np.sqrt(counts.mean()) < 1.35
-
-
-@pytest.mark.parametrize(("q", "n", "_alpha"), SHAPES)
 @pytest.mark.parametrize("lag", [1, 2])
 def test_two_samples_meet_again_as_often_as_by_chance(traces, q, n, _alpha, lag):
     counts = transitions(traces[q, n], n, lag)
     together = counts.sum(axis=2)
     again = (counts * (counts - 1)).sum() / (together * (together - 1)).sum()
     assert again / ((q / n - 1) / (q - 1)) == pytest.approx(1, abs=0.035)
-
-
-def test_samples_stay_with_a_holder_as_often_as_by_chance():
-    q, n = 20_000, 20
-    previous = first_ranks("random", q, n, seed=0)
-    holders = CACHINGS["even"](n, 4000, 0).first(previous)
-    ranks = next_ranks(Aligned(), previous, n, seed=0, epoch=1, holders=holders)
-    # A share of c / n = 1 / 5, exactly but for the samples left over at the end.
-    assert len(missing_samples(as_holders(holders, n), np.asarray(ranks, np.int32))) == pytest.approx(16_000, abs=20)
-    assert (previous == ranks).sum() == pytest.approx(1000, abs=130)
 
 
 def planner(q, alpha, assignment, delivery="clique", caching="even"):
@@ -183,78 +141,3 @@ def _uniform(q, alpha):
     previous = first_ranks("random", q, 20, seed=0)
     holders = first_holders(previous, 20, int(alpha * q), seed=0)
     return holders, next_ranks(Global(), previous, 20, seed=0, epoch=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("q", "alpha", "packets", "seconds"),
-    # Three times what is promised on a quiet core.
-    [(10**5, 0.2, 16_700, 0.3), (10**5, 0.1, 30_400, 0.3), (10**6, 0.2, 162_000, 0.9)],
-)
-def test_packets_and_seconds_after_five_epochs(q, alpha, packets, seconds):
-    made = planner(q, alpha, Aligned())
-    took = float("inf")  # the best of five: other machines may take this one's processors
-    for _ in range(5):
-        before, plan = made.current, made.advance().packets
-        start = time.thread_time()
-        drawn = Aligned().draw(Draw(len(before.ranks), 20, 0, before.epoch + 1, before.ranks, before.holders))
-        ranks, perfect = drawn.ranks, drawn.packets
-        plan_delivery("clique", before.holders, ranks, 20, start=perfect)
-        took = min(took, time.thread_time() - start)
-    assert plan.n_packets <= packets
-    assert took < seconds
-
-
-@pytest.mark.slow
-def test_many_workers_pack_perfectly_too():
-    spec = ShuffleSpec(
-        10**6,
-        256,
-        Choices(
-            assignment=Aligned(), delivery="clique", caching="even", cache_fraction=2 / 256, sharding="random", seed=0
-        ),
-    )
-    made = EpochPlanner(spec)
-    made.load()
-    epoch = made.advance()
-    assert epoch.n_needed > 2.9 * epoch.packets.n_packets
-
-
-@pytest.mark.parametrize("caching", ["uniform", "recent"])
-def test_other_caching_policies_gain_less(caching):
-    packets = {}
-    for assignment in (Aligned(), Global()):
-        made = planner(10_000, 0.1, assignment, caching=caching)
-        for _ in range(3):
-            epoch = made.advance()
-        packets[assignment] = epoch.packets.n_packets
-    assert packets[Aligned()] < 0.95 * packets[Global()]
-
-
-def test_without_excess_all_packets_are_pairs():
-    spec = ShuffleSpec(10_000, 10, Choices(assignment=Aligned(), delivery="clique", sharding="random", seed=0))
-    made = EpochPlanner(spec)
-    made.load()
-    epoch = made.advance()
-    assert epoch.packets.n_packets <= 0.505 * epoch.n_needed
-
-
-def test_bad_input():
-    with pytest.raises(InvalidParameter, match=r"holders=None .*'aligned'"):
-        next_ranks(Aligned(), [0, 1], 2, seed=0, epoch=1)
-    with pytest.raises(InvalidParameter, match=r"holders.shape=\(3, 1\) .* 2 samples"):
-        next_ranks(Aligned(), [0, 1], 2, seed=0, epoch=1, holders=[1, 2, 1])
-    with pytest.raises(InvalidParameter, match=r"holders\[1\]=\[4\]"):
-        next_ranks(Aligned(), [0, 1], 2, seed=0, epoch=1, holders=[1, 4])
-    assert next_ranks(Local(), [0, 1], 2, seed=0, epoch=1, holders=None).tolist() == [0, 1]
-
-
-def test_golden_values():
-    previous = first_ranks("random", 12, 4, seed=7)
-    holders = first_holders(previous, 4, 6, seed=7)
-    drawn = next_ranks(Aligned(), previous, 4, seed=7, epoch=1, holders=holders)
-    assert drawn.tolist() == [3, 1, 0, 1, 2, 2, 2, 3, 0, 0, 3, 1]
-    drawn_part = Aligned(0.6).draw(Draw(len(previous), 4, 7, 1, previous, holders))
-    part, packets = drawn_part.ranks, drawn_part.packets
-    assert part.tolist() == [1, 3, 2, 3, 1, 1, 3, 0, 0, 0, 2, 2]
-    assert packets.samples.tolist() == [8, 3]

@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import SHARDINGS, Aligned, Chunks, Global, Local, Partial, next_ranks, parse_assignment
+from dshuffle.planning import SHARDINGS, Aligned, Chunks, Global, Local, Partial, parse_assignment
 from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.order import epoch_order
+from dshuffle.planning.exchange_epochs import epoch_order
+
+from ...draws import next_ranks
 
 workers = st.integers(1, 9)
 seeds = st.integers(-(2**70), 2**70)
@@ -39,12 +41,6 @@ def test_first_assignment_is_balanced_and_deterministic(sharding, shape, seed):
     assert assignment.dtype == np.int32
     assert balanced(assignment, n)
     np.testing.assert_array_equal(assignment, first_ranks(sharding, q, n, seed=seed))
-
-
-@given(shape=shapes())
-def test_contiguous_shares_are_slices_in_rank_order(shape):
-    assignment = first_ranks("contiguous", *shape, seed=0)
-    assert (np.diff(assignment) >= 0).all()
 
 
 @given(shape=shapes(), seed=seeds, epoch=st.integers(1, 10**6))
@@ -100,13 +96,6 @@ def test_partial_destinations_are_uniform_derangements():
     assert np.abs(off - 1000).max() < 130
 
 
-def test_partial_draws_the_samples_that_leave_at_random():
-    q, n, epochs = 40, 4, 500
-    previous = first_ranks("contiguous", q, n, seed=0)
-    left = sum(previous != next_ranks(Partial(0.3), previous, n, seed=0, epoch=epoch) for epoch in range(1, epochs))
-    assert np.abs(left / epochs - 0.3).max() < 0.1
-
-
 def test_global_is_uniform():
     q, n, epochs = 30, 5, 2000
     start = first_ranks("contiguous", q, n, seed=0)
@@ -144,22 +133,6 @@ def test_epoch_order_depends_on_the_set_alone(ids, seed, epoch, rank):
     np.testing.assert_array_equal(order, epoch_order(ascending, seed=seed, epoch=epoch, rank=rank))
 
 
-def test_epoch_order_changes_with_seed_epoch_and_rank():
-    ids = np.arange(50)
-    orders = {tuple(epoch_order(ids, seed=s, epoch=e, rank=r).tolist()) for s in (0, 1) for e in (0, 1) for r in (0, 1)}
-    assert len(orders) == 8
-
-
-def test_golden_values():
-    start = first_ranks("random", 12, 3, seed=7)
-    assert start.tolist() == [0, 0, 2, 1, 1, 2, 0, 1, 2, 1, 2, 0]
-    drawn = next_ranks(Global(), start, 3, seed=7, epoch=1)
-    assert drawn.tolist() == [0, 0, 2, 0, 2, 0, 2, 1, 1, 2, 1, 1]
-    exchanged = next_ranks(Partial(0.5), start, 3, seed=7, epoch=1)
-    assert exchanged.tolist() == [0, 2, 2, 1, 2, 1, 0, 0, 0, 1, 2, 1]
-    assert epoch_order(np.arange(8), seed=7, epoch=1, rank=2).tolist() == [4, 5, 7, 2, 1, 0, 6, 3]
-
-
 @pytest.mark.parametrize(
     "assignment",
     [Local(), Global(), *map(Partial, (0.3, 1 / 3, 0, 1e-7)), *map(Aligned, (1, 0.3, 0)), Chunks(), Chunks(64)],
@@ -167,11 +140,6 @@ def test_golden_values():
 def test_parsing_is_the_inverse_of_str(assignment):
     assert parse_assignment(str(assignment)) == assignment
     assert parse_assignment(assignment) is assignment
-
-
-def test_str_of_partial():
-    assert str(Partial(0.3)) == "partial:0.3"
-    assert Partial(np.float32(0.5)) == Partial(0.5)
 
 
 @pytest.mark.parametrize(
@@ -195,34 +163,3 @@ def test_unknown_assignments_list_the_known(text):
 def test_fractions_outside_0_1_are_refused(kind, fraction):
     with pytest.raises(InvalidParameter, match=r"assignment.fraction=.*number in \[0, 1\]"):
         kind(fraction)
-
-
-def test_bad_input():
-    with pytest.raises(InvalidParameter, match=r"n_samples=3 .* integer >= 4.*fewer samples than workers"):
-        first_ranks("random", 3, 4, seed=0)
-    with pytest.raises(InvalidParameter, match="n_workers=0"):
-        first_ranks("random", 3, 0, seed=0)
-    with pytest.raises(InvalidParameter, match="n_workers=2\\.0"):
-        first_ranks("random", 3, 2.0, seed=0)
-    with pytest.raises(InvalidParameter, match=r"sharding='rand'.*'contiguous', 'random'"):
-        first_ranks("rand", 4, 2, seed=0)
-    with pytest.raises(InvalidParameter, match=r"previous\[1\]=2 .*in \[0, 2\), the range of the ranks"):
-        next_ranks(Local(), [0, 2], 2, seed=0, epoch=1)
-    with pytest.raises(InvalidParameter, match=r"previous\[0\]=-1"):
-        next_ranks(Local(), [-1, 2], 2, seed=0, epoch=1)
-    with pytest.raises(InvalidParameter, match=r"previous.dtype='float64'"):
-        next_ranks(Local(), [0.0, 1.0], 2, seed=0, epoch=1)
-    with pytest.raises(InvalidParameter, match=r"previous.shape=\(1, 2\)"):
-        next_ranks(Local(), [[0, 1]], 2, seed=0, epoch=1)
-    with pytest.raises(InvalidParameter, match="assignment='local'"):
-        next_ranks("local", [0, 1], 2, seed=0, epoch=1)
-
-
-@pytest.mark.parametrize("assignment", ["local", "partial:0.5", "global", "aligned", "chunks:2"])
-def test_holders_that_do_not_cover_the_shares_are_refused(assignment):
-    previous = np.array([0, 1, 0, 1])
-    holders = np.array([0b01, 0b10, 0b10, 0b11], dtype=np.uint64)  # worker 0 trains on sample 2, and lacks it
-    with pytest.raises(InvalidParameter, match=r"holders\[2\]=\[2\] is not allowed.*mask with worker 0.*its own share"):
-        next_ranks(parse_assignment(assignment), previous, 2, seed=0, epoch=1, holders=holders)
-    holders[2] |= np.uint64(1)
-    next_ranks(parse_assignment(assignment), previous, 2, seed=0, epoch=1, holders=holders)

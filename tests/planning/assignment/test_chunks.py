@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import CACHINGS, SHARDINGS, Choices, Chunks, EpochPlanner, ShuffleSpec, next_ranks
+from dshuffle.planning import CACHINGS, SHARDINGS, Choices, Chunks, EpochPlanner, ShuffleSpec
 from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.holders import largest_share
+from dshuffle.planning.exchange_epochs import largest_share
+
+from ...draws import next_ranks
 
 
 @st.composite
@@ -39,33 +41,6 @@ def test_chunks_stay_whole_and_sizes_differ_by_one_chunk_at_most(shape, seed):
         assert sizes.max() == largest_share(q, n, rows)
 
 
-@given(shapes(), st.integers())
-def test_draws_depend_on_seed_and_epoch_alone(shape, seed):
-    q, n, rows = shape
-    for one, other in zip(draws(q, n, rows, seed), draws(q, n, rows, seed), strict=True):
-        np.testing.assert_array_equal(one, other)
-    anywhere = np.arange(q) % n
-    np.testing.assert_array_equal(
-        next_ranks(Chunks(rows), anywhere, n, seed=seed, epoch=2), draws(q, n, rows, seed)[-2]
-    )
-
-
-@given(shapes())
-def test_contiguous_chunks_are_slices_in_rank_order(shape):
-    q, n, rows = shape
-    assert (np.diff(first_ranks("contiguous", q, n, seed=0, chunk_rows=rows)) >= 0).all()
-
-
-def test_one_worker_with_a_single_short_chunk():
-    for ranks in draws(5, 1, 8, seed=0):
-        np.testing.assert_array_equal(ranks, np.zeros(5))
-
-
-def test_chunks_of_one_row_are_balanced_as_global_is():
-    ranks = next_ranks(Chunks(1), np.zeros(103, int), 10, seed=0, epoch=1)
-    assert sorted(np.bincount(ranks).tolist()) == [10] * 7 + [11] * 3
-
-
 def test_every_chunk_goes_everywhere_and_nobody_is_favoured():
     q, n, rows, epochs = 68, 3, 10, 3000  # six whole chunks and one of eight rows
     start = np.zeros(q, dtype=int)
@@ -80,29 +55,6 @@ def test_every_chunk_goes_everywhere_and_nobody_is_favoured():
     assert np.abs(counts - 1000).max() < 130
     assert np.abs(sizes / epochs - q / n).max() < 0.5
     assert abs(together / epochs - 1 / 5) < 0.04
-
-
-def test_golden_values():
-    start = first_ranks("random", 11, 2, seed=7, chunk_rows=2)
-    assert start.tolist() == [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0]
-    assert next_ranks(Chunks(2), start, 2, seed=7, epoch=1).tolist() == [1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 0]
-
-
-@pytest.mark.parametrize("caching", CACHINGS)
-def test_without_excess_workers_hold_their_shares_alone(caching):
-    spec = ShuffleSpec(
-        1003, 4, Choices(assignment=Chunks(64), delivery="storage", caching=caching, sharding="random", seed=0)
-    )
-    assert (spec.capacity, spec.has_excess) == (256, False)
-    planner = EpochPlanner(spec)
-    for epoch in range(4):
-        plan = planner.advance() if epoch else planner.load()
-        for rank in range(4):
-            worker = plan.for_worker(rank)
-            np.testing.assert_array_equal(worker.held, worker.own)
-            for samples in worker.receives.values():  # whole chunks, so that no read fetches what nobody wants
-                _, rows = np.unique(samples // 64, return_counts=True)
-                assert set(rows.tolist()) <= {64, 1003 % 64}
 
 
 @pytest.mark.parametrize("caching", CACHINGS)
@@ -136,9 +88,3 @@ def test_fewer_chunks_than_workers_are_refused():
     with pytest.raises(InvalidParameter, match=message):
         next_ranks(Chunks(34), np.zeros(100, int), 4, seed=0, epoch=1)
     assert len(set(first_ranks("random", 100, 4, seed=0, chunk_rows=33).tolist())) == 4
-
-
-@pytest.mark.parametrize("rows", [0, -1, 2.5, "8"])
-def test_rows_must_be_a_count(rows):
-    with pytest.raises(InvalidParameter, match=r"assignment\.rows="):
-        Chunks(rows)

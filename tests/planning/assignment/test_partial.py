@@ -11,7 +11,9 @@ from distributed import Client
 
 import dshuffle
 from dshuffle.errors import InvalidParameter, MixingWarning
-from dshuffle.planning import Choices, EpochPlanner, Partial, ShuffleSpec, first_ranks, next_ranks, parse_assignment
+from dshuffle.planning import Choices, EpochPlanner, Partial, ShuffleSpec, first_ranks, parse_assignment
+
+from ...draws import next_ranks
 
 
 @pytest.mark.parametrize("partial", [Partial(0.3), Partial(1.0), Partial(0.3, fixed_points=True), Partial(1.0, True)])

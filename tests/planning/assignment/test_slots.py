@@ -8,9 +8,9 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.planning import Partial, first_ranks, next_ranks
+from dshuffle.planning import Partial
 from dshuffle.planning.assignment.slots import ORDERS, Blocks, SlotExchange
-from dshuffle.planning.bijection import LARGEST_TABLES, ROUNDS, BijectionFamily
+from dshuffle.planning.randomness import LARGEST_TABLES, ROUNDS, Bijection
 
 
 @given(
@@ -19,7 +19,7 @@ from dshuffle.planning.bijection import LARGEST_TABLES, ROUNDS, BijectionFamily
     largest_tables=st.sampled_from([0, LARGEST_TABLES]),
 )
 def test_every_member_of_a_family_is_a_bijection(sizes, word, largest_tables):
-    family = BijectionFamily.of(np.array(sizes), np.uint64(word), largest_tables=largest_tables)
+    family = Bijection.family(np.array(sizes), np.uint64(word), largest_tables=largest_tables)
     for member, size in enumerate(sizes):
         members, points = np.full(size, member), np.arange(size)
         mapped = family.forward(members, points)
@@ -38,7 +38,7 @@ def simulated(slots, epochs):
         for i in range(slots.last.count):
             for worker in range(first.n_workers):
                 place = int(exchange.emptied(np.array([worker]), np.array([i]))[0])
-                receiver = int(exchange.destinations(np.array([worker]), np.array([i]))[0])
+                receiver = int(exchange.shifted(np.array([worker]), np.array([i]), 1)[0])
                 assert (receiver, i) not in sent
                 sent[receiver, i] = held[worker][place]
         held = [list(samples) for samples in held]
@@ -61,23 +61,12 @@ def test_traces_lead_to_the_samples_of_a_simulation(data):
         assert sorted(sample for samples in held for sample in samples) == list(range(q))
 
 
-def test_large_shares_are_traced_through_networks():
-    """Shares above the size of tables: every sample is somewhere, the numbers are exact, and Q of them has moved."""
-    q, n = 4 * LARGEST_TABLES + 3, 3
-    slots = Partial(0.25).slots(Blocks.drawn(q, n, 1, "test"), seed=5)
-    before = [slots.samples_of(worker, 7) for worker in range(n)]
-    after = [slots.samples_of(worker, 8) for worker in range(n)]
-    assert np.sort(np.concatenate(after)).tolist() == list(range(q))
-    for worker in range(n):
-        assert len(np.setdiff1d(after[worker], before[worker])) == slots.last.count == -(-q // (4 * n))
-
-
 def leaving_pairs(size, offset, rounds, draws=400, **options):
     """How far two slots at a distance leave together more or less often than by chance, in deviations."""
     count, together = size // 10, 0
     members, points = np.zeros(size, int), np.arange(size)
     for word in range(draws):
-        family = BijectionFamily.of(np.array([size]), np.uint64(word * 977 + 1), rounds=rounds, **options)
+        family = Bijection.family(np.array([size]), np.uint64(word * 977 + 1), rounds=rounds, **options)
         leaves = family.forward(members, points) < count
         together += int((leaves[offset:] & leaves[:-offset]).sum())
     chance = count * (count - 1) / (size * (size - 1))
@@ -96,11 +85,6 @@ def test_slots_leave_independently_in_the_smallest_networks(offset):
 
 
 @pytest.mark.slow
-def test_too_few_rounds_make_slots_leave_together():
-    assert max(abs(leaving_pairs(SMALLEST, offset, 2, draws=100)) for offset in OFFSETS) > 10
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("n_workers", [2, 3, 7])
 @pytest.mark.parametrize("fixed_points", [False, True])
 def test_destinations_are_uniform_over_workers(n_workers, fixed_points):
@@ -108,7 +92,7 @@ def test_destinations_are_uniform_over_workers(n_workers, fixed_points):
     for seed in range(400):
         exchange = SlotExchange.drawn(np.full(n_workers, 64), 64, fixed_points, seed)
         for worker in range(n_workers):
-            found = exchange.destinations(np.full(64, worker), np.arange(64))
+            found = exchange.shifted(np.full(64, worker), np.arange(64), 1)
             counts[worker] += np.bincount(found, minlength=n_workers)
     assert (counts.sum(axis=0) == counts.sum(axis=1)).all()
     expected = counts[~np.eye(n_workers, dtype=bool)]
@@ -139,11 +123,3 @@ def test_many_exchanges_mix_like_a_uniform_draw():
         total += q - 1
     assert np.mean(squared) / (n - 1) ** 2 == pytest.approx(1, abs=0.6)
     assert neighbours / total == pytest.approx((q / n - 1) / (q - 1), abs=5 * np.sqrt(0.1875 / total))
-
-
-def test_the_next_ranks_are_those_of_the_first_exchange():
-    ranks = first_ranks("contiguous", 30, 3, seed=4)
-    after = next_ranks(Partial(0.3), ranks, 3, seed=4, epoch=1)
-    slots = Partial(0.3).slots(Blocks.contiguous(30, 3), seed=4)
-    for worker in range(3):
-        assert np.flatnonzero(after == worker).tolist() == sorted(slots.samples_of(worker, 1).tolist())

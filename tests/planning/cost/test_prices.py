@@ -7,8 +7,7 @@ import pytest
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SERVER, STORE, Choices, EpochPlanner, ShuffleSpec
-from dshuffle.planning.cost import Bill, ClusterRates, Work, predict
-from dshuffle.planning.delivery.definition import CHECKSUM_NBYTES
+from dshuffle.planning.cost import CHECKSUM_NBYTES, Bill, ClusterRates, Work, predict
 
 Q, N, ROW, CHUNK = 6000, 4, 100, 20
 CLUSTER = ClusterRates(N, link_up=1e8, link_down=1e8, server_up=1e8, storage=1e8)
@@ -55,27 +54,7 @@ def test_a_run_costs_what_its_plans_move(delivery, assignment, every):
     assert bill.epoch * every == pytest.approx((total - load) / exchanges, rel=0.03, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    "choices", [Choices("global", sharding="contiguous"), Choices("chunks:20"), Choices(cache_fraction=0.5)]
-)
-def test_the_first_load(choices):
-    bill = Bill.of(PRICE, predict(CLUSTER, Work(Q, ROW, choices, chunk_rows=CHUNK)), CLUSTER)
-    load, _ = counted_run(choices, 1)
-    assert bill.load == pytest.approx(load, rel=0.01)
-    assert bill.run is None
-
-
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "dear", None])
 def test_prices_that_cannot_be(value):
     with pytest.raises(InvalidParameter, match=r"egress_price=.* a finite number >= 0"):
         Bill.of(value, predict(CLUSTER, Work(Q, ROW)), CLUSTER)
-
-
-def test_an_epoch_between_exchanges_takes_as_long_as_training():
-    def prediction(every, training):
-        return predict(CLUSTER, Work(Q, ROW, Choices(every=every), training_seconds=training))
-
-    always, sparse = prediction(1, 0.001), prediction(4, 0.001)
-    assert always.exchange_seconds == sparse.exchange_seconds == always.epoch_seconds > 0.001
-    assert sparse.epoch_seconds == pytest.approx((always.exchange_seconds + 3 * 0.001) / 4)
-    assert prediction(4, 5.0).epoch_seconds == 5.0

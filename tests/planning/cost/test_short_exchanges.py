@@ -1,13 +1,18 @@
 """Short exchanges: what takes time whatever is moved, and the ends of the first and the last message."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec
-from dshuffle.planning.cost import ClusterRates, Work, predict
-from dshuffle.planning.cost.prediction import ends_seconds, first_messages, loads_of, message_count, timed
+from dshuffle.planning.cost import (
+    Work,
+    ends_seconds,
+    first_messages,
+    loads_of,
+    message_count,
+    predict,
+    timed,
+)
 
 from .test_prediction import RATE, network
 
@@ -47,20 +52,6 @@ def test_each_pair_has_one_first_message_however_many_follow(delivery, relay):
     assert first_messages(work, cluster, loads) == len(pairs)
 
 
-def test_first_messages_count_like_all_others_where_they_were_not_measured():
-    cluster = network(4, message_seconds=0.002, link_up=1e15, link_down=1e15)
-    work = Work(400, 1)
-    assert predict(cluster, work).exchange_seconds == pytest.approx(3 * 0.002)
-    first = dataclasses.replace(cluster, first_message_seconds=0.005)
-    assert predict(first, work).exchange_seconds == pytest.approx(3 * 0.005)
-
-
-def test_a_cluster_that_was_measured_before_these_terms_is_still_described():
-    """What an earlier release measured, as its fields: the new ones say that they were not measured."""
-    cluster = ClusterRates(**{"n_workers": 4, "link_up": RATE, "link_down": RATE, "epoch_seconds": 0.1})
-    assert (cluster.index_seconds, cluster.first_message_seconds) == (0.0, None)
-
-
 def test_packing_the_first_message_and_unpacking_the_last_one_add_to_the_time_of_the_link():
     """Two workers have one message for each other: about 500 rows of 1000 bytes and their checksums."""
     pack, unpack = 5e8, 2e8
@@ -71,9 +62,3 @@ def test_packing_the_first_message_and_unpacking_the_last_one_add_to_the_time_of
     assert ends_seconds(work, links, loads) == pytest.approx(nbytes / pack + nbytes / unpack)
     alone = nbytes / RATE
     assert alone + nbytes / pack + nbytes / unpack < timed(links, work, loads).exchange_seconds < 1.11 * alone
-
-
-def test_every_sample_held_takes_processor_time():
-    cluster = network(4, index_seconds=1e-6)
-    work = Work(100_000, 1, Choices("partial:0.1", cache_fraction=0.5))
-    assert dict(predict(cluster, work).resources)["processors"] == pytest.approx(0.05)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AutoDelivery
 
 SECONDS = st.floats(0.01, 100)
@@ -47,8 +45,3 @@ def test_a_store_that_has_become_slow_is_left():
         assert auto.choose() == "storage"
         auto.observe("storage", seconds)
     assert auto.choose() == "peer"
-
-
-def test_nothing_to_choose_from():
-    with pytest.raises(InvalidParameter, match="at least one delivery"):
-        AutoDelivery({})

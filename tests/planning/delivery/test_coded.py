@@ -9,15 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import SERVER, Global, bounds, next_ranks
+from dshuffle.planning import SERVER, Global, bounds
 from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.caching import first_holders
 from dshuffle.planning.delivery import plan_delivery
-from dshuffle.planning.delivery.leftover import shuffle_matrix
-from dshuffle.planning.delivery.packets_from_server import Tables
-from dshuffle.planning.epoch_plan import check_plan, missing_samples
-from dshuffle.planning.holders import as_holders, holders_of
-from dshuffle.planning.randomness import random_words
+from dshuffle.planning.epoch_plan import check_plan
+
+from ...draws import first_holders, next_ranks
 
 # Chung et al. (2017), examples 1 to 3, with samples and workers counted from 0.
 CACHES = [{1, 2, 3, 7}, {5, 6, 7, 8}, {0, 2, 3, 4}]
@@ -115,50 +112,6 @@ def test_every_packet_is_a_clique_and_there_are_no_more_than_before(instance, de
     assert bounds.lower_bound(masks, ranks, n) <= carpooled.n_packets <= coded.n_packets
 
 
-@pytest.mark.parametrize("n", [1, 11, 12, 22, 23, 45, 64])
-def test_tables_are_sorted(n):
-    words = random_words(400, "tables", n) >> np.uint64(64 - n)
-    # So few different sets that some have several columns, and columns several samples.
-    holders, destinations = words[:100][np.arange(400) % 100], (words % np.uint64(n)).astype(np.int32)
-    tables = Tables.of(holders[:, np.newaxis], destinations, n)
-    assert (tables.masks[1:] > tables.masks[:-1]).all()
-    assert (
-        sorted(tables.samples) == missing_samples(as_holders(holders, n), np.asarray(destinations, np.int32)).tolist()
-    )
-    for table, mask in enumerate(tables.masks.tolist()):
-        columns = range(tables.columns[table], tables.columns[table + 1])
-        workers = [int(tables.workers[column]) for column in columns]
-        assert workers == sorted(set(workers))
-        for column, worker in zip(columns, workers, strict=True):
-            samples = tables.samples[tables.starts[column] : tables.starts[column + 1]].tolist()
-            assert samples == sorted(samples) != []
-            for j in samples:
-                assert (destinations[j], int(holders[j])) == (worker, mask & ~(1 << worker))
-
-
-def test_sets_of_64_workers():
-    n, q = 64, 3000
-    previous = first_ranks("random", q, n, seed=0)
-    holders = first_holders(previous, n, 150, seed=0)
-    # The highest worker of all, too.
-    destinations = next_ranks(Global(), previous, n, seed=0, epoch=1)
-    needed = sum(not int(holders[j, 0]) >> int(d) & 1 for j, d in enumerate(destinations))
-    counts = [needed]
-    for name, options in [("coded", {}), ("ubershuffle", {"depth": 1}), ("ubershuffle", {"depth": 4})]:
-        made = plan_delivery(name, holders, destinations, n, **options)
-        check_plan(made, holders, destinations, n)
-        counts.append(made.n_packets)
-    assert counts == sorted(counts, reverse=True)
-    assert len(set(counts)) == 4
-
-
-def test_depth_is_how_far_down_a_sample_may_go():
-    # Worker 0 needs a sample that 1 to 3 hold; 1 needs one that 0 alone holds.
-    holders, destinations = [0b1110, 0b0001], [0, 1]
-    for depth, count in [(1, 2), (2, 1), (3, 1), (1000, 1)]:
-        assert plan_delivery("ubershuffle", holders, destinations, 4, depth=depth).n_packets == count
-
-
 def test_many_workers_and_any_depth_take_no_time():
     # The sets of up to 64 workers are too many to go through.
     n = 64
@@ -170,48 +123,10 @@ def test_many_workers_and_any_depth_take_no_time():
     check_plan(made, holders, destinations, n)
 
 
-@pytest.mark.parametrize("name", ["coded", "ubershuffle"])
-def test_without_excess_there_are_pairs(name):
-    owners, destinations = (first_ranks("random", 500, 6, seed=seed) for seed in (0, 1))
-    matrix = shuffle_matrix(owners, destinations, 6)
-    made = plan_delivery(name, holders_of(owners, 6), destinations, 6)
-    assert np.diff(made.offsets).max() == 2
-    assert made.n_packets == np.triu(np.maximum(matrix, matrix.T), k=1).sum()
-
-
-@pytest.mark.parametrize("name", ["coded", "ubershuffle"])
-def test_samples_that_nobody_holds_go_alone(name):
-    made = plan_delivery(name, [0, 0, 0b01, 0b10], [0, 0, 1, 0], 2)
-    assert sorted(map(sorted, packets(made))) == [[(0, 0)], [(1, 0)], [(2, 1), (3, 0)]]
-
-
 def fresh(q, alpha, seed=1, n=20):
     previous = first_ranks("random", q, n, seed=seed)
     holders = first_holders(previous, n, round(alpha * q), seed=seed)
     return holders, next_ranks(Global(), previous, n, seed=seed, epoch=1)
-
-
-FIGURES = [
-    (10**4, 0.1, 6174, 4367),
-    (10**4, 0.3, 6886, 4558),
-    (10**4, 0.5, 4971, 4166),
-    (10**5, 0.1, 46494, 37733),
-    (10**5, 0.2, 54386, 27206),
-    (10**5, 0.5, 48842, 21259),
-    (10**6, 0.2, 353898, 218974),
-    (10**6, 0.5, 404383, 77989),
-]
-"""Samples, cache fraction, and the packets of ``coded`` and ``ubershuffle`` for 20 workers at depth 2."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("q", "alpha", "coded", "carpooled"), FIGURES)
-def test_packets_of_fresh_random_caches(q, alpha, coded, carpooled):
-    holders, destinations = fresh(q, alpha)
-    for name, expected in (("coded", coded), ("ubershuffle", carpooled)):
-        made = plan_delivery(name, holders, destinations, 20)
-        assert made.n_packets == pytest.approx(expected, rel=0.015)
-        check_plan(made, holders, destinations, 20)
 
 
 @pytest.mark.slow
@@ -239,31 +154,6 @@ def test_planning_is_fast(name, q, alpha, seconds):
         plan_delivery(name, holders, destinations, 20)
         taken.append(time.process_time() - start)
     assert min(taken) < seconds
-
-
-def test_golden_plans():
-    holders, destinations = fresh(14, 0.6, seed=9, n=3)
-    coded, carpooled = (plan_delivery(name, holders, destinations, 3) for name in ("coded", "ubershuffle"))
-    assert list(map(sorted, packets(coded))) == [
-        [(10, 2)],
-        [(12, 2)],
-        [(3, 1)],
-        [(1, 0), (6, 2), (9, 1)],
-        [(5, 0)],
-        [(13, 0)],
-    ]
-    assert list(map(sorted, packets(carpooled))) == [
-        [(1, 0), (10, 2)],
-        [(5, 0), (12, 2)],
-        [(3, 1), (6, 2)],
-        [(9, 1), (13, 0)],
-    ]
-
-
-@pytest.mark.parametrize("depth", [0, -1, 1.5, "2"])
-def test_bad_depth(depth):
-    with pytest.raises(InvalidParameter, match=f"depth={depth!r} .*integer >= 1"):
-        plan("ubershuffle", depth=depth)
 
 
 @pytest.mark.parametrize("name", ["coded", "ubershuffle"])

@@ -12,8 +12,7 @@ from distributed import Client
 from dshuffle import create_dataset
 from dshuffle.compare.local_cluster import EmulatedRates, local_cluster
 from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
-from dshuffle.planning.cost import all_ways, recommend
-from dshuffle.planning.cost.job import Work
+from dshuffle.planning.cost import Work, all_ways, recommend
 from dshuffle.runtime.measure import measurement
 from dshuffle.runtime.measure.measurement import _short_exchanges, measure_cluster, shared_links
 from dshuffle.runtime.scheduler.members import in_rank_order

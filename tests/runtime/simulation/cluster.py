@@ -33,7 +33,7 @@ import dshuffle.runtime.worker.session
 import dshuffle.runtime.worker.worker_plugin
 from dshuffle.errors import MixingWarning
 from dshuffle.kernels import load_kernels
-from dshuffle.planning.own_part import OwnPlanner
+from dshuffle.planning.planner import OwnPlanner
 from dshuffle.runtime.scheduler.members import Candidates
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker

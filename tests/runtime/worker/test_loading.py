@@ -250,7 +250,7 @@ def test_another_worker_reads_in_place_of_one_that_fails(dataset, small_blocks):
 
 
 def test_another_worker_reads_in_place_of_a_slow_one(dataset, small_blocks, monkeypatch):
-    monkeypatch.setattr("dshuffle.exchange.inbox.PATIENCE", 0.2)
+    monkeypatch.setattr("dshuffle.exchange.mailboxes.PATIENCE", 0.2)
     monkeypatch.setattr(loading, "LOOK_EVERY", 0.05)
 
     async def slow(address, block, reply):
@@ -266,7 +266,7 @@ def test_another_worker_reads_in_place_of_a_slow_one(dataset, small_blocks, monk
 
 
 def test_another_worker_reads_in_place_of_one_that_hangs_after_half_of_its_blocks(dataset, small_blocks, monkeypatch):
-    monkeypatch.setattr("dshuffle.exchange.inbox.PATIENCE", 0.3)
+    monkeypatch.setattr("dshuffle.exchange.mailboxes.PATIENCE", 0.3)
     monkeypatch.setattr(loading, "LOOK_EVERY", 0.05)
     answers = Counter()
 

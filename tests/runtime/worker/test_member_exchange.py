@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from dshuffle.exchange.messages import MIB
 from dshuffle.exchange.transports import UNACKNOWLEDGED_BYTES
 from dshuffle.planning import SERVER, Choices, EpochPlanner, Global, ShuffleSpec
-from dshuffle.planning.cost import ClusterRates, Work
-from dshuffle.planning.cost.prediction import loads_of, message_count
-from dshuffle.planning.pacing import Pacing
+from dshuffle.planning.cost import ClusterRates, Work, loads_of, message_count
+from dshuffle.planning.delivery.relay import Pacing
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker.member_parts import MemberExchange

@@ -1,27 +1,91 @@
-"""``ubershuffle``: fill gaps in the packets of small sets from the tables of larger sets.
-
-References
-----------
-Chung et al. (2017), Algorithm 4; see docs/papers.md. The paper does not specify the order in which sets of one size,
-and their supersets, are visited. We visit both by ascending mask, because opposite orders need up to 5 % more
-packets. Only the visited set receives samples, and only tables of larger sets give them, so the packets of a set are
-final after its visit.
-"""
+"""Deliveries of packets from a server that holds all rows: ``coded`` and ``ubershuffle``."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from dshuffle.checks import as_integer
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.definition import PlanInput
-from dshuffle.planning.delivery.packets_from_server import (
-    MOST_WORKERS,
-    PacketsFromServer,
-    Tables,
-)
-from dshuffle.planning.epoch_plan import Packets
-from dshuffle.planning.grouping import group_by, lowest_bit, popcount
+from dshuffle.planning.delivery.definition import Delivery, PlanInput
+from dshuffle.planning.epoch_plan import SERVER, Packets, missing_samples
+from dshuffle.planning.types import Holders, Ranks, Samples, Words, count_each, group_by, lowest_bit, popcount
+
+MOST_WORKERS = 64
+"""A set of workers is one machine word. Sets of more workers hardly ever repeat, so tables would not help."""
+
+_DIGIT = 11
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tables:
+    """Non-empty tables by ascending mask of their set, with columns by ascending destination."""
+
+    masks: Words  # ``(T,)`` uint64, the mask of each table's set.
+    # ``(T + 1,)`` int64; the non-empty columns of table t are ``columns[t]`` to ``columns[t + 1] - 1``.
+    columns: Samples
+    starts: Samples  # ``(C + 1,)`` int64; column c has the samples ``samples[starts[c]:starts[c + 1]]``, ascending.
+    workers: Ranks  # ``(C,)`` int32, the destination of each column.
+    samples: Samples  # ``(D,)`` int64, the needed samples.
+
+    @classmethod
+    def of(cls, holders: Holders, destinations: Ranks, n_workers: int) -> Tables:
+        """Build the tables of the needed samples from checked arrays, for at most 64 workers."""
+        needed = missing_samples(holders, destinations)
+        workers = destinations[needed]
+        masks = holders[needed, 0] | (np.uint64(1) << workers.astype(np.uint64))
+        order = group_by(workers, n_workers)[0]
+        for shift in range(0, n_workers, _DIGIT):
+            digits = (masks[order] >> np.uint64(shift)) & np.uint64((1 << _DIGIT) - 1)
+            order = order[group_by(digits.astype(np.int64), 1 << _DIGIT)[0]]
+        samples, workers, masks = needed[order], workers[order], masks[order]
+        new_table = _differs(masks)
+        first = np.flatnonzero(new_table | _differs(workers))
+        return cls(
+            masks=masks[new_table],
+            columns=np.append(np.flatnonzero(new_table[first]), len(first)),
+            starts=np.append(first, len(samples)),
+            workers=workers[first],
+            samples=samples,
+        )
+
+    def plan(self, packet_of: Samples, n_packets: int, destinations: Ranks) -> Packets:
+        """Return the server's plan with ``samples[i]`` in packet ``packet_of[i]``; every packet has a sample."""
+        order, offsets = group_by(packet_of, n_packets)
+        samples = self.samples[order]
+        return Packets(offsets, samples, destinations[samples], np.full(n_packets, SERVER, dtype=np.int32))
+
+
+def _differs(values: Words | Ranks) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return whether each value differs from the one before it; True for the first."""
+    differs = np.ones(len(values), dtype=np.bool_)
+    np.not_equal(values[1:], values[:-1], out=differs[1:])
+    return differs
+
+
+def plan_coded(plan_input: PlanInput) -> Packets:
+    """Plan as many packets from the server for every encoding table as its longest column has samples."""
+    # The rate is that of Theorem 2 if the columns of a table are equally long, as they are for very many samples.
+    # Otherwise the packets at the end of each table serve fewer and fewer workers.
+    tables = Tables.of(plan_input.holders, plan_input.destinations, plan_input.n_workers)
+    packet_of = np.empty(len(tables.samples), dtype=np.int64)
+    n_packets = _encode(tables.columns, tables.starts, packet_of)
+    return tables.plan(packet_of, n_packets, plan_input.destinations)
+
+
+@kernel("(i8[::1], i8[::1], i8[::1])")
+def _encode(columns, starts, packet_of):  # type: ignore[no-untyped-def]
+    """Assign every sample to a packet and return the number of packets (Algorithm 2)."""
+    n_packets = 0
+    for table in range(columns.size - 1):
+        longest = 0
+        for column in range(columns[table], columns[table + 1]):
+            for i in range(starts[column], starts[column + 1]):
+                packet_of[i] = n_packets + i - starts[column]
+            longest = max(longest, starts[column + 1] - starts[column])
+        n_packets += longest
+    return n_packets
 
 
 def plan_ubershuffle(plan_input: PlanInput, depth: int = 2) -> Packets:
@@ -29,20 +93,12 @@ def plan_ubershuffle(plan_input: PlanInput, depth: int = 2) -> Packets:
     depth = as_integer("depth", depth, 1, "Use the delivery 'coded' to move no samples.")
     n_workers = plan_input.n_workers
     tables = Tables.of(plan_input.holders, plan_input.destinations, n_workers)
-    by_size, layers = group_by(_sizes(tables.masks), n_workers + 1)
+    by_size, layers = group_by(count_each(tables.masks[:, np.newaxis], np.arange(len(tables.masks))), n_workers + 1)
     packet_of = np.empty(len(tables.samples), dtype=np.int64)
     n_packets = _carpool(
         tables.masks, tables.columns, tables.starts, tables.workers, by_size, layers, min(depth, n_workers), packet_of
     )
     return tables.plan(packet_of, n_packets, plan_input.destinations)
-
-
-@kernel("(u8[::1],)")
-def _sizes(masks):  # type: ignore[no-untyped-def]
-    sizes = np.empty(masks.size, dtype=np.int64)
-    for table in range(masks.size):
-        sizes[table] = popcount(masks[table])
-    return sizes
 
 
 @kernel("(u8[::1], i8[::1], i8[::1], i4[::1], i8[::1], i8[::1], i8, i8[::1])")
@@ -125,10 +181,8 @@ def _carpool(  # type: ignore[no-untyped-def]
 
 @kernel()
 def _advance(chosen, count):  # type: ignore[no-untyped-def]
-    """Advance to the next choice of ``count`` ascending numbers below ``chosen[count]``; return whether one exists.
-
-    The masks of the choices ascend as well.
-    """
+    """Advance to the next choice of ``count`` ascending numbers below ``chosen[count]``; return whether one exists."""
+    # The masks of the choices ascend as well.
     place = 0
     while place < count and chosen[place] + 1 == chosen[place + 1]:
         chosen[place] = place
@@ -167,12 +221,5 @@ def _hash(mask):  # type: ignore[no-untyped-def]
     return np.int64((mask * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32))
 
 
-class UberShuffle(PacketsFromServer):
-    """The packets of ``coded``, with gaps filled from the tables of larger sets."""
-
-    name = "ubershuffle"
-    plan = staticmethod(plan_ubershuffle)
-    most_workers = MOST_WORKERS
-
-
-UBERSHUFFLE = UberShuffle()
+CODED = Delivery("coded", plan_coded, coded=True, needs_server=True, most_workers=MOST_WORKERS)
+UBERSHUFFLE = Delivery("ubershuffle", plan_ubershuffle, coded=True, needs_server=True, most_workers=MOST_WORKERS)

@@ -1,42 +1,31 @@
-"""``peer``: one of the holders of a needed sample sends it directly to its worker."""
+"""Deliveries of single rows: from peers, from a server, or from the store."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import functools
 
 import numpy as np
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.delivery.definition import (
-    Delivery,
-    Demand,
-    Loads,
-    PartsByWorker,
-    PlanInput,
-    loads_of_one_hop,
-    messages_of_rows,
-)
-from dshuffle.planning.epoch_plan import Packets, split_by_worker
-from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
-from dshuffle.planning.moves import Moves
+from dshuffle.planning.delivery.definition import Delivery, PlanInput
+from dshuffle.planning.epoch_plan import SERVER, STORE, Packets
 from dshuffle.planning.randomness import below, next_word, random_words
+from dshuffle.planning.types import count_each, group_by, lowest_bit
 
 
 def plan_peer(plan_input: PlanInput) -> Packets:
-    """Plan one packet for every needed sample from its least loaded holder, by ascending sample.
-
-    Samples with few holders choose their sender first, and samples with many holders fill the gaps. With two or more
-    holders per sample, loads differ by less than 1 % of the mean. Every worker must receive its samples in any case,
-    so equal sends meet the cut-set bound. With unequal shares, loads are in proportion to shares: no worker then sends
-    more than it receives, and a worker whose link is slow has less of both. Holders on the destination's host come
-    first, because their rows do not cross the network. Sends within hosts and sends between hosts are balanced
-    separately.
-    """
+    """Plan one packet for every needed sample from its least loaded holder, by ascending sample."""
+    # Samples with few holders choose their sender first, and samples with many holders fill the gaps. With two or more
+    # holders per sample, loads differ by less than 1 % of the mean. Every worker must receive its samples in any case,
+    # so equal sends meet the cut-set bound. With unequal shares, loads are in proportion to shares: no worker then
+    # sends more than it receives, and a worker whose link is slow has less of both. Holders on the destination's host
+    # come first, because their rows do not cross the network. Sends within hosts and sends between hosts are balanced
+    # separately.
     holders, n_workers, hosts = plan_input.holders, plan_input.n_workers, plan_input.hosts
     weights = np.array(plan_input.weights or (1,) * n_workers, np.int64)
     needed = plan_input.missing_samples()
-    counts = _counts(holders, needed)
+    counts = count_each(holders, needed)
     if (nowhere := np.flatnonzero(counts == 0)).size:
         raise InvalidParameter.of(
             f"holders[{needed[nowhere[0]]}]",
@@ -51,14 +40,6 @@ def plan_peer(plan_input: PlanInput) -> Packets:
     where = np.array(hosts if len(hosts) else range(n_workers), np.int32)
     _pick_senders(holders, needed, ranks, scarce_first, where, weights, state, senders)
     return Packets.uncoded(needed, ranks, senders)
-
-
-@kernel("(u8[:,::1], i8[::1])")
-def _counts(holders, needed):  # type: ignore[no-untyped-def]
-    counts = np.empty(needed.size, dtype=np.int32)
-    for i in range(needed.size):
-        counts[i] = count_holders(holders, needed[i])
-    return counts
 
 
 @kernel("(u8[:,::1], i8[::1], i4[::1], i8[::1], i4[::1], i8[::1], u8, i4[::1])")
@@ -88,30 +69,15 @@ def _pick_senders(holders, needed, ranks, scarce_first, hosts, weights, state, s
         loads[near, best] += 1
 
 
-class RowsFromPeers(Delivery):
-    """Deliveries of single rows that one worker sends to another. A subclass plans who sends."""
-
-    plans_own_parts: ClassVar[bool] = True
-
-    def own_part(self, moves: Moves, n_workers: int) -> tuple[PartsByWorker, PartsByWorker]:
-        """Receive each sample from the worker that has it, and send in the same way."""
-        receives = split_by_worker(moves.arriving, moves.senders, n_workers)
-        return receives, split_by_worker(moves.leaving, moves.receivers, n_workers)
-
-    def counted_loads(self, demand: Demand, plan: Packets) -> Loads:
-        """Every packet takes one hop."""
-        return loads_of_one_hop(demand, plan)
-
-    def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
-        """Every worker sends to every other one."""
-        return messages_of_rows(loads, row_nbytes, self.pair_count(len(loads.worker_in), relay), rate)
+def plan_from(sender: int, plan_input: PlanInput) -> Packets:
+    """Plan one packet from the server or the store for every needed sample, by ascending sample."""
+    # In this order, a server whose memory is smaller than the dataset streams through the store once, and a worker
+    # fetches a chunk once. From the server, it is the uncoded baseline of Chung et al. (2017) and Attia and Tandon
+    # (2016); see docs/papers.md.
+    samples = plan_input.missing_samples()
+    return Packets.uncoded(samples, plan_input.destinations[samples], np.full(len(samples), sender))
 
 
-class Peer(RowsFromPeers):
-    """The least loaded holder of a sample sends it."""
-
-    name = "peer"
-    plan = staticmethod(plan_peer)
-
-
-PEER = Peer()
+PEER = Delivery("peer", plan_peer, plans_own_parts=True)
+SERVER_ROWS = Delivery("server", functools.partial(plan_from, SERVER), needs_server=True)
+STORAGE = Delivery("storage", functools.partial(plan_from, STORE), reads_store=True, plans_own_parts=True)

@@ -1,4 +1,4 @@
-"""What a worker requests, as a state machine without sockets, clocks or tasks, and which senders are too slow."""
+"""Both sides of an exchange as state machines without sockets, clocks or tasks: events in, instructions out."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import enum
 import heapq
 import itertools
 import math
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dshuffle.errors import ExchangeError, InvalidParameter
 from dshuffle.exchange.messages import MessageId
 from dshuffle.planning import name_of
-from dshuffle.planning.epoch_plan import FORWARDER, forwarder_of
 
 PATIENCE = 5.0
 """Seconds into an exchange before a sender can be slow, and seconds that a slow sender would still take at least."""
@@ -29,11 +28,9 @@ def slow_senders(
     seconds: float,
     seconds_to_read: Callable[[int], float],
 ) -> list[int]:
-    """Senders whose rows should be read from the store instead, or readers that others should take the place of.
-
-    At least half of the senders must have delivered all their rows. So no sender looks slow because the network, or the
-    receiver, is slow.
-    """
+    """Senders whose rows should be read from the store instead, or readers that others should take the place of."""
+    # At least half of the senders must have delivered all their rows. So no sender looks slow because the network, or
+    # the receiver, is slow.
     late = {sender: rows - arrived.get(sender, 0) for sender, rows in owed.items() if rows > arrived.get(sender, 0)}
     if seconds < PATIENCE or 2 * len(late) > len(owed):
         return []
@@ -89,15 +86,10 @@ InboxInstruction = Fetch | ReadInstead | ReportReady | ReportFailed
 
 
 class Inbox:
-    """The messages that a rank expects in a run: which have arrived, and which to request next.
+    """The messages that a rank expects in a run: which have arrived, and which to request next."""
 
-    Parameters
-    ----------
-    window
-        Maximum number of messages requested and not yet unpacked, over all senders.
-    attempts
-        Maximum number of requests for one message before its rows are read from the store instead.
-    """
+    # window: maximum number of messages requested and not yet unpacked, over all senders.
+    # attempts: maximum number of requests for one message before its rows are read from the store instead.
 
     def __init__(self, rank: int, *, window: int, attempts: int = 3) -> None:
         if window < 1:
@@ -152,8 +144,7 @@ class Inbox:
         }
         # Receivers start with different senders, so that they do not all ask the same sender first.
         self._free, self._open = [], Counter()
-        own_place = _place(self.rank)
-        for sender in sorted(self._waiting, key=lambda sender: (_place(sender) <= own_place, _place(sender))):
+        for sender in sorted(self._waiting, key=lambda sender: (sender <= self.rank, sender)):
             self._release(sender)
         self.state = InboxState.RECEIVING
         return self._next()
@@ -213,13 +204,11 @@ class Inbox:
         self._free, self._open = [], Counter()
 
     def _next(self) -> list[InboxInstruction]:
-        """Fill the window, or report that nothing is left.
-
-        The next request goes to a sender with the fewest open requests, and among those to the one with most messages
-        left; ties are broken in turn. So if the window has one slot per sender, every sender with messages left has an
-        open request, and relays that wait for each other's messages cannot deadlock. With a smaller window, all senders
-        come to an end at about the same time.
-        """
+        """Fill the window, or report that nothing is left."""
+        # The next request goes to a sender with the fewest open requests, and among those to the one with most messages
+        # left; ties are broken in turn. So if the window has one slot per sender, every sender with messages left has
+        # an open request, and relays that wait for each other's messages cannot deadlock. With a smaller window, all
+        # senders come to an end at about the same time.
         instructions: list[InboxInstruction] = []
         while len(self._asked) < self.window and (sender := self._next_sender()) is not None:
             message = self._waiting[sender].popleft()
@@ -248,6 +237,148 @@ class Inbox:
             heapq.heappush(self._free, (-left, next(self._turns), sender))
 
 
-def _place(participant: int) -> int:
-    """Return the place of a participant in the order of requests. A forwarder has the place of its rank."""
-    return forwarder_of(participant) if participant <= FORWARDER else participant
+EARLY = 2**16
+"""Maximum number of requests that wait at a sender. Each receiver has at most one window of requests open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Pack the rows of this message and reply with them."""
+
+    message: MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Reply that this message is not available, and why."""
+
+    message: MessageId
+    reason: str
+
+
+OutboxInstruction = Send | Refuse
+
+
+class Outbox:
+    """Decides which requests to answer, to keep waiting, or to refuse."""
+
+    # sender: participant that sends (a rank or the server).
+    # window: maximum number of messages packed and not yet acknowledged.
+
+    def __init__(self, sender: int, *, window: int) -> None:
+        if window < 1:
+            raise InvalidParameter.of("window", window, "an integer >= 1")
+        self.sender = sender
+        self.window = window
+        self.run_id = -1
+        self._open = False
+        self._owed: dict[int, int] = {}
+        self._gates: Mapping[int, Sequence[int]] = {}
+        self._open_gates: set[int] = set()
+        self._waiting: OrderedDict[MessageId, None] = OrderedDict()  # one entry per message
+        self._in_flight: set[MessageId] = set()
+        self._to_one = window
+        self._unlimited: set[int] = set()
+
+    @property
+    def in_flight(self) -> frozenset[MessageId]:
+        """Messages that are packed and not yet acknowledged."""
+        return frozenset(self._in_flight)
+
+    def is_open(self, run_id: int) -> bool:
+        """Whether a run is under way."""
+        return self._open and run_id == self.run_id
+
+    def begin(
+        self,
+        run_id: int,
+        owed: Mapping[int, int],
+        *,
+        gates: Mapping[int, Sequence[int]] | None = None,
+        window: int | None = None,
+        to_one: int | None = None,
+    ) -> list[OutboxInstruction]:
+        """Start a run."""
+        self.run_id = run_id
+        self.window = window or self.window
+        self._to_one = to_one or self.window
+        self._unlimited.clear()
+        self._open = True
+        self._owed = dict(owed)
+        self._gates = gates or {}
+        self._open_gates = {-1}
+        self._in_flight.clear()
+        early, self._waiting = self._waiting, OrderedDict[MessageId, None]()
+        return [instruction for message in early for instruction in self.request(message)]
+
+    def open_gate(self, run_id: int, gate: int) -> list[OutboxInstruction]:
+        """Allow the messages that wait for a gate: their packets have arrived."""
+        if run_id != self.run_id or not self._open:
+            return []
+        self._open_gates.add(gate)
+        return self._ask_again()
+
+    def request(self, message: MessageId) -> list[OutboxInstruction]:
+        """Handle a request, which may be a repeated one."""
+        if message.sender != self.sender:
+            return [Refuse(message, f"wrong sender: the request reached {name_of(self.sender)}")]
+        if message.run_id < self.run_id or (message.run_id == self.run_id and not self._open):
+            return [Refuse(message, f"stale: {name_of(self.sender)} is past run {message.run_id}")]
+        if message.run_id > self.run_id:
+            if len(self._waiting) >= EARLY and message not in self._waiting:
+                return [Refuse(message, f"too many requests wait for run {message.run_id}, which has not begun")]
+            self._waiting[message] = None
+            return []
+        owed = self._owed.get(message.destination, 0)
+        if not 0 <= message.sequence < owed:
+            return [Refuse(message, f"this run has {owed} messages for destination {message.destination}")]
+        gates = self._gates.get(message.destination)
+        shut = gates is not None and gates[message.sequence] not in self._open_gates
+        if message in self._in_flight or (not shut and self._has_room(message.destination)):
+            # A message in flight that is requested again was lost; it keeps its window slot.
+            self._in_flight.add(message)
+            self._waiting.pop(message, None)  # it may have waited for the limit of its destination
+            return [Send(message)]
+        self._waiting[message] = None
+        return []
+
+    def _has_room(self, destination: int) -> bool:
+        """Whether the window has a slot for another message to a destination."""
+        return len(self._in_flight) < self.window and (
+            self._to_one >= self.window
+            or destination in self._unlimited
+            or sum(message.destination == destination for message in self._in_flight) < self._to_one
+        )
+
+    def withdraw(self, message: MessageId) -> None:
+        """Drop a request that waits: its receiver will ask again."""
+        self._waiting.pop(message, None)
+        self._unlimited.add(message.destination)
+
+    def acknowledged(self, message: MessageId) -> list[OutboxInstruction]:
+        """Free the window slot of a message that the receiver has unpacked or no longer waits for."""
+        self._in_flight.discard(message)
+        return self._ask_again() if self._open else []
+
+    def end(self) -> list[OutboxInstruction]:
+        """End the run, committed or aborted, and refuse the requests that still wait for it."""
+        self._open = False
+        self._in_flight.clear()
+        waiting, self._waiting = self._waiting, OrderedDict[MessageId, None]()
+        return [instruction for message in waiting for instruction in self.request(message)]
+
+    def close(self) -> list[OutboxInstruction]:
+        """Refuse all waiting requests: no run will follow, and they would wait forever."""
+        refused = self.end()
+        waiting, self._waiting = self._waiting, OrderedDict[MessageId, None]()
+        return refused + [Refuse(message, f"{name_of(self.sender)} has left") for message in waiting]
+
+    def _ask_again(self) -> list[OutboxInstruction]:
+        """Retry the waiting requests while the window has free slots, those for earlier messages of a flow first."""
+        instructions: list[OutboxInstruction] = []
+        for message in sorted(self._waiting, key=lambda message: message.sequence):
+            if len(self._in_flight) >= self.window:
+                break
+            del self._waiting[message]
+            instructions.extend(self.request(message))
+        return instructions

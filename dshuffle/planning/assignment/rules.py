@@ -1,4 +1,4 @@
-"""``partial:Q``: every worker exchanges a fraction of its samples with the others."""
+"""The assignments ``local``, ``global``, ``chunks`` and ``partial:Q``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,147 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from dshuffle.checks import as_ratio
-from dshuffle.planning.assignment.balance import exchange_in_classes
+from dshuffle.checks import as_integer, as_ratio
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.assignment.balance import draw_classes, exchange_in_classes
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
-from dshuffle.planning.assignment.slots import Blocks, SlotExchange, Slots, WorkerChange, path_of
-from dshuffle.planning.grouping import count_keys, group_by
+from dshuffle.planning.assignment.slots import Blocks, SlotExchange, Slots, WorkerChange
+from dshuffle.planning.exchange_epochs import Weights
+from dshuffle.planning.types import count_keys, group_by
+
+
+@dataclass(frozen=True, slots=True)
+class Local(Assignment):
+    """Every worker keeps its samples; only the order in which it trains on them changes."""
+
+    name: ClassVar[str] = "local"
+    forms: ClassVar[str] = "'local'"
+    moves: ClassVar[bool] = False
+    can_weigh: ClassVar[bool] = True
+
+    def draw(self, draw: Draw) -> EpochDraw:
+        return EpochDraw(draw.previous.copy())
+
+    def slots(self, first: Blocks, seed: int, changes: Sequence[WorkerChange] = ()) -> Slots:
+        return Slots.of(first, changes, lambda n_workers: 0, fixed_points=False, seed=seed)
+
+    @property
+    def shuffled_fraction(self) -> float:
+        """Nothing is exchanged."""
+        return 0.0
+
+    def most_incoming(self, n_samples: int, n_workers: int, largest_share: int) -> int:
+        return 0
+
+    @property
+    def can_balance(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Global(Assignment):
+    """A new uniform draw over all samples in every epoch."""
+
+    name: ClassVar[str] = "global"
+    forms: ClassVar[str] = "'global'"
+    forgets: ClassVar[bool] = True
+    can_weigh: ClassVar[bool] = True
+
+    def draw(self, draw: Draw) -> EpochDraw:
+        if draw.classes is not None:
+            return EpochDraw(draw_classes(draw.classes, draw.n_workers, "global", draw.seed, draw.epoch))
+        return EpochDraw(self.blocks(draw.n_samples, draw.n_workers, draw.seed, draw.epoch, draw.weights).all_ranks())
+
+    def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int, weights: Weights = ()) -> Blocks:
+        return Blocks.drawn(n_samples, n_workers, 1, "global", seed, epoch, weights=weights)
+
+    @property
+    def can_balance(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks(Assignment):
+    """Every chunk of the store goes to a random worker, which mixes the rows of all its chunks.
+
+    Loaders that read a dataset again in every epoch shuffle this way: no chunk is read by two workers, and the rows of
+    a chunk stay together. The first epoch's assignment consists of whole chunks too.
+
+    Parameters
+    ----------
+    rows
+        Number of samples per chunk. None means the chunk size of the dataset, which :class:`~dshuffle.Shuffler` fills
+        in. Planning without a dataset needs the number.
+
+    Examples
+    --------
+    >>> str(Chunks()), str(Chunks(64))
+    ('chunks', 'chunks:64')
+    """
+
+    name: ClassVar[str] = "chunks"
+    forms: ClassVar[str] = "'chunks' or 'chunks:ROWS' (an integer >= 1)"
+    forgets: ClassVar[bool] = True
+    in_chunks: ClassVar[bool] = True
+    can_weigh: ClassVar[bool] = True
+
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows is not None:
+            object.__setattr__(self, "rows", as_integer("assignment.rows", self.rows, 1))
+
+    def __str__(self) -> str:
+        return "chunks" if self.rows is None else f"chunks:{self.rows}"
+
+    @classmethod
+    def parse(cls, parameter: str | None) -> Self:
+        return cls(None if parameter is None else int(parameter))
+
+    def draw(self, draw: Draw) -> EpochDraw:
+        return EpochDraw(self.blocks(draw.n_samples, draw.n_workers, draw.seed, draw.epoch, draw.weights).all_ranks())
+
+    def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int, weights: Weights = ()) -> Blocks:
+        return Blocks.drawn(
+            n_samples, n_workers, self.unit_for(n_samples, n_workers), "chunks", seed, epoch, weights=weights
+        )
+
+    @property
+    def unit(self) -> int | None:
+        """Rows of a chunk, if known."""
+        return self.rows
+
+    def with_unit(self, rows: int) -> Chunks:
+        return Chunks(rows)
+
+    def unit_for(self, n_samples: int, n_workers: int) -> int:
+        """Return the number of samples per chunk, if it is known and every worker gets a chunk.
+
+        Raises
+        ------
+        InvalidParameter
+            If the number is unknown, or there are fewer chunks than workers.
+        """
+        if self.rows is None:
+            hint = "Planning without a dataset needs the number of samples per chunk."
+            raise InvalidParameter.of("assignment", "chunks", "'chunks:ROWS'", hint)
+        check_chunks(n_samples, n_workers, self.rows)
+        return self.rows
+
+
+def check_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> None:
+    """Check that there are at least as many chunks as workers."""
+    n_chunks = -(-n_samples // chunk_rows)
+    if n_chunks < n_workers:
+        raise InvalidParameter.of(
+            "chunk_rows",
+            chunk_rows,
+            f"at most {(n_samples - 1) // (n_workers - 1)}, for {n_samples} samples and {n_workers} workers",
+            f"There {'is only 1 chunk' if n_chunks == 1 else f'are only {n_chunks} chunks'}, and the assignment "
+            "'chunks' gives every worker at least one. Create the dataset with smaller chunks, use the assignment "
+            "'global', or use fewer workers.",
+        )
+
 
 FIXED_POINTS = ":fixed-points"
 
@@ -34,8 +170,9 @@ class Partial(Assignment):
 
     References
     ----------
-    Nguyen et al. (2022), Algorithm 1; see docs/papers.md. :func:`~dshuffle.planning.next_ranks` says how we
-    differ.
+    Nguyen et al. (2022), Algorithm 1; see docs/papers.md. There, a random permutation of the ranks says where
+    sample i of every worker goes, so about 1/M of the exchanges move nothing. We shift the ranks by a random distance that is not
+    zero, in a random order, so that exactly ``ceil(Q N / M)`` samples leave and enter every worker.
 
     Examples
     --------
@@ -88,7 +225,7 @@ class Partial(Assignment):
         if not count:
             return EpochDraw(draw.previous.copy(), slots=slots)
         sizes = count_keys(draw.previous, 0, draw.n_workers)
-        exchange = SlotExchange.drawn(sizes, count, self.fixed_points, *path_of(draw.seed, draw.epoch))
+        exchange = SlotExchange.drawn(sizes, count, self.fixed_points, draw.seed, draw.epoch)
         slots = exchange.applied(slots)
         ranks = np.empty_like(draw.previous)
         ranks[slots] = np.repeat(np.arange(draw.n_workers, dtype=np.int32), sizes)
