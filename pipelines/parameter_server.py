@@ -31,7 +31,7 @@ from rich.table import Table
 from studies.variance import variance_ratio
 
 import dshuffle
-from dshuffle import Choices, Local, Pipeline, Training, open_dataset
+from dshuffle import Choices, Pipeline, Training, open_dataset
 from dshuffle.compare import Way
 from dshuffle.pipeline import LocalWorkers
 from dshuffle.planning import first_ranks
@@ -70,7 +70,7 @@ def pipeline(
         Training(
             "parameter_server", epochs=epochs, model=model, pace="free", batch_size=batch_size, step=step, **options
         ),
-        shuffle=[Way(name, Choices(Local(), sharding=name, seed=seed)) for name in ("random", "stratified:y")],
+        shuffle=[Way(name, Choices("local", sharding=name, seed=seed)) for name in ("random", "stratified:y")],
         cluster=LocalWorkers(workers),
     )
 

@@ -3,8 +3,11 @@
     python tests/benchmarks/changing_q.py [--model regression] [--pairs 20]
 
 Both runs of a pair share the seed. Assignments and orders are those of a session; models train in this process. From
-shards of the stored order, a rule is also compared with a constant Q from random shards. docs/ways-of-shuffling.md, "A
-Q that changes between epochs", describes the rules and has the figures.
+shards of the stored order, a rule is also compared with a constant Q from random shards. The rules: Q rises with the
+spread of the losses of the workers' samples before the exchange (``loss``), or of their gradients (``gradients``);
+doubles if the training loss fell by less than 5 %, and otherwise halves (``plateau``); begins with (n - 1) / n, and
+what is above 0.01 halves in every epoch (``falling``); or the same backwards (``rising``). None was reliably better
+than a constant Q (docs/design.md).
 """
 
 from __future__ import annotations
