@@ -25,7 +25,7 @@ include_patterns = [
     "pipelines/README.md",
     "storage/README.md",
 ]
-source_suffix = {".md": "markdown", ".ipynb": "markdown", ".rst": "restructuredtext"}
+source_suffix = {".md": "markdown", ".rst": "restructuredtext", ".ipynb": "markdown"}
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.mathjax", "numpydoc"]
 
 myst_heading_anchors = 4  # the pages link to headings as GitHub names them

@@ -15,7 +15,7 @@ import numpy as np
 
 from dshuffle import Choices, InvalidParameter, Pipeline, Training, open_dataset
 from dshuffle.pipeline import LocalWorkers
-from dshuffle.planning import GivenSharding
+from dshuffle.planning import GivenSharding, Local
 from dshuffle.training import Decay, split_entries
 
 
@@ -41,7 +41,7 @@ def pipeline(
     if entries_a_row is None:
         ranks = split_entries(entries["row"], workers, held_out=held_out)
         is_test = ranks < 0
-        shuffle = Choices("local", sharding=GivenSharding.of("whole rows", ranks[~is_test]))
+        shuffle = Choices(Local(), sharding=GivenSharding.of("whole rows", ranks[~is_test]))
     else:
         tested = round(held_out * entries_a_row)
         if dataset.n_samples % entries_a_row or not 0 < tested < entries_a_row:

@@ -34,7 +34,7 @@ import dshuffle
 from dshuffle import Choices, Pipeline, Training, open_dataset
 from dshuffle.compare import Way
 from dshuffle.pipeline import LocalWorkers
-from dshuffle.planning import first_ranks
+from dshuffle.planning import Local, first_ranks
 from dshuffle.sharding import stratified
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import SoftmaxRegression, accuracy_on, geometric_speeds, simulate_parameter_server
@@ -70,7 +70,7 @@ def pipeline(
         Training(
             "parameter_server", epochs=epochs, model=model, pace="free", batch_size=batch_size, step=step, **options
         ),
-        shuffle=[Way(name, Choices("local", sharding=name, seed=seed)) for name in ("random", "stratified:y")],
+        shuffle=[Way(name, Choices(Local(), sharding=name, seed=seed)) for name in ("random", "stratified:y")],
         cluster=LocalWorkers(workers),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dshuffle import Choices, Pipeline, Training, open_dataset
 from dshuffle.pipeline import LocalWorkers
+from dshuffle.planning import Global, Local, Partial
 from dshuffle.training import Network, TrainedNetwork, accuracy_on
 
 
@@ -25,7 +26,7 @@ def pipeline(
     dataset, test = open_dataset(url).split(1 - held_out)
     network = Network((*dataset.arrays["x"].shape, hidden, classes))
     options = {"batch_size": batch_size, "step": step, "validate": accuracy_on(test, TrainedNetwork.predict)}
-    assignments = ("local", "partial:0.1", "partial:0.3", "global")
+    assignments = (Local(), Partial(0.1), Partial(0.3), Global())
     return Pipeline(
         dataset,
         Training("synchronous_sgd", epochs=epochs, network=network, **options),

@@ -35,7 +35,7 @@ def test_the_notebook_runs(notebook, tmp_path):
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert ran.returncode == 0, ran.stderr
     if notebook.stem == "report":
-        assert "Reshuffle? Yes" in ran.stdout
+        assert "Yes: one shuffle before training costs" in ran.stdout
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
