@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
-
-from pygments.lexers.special import TextLexer
 
 project = "dshuffle"
 author = "The dshuffle developers"
@@ -18,12 +17,15 @@ root_doc = "docs/index"
 include_patterns = [
     "README.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
     "docs/*.md",
+    "docs/*.ipynb",
     "docs/api/*.rst",
     "pipelines/README.md",
     "storage/README.md",
 ]
-source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+source_suffix = {".md": "markdown", ".rst": "restructuredtext", ".ipynb": "markdown"}
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.mathjax", "numpydoc"]
 
 myst_heading_anchors = 4  # the pages link to headings as GitHub names them
@@ -41,8 +43,14 @@ html_copy_source = False
 
 
 def setup(app):  # type: ignore[no-untyped-def]
-    """Leave private parameters out of signatures, and show diagrams as text. GitHub draws them."""
-    app.add_lexer("mermaid", TextLexer)
+    """Leave private parameters out of signatures, and read notebooks as Markdown."""
+
+    def notebook_as_markdown(app, docname, source):  # type: ignore[no-untyped-def]
+        if str(app.env.doc2path(docname)).endswith(".ipynb"):
+            cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(source[0])["cells"]]
+            source[0] = "\n\n".join(f"```python\n{text}\n```" if kind == "code" else text for kind, text in cells)
+
+    app.connect("source-read", notebook_as_markdown)
 
     def without_private(app, what, name, obj, options, signature, returns):  # type: ignore[no-untyped-def]
         return (re.sub(r", _\w+=\w+", "", signature or "") or signature), returns

@@ -21,12 +21,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.launched.spmd import spmd as spmd
     from dshuffle.pipeline import Pipeline as Pipeline
     from dshuffle.pipeline import Training as Training
-    from dshuffle.planning import Aligned as Aligned
     from dshuffle.planning import Choices as Choices
-    from dshuffle.planning import Chunks as Chunks
-    from dshuffle.planning import Global as Global
-    from dshuffle.planning import Local as Local
-    from dshuffle.planning import Partial as Partial
     from dshuffle.planning import row_permutation as row_permutation
     from dshuffle.planning.cost import ClusterRates as ClusterRates
     from dshuffle.records import EpochRecord as EpochRecord
@@ -60,15 +55,7 @@ _MODULES = {
     ),
     "dshuffle.launched.spmd": ("spmd",),
     "dshuffle.pipeline": ("Pipeline", "Training"),
-    "dshuffle.planning": (
-        "Aligned",
-        "Choices",
-        "Chunks",
-        "Global",
-        "Local",
-        "Partial",
-        "row_permutation",
-    ),
+    "dshuffle.planning": ("Choices", "row_permutation"),
     "dshuffle.planning.cost": ("ClusterRates",),
     "dshuffle.records": ("EpochRecord",),
     "dshuffle.runtime": (

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from dshuffle import Choices, InvalidParameter, Local, Pipeline, Training, open_dataset
+from dshuffle import Choices, InvalidParameter, Pipeline, Training, open_dataset
 from dshuffle.pipeline import LocalWorkers
-from dshuffle.planning import GivenSharding
+from dshuffle.planning import GivenSharding, Local
 from dshuffle.training import Decay, split_entries
 
 

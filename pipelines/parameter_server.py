@@ -31,10 +31,10 @@ from rich.table import Table
 from studies.variance import variance_ratio
 
 import dshuffle
-from dshuffle import Choices, Local, Pipeline, Training, open_dataset
+from dshuffle import Choices, Pipeline, Training, open_dataset
 from dshuffle.compare import Way
 from dshuffle.pipeline import LocalWorkers
-from dshuffle.planning import first_ranks
+from dshuffle.planning import Local, first_ranks
 from dshuffle.sharding import stratified
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import SoftmaxRegression, accuracy_on, geometric_speeds, simulate_parameter_server

@@ -6,8 +6,9 @@ dshuffle run pipelines/partial_exchange.py url=mnist.zarr classes=10  # made by 
 
 from __future__ import annotations
 
-from dshuffle import Choices, Global, Local, Partial, Pipeline, Training, open_dataset
+from dshuffle import Choices, Pipeline, Training, open_dataset
 from dshuffle.pipeline import LocalWorkers
+from dshuffle.planning import Global, Local, Partial
 from dshuffle.training import Network, TrainedNetwork, accuracy_on
 
 

@@ -15,6 +15,7 @@ from types import MappingProxyType, SimpleNamespace
 
 import anndata
 import dask.array
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,6 +23,7 @@ import xarray as xr
 import zarr
 from distributed import Client, LocalCluster
 from PIL import Image
+from sklearn.linear_model import SGDClassifier
 
 import dshuffle
 from dshuffle.pipeline import LocalWorkers
@@ -115,7 +117,7 @@ def test_the_blocks_on_files(two_workers, tmp_path, monkeypatch):
     packed = {"dtype": "int16", "scale_factor": np.float32(1e-4), "_FillValue": -1}
     ds.to_zarr("era5.zarr", consolidated=False, encoding={"t2m": packed})
 
-    created, split, rows, scored, sums, normalized, opened, windows = blocks("from-your-files.md")
+    created, split, rows, scored, sums, normalized, opened, windows, table = blocks("from-your-files.md")
     with two_workers() as client:
         names = {"dshuffle": dshuffle, "np": np, "client": client, "dask": dask, "zarr": zarr}
         for block in (created, split, rows, scored, sums, normalized):
@@ -130,6 +132,17 @@ def test_the_blocks_on_files(two_workers, tmp_path, monkeypatch):
     np.testing.assert_allclose(batch.mean(axis=(0, 1, 2)), 0, atol=1e-4)
     np.testing.assert_allclose(batch.std(axis=(0, 1, 2)), 1, atol=1e-4)
 
+    numbers = np.arange(200)
+    frame = pd.DataFrame({"kind": np.where(numbers % 3, "new", "used"), "price": numbers % 50 + 0.5, "returned": 0})
+    frame["sold"] = pd.Timestamp("2026-01-01") + pd.to_timedelta(numbers, "D")
+    frame["returned"] = (frame["price"] > 25).astype(int)
+    frame.loc[::20, "price"] = np.nan
+    frame.to_parquet("sales.parquet")
+    with two_workers():
+        exec(table, names | {"pandas": pd, "joblib": joblib, "SGDClassifier": SGDClassifier})
+    saved = joblib.load("model.joblib")
+    assert saved.score((numbers[:, None] % 50 - 25.0) * [1, 0, 0], numbers % 50 > 25) > 0.9
+
     exec(opened, names)
     assert names["era5"].arrays["t2m"].dtype == xr.open_zarr("era5.zarr", consolidated=False)["t2m"].dtype == np.float64
     exec(windows, names)
@@ -143,7 +156,7 @@ def test_the_blocks_on_resuming(two_workers, tmp_path, capsys):
     dshuffle.create_dataset(tmp_path / "train.zarr", arrays)
     changes = {"90": "3", "min_workers=4": "min_workers=2"}  # first, as paths have numbers, too
     changes |= {"s3://bucket": str(tmp_path), "/local/scratch/rows": str(tmp_path / "rows")}
-    made, resumed, retried, jobs, elastic, pieces, kept, attached, late, fitted = blocks("resuming.md", changes)
+    made, resumed, retried, jobs, elastic, pieces, kept, attached, fitted = blocks("resuming.md", changes)
     one_epoch = "    for epoch in shuffler.epochs(1):\n        shuffler.client.gather(epoch.map(len))\n"
 
     with two_workers() as client, two_workers() as other_client:
@@ -173,10 +186,6 @@ def test_the_blocks_on_resuming(two_workers, tmp_path, capsys):
                 shuffler.attach(np.zeros(2))
         names |= {"train": lambda partition, weights: weights + 1}
         exec(attached, names)
-        (tmp_path / "run.json").unlink()
-        exec(late, names)
-        with dshuffle.Shuffler(client, tmp_path / "train.zarr", checkpoint=tmp_path / "run.json") as shuffler:
-            assert names["train_late"](shuffler, np.zeros(2)).tolist() == [2, 2]
         (tmp_path / "run.json").unlink()
         exec(fitted, names)
         assert len(names["history"].points) == 3

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "pipelines/README.md", "storage/README.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "pipelines/README.md", "storage/README.md"]
 PAGES += sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))
 pytestmark = pytest.mark.skipif(
     not (ROOT / "CHANGELOG.md").exists(), reason="not a checkout (tests of the installed wheel)"
@@ -61,9 +61,11 @@ def test_every_relative_link_leads_somewhere(name):
 
 
 def test_the_list_of_pages_is_complete():
-    listed = {link.partition("#")[0] for link in links(prose(ROOT / "docs" / "README.md"))}
-    of_the_site = {"index.md", "api.md"}
-    assert {Path(name).name for name in PAGES if name.startswith("docs/")} - listed == {"README.md"} | of_the_site
+    listed = {link.partition("#")[0] for link in links(prose(ROOT / "docs" / "index.md"))}
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} | {
+        page.name for page in (ROOT / "docs").glob("*.ipynb")
+    }
+    assert pages - listed == {"index.md"}
 
 
 def test_anchors_are_those_of_github():

@@ -38,7 +38,7 @@ def test_the_example_runs(tmp_path):
 
 @needs_docs
 def test_the_table_names_every_delivery():
-    page = (DOCS / "ways-of-shuffling.md").read_text()
+    page = (DOCS / "strategies.md").read_text()
     [header] = [line for line in page.splitlines() if line.startswith("| | `")]
     assert re.findall(r"`([\w-]+)`", header) == sorted(
         name for name, delivery in DELIVERIES.items() if not delivery.coded

@@ -69,7 +69,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         equally among the ranks, to within one sample. For ``"partial:Q"``, ``"global"`` and ``"local"``.
     every, between
         K, and ``"redraw"`` or ``"reverse"``: only the epochs K, 2 K, ... exchange samples; between them, a rank goes
-        through its ids in a new order, or in that of the epoch before, backwards. See docs/ways-of-shuffling.md.
+        through its ids in a new order, or in that of the epoch before, backwards. See docs/strategies.md.
     mode
         How to give all ranks the same number of ids if their shares differ: ``"pad"`` (the default) repeats the first
         ids of a rank, ``"drop"`` omits its last ids. ``"uneven"`` leaves the numbers different. Shares differ by one

@@ -20,7 +20,7 @@ PAGES += sorted((ROOT / "docs").glob("*.md"))
 def commands(text):
     """The words of every command line in fenced code, and of every one in a code span."""
     text = text.replace("\\\n", " ")
-    fenced = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    fenced = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     lines = [line for block in fenced for line in re.findall(r"\bdshuffle [a-z].*", block) if "import" not in line]
     spans = re.findall(r"`(dshuffle [a-z][^`]*)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
     return [line.partition(" #")[0].split()[1:] for line in [*lines, *spans]]

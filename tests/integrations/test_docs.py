@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,8 +75,6 @@ def test_at_most_six_lines_change():
     before, after = (script.splitlines() for script in before_and_after())
     changed = [line for line in after if line not in before]
     assert 0 < len(changed) <= 6
-    quick_start = (ROOT / "docs" / "quick-start.md").read_text()
-    assert [line for line in quick_start.splitlines() if line[1:].strip() == changed[0]]
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -96,7 +95,7 @@ def test_the_pytorch_example_runs(torch, tmp_path):
 
 @pytest.mark.slow
 def test_the_permutation_example_runs(tmp_path):
-    assert run(blocks("python")[2], tmp_path) == ["True"]
+    assert run(blocks("python")[1], tmp_path) == ["True"]
 
 
 def exchange_files(folder, *arguments):
@@ -110,8 +109,7 @@ def exchange_files(folder, *arguments):
 
 @pytest.mark.slow
 def test_files_move_between_the_folders_of_two_ranks(torch, tmp_path):
-    [block] = [block for block in blocks("python") if "def exchange" in block]
-    (tmp_path / "block.py").write_text(block)
+    shutil.copy(ROOT / "pipelines" / "files_on_disks.py", tmp_path / "block.py")
     for name in ("storage", "0", "1"):
         (tmp_path / name).mkdir()
     content = {str(sample): bytes([sample]) * 3 * sample for sample in range(25)}

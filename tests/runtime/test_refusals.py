@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from dshuffle import Partial, Shuffler, create_dataset
+from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import (
     CacheBudgetError,
     ClusterError,
@@ -22,7 +22,7 @@ from dshuffle.errors import (
     ExchangeError,
     InvalidParameter,
 )
-from dshuffle.planning import EpochPlan, EpochPlanner
+from dshuffle.planning import EpochPlan, EpochPlanner, Partial
 from dshuffle.planning.planner import OwnPlanner
 from dshuffle.runtime import Epoch
 from dshuffle.runtime.session_spec import DatasetReference

@@ -206,7 +206,7 @@ class Shuffler:
         balance; any other sharding must have it, as ``"stratified:y"`` does.
     every
         K: only the epochs K, 2 K, ... have an exchange. In the epochs between, each worker trains on the samples
-        that it has. So an epoch moves a K-th of the bytes on average. See docs/ways-of-shuffling.md.
+        that it has. So an epoch moves a K-th of the bytes on average. See docs/strategies.md.
     between
         The order in the epochs between: ``"redraw"``, a new random one, or ``"reverse"``, that of the epoch before,
         backwards.

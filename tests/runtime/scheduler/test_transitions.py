@@ -6,7 +6,6 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,12 +27,10 @@ from dshuffle.runtime.scheduler.machine_state import (
     RunFailure,
 )
 
-from .diagram import diagram
 from .machines import committed_machine, given_order, new_machine, replacing_machine, vote
 from .simulator import COMMITTED
 
 Taken = tuple[Phase, type[Event], Phase]
-DESIGN = Path(__file__).parents[3] / "docs" / "design.md"
 NOISE = ExchangeError("noise")
 
 
@@ -379,8 +376,3 @@ def test_a_phase_that_must_not_follow_is_an_error(monkeypatch: pytest.MonkeyPatc
         IllegalTransition, match=re.escape("BeginCall() must not lead from the phase IDLE to EXCHANGING")
     ):
         replacing_machine(2).begin(0.0)
-
-
-@pytest.mark.skipif(not DESIGN.exists(), reason="the docs are not here")
-def test_the_diagram_in_the_docs_is_drawn_from_the_table() -> None:
-    assert f"```mermaid\n{diagram()}\n```" in DESIGN.read_text()
