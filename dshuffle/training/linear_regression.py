@@ -162,9 +162,10 @@ def gradient_steps(
         chosen, gradient = slots[batching.positions(number)], np.zeros(own.size)
         visit(own, *samples, chosen, gradient, 1.0, len(chosen))
         computing += time.perf_counter() - began
+        mean = yield gradient, len(chosen)
         # A step that overflows gives weights that are not finite, which the client checks.
         with np.errstate(over="ignore", invalid="ignore"):
-            own -= step * (yield gradient, len(chosen))
+            own -= step * mean
     return own, 0.0, computing
 
 

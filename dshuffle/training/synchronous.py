@@ -394,8 +394,10 @@ def network_steps(
             _, gradient, seen = network.gradient(parameters, rows, labels)
             if network.n_statistics:
                 statistics = (1 - MOMENTUM) * statistics + MOMENTUM * seen[0]
-            gathering, computing = gathering + gathered - began, computing + time.perf_counter() - gathered
-            parameters = parameters - step * (yield gradient, len(rows))
+        gathering, computing = gathering + gathered - began, computing + time.perf_counter() - gathered
+        mean = yield gradient, len(rows)
+        with np.errstate(over="ignore", invalid="ignore"):
+            parameters = parameters - step * mean
     if network.n_statistics:
         statistics = yield statistics, len(partition)
     return TrainedNetwork(network, parameters, statistics), gathering, computing
