@@ -22,7 +22,7 @@ from rich.table import Table
 
 import dshuffle
 from dshuffle.compare import local_cluster
-from dshuffle.training import column_blocks, entries_by_block
+from dshuffle.planning.randomness import permutation
 from dshuffle.units import at_least
 
 
@@ -35,7 +35,7 @@ def zipf_entries(size: int, per_row: int, seed: int) -> dict[str, np.ndarray[Any
 
 def block_sizes(partition: dshuffle.Partition, blocks: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """Count a worker's entries in each block; runs as a task on each worker."""
-    return np.diff(entries_by_block(partition, blocks).starts)
+    return np.array([np.count_nonzero(np.isin(partition["column"], block)) for block in blocks])
 
 
 def length(client: Client, dataset: dshuffle.Dataset, sharding: str, permute: str, per_row: int, seed: int) -> float:
@@ -44,7 +44,8 @@ def length(client: Client, dataset: dshuffle.Dataset, sharding: str, permute: st
     with dshuffle.Shuffler(client, dataset, assignment=assignment, sharding=sharding, seed=seed) as shuffler:
         n = shuffler.n_workers
         columns = round(dataset.n_samples / per_row)
-        blocks = column_blocks(columns, n, seed=seed, epoch=0, permute=permute)
+        order = np.arange(columns) if permute == "never" else permutation(columns, "columns", seed, 0)
+        blocks = np.array_split(order, n)  # as in fit_matrix_completion
         futures = next(shuffler.epochs(1)).map(block_sizes, blocks)
         sizes = [future.result() for future in futures]
     rounds = [max(sizes[k][(k + turn) % n] for k in range(n)) for turn in range(n)]

@@ -142,7 +142,7 @@ def final_metrics(setting: Setting, sharding: str, seeds: range, samples: int, e
 
         return {
             "accuracy": accuracy(trained_on),
-            "validation loss": model.loss(parameters, held_out["x"], held_out["y"]),
+            "validation loss": model.gradient(parameters, held_out["x"], held_out["y"])[1],
             "validation accuracy": accuracy(held_out),
         }
 

@@ -27,6 +27,7 @@ import statistics
 from typing import Any
 
 import click
+import numpy as np
 from distributed import Client
 from rich import box
 from rich.console import Console
@@ -56,14 +57,14 @@ def train(
     batch_size: int,
     step: float,
     torch: bool,
-) -> History[Any]:
+) -> tuple[History[Any], list[dshuffle.EpochRecord]]:
     assignment, delivery = way
     options: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size}
     with dshuffle.Shuffler(
         client, dataset, assignment=assignment, delivery=delivery, sharding="contiguous"
     ) as shuffler:
         if not torch:
-            return fit_synchronous_sgd(shuffler, Network(sizes), step=step, **options)
+            return fit_synchronous_sgd(shuffler, Network(sizes), step=step, **options), shuffler.records
         from dshuffle.training.torch_ddp import fit_torch_ddp  # an optional extra
 
         def make_model() -> Any:
@@ -83,7 +84,14 @@ def train(
 
             return optim.SGD(parameters, lr=step)
 
-        return fit_torch_ddp(shuffler, make_model, make_optimizer, **options)
+        return fit_torch_ddp(shuffler, make_model, make_optimizer, **options), shuffler.records
+
+
+def phases_of(ranks: np.ndarray[Any, Any], record: dshuffle.EpochRecord) -> list[float]:
+    """Return the seconds of I/O, EXCHANGE, FW+BW, GE+WU and of the hidden exchange in an epoch, means over ranks."""
+    gathering, computing, averaging = ranks.mean(axis=0).tolist()
+    stored, moved = (record.waited_seconds, 0.0) if record.reads_store else (0.0, record.waited_seconds)
+    return [gathering + stored, moved, computing, averaging, record.exchange_seconds - record.waited_seconds]
 
 
 def predict(model: Any, rows: Any) -> Any:
@@ -129,13 +137,13 @@ def main(
     with connect(scheduler, workers) as client, console.status("starting") as status:
         for way in WAYS:
             status.update(" + ".join(way))
-            history = train(client, dataset, way, sizes, epochs, batch_size, step, torch)
-            later = history.breakdown[1:] or history.breakdown
-            phases = [[one.io, one.exchange, one.forward_backward, one.gradient_exchange] for one in later]
-            hidden_seconds = [one.record.exchange_seconds - one.record.waited_seconds for one in later if one.record]
+            history, records = train(client, dataset, way, sizes, epochs, batch_size, step, torch)
+            trained = list(zip(history.breakdown, records, strict=True))
+            later = trained[1:] or trained
+            phases = [phases_of(ranks, record) for ranks, record in later]
             means = [statistics.fmean(phase) for phase in zip(*phases, strict=True)]
             ends = [0.0, *(point.seconds for point in history.points)][-len(later) - 1 :]
-            seconds = [(ends[-1] - ends[0]) / len(later), *means, statistics.fmean(hidden_seconds)]
+            seconds = [(ends[-1] - ends[0]) / len(later), *means]
             accuracy = measure(history.model)  # after the fit, so that no epoch takes longer for it
             errors = (1 - accuracy[name] for name in ("accuracy", "accuracy_of_majority"))
             table.add_row(" + ".join(way), *map("{:.3f}".format, errors), *map(human_seconds, seconds))

@@ -30,8 +30,6 @@ class TrainingPoint:
     error
         The quantity that training minimizes, over the whole dataset: for a regression the relative residual
         ``||X w - y|| / ||y||``.
-    weight_error
-        ``||w - truth|| / ||truth||``, where the true weights are known.
     validation
         Metrics of the model after the epoch by name, where some were asked for.
     """
@@ -39,7 +37,6 @@ class TrainingPoint:
     epoch: int
     seconds: float
     error: float
-    weight_error: float | None = None
     validation: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -1,29 +1,27 @@
-"""History, early stopping and progress bar, shared by all trainers."""
+"""The loop of all trainers: history, schedules, early stopping, validation, checkpoints, and what combines ranks."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from distributed import Future
+from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import CheckpointError, InvalidParameter
 from dshuffle.notebook import html_summary
-from dshuffle.records import EpochRecord
 from dshuffle.redaction import short_repr
 from dshuffle.report import TrainingPoint
 from dshuffle.report.progress import progress_bar
-from dshuffle.runtime import Epoch, Partition, Shuffler, gathered
-from dshuffle.training.parameter_server.slices import Staleness
+from dshuffle.runtime import Epoch, Group, Partition, Shuffler, gathered
+from dshuffle.slow_rank import slow_rank_in_words
 from dshuffle.units import ERROR_DIGITS, METRIC_DIGITS, human_numbers, human_seconds
 
 logger = logging.getLogger(__name__)
@@ -110,188 +108,16 @@ class Linear:
 CONSTANT = Decay(1.0)
 """Keep the step of the first epoch."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseSeconds:
-    """Seconds that one rank spent in each phase of an epoch's steps.
-
-    Parameters
-    ----------
-    batches
-        Seconds of gathering mini-batches from the partition.
-    forward_backward
-        Seconds of computing losses and gradients.
-    gradient_exchange
-        Seconds of averaging gradients, including the wait for slower ranks, and of updating the weights.
-    """
-
-    batches: float = 0.0
-    forward_backward: float = 0.0
-    gradient_exchange: float = 0.0
-
-    @property
-    def own(self) -> float:
-        """Seconds that depend on this rank alone."""
-        return self.batches + self.forward_backward
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochBreakdown:
-    """Time spent in each phase of an epoch.
-
-    Parameters
-    ----------
-    epoch
-        Epoch, counted from 0 at the start of the fit.
-    ranks
-        Seconds of each rank, in rank order.
-    record
-        Record of the exchange before this epoch: its total time, and the part that training could not hide
-        (``waited_seconds``). None for the last epoch of a fit that stopped early, whose record the shuffler writes when
-        it continues or is closed.
-    """
-
-    epoch: int
-    ranks: tuple[PhaseSeconds, ...]
-    record: EpochRecord | None = None
-
-    @property
-    def io(self) -> float:
-        """I/O in Nguyen et al. (2022): gathering mini-batches (the mean over ranks) and waiting for the store."""
-        return _mean([rank.batches for rank in self.ranks]) + self._waited(from_storage=True)
-
-    @property
-    def exchange(self) -> float:
-        """EXCHANGE in Nguyen et al. (2022): waiting for samples of other workers that training does not hide."""
-        return self._waited(from_storage=False)
-
-    @property
-    def forward_backward(self) -> float:
-        """FW+BW in Nguyen et al. (2022), the mean over ranks."""
-        return _mean([rank.forward_backward for rank in self.ranks])
-
-    @property
-    def gradient_exchange(self) -> float:
-        """GE+WU in Nguyen et al. (2022), the mean over ranks."""
-        return _mean([rank.gradient_exchange for rank in self.ranks])
-
-    def _waited(self, *, from_storage: bool) -> float:
-        record = self.record
-        if record is None or record.reads_store != from_storage:
-            return 0.0
-        return record.waited_seconds
-
-
-def with_records(breakdown: Mapping[int, EpochBreakdown], records: Sequence[EpochRecord]) -> tuple[EpochBreakdown, ...]:
-    """Return each epoch's breakdown with its record, if there is one. Keys are the shuffler's epoch numbers."""
-    by_epoch = {record.epoch: record for record in records}
-    return tuple(replace(seconds, record=by_epoch.get(number)) for number, seconds in breakdown.items())
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(1, len(values))
-
-
-SLOW = 2.0
-"""A worker is slow if its rate is less than the median rate divided by this factor."""
-
-
-NOTICEABLE = 0.5
-"""Seconds of an epoch's longest task below which differences between workers are noise."""
-
-
-def timed(partition: Partition, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, int, float]:
-    """Return ``fn(partition, *args, **kwargs)``, which trains on all samples, their number, and the seconds.
-
-    Runs as a task on each worker.
-    """
-    partition.mark_trained(0)
-    started = time.perf_counter()
-    value = fn(partition, *args, **kwargs)
-    partition.mark_trained()
-    return value, len(partition), max(time.perf_counter() - started, 1e-9)
-
-
-@dataclass(slots=True)
-class WorkerSpeeds:
-    """Training rates of all workers, epoch by epoch.
-
-    Parameters
-    ----------
-    epochs
-        Samples per second of each rank in every epoch.
-    emulated
-        Whether the speeds were requested. Slow workers are then not logged.
-    longest
-        Seconds of the longest task of every epoch.
-    """
-
-    epochs: list[tuple[float, ...]] = field(default_factory=list)
-    emulated: bool = False
-    longest: list[float] = field(default_factory=list)
-
-    def collect(self, futures: Sequence[Future[Any]]) -> list[Any]:
-        """Return the values of :func:`timed` tasks, and record their rates as one epoch."""
-        values, counts, seconds = zip(*gathered(futures), strict=True)
-        self.add([count / spent for count, spent in zip(counts, seconds, strict=True)], seconds=max(seconds))
-        return list(values)
-
-    def add(self, rates: Sequence[float], seconds: float) -> None:
-        """Record the samples per second of each rank in one epoch, and the seconds of its longest task."""
-        self.epochs.append(tuple(rates))
-        self.longest.append(seconds)
-
-    def rates(self) -> tuple[float, ...]:
-        """Return the samples per second of each rank: the median, as the first epoch compiles and imports.
-
-        If the number of ranks has changed, epochs with the last number count.
-        """
-        alike = [rates for rates in self.epochs if len(rates) == len(self.epochs[-1])]
-        return tuple(np.median(alike, axis=0).tolist()) if alike else ()
-
-    def slow(self) -> dict[int, float]:
-        """Return the ranks that are much slower than the median worker, and by which factor."""
-        rates = self.rates()
-        middle = float(np.median(rates)) if rates else 0.0
-        return {rank: middle / rate for rank, rate in enumerate(rates) if rate * SLOW < middle}
-
-    def warn(self) -> None:
-        """Log a warning for each slow worker, as every epoch waits for it, unless the epochs are too short to tell."""
-        usual = self.longest[1:] or self.longest  # the first epoch compiles and imports
-        if self.emulated or not usual or np.median(usual) < NOTICEABLE:
-            return
-        for rank, times in self.slow().items():
-            logger.warning("dshuffle: worker %d trained %.1f times slower than the median worker", rank, times)
-
-
 Model = TypeVar("Model")
-First = TypeVar("First")
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
 OnEpoch = Callable[[TrainingPoint], None]
 Validate = Callable[[Model], Mapping[str, Any]]
 """Function from a model to its metrics by name: numbers, or arrays or tensors of one number. It runs in the client's
 process after every epoch."""
-
-
-def raises_once(fit: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Decorate a trainer, so that moving on or closing does not raise the errors of its tasks again.
-
-    Their errors end the fit, and the user of a trainer has no :class:`~dshuffle.Epoch` to accept them.
-    """
-
-    @functools.wraps(fit)
-    def fit_once(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        shuffler = kwargs.get("shuffler", args[0] if args else None)
-        before = shuffler.epoch if isinstance(shuffler, Shuffler) else None
-        try:
-            return fit(*args, **kwargs)
-        except Exception:
-            if isinstance(shuffler, Shuffler) and shuffler.epoch != before:  # else the tasks are not those of the fit
-                shuffler.accept()
-            raise
-
-    return fit_once
+Work = Sequence[Sequence[float]]
+"""For each rank, its samples and its seconds; or its samples and the three columns of ``History.breakdown``."""
+Steps = Generator[tuple[NDArray[Any], float], NDArray[Any], tuple[Model, float, float]]
+"""The steps of one rank: yields arrays with their weights, gets their means over all ranks, and returns the model and
+the seconds of gathering mini-batches and of computing."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -308,12 +134,15 @@ class History(Generic[Model]):
     stopped_early
         Whether early stopping ended the fit.
     worker_rates
-        Samples per second that each rank trained on, the median over epochs. A rank that is much slower than the others
-        is logged as a warning, as every epoch waits for it.
+        Samples per second that each rank trained on, the median over epochs. A warning says for which rank the others
+        wait, if it is much slower.
     breakdown
-        Time spent in each phase of every epoch, for trainers that take steps together.
+        For trainers that take steps together, ``(ranks, 3)`` seconds in every epoch: of gathering mini-batches, of
+        computing gradients, and of averaging them, including the wait for slower ranks and the update of the weights.
     staleness
-        Staleness of the pushes of an asynchronous fit.
+        For an asynchronous fit, ``(ranks, most + 1)`` number of pushes of each rank by their staleness: the number of
+        updates by other workers between a pull and its push. If parameters are split over several servers, it is the
+        largest staleness at any of them.
     batch_size
         Batch size of all workers of an asynchronous fit together, which may have been rounded.
     """
@@ -322,8 +151,8 @@ class History(Generic[Model]):
     model: Model
     stopped_early: bool = False
     worker_rates: tuple[float, ...] = ()
-    breakdown: tuple[EpochBreakdown, ...] = ()
-    staleness: Staleness | None = None
+    breakdown: tuple[NDArray[np.float64], ...] = ()
+    staleness: NDArray[np.int64] | None = None
     batch_size: int | None = None
 
     def __repr__(self) -> str:
@@ -390,174 +219,184 @@ class EarlyStopping:
         """Return whether training should end after these points."""
         best, best_epoch = float("inf"), 0
         for number, point in enumerate(points):
-            value = -self._value(point) if self.highest else self._value(point)
+            values = {**point.validation, "error": point.error}
+            if self.metric not in values:
+                hint = "Pass a validate function that returns this metric."
+                raise InvalidParameter.of("metric", self.metric, f"one of {', '.join(sorted(values))}", hint)
+            value = -values[self.metric] if self.highest else values[self.metric]
             if value < best - self.least_change:
                 best, best_epoch = value, number
         return len(points) - 1 - best_epoch >= self.patience
 
-    def _value(self, point: TrainingPoint) -> float:
-        if self.metric == "error":
-            return point.error
-        if self.metric not in point.validation:
-            metrics = ", ".join(["error", *sorted(point.validation)])
-            raise InvalidParameter.of(
-                "metric", self.metric, f"one of {metrics}", "Pass a validate function that returns this metric."
-            )
-        return point.validation[self.metric]
-
 
 @dataclass(frozen=True, slots=True)
-class SavedFit(Generic[Model]):
-    """A fit after one of its epochs, attached to the state of its session.
-
-    Parameters
-    ----------
-    trainer
-        Name of the function that fits.
-    settings
-        What it was trained with, by name of the parameter.
-    """
+class SavedFit:
+    """A fit after one of its epochs, attached to the state of its session."""
 
     trainer: str
     points: tuple[TrainingPoint, ...]
-    model: Model
+    model: Any
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Recorder(Generic[Model]):
-    """Collect the points of a running fit. A trainer adds one after every epoch.
+class Watch(NamedTuple):
+    """Options that all trainers have."""
 
-    If the fit runs on a :class:`~dshuffle.Shuffler`, every point and its model are attached to the session's state. A
-    session that continues it then continues the fit.
+    schedule: Schedule
+    validate: Callable[[Any], Mapping[str, Any]] | None
+    early_stopping: EarlyStopping | None
+    on_epoch: OnEpoch | None
+
+
+class Trained(NamedTuple):
+    """What an epoch gives: the model, its error, what each rank did, and what a checkpoint keeps if not the model."""
+
+    model: Any
+    error: float
+    work: Work
+    saved: Any = None
+
+
+def run_epochs(
+    shuffler: Shuffler,
+    trainer: str,
+    model: Any,
+    train: Callable[[Any, int, Any, float], Trained],
+    epochs: int,
+    watch: Watch,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    restored: Callable[[Any], Any] = lambda saved: saved,
+    kept: bool = True,
+) -> History[Any]:
+    """Train with ``train(epoch, number, model, factor)`` in every epoch, from a model or from that of a saved fit.
 
     Parameters
     ----------
-    validate
-        Function from a model to its validation metrics.
-    early_stopping
-        Rule that ends the fit.
-    on_epoch
-        Function that is called with each point as soon as it is known, such as the progress bar.
+    settings
+        Warnings say which of them differ from those of the saved fit.
+    restored
+        Makes the model of what a checkpoint keeps.
+    kept
+        Whether checkpoints keep the fit.
     """
+    as_integer("epochs", epochs, 1)
+    session = shuffler if isinstance(shuffler, Shuffler) else None  # a stand-in, such as StoredOrder, has no states
+    before = None if session is None else session.epoch
+    points: list[TrainingPoint] = []
+    saved = session.attached if kept and session is not None and before is None else None
+    if isinstance(saved, SavedFit):
+        _check_saved(saved, trainer, settings)
+        points, model = list(saved.points), restored(saved.model)
 
-    validate: Validate[Model] | None = None
-    early_stopping: EarlyStopping | None = None
-    on_epoch: OnEpoch | None = None
-    points: list[TrainingPoint] = field(default_factory=list)
-    stopped_early: bool = False
-    speeds: WorkerSpeeds = field(default_factory=WorkerSpeeds)
-    _started: float = field(default_factory=time.perf_counter)
-    _session: Shuffler | None = None
-    _trainer: str = ""
-    _settings: Mapping[str, Any] = field(default_factory=dict)
+    def is_due() -> bool:
+        return watch.early_stopping is not None and watch.early_stopping.is_due(points)
 
-    def __post_init__(self) -> None:
-        _check_function("validate", self.validate, "the model")
-        _check_function("on_epoch", self.on_epoch, "a TrainingPoint with epoch, seconds, error and validation")
+    started = time.perf_counter() - (points[-1].seconds if points else 0.0)
+    stopped, works = bool(points) and is_due(), []
+    try:
+        for epoch in shuffler.epochs(0 if stopped else max(0, epochs - len(points))):
+            number = len(points)
+            trained = train(epoch, number, model, watch.schedule(number))
+            seconds, model = time.perf_counter() - started, trained.model
+            if trained.work:
+                works.append(np.array(trained.work, np.float64))
+            metrics = {} if watch.validate is None else numbers_of(watch.validate(model))
+            points.append(TrainingPoint(epoch=number, seconds=seconds, error=trained.error, validation=metrics))
+            if kept and session is not None:
+                state = model if trained.saved is None else trained.saved
+                session.attach(SavedFit(trainer, tuple(points), state, dict(settings)), session.epoch)
+            if watch.on_epoch is not None:
+                watch.on_epoch(points[-1])
+            if stopped := is_due():
+                break
+    except Exception:
+        # It ends the fit, and moving on or closing must not raise it again: the user of a trainer has no epoch to
+        # accept it. Before the first epoch, the tasks are not those of the fit.
+        if session is not None and session.epoch != before:
+            session.accept()
+        raise
+    alike = [work for work in works if len(work) == len(works[-1])]  # workers may have joined or left
+    own = [work[:, 1:3].sum(axis=1) for work in alike]
+    if words := slow_rank_in_words([seconds.tolist() for seconds in own]):
+        logger.warning("dshuffle: %s", words)
+    rates = [work[:, 0] / np.maximum(seconds, 1e-9) for work, seconds in zip(alike, own, strict=True)]
+    return History(
+        tuple(points),
+        model,
+        stopped,
+        tuple(np.median(rates, axis=0).tolist()) if rates else (),
+        tuple(work[:, 1:] for work in works if work.shape[1:] == (4,)),
+    )
 
-    def begin(self, shuffler: object, trainer: str, first: First, **settings: Any) -> Model | First:
-        """Return the model to begin with: ``first``, or that of a fit which this session continues.
 
-        Warnings say which of the ``settings`` differ from those of that fit.
-        """
-        if not isinstance(shuffler, Shuffler):  # a stand-in without states, such as StoredOrder
-            return first
-        self._session, self._trainer, self._settings = shuffler, trainer, settings
-        saved = shuffler.attached if shuffler.epoch is None else None  # otherwise it belongs to an earlier fit
-        if not isinstance(saved, SavedFit):
-            return first
-        if saved.trainer != trainer:
-            raise CheckpointError(
-                f"the state has a model of {saved.trainer}, and {trainer} cannot continue with it. Use that trainer, "
-                "or remove the checkpoint to begin again"
-            )
-        for name, before in getattr(saved, "settings", {}).items():  # earlier releases saved none
-            if before == settings.get(name, before):
-                continue
+def _check_saved(saved: SavedFit, trainer: str, settings: Mapping[str, Any]) -> None:
+    """Check that this trainer can continue a fit."""
+    if saved.trainer != trainer:
+        raise CheckpointError(
+            f"the state has a model of {saved.trainer}, and {trainer} cannot continue with it. Use that trainer, "
+            "or remove the checkpoint to begin again"
+        )
+    for name, before in saved.settings.items():
+        if (now := settings.get(name, before)) != before:
             if name == "optimizer":
                 raise CheckpointError(
-                    f"the state has an optimizer of the kind {before}, and make_optimizer makes one of the kind "
-                    f"{settings[name]}. Use that kind, or begin again without the checkpoint"
+                    f"the state has an optimizer of the kind {before}, and make_optimizer makes one of the kind {now}. "
+                    "Use that kind, or begin again without the checkpoint"
                 )
-            logger.warning(
-                "dshuffle: %s continues with %s=%s; before, it was %s", trainer, name, settings[name], before
-            )
-        self.points = list(saved.points)
-        self._started -= saved.points[-1].seconds
-        self.stopped_early = self.early_stopping is not None and self.early_stopping.is_due(self.points)
-        model: Model = saved.model
-        return model
-
-    def epochs(self, shuffler: Shuffler, count: int) -> Iterator[tuple[int, Epoch]]:
-        """Iterate over the epochs of a fit of ``count`` epochs that are left, with their numbers in the fit."""
-        left = 0 if self.stopped_early else max(0, count - len(self.points))
-        return enumerate(shuffler.epochs(left), start=len(self.points))
-
-    def add(self, model: Model, error: float, weight_error: float | None = None, *, saved: Any = None) -> bool:
-        """Record the model after an epoch, and return whether early stopping is due.
-
-        ``saved`` is attached to the session in place of the model, if it is given.
-        """
-        seconds = time.perf_counter() - self._started
-        validation = {} if self.validate is None else numbers_of(self.validate(model))
-        point = TrainingPoint(
-            epoch=len(self.points), seconds=seconds, error=error, weight_error=weight_error, validation=validation
-        )
-        self.points.append(point)
-        if self._session is not None:
-            kept = model if saved is None else saved
-            self._session.attach(SavedFit(self._trainer, tuple(self.points), kept, self._settings), self._session.epoch)
-        if self.on_epoch is not None:
-            self.on_epoch(point)
-        self.stopped_early = self.early_stopping is not None and self.early_stopping.is_due(self.points)
-        return self.stopped_early
-
-    def history(
-        self,
-        model: Model,
-        breakdown: tuple[EpochBreakdown, ...] = (),
-        staleness: Staleness | None = None,
-        batch_size: int | None = None,
-    ) -> History[Model]:
-        """Return the points so far and the fitted model."""
-        self.speeds.warn()
-        return History(
-            points=tuple(self.points),
-            model=model,
-            stopped_early=self.stopped_early,
-            worker_rates=self.speeds.rates(),
-            breakdown=breakdown,
-            staleness=staleness,
-            batch_size=batch_size,
-        )
+            logger.warning("dshuffle: %s continues with %s=%s; before, it was %s", trainer, name, now, before)
 
 
-def _check_function(name: str, function: object, argument: str) -> None:
-    if function is None:
-        return
-    allowed = f"None, or a function of one argument: {argument}"
-    if not callable(function):
-        raise InvalidParameter.of(name, function, allowed)
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # functions in C may not have one
-        return
-    try:
-        signature.bind(None)
-    except TypeError:
-        raise InvalidParameter.of(name, function, allowed, f"Its parameters are {signature}.") from None
+def timed(partition: Partition, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, int, float]:
+    """Return ``fn(partition, *args, **kwargs)``, which trains on all samples, their number, and the seconds.
+
+    Runs as a task on each worker.
+    """
+    if len(partition) == 0:
+        raise InvalidParameter.because("partition", f"rank {partition.rank} has no samples", "Use fewer workers.")
+    partition.mark_trained(0)
+    started = time.perf_counter()
+    value = fn(partition, *args, **kwargs)
+    partition.mark_trained()
+    return value, len(partition), time.perf_counter() - started
+
+
+def in_passes(epoch: Epoch, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[list[Any], Work]:
+    """Train each rank alone, by a function of its partition; return the results, to combine, and the work."""
+    done = gathered(epoch.map(timed, fn, *args, **kwargs))
+    return [value for value, _, _ in done], [work for _, *work in done]
+
+
+def in_steps(epoch: Any, steps: Callable[..., Steps[Model]], *args: Any, **kwargs: Any) -> tuple[Model, Work]:
+    """Train all ranks together, by ``steps(partition, *args, **kwargs)``."""
+    if hasattr(epoch, "in_step"):  # all ranks are in this process
+        [(model, *_), *_] = epoch.in_step(steps, *args, **kwargs)
+        return model, ()
+    done = epoch.together(averaged, steps, *args, **kwargs)
+    return done[0][0], [work for _, *work in done]
+
+
+def averaged(
+    partition: Partition, group: Group, steps: Callable[..., Steps[Model]], *args: Any, **kwargs: Any
+) -> tuple[Model | None, int, float, float, float]:
+    """Take the steps of one rank; return the model on rank 0, as all ranks have the same. Runs on each worker."""
+    partition.mark_trained(0)
+    started, rank = time.perf_counter(), steps(partition, *args, **kwargs)
+    array, weight = next(rank)
+    while True:
+        try:
+            array, weight = rank.send(group.mean(array, weight))
+        except StopIteration as end:
+            partition.mark_trained()
+            model, gathering, computing = end.value
+            exchanging = time.perf_counter() - started - gathering - computing
+            return model if group.rank == 0 else None, len(partition), gathering, computing, exchanging
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return what a validate function has returned as plain numbers."""
-
-    def number(value: Any) -> float:
-        detach = getattr(value, "detach", None)  # PyTorch warns of a tensor that becomes a number with its graph
-        return float(value if detach is None else detach())
-
-    try:
-        return {name: number(value) for name, value in metrics.items()}
+    try:  # PyTorch warns of a tensor that becomes a number with its graph
+        return {name: float(getattr(value, "detach", lambda value=value: value)()) for name, value in metrics.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise InvalidParameter.because(
             "validate",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -17,35 +17,44 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.randomness import permutation
 from dshuffle.runtime import Epoch, Partition, PerRank, Shuffler, gathered
-from dshuffle.training.fit import CONSTANT, EarlyStopping, History, OnEpoch, Recorder, Schedule, Validate, raises_once
-from dshuffle.training.inputs import check_step, diverged
+from dshuffle.training.fit import (
+    CONSTANT,
+    EarlyStopping,
+    History,
+    OnEpoch,
+    Schedule,
+    Trained,
+    Validate,
+    Watch,
+    run_epochs,
+)
+from dshuffle.training.inputs import FLOATS, WHOLE, check_arrays, check_converging, check_step
 
 Vector = NDArray[np.float64]
-Sums = tuple[Vector, Vector, float]
-"""Number of entries and sum of values of each row or column, and the sum of the squares of all values."""
+Factor = NDArray[np.float32]
+Entries = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
+State = tuple[Factor, Factor | None, tuple[float, float]]
+"""State of a worker after a round: the factor of its rows, the factor of its column block, and sums over this epoch so
+far of squared errors and of the seconds of its own rounds."""
+
+PERMUTATIONS = ("every epoch", "once", "never")
+"""When to permute the columns, from the most to the least random."""
 
 ROUNDS = 3
 """How often the biases of columns and of rows are fitted to what the others leave. On MovieLens, further rounds change
 the held-out squared error by about 0.1 %."""
 
+FIRST_PRODUCTS = 0.03
+"""Standard deviation of the first products of the factors, as a fraction of that of the values they are fitted to.
+Larger products begin as noise. Where a row or column has few entries, it stays unless the regularization is strong."""
+
+HELD_OUT = -1
+"""Rank of entries that no worker trains on."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Baseline:
-    """Entries as the sum of a mean, the bias of their row and the bias of their column.
-
-    Parameters
-    ----------
-    mean
-        Mean of all entries.
-    row_bias, column_bias
-        Float64 ``(n_rows,)`` and ``(n_columns,)``. The bias of a row or column without entries is 0.
-
-    Examples
-    --------
-    >>> baseline = Baseline(3.0, np.array([0.5, -0.5]), np.array([0.0, 1.0]))
-    >>> baseline.predict(np.array([0, 1]), np.array([1, 1]))
-    array([4.5, 3.5])
-    """
+    """Entries as the sum of a mean, the bias of their row and the bias of their column, 0 if that has no entries."""
 
     mean: float
     row_bias: Vector
@@ -57,14 +66,36 @@ class Baseline:
         return value
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Factors:
+    """A completed matrix: a baseline plus the product of two factors.
+
+    Parameters
+    ----------
+    left, right
+        Float32 ``(n_rows, rank)`` and ``(n_columns, rank)``. A row or column without entries has zeros.
+    baseline
+        What it is without factors: ``mean`` of the entries, ``row_bias`` and ``column_bias``.
+    """
+
+    left: Factor
+    right: Factor
+    baseline: Baseline
+
+    def predict(self, row: NDArray[np.integer], column: NDArray[np.integer]) -> NDArray[np.float64]:
+        """Return the value of the entries at rows and columns, float64 ``(entries,)``."""
+        products = np.einsum("ij,ij->i", self.left[row], self.right[column], dtype=np.float64)
+        value: NDArray[np.float64] = self.baseline.predict(row, column) + products
+        return value
+
+
 def fitted_baseline(epoch: Epoch, n_rows: int, n_columns: int) -> tuple[Baseline, float]:
-    """Fit a baseline to the entries of all workers."""
-    sizes = {"row": n_rows, "column": n_columns}
-    bias = {name: np.zeros(size) for name, size in sizes.items()}
+    """Fit a baseline to the entries of all workers; return it with the standard deviation of what it leaves."""
+    bias = {"row": np.zeros(n_rows), "column": np.zeros(n_columns)}
     counts, sums, squares = _added(epoch, "row", bias, 0.0)
     n_entries, mean = counts.sum(), float(sums.sum() / counts.sum())
     for name in ("column", "row") * ROUNDS:
-        counts, sums, squares = _added(epoch, name, bias | {name: np.zeros(sizes[name])}, mean)
+        counts, sums, squares = _added(epoch, name, bias | {name: np.zeros_like(bias[name])}, mean)
         bias[name] = shrunk_means(counts, sums, squares)
         # The squares of what is left, with the new biases.
         squares += float(np.sum(bias[name] * (counts * bias[name] - 2 * sums)))
@@ -102,23 +133,19 @@ def shrunk_means(counts: Vector, sums: Vector, squares: float) -> Vector:
     return means
 
 
-def sums_of_rest(partition: Partition, name: str, biases: dict[str, Vector], mean: float) -> Sums:
+def _sums_of_rest(
+    partition: Partition, name: str, biases: dict[str, Vector], mean: float
+) -> tuple[Vector, Vector, float]:
     """Add up what mean and biases leave of a partition's entries, by row or by column. Runs on each worker."""
     rest = partition["value"] - mean - biases["row"][partition["row"]] - biases["column"][partition["column"]]
     groups, size = partition[name], len(biases[name])
     counts = np.bincount(groups, minlength=size).astype(np.float64)
-    sums = np.bincount(groups, rest, minlength=size).astype(np.float64)
-    return counts, sums, float(rest @ rest)
+    return counts, np.bincount(groups, rest, minlength=size).astype(np.float64), float(rest @ rest)
 
 
-def _added(epoch: Epoch, name: str, biases: dict[str, Vector], mean: float) -> Sums:
-    """Return the sums over all workers."""
-    counts, sums, squares = zip(*gathered(epoch.map(sums_of_rest, name, biases, mean)), strict=True)
-    return np.sum(counts, axis=0), np.sum(sums, axis=0), float(np.sum(squares))
-
-
-HELD_OUT = -1
-"""Rank of entries that no worker trains on."""
+def _added(epoch: Epoch, *args: Any) -> Any:
+    """Return number of entries and sum of values of each row or column, and the sum of the squares of all values."""
+    return [np.sum(each, axis=0) for each in zip(*gathered(epoch.map(_sums_of_rest, *args)), strict=True)]
 
 
 def split_entries(row: ArrayLike, n_workers: int, *, held_out: float = 0.1, seed: int = 0) -> NDArray[np.int32]:
@@ -167,8 +194,7 @@ def split_entries(row: ArrayLike, n_workers: int, *, held_out: float = 0.1, seed
         )
     ratio = as_ratio("held_out", held_out, Fraction(0))
     names, places, counts = np.unique(rows, return_inverse=True, return_counts=True)
-    as_integer("n_workers", n_workers, 1)
-    if len(names) < n_workers:
+    if len(names) < as_integer("n_workers", n_workers, 1):
         raise InvalidParameter.of("n_workers", n_workers, f"at most {len(names)}, the number of rows with entries")
     loads = [(0, rank) for rank in range(n_workers)]
     owner = np.empty(len(names), np.int32)
@@ -185,53 +211,11 @@ def split_entries(row: ArrayLike, n_workers: int, *, held_out: float = 0.1, seed
     return ranks
 
 
-Factor = NDArray[np.float32]
-Entries = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
-State = tuple[Factor, Factor | None, tuple[float, float]]
-"""State of a worker after a round: the factor of its rows, the factor of its column block, and sums over this epoch so
-far of squared errors and of the seconds of its own rounds."""
-
-PERMUTATIONS = ("every epoch", "once", "never")
-"""When to permute the columns, from the most to the least random."""
-
-FIRST_PRODUCTS = 0.03
-"""Standard deviation of the first products of the factors, as a fraction of that of the values they are fitted to.
-Larger products begin as noise. Where a row or column has few entries, it stays unless the regularization is strong."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Factors:
-    """A completed matrix: a baseline plus the product of two factors.
-
-    Parameters
-    ----------
-    left, right
-        Float32 ``(n_rows, rank)`` and ``(n_columns, rank)``. A row or column without entries has zeros.
-    baseline
-        Mean of the entries, and biases of rows and columns.
-    """
-
-    left: Factor
-    right: Factor
-    baseline: Baseline
-
-    def predict(self, row: NDArray[np.integer], column: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Return the value of the entries at rows and columns, float64 ``(entries,)``."""
-        products = np.einsum("ij,ij->i", self.left[row], self.right[column], dtype=np.float64)
-        value: NDArray[np.float64] = self.baseline.predict(row, column) + products
-        return value
-
-    def error(self, entries: Entries) -> float:
-        """Return ``sum (X - M)^2 / sum M^2`` over entries M given as rows, columns and values."""
-        return relative_error(self.predict(*entries[:2]), entries[2])
-
-
-def relative_error(predicted: NDArray[np.floating[Any]], value: NDArray[np.floating[Any]]) -> float:
+def _relative_error(predicted: NDArray[np.floating[Any]], value: NDArray[np.floating[Any]]) -> float:
     """Return ``sum (X - M)^2 / sum M^2`` of predicted entries X and their values M."""
     return float(np.sum((predicted - value) ** 2) / np.sum(np.square(value, dtype=np.float64)))
 
 
-@raises_once
 def fit_matrix_completion(
     shuffler: Shuffler,
     *,
@@ -327,7 +311,8 @@ def fit_matrix_completion(
     2013, for the rounds. Y. Koren, R. Bell and C. Volinsky, "Matrix factorization techniques for recommender systems",
     2009, for the biases.
     """
-    for name, number in (("n_rows", n_rows), ("n_columns", n_columns), ("rank", rank), ("epochs", epochs)):
+    sizes = {"row": n_rows, "column": n_columns}
+    for name, number in (("n_rows", n_rows), ("n_columns", n_columns), ("rank", rank)):
         as_integer(name, number, 1)
     check_step(step)
     if not 0 <= regularization < np.inf:
@@ -339,16 +324,15 @@ def fit_matrix_completion(
         own = {} if validate is None else validate(factors)
         if test is None:
             return own
-        baseline_error = relative_error(factors.baseline.predict(*test[:2]), test[2])
-        return {**own, "test_error": factors.error(test), "baseline_error": baseline_error}
+        *places, value = test
+        errors = [_relative_error(model.predict(*places), value) for model in (factors, factors.baseline)]
+        return {**own, "test_error": errors[0], "baseline_error": errors[1]}
 
-    recorder: Recorder[Factors] = Recorder(metrics, early_stopping, on_epoch)
-    model: Factors | None = recorder.begin(
-        shuffler, "fit_matrix_completion", None, step=step, regularization=regularization
-    )
     counts: NDArray[np.int64] | None = None
-    for number, epoch in recorder.epochs(shuffler, epochs):
-        rows, columns, squares = zip(*gathered(epoch.map(survey, n_rows, n_columns)), strict=True)
+
+    def train(epoch: Epoch, number: int, model: Factors | None, factor: float) -> Trained:
+        nonlocal counts
+        rows, columns, squares = zip(*gathered(epoch.map(survey, sizes)), strict=True)
         owned = np.concatenate(rows)
         if len(np.unique(owned)) < len(owned):
             raise InvalidParameter.because(
@@ -365,48 +349,34 @@ def fit_matrix_completion(
             model = first_factors(baseline, rank, FIRST_PRODUCTS * spread, seed)
             model.left[np.setdiff1d(np.arange(n_rows), owned)] = 0
             model.right[counts == 0] = 0
-        n = len(rows)
-        blocks = column_blocks(n_columns, n, seed=seed, epoch=number, permute=permute_columns)
+        n, order = len(rows), np.arange(n_columns)
+        if permute_columns != "never":
+            order = permutation(n_columns, "columns", seed, number if permute_columns == "every epoch" else 0)
+        blocks = np.array_split(order, n)
         entries = PerRank(epoch.map(entries_by_block, blocks, model.baseline))
         states = PerRank([(model.left[own], None, (0.0, 0.0)) for own in rows])
         rights = PerRank([model.right[block] for block in blocks])
         # The client waits only for the last round. Each task depends on the tasks whose results it needs.
         for turn in range(n):
             if turn:
-                moved = epoch.map(pick, states, 1)
+                moved = epoch.map(_second, states)
                 rights = PerRank([moved[(k + 1) % n] for k in range(n)])
-            states = PerRank(
-                epoch.map(one_round, entries, turn, states, rights, counts, step * schedule(number), regularization)
-            )
-        wrong = longest = 0.0
-        rates = []
+            trained = PerRank([counts[blocks[(k + turn) % n]] for k in range(n)])
+            settings = turn, states, rights, trained, step * factor, regularization
+            states = PerRank(epoch.map(one_round, entries, *settings))
         # Copies, as the factors of the epoch before may be saved later.
         model = Factors(model.left.copy(), model.right.copy(), model.baseline)
-        for k, (left, right, sums) in enumerate(gathered(states.values)):
+        done = gathered(states.values)
+        for k, (left, right, _) in enumerate(done):
             model.left[rows[k]], model.right[blocks[(k + n - 1) % n]] = left, right
-            wrong += sums[0]
-            rates.append(float(columns[k].sum()) / max(sums[1], 1e-9))
-            longest = max(longest, float(sums[1]))
-        recorder.speeds.add(rates, seconds=longest)
-        if not (np.isfinite(wrong) and np.isfinite(model.left).all() and np.isfinite(model.right).all()):
-            raise diverged(step, number, what="factors", remedy="take a smaller step")
-        if recorder.add(model, float(wrong / sum(squares))):
-            break
-    assert model is not None
-    return recorder.history(model)
+        wrong = sum(sums[0] for _, _, sums in done)
+        check_converging(f"step={step:g}", number, wrong, model.left, model.right)
+        work = [(own.sum(), sums[1]) for own, (_, _, sums) in zip(columns, done, strict=True)]
+        return Trained(model, float(wrong / sum(squares)), work)
 
-
-def column_blocks(n_columns: int, n: int, *, seed: int, epoch: int, permute: str) -> list[NDArray[np.int64]]:
-    """Return the columns of each of n blocks in an epoch; ``permute`` as in :func:`fit_matrix_completion`.
-
-    Examples
-    --------
-    >>> [block.tolist() for block in column_blocks(5, 2, seed=0, epoch=1, permute="never")]
-    [[0, 1, 2], [3, 4]]
-    """
-    if permute == "never":
-        return np.array_split(np.arange(n_columns), n)
-    return np.array_split(permutation(n_columns, "columns", seed, epoch if permute == "every epoch" else 0), n)
+    watch = Watch(schedule, metrics, early_stopping, on_epoch)
+    settings = {"step": step, "regularization": regularization}
+    return run_epochs(shuffler, "fit_matrix_completion", None, train, epochs, watch, settings)
 
 
 def first_factors(baseline: Baseline, rank: int, scale: float, seed: int) -> Factors:
@@ -418,70 +388,42 @@ def first_factors(baseline: Baseline, rank: int, scale: float, seed: int) -> Fac
     return Factors(left, right, baseline)
 
 
-def survey(partition: Partition, n_rows: int, n_columns: int) -> tuple[NDArray[np.int64], NDArray[np.int64], float]:
+def survey(partition: Partition, sizes: Mapping[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64], float]:
     """Return a partition's matrix rows, ascending, its number of entries in every column, and their sum of squares.
 
     Runs as a task on each worker.
     """
-    for name, kinds in (("row", "iu"), ("column", "iu"), ("value", "f")):
-        if name not in partition.names:
-            reason = f"its arrays are {', '.join(sorted(partition.names))}"
-            raise InvalidParameter.because("dataset", reason, "Use a dataset with arrays row, column and value.")
-        array = partition[name]
-        if array.ndim != 1 or array.dtype.kind not in kinds:
-            hint = f"It must be a 1-D array of {'floats' if kinds == 'f' else 'integers'}."
-            raise InvalidParameter.because(name, f"it is {array.ndim}-D, {array.dtype}", hint)
-        limit = {"row": n_rows, "column": n_columns}.get(name)
+    check_arrays(partition, row=("row", 1, WHOLE), column=("column", 1, WHOLE), value=("value", 1, FLOATS))
+    for name in ("row", "column", "value"):
+        array, limit = partition[name], sizes.get(name)
         good = np.isfinite(array) if limit is None else (array >= 0) & (array < limit)
         if not good.all():
             bad = int(np.argmin(good))
             allowed = "finite" if limit is None else f"in [0, {limit})"
             raise InvalidParameter.of(f"{name}[{partition.sample_ids[bad]}]", array[bad].item(), allowed)
     squares = float(np.sum(np.square(partition["value"], dtype=np.float64)))
-    return np.unique(partition["row"]).astype(np.int64), np.bincount(partition["column"], minlength=n_columns), squares
+    counts = np.bincount(partition["column"], minlength=sizes["column"])
+    return np.unique(partition["row"]).astype(np.int64), counts, squares
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockedEntries:
-    """Entries of a worker, sorted by column block and within a block in training order.
-
-    ``row`` is an index into the worker's own rows, ``column`` an index into the columns of the block. The entries of
-    block b are ``starts[b]:starts[b + 1]``, and its columns in the matrix are ``blocks[b]``. ``value`` is what the
-    baseline leaves of the entries.
-    """
-
-    row: NDArray[np.int64]
-    column: NDArray[np.int64]
-    value: NDArray[np.float32]
-    starts: NDArray[np.int64]
-    row_counts: NDArray[np.int64]
-    blocks: list[NDArray[np.int64]]
-    rank: int
+BlockedEntries = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]
+"""Entries of a worker, sorted by column block and within a block in training order: indices into the worker's own rows
+and into the columns of the block, what the baseline leaves of the values, the first entry of each block, and the number
+of entries of each row."""
 
 
-def entries_by_block(
-    partition: Partition, blocks: list[NDArray[np.int64]], baseline: Baseline | None = None
-) -> BlockedEntries:
+def entries_by_block(partition: Partition, blocks: Sequence[NDArray[np.int64]], baseline: Baseline) -> BlockedEntries:
     """Sort a partition's entries by block for the rounds. Runs as a task on each worker."""
     columns = np.concatenate(blocks)
     block_of, place_of = np.empty(len(columns), np.int64), np.empty(len(columns), np.int64)
     block_of[columns] = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
     place_of[columns] = np.concatenate([np.arange(len(block)) for block in blocks])
-    column, value = partition["column"], partition["value"]
-    if baseline is not None:
-        value = value - baseline.predict(partition["row"], column)
+    column = partition["column"]
+    value = partition["value"] - baseline.predict(partition["row"], column)
     order = np.argsort(block_of[column], kind="stable")
     _, row, row_counts = np.unique(partition["row"], return_inverse=True, return_counts=True)
-    starts = np.concatenate([[0], np.cumsum(np.bincount(block_of[column], minlength=len(blocks)))])
-    return BlockedEntries(
-        row[order].astype(np.int64),
-        place_of[column[order]],
-        value[order].astype(np.float32),
-        starts,
-        row_counts,
-        blocks,
-        partition.rank,
-    )
+    starts = np.searchsorted(block_of[column[order]], np.arange(len(blocks) + 1))
+    return row[order].astype(np.int64), place_of[column[order]], value[order].astype(np.float32), starts, row_counts
 
 
 def one_round(
@@ -500,21 +442,15 @@ def one_round(
     """
     started = time.perf_counter()
     partition.mark_trained(0)
-    block = (entries.rank + turn) % len(entries.blocks)
-    part = slice(entries.starts[block], entries.starts[block + 1])
+    row, column, value, starts, row_counts = entries
+    n = len(starts) - 1
+    block = (partition.rank + turn) % n
+    part = slice(starts[block], starts[block + 1])
     # Copies, as values that Dask holds must not change.
     left, right = np.array(before[0]), np.array(right)
-    wrong = update_factors(
-        left,
-        right,
-        entries.row[part],
-        entries.column[part],
-        entries.value[part],
-        step * regularization / entries.row_counts,
-        step * regularization / np.maximum(column_counts[entries.blocks[block]], 1),
-        step,
-    )
-    if turn == len(entries.blocks) - 1:
+    decays = (step * regularization / np.maximum(counts, 1) for counts in (row_counts, column_counts))
+    wrong = update_factors(left, right, row[part], column[part], value[part], *decays, step)
+    if turn == n - 1:
         partition.mark_trained()
     errors, seconds = before[2]
     return left, right, (errors + wrong, seconds + time.perf_counter() - started)
@@ -547,6 +483,6 @@ def update_factors(left, right, row, column, value, left_decay, right_decay, ste
     return total
 
 
-def pick(partition: Partition, values: tuple[Any, ...], index: int) -> Any:
+def _second(partition: Partition, values: tuple[Any, ...]) -> Any:
     """Return one of a task's results, so that the other results stay on their worker."""
-    return values[index]
+    return values[1]

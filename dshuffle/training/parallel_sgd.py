@@ -5,18 +5,28 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import InvalidParameter, TrainingDiverged
-from dshuffle.runtime import Partition, Shuffler, gathered
-from dshuffle.store import Dataset
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Schedule, Validate, raises_once, timed
-from dshuffle.training.inputs import EVALUATION_ROWS, check_finite, check_names
+from dshuffle.errors import InvalidParameter
+from dshuffle.runtime import Epoch, Partition, Shuffler, gathered
+from dshuffle.training.fit import (
+    CONSTANT,
+    EarlyStopping,
+    History,
+    OnEpoch,
+    Schedule,
+    Trained,
+    Validate,
+    Watch,
+    in_passes,
+    run_epochs,
+)
+from dshuffle.training.inputs import NUMBERS, WHOLE, check_arrays, check_batch, check_converging, measured
 
 BATCH_ROWS = 4096
 """Rows per call of ``partial_fit``, for estimators that take a step with every row."""
@@ -29,7 +39,6 @@ FIXED = ("constant", "adaptive")
 """Learning rates of scikit-learn that leave the step unchanged in ``partial_fit``."""
 
 
-@raises_once
 def fit_parallel_sgd(
     shuffler: Shuffler,
     estimator: Any,
@@ -103,45 +112,37 @@ def fit_parallel_sgd(
     Chung et al. (2017), section 5.1, average once an epoch; see docs/papers.md. M. Zinkevich, M. Weimer, L. Li and A.
     Smola, "Parallelized stochastic gradient descent", NIPS 2010, averages once at the end.
     """
-    as_integer("epochs", epochs, 1)
     model = _prepared(estimator, seed)
-    batch_rows = _default_batch_rows(model) if batch_rows is None else as_integer("batch_rows", batch_rows, 1)
-    step_name = None if schedule is None else _step_name(model)
-    first_step = 0.0 if step_name is None else float(model.get_params()[step_name])
+    if batch_rows is None:
+        size = getattr(model, "batch_size", BATCH_ROWS)
+        batch_rows = NETWORK_BATCH_ROWS if size == "auto" else size
+    as_integer("batch_rows", batch_rows, 1)
+    step_name = "" if schedule is None else _step_name(model)
+    first_step = model.get_params().get(step_name)
+    names = {"features": features, "target": target}
+    kinds = WHOLE if is_classifier(model) else NUMBERS
     if isinstance(shuffler, Shuffler):  # not a stand-in without a dataset
-        check_arrays(shuffler.dataset, features, target)
-    all_labels = None if classes is None else _checked_classes(np.unique(np.asarray(classes)), None)
-    recorder = Recorder(validate, early_stopping, on_epoch)
-    model = recorder.begin(shuffler, "fit_parallel_sgd", model, batch_rows=batch_rows)
-    labels = None
-    for number, epoch in recorder.epochs(shuffler, epochs):
-        if schedule is not None:
-            model.set_params(**{str(step_name): first_step * schedule(number)})
-        if is_classifier(model) and labels is None:
-            surveys = gathered(epoch.map(labels_of, target))
-            labels = np.unique(np.concatenate([values for values, _ in surveys]))
-            all_labels = (
-                _checked_classes(labels, sum(count for _, count in surveys)) if all_labels is None else all_labels
-            )
-            if not np.isin(labels, all_labels).all():
-                raise InvalidParameter.of(
-                    "classes",
-                    all_labels.tolist(),
-                    f"a list of all labels of {target}",
-                    f"Add {_some(np.setdiff1d(labels, all_labels))}.",
-                )
-        futures = epoch.map(timed, local_fit, model, all_labels, batch_rows, features=features, target=target)
-        fitted = recorder.speeds.collect(futures)
-        model = averaged([part for part, _ in fitted], [count for _, count in fitted])
-        if not all(np.isfinite(array).all() for array in coefficients(model)):
-            raise _diverged(number)
-        futures = epoch.map(wrongness, model, features=features, target=target)
-        wrong, total = np.sum(gathered(futures), axis=0)
+        check_arrays(shuffler.dataset, features=(features, 2, NUMBERS), target=(target, 1, kinds))
+    all_labels = None if classes is None else np.unique(np.asarray(classes))
+
+    def train(epoch: Epoch, number: int, model: Any, factor: float) -> Trained:
+        nonlocal all_labels
+        if step_name:
+            model.set_params(**{step_name: first_step * factor})
+        if is_classifier(model) and all_labels is None:
+            all_labels = np.unique(np.concatenate(gathered(epoch.map(labels_of, target))))
+        if all_labels is not None and len(all_labels) < 2:
+            raise InvalidParameter.of("classes", all_labels.tolist(), "a list of at least two labels")
+        parts, work = in_passes(epoch, local_fit, model, all_labels, batch_rows, kinds, **names)
+        model = averaged(parts, [samples for samples, _ in work])
+        check_converging("estimator", number, *coefficients(model))
+        wrong, total = measured(epoch, wrongness, model, **names)
         if total == 0:
             raise InvalidParameter.of("target", target, "an array with at least one non-zero value")
-        if recorder.add(model, float(wrong / total) if is_classifier(model) else math.sqrt(wrong / total)):
-            break
-    return recorder.history(model)
+        return Trained(model, wrong / total if is_classifier(model) else math.sqrt(wrong / total), work)
+
+    watch = Watch(schedule or CONSTANT, validate, early_stopping, on_epoch)
+    return run_epochs(shuffler, "fit_parallel_sgd", model, train, epochs, watch, {"batch_rows": batch_rows})
 
 
 def is_classifier(estimator: Any) -> bool:
@@ -149,14 +150,10 @@ def is_classifier(estimator: Any) -> bool:
     return "classes" in inspect.signature(estimator.partial_fit).parameters
 
 
-def labels_of(partition: Partition, target: str) -> tuple[NDArray[Any], int]:
-    """Return the distinct labels and the number of samples of a partition. Runs as a task on each worker."""
-    labels = _array(partition, target, "target")
-    if labels.dtype.kind not in "biu" or labels.ndim != 1:
-        raise InvalidParameter.of(
-            "target", target, f"a 1-D array of integers or booleans (it is {labels.ndim}-D, {labels.dtype})"
-        )
-    return np.unique(labels), len(labels)
+def labels_of(partition: Partition, target: str) -> NDArray[Any]:
+    """Return the distinct labels of a partition. Runs as a task on each worker."""
+    check_arrays(partition, target=(target, 1, WHOLE))
+    return np.unique(partition[target])
 
 
 def local_fit(
@@ -164,13 +161,13 @@ def local_fit(
     model: Any,
     classes: NDArray[Any] | None,
     batch_rows: int,
+    kinds: str,
     *,
-    features: str = "x",
-    target: str = "y",
-) -> tuple[Any, int]:
+    features: str,
+    target: str,
+) -> Any:
     """Train a copy of the model for one pass over a partition. Runs as a task on each worker."""
-    if len(partition) == 0:
-        raise InvalidParameter.because("partition", f"rank {partition.rank} has no samples", "Use fewer workers.")
+    check_arrays(partition, features=(features, 2, NUMBERS), target=(target, 1, kinds))
     # Workers in one process may share the same object.
     own = copy.deepcopy(model)
     vars(own).pop("_optimizer", None)
@@ -178,7 +175,10 @@ def local_fit(
     batch_size = getattr(own, "batch_size", None)
     first = 0
     for batch in partition.batches(batch_rows):
-        rows, targets = checked_rows(batch, features, target, partition.sample_ids[first:])
+        rows, targets = check_batch(batch, partition.sample_ids[first:], features=features, target=target)
+        if classes is not None and len(unknown := np.setdiff1d(targets, classes)):
+            hint = f"Add {unknown[0]}."
+            raise InvalidParameter.of("classes", classes.tolist(), f"a list of all labels of {target}", hint)
         if isinstance(batch_size, int):  # scikit-learn warns of a batch size above the number of rows
             own.batch_size = min(batch_size, len(rows))
         try:
@@ -187,28 +187,21 @@ def local_fit(
                 own.partial_fit(rows, targets, **options)
         except ValueError as error:
             if "overflow" in str(error):  # scikit-learn's linear models check for overflow themselves
-                raise _diverged(partition.epoch) from error
+                check_converging("estimator", partition.epoch, np.inf)
             raise
         first += len(rows)
     if batch_size is not None:
         own.batch_size = batch_size
-    return own, len(partition)
+    return own
 
 
-def wrongness(partition: Partition, model: Any, *, features: str = "x", target: str = "y") -> tuple[float, float]:
-    """Return a partition's wrong labels and samples, or for a regressor ``(||prediction - y||^2, ||y||^2)``.
-
-    Runs as a task on each worker.
-    """
-    wrong = total = 0.0
-    for batch in partition.batches(EVALUATION_ROWS):
-        predicted, truth = model.predict(batch[features]), batch[target]
-        if is_classifier(model):
-            wrong, total = wrong + np.count_nonzero(predicted != truth), total + len(truth)
-        else:
-            wrong += float(np.sum((predicted - truth.astype(np.float64)) ** 2))
-            total += float(np.sum(truth.astype(np.float64) ** 2))
-    return wrong, total
+def wrongness(model: Any, rows: NDArray[Any], targets: NDArray[Any]) -> tuple[float, float]:
+    """Return wrong labels and samples, or for a regressor ``(||prediction - y||^2, ||y||^2)``."""
+    predicted = model.predict(rows)
+    if is_classifier(model):
+        return int(np.count_nonzero(predicted != targets)), len(targets)
+    numbers = targets.astype(np.float64)
+    return np.sum((predicted - numbers) ** 2), np.sum(numbers**2)
 
 
 def coefficients(estimator: Any) -> list[NDArray[Any]]:
@@ -222,7 +215,7 @@ def coefficients(estimator: Any) -> list[NDArray[Any]]:
     return arrays
 
 
-def averaged(models: Sequence[Any], samples: Sequence[int]) -> Any:
+def averaged(models: Sequence[Any], samples: Sequence[float]) -> Any:
     """Return a copy of the first fitted model with the sample-weighted mean of all models' coefficients."""
     each = [coefficients(model) for model in models]
     mean = copy.deepcopy(models[0])
@@ -230,13 +223,6 @@ def averaged(models: Sequence[Any], samples: Sequence[int]) -> Any:
     for arrays in zip(coefficients(mean), *each, strict=True):
         arrays[0][...] = np.tensordot(weights, np.stack(arrays[1:]), axes=1)
     return mean
-
-
-def _default_batch_rows(estimator: Any) -> int:
-    batch_size = getattr(estimator, "batch_size", None)
-    if batch_size is None:
-        return BATCH_ROWS
-    return NETWORK_BATCH_ROWS if batch_size == "auto" else as_integer("estimator.batch_size", batch_size, 1)
 
 
 def _prepared(estimator: Any, seed: int) -> Any:
@@ -249,11 +235,12 @@ def _prepared(estimator: Any, seed: int) -> Any:
             "Use SGDClassifier, SGDRegressor, MLPClassifier or MLPRegressor (solver sgd or adam).",
         )
     parameters = estimator.get_params()
-    if parameters.get("average"):
-        hint = "The coefficients of the workers are averaged instead."
-        raise InvalidParameter.of("estimator.average", parameters["average"], "False", hint)
-    if parameters.get("early_stopping"):
-        raise InvalidParameter.of("estimator.early_stopping", True, "False", "Pass early_stopping to the fit.")
+    for name, instead in (
+        ("average", "The coefficients of the workers are averaged"),
+        ("early_stopping", "Pass it to the fit"),
+    ):
+        if parameters.get(name):
+            raise InvalidParameter.of(f"estimator.{name}", parameters[name], "False", f"{instead} instead.")
     model = copy.deepcopy(estimator)
     if parameters.get("random_state", 0) is None:
         model.set_params(random_state=seed)
@@ -262,69 +249,10 @@ def _prepared(estimator: Any, seed: int) -> Any:
 
 def _step_name(model: Any) -> str:
     parameters = model.get_params()
+    if (rate := parameters.get("learning_rate", FIXED[0])) not in FIXED:
+        hint = "Other learning rates have a schedule of their own."
+        raise InvalidParameter.of("estimator.learning_rate", rate, f"{' or '.join(FIXED)} with a schedule", hint)
     for name in STEPS:
         if name in parameters:
-            if parameters.get("learning_rate", FIXED[0]) not in FIXED:
-                raise InvalidParameter.of(
-                    "estimator.learning_rate",
-                    parameters["learning_rate"],
-                    f"one of {', '.join(FIXED)} when a schedule is given",
-                    "Other learning rates have a schedule of their own.",
-                )
             return name
     raise InvalidParameter.of("estimator", model, f"an estimator with {' or '.join(STEPS)} when a schedule is given")
-
-
-def _checked_classes(classes: NDArray[Any], n_samples: int | None) -> NDArray[Any]:
-    if len(classes) < 2:
-        raise InvalidParameter.of("classes", classes.tolist(), "a list of at least two labels")
-    if n_samples is not None and len(classes) == n_samples:
-        raise InvalidParameter.because(
-            "target",
-            f"its {n_samples} samples have {n_samples} distinct labels",
-            "Choose an array whose labels occur more than once.",
-        )
-    return classes
-
-
-def _some(values: NDArray[Any]) -> str:
-    return ", ".join(map(str, values[:5].tolist())) + (", ..." if len(values) > 5 else "")
-
-
-def _array(partition: Partition, name: str, parameter: str) -> NDArray[Any]:
-    check_names(partition.names, **{parameter: name})
-    return partition[name]
-
-
-def checked_rows(
-    batch: Mapping[str, NDArray[Any]], features: str, target: str, sample_ids: NDArray[np.int64]
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the features and the target of a batch, if they are finite numbers of the right shape."""
-    check_names(batch, features=features, target=target)
-    for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
-        _check_shape(parameter, name, dimensions, batch[name].ndim, batch[name].dtype)
-        check_finite(parameter, name, batch[name], sample_ids)
-    return batch[features], batch[target]
-
-
-def check_arrays(dataset: Dataset, features: str, target: str) -> None:
-    """Check the shapes and dtypes of the features and the target, before any task runs."""
-    check_names(dataset.arrays, features=features, target=target)
-    for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
-        array = dataset.arrays[name]
-        _check_shape(parameter, name, dimensions, 1 + len(array.shape), array.dtype)
-
-
-def _check_shape(parameter: str, name: str, dimensions: int, n_axes: int, dtype: np.dtype[Any]) -> None:
-    if n_axes != dimensions or dtype.kind not in "biuf":
-        hint = "Write them as rows: x.reshape(len(x), -1) for an array x, or a Dask array." if n_axes > 2 else ""
-        allowed = f"a {dimensions}-D array of numbers (it is {n_axes}-D, {dtype})"
-        raise InvalidParameter.of(parameter, name, allowed, hint)
-
-
-def _diverged(epoch: int) -> TrainingDiverged:
-    return TrainingDiverged.because(
-        "estimator",
-        f"its coefficients diverged in epoch {epoch}",
-        "Take a smaller step, or scale the features.",
-    )

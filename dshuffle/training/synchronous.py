@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,22 +14,30 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.batching import UNEVEN, Batching
-from dshuffle.runtime import Group, Partition, Shuffler, gathered
+from dshuffle.runtime import Epoch, Partition, Shuffler
+from dshuffle.store import Dataset
 from dshuffle.training.fit import (
     CONSTANT,
     EarlyStopping,
-    EpochBreakdown,
     History,
     OnEpoch,
-    PhaseSeconds,
-    Recorder,
     Schedule,
+    Steps,
+    Trained,
     Validate,
-    raises_once,
-    with_records,
+    Watch,
+    in_steps,
+    run_epochs,
 )
-from dshuffle.training.inputs import EVALUATION_ROWS, check_names, check_step, diverged
-from dshuffle.training.parallel_sgd import check_arrays, checked_rows
+from dshuffle.training.inputs import (
+    NUMBERS,
+    WHOLE,
+    check_arrays,
+    check_batch,
+    check_converging,
+    check_step,
+    measured,
+)
 
 Vector = NDArray[np.float64]
 Rows = NDArray[np.float64]
@@ -100,7 +108,8 @@ class Network:
     @property
     def n_parameters(self) -> int:
         """Length of the parameter vector."""
-        return sum(math.prod(shape) for shape in self._shapes())
+        factors = sum(self.sizes[1:-1]) if self.batch_norm else 0
+        return factors + sum((size + 1) * units for size, units in itertools.pairwise(self.sizes))
 
     @property
     def n_statistics(self) -> int:
@@ -125,24 +134,21 @@ class Network:
     def first_statistics(self) -> Vector:
         """Return initial running statistics: means 0 and variances 1."""
         statistics = np.zeros(self.n_statistics)
-        for _, variances in self._running(statistics):
-            variances[...] = 1
+        for means_and_variances in self._running(statistics):
+            means_and_variances[1] = 1
         return statistics
 
     def scores(self, parameters: Vector, statistics: Vector, rows: ArrayLike) -> Rows:
         """Return the ``(n, classes)`` logits of ``(n, features)`` rows, computed with the running statistics."""
-        values = np.asarray(rows, np.float64)
-        running = list(self._running(statistics))
-        for layer, (weights, factors, biases) in enumerate(self._layers(parameters)):
+        values, running = np.asarray(rows, np.float64), iter(self._running(statistics))
+        *hidden, (last, _, offsets) = self._layers(parameters)
+        for weights, factors, biases in hidden:
             values = values @ weights
-            if layer < len(self.sizes) - 2:
-                if self.batch_norm:
-                    means, variances = running[layer]
-                    values = (values - means) / np.sqrt(variances + EPSILON) * factors
-                values = np.maximum(values + biases, 0)
-            else:
-                values = values + biases
-        return values
+            if self.batch_norm:
+                means, variances = next(running)
+                values = (values - means) / np.sqrt(variances + EPSILON) * factors
+            values = np.maximum(values + biases, 0)
+        return values @ last + offsets
 
     def gradient(
         self, parameters: Vector, rows: ArrayLike, labels: ArrayLike, starts: ArrayLike = (0,)
@@ -168,73 +174,52 @@ class Network:
         first = np.asarray(starts, np.int64)
         values, classes = np.asarray(rows, np.float64), np.asarray(labels, np.int64)
         counts = np.diff(np.append(first, len(values)))
-        layers = list(self._layers(parameters))
-        inputs, normal, inverse = [], [], []
-        statistics = np.empty((len(first), self.n_statistics))
-        column = 0
+
+        def group_means(values: Rows) -> Rows:
+            return np.repeat(np.add.reduceat(values, first, axis=0) / counts[:, np.newaxis], counts, axis=0)
+
+        layers = self._layers(parameters)
+        inputs, normal, inverse, statistics = [values], [], [], [np.empty((len(first), 0))]
         for weights, factors, biases in layers[:-1]:
-            inputs.append(values)
             values = values @ weights
             if self.batch_norm:
-                means = _group_means(values, first, counts)
-                values = values - np.repeat(means, counts, axis=0)
-                variances = _group_means(values**2, first, counts)
-                inverse.append(1 / np.sqrt(np.repeat(variances, counts, axis=0) + EPSILON))
+                means = group_means(values)
+                values = values - means
+                variances = group_means(values**2)
+                inverse.append(1 / np.sqrt(variances + EPSILON))
                 normal.append(values * inverse[-1])
-                statistics[:, column : column + 2 * len(biases)] = np.hstack([means, variances])
-                column += 2 * len(biases)
+                statistics += [means[first], variances[first]]
                 values = normal[-1] * factors
             values = np.maximum(values + biases, 0)
-        inputs.append(values)
-        scores = values @ layers[-1][0] + layers[-1][2]
-        scores -= scores.max(axis=1, keepdims=True)
-        chances = np.exp(scores)
-        chances /= chances.sum(axis=1, keepdims=True)
-        each = np.arange(len(classes))
-        # A probability that underflowed to 0 is clipped to the smallest positive number.
-        loss = -float(np.mean(np.log(np.maximum(chances[each, classes], np.finfo(np.float64).tiny))))
-        back = chances
-        back[each, classes] -= 1
+            inputs.append(values)
+        losses, back = cross_entropy(values @ layers[-1][0] + layers[-1][2], classes)
         back /= len(classes)
-
         gradient = np.empty(self.n_parameters)
-        slots = list(self._layers(gradient))
-        for layer in reversed(range(len(layers))):
-            weights, factors, biases = slots[layer]
-            if layer < len(layers) - 1:
-                back = back * (inputs[layer + 1] > 0)
+        for layer, (weights, factors, biases) in reversed(list(enumerate(self._layers(gradient)))):
+            hidden = layer < len(layers) - 1
+            if hidden:
+                back = back @ layers[layer + 1][0].T * (inputs[layer + 1] > 0)
             biases[...] = back.sum(axis=0)
-            if layer < len(layers) - 1 and self.batch_norm:
+            if hidden and self.batch_norm:
                 factors[...] = np.einsum("ij,ij->j", back, normal[layer])
                 back = back * layers[layer][1]
-                along = _group_means(back * normal[layer], first, counts)
-                back = back - np.repeat(_group_means(back, first, counts), counts, axis=0)
-                back = (back - normal[layer] * np.repeat(along, counts, axis=0)) * inverse[layer]
+                along = group_means(back * normal[layer])
+                back = (back - group_means(back) - normal[layer] * along) * inverse[layer]
             weights[...] = inputs[layer].T @ back
-            if layer:
-                back = back @ layers[layer][0].T
-        return loss, gradient, statistics
+        return float(losses.mean()), gradient, np.hstack(statistics)
 
-    def _shapes(self) -> Iterator[tuple[int, ...]]:
-        """Yield the shapes of weights, factors and biases of every layer."""
-        for layer, (size, units) in enumerate(zip(self.sizes, self.sizes[1:], strict=False)):
-            hidden = layer < len(self.sizes) - 2
-            yield from ((size, units), (units if hidden and self.batch_norm else 0,), (units,))
+    def _layers(self, vector: Vector) -> list[tuple[Rows, Vector, Vector]]:
+        """Return views of a parameter vector: weights, factors and biases of every layer."""
+        shapes: list[tuple[int, ...]] = []
+        for size, units in itertools.pairwise(self.sizes):
+            shapes += [(size, units), (units if self.batch_norm else 0,), (units,)]
+        shapes[-2] = (0,)
+        views = iter(_views(vector, shapes))
+        return list(zip(views, views, views, strict=True))
 
-    def _layers(self, vector: Vector) -> Iterator[tuple[Rows, Vector, Vector]]:
-        """Yield views of a parameter vector: weights, factors and biases of every layer."""
-        views, start = [], 0
-        for shape in self._shapes():
-            views.append(vector[start : start + math.prod(shape)].reshape(shape))
-            start += math.prod(shape)
-        yield from zip(views[::3], views[1::3], views[2::3], strict=True)
-
-    def _running(self, statistics: Vector) -> Iterator[tuple[Vector, Vector]]:
-        """Yield views of a vector of running statistics: means and variances of every hidden layer."""
-        start = 0
-        for units in self.sizes[1:-1] if self.batch_norm else ():
-            yield statistics[start : start + units], statistics[start + units : start + 2 * units]
-            start += 2 * units
+    def _running(self, statistics: Vector) -> list[Rows]:
+        """Return views of a vector of running statistics: means and variances of every hidden layer."""
+        return _views(statistics, [(2, units) for units in self.sizes[1:-1] if self.batch_norm])
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -265,13 +250,24 @@ class TrainedNetwork:
         return labels
 
 
-def _group_means(values: Rows, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Rows:
-    """Return the mean over the rows of each group: ``(groups, columns)``."""
-    sums: Rows = np.add.reduceat(values, starts, axis=0)
-    return sums / counts[:, np.newaxis]
+def cross_entropy(scores: Rows, labels: NDArray[np.integer]) -> tuple[Vector, Rows]:
+    """Return the loss of each row of scores, and its gradient with respect to them, in place of the scores."""
+    each = np.arange(len(scores)), labels
+    scores -= scores.max(axis=1, keepdims=True)
+    own = scores[each]
+    np.exp(scores, out=scores)
+    sums = scores.sum(axis=1, keepdims=True)
+    scores /= sums
+    scores[each] -= 1
+    return np.log(sums[:, 0]) - own, scores
 
 
-@raises_once
+def _views(vector: Vector, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[np.float64]]:
+    """Return parts of a vector as arrays of these shapes."""
+    parts = np.split(vector, np.cumsum([math.prod(shape) for shape in shapes]))
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)]
+
+
 def fit_synchronous_sgd(
     shuffler: Shuffler,
     network: Network,
@@ -361,82 +357,54 @@ def fit_synchronous_sgd(
     >>> len(history.points), len(history.breakdown[0].ranks)
     (2, 2)
     """
-    as_integer("epochs", epochs, 1)
     as_integer("batch_size", batch_size, 1)
     check_step(step)
-    if isinstance(shuffler, Shuffler):  # not a stand-in without a dataset
-        check_arrays(shuffler.dataset, features, target)
-        _check_width(network, features, shuffler.dataset.arrays[features].shape[0])
-    model = TrainedNetwork(network, network.first_parameters(as_integer("seed", seed)), network.first_statistics())
-    recorder: Recorder[TrainedNetwork] = Recorder(validate, early_stopping, on_epoch)
-    model = recorder.begin(shuffler, "fit_synchronous_sgd", model, batch_size=batch_size, step=step)
-    breakdown: dict[int, EpochBreakdown] = {}  # keyed by the shuffler's epoch number
     names = {"features": features, "target": target}
-    for number, epoch in recorder.epochs(shuffler, epochs):
-        done = epoch.together(train, model, batch_size, step * schedule(number), **names)
-        [model] = [result for result, _, _ in done if result is not None]
-        recorder.speeds.add(
-            [count / max(seconds.own, 1e-9) for _, count, seconds in done],
-            seconds=max(seconds.own for _, _, seconds in done),
-        )
-        breakdown[epoch.number] = EpochBreakdown(epoch=number, ranks=tuple(seconds for _, _, seconds in done))
-        if not (np.isfinite(model.parameters).all() and np.isfinite(model.statistics).all()):
-            raise diverged(step, number)
-        futures = epoch.map(wrong_labels, model, **names)
-        wrong, total = np.sum(gathered(futures), axis=0)
-        if recorder.add(model, float(wrong / total)):
-            break
-    return recorder.history(model, with_records(breakdown, shuffler.records))
+    if isinstance(shuffler, Shuffler):  # not a stand-in without a dataset
+        _check_arrays(shuffler.dataset, network, **names)
+    first = TrainedNetwork(network, network.first_parameters(as_integer("seed", seed)), network.first_statistics())
+
+    def train(epoch: Epoch, number: int, model: TrainedNetwork, factor: float) -> Trained:
+        model, work = in_steps(epoch, network_steps, model, batch_size, step * factor, **names)
+        check_converging(f"step={step:g}", number, model.parameters, model.statistics)
+        wrong, total = measured(epoch, _wrong_labels, model, **names)
+        return Trained(model, wrong / total, work)
+
+    watch = Watch(schedule, validate, early_stopping, on_epoch)
+    settings = {"batch_size": batch_size, "step": step}
+    return run_epochs(shuffler, "fit_synchronous_sgd", first, train, epochs, watch, settings)
 
 
-def train(
-    partition: Partition,
-    group: Group,
-    model: TrainedNetwork,
-    batch_size: int,
-    step: float,
-    *,
-    features: str = "x",
-    target: str = "y",
-) -> tuple[TrainedNetwork | None, int, PhaseSeconds]:
-    """Train for one epoch, in step with all other ranks. Runs as a task on each worker."""
-    partition.mark_trained(0)
-    network = model.network
-    check_names(partition.names, features=features, target=target)
+def network_steps(
+    partition: Partition, model: TrainedNetwork, batch_size: int, step: float, *, features: str, target: str
+) -> Steps[TrainedNetwork]:
+    """Take the steps of one rank, with the gradients of its mini-batches."""
+    network, parameters, statistics = model.network, model.parameters, model.statistics
+    _check_arrays(partition, network, features, target)
     batching = checked_batching(network, len(partition), partition.shares, batch_size, unequal=partition.unequal)
-    parameters, statistics = model.parameters, model.statistics
-    batches = forward_backward = gradient_exchange = 0.0
-    clock = time.perf_counter()
+    gathering = computing = 0.0
     for number in range(len(batching)):
-        positions = batching.positions(number)
+        began, positions = time.perf_counter(), batching.positions(number)
         batch = partition.take(positions, (features, target))
-        rows, labels = checked_batch(network, batch, features, target, partition.sample_ids[positions])
-        batches, clock = _lap(batches, clock)
+        ids = partition.sample_ids[positions]
+        rows, labels = check_batch(batch, ids, features=features, target=target, n_classes=network.n_classes)
+        gathered = time.perf_counter()
         # A step that overflows gives parameters that are not finite, which the client checks.
         with np.errstate(over="ignore", invalid="ignore"):
             _, gradient, seen = network.gradient(parameters, rows, labels)
             if network.n_statistics:
                 statistics = (1 - MOMENTUM) * statistics + MOMENTUM * seen[0]
-            forward_backward, clock = _lap(forward_backward, clock)
-            parameters = parameters - step * group.mean(gradient, len(rows))
-        gradient_exchange, clock = _lap(gradient_exchange, clock)
-    if network.n_statistics:
-        statistics = group.mean(statistics, len(partition))
-    gradient_exchange, clock = _lap(gradient_exchange, clock)
-    partition.mark_trained()
-    seconds = PhaseSeconds(batches=batches, forward_backward=forward_backward, gradient_exchange=gradient_exchange)
-    return TrainedNetwork(network, parameters, statistics) if group.rank == 0 else None, len(partition), seconds
-
-
-def wrong_labels(
-    partition: Partition, model: TrainedNetwork, *, features: str = "x", target: str = "y"
-) -> tuple[int, int]:
-    """Return the number of wrong labels and the number of samples of a partition. Runs on each worker."""
-    wrong = 0
-    for batch in partition.batches(EVALUATION_ROWS):
+        gathering, computing = gathering + gathered - began, computing + time.perf_counter() - gathered
+        mean = yield gradient, len(rows)
         with np.errstate(over="ignore", invalid="ignore"):
-            wrong += int(np.count_nonzero(model.predict(batch[features]) != batch[target]))
-    return wrong, len(partition)
+            parameters = parameters - step * mean
+    if network.n_statistics:
+        statistics = yield statistics, len(partition)
+    return TrainedNetwork(network, parameters, statistics), gathering, computing
+
+
+def _wrong_labels(model: TrainedNetwork, rows: Rows, labels: Labels) -> tuple[float, float]:
+    return int(np.count_nonzero(model.predict(rows) != labels)), len(labels)
 
 
 def checked_batching(
@@ -455,36 +423,8 @@ def checked_batching(
     return batching
 
 
-def checked_batch(
-    network: Network,
-    batch: Mapping[str, NDArray[Any]],
-    features: str,
-    target: str,
-    sample_ids: NDArray[np.int64],
-) -> tuple[NDArray[Any], Labels]:
-    """Return the rows and labels of a mini-batch, if the network can be trained on them."""
-    rows, labels = checked_rows(batch, features, target, sample_ids)
-    _check_width(network, features, rows.shape[1])
-    if labels.dtype.kind not in "biu":
-        raise InvalidParameter.of(
-            "target", target, f"an array of integer labels (it is {labels.dtype})", "Convert the labels to integers."
-        )
-    in_range = (labels >= 0) & (labels < network.n_classes)
-    if not in_range.all():
-        bad = int(np.argmin(in_range))
-        hint = "The last entry of network.sizes is the number of classes."
-        raise InvalidParameter.of(
-            f"{target}[{sample_ids[bad]}]", labels[bad].item(), f"a label in [0, {network.n_classes})", hint
-        )
-    return rows, labels.astype(np.int64)
-
-
-def _check_width(network: Network, features: str, width: int) -> None:
-    if width != network.n_features:
-        raise InvalidParameter.of("network.sizes[0]", network.n_features, f"{width}, the width of {features}")
-
-
-def _lap(seconds: float, since: float) -> tuple[float, float]:
-    """Return ``seconds`` plus the time since ``since``, and the current time."""
-    now = time.perf_counter()
-    return seconds + now - since, now
+def _check_arrays(source: Dataset | Partition, network: Network, features: str, target: str) -> None:
+    check_arrays(source, features=(features, 2, NUMBERS), target=(target, 1, WHOLE))
+    width = source.dtype(features)[1] if isinstance(source, Partition) else source.arrays[features].shape
+    if width != (network.n_features,):
+        raise InvalidParameter.of("network.sizes[0]", network.n_features, f"{width[0]}, the width of {features}")

@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import psutil
 from distributed import get_worker
 from numpy.typing import NDArray
 
@@ -31,9 +32,7 @@ from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLo
 from dshuffle.integrations import INSTALL_TORCH
 from dshuffle.planning.batching import UNEVEN
 from dshuffle.runtime import Group, Partition
-from dshuffle.training.fit import PhaseSeconds
-from dshuffle.training.inputs import EVALUATION_ROWS
-from dshuffle.training.network_interface import interface_of
+from dshuffle.training.inputs import EVALUATION_ROWS, check_converging
 
 try:
     import torch as torch
@@ -56,19 +55,7 @@ MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What all ranks of a fit need to know.
-
-    Parameters
-    ----------
-    first_epoch
-        Number of its first epoch.
-    beginning
-        State of model and optimizer to begin with, if the fit continues an earlier one.
-
-    Notes
-    -----
-    The other parameters are those of :func:`~dshuffle.training.torch_ddp.fit_torch_ddp`.
-    """
+    """What all ranks of a fit need to know: ``fit_torch_ddp``'s parameters, its first epoch and its state before it."""
 
     name: str
     first_epoch: int
@@ -86,146 +73,114 @@ class Fit:
 
 
 @dataclass(slots=True)
-class TrainingState:
-    """State that a rank keeps in its process from epoch to epoch."""
-
-    store: Any
-    model: Any
-    optimizer: Any
-    step: TrainingStep
-    first_steps: list[float]
-    computed: float = 0.0
-    """Time at which the last gradients of the current step were ready."""
-
-
-class MissingModel(WorkerLost):
-    """The worker of rank 0 is a new one, and has not trained yet."""
-
-
-@dataclass(slots=True)
 class Process:
-    """What a worker process has of a fit."""
+    """What a worker process has of a fit, from epoch to epoch."""
 
-    seat: TrainingState | None = None
+    store: Any = None
+    model: Any = None
+    optimizer: Any = None
+    first_steps: tuple[float, ...] = ()
     number: int = 0
     """A random number that all ranks of its process group share; 0 without one."""
     grouped: bool = False
     """Whether the process group of this process may be the fit's, even if it failed to join it."""
     ended: bool = False
+    computed: float = 0.0
+    """Time at which the last gradients of the current step were ready."""
     beginnings: dict[int, Any] = field(default_factory=dict)
     """State of model and optimizer at the beginning of an epoch, by its number: of this epoch and the next one."""
 
+    def leave(self) -> None:
+        """Leave the process group."""
+        # The module holds the process group: connections would stay open.
+        self.model = self.optimizer = None
+        grouped, self.grouped, self.number = self.grouped, False, 0
+        if grouped and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def state(self) -> Any:
+        """Copy the state of model and optimizer."""
+        return copy.deepcopy((self.model.module.state_dict(), self.optimizer.state_dict()))
+
+    def load(self, state: tuple[Any, Any]) -> None:
+        """Load a state of model and optimizer."""
+        self.model.module.load_state_dict(state[0])
+        # An optimizer takes tensors as they are, and would train on those that another restart needs.
+        self.optimizer.load_state_dict(copy.deepcopy(state[1]))
+
 
 _processes: dict[str, Process] = {}
-"""By name of the fit. One at a time has a seat, as a process has one default process group."""
+"""By name of the fit. One at a time has a model, as a process has one default process group."""
 
 
-def where(partition: Partition) -> tuple[str, int, bool]:
-    """Return a worker's host and process id, and whether a process group exists. Runs on each worker."""
-    return socket.gethostname(), os.getpid(), dist.is_initialized()
+def train(
+    partition: Partition, group: Group, fit: Fit, factor: float, sent: tuple[bool, bool]
+) -> tuple[bytes, float, int, float, float, float]:
+    """Train for one epoch, in step with all other ranks. Runs as a task on each worker.
 
-
-def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[float, int, PhaseSeconds]:
-    """Train for one epoch, in step with all other ranks. Runs as a task on each worker."""
+    Returns the state of the module, and of the optimizer, if they are to be sent, of rank 0; the sum of errors; the
+    number of samples and the seconds of ``History.breakdown``.
+    """
     partition.mark_trained(0)
     fit.step.arrays(partition.names)  # refuses missing arrays, before the ranks wait for each other
     to_device(fit.device)  # and a device that is not there
-    process = _processes.setdefault(fit.name, Process())
-    # Before this succeeds, a seat is not this call's: Dask may compute the lost result of an earlier call again.
+    process, epoch = _processes.setdefault(fit.name, Process()), partition.epoch
+    # Before this succeeds, the model is not this call's: Dask may compute the lost result of an earlier call again.
     numbers = _sums(group, np.where(np.arange(group.size) == group.rank, process.number, 0))
-    with GroupExit(process):
+    with _leaving_on_errors(process):
         if min(numbers) == 0 or len(set(numbers)) > 1:
             _join(process, partition, group, fit)
-        seat = process.seat
-        assert seat is not None
-        process.beginnings = {
-            number: state for number, state in process.beginnings.items() if number >= partition.epoch
-        }
-        if partition.epoch not in process.beginnings:
-            process.beginnings[partition.epoch] = _state(seat)
-        for options, first in zip(seat.optimizer.param_groups, seat.first_steps, strict=True):
+        process.beginnings = {number: state for number, state in process.beginnings.items() if number >= epoch}
+        process.beginnings.setdefault(epoch, process.state())
+        for options, first in zip(process.optimizer.param_groups, process.first_steps, strict=True):
             options["lr"] = first * factor if isinstance(first, torch.Tensor) else float(first * factor)
-        torch.manual_seed(fit.seed + 1_000_003 * partition.epoch + group.rank + 1)
-        seconds = _steps(partition, group, seat, fit)
-        partition.note_waiting(seconds.gradient_exchange)
+        torch.manual_seed(fit.seed + 1_000_003 * epoch + group.rank + 1)
+        seconds = _steps(partition, group, process, fit)
+        partition.note_waiting(seconds[2])
         [total] = _sums(group, np.array([len(partition)]))
-        for buffer in seat.model.module.buffers():
+        for buffer in process.model.module.buffers():
             if buffer.is_floating_point():
                 buffer *= len(partition) / total
                 dist.all_reduce(buffer)
-        if not all(torch.isfinite(parameter).all() for parameter in seat.model.parameters()):
-            raise InvalidParameter.because(
-                "make_optimizer",
-                f"the parameters diverged in epoch {partition.epoch}",
-                "Take a smaller step, or scale the features.",
-            )
-        process.beginnings[partition.epoch + 1] = _state(seat)
+        if not all(torch.isfinite(parameter).all() for parameter in process.model.parameters()):
+            check_converging("make_optimizer", epoch, np.inf)
+        process.beginnings[epoch + 1] = process.state()
         partition.mark_trained()
-        return _error(partition, seat, fit.device), len(partition), seconds
+        saved = io.BytesIO()
+        if sent[0] and group.rank == 0:
+            torch.save(process.beginnings[epoch + 1][: 1 + sent[1]], saved)
+        return saved.getvalue(), _error(partition, process, fit), len(partition), *seconds
 
 
-def state_of(partition: Partition, name: str, with_optimizer: bool) -> bytes:
-    """Return the state of module and optimizer from rank 0, and empty bytes from other ranks. Runs on each worker."""
-    saved = io.BytesIO()
-    if partition.rank == 0:
-        seat = _processes.get(name, Process()).seat
-        if seat is None:
-            raise MissingModel("the worker of rank 0 was replaced, and the new one has no model yet")
-        torch.save((seat.model.module.state_dict(), seat.optimizer.state_dict() if with_optimizer else None), saved)
-    return saved.getvalue()
-
-
-def read_state(state: bytes) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """The states of module and optimizer that :func:`state_of` returned."""
+def read_state(state: bytes) -> tuple[Any, ...]:
+    """The states of module and optimizer that :func:`train` returned."""
     # From our own workers, or from a checkpoint, which is unpickled anyway. Optimizers may keep any object.
-    of_model, of_optimizer = torch.load(io.BytesIO(state), weights_only=False, map_location="cpu")
-    return of_model, of_optimizer
+    read: tuple[Any, ...] = torch.load(io.BytesIO(state), weights_only=False, map_location="cpu")
+    return read
 
 
-def load_state(state: bytes, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Load what :func:`state_of` returned."""
-    of_model, of_optimizer = read_state(state)
-    model.load_state_dict(of_model)
-    if optimizer is not None:
-        optimizer.load_state_dict(of_optimizer)
-
-
-def end(partition: Partition | None, name: str) -> None:
-    """Drop all that the process has of a fit. Runs as a task on each worker. Idempotent."""
+def end(name: str) -> None:
+    """Drop all that the process has of a fit. Runs on each worker. Idempotent."""
     if (process := _processes.pop(name, None)) is not None:
         process.ended = True
         process.beginnings.clear()
-        _leave(process)
+        process.leave()
 
 
-class GroupExit:
+@contextlib.contextmanager
+def _leaving_on_errors(process: Process) -> Iterator[None]:
     """Close the connections of a rank that fails, so that the other ranks do not wait for it."""
-
-    def __init__(self, process: Process) -> None:
-        self.process = process
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None:
-            return
+    try:
+        yield
+    except BaseException as error:
         # The frames of an error in the module hold the module, and it the process group: connections would stay open.
         for reason in reasons_of(error):
             traceback.clear_frames(reason.__traceback__)
-        _leave(self.process)
+        process.leave()
         of_peers = any(word in str(error) for word in ("gloo", "NCCL", "peer", "ProcessGroup"))
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and of_peers):
             raise PeerFailed(f"another rank failed or cannot be reached: {error}") from error
-
-
-def _leave(process: Process) -> None:
-    if process.seat is not None:
-        # The module holds the process group, and frames that still run hold the seat: connections would stay open.
-        process.seat.model = process.seat.optimizer = None
-    grouped, process.grouped, process.seat, process.number = process.grouped, False, None, 0
-    if grouped and dist.is_initialized():
-        dist.destroy_process_group()
+        raise
 
 
 def _sums(group: Group, numbers: NDArray[np.integer[Any]]) -> list[int]:
@@ -233,47 +188,57 @@ def _sums(group: Group, numbers: NDArray[np.integer[Any]]) -> list[int]:
     return [round(mean * group.size) for mean in group.mean(numbers.astype(np.float64)).tolist()]
 
 
+def interface_of(host: str) -> str | None:
+    """Return the interface with the host's address. By default gloo uses that of the host name, if it resolves."""
+    address = socket.getaddrinfo(host, None)[0][4][0]
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, addresses in interfaces if any(entry.address == address for entry in addresses)), None)
+
+
 def _join(process: Process, partition: Partition, group: Group, fit: Fit) -> None:
     """Join a new process group with all ranks, and get the state at the beginning of this epoch."""
-    _leave(process)
+    process.leave()
     if dist.is_initialized():
         raise ClusterError(
             f"rank {group.rank} already has a process group: another fit is running on these workers or was "
             "interrupted; wait for it to end, or restart the workers",
             transient=False,
         )
-    limit = datetime.timedelta(seconds=fit.timeout)
-    host = str(urlsplit(group.address).hostname)
+    limit, host = datetime.timedelta(seconds=fit.timeout), str(urlsplit(group.address).hostname)
     store: Any = None
     numbers = np.zeros(2, np.int64)  # by rank 0: the port of its store, and the number of the group
     if group.rank == 0:
         store = dist.TCPStore(host, 0, group.size, is_master=True, timeout=limit, wait_for_workers=False)
         numbers[:] = store.port, 1 + secrets.randbelow(2**31 - 1)
     port, number = _sums(group, numbers)
-    if store is None:
-        store = dist.TCPStore(host, port, group.size, is_master=False, timeout=limit)
+    store = store or dist.TCPStore(host, port, group.size, is_master=False, timeout=limit)
     if interface := interface_of(str(urlsplit(get_worker().address).hostname)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     _sums(group, numbers)  # fails at once if a rank has gone, where the next line would wait for it
     if process.ended:
         raise PeerFailed("the fit has ended")
-    process.grouped = True
+    process.grouped, process.store = True, store
     # What the ranks tell each other beside gradients is on the CPU.
     backend = "cpu:gloo,cuda:nccl" if torch.device(fit.device).type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.size, timeout=limit)
     torch.manual_seed(fit.seed)
     # Running statistics are averaged once an epoch instead of being copied from rank 0 in every step.
-    options = {**fit.ddp_options, _SYNC_BUFFERS: False}
-    model = DistributedDataParallel(fit.make_model().to(fit.device), **options)
-    optimizer = fit.make_optimizer(model.parameters())
-    seat = TrainingState(store, model, optimizer, fit.step, [options["lr"] for options in optimizer.param_groups])
+    model = DistributedDataParallel(fit.make_model().to(fit.device), **{**fit.ddp_options, _SYNC_BUFFERS: False})
     # register_comm_hook rejects string annotations, which this module has; a lambda does not have annotations.
-    model.register_comm_hook(seat, lambda seat, bucket: average(seat, bucket))
-    process.seat, process.number = seat, number
-    if partition.epoch > fit.first_epoch:
-        _load(process, seat, partition.epoch, group)
+    model.register_comm_hook(process, lambda process, bucket: _average(process, bucket))
+    process.model, process.optimizer, process.number = model, fit.make_optimizer(model.parameters()), number
+    process.first_steps = tuple(options["lr"] for options in process.optimizer.param_groups)
+    if partition.epoch > fit.first_epoch:  # from the first rank that has it
+        having = torch.zeros(group.size)
+        having[group.rank] = float(partition.epoch in process.beginnings)
+        dist.all_reduce(having)
+        if not having.any():
+            raise WorkerLost("no worker with the model is left. Start the fit again, or continue it from a checkpoint")
+        states: list[Any] = [process.beginnings.get(partition.epoch)]
+        dist.broadcast_object_list(states, src=int(having.argmax()), device=torch.device("cpu"))
+        process.load(states[0])
     elif fit.beginning is not None:
-        load_state(fit.beginning, model.module, optimizer)
+        process.load(read_state(fit.beginning))
 
 
 _SYNC_BUFFERS = next(  # PyTorch 2.14 renames it
@@ -283,36 +248,17 @@ _SYNC_BUFFERS = next(  # PyTorch 2.14 renames it
 )
 
 
-def _load(process: Process, seat: TrainingState, epoch: int, group: Group) -> None:
-    """Load the state at the beginning of an epoch, from the first rank that has it."""
-    having = torch.zeros(group.size)
-    having[group.rank] = float(epoch in process.beginnings)
-    dist.all_reduce(having)
-    if not having.any():
-        raise WorkerLost("no worker with the model is left. Start the fit again, or continue it from a checkpoint")
-    states: list[Any] = [process.beginnings.get(epoch)]
-    dist.broadcast_object_list(states, src=int(having.argmax()), device=torch.device("cpu"))
-    [(model, optimizer)] = states
-    seat.model.module.load_state_dict(model)
-    # An optimizer takes tensors as they are, and would train on those that another restart needs.
-    seat.optimizer.load_state_dict(copy.deepcopy(optimizer))
-
-
-def _state(seat: TrainingState) -> Any:
-    return copy.deepcopy((seat.model.module.state_dict(), seat.optimizer.state_dict()))
-
-
-def average(seat: TrainingState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _average(process: Process, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients over all ranks, and note when the bucket was ready."""
-    seat.computed = time.perf_counter()
+    process.computed = time.perf_counter()
     future: torch.futures.Future[torch.Tensor] = allreduce_hook(dist.group.WORLD, bucket)
     return future
 
 
-def _steps(partition: Partition, group: Group, seat: TrainingState, fit: Fit) -> PhaseSeconds:
-    names = seat.step.arrays(partition.names)
+def _steps(partition: Partition, group: Group, process: Process, fit: Fit) -> tuple[float, float, float]:
+    names = fit.step.arrays(partition.names)
     # The only kind that refuses a single sample as a rule: images have more values in a channel.
-    least = 2 if any(isinstance(module, torch.nn.BatchNorm1d) for module in seat.model.modules()) else 1
+    least = 2 if any(isinstance(module, torch.nn.BatchNorm1d) for module in process.model.modules()) else 1
     device = torch.device(fit.device)
     batches = PartitionBatches(partition, fit.batch_size, mode=UNEVEN, arrays=names, least=least, device=device)
     positions = [batches.batching.positions(number) for number in range(len(batches))]
@@ -321,33 +267,33 @@ def _steps(partition: Partition, group: Group, seat: TrainingState, fit: Fit) ->
     # Samples of all ranks in the step of the optimizer that a mini-batch belongs to.
     of_steps = [float(part.sum()) for part in totals.split(fit.accumulate) for _ in part]
     gathering = computing = exchanging = 0.0
-    seat.model.train()
+    process.model.train()
     clock = time.perf_counter()
     columns: Iterable[Any] = batches
     for number, (chosen, total, tensors) in enumerate(zip(positions, of_steps, columns, strict=True)):
         batch = dict(zip(names, tensors, strict=True))
-        seat.step.check(batch, partition.sample_ids[chosen])
+        fit.step.check(batch, partition.sample_ids[chosen])
         began = time.perf_counter()
         if number % fit.accumulate == 0:
-            seat.optimizer.zero_grad()
+            process.optimizer.zero_grad()
         ends = (number + 1) % fit.accumulate == 0 or number + 1 == len(positions)
-        with contextlib.nullcontext() if ends else seat.model.no_sync():
+        with contextlib.nullcontext() if ends else process.model.no_sync():
             with _refusing_single_sample(partition, fit.batch_size, len(chosen)):
-                loss = seat.step.loss(seat.model, batch)
+                loss = fit.step.loss(process.model, batch)
             # The weight makes the mean over ranks the mean over samples.
             (loss * (len(chosen) * group.size / total)).backward()
         gathering += began - clock
         waited = 0.0
         if ends:
-            waited = time.perf_counter() - seat.computed
+            waited = time.perf_counter() - process.computed
             if fit.max_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(seat.model.parameters(), fit.max_grad_norm)
-            seat.optimizer.step()
+                torch.nn.utils.clip_grad_norm_(process.model.parameters(), fit.max_grad_norm)
+            process.optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # otherwise the time of this step would count as that of the next batch
         clock = time.perf_counter()
         exchanging, computing = exchanging + waited, computing + clock - began - waited
-    return PhaseSeconds(batches=gathering, forward_backward=computing, gradient_exchange=exchanging)
+    return gathering, computing, exchanging
 
 
 @contextlib.contextmanager
@@ -371,13 +317,13 @@ def _refusing_single_sample(partition: Partition, batch_size: int, n_samples: in
         ) from error
 
 
-def _error(partition: Partition, seat: TrainingState, device: Any) -> float:
+def _error(partition: Partition, process: Process, fit: Fit) -> float:
     """Sum of the error over all samples."""
-    names = seat.step.arrays(partition.names)
-    seat.model.eval()
+    names = fit.step.arrays(partition.names)
+    process.model.eval()
     total = 0.0
     with torch.no_grad():
         for columns in partition.batches(EVALUATION_ROWS):
-            batch = {name: tensor_of(columns[name]).to(device) for name in names}
-            total += seat.step.error(seat.model.module, batch) * len(columns[names[0]])
+            batch = {name: tensor_of(columns[name]).to(fit.device) for name in names}
+            total += fit.step.error(process.model.module, batch) * len(columns[names[0]])
     return total

@@ -33,7 +33,7 @@ import dshuffle
 from dshuffle.kernels import compile_kernels
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import fit_linear_regression
-from dshuffle.training.linear_regression import local_pass, sgd_pass
+from dshuffle.training.linear_regression import local_pass, visit
 
 
 def kernel_seconds(rows: np.ndarray, targets: np.ndarray, *, stored: bool = False) -> float:
@@ -42,7 +42,7 @@ def kernel_seconds(rows: np.ndarray, targets: np.ndarray, *, stored: bool = Fals
     order = np.arange(len(rows)) if stored else np.random.default_rng().permutation(len(rows))
     weights = np.zeros(rows.shape[1])
     started = time.perf_counter()
-    sgd_pass(weights, rows, 0, targets[:, np.newaxis], 0, order, 1e-3)
+    visit(weights, rows, 0, targets[:, np.newaxis], 0, order, weights, -1e-3, 1)
     return time.perf_counter() - started
 
 

@@ -15,7 +15,7 @@ from distributed import Client, Status
 from dshuffle import Shuffler, measure_cluster
 from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
 from dshuffle.runtime.session_spec import SessionOptions, WorkerChoice, WorkerFacts
-from dshuffle.training.parameter_server.trainer import Servers
+from dshuffle.training.parameter_server import serving
 
 from .conftest import address_of
 
@@ -133,8 +133,8 @@ def test_resources_choose_the_members(cluster_of: Any, small: Any) -> None:
                 for epoch in epochs:
                     parts = client.gather(epoch.map(lambda partition: partition["y"].copy()))
                     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(1000))
-            with Servers(first, np.zeros(4), 1, None) as servers:
-                (place,) = client.who_has(servers._futures).values()
+            with serving(first, [np.zeros(4)], 1.0, None, None) as [server]:
+                (place,) = client.who_has([server.key]).values()
                 assert names_of(client, place) <= {"a", "c"}
         with pytest.raises(ClusterError, match=r'none of the 4 workers has the resources GPU=2: a \(tcp:.* "GPU=2"'):
             Shuffler(client, small, resources={"GPU": 2})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import time
 
 import numpy as np
@@ -20,8 +21,7 @@ from dshuffle.training import (
     fit_synchronous_sgd,
     linear_regression,
 )
-from dshuffle.training import fit as monitoring
-from dshuffle.training.fit import Recorder, WorkerSpeeds
+from dshuffle.training.fit import numbers_of
 from dshuffle.training.linear_regression import local_pass
 
 
@@ -48,7 +48,7 @@ def test_more_of_a_metric_can_be_better(errors):
 
 
 def test_a_metric_that_nobody_measures_is_refused():
-    with pytest.raises(InvalidParameter, match=r"metric='recall'.*one of error, accuracy"):
+    with pytest.raises(InvalidParameter, match=r"metric='recall'.*one of accuracy, error"):
         EarlyStopping(metric="recall").is_due(points_of([1]))
 
 
@@ -82,28 +82,21 @@ def test_linear_regression_follows_schedule_validation_and_early_stopping(fake_s
     errors = [0.5 * 0.75**epoch for epoch in range(6)]
     assert [point.validation["distance"] for point in history.points] == pytest.approx(errors)
     assert history.stopped_early
-    with pytest.raises(InvalidParameter, match="step_decay"):
-        fit_linear_regression(shuffler, epochs=1, step=0.1, step_decay=0.9, schedule=Decay(0.9))
 
 
-@pytest.mark.slow
 def test_a_slow_worker_is_told_of_and_waited_for(fake_shuffler, monkeypatch, caplog):
     def slow_on_rank_2(partition, *args, **kwargs):
-        time.sleep(0.2 if partition.rank == 2 else 0.02)
+        time.sleep(0.4 if partition.rank == 2 else 0.02)
         return local_pass(partition, *args, **kwargs)
 
     monkeypatch.setattr(linear_regression, "local_pass", slow_on_rank_2)
-    monkeypatch.setattr(monitoring, "NOTICEABLE", 0.1)
     shuffler = fake_shuffler({"x": np.ones((40, 1)), "y": np.ones(40)}, n_workers=4)
-    history = fit_linear_regression(shuffler, epochs=3, step=0.5)
-    assert len(history.points) == 3
+    history = fit_linear_regression(shuffler, epochs=2, step=0.5)
+    assert len(history.points) == 2
     assert len(history.worker_rates) == 4
     assert history.worker_rates[2] < min(history.worker_rates[:2]) / 2
-    assert "worker 2 trained" in caplog.text
-    caplog.clear()
-    monkeypatch.setattr(monitoring, "NOTICEABLE", 20)  # in epochs of so few seconds it is noise
-    assert len(fit_linear_regression(shuffler, epochs=2, step=0.5).worker_rates) == 4
-    assert not caplog.text
+    [said] = caplog.messages
+    assert re.match(r"dshuffle: rank 2 trained \d+\.\d times as long as the median of the others, which waited", said)
 
 
 def test_progress_is_a_line_an_epoch_where_there_is_no_terminal(fake_shuffler, capsys):
@@ -120,59 +113,20 @@ def test_progress_is_a_line_an_epoch_where_there_is_no_terminal(fake_shuffler, c
         pass
 
 
-def test_the_first_epoch_does_not_make_short_ones_long_enough_to_tell(caplog):
-    """It compiles and imports."""
-    for longest, told in (([9.0, 0.03], 0), ([9.0, 0.9, 0.8], 1), ([0.9], 1), ([0.1, 0.1], 0)):
-        caplog.clear()
-        speeds = WorkerSpeeds()
-        for seconds in longest:
-            speeds.add([100.0, 100.0, 10.0], seconds=seconds)
-        speeds.warn()
-        assert len(caplog.messages) == told
-
-
-def test_metrics_may_be_tensors(torch):
+def test_metrics_may_be_tensors_of_one_number(torch):
     weight = torch.tensor([2.0], requires_grad=True)
     metrics = {"loss": (weight * 3).sum(), "accuracy": torch.tensor(0.25), "count": torch.tensor([7]), "float": 0.5}
-    recorder = Recorder(validate=lambda model: metrics)
-    recorder.add(None, 1.0)
-    [point] = recorder.points
-    assert point.validation == {"loss": 6.0, "accuracy": 0.25, "count": 7.0, "float": 0.5}
-    assert {type(value) for value in point.validation.values()} == {float}
+    numbers = numbers_of(metrics)
+    assert numbers == {"loss": 6.0, "accuracy": 0.25, "count": 7.0, "float": 0.5}
+    assert {type(value) for value in numbers.values()} == {float}
+    with pytest.raises(InvalidParameter, match=r"'accuracy': tensor\(\[1., 1.\]\)"):
+        numbers_of({"accuracy": torch.ones(2)})
 
 
 @pytest.mark.parametrize("returned", [{"accuracy": np.ones(2)}, {"accuracy": "high"}, {"accuracy": None}, 0.5, None])
 def test_metrics_that_are_no_numbers_are_refused(returned):
     with pytest.raises(InvalidParameter, match=r"validate is not allowed: it returned .* must return a mapping"):
-        Recorder(validate=lambda model: returned).add(None, 1.0)
-
-
-def test_a_tensor_of_several_numbers_is_refused(torch):
-    with pytest.raises(InvalidParameter, match=r"'accuracy': tensor\(\[1., 1.\]\)"):
-        Recorder(validate=lambda model: {"accuracy": torch.ones(2)}).add(None, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"on_epoch": 5}, "on_epoch=5 .*a function of one argument: a TrainingPoint"),
-        ({"on_epoch": lambda: None}, r"on_epoch=.*one argument: a TrainingPoint.*Its parameters are \(\)"),
-        (
-            {"validate": lambda model, data: {}},
-            r"validate=.*one argument: the model. Its parameters are",
-        ),
-    ],
-)
-def test_functions_that_cannot_be_called_are_refused_before_training(fake_shuffler, options, message):
-    with pytest.raises(InvalidParameter, match=message):
-        fit_linear_regression(fake_shuffler({"x": np.eye(8), "y": np.ones(8)}), epochs=1, step=0.1, **options)
-
-
-def test_functions_with_optional_arguments_and_functions_in_c_are_called(fake_shuffler):
-    points = []
-    for on_epoch in (points.append, print, lambda point, stream=None: points.append(point)):
-        fit_linear_regression(fake_shuffler({"x": np.eye(8), "y": np.ones(8)}), epochs=1, step=0.1, on_epoch=on_epoch)
-    assert [point.epoch for point in points] == [0, 0]
+        numbers_of(returned)
 
 
 @pytest.mark.parametrize(

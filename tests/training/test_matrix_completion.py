@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.compare import local_cluster
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation
 from dshuffle.synthetic import low_rank_entries
-from dshuffle.training import Decay, fit_matrix_completion
-from dshuffle.training.matrix_completion import FIRST_PRODUCTS, first_factors
+from dshuffle.training import Decay, fit_matrix_completion, split_entries
+from dshuffle.training.matrix_completion import FIRST_PRODUCTS, first_factors, fitted_baseline, shrunk_means
 
 SHAPE = {"n_rows": 40, "n_columns": 23}
 ENTRIES = {name: array.compute() for name, array in low_rank_entries(**SHAPE, per_row=8, rank=2).items()}
@@ -153,3 +155,91 @@ def test_rows_and_columns_without_entries_are_predicted_by_mean_and_biases(fake_
         np.testing.assert_allclose(factors.predict(*unseen), expected, rtol=1e-12)
         assert np.abs(factors.predict(row, column) - value).max() < 0.5
     assert history.points[-1].error == pytest.approx(0.1**2 / np.mean(value**2), rel=0.2)
+
+
+def test_means_are_shrunk_by_the_ratio_of_both_variances():
+    """Sum / (count + s / t), where s = 2 is the variance of the values in a group and t = 0.5 that of the groups."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 30, 3000)
+    groups = np.repeat(np.arange(3000), counts)
+    values = np.sqrt(0.5) * rng.standard_normal(3000)[groups] + np.sqrt(2) * rng.standard_normal(len(groups))
+    sums = np.bincount(groups, values)
+    ratios = sums / shrunk_means(counts.astype(float), sums, float(values @ values)) - counts
+    np.testing.assert_allclose(ratios, ratios[0], rtol=1e-6)
+    assert ratios[0] == pytest.approx(4, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("counts", "sums", "squares"),
+    [
+        ([1.0, 1.0], [5.0, -5.0], 50.0),  # one value each: nothing tells a bias from noise
+        ([0.0, 2.0], [0.0, 0.0], 0.0),
+    ],
+)
+def test_without_evidence_there_is_no_bias(counts, sums, squares):
+    assert shrunk_means(np.array(counts), np.array(sums), squares).tolist() == [0, 0]
+
+
+def test_biases_are_those_of_least_squares_where_there_are_many_entries(fake_shuffler):
+    """Additive data with little noise: shrinking changes little, and each worker sees only some rows."""
+    rng = np.random.default_rng(2)
+    row, column = (index.ravel() for index in np.indices((50, 40)))
+    kept = rng.random(2000) < 0.6
+    row, column = row[kept], column[kept]
+    value = 2 + rng.normal(size=50)[row] + rng.normal(size=40)[column] + 0.01 * rng.normal(size=kept.sum())
+    # Unknown: the mean, and all biases but one of rows and one of columns, which the others determine.
+    design = np.column_stack([np.eye(50)[row], np.eye(40)[column][:, 1:]])
+    fitted = design @ np.linalg.lstsq(design, value, rcond=None)[0]
+    found = []
+    for n_workers in (1, 4):
+        arrays = {"row": row, "column": column, "value": value}
+        shuffler = fake_shuffler(arrays, n_workers=n_workers, assignment="local", sharding="contiguous")
+        baseline, spread = fitted_baseline(next(shuffler.epochs(1)), 52, 41)
+        np.testing.assert_allclose(baseline.predict(row, column), fitted, atol=0.02)
+        assert spread == pytest.approx(np.std(value - baseline.predict(row, column)), rel=1e-6)
+        assert baseline.mean == pytest.approx(value.mean())
+        assert not baseline.row_bias[50:].any()
+        assert not baseline.column_bias[40:].any()
+        found.append(baseline)
+    np.testing.assert_allclose(found[0].row_bias, found[1].row_bias, rtol=1e-9)
+
+
+@given(
+    row=st.lists(st.integers(0, 12), min_size=12, max_size=120),
+    n_workers=st.integers(1, 4),
+    held_out=st.sampled_from([0, 0.1, 0.5]),
+    seed=st.integers(0, 9),
+)
+def test_rows_stay_whole_and_shares_are_equal(row, n_workers, held_out, seed):
+    row = np.array([*row, *range(4), *range(4)])
+    ranks = split_entries(row, n_workers, held_out=held_out, seed=seed)
+    shares = np.bincount(ranks[ranks >= 0], minlength=n_workers)
+    assert len(set(shares)) == 1
+    for number in np.unique(row):
+        assert len(set(ranks[row == number]) - {-1}) <= 1
+    # The loads of the greedy division differ by at most the largest row.
+    largest = np.bincount(row).max()
+    assert len(row) - shares.sum() <= held_out * len(row) + n_workers * (largest + 1)
+
+
+def test_equal_rows_lose_no_more_than_is_held_out():
+    ranks = split_entries(np.repeat(np.arange(40), 10), 4, held_out=0.1)
+    assert np.bincount(ranks + 1).tolist() == [40, 90, 90, 90, 90]
+    held = [split_entries(np.repeat(np.arange(40), 10), 4, seed=seed) < 0 for seed in (0, 1)]
+    assert not np.array_equal(*held)
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "message"),
+    [
+        ([0, 0, 1], {"n_workers": 3}, "n_workers=3 is not allowed; it must be at most 2, the number of rows"),
+        ([0, 0, 1], {"n_workers": 0}, "n_workers=0"),
+        ([0.0, 1.0], {"n_workers": 1}, "row is not allowed: it is 1-D, float64"),
+        ([[0], [1]], {"n_workers": 1}, "row is not allowed: it is 2-D, int64"),
+        ([0, 1], {"n_workers": 1, "held_out": 1.5}, "held_out=1.5"),
+        ([0, 1], {"n_workers": 2, "held_out": 0.5}, "held_out=0.5 is not allowed; it must be small enough"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(row, options, message):
+    with pytest.raises(InvalidParameter, match=message):
+        split_entries(np.array(row), **options)

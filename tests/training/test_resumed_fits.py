@@ -11,6 +11,7 @@ import dshuffle
 from dshuffle.errors import CheckpointError, ClusterError, InvalidParameter
 from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries
 from dshuffle.training import (
+    Decay,
     EarlyStopping,
     LinearModel,
     Network,
@@ -52,7 +53,7 @@ def datasets():
 
 
 def linear(shuffler, **options):
-    return fit_linear_regression(shuffler, epochs=EPOCHS, step=0.01, step_decay=0.9, **options)
+    return fit_linear_regression(shuffler, epochs=EPOCHS, step=0.01, schedule=Decay(0.9), **options)
 
 
 def parallel(shuffler, **options):

@@ -13,7 +13,6 @@ import dshuffle
 from dshuffle.errors import CheckpointError, InvalidParameter, WorkerLost
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import Decay, EarlyStopping
-from dshuffle.training.network_interface import interface_of
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(305, n_features=5, n_classes=4).items()}
 
@@ -48,7 +47,8 @@ def makers(torch):
     return make_model, make_optimizer
 
 
-def test_gloo_listens_where_dask_does():
+def test_gloo_listens_where_dask_does(ddp):
+    interface_of = importlib.import_module("dshuffle.training.torch_rank").interface_of
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("::1") in ("lo", None), "None where there is no IPv6"
     assert interface_of("192.0.2.1") is None
@@ -104,8 +104,8 @@ def test_it_is_what_one_process_computes(torch, ddp, processes, blobs, makers, o
             torch.testing.assert_close(mine, mean, rtol=1e-4, atol=1e-5)
     predicted = history.model(torch.from_numpy(BLOBS["x"]).float()).argmax(dim=1).numpy()
     assert history.points[-1].error == pytest.approx(np.mean(predicted != BLOBS["y"]))
-    assert [one.record.delivery for one in history.breakdown] == ["load", "peer", "peer"]
-    assert all(one.forward_backward > 0 and one.gradient_exchange > 0 for one in history.breakdown)
+    assert [seconds.shape for seconds in history.breakdown] == [(3, 3)] * 3
+    assert all((seconds > 0).all() for seconds in history.breakdown)
     assert len(history.worker_rates) == 3
 
 
@@ -339,10 +339,7 @@ def test_a_fit_that_was_interrupted_continues(torch, ddp, processes, blobs, make
         return {record.getMessage() for record in caplog.records if "continues" in record.getMessage()}
 
     assert continued_with(momentum) == set()
-    said = continued_with(lambda parameters: torch.optim.SGD(parameters, lr=0.2, momentum=0.5), batch_size=10)
-    assert said == {
-        "dshuffle: fit_torch_ddp continues with batch_size=10; before, it was 20",
-        "dshuffle: the optimizer continues with momentum=0.9 of the checkpoint, and not with 0.5",
-    }
+    said = continued_with(momentum, batch_size=10)
+    assert said == {"dshuffle: fit_torch_ddp continues with batch_size=10; before, it was 20"}
     with pytest.raises(CheckpointError, match=r"an optimizer of the kind SGD, and make_optimizer makes one of .* Adam"):
         continued_with(torch.optim.Adam)

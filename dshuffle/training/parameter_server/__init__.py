@@ -1,1 +1,0 @@
-"""Asynchronous parameter server, on Dask workers and simulated in one process."""

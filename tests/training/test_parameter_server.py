@@ -1,0 +1,479 @@
+"""The parameter server: in one process beside a list of events, and on Dask actors beside the simulation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+import distributed.client
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, get_worker
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dshuffle
+from dshuffle.compare import local_cluster
+from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
+from dshuffle.planning.assignment.balance import stratified_ranks
+from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.sharding import Sharding
+from dshuffle.synthetic import gaussian_blobs
+from dshuffle.training import (
+    Decay,
+    EarlyStopping,
+    LinearModel,
+    SoftmaxRegression,
+    fit_parameter_server,
+    geometric_speeds,
+    parameter_server,
+    simulate_parameter_server,
+)
+from dshuffle.training.parameter_server import Job, OrderedServer
+
+BLOBS = {name: array.compute() for name, array in gaussian_blobs(121, n_features=3, n_classes=4).items()}
+LINE = {"x": BLOBS["x"].astype(float), "y": BLOBS["x"] @ np.array([1.0, -2.0, 0.5])}
+N_WORKERS = 4
+ONE_EACH = {"x": np.eye(60), "y": np.zeros(60)}
+
+
+def simulate(n_workers, arrays=LINE, model=None, **options):
+    ranks = first_ranks("random", len(arrays["y"]), n_workers, seed=1)
+    defaults = {"epochs": 2, "batch_size": 5 * n_workers, "step": 0.1, "seed": 3}
+    return ranks, simulate_parameter_server(arrays, ranks, model or LinearModel(), **{**defaults, **options})
+
+
+def batches_of(ids, n_workers, size, *, rank, epoch, pace="once", seed=3, done=0):
+    job = Job(LinearModel(), "x", "y", n_workers, size * n_workers, 0.1, pace, None, seed)
+    return job.batches(ids, rank, epoch, done)
+
+
+@pytest.mark.parametrize(
+    ("model", "data"), [(SoftmaxRegression(4), BLOBS), (LinearModel(), LINE), (LinearModel(intercept=False), LINE)]
+)
+def test_gradients_are_those_of_the_loss(model, data):
+    parameters = np.random.default_rng(0).standard_normal(len(model.first(3, seed=0)))
+    gradient, _ = model.gradient(parameters, data["x"], data["y"])
+    nudges = 1e-5 * np.eye(len(parameters))
+    losses = [[model.gradient(parameters + sign * nudge, *data.values())[1] for sign in (1, -1)] for nudge in nudges]
+    np.testing.assert_allclose(gradient, -np.diff(losses)[:, 0] / 2e-5, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("pace", ["once", "free"])
+def test_one_worker_is_plain_sgd(pace):
+    _, history = simulate(1, batch_size=10, pace=pace, schedule=Decay(0.5))
+    weights, offset = np.zeros(3), 0.0
+    for epoch in range(2):
+        for batch in batches_of(np.arange(121), 1, 10, rank=0, epoch=epoch):
+            wrong = LINE["x"][batch] @ weights + offset - LINE["y"][batch]
+            offset -= 0.1 * 0.5**epoch * wrong.mean()
+            weights -= 0.1 * 0.5**epoch * (wrong[:, np.newaxis] * LINE["x"][batch]).mean(axis=0)
+    np.testing.assert_allclose(history.model, [*weights, offset], rtol=1e-12)
+    assert history.staleness.tolist() == [[26]]
+
+
+def test_it_is_what_a_list_of_events_gives():
+    """Equations 3 to 5, with all finishing times laid out beforehand and every version of the parameters kept."""
+    speeds = (1.0, 0.55, 0.3)
+    ranks, history = simulate(3, speeds=speeds, epochs=2)
+    versions, staleness = [np.zeros(4)], []
+    for epoch in range(2):
+        events = []
+        for rank, speed in enumerate(speeds):
+            shard, begin = np.flatnonzero(ranks == rank), 0.0
+            for positions in batches_of(shard, 3, 5, rank=rank, epoch=epoch):
+                events.append((begin + len(positions) / speed, begin, shard[positions]))
+                begin = events[-1][0]
+        events.sort(key=lambda event: event[0])
+        ends = [event[0] for event in events]
+        before = len(versions) - 1
+        for number, (_, begin, batch) in enumerate(events):
+            seen = before + sum(end <= begin for end in ends)
+            rows = np.column_stack([LINE["x"][batch], np.ones(len(batch))])
+            gradient = rows.T @ (rows @ versions[seen] - LINE["y"][batch]) / len(batch)
+            staleness.append(before + number - seen)
+            versions.append(versions[-1] - 0.1 / 3 * gradient)
+    np.testing.assert_allclose(history.model, versions[-1], rtol=1e-10)
+    assert history.staleness.sum(axis=0).tolist() == np.bincount(staleness).tolist()
+
+
+def test_equally_fast_workers_are_as_stale_as_there_are_others():
+    _, history = simulate(4, batch_size=40, arrays={name: array[:120] for name, array in LINE.items()})
+    # Three batches each: in every epoch the first ones, from what all began with, are 0, 1, 2 and 3 updates old.
+    assert history.staleness.tolist() == [[2, 0, 0, 4], [0, 2, 0, 4], [0, 0, 2, 4], [0, 0, 0, 6]]
+
+
+def test_at_the_free_pace_fast_workers_do_more(caplog):
+    ranks, history = simulate(4, pace="free", speeds=geometric_speeds(4, 8), epochs=10)
+    by_rank = history.staleness.sum(axis=1)
+    assert by_rank.sum() == 10 * math.ceil(121 / 5)
+    assert by_rank[0] > 1.7 * by_rank[1] > 1.7**2 * by_rank[2]
+    stale = history.staleness @ np.arange(history.staleness.shape[1]) / by_rank
+    assert stale.tolist() == sorted(stale)
+    _, once = simulate(4, speeds=geometric_speeds(4, 8), epochs=10)
+    assert once.staleness.sum(axis=1).tolist() == (10 * -(-np.bincount(ranks) // 5)).tolist()
+    assert once.worker_rates == geometric_speeds(4, 8)
+    assert not caplog.messages, "speeds that were asked for are no problem to be told of"
+
+
+@pytest.mark.slow
+@given(data=st.data())
+def test_staleness_is_bounded_and_no_batch_is_lost(data):
+    n_workers = data.draw(st.integers(1, 5))
+    speeds = tuple(data.draw(st.lists(st.floats(0.1, 10), min_size=n_workers, max_size=n_workers)))
+    pace = data.draw(st.sampled_from(["once", "free"]))
+    ranks, history = simulate(n_workers, speeds=speeds, pace=pace, epochs=2, step=1e-3)
+    batches = math.ceil(121 / 5) if pace == "free" else int(sum(-(-np.bincount(ranks) // 5)))
+    assert history.staleness.sum() == 2 * batches
+    for rank, counts in enumerate(history.staleness):
+        # While one batch is worked on every other worker ends at most so many, the short ones at the end of a pass
+        # counted as well.
+        whole = [5 / speed for speed in speeds]
+        allowed = sum(2 * (math.ceil(whole[rank] / whole[other]) + 1) for other in range(n_workers) if other != rank)
+        assert np.flatnonzero(counts).max(initial=0) <= allowed
+
+
+@given(
+    n_samples=st.integers(3, 60),
+    size=st.integers(1, 3),
+    pace=st.sampled_from(["once", "free"]),
+    epoch=st.integers(0, 3),
+    done=st.integers(0, 50),
+    seed=st.integers(0, 2**40),
+)
+def test_a_pass_goes_over_every_sample_once(n_samples, size, pace, epoch, done, seed):
+    ids = np.random.default_rng(seed).permutation(1000)[:n_samples]
+    options = {"rank": 1, "epoch": epoch, "pace": pace, "seed": seed, "done": done}
+    batches, per_pass = batches_of(ids, 2, size, **options), -(-n_samples // size)
+    if pace == "free":
+        for _ in range(-done % per_pass):  # to the end of the pass that was under way
+            next(batches)
+    taken = [next(batches) for _ in range(per_pass)]
+    assert np.array_equal(np.sort(np.concatenate(taken)), np.arange(n_samples))
+    assert (next(batches, None) is None) == (pace == "once")
+    # Of the same samples in another order the same batches are made.
+    other = np.sort(ids)
+    again, whole = (next(batches_of(order, 2, size, **options)) for order in (other, ids))
+    assert np.array_equal(other[again], ids[whole])
+
+
+def test_schedule_validation_and_early_stopping():
+    seen = []
+    _, history = simulate(
+        3,
+        BLOBS,
+        SoftmaxRegression(4),
+        epochs=9,
+        validate=lambda parameters: {"size": np.abs(parameters).sum()},
+        early_stopping=EarlyStopping(1, least_change=0.02),
+        on_epoch=seen.append,
+    )
+    assert history.stopped_early
+    assert 2 <= len(history.points) < 9
+    assert list(history.points) == seen
+    assert history.points[-1].validation == {"size": pytest.approx(np.abs(history.model).sum())}
+
+
+@pytest.mark.slow
+@given(data=st.data())
+def test_an_ordered_server_takes_turns_whoever_comes_first(data):
+    """Each push of a rank subtracts a number of its own, which shows when it was applied."""
+    speeds = data.draw(st.lists(st.floats(0.1, 10), min_size=1, max_size=4))
+    delays = [data.draw(st.lists(st.integers(0, 5), min_size=4, max_size=4)) for _ in speeds]
+    expected = sorted((sum([1 / speed] * (k + 1)), rank) for rank, speed in enumerate(speeds) for k in range(3))
+    order = []
+
+    async def run():
+        server = OrderedServer(np.zeros(1), 1.0, None, speeds)
+
+        async def worker(rank):
+            for k, delay in enumerate(delays[rank]):
+                for _ in range(delay):
+                    await asyncio.sleep(0)
+                await server.exchange(rank, np.array([10.0 ** -(rank + 3)]) if k else None, int(k < 3))
+                order.append(rank) if k else None
+
+        await asyncio.gather(*map(worker, range(len(speeds))))
+        return await server.result()
+
+    parameters, staleness = asyncio.run(run())
+    assert sorted(order) == sorted(rank for _, rank in expected)
+    seen, last = {}, {}
+    for version, (_, rank) in enumerate(expected):
+        seen.setdefault(rank, []).append(version - last.get(rank, 0))
+        last[rank] = version + 1
+    assert staleness == {rank: seen[rank] for rank in range(len(speeds))}
+    assert parameters[0] == pytest.approx(-3 * sum(10.0 ** -(rank + 3) for rank in range(len(speeds))))
+
+
+def test_an_aborted_server_lets_nobody_wait():
+    async def waits_for_a_turn():
+        server = OrderedServer(np.zeros(1), 1.0, None, [1.0, 9.0])
+        for rank in range(2):
+            await server.exchange(rank, None, 1)
+        push = asyncio.ensure_future(server.exchange(0, np.ones(1), 1))
+        await asyncio.sleep(0)
+        assert not push.done()
+        await server.abort()
+        for late in (push, server.exchange(0, np.ones(1), 1)):
+            with pytest.raises(ClusterError, match="another worker failed"):
+                await late
+
+    asyncio.run(asyncio.wait_for(waits_for_a_turn(), 10))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 3}, r"batch_size=3.*at least the number of workers \(4\)"),
+        ({"batch_size": 400}, "batch_size=400.*at most 120.*100 samples of it, but one worker has only 30"),
+        ({"step": 0}, "step=0"),
+        ({"step": 1e9, "epochs": 60}, "step=.*diverged in epoch"),
+        ({"pace": "fast"}, "pace='fast'.*once, free"),
+        ({"speeds": (1.0, 2.0)}, r"speeds=\(1.0, 2.0\).*4 finite numbers > 0"),
+        ({"speeds": (1.0, 0.0, 1.0, 1.0)}, r"speeds=\(1.0, 0.0"),
+        ({"features": "z"}, "features='z'.*one of the dataset's arrays: x, y"),
+        ({"arrays": {**LINE, "y": LINE["y"][:, np.newaxis]}}, r"target='y'.*1-D array of numbers \(it is 2-D"),
+        ({"arrays": {**LINE, "y": np.where(np.arange(121) == 9, np.nan, 1.0)}}, "target='y'.*sample 9 is not"),
+        ({"model": SoftmaxRegression(4)}, "target='y'.*integers or booleans.*float64"),
+        ({"model": SoftmaxRegression(3), "arrays": BLOBS}, r"y\[\d+\]=3 .*label in \[0, 3\).*Number the classes"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(options, message):
+    with pytest.raises(InvalidParameter, match=message):
+        simulate(4, **options)
+
+
+def test_arrays_and_ranks_have_the_same_length():
+    for name, shape in (("x", r"features='x'.*\(60, 3\)"), ("y", r"target='y'.*\(60,\)")):
+        with pytest.raises(InvalidParameter, match=shape):
+            simulate_parameter_server(
+                {**LINE, name: LINE[name][:60]}, np.arange(121) % 2, LinearModel(), epochs=1, batch_size=10, step=0.1
+            )
+
+
+def test_boolean_labels_are_the_integers():
+    labels, model = BLOBS["y"] > 1, SoftmaxRegression(2)
+    parameters = np.random.default_rng(0).standard_normal(8)
+    gradient, loss = model.gradient(parameters, BLOBS["x"], labels)
+    expected, same = model.gradient(parameters, BLOBS["x"], labels.astype(int))
+    np.testing.assert_array_equal(gradient, expected)
+    assert loss == same
+
+
+def test_a_batch_that_workers_cannot_share_equally_is_rounded_and_said(caplog):
+    (_, rounded), (_, whole) = (simulate(4, batch_size=size) for size in (14, 12))
+    np.testing.assert_array_equal(rounded.model, whole.model)
+    assert rounded.batch_size == whole.batch_size == 12
+    assert caplog.messages == ["dshuffle: batch_size=14 on 4 workers is rounded to 12: each takes 3 samples"]
+
+
+@pytest.fixture(scope="module")
+def client(cluster_of):
+    with cluster_of(N_WORKERS, processes=False) as client:
+        yield client
+
+
+def shuffler(client, arrays=BLOBS, **options):
+    dataset = dshuffle.create_dataset("memory://parameter-actors", arrays, overwrite=True)
+    return dshuffle.Shuffler(client, dataset, **options)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Adds 1 to a parameter of each sample, whatever the parameters are; some workers sleep, some fail."""
+
+    slow: int | None = None
+    failing: int | None = None
+    n_classes: int | None = None
+
+    def first(self, n_features, seed):
+        return np.zeros(n_features)
+
+    def gradient(self, parameters, rows, targets):
+        rank = get_worker().name
+        if self.slow is not None:
+            time.sleep(0.15 if rank == self.slow else 0.01)
+        if rank == self.failing:
+            raise ZeroDivisionError("on purpose")
+        return -rows.mean(axis=0), float(np.square(rows @ parameters - 1).mean())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pace", "servers"), [("once", 2), ("free", 3), ("free", 1)])
+def test_workers_of_given_speeds_are_the_simulation_to_the_last_bit(client, pace, servers):
+    speeds = (1.0, 0.3, 0.5, 0.25)
+    options = {"epochs": 3, "batch_size": 20, "step": 0.4, "pace": pace, "speeds": speeds, "seed": 5}
+    with shuffler(client, assignment="local", sharding="stratified:y", seed=2) as real:
+        history = fit_parameter_server(real, SoftmaxRegression(4), servers=servers, **options)
+    ranks = stratified_ranks(BLOBS["y"], N_WORKERS, seed=2)
+    expected = simulate_parameter_server(BLOBS, ranks, SoftmaxRegression(4), **options)
+    assert np.array_equal(history.model, expected.model)
+    assert np.array_equal(history.staleness, expected.staleness)
+    assert [point.error for point in history.points] == pytest.approx([point.error for point in expected.points])
+    assert history.worker_rates == speeds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("assignment", ["local", "global"])
+def test_every_sample_is_used_once_an_epoch(client, assignment):
+    with shuffler(client, ONE_EACH, assignment=assignment) as real:
+        # alpha / n = WB, so that a mini-batch adds 1 for each of its samples: 15 a worker, 5 at a time.
+        history = fit_parameter_server(real, Counting(), epochs=3, batch_size=20, step=20.0, servers=2)
+    np.testing.assert_allclose(history.model, 3)
+    assert history.staleness.sum(axis=1).tolist() == [9, 9, 9, 9]
+    # Between a pull and a push of an epoch there cannot be more than all pushes of the others.
+    assert history.staleness.shape[1] <= 10
+    assert [point.error for point in history.points] == pytest.approx([0, 1, 4])
+    assert len(history.worker_rates) == N_WORKERS
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_a_slow_worker(client):
+    with shuffler(client, ONE_EACH) as real:
+        history = fit_parameter_server(real, Counting(slow=2), epochs=1, batch_size=20, step=20.0, pace="free")
+    by_rank = history.staleness.sum(axis=1)
+    stale = history.staleness @ np.arange(history.staleness.shape[1]) / by_rank
+    assert by_rank.sum() == 12
+    assert by_rank[2] == min(by_rank)
+    assert stale.argmax() == 2
+
+
+@pytest.mark.slow
+def test_at_the_pace_once_the_epoch_waits_for_a_slow_worker_which_is_named(client, caplog):
+    with shuffler(client, ONE_EACH) as real, caplog.at_level(logging.WARNING, "dshuffle"):
+        fit_parameter_server(real, Counting(slow=2), epochs=1, batch_size=20, step=20.0)
+    assert "rank 2 trained" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("speeds", [None, (1.0, 0.3, 0.5, 0.25)])
+def test_an_error_of_one_worker_ends_all(client, speeds):
+    with shuffler(client, ONE_EACH) as real, pytest.raises(ZeroDivisionError, match="on purpose"):
+        fit_parameter_server(real, Counting(failing=1), epochs=1, batch_size=20, step=1.0, speeds=speeds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": "y"}, "features='y'.*2-D or more array of numbers"),
+        ({"target": "x"}, "target='x'.*1-D array of integers"),
+        ({"servers": 0}, "servers=0"),
+        ({"servers": 17}, "servers=17.*at most 16"),
+        ({"batch_size": 124}, "batch_size=124.*at most 120"),
+        ({"step": 1e308}, "step=.*diverged in epoch 0"),
+        ({"model": SoftmaxRegression(3)}, r"label in \[0, 3\)"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(client, options, message):
+    given = {"model": SoftmaxRegression(4), "epochs": 1, "batch_size": 20, "step": 0.1, **options}
+    with shuffler(client) as real, pytest.raises(InvalidParameter, match=message):
+        fit_parameter_server(real, **given)
+
+
+@pytest.fixture
+def many_blobs(tmp_path):
+    arrays = {name: array.compute() for name, array in gaussian_blobs(4_000, n_features=3, n_classes=4).items()}
+    return dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), arrays)
+
+
+ORDERED = {"epochs": 3, "batch_size": 20, "step": 0.1, "speeds": (1.0, 0.5)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["trains", "serves", "does both", "has trained"])
+def test_an_epoch_in_which_a_worker_is_lost_starts_again(many_blobs, caplog, tmp_path, killed):
+    """The order of the pushes is emulated, so the result is the same as without the fault."""
+    flag = tmp_path / "flag"
+
+    class Striking(SoftmaxRegression):
+        """Kills a server, or the own worker, which has begun to train, in the middle of an epoch or at its end."""
+
+        def gradient(self, parameters, rows, targets):
+            with contextlib.suppress(FileNotFoundError):
+                pid, evaluates = int(flag.read_text()), len(rows) > 10
+                if killed == "serves" or (pid == os.getpid() and evaluates == (killed == "has trained")):
+                    flag.unlink()
+                    os.kill(pid, signal.SIGKILL)
+            return super().gradient(parameters, rows, targets)
+
+    alone = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") if killed == "does both" else None
+    with local_cluster(2) if alone is None else Client(alone) as client:
+        with dshuffle.Shuffler(client, many_blobs) as real:
+            expected = fit_parameter_server(real, SoftmaxRegression(4), **ORDERED)
+        with dshuffle.Shuffler(client, many_blobs) as real:
+            workers = set(client.scheduler_info(n_workers=-1)["workers"])
+            others = sorted(workers - set(real.addresses))
+            address = others[0] if killed == "serves" else real.addresses[killed != "does both"]
+            [pid] = client.run(os.getpid, workers=[address]).values()
+
+            def strike_next(point):
+                if point.epoch == 0:
+                    flag.write_text(str(pid))
+
+            history = fit_parameter_server(real, Striking(4), on_epoch=strike_next, **ORDERED)
+    assert not flag.exists()
+    if alone is not None:
+        alone.close()
+    assert ("the epoch starts again on all workers" in caplog.text) == (killed != "has trained")
+    np.testing.assert_array_equal(history.model, expected.model)
+    np.testing.assert_array_equal(history.staleness, expected.staleness)
+
+
+@pytest.mark.slow
+def test_an_epoch_that_is_lost_in_every_attempt_is_an_error(client, monkeypatch):
+    calls = []
+
+    @contextlib.contextmanager
+    def lost(shuffler, slices, *settings):
+        calls.append(np.concatenate(slices))
+        raise WorkerLost("gone")
+        yield
+
+    monkeypatch.setattr(parameter_server, "serving", lost)
+    with shuffler(client) as real, pytest.raises(WorkerLost, match="gone"):
+        fit_parameter_server(real, SoftmaxRegression(4), epochs=1, batch_size=20, step=0.1)
+    np.testing.assert_array_equal(calls, np.zeros((3, 16)))
+
+
+@pytest.mark.slow
+def test_the_shufflers_client_need_not_be_the_default(tmp_path):
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            memory_limit=0,
+            dashboard_address=None,
+            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        dataset = dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), BLOBS)
+        with dshuffle.Shuffler(client, dataset) as real, pytest.MonkeyPatch.context() as patch:
+            # The client of another test may be the default one here.
+            patch.setattr(distributed.client, "_get_global_client", distributed.client._current_client.get)
+            history = fit_parameter_server(real, SoftmaxRegression(4), epochs=1, batch_size=20, step=0.1)
+    assert len(history.points) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pace", ["once", "free"])
+def test_broadcast_samples_are_used_by_all_and_simulated(client, pace):
+    sharding = Sharding(np.arange(121, dtype=np.int32) % N_WORKERS, N_WORKERS, np.arange(116, 121))
+    options = {"epochs": 3, "batch_size": 21, "step": 0.3, "pace": pace, "speeds": [1.0, 2.0, 1.0, 3.0]}
+    with shuffler(client, assignment="local", sharding=sharding) as real:
+        fitted = fit_parameter_server(real, SoftmaxRegression(4), **options)
+    simulated = simulate_parameter_server(BLOBS, sharding, SoftmaxRegression(4), **options)
+    np.testing.assert_array_equal(fitted.model, simulated.model)
+    np.testing.assert_array_equal(fitted.staleness, simulated.staleness)
+    # 29 and 5 samples, or 29 and 4 that others have: as many updates at the pace "free" as without copies.
+    assert fitted.staleness.sum() == 3 * (-(-121 // 5) if pace == "free" else 4 * 7)
