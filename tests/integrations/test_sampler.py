@@ -229,24 +229,6 @@ def test_ids_are_plain_integers():
     assert np.issubdtype(ExchangeSampler(10, rank=0, num_replicas=2).arrived.dtype, np.int64)
 
 
-@given(stop=st.integers(0, 20), epoch=st.integers(0, 3), seed=st.integers(-2, 2))
-@at_most(20)
-def test_a_sampler_goes_on_where_another_one_was(stop, epoch, seed):
-    options = {"rank": 1, "num_replicas": 3, "assignment": "partial:0.3", "seed": seed}
-    first, second = ExchangeSampler(60, **options), ExchangeSampler(60, **options)
-    first.set_epoch(epoch)
-    expected = list(first)
-    ids = iter(first)
-    seen = [next(ids) for _ in range(stop)]
-    second.load_state_dict(first.state_dict() if stop else {**first.state_dict(), "yielded": 0})
-    assert second.state_dict()["yielded"] == stop
-    assert seen + list(second) == expected
-    assert list(second) == expected  # only the first iteration begins in the middle
-    second.set_epoch(epoch + 1)
-    first.set_epoch(epoch + 1)
-    assert list(second) == list(first)
-
-
 @pytest.mark.parametrize(
     "change",
     [
