@@ -210,7 +210,7 @@ import dshuffle
 def rank(number, sizes):
     with dshuffle.spmd(sys.argv[1], batch_size=8, **sizes(number)) as loader:
         for epoch in loader.epochs(1):
-            print("given", sum(len(ids) for ids, _ in epoch), flush=True)
+            print(f"given {sum(len(ids) for ids, _ in epoch)}\\n", end="", flush=True)
 
 def none(number):
     return {}
