@@ -7,7 +7,7 @@ import copy
 import logging
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,12 +15,12 @@ from distributed import Client
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import CheckpointError, ClusterError, DShuffleError, InvalidParameter
-from dshuffle.launched.epoch_batches import Convert, EpochBatches, batching_of, other_process
+from dshuffle.launched.epoch_batches import EpochBatches, other_process
 from dshuffle.launched.job import Step
 from dshuffle.launched.launcher import check_process_group
 from dshuffle.launched.rank import CLOSE_WITHIN, Rank
 from dshuffle.planning.shares import Shares, parse_shares
-from dshuffle.runtime import Shuffler
+from dshuffle.runtime import Partition, Shuffler
 from dshuffle.runtime.client.checkpoints import find_checkpoint, write_checkpoint
 from dshuffle.runtime.client.retries import check_alike, new_or_resumed
 from dshuffle.runtime.client.session_state import CHOOSING, SessionState
@@ -43,21 +43,18 @@ class SpmdLoader:
         self,
         dataset: Dataset,
         rank: Rank,
-        *,
-        batch_size: int,
-        mode: str,
-        names: Sequence[str],
-        convert: Convert | None,
+        names: tuple[str, ...],
+        batches: Callable[[Partition, bool], EpochBatches],
         checkpoint: str | os.PathLike[str] | None,
         options: Mapping[str, Any],
     ) -> None:
         self.rank, self.world_size = rank.place.rank, rank.place.world_size
         self._dataset, self._rank = dataset, rank
-        self._batch_size, self._mode, self._names, self._convert = batch_size, mode, tuple(names), convert
-        self._checkpoint, self._options = checkpoint, options
+        self._names, self._batches, self._checkpoint, self._options = names, batches, checkpoint, options
         self._state: Mapping[str, Any] | None = None  # to continue
         self._continues = checkpoint is not None  # whether there may be a state to continue, on any rank
-        self._session: _Session | None = None  # on rank 0
+        self._client: Client | None = None  # on rank 0
+        self._shuffler: Shuffler | None = None  # on rank 0
         self._states: Mapping[str, Any] | None = None  # of the attached objects of the job that this one continues
         self._objects: dict[str, Any] = {}  # that are attached
         self._next: int | None = None  # the epoch that the loop gets next
@@ -215,7 +212,7 @@ class SpmdLoader:
             raise InvalidParameter.of("checkpoint", None, "a file or an object, to save the position there")
         if not self.rank:
             self._opened()
-            write_checkpoint(self._checkpoint, self._position(has_model=False), self._dataset, was_written=True)
+            self._write()
 
     def __enter__(self) -> Self:
         return self
@@ -298,8 +295,7 @@ class SpmdLoader:
         with self._job_errors():
             access = partition_on(worker, begun["session"], rank, begun["number"])
             partition = self._partition.enter_context(access)
-        batching = batching_of(partition, self._batch_size, self._mode, is_rest=begun["number"] == self._rest)
-        self._begun = EpochBatches(partition, batching, self._names, self._rank, self._convert)
+        self._begun = self._batches(partition, begun["number"] == self._rest)
         self._rank.batches, self._length = self._begun, len(self._begun)
 
     def _given_back(self, does: str) -> Step:
@@ -326,8 +322,11 @@ class SpmdLoader:
             try:
                 if error is not None:
                     self._rank.tell(error)  # before the session ends because of it
-                if self._session is not None and error is not None:
-                    self._session.drop(error)
+                if self._client is not None:
+                    with contextlib.suppress(OSError):  # TimeoutError among them
+                        self._client.close(timeout=CLOSE_WITHIN)
+                if self._shuffler is not None and error is not None:  # it does not wait for workers that are gone
+                    self._shuffler.__exit__(type(error), error, error.__traceback__)
             finally:
                 self._rank.close(failed=error is not None)
 
@@ -355,48 +354,76 @@ class SpmdLoader:
     # Rank 0
 
     def _open(self, total: int | None) -> dict[str, Any]:
+        """Open the session, which continues a state or a checkpoint if there is one, and begin its first epoch."""
+        dataset, checkpoint, state = self._dataset, self._checkpoint, self._state
+        saved_state = state
+        if state is not None:
+            choices = SessionState.from_dict(state, dataset).choices
+            check_alike(choices, dataset, self._options, "state", "Ask for the same")
+        elif checkpoint is not None:
+            saved_state = find_checkpoint(checkpoint, dataset)
+        if saved_state is not None:
+            check_shares(self._options.get("shares", SessionState.from_dict(saved_state, dataset).choices.shares))
+        # All ranks have come. With their names, the session does not wait for a rank that was lost since then.
+        options = {**self._options, "on_loss": "raise", "workers": [str(rank) for rank in range(self.world_size)]}
+        self._client = Client(
+            self._rank.address, security=self._rank.security, loop=self._rank.loop, set_as_default=False
+        )
         with self._job_errors():
-            session = self._session = _Session(self._rank, self._dataset, self._checkpoint, self._state, self._options)
-            shuffler = session.shuffler
-            first, is_rest = shuffler.next_epoch, bool(shuffler.state_dict()["trained"])
-            count = 2 if total is None else total - first
-            begun = session.begin(count) if count > 0 else None
-            return {"next": first, "is_rest": is_rest, "states": pickle.dumps(shuffler.attached), "epoch": begun}
+            if state is not None:
+                options = {name: value for name, value in options.items() if name not in CHOOSING}
+                self._shuffler = Shuffler.resume(self._client, dataset, state, checkpoint=checkpoint, **options)
+            elif checkpoint is not None:
+                self._shuffler = new_or_resumed(self._client, dataset, checkpoint, saved_state, options)
+            else:
+                self._shuffler = Shuffler(self._client, dataset, **options)
+            first, is_rest = self._shuffler.next_epoch, bool(self._shuffler.state_dict()["trained"])
+        count = 2 if total is None else total - first
+        begun = self._begin_epoch(count) if count > 0 else None
+        return {"next": first, "is_rest": is_rest, "states": pickle.dumps(self._shuffler.attached), "epoch": begun}
 
     def _begin_epoch(self, count: int) -> dict[str, Any]:
-        assert self._session is not None
+        """Begin the next epoch, of a number of epochs that are to come, and tell where its partitions are."""
+        shuffler = self._opened_shuffler
         self._attach_states()
         with self._job_errors():
-            return self._session.begin(count)
+            epoch = next(shuffler.epochs(count))
+            epoch._tasks.next_call()  # it has no tasks: the loops of the ranks train on it
+        addresses, session = list(shuffler.addresses), shuffler._calls.session_id
+        return {"number": epoch.number, "addresses": addresses, "session": session}
 
     def _end_epoch(self) -> None:
         """Write the last checkpoint."""
-        assert self._session is not None
         self._attach_states()
         with self._job_errors():
-            for _ in self._session.shuffler.epochs(0):
+            for _ in self._opened_shuffler.epochs(0):
                 pass
+
+    @property
+    def _opened_shuffler(self) -> Shuffler:
+        assert self._shuffler is not None
+        return self._shuffler
 
     def _attach_states(self) -> None:
         """Attach the states of the objects at the end of the current epoch."""
-        assert self._session is not None
         epoch = self._epoch
-        if epoch is not None and epoch.n_given < len(epoch):
+        if epoch is None:
+            return
+        if epoch.n_given < len(epoch):
             logger.warning(
                 "dshuffle: the loops of all ranks have left epoch %d after %d of its %d batches. The other samples "
                 "were not trained on in this epoch",
                 *(epoch.number, epoch.n_given, len(epoch)),
             )
-        if epoch is not None and self._objects:
-            self._session.shuffler.attach(self._object_states(), epoch.number)
+        if self._objects:
+            self._opened_shuffler.attach(self._object_states(), epoch.number)
 
     def _object_states(self) -> dict[str, Any]:
         return {name: on_host(value.state_dict()) for name, value in self._objects.items()}
 
     def _position(self, *, has_model: bool) -> dict[str, Any]:
         """The state of the session, after as many batches of the current epoch on every rank as on this one."""
-        assert self._session is not None
-        shuffler, epoch = self._session.shuffler, self._epoch
+        shuffler, epoch = self._opened_shuffler, self._epoch
         with self._job_errors():
             if self._objects or has_model:
                 shuffler.attach(self._object_states() or shuffler.attached, shuffler.epoch)
@@ -408,72 +435,22 @@ class SpmdLoader:
         started = {name: value for name, value in state.items() if name != "trained_digest"}
         return {**started, "epoch": epoch.number + 1, "trained": []}
 
+    def _write(self) -> None:
+        assert self._checkpoint is not None
+        write_checkpoint(self._checkpoint, self._position(has_model=False), self._dataset, was_written=True)
+
     def _end(self) -> None:
         """Close the session. All ranks have left their loops."""
         assert self._rank.job is not None
-        if self._session is not None:
-            epoch = self._epoch
-            if epoch is not None and epoch.is_complete:
-                self._end_epoch()
-            elif epoch is not None and self._checkpoint is not None:
-                write_checkpoint(self._checkpoint, self._position(has_model=False), self._dataset, was_written=True)
+        epoch = self._epoch
+        if epoch is not None and epoch.is_complete:
+            self._end_epoch()
+        elif epoch is not None and self._checkpoint is not None:
+            self._write()
+        if self._shuffler is not None:
             with self._job_errors():
-                self._session.close()
-            self._session = None
+                self._shuffler.close()
         self._rank.job.ended = True  # from now on ranks may go
-
-
-class _Session:
-    """A :class:`dshuffle.Shuffler` on the workers of a job. It continues a state or a checkpoint if there is one."""
-
-    def __init__(
-        self,
-        rank: Rank,
-        dataset: Dataset,
-        checkpoint: str | os.PathLike[str] | None,
-        state: Mapping[str, Any] | None,
-        options: Mapping[str, Any],
-    ) -> None:
-        saved_state = state
-        if state is not None:
-            check_alike(SessionState.from_dict(state, dataset).choices, dataset, options, "state", "Ask for the same")
-        elif checkpoint is not None:
-            saved_state = find_checkpoint(checkpoint, dataset)
-        if saved_state is not None:
-            check_shares(options.get("shares", SessionState.from_dict(saved_state, dataset).choices.shares))
-        # All ranks have come. With their names, the session does not wait for a rank that was lost since then.
-        options = {**options, "on_loss": "raise", "workers": [str(number) for number in range(rank.place.world_size)]}
-        self._client = Client(rank.address, security=rank.security, loop=rank.loop, set_as_default=False)
-        try:
-            if state is not None:
-                options = {name: value for name, value in options.items() if name not in CHOOSING}
-                self.shuffler = Shuffler.resume(self._client, dataset, state, checkpoint=checkpoint, **options)
-            elif checkpoint is not None:
-                self.shuffler = new_or_resumed(self._client, dataset, checkpoint, saved_state, options)
-            else:
-                self.shuffler = Shuffler(self._client, dataset, **options)
-        except BaseException:
-            self._client.close()
-            raise
-
-    def begin(self, count: int) -> dict[str, Any]:
-        """Begin the next epoch, of a number of epochs that are to come, and tell where its partitions are."""
-        epoch = next(self.shuffler.epochs(count))
-        epoch._tasks.next_call()  # it has no tasks: the loops of the ranks train on it
-        addresses, session = list(self.shuffler.addresses), self.shuffler._calls.session_id
-        return {"number": epoch.number, "addresses": addresses, "session": session}
-
-    def close(self) -> None:
-        """Close the session on all ranks."""
-        self.shuffler.close()
-        with contextlib.suppress(OSError):  # TimeoutError among them
-            self._client.close(timeout=CLOSE_WITHIN)
-
-    def drop(self, error: BaseException) -> None:
-        """Let go of the session after an error. All workers and the scheduler are about to close."""
-        with contextlib.suppress(OSError):  # first, so that the shuffler does not wait for workers that are gone
-            self._client.close(timeout=CLOSE_WITHIN)
-        self.shuffler.__exit__(type(error), error, error.__traceback__)
 
 
 def check_shares(shares: Shares) -> None:
@@ -485,13 +462,11 @@ def check_shares(shares: Shares) -> None:
 
 
 def on_host(value: Any) -> Any:
-    """Copy a state, with tensors in the memory of the host."""
-    if callable(getattr(value, "detach", None)) and callable(getattr(value, "cpu", None)):
+    """Copy a state, with tensors in the memory of the host. It is pickled at once."""
+    if callable(getattr(value, "cpu", None)):
         return value.detach().cpu().clone()
     if isinstance(value, dict):
         copied = copy.copy(value)  # keeps the attributes that PyTorch gives to states of modules
         copied.update({key: on_host(item) for key, item in value.items()})
         return copied
-    if type(value) in (list, tuple):
-        return type(value)(on_host(item) for item in value)
-    return value
+    return type(value)(map(on_host, value)) if type(value) in (list, tuple) else value

@@ -16,7 +16,7 @@ from distributed import Security
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.launched.epoch_batches import Convert
+from dshuffle.launched.epoch_batches import Convert, EpochBatches, batching_of
 from dshuffle.launched.launcher import check_alone, check_process_group, is_launched, place_of
 from dshuffle.launched.loader import SpmdLoader, check_shares
 from dshuffle.launched.ports import Terms
@@ -25,7 +25,7 @@ from dshuffle.launched.secret import AUTO
 from dshuffle.planning.batching import MODES, UNEVEN
 from dshuffle.planning.shares import EVEN
 from dshuffle.redaction import short_repr
-from dshuffle.runtime import Shuffler
+from dshuffle.runtime import Partition, Shuffler
 from dshuffle.runtime.settings import as_seconds
 from dshuffle.store import Dataset, as_dataset
 from dshuffle.store import Place as DatasetPlace
@@ -153,16 +153,12 @@ def spmd(
         logger.warning("dshuffle: this process is the only rank of its job, because no launcher has started it")
     terms = _terms(opened, {"batch_size": batch_size, "mode": mode, **options})
     joined = Rank(place, terms, port=port, interface=interface, security=security, secret=secret, timeout=seconds)
-    return SpmdLoader(
-        opened,
-        joined,
-        batch_size=batch_size,
-        mode=mode,
-        names=names,
-        convert=convert,
-        checkpoint=checkpoint,
-        options=options,
-    )
+
+    def batches(partition: Partition, is_rest: bool) -> EpochBatches:
+        batching = batching_of(partition, batch_size, mode, is_rest=is_rest)
+        return EpochBatches(partition, batching, names, joined, convert)
+
+    return SpmdLoader(opened, joined, names, batches, checkpoint, options)
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
