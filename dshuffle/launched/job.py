@@ -75,15 +75,9 @@ class Job(SchedulerPlugin):
         self._answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     @property
-    def absent(self) -> str:
+    def absent(self) -> list[int]:
         """Ranks for which the others wait."""
-        ranks = sorted(set(range(self.world_size)) - self._steps.keys())
-        return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-
-    @property
-    def n_absent(self) -> int:
-        """How many they are."""
-        return self.world_size - len(self._steps)
+        return sorted(set(range(self.world_size)) - self._steps.keys())
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """A rank has come."""
@@ -149,7 +143,7 @@ class Job(SchedulerPlugin):
         if own.n_batches < own.n_all and own.epoch > self._early[1].epoch:
             self._early = rank, own
             self._news.set()
-        if not self.n_absent:
+        if not self.absent:
             all_came.set()
         await (asyncio.shield(answer) if rank else all_came.wait())
         self.check()

@@ -367,7 +367,7 @@ class SpmdLoader:
         # All ranks have come. With their names, the session does not wait for a rank that was lost since then.
         options = {**self._options, "on_loss": "raise", "workers": [str(rank) for rank in range(self.world_size)]}
         self._client = Client(
-            self._rank.address, security=self._rank.security, loop=self._rank.loop, set_as_default=False
+            self._rank.address, security=self._rank.protected.security, loop=self._rank.loop, set_as_default=False
         )
         with self._job_errors():
             if state is not None:

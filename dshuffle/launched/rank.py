@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import dask
 from distributed import Scheduler, Security, Worker
@@ -26,6 +26,7 @@ from dshuffle.launched.job import FAILED, MEET, WATCH, Job, Step, apart
 from dshuffle.launched.launcher import Place
 from dshuffle.launched.ports import LOG_AFTER, Terms, find_scheduler, free_port, hosts_of, ports_of
 from dshuffle.launched.secret import protection_of
+from dshuffle.redaction import short_repr
 from dshuffle.runtime.messages import replying, unwrap
 
 logger = logging.getLogger(__name__)
@@ -50,19 +51,6 @@ DASK_SETTINGS = {
 
 _CONFIGURING = threading.Lock()
 """The configuration is that of the process, and a process may have several ranks."""
-
-
-class Batches(Protocol):
-    """The batches of an epoch, as far as a rank knows them."""
-
-    number: int
-
-    @property
-    def n_trained(self) -> int:
-        """Number of batches that count as trained on."""
-
-    def mark(self, n_batches: int) -> None:
-        """Note that the first batches were trained on."""
 
 
 class Rank:
@@ -99,9 +87,9 @@ class Rank:
     ) -> None:
         self.place = place
         self.job: Job | None = None  # on rank 0
-        self.batches: Batches | None = None  # of the epoch that the loop has
+        self.batches: Any = None  # the EpochBatches that the loop has
         self._terms, self._interface, self._timeout = terms, interface, timeout
-        self._protected = protection_of(security, secret, one_host=place.on_one_host)
+        self.protected = protection_of(security, secret, one_host=place.on_one_host)
         self._failure: DShuffleError | None = None
         self._early = 0, Step("")  # a rank that has left an epoch early
         self._servers: list[Worker | Scheduler] = []
@@ -119,11 +107,6 @@ class Rank:
             self.tell(error)
             self.close(failed=True)
             raise
-
-    @property
-    def security(self) -> Security:
-        """What Dask needs to know of how connections are protected."""
-        return self._protected.security
 
     @property
     def loop(self) -> Any:
@@ -187,7 +170,7 @@ class Rank:
     # The event loop
 
     async def _start(self, ports: Sequence[int]) -> None:
-        place, protected = self.place, self._protected
+        place, protected = self.place, self.protected
         host, rank_0 = await hosts_of(place, self._interface)
         options: dict[str, Any] = {"host": host, "protocol": protected.protocol, "security": protected.security}
         # Dask starts HTTP servers without a dashboard, too, and without TLS.
@@ -226,13 +209,14 @@ class Rank:
             while not (await asyncio.wait([call], timeout=min(pause, limit)))[0]:
                 waited = time.monotonic() - began
                 if self.job is not None and waited >= limit:
+                    absent = self.job.absent
                     raise ClusterError(
-                        f"{self.job.n_absent} of {self.place.world_size} ranks have not come within {limit:g} s: "
-                        f"{self.job.absent}. Look at their output: every rank must call dshuffle.spmd, and reach the "
+                        f"{len(absent)} of {self.place.world_size} ranks have not come within {limit:g} s: "
+                        f"{short_repr(absent)}. Look at their output: every rank must call dshuffle.spmd, and reach the "
                         "host of rank 0"
                     )
-                absent = "the other ranks" if self.job is None else f"ranks {self.job.absent}"
-                logger.warning("dshuffle: rank %d has waited %.0f s for %s", self.place.rank, waited, absent)
+                others = "the other ranks" if self.job is None else f"ranks {short_repr(self.job.absent)}"
+                logger.warning("dshuffle: rank %d has waited %.0f s for %s", self.place.rank, waited, others)
                 pause = min(2 * pause, limit - waited)
             return call.result()["answer"]
         finally:

@@ -177,6 +177,6 @@ def test_ranks_that_came_are_told_which_one_did_not(store, free_port, monkeypatc
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert "1 of 3 ranks have not come within 12 s: 2" in str(errors[0])
-    assert "rank 0 of 3 has failed: ClusterError: 1 of 3 ranks have not come within 12 s: 2" in str(errors[1])
-    assert any(re.fullmatch(r"dshuffle: rank 0 has waited \d+ s for ranks (1, )?2", line) for line in lines)
+    assert "1 of 3 ranks have not come within 12 s: [2]" in str(errors[0])
+    assert "rank 0 of 3 has failed: ClusterError: 1 of 3 ranks have not come within 12 s: [2]" in str(errors[1])
+    assert any(re.fullmatch(r"dshuffle: rank 0 has waited \d+ s for ranks \[(1, )?2\]", line) for line in lines)
