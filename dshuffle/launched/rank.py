@@ -212,7 +212,7 @@ class Rank:
                     absent = self.job.absent
                     raise ClusterError(
                         f"{len(absent)} of {self.place.world_size} ranks have not come within {limit:g} s: "
-                        f"{short_repr(absent)}. Look at their output: every rank must call dshuffle.spmd, and reach the "
+                        f"{short_repr(absent)}. Look at their output: each must call dshuffle.spmd, and reach the "
                         "host of rank 0"
                     )
                 others = "the other ranks" if self.job is None else f"ranks {short_repr(self.job.absent)}"
