@@ -6,10 +6,9 @@ divides the ids of any other sampler between the ranks once more.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import os
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,12 @@ from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.integrations.position import Iteration, Position
+from dshuffle.integrations.position import Position, Positioned
 from dshuffle.planning import Assignment, Choices, Classes, Remainder, ShuffleSpec, parse_assignment
 from dshuffle.planning.assignment import EpochDraw
 from dshuffle.planning.batching import DROP, MODES, PAD, UNEVEN
 from dshuffle.planning.epoch_plan import Moves
-from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs, epoch_order
+from dshuffle.planning.exchange_epochs import ExchangeEpochs, epoch_order
 from dshuffle.planning.planner import OwnPlanner, plans_own_parts
 from dshuffle.planning.randomness import random_words
 from dshuffle.planning.types import Ranks, Samples
@@ -38,7 +37,7 @@ def _base() -> Any:
         return object
 
 
-class ExchangeSampler(_base()):  # type: ignore[misc]
+class ExchangeSampler(Positioned[int], _base()):  # type: ignore[misc]
     """A replacement for ``torch.utils.data.DistributedSampler`` that supports the uncoded assignments.
 
     Every rank computes the assignment from the seed, without communication. If samples are stored on the ranks,
@@ -168,7 +167,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
 
     def __len__(self) -> int:
         """Number of ids that the next iteration gives."""
-        return self._n_ids - self._position.first
+        return self._n_items - self._position.first
 
     def __repr__(self) -> str:
         rank, choices = f"rank {self.rank} of {self.num_replicas}", self._spec.choices
@@ -177,25 +176,21 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
     @property
     def num_samples(self) -> int:
         """Number of ids of this rank in the current epoch."""
-        return self._n_ids
+        return self._n_items
 
     @property
     def total_size(self) -> int:
         """Number of ids of all ranks, if they are equally many."""
-        return self._n_ids * self.num_replicas
+        return self._n_items * self.num_replicas
 
-    def __iter__(self) -> Iterator[int]:
-        """Iterate over the ids of the current epoch, in an order that changes every epoch."""
-        return Iteration(self._position, self._iterate, self.set_epoch)
-
-    def _iterate(self) -> Iterator[int]:
+    def _items(self) -> Callable[[int], int]:
         self._check_length()
         if self._remainder is not None and self._remainder.epoch == self.epoch:
             if self._remainder_begun:
                 self._go_to(self.epoch)
             self._remainder_begun = True
-        ids = self._ids().tolist()
-        return self._position.iterate(len(ids), ids.__getitem__)
+        ids: list[int] = self._ids().tolist()
+        return ids.__getitem__
 
     def state_dict(self) -> dict[str, Any]:
         """The position for :meth:`load_state_dict`: the epoch, and how many of its ids the last iteration has given.
@@ -204,15 +199,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         training: set ``"yielded"`` to the number of ids that were trained on.
         """
         earlier = [] if self._remainder is None else [list(counts) for counts in self._remainder.trained]
-        return {
-            **self._fixed(),
-            "rank": self.rank,
-            "world_size": self.num_replicas,
-            "epoch": self._position.epoch,
-            "yielded": self._position.n_given,
-            "of": self._n_ids,
-            "earlier": earlier,
-        }
+        return {**super().state_dict(), "rank": self.rank, "world_size": self.num_replicas, "earlier": earlier}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the position of a state. The next iteration gives the ids that are left of its epoch.
@@ -228,38 +215,25 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         InvalidParameter
             If the state is one of another sampler, or of a release that draws other ids.
         """
-        state = {**dataclasses.asdict(EVERY_EPOCH), **state}  # states of earlier releases have neither
-        for name, value in self._fixed().items():
-            if state.get(name) != value:
-                raise InvalidParameter.of(f"state[{name!r}]", state.get(name), f"{value!r}, as this sampler has it")
+        epoch, given, n_ids = self._checked(state)
         n_before = as_integer("state['world_size']", state.get("world_size"), 1)
-        same_ranks = n_before == self.num_replicas
-        if self._mode == UNEVEN and (not same_ranks or state.get("rank") != self.rank):
-            name, value = ("rank", self.rank) if same_ranks else ("world_size", self.num_replicas)
-            raise InvalidParameter.of(f"state[{name!r}]", state.get(name), f'{value}, as mode="uneven" is')
-        epoch = as_integer("state['epoch']", state.get("epoch"), 0)
-        yielded, n_ids = (as_integer(f"state[{name!r}]", state.get(name), 0) for name in ("yielded", "of"))
-        if yielded > n_ids:
-            raise InvalidParameter.of("state['yielded']", yielded, f"at most {n_ids}, the ids of epoch {epoch}")
-        ended = yielded == n_ids
         trained = tuple(map(tuple, state.get("earlier", ())))
-        if not same_ranks:  # nothing is left, or these ranks go on where the earlier ones stopped
-            trained = () if ended else (*trained, (yielded,) * n_before)
-        self._remainder = Remainder(epoch, trained) if trained else None
+        if n_before == self.num_replicas:
+            self._remainder = Remainder(epoch, trained) if trained else None
+            self._remainder_begun = False
+            super().load_state_dict(state)
+            return
+        ended = given == n_ids  # then nothing is left; otherwise these ranks go on where the earlier ones stopped
+        self._remainder = None if ended else Remainder(epoch, (*trained, (given,) * n_before))
         self._remainder_begun = False
         self._go_to(epoch)
-        if same_ranks and n_ids != self._n_ids:
-            raise InvalidParameter.of("state['of']", n_ids, f"{self._n_ids}, the ids of epoch {epoch}")
-        if ended:
-            yielded = self._n_ids
-        elif not same_ranks:
-            yielded = 0
-        self._position.resume(epoch, yielded, at_end=ended)
+        self._position = Position(epoch, self._n_items if ended else 0, resumed=True)
 
-    def _fixed(self) -> dict[str, int | str | None]:
-        """What a state and its sampler must have in common."""
+    def _identity(self) -> dict[str, Any]:
         spec = self._spec
+        own = {"rank": self.rank, "world_size": self.num_replicas} if self._mode == UNEVEN else {}
         return {
+            **own,
             "draw_version": spec.draw_version,
             "n_samples": spec.n_samples,
             "assignment": str(spec.choices.assignment),
@@ -286,10 +260,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         InvalidParameter
             If the epoch does not exist, or the dataset has another length than before.
         """
-        self._spec.check_epoch("epoch", epoch)
-        self._check_length()
-        self._go_to(epoch)
-        self._position.set_epoch(epoch)
+        super().set_epoch(epoch)
 
     def _check_length(self) -> None:
         """Refuse a dataset that has grown or shrunk."""
@@ -299,6 +270,8 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
 
     def _go_to(self, epoch: int) -> None:
         """Compute this rank's part of an epoch."""
+        self._spec.check_epoch("epoch", epoch)
+        self._check_length()
         if self._remainder_begun:  # from now on, every iteration gives a whole epoch
             self._remainder, self._remainder_begun = None, False
         remainder = self._remainder
@@ -405,7 +378,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         return self._moved().receivers
 
     @property
-    def _n_ids(self) -> int:
+    def _n_items(self) -> int:
         smallest, largest = self._shares
         return {PAD: largest, DROP: smallest}.get(self._mode, len(self._held))
 
@@ -418,7 +391,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
                 spec, number = self._in_run(self.epoch, self.num_replicas)
                 epochs, seed = spec.choices.exchange_epochs, spec.choices.seed
                 order = epochs.order(order, seed=seed, epoch=number, rank=self.rank)
-        return order[np.arange(self._n_ids) % max(1, len(order))]
+        return order[np.arange(self._n_items) % max(1, len(order))]
 
 
 def _dealt(left: Samples, n_ranks: int, key: tuple[int, int]) -> list[Samples]:

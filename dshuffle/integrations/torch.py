@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.integrations import INSTALL_TORCH
-from dshuffle.integrations.position import Iteration, Position
+from dshuffle.integrations.position import Position, Positioned
 from dshuffle.planning.batching import DROP, Batching
 from dshuffle.planning.randomness import permutation
 
@@ -50,38 +50,7 @@ def _refuse(batches: Sequence[Batch], **_: Any) -> NoReturn:
 default_collate_fn_map.update({BatchDict: _refuse, BatchTuple: _refuse})
 
 
-class TrainingPartition(Protocol):
-    """What batches of tensors need of a :class:`dshuffle.Partition`."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def epoch(self) -> int:
-        """The epoch."""
-
-    @property
-    def rank(self) -> int:
-        """Rank of the worker."""
-
-    @property
-    def shares(self) -> tuple[int, int]:
-        """Smallest and largest number of samples on any worker."""
-
-    @property
-    def unequal(self) -> bool:
-        """Whether shares are or may become unequal on purpose."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the arrays."""
-
-    def take(
-        self, positions: NDArray[np.integer] | slice, names: Sequence[str] | None = None
-    ) -> dict[str, NDArray[Any]]:
-        """Copy samples at positions of the training order."""
-
-
-class PartitionBatches(IterableDataset[Batch]):
+class PartitionBatches(Positioned[Batch], IterableDataset[Batch]):
     """The samples of a partition in batches of tensors, created by :meth:`dshuffle.Partition.to_torch`.
 
     The dataset is valid within the task that received the partition. Iterate over it, or pass it to a ``DataLoader``
@@ -90,6 +59,8 @@ class PartitionBatches(IterableDataset[Batch]):
 
     Parameters
     ----------
+    partition
+        A :class:`dshuffle.Partition`.
     batch_size
         Number of samples per batch.
     mode
@@ -104,7 +75,7 @@ class PartitionBatches(IterableDataset[Batch]):
 
     def __init__(
         self,
-        partition: TrainingPartition,
+        partition: Any,
         batch_size: int,
         *,
         mode: str = DROP,
@@ -114,7 +85,8 @@ class PartitionBatches(IterableDataset[Batch]):
     ) -> None:
         super().__init__()
         size = as_integer("batch_size", batch_size, 1)
-        self.batching = Batching(len(partition), *partition.shares, size, mode, partition.unequal, least)
+        smallest, largest = partition.shares
+        self.batching = Batching(len(partition), smallest, largest, size, mode, partition.unequal, least)
         self._partition = partition
         self._names = tuple(partition.names if arrays is None else arrays)
         self._as_tuple = arrays is not None
@@ -139,9 +111,13 @@ class PartitionBatches(IterableDataset[Batch]):
         if get_worker_info() is not None:
             hint = "The rows are already in this process's memory, so loader processes save no time."
             raise InvalidParameter.of("num_workers", get_worker_info().num_workers, "0", hint)
-        return Iteration(self._position, self._iterate, self.set_epoch)
+        return super().__iter__()
 
-    def _iterate(self) -> Iterator[Batch]:
+    @property
+    def _n_items(self) -> int:
+        return len(self)
+
+    def _items(self) -> Callable[[int], Batch]:
         order = self._order
 
         def load(number: int) -> tuple[NDArray[Any], ...]:
@@ -155,7 +131,7 @@ class PartitionBatches(IterableDataset[Batch]):
             tensors = tensors_of(number)
             return BatchTuple(tensors) if self._as_tuple else BatchDict(zip(self._names, tensors, strict=True))
 
-        return self._position.iterate(len(self), batch_at)
+        return batch_at
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the first batch, in the order of an epoch.
@@ -165,39 +141,14 @@ class PartitionBatches(IterableDataset[Batch]):
 
         A position in this epoch from :meth:`load_state_dict` stays, until an iteration has begun there.
         """
-        epoch = as_integer("epoch", epoch)
-        self._go_to(epoch)
-        self._position.set_epoch(epoch)
+        super().set_epoch(epoch)
 
     def _go_to(self, epoch: int) -> None:
         own = self._partition
         path = "pass", own.epoch, own.rank, epoch
         self._order = None if epoch == own.epoch else permutation(len(own), *path)
 
-    def state_dict(self) -> dict[str, int | str]:
-        """Return the position of the last iteration as plain values for a checkpoint.
-
-        ``"batch"`` is the number of batches given: ``len(self)`` at the end of an epoch.
-        """
-        return {**self._identity(), "epoch": self._position.epoch, "batch": self._position.n_given}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to the position of a state. The next iteration gives the batches that are left of its epoch.
-
-        :meth:`set_epoch` with this epoch keeps the position. Nothing is left at the end of an epoch.
-        """
-        for name, value in self._identity().items():
-            if state.get(name) != value:
-                hint = "The state belongs to another partition, batch size or mode."
-                raise InvalidParameter.of(f"state[{name!r}]", state.get(name), repr(value), hint)
-        epoch = as_integer("state['epoch']", state.get("epoch"))
-        batch = as_integer("state['batch']", state.get("batch"), 0)
-        if batch > len(self):
-            raise InvalidParameter.of("state['batch']", batch, f"at most {len(self)}, the number of batches")
-        self._go_to(epoch)
-        self._position.resume(epoch, batch, at_end=batch == len(self))
-
-    def _identity(self) -> dict[str, int | str]:
+    def _identity(self) -> dict[str, Any]:
         own, batching = self._partition, self.batching
         return {
             "partition_epoch": own.epoch,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -11,11 +10,10 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import InvalidParameter, StaleEpoch
+from dshuffle.errors import InvalidParameter
 from dshuffle.integrations.position import Position
-from dshuffle.launched.mailbox import Mailbox
+from dshuffle.launched.rank import Rank
 from dshuffle.planning.batching import DROP, UNEVEN, Batching
-from dshuffle.planning.types import Samples
 from dshuffle.runtime import Partition
 
 logger = logging.getLogger(__name__)
@@ -28,40 +26,28 @@ returns what the loop gets, by the number of the batch.
 """
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EmptyBatching:
-    """An epoch in which the smallest share does not fill a batch, and all samples are dropped."""
-
-    def __len__(self) -> int:
-        return 0
-
-    def positions(self, batch: int) -> Samples:
-        """There are none."""
-        raise IndexError(batch)
-
-
-def batching_of(partition: Partition, batch_size: int, mode: str, *, is_rest: bool) -> Batching | EmptyBatching:
-    """Split a partition into batches, equally many on all ranks."""
+def batching_of(partition: Partition, batch_size: int, mode: str, *, is_rest: bool) -> Batching | None:
+    """Split a partition into batches, equally many on all ranks; None if there are none in the rest of an epoch."""
     n_own, (smallest, largest), unequal = len(partition), partition.shares, partition.unequal
     if not is_rest or (batch_size <= smallest and (mode != UNEVEN or -(-largest // batch_size) <= smallest)):
         return Batching(n_own, smallest, largest, batch_size, mode, unequal)
     if mode == DROP or largest == 0:
-        return EmptyBatching()
+        return None
     if smallest == 0:
         reason = f"few samples of epoch {partition.epoch} are left: {largest} for one rank, and none for another"
         hint = "Finish this epoch with fewer ranks. A job of one rank can always do it, and the next one may have more."
         raise InvalidParameter.because("world_size", reason, f"{hint} mode='drop' leaves these samples out.")
-    if mode == UNEVEN:
-        n_batches = min(-(-largest // batch_size), smallest)
-        size = -(-largest // n_batches)
-        if size > batch_size and partition.rank == 0:
-            logger.warning(
-                "dshuffle: batches of the rest of epoch %d have up to %d samples, although batch_size=%d: one rank has "
-                "%d samples left and another %d, and no batch may be empty. A job with fewer ranks makes smaller ones",
-                *(partition.epoch, size, batch_size, largest, smallest),
-            )
-        return Batching(n_own, largest, largest, size, mode)
-    return Batching(n_own, batch_size, max(batch_size, largest), batch_size, mode)  # filled up
+    if mode != UNEVEN:
+        return Batching(n_own, batch_size, max(batch_size, largest), batch_size, mode)  # filled up
+    n_batches = min(-(-largest // batch_size), smallest)
+    size = -(-largest // n_batches)
+    if size > batch_size and partition.rank == 0:
+        logger.warning(
+            "dshuffle: batches of the rest of epoch %d have up to %d samples, although batch_size=%d: one rank has "
+            "%d samples left and another %d, and no batch may be empty. A job with fewer ranks makes smaller ones",
+            *(partition.epoch, size, batch_size, largest, smallest),
+        )
+    return Batching(n_own, largest, largest, size, mode)
 
 
 def other_process() -> InvalidParameter:
@@ -86,32 +72,33 @@ class EpochBatches:
     def __init__(
         self,
         partition: Partition,
-        batching: Batching | EmptyBatching,
+        batching: Batching | None,
         names: Sequence[str],
-        mailbox: Mailbox,
+        rank: Rank,
         convert: Convert | None,
     ) -> None:
         self.number = partition.epoch
         self.partition = partition
-        self._batching, self._names, self._mailbox, self._convert = batching, tuple(names), mailbox, convert
+        self._batching, self._names, self._rank, self._convert = batching, tuple(names), rank, convert
         self._position = Position(partition.epoch)
         self._marked: int | None = None
         self._pid = os.getpid()
 
     def __len__(self) -> int:
-        return len(self._batching)
+        return 0 if self._batching is None else len(self._batching)
 
     def __repr__(self) -> str:
         return f"<EpochBatches epoch={self.number} rank={self.partition.rank} batches={len(self)}>"
 
     def __iter__(self) -> Iterator[Any]:
         batch = self._arrays if self._convert is None else self._convert(self._arrays, len(self))
+        self._position = Position(self.number)
         yield from self._position.iterate(len(self), batch)
 
     @property
     def n_given(self) -> int:
         """Number of batches that the loop was given."""
-        return self._position.n_given
+        return self._position.given
 
     @property
     def n_trained(self) -> int:
@@ -138,20 +125,14 @@ class EpochBatches:
         if as_integer("n_batches", n_batches, 0) > self.n_given:
             raise InvalidParameter.of("n_batches", n_batches, f"at most {self.n_given}, the batches that were given")
         self._marked = n_batches
-        self._mailbox.check_batch(self.number, n_batches)
+        self._rank.check_batch(self.number, n_batches)
 
     def mark(self, n_batches: int) -> None:
         """Note for the session that the first batches were trained on."""
-        self.partition.mark_trained(self._n_samples(n_batches))
-
-    def _n_samples(self, n_batches: int) -> int:
-        """Number of samples in the first batches, from the first one in training order."""
-        if n_batches == len(self):
-            return len(self.partition)  # what was dropped is not trained on in this epoch
-        assert isinstance(self._batching, Batching)
-        if self._batching.mode == UNEVEN:
-            return len(self.partition) * n_batches // len(self)
-        return min(n_batches * self._batching.batch_size, len(self.partition))
+        n_samples = len(self.partition)  # what was dropped is not trained on in this epoch
+        if self._batching is not None and n_batches < len(self):
+            n_samples = self._batching.n_samples(n_batches)
+        self.partition.mark_trained(n_samples)
 
     def __reduce__(self) -> Any:
         raise other_process()
@@ -159,10 +140,6 @@ class EpochBatches:
     def _arrays(self, number: int) -> Arrays:
         if os.getpid() != self._pid:
             raise other_process()
-        self._mailbox.check_batch(self.number, number + 1 if self._marked is None else 0)
-        try:
-            columns = self.partition.take(self._batching.positions(number), self._names)
-        except StaleEpoch:
-            self._mailbox.check()  # the job has failed meanwhile
-            raise
-        return tuple(columns.values())
+        assert self._batching is not None
+        self._rank.check_batch(self.number, number + 1 if self._marked is None else 0)
+        return tuple(self.partition.take(self._batching.positions(number), self._names).values())

@@ -7,7 +7,7 @@ import multiprocessing
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
@@ -18,21 +18,13 @@ RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 """How often this agent of torchrun has restarted its processes. The agents of other hosts may have other numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launcher:
+class Launcher(NamedTuple):
     """The variables of a launcher.
 
-    Parameters
-    ----------
-    rank, world_size
-        Variables with the rank of a process and the number of processes. Together they say that a process was started
-        by this launcher.
-    local_size
-        Variables with the number of processes on this host; the first one that is set counts.
-    address
-        Variables with the address of rank 0's host, or of a list of hosts that begins with it.
-    job
-        Variables that together tell the jobs of a host apart, and the restarts of a job where all ranks know them.
+    ``rank`` and ``world_size`` together say that it has started a process. Of ``local_size``, the number of processes
+    on this host, and of ``address``, rank 0's host or a list of hosts that begins with it, the first one that is set
+    counts. Those of ``job`` together tell the jobs of a host apart, and the restarts of a job where all ranks know
+    them.
     """
 
     name: str
@@ -83,20 +75,10 @@ is one process.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of this process in its job.
-
-    Parameters
-    ----------
-    rank, world_size
-        Rank of this process, and number of processes.
-    local_size
-        Number of processes on this host, as far as that is known.
-    address
-        Address of the host of rank 0, for the other ranks.
-    job
-        What all processes of the job have in common, and no other job of the host; empty if that is not known.
+class Place(NamedTuple):
+    """The place of this process in its job: rank, number of ranks, of those on this host as far as it is known, the
+    address of rank 0's host, and what all processes of the job have in common, and no other job of the host; empty if
+    that is not known.
     """
 
     rank: int
@@ -131,13 +113,17 @@ def place_of(
     world_size = as_integer("world_size", world_size, 1)
     if as_integer("rank", rank, 0) >= world_size:
         raise InvalidParameter.of("rank", rank, f"below world_size={world_size}")
-    local_size = _local_size(launcher, variables)
+    local_size = 0 if launcher is None else _local_size(launcher, variables)
     # With another number of ranks, the launcher has started a part of the job, and its variables describe this part.
     is_whole = launcher is not None and variables.get(launcher.world_size) == str(world_size)
     alone = is_whole and local_size == world_size
-    place = _address(launcher, variables, address, alone=alone or world_size == 1)
-    job = _job(launcher, variables, world_size, alone=alone) if launcher is not None and is_whole else ""
-    return Place(rank, world_size, local_size or (world_size if place == LOOPBACK else 1), place, job)
+    host = _host_of_rank_0(launcher, variables, address, alone=alone or world_size == 1)
+    job = ""
+    if launcher is not None and is_whole:  # on several hosts without the restarts, which each agent of torchrun counts
+        names = [name for name in launcher.job if name in variables and (alone or name != RESTART_COUNT)]
+        parts = [launcher.name, *(f"{name}={variables[name]}" for name in names), f"{world_size} ranks"]
+        job = "; ".join(parts) if names else ""
+    return Place(rank, world_size, local_size or (world_size if host == LOOPBACK else 1), host, job)
 
 
 def is_launched(variables: Mapping[str, str]) -> bool:
@@ -163,24 +149,15 @@ def check_alone() -> None:
 
 
 def _launcher(variables: Mapping[str, str]) -> Launcher | None:
-    """The launcher of this process. One with both variables counts before one with a part of them.
-
-    A job script may export ``WORLD_SIZE`` for the processes that srun starts.
-    """
-    launchers = [launcher for launcher in LAUNCHERS if _has_started(launcher, variables)]
-    complete = [launcher for launcher in launchers if {launcher.rank, launcher.world_size} <= variables.keys()]
-    return next(iter(complete + launchers), None)
-
-
-def _has_started(launcher: Launcher, variables: Mapping[str, str]) -> bool:
-    if launcher is SRUN:
-        return SRUN.world_size in variables
-    if launcher is MPICH and all(
-        variables.get(name, "") == variables.get(other)
-        for name, other in ((SRUN.rank, MPICH.rank), (SRUN.world_size, MPICH.world_size))
-    ):
-        return False  # srun sets these variables as well, for programs of MPICH
-    return launcher.rank in variables or launcher.world_size in variables
+    """The launcher of this process: the first one with both variables, as a job script may export ``WORLD_SIZE``."""
+    found = [each for each in LAUNCHERS if {each.rank, each.world_size} <= variables.keys()]
+    if SRUN in found and MPICH in found:  # srun sets these variables as well, for programs of MPICH
+        pairs = (SRUN.rank, MPICH.rank), (SRUN.world_size, MPICH.world_size)
+        if all(variables[name] == variables[other] for name, other in pairs):
+            found.remove(MPICH)
+    if not found and {TORCHRUN.rank, TORCHRUN.world_size} & variables.keys():
+        return TORCHRUN  # the other variable is missing
+    return next(iter(found), None)
 
 
 def _number(launcher: Launcher, name: str, variables: Mapping[str, str], least: int) -> int:
@@ -194,51 +171,30 @@ def _number(launcher: Launcher, name: str, variables: Mapping[str, str], least: 
     return int(text)
 
 
-def _local_size(launcher: Launcher | None, variables: Mapping[str, str]) -> int:
-    """The number of ranks on this host; 0 if it is not known."""
-    if launcher is None:
-        return 0
-    if launcher is SRUN:
-        return _size_on_node(variables)
+def _local_size(launcher: Launcher, variables: Mapping[str, str]) -> int:
+    """The number of ranks on this host; 0 if it is not known. For srun, the mean of all nodes."""
+    nodes = variables.get("SLURM_STEP_NUM_NODES", "")
+    if launcher is SRUN and nodes.isdecimal() and int(nodes):
+        return -(-int(variables[SRUN.world_size]) // int(nodes))
     return next((int(variables[name]) for name in launcher.local_size if variables.get(name, "").isdecimal()), 0)
 
 
-def _size_on_node(variables: Mapping[str, str]) -> int:
-    """The number of tasks of a Slurm job step on this node; 0 if it is not known.
-
-    ``SLURM_STEP_TASKS_PER_NODE`` is a list such as ``"4(x2),3"``: the numbers of all nodes.
-    """
-    text, node = variables.get("SLURM_STEP_TASKS_PER_NODE", ""), variables.get("SLURM_NODEID", "")
-    sizes: list[int] = []
-    for part in text.split(",") if text else []:
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if match is None:
-            return 0
-        sizes += [int(match[1])] * int(match[2] or 1)
-    return sizes[int(node)] if node.isdecimal() and int(node) < len(sizes) else 0
-
-
-def _address(launcher: Launcher | None, variables: Mapping[str, str], address: str | None, *, alone: bool) -> str:
-    """The address of rank 0's host."""
+def _host_of_rank_0(
+    launcher: Launcher | None, variables: Mapping[str, str], address: str | None, *, alone: bool
+) -> str:
     if address is not None:
         if not isinstance(address, str) or not address or "://" in address:
             raise InvalidParameter.of("address", address, "the name or IP address of the host of rank 0")
         return LOOPBACK if is_loopback(address) else address
     if alone or launcher is None:
         return LOOPBACK
-    for name in launcher.address:
-        if text := variables.get(name):
-            host = first_host(text)
-            return LOOPBACK if is_loopback(host) else host
-    hint = "Give address=, or set MASTER_ADDR: the name or IP address of the host of rank 0."
-    raise InvalidParameter.because("address", f"{launcher.name} does not say on which host rank 0 is", hint)
-
-
-def first_host(text: str) -> str:
-    """The first host of a list, as Slurm writes it."""
-    match = re.match(r"([^,\[]*)(?:\[(\w+)[^\]]*\]([^,\[]*))?", text)
-    assert match is not None  # it matches any text
-    return "".join(part or "" for part in match.groups())
+    listed = next(filter(None, map(variables.get, launcher.address)), None)
+    if listed is None:
+        hint = "Give address=, or set MASTER_ADDR: the name or IP address of the host of rank 0."
+        raise InvalidParameter.because("address", f"{launcher.name} does not say on which host rank 0 is", hint)
+    # A list of hosts, as Slurm writes it: the first one is node07-ib in node[07,09-12]-ib,cpu1.
+    host = re.sub(r"^([^,\[]*)\[(\w+)[^\]]*\]", r"\1\2", listed).partition(",")[0]
+    return LOOPBACK if is_loopback(host) else host
 
 
 def is_loopback(host: str) -> bool:
@@ -247,10 +203,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _job(launcher: Launcher, variables: Mapping[str, str], world_size: int, *, alone: bool) -> str:
-    """What tells the job from others; on several hosts without the restarts, which each agent of torchrun counts."""
-    names = [name for name in launcher.job if alone or name != RESTART_COUNT]
-    parts = [f"{name}={variables[name]}" for name in names if name in variables]
-    return "" if not parts else "; ".join([launcher.name, *parts, f"{world_size} ranks"])

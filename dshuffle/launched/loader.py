@@ -1,24 +1,30 @@
-"""The loader of a script that a launcher has started (:func:`dshuffle.spmd`)."""
+"""The loader of a script that a launcher has started (:func:`dshuffle.spmd`), and on rank 0 the session of the job."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from distributed import Client
+
 from dshuffle.checks import as_integer
-from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
-from dshuffle.launched.attached import AttachedObjects, pickled, unpickled
-from dshuffle.launched.epoch_batches import Convert, EpochBatches, batching_of, other_process
-from dshuffle.launched.job import rank_failed
+from dshuffle.errors import CheckpointError, ClusterError, DShuffleError, InvalidParameter
+from dshuffle.launched.epoch_batches import EpochBatches, other_process
+from dshuffle.launched.job import Step
 from dshuffle.launched.launcher import check_process_group
-from dshuffle.launched.mailbox import LOG_AFTER, Mailbox, Progress
-from dshuffle.launched.process import RankProcess
-from dshuffle.launched.session import JobSession
+from dshuffle.launched.rank import CLOSE_WITHIN, Rank
+from dshuffle.planning.shares import Shares, parse_shares
+from dshuffle.runtime import Partition, Shuffler
+from dshuffle.runtime.client.checkpoints import find_checkpoint, write_checkpoint
+from dshuffle.runtime.client.retries import check_alike, new_or_resumed
+from dshuffle.runtime.client.session_state import CHOOSING, SessionState
+from dshuffle.runtime.worker.worker_plugin import partition_on
 from dshuffle.store import Dataset
 
 logger = logging.getLogger(__name__)
@@ -36,31 +42,26 @@ class SpmdLoader:
     def __init__(
         self,
         dataset: Dataset,
-        process: RankProcess,
-        mailbox: Mailbox,
-        *,
-        batch_size: int,
-        mode: str,
-        names: Sequence[str],
-        convert: Convert | None,
+        rank: Rank,
+        names: tuple[str, ...],
+        batches: Callable[[Partition, bool], EpochBatches],
         checkpoint: str | os.PathLike[str] | None,
         options: Mapping[str, Any],
     ) -> None:
-        self.rank, self.world_size = process.place.rank, process.place.world_size
-        self._dataset, self._process, self._mailbox = dataset, process, mailbox
-        self._batch_size, self._mode, self._names, self._convert = batch_size, mode, tuple(names), convert
-        self._checkpoint, self._options = checkpoint, options
+        self.rank, self.world_size = rank.place.rank, rank.place.world_size
+        self._dataset, self._rank = dataset, rank
+        self._names, self._batches, self._checkpoint, self._options = names, batches, checkpoint, options
         self._state: Mapping[str, Any] | None = None  # to continue
         self._continues = checkpoint is not None  # whether there may be a state to continue, on any rank
-        self._session: JobSession | None = None  # on rank 0
+        self._client: Client | None = None  # on rank 0
+        self._shuffler: Shuffler | None = None  # on rank 0
         self._states: Mapping[str, Any] | None = None  # of the attached objects of the job that this one continues
-        self._attached = AttachedObjects()
-        self._next_epoch: int | None = None
+        self._objects: dict[str, Any] = {}  # that are attached
+        self._next: int | None = None  # the epoch that the loop gets next
         self._rest: int | None = None  # an epoch of which another job has trained on a part
         self._length: int | None = None
-        self._epoch: EpochBatches | None = None
-        self._progress = Progress()
-        self._waits = False  # whether the epoch has begun before the loop asked for it
+        self._begun: EpochBatches | None = None  # the last epoch, which the loop may not have got yet
+        self._partition = contextlib.ExitStack()
         self._closed = False
         self._pid = os.getpid()
 
@@ -71,17 +72,17 @@ class SpmdLoader:
 
     @property
     def next_epoch(self) -> int:
-        """Number of the epoch that the loop gets next. It opens the session."""
-        return self._opened() - self._waits
+        """Number of the epoch that the loop gets next. It opens the session, on all ranks together."""
+        return self._opened()
 
     def __len__(self) -> int:
         """Number of batches of this rank in the current epoch, or in the first one; the same on all ranks.
 
         It changes between epochs only with an assignment of chunks, and after an epoch that another job began.
         """
+        self._opened()
         if self._length is None:
             self._begin(2)
-            self._waits = True
         assert self._length is not None
         return self._length
 
@@ -113,7 +114,7 @@ class SpmdLoader:
         WorkerLost
             If a rank was lost.
         PeerFailed
-            If another rank has failed.
+            If another rank has failed, or does not go through the same epochs.
         ExchangeError, ClusterError
             If the exchange cannot go on.
         """
@@ -140,7 +141,18 @@ class SpmdLoader:
         """
         if self._continues:
             self._opened()
-        self._attached.attach(objects, self._states)
+        for name, value in objects.items():
+            if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
+                raise InvalidParameter.of(name, value, "an object with state_dict and load_state_dict")
+            if self._states is not None and name not in self._states:
+                raise CheckpointError(
+                    f"the state that this job continues has no object {name!r}; it has {sorted(self._states)}. Attach "
+                    "objects under the same names as before"
+                )
+        for name, value in objects.items():
+            if self._states is not None:
+                value.load_state_dict(self._states[name])
+        self._objects |= objects
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the job and the attached states, on rank 0. It can be written as JSON.
@@ -157,19 +169,11 @@ class SpmdLoader:
             If another rank does not have as many batches.
         """
         if self.rank:
-            epoch = None if self._waits else self._epoch
-            number, n_batches = (self._progress.epoch + 1, 0) if epoch is None else (epoch.number, epoch.n_trained)
-            return {"rank": self.rank, "epoch": number, "batches": n_batches}
+            _, epoch, n_batches, n_all = self._step("")
+            number = self._next or 0 if self._epoch is None else epoch
+            return {"rank": self.rank, "epoch": number, "yielded": n_batches, "of": n_all}
         self._opened()
-        assert self._session is not None
-        return self._state_dict(self._session, has_model=True)
-
-    def _state_dict(self, session: JobSession, *, has_model: bool) -> dict[str, Any]:
-        epoch = None if self._waits else self._epoch
-        n_batches, is_complete = (0, False) if epoch is None else (epoch.n_trained, epoch.is_complete)
-        with self._job_errors():
-            states = self._attached.states()
-            return session.state_dict(states, n_batches, is_complete=is_complete, has_model=has_model)
+        return self._position(has_model=True)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Continue from a state, with any number of ranks. Call it on all ranks, before :meth:`attach`.
@@ -188,7 +192,7 @@ class SpmdLoader:
         """
         if self.rank == 0 and not (isinstance(state, Mapping) and not state.get("rank")):
             raise InvalidParameter.of("state", state, "what state_dict() returned on rank 0")
-        if self._next_epoch is not None or self._attached.names:
+        if self._next is not None or self._objects:
             raise ClusterError("the loader is in use already: load its state before", transient=False)
         self._state, self._continues = state, True
 
@@ -208,8 +212,7 @@ class SpmdLoader:
             raise InvalidParameter.of("checkpoint", None, "a file or an object, to save the position there")
         if not self.rank:
             self._opened()
-            assert self._session is not None
-            self._session.save(self._state_dict(self._session, has_model=False))
+            self._write()
 
     def __enter__(self) -> Self:
         return self
@@ -229,126 +232,80 @@ class SpmdLoader:
         """
         self._close(None)
 
-    def _opened(self) -> int:
-        """Open the session, or wait until rank 0 has opened it; the number of the next epoch."""
+    # All ranks
+
+    @property
+    def _epoch(self) -> EpochBatches | None:
+        """The epoch that the loop has got and not left."""
+        begun = self._begun
+        return None if begun is None or begun.number == self._next else begun
+
+    def _step(self, does: str) -> Step:
+        epoch = self._epoch
+        return Step(does) if epoch is None else Step(does, epoch.number, epoch.n_trained, len(epoch))
+
+    def _opened(self, total: int | None = None) -> int:
+        """Open the session on rank 0, and begin its first epoch, unless none of the total is left; the next epoch."""
         if os.getpid() != self._pid:
             raise other_process()
         if self._closed:
             raise ClusterError("this loader is closed. Make a new one", transient=False)
-        if self._next_epoch is None:
+        if self._next is None:
             check_process_group(self.world_size)  # libraries such as Lightning make it after the loader
-            if self._process.job is not None:
-                self._open(self._process)
-            opened = self._mailbox.wait_opened()
-            self._next_epoch, self._rest = opened.next_epoch, opened.next_epoch if opened.is_rest else None
-            self._states = unpickled(opened.attached)
-            if self._states is not None and self._attached.names:
+            opened = self._rank.meet(self._step("opens the session"), lambda: self._open(total))
+            self._next, self._states = opened["next"], pickle.loads(opened["states"])
+            self._rest = self._next if opened["is_rest"] else None
+            if self._states is not None and self._objects:
                 raise ClusterError(
                     f"rank {self.rank} has attached objects that did not get the states of the job that this one "
                     "continues. Call load_state_dict on all ranks, before attach",
                     transient=False,
                 )
-        return self._next_epoch
-
-    def _open(self, process: RankProcess) -> None:
-        assert process.job is not None
-        self._check_job()  # a session would wait for the workers of ranks that are gone
-        with self._job_errors():
-            self._session = JobSession(
-                process.address,
-                process.security,
-                self._dataset,
-                self.world_size,
-                self._checkpoint,
-                self._state,
-                self._options,
-            )
-            process.job.on_failure = self._session.cancel
-            self._check_job()  # it may have failed before it knew this function
-            is_rest = self._session.is_rest
-        shuffler = self._session.shuffler
-        process.call(process.job.open, shuffler.next_epoch, is_rest, pickled(shuffler.attached))
+            self._take(opened["epoch"])
+        return self._next
 
     def _epochs(self, total: int) -> Iterator[EpochBatches]:
-        self._opened()
-        if missing := set(self._states or ()) - self._attached.names:
+        self._opened(total)
+        assert self._next is not None
+        if missing := set(self._states or ()) - set(self._objects):
             names = ", ".join(sorted(missing))
             logger.warning("dshuffle: the state that this job continues has %s, which was not attached", names)
-        while (number := self.next_epoch) < total:
-            if self._session is not None:
-                self._process.tell_job("begin", number)
-            if self._waits:
-                self._waits = False
-            else:
-                self._begin(total - number)
-            assert self._epoch is not None
-            yield self._epoch
-        if not self._waits:
-            self._end_epoch()
+        while self._next < total:
+            if self._begun is None or self._begun.number < self._next:
+                self._begin(total - self._next)
+            assert self._begun is not None
+            self._next += 1
+            yield self._begun
+        if self._epoch is not None:
+            step = self._given_back("ends its loop")
+            self._rank.meet(step, self._end_epoch)
+            self._begun = None
 
     def _begin(self, count: int) -> None:
         """Begin the next epoch, of a number of epochs that are to come."""
-        number = self._opened()
-        self._give_back()
-        if self._session is not None:
-            with self._job_errors():
-                self._session.begin_epoch(count, self._fail_for)
-        partition = self._mailbox.take(number)
-        batching = batching_of(partition, self._batch_size, self._mode, is_rest=number == self._rest)
-        self._epoch = EpochBatches(partition, batching, self._names, self._mailbox, self._convert)
-        self._mailbox.set_batches(self._epoch)
-        self._next_epoch, self._length = number + 1, len(batching)
+        step = self._given_back(f"asks for epoch {self._next}")
+        self._take(self._rank.meet(step, lambda: self._begin_epoch(count)))
 
-    def _end_epoch(self) -> None:
-        if self._epoch is None:
+    def _take(self, begun: Mapping[str, Any] | None) -> None:
+        """Take the partition of an epoch that has begun."""
+        if begun is None:
             return
-        self._give_back()
-        self._epoch = None
-        if self._session is not None:
-            self._process.tell_job("release")
-            with self._job_errors():
-                self._session.end_epoch()
+        worker = self._rank.worker
+        rank = begun["addresses"].index(worker.address)
+        with self._job_errors():
+            access = partition_on(worker, begun["session"], rank, begun["number"])
+            partition = self._partition.enter_context(access)
+        self._begun = self._batches(partition, begun["number"] == self._rest)
+        self._rank.batches, self._length = self._begun, len(self._begun)
 
-    def _give_back(self) -> None:
-        """Give the partition of the current epoch back. The states of attached objects are those of its end."""
-        self._mailbox.check()
-        epoch = self._epoch
-        if epoch is None:
-            return  # a partition that is there belongs to the first epoch, which this rank has not begun
-        self._progress = Progress(epoch.number, epoch.n_given, len(epoch))
-        self._process.say_progress(self._progress, has_left=False)  # before the task ends, so that it comes earlier
-        if self._session is not None:
-            if epoch.n_given < len(epoch):
-                logger.warning(
-                    "dshuffle: the loops of all ranks have left epoch %d after %d of its %d batches. The other samples "
-                    "were not trained on in this epoch",
-                    *(epoch.number, epoch.n_given, len(epoch)),
-                )
-            if self._attached.names:
-                self._session.shuffler.attach(self._attached.states(), epoch.number)
-        self._mailbox.give_back()
-
-    def _fail_for(self, worker: str, reason: str) -> None:
-        """Let the job fail because of a worker's task, unless it has failed or ended already. In any thread."""
-        self._process.tell_job("task_failed", worker, reason)
-
-    @contextlib.contextmanager
-    def _job_errors(self) -> Iterator[None]:
-        """Raise the reason for which the job has failed in place of what the session makes of it."""
-        try:
-            yield
-        except (DShuffleError, CancelledError, OSError) as error:
-            try:
-                self._check_job()
-            except DShuffleError as failure:
-                raise failure from error
-            raise
-
-    def _check_job(self) -> None:
-        """Raise an error if the job has failed; on rank 0, also if the message for this rank is still on its way."""
-        if self._process.job is not None and self._process.job.failure is not None:
-            self._mailbox.post_failure(self._process.job.failure)
-        self._mailbox.check()
+    def _given_back(self, does: str) -> Step:
+        """Give the partition of the current epoch back; the step that comes then."""
+        step, epoch = self._step(does), self._epoch
+        if epoch is not None:
+            step = step._replace(n_batches=epoch.n_given)
+            self._rank.batches = None
+            self._partition.close()
+        return step
 
     def _close(self, error: BaseException | None) -> None:
         if self._closed or os.getpid() != self._pid:  # a forked child ends without the job
@@ -361,46 +318,155 @@ class SpmdLoader:
             error = failure
             raise
         finally:
-            self._leave_with(error)
+            self._partition.close()
+            try:
+                if error is not None:
+                    self._rank.tell(error)  # before the session ends because of it
+                if self._client is not None:
+                    with contextlib.suppress(OSError):  # TimeoutError among them
+                        self._client.close(timeout=CLOSE_WITHIN)
+                if self._shuffler is not None and error is not None:  # it does not wait for workers that are gone
+                    self._shuffler.__exit__(type(error), error, error.__traceback__)
+            finally:
+                self._rank.close(failed=error is not None)
 
     def _leave(self) -> None:
         """Wait until all ranks have left their loops, and close the session on rank 0."""
-        process, mailbox, session = self._process, self._mailbox, self._session
-        epoch = None if self._waits else self._epoch  # the loop did not get an epoch that waits
-        mailbox.check()
-        if epoch is not None:
-            self._progress = Progress(epoch.number, epoch.n_trained, len(epoch), epoch.is_complete)
-        process.say_progress(self._progress, has_left=True)
-        if process.job is None:
-            mailbox.wait(lambda: mailbox.ended, "for all ranks to leave their loops")
-            return
-        process.tell_job("leave", -1 if self._next_epoch is None else self._next_epoch - 1)
-        pause = LOG_AFTER
-        while not process.run(process.job.wait_until_left(pause)):
-            ranks = ", ".join(map(str, process.job.present[:8]))
-            logger.warning("dshuffle: rank 0 has left its loop, and waits for these ranks: %s", ranks)
-            pause *= 2
-        self._check_job()
-        if session is not None:
-            if epoch is not None and epoch.is_complete:
-                self._end_epoch()
-            elif self._epoch is not None:
-                if epoch is not None and self._checkpoint is not None:
-                    session.save(self._state_dict(session, has_model=False))
-                process.tell_job("release")
-            with self._job_errors():
-                session.close()
-            self._session = None
-        process.tell_job("end")
+        step, epoch = self._step("leaves the job"), self._epoch
+        if epoch is not None and not epoch.is_complete:
+            epoch.mark(epoch.n_trained)
+        self._rank.batches = None
+        self._partition.close()
+        self._rank.meet(step, self._end)
 
-    def _leave_with(self, error: BaseException | None) -> None:
-        """Tell the other ranks of an error, and close everything, without waiting for anybody."""
-        if error is not None and not self._mailbox.job_knows:
-            reason = f"{type(error).__name__}: {error}"
-            self._process.say_failed(reason)
-            self._mailbox.fail(rank_failed(self.rank, self.world_size, reason))
+    @contextlib.contextmanager
+    def _job_errors(self) -> Iterator[None]:
+        """Raise the reason for which the job has failed in place of what the session makes of it."""
         try:
-            if self._session is not None and error is not None:
-                self._session.drop(error)
-        finally:
-            self._process.close(failed=error is not None)
+            yield
+        except (DShuffleError, OSError) as error:
+            try:
+                self._rank.hear()
+            except DShuffleError as failure:
+                raise failure from error
+            raise
+
+    # Rank 0
+
+    def _open(self, total: int | None) -> dict[str, Any]:
+        """Open the session, which continues a state or a checkpoint if there is one, and begin its first epoch."""
+        dataset, checkpoint, state = self._dataset, self._checkpoint, self._state
+        saved_state = state
+        if state is not None:
+            choices = SessionState.from_dict(state, dataset).choices
+            check_alike(choices, dataset, self._options, "state", "Ask for the same")
+        elif checkpoint is not None:
+            saved_state = find_checkpoint(checkpoint, dataset)
+        if saved_state is not None:
+            check_shares(self._options.get("shares", SessionState.from_dict(saved_state, dataset).choices.shares))
+        # All ranks have come. With their names, the session does not wait for a rank that was lost since then.
+        options = {**self._options, "on_loss": "raise", "workers": [str(rank) for rank in range(self.world_size)]}
+        self._client = Client(
+            self._rank.address, security=self._rank.protected.security, loop=self._rank.loop, set_as_default=False
+        )
+        with self._job_errors():
+            if state is not None:
+                options = {name: value for name, value in options.items() if name not in CHOOSING}
+                self._shuffler = Shuffler.resume(self._client, dataset, state, checkpoint=checkpoint, **options)
+            elif checkpoint is not None:
+                self._shuffler = new_or_resumed(self._client, dataset, checkpoint, saved_state, options)
+            else:
+                self._shuffler = Shuffler(self._client, dataset, **options)
+            first, is_rest = self._shuffler.next_epoch, bool(self._shuffler.state_dict()["trained"])
+        count = 2 if total is None else total - first
+        begun = self._begin_epoch(count) if count > 0 else None
+        return {"next": first, "is_rest": is_rest, "states": pickle.dumps(self._shuffler.attached), "epoch": begun}
+
+    def _begin_epoch(self, count: int) -> dict[str, Any]:
+        """Begin the next epoch, of a number of epochs that are to come, and tell where its partitions are."""
+        shuffler = self._opened_shuffler
+        self._attach_states()
+        with self._job_errors():
+            epoch = next(shuffler.epochs(count))
+            epoch._tasks.next_call()  # it has no tasks: the loops of the ranks train on it
+        addresses, session = list(shuffler.addresses), shuffler._calls.session_id
+        return {"number": epoch.number, "addresses": addresses, "session": session}
+
+    def _end_epoch(self) -> None:
+        """Write the last checkpoint."""
+        self._attach_states()
+        with self._job_errors():
+            for _ in self._opened_shuffler.epochs(0):
+                pass
+
+    @property
+    def _opened_shuffler(self) -> Shuffler:
+        assert self._shuffler is not None
+        return self._shuffler
+
+    def _attach_states(self) -> None:
+        """Attach the states of the objects at the end of the current epoch."""
+        epoch = self._epoch
+        if epoch is None:
+            return
+        if epoch.n_given < len(epoch):
+            logger.warning(
+                "dshuffle: the loops of all ranks have left epoch %d after %d of its %d batches. The other samples "
+                "were not trained on in this epoch",
+                *(epoch.number, epoch.n_given, len(epoch)),
+            )
+        if self._objects:
+            self._opened_shuffler.attach(self._object_states(), epoch.number)
+
+    def _object_states(self) -> dict[str, Any]:
+        return {name: on_host(value.state_dict()) for name, value in self._objects.items()}
+
+    def _position(self, *, has_model: bool) -> dict[str, Any]:
+        """The state of the session, after as many batches of the current epoch on every rank as on this one."""
+        shuffler, epoch = self._opened_shuffler, self._epoch
+        with self._job_errors():
+            if self._objects or has_model:
+                shuffler.attach(self._object_states() or shuffler.attached, shuffler.epoch)
+            if epoch is not None and epoch.n_trained and not self._closed:  # when ranks leave, they mark it themselves
+                self._rank.mark_all(epoch.number, epoch.n_trained)
+            state = shuffler.state_dict()
+        if epoch is None or not epoch.is_complete:
+            return state
+        started = {name: value for name, value in state.items() if name != "trained_digest"}
+        return {**started, "epoch": epoch.number + 1, "trained": []}
+
+    def _write(self) -> None:
+        assert self._checkpoint is not None
+        write_checkpoint(self._checkpoint, self._position(has_model=False), self._dataset, was_written=True)
+
+    def _end(self) -> None:
+        """Close the session. All ranks have left their loops."""
+        assert self._rank.job is not None
+        epoch = self._epoch
+        if epoch is not None and epoch.is_complete:
+            self._end_epoch()
+        elif epoch is not None and self._checkpoint is not None:
+            self._write()
+        if self._shuffler is not None:
+            with self._job_errors():
+                self._shuffler.close()
+        self._rank.job.ended = True  # from now on ranks may go
+
+
+def check_shares(shares: Shares) -> None:
+    """Refuse shares that follow from measured times of training, or from names, which a job does not have."""
+    policy = parse_shares(shares)
+    if policy.not_in_jobs:
+        hint = "Give 'even', or numbers, one for each rank."
+        raise InvalidParameter.because(f"shares={str(policy)!r}", policy.not_in_jobs, hint)
+
+
+def on_host(value: Any) -> Any:
+    """Copy a state, with tensors in the memory of the host. It is pickled at once."""
+    if callable(getattr(value, "cpu", None)):
+        return value.detach().cpu().clone()
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # keeps the attributes that PyTorch gives to states of modules
+        copied.update({key: on_host(item) for key, item in value.items()})
+        return copied
+    return type(value)(map(on_host, value)) if type(value) in (list, tuple) else value

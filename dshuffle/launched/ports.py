@@ -14,23 +14,24 @@ import hashlib
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from distributed import Security
 from distributed.comm.addressing import unparse_host_port
-from distributed.comm.core import connect
+from distributed.core import rpc
 from distributed.utils import get_ip, get_ip_interface
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.launched.launcher import LOOPBACK, Place, is_loopback
-from dshuffle.launched.mailbox import LOG_AFTER
 from dshuffle.launched.secret import VARIABLE, OtherSecret
-from dshuffle.runtime.messages import message_in, retrieve, within
+from dshuffle.runtime.messages import message_in, within
 
 logger = logging.getLogger(__name__)
+
+LOG_AFTER = 3.0
+"""Seconds after which a wait for other ranks says what it waits for; then after twice that time, and so on."""
 
 N_PORTS = 8
 """How many ports a loader has."""
@@ -94,18 +95,21 @@ def job_key(place: Place, ports: Sequence[int]) -> str:
     return hashlib.sha256(f"{place.job}; ports {list(ports)}".encode()).hexdigest()
 
 
-def is_free(host: str, port: int) -> bool:
-    """Whether a port can be listened on. Dask does not say why a scheduler does not start, and leaves a socket open."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Dask's sockets have it
-        try:
-            probe.bind((host, port))
-            probe.listen()
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            return False
-    return True
+def free_port(host: str, ports: Sequence[int]) -> int:
+    """The first port that can be listened on. Dask would not say why a scheduler does not start."""
+    for port in ports:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Dask's sockets have it
+            try:
+                probe.bind((host, port))
+                probe.listen()
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return port
+    listed = ", ".join(map(str, ports))
+    raise ClusterError(f"rank 0 cannot listen on {host}: these ports are in use: {listed}. Give a free one with port=")
 
 
 async def hosts_of(place: Place, interface: str | None) -> tuple[str, str]:
@@ -134,123 +138,70 @@ async def hosts_of(place: Place, interface: str | None) -> tuple[str, str]:
 
 async def _resolved(place: Place) -> str:
     """The IP address of rank 0's host."""
-    began, is_logged = time.monotonic(), False
+    loop = asyncio.get_running_loop()
+    end = loop.time() + RESOLVE_WITHIN
     while True:
         try:
             # SOCK_STREAM, because some systems refuse to resolve without a type
-            found = await asyncio.get_running_loop().getaddrinfo(place.address, None, type=socket.SOCK_STREAM)
+            found = await loop.getaddrinfo(place.address, None, type=socket.SOCK_STREAM)
             return str(found[0][4][0])
         except (OSError, UnicodeError) as error:
-            waited = time.monotonic() - began
-            reason = (
-                f"rank {place.rank} does not find the host of rank 0: the name {place.address!r} is not known here "
-                f"({error}). Set MASTER_ADDR, or address=, to a name or an IP address that all hosts know"
-            )
-            if waited > RESOLVE_WITHIN:
-                hint = "With srun --kill-on-bad-exit=1, the other ranks end as well"
-                raise ClusterError(f"{reason}. {hint}", transient=False) from error
-            if waited > LOG_AFTER and not is_logged:
-                logger.warning("dshuffle: %s", reason)
-                is_logged = True
+            if loop.time() > end:
+                raise ClusterError(
+                    f"rank {place.rank} does not find the host of rank 0: the name {place.address!r} is not known here "
+                    f"({error}). Set MASTER_ADDR, or address=, to a name or an IP address that all hosts know. With "
+                    "srun --kill-on-bad-exit=1, the other ranks end as well",
+                    transient=False,
+                ) from error
         await asyncio.sleep(PAUSE)
 
 
 async def find_scheduler(
-    place: Place,
-    host: str,
-    ports: Sequence[int],
-    terms: Terms,
-    protocol: str,
-    security: Security,
-    seconds: float,
+    place: Place, host: str, ports: Sequence[int], terms: Terms, protocol: str, security: Security, seconds: float
 ) -> str:
     """The address of the scheduler of a job, on a host."""
-    search = _Search(place, host, ports, terms, protocol, security)
-    # They end by themselves, because Dask does not close a connection if connecting is cancelled.
-    asking = [asyncio.ensure_future(search.ask_on(port)) for port in ports]
-    for task in asking:
-        task.add_done_callback(retrieve)
-    began, next_message_at = time.monotonic(), LOG_AFTER
-    try:
-        while True:
-            waited = time.monotonic() - began
-            await asyncio.wait(
-                asking, timeout=min(next_message_at, seconds) - waited, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in asking:
-                if task.done():
-                    return task.result()
-            waited = time.monotonic() - began
-            listed = ", ".join(map(str, ports))
-            if search.others and waited >= min(LOG_AFTER, seconds):
-                raise ClusterError(
-                    f"rank {place.rank} has another secret than rank 0 on {place.address}, port {search.others.pop()}: "
-                    "their hosts do not share this user's home, or another user's job is there.\n"
-                    f"Set {VARIABLE} to the same 16 or more random characters on all ranks, or give another port=",
-                    transient=False,
-                )
-            if waited >= seconds:
-                raise ClusterError(
-                    f"rank {place.rank} did not find rank 0 on {place.address} within {seconds:g} s (ports {listed}). "
-                    "Look whether rank 0 runs and calls dshuffle.spmd as well, and whether this host reaches it there; "
-                    "address= and port= give another address. With srun --kill-on-bad-exit=1, a rank that fails ends "
-                    "the others as well"
-                )
-            if waited >= next_message_at:
-                logger.warning(
-                    "dshuffle: rank %d has waited %.0f s for rank 0 on %s", place.rank, waited, place.address
-                )
-                next_message_at = 2 * waited
-    finally:
-        search.is_over = True
-
-
-class _Search:
-    """Asks for the scheduler of a job on some ports."""
-
-    def __init__(
-        self,
-        place: Place,
-        host: str,
-        ports: Sequence[int],
-        terms: Terms,
-        protocol: str,
-        security: Security,
-    ) -> None:
-        self.others: set[int] = set()
-        """Ports on which there is a job with another secret."""
-        self.is_over = False
-        self._host, self._protocol, self._security = host, protocol, security
-        key = job_key(place, ports)
-        self._hello = {"op": HELLO, "key": key, "rank": place.rank, "world_size": place.world_size}
-        self._hello |= {"terms": dict(terms), "reply": True}
-
-    async def ask_on(self, port: int) -> str:
-        """Ask on one port until the scheduler is there; its address."""
-        address = f"{self._protocol}://{unparse_host_port(self._host, port)}"
-        while not self.is_over:
+    hello = {"key": job_key(place, ports), "rank": place.rank, "world_size": place.world_size, "terms": dict(terms)}
+    loop, log_after = asyncio.get_running_loop(), LOG_AFTER
+    began = loop.time()
+    while True:
+        other_secret = None
+        for port in ports:
+            address = f"{protocol}://{unparse_host_port(host, port)}"
             try:
                 # Dask would try to connect for all of its time, also if the port is closed.
-                _, writer = await within(ANSWER_WITHIN, asyncio.open_connection(self._host, port))
+                _, writer = await within(ANSWER_WITHIN, asyncio.open_connection(host, port))
                 writer.close()
-                # Connecting ends by itself.
-                answer = await within(3 * ANSWER_WITHIN, self._ask(address))
+                answer = await within(2 * ANSWER_WITHIN, _ask(address, security, hello))
             except OtherSecret:
-                self.others.add(port)
+                other_secret = port
             except (OSError, MemoryError, ValueError):
-                pass  # nobody is there, or another program, which speaks another language
+                pass  # the port is closed, or belongs to another program, which speaks another language
             else:
-                self.others.discard(port)
                 is_answer = isinstance(answer, dict) and answer.get("status") in ("OK", "error")
                 if is_answer and message_in(answer, bool, "the scheduler of rank 0"):
                     return address
-            await asyncio.sleep(PAUSE)
-        return ""
+        waited = loop.time() - began
+        if other_secret is not None and waited >= min(LOG_AFTER, seconds):
+            raise ClusterError(
+                f"rank {place.rank} has another secret than rank 0 on {place.address}, port {other_secret}: their "
+                "hosts do not share this user's home, or another user's job is there.\n"
+                f"Set {VARIABLE} to the same 16 or more random characters on all ranks, or give another port=",
+                transient=False,
+            )
+        if waited >= seconds:
+            raise ClusterError(
+                f"rank {place.rank} did not find rank 0 on {place.address} within {seconds:g} s (ports "
+                f"{', '.join(map(str, ports))}). Look whether rank 0 runs and calls dshuffle.spmd as well, and whether "
+                "this host reaches it there; address= and port= give another address. With srun --kill-on-bad-exit=1, "
+                "a rank that fails ends the others as well"
+            )
+        if waited >= log_after:
+            logger.warning("dshuffle: rank %d has waited %.0f s for rank 0 on %s", place.rank, waited, place.address)
+            log_after = 2 * waited
+        await asyncio.sleep(PAUSE)
 
-    async def _ask(self, address: str) -> Any:
-        comm = await connect(address, timeout=ANSWER_WITHIN, **self._security.get_connection_args("worker"))
-        try:
-            await comm.write(self._hello)
-            return await within(ANSWER_WITHIN, comm.read())
-        finally:
-            comm.abort()
+
+async def _ask(address: str, security: Security, hello: Mapping[str, Any]) -> Any:
+    arguments = security.get_connection_args("worker")
+    async with rpc(address, timeout=ANSWER_WITHIN, connection_args=arguments) as scheduler:
+        return await getattr(scheduler, HELLO)(**hello)

@@ -12,8 +12,9 @@ import hmac
 import logging
 import os
 import secrets
-from typing import Any
+from typing import Any, NamedTuple
 
+import dask
 from distributed import Security
 from distributed.comm.core import CommClosedError, FatalCommClosedError
 from distributed.comm.registry import backends
@@ -73,6 +74,25 @@ def key_of(secret: str | None, *, one_host: bool) -> tuple[bytes | None, str]:
             transient=False,
         ) from error
     return hmac.digest(key, b"dshuffle.spmd", "sha256"), "connections need the secret in this user's cache folder"
+
+
+class Protection(NamedTuple):
+    """How connections are protected: the scheme of addresses, what Dask needs to know, and in words for the user."""
+
+    protocol: str
+    security: Security
+    words: str
+    is_open: bool = False
+
+
+def protection_of(security: Security, secret: str | None, *, one_host: bool) -> Protection:
+    """How the connections of a job are protected."""
+    if security.require_encryption or dask.config.get("distributed.comm.default-scheme") == "tls":
+        return Protection("tls", security, "connections use TLS")
+    key, words = key_of(secret, one_host=one_host)
+    if key is None:
+        return Protection("tcp", security, words, is_open=True)
+    return Protection(PROTOCOL, SecretSecurity(key), words)
 
 
 class SecretSecurity(Security):

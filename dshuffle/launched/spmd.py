@@ -16,18 +16,16 @@ from distributed import Security
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.launched.epoch_batches import Convert
+from dshuffle.launched.epoch_batches import Convert, EpochBatches, batching_of
 from dshuffle.launched.launcher import check_alone, check_process_group, is_launched, place_of
-from dshuffle.launched.loader import SpmdLoader
-from dshuffle.launched.mailbox import Mailbox
+from dshuffle.launched.loader import SpmdLoader, check_shares
 from dshuffle.launched.ports import Terms
-from dshuffle.launched.process import RankProcess
+from dshuffle.launched.rank import Rank
 from dshuffle.launched.secret import AUTO
-from dshuffle.launched.session import check_shares
 from dshuffle.planning.batching import MODES, UNEVEN
 from dshuffle.planning.shares import EVEN
 from dshuffle.redaction import short_repr
-from dshuffle.runtime import Shuffler
+from dshuffle.runtime import Partition, Shuffler
 from dshuffle.runtime.settings import as_seconds
 from dshuffle.store import Dataset, as_dataset
 from dshuffle.store import Place as DatasetPlace
@@ -153,22 +151,14 @@ def spmd(
     if place.world_size == 1 and rank is None and not is_launched(os.environ):
         check_alone()
         logger.warning("dshuffle: this process is the only rank of its job, because no launcher has started it")
-    mailbox = Mailbox(place.rank, place.world_size)
     terms = _terms(opened, {"batch_size": batch_size, "mode": mode, **options})
-    process = RankProcess(
-        place, mailbox, terms, port=port, interface=interface, security=security, secret=secret, timeout=seconds
-    )
-    return SpmdLoader(
-        opened,
-        process,
-        mailbox,
-        batch_size=batch_size,
-        mode=mode,
-        names=names,
-        convert=convert,
-        checkpoint=checkpoint,
-        options=options,
-    )
+    joined = Rank(place, terms, port=port, interface=interface, security=security, secret=secret, timeout=seconds)
+
+    def batches(partition: Partition, is_rest: bool) -> EpochBatches:
+        batching = batching_of(partition, batch_size, mode, is_rest=is_rest)
+        return EpochBatches(partition, batching, names, joined, convert)
+
+    return SpmdLoader(opened, joined, names, batches, checkpoint, options)
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

@@ -70,3 +70,9 @@ class Batching:
         if self.mode == UNEVEN:
             return np.arange(self.n_own * batch // len(self), self.n_own * (batch + 1) // len(self))
         return np.arange(batch * self.batch_size, (batch + 1) * self.batch_size) % self.n_own
+
+    def n_samples(self, n_batches: int) -> int:
+        """Number of samples in the first batches, from the first one in training order."""
+        if self.mode == UNEVEN:
+            return self.n_own * n_batches // len(self)
+        return min(n_batches * self.batch_size, self.n_own)

@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
 
-import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.integrations.sampler import ExchangeSampler
 from dshuffle.rows import RowLayout
@@ -277,35 +275,16 @@ def test_loaders_with_processes_of_their_own_do_the_same(torch, kind, persistent
         assert list(resumed) == expected[EPOCH]
 
 
-def test_a_loop_of_epochs_as_scripts_have_it(make):
-    def train(iterator, first_epoch, stop):
-        for epoch in range(first_epoch, EPOCH + 3):
-            iterator.set_epoch(epoch)
-            for number, item in enumerate(iterator, 1):
-                seen.append((epoch, item))
-                if (epoch, number) == stop:
-                    return iterator.state(number)
-        return None
-
-    seen = []
-    state = train(make(), EPOCH, (EPOCH + 1, 3))
-    resumed = make()
-    resumed.load(state)
-    train(resumed, EPOCH + 1, None)
-    assert seen == [(epoch, item) for epoch in range(EPOCH, EPOCH + 3) for item in whole(make, epoch)]
-
-
 @pytest.mark.parametrize("make", [named("sampler"), named("to_torch, drop")], indirect=True)
 def test_the_end_of_an_epoch_differs_from_every_start(make):
     _, given, at_end = stopped(make, None)
-    count = {Ids: "yielded", Batches: "batch"}[make]
-    assert (at_end["epoch"], at_end[count]) == (EPOCH, len(given))
+    assert (at_end["epoch"], at_end["yielded"]) == (EPOCH, len(given))
     assert json.loads(json.dumps(at_end)) == at_end
     for epoch in (EPOCH, EPOCH + 1):
         _, _, at_start = stopped(make, 0, epoch)
-        assert (at_start["epoch"], at_start[count]) == (epoch, 0)
-    with pytest.raises(InvalidParameter, match=rf"state\['{count}'\]={len(given) + 1}"):
-        make().load({**at_end, count: len(given) + 1})
+        assert (at_start["epoch"], at_start["yielded"]) == (epoch, 0)
+    with pytest.raises(InvalidParameter, match=rf"state\['yielded'\]={len(given) + 1}"):
+        make().load({**at_end, "yielded": len(given) + 1})
 
 
 @pytest.mark.parametrize("make", [named("sampler"), named("to_torch, drop")], indirect=True)
@@ -331,60 +310,3 @@ def test_a_state_of_a_sampler_that_gives_other_ids(change):
     [name] = change
     with pytest.raises(InvalidParameter, match=rf"state\['{name}"):
         Ids(change).load(Ids().state(0))
-
-
-def test_a_state_of_a_release_without_epochs_between_exchanges():
-    _, given, state = stopped(Ids, 3)
-    resumed = Ids()
-    resumed.load({name: value for name, value in state.items() if name not in ("every", "between")})
-    assert given + list(resumed) == whole(Ids, EPOCH)
-
-
-# -- sessions --------------------------------------------------------------------------------------------------------
-
-N_BATCHES = 5
-
-
-@pytest.fixture(scope="module")
-def client():
-    with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster, Client(cluster) as client:
-        yield client
-
-
-def batches_of(partition: Partition, count: int) -> list[list[int]]:
-    """The batches that count as trained on: a batch counts when the next one is asked for."""
-    found = [batch["y"].tolist() for batch in itertools.islice(partition.batches(4, mark=True), count + 1)]
-    return found[:count]
-
-
-@pytest.mark.parametrize(
-    "counts",
-    [
-        pytest.param((0, 0), marks=pytest.mark.slow),
-        (2, 3),
-        pytest.param((4, 4), marks=pytest.mark.slow),
-        (N_BATCHES, N_BATCHES),
-        (N_BATCHES, 1),
-    ],
-    ids=lambda counts: f"{counts} batches",
-)
-def test_a_session_gives_what_is_left_and_then_whole_epochs(client, counts):
-    dataset = dshuffle.create_dataset(None, {"y": np.arange(2 * 4 * N_BATCHES)})
-    every = dshuffle.PerRank([N_BATCHES] * 2)
-    with dshuffle.Shuffler(client, dataset) as shuffler:
-        expected = [client.gather(epoch.map(batches_of, every)) for epoch in shuffler.epochs(3)]
-    with dshuffle.Shuffler(client, dataset) as shuffler:
-        epochs = shuffler.epochs(2)
-        client.gather(next(epochs).map(batches_of, every))
-        given = client.gather(next(epochs).map(batches_of, dshuffle.PerRank(counts)))
-        state = shuffler.state_dict()
-        assert shuffler.state_dict() == state
-    assert [len(one) for one in given] == list(counts)
-    for _ in range(2):  # a state may be loaded twice
-        with dshuffle.Shuffler.resume(client, dataset, json.loads(json.dumps(state))) as shuffler:
-            resumed = {epoch.number: client.gather(epoch.map(batches_of, every)) for epoch in shuffler.epochs(2)}
-        if counts == (N_BATCHES, N_BATCHES):
-            assert list(resumed) == [2, 3]
-        else:
-            assert [done + rest for done, rest in zip(given, resumed.pop(1), strict=True)] == expected[1]
-        assert resumed[2] == expected[2]

@@ -98,19 +98,6 @@ def test_each_epoch_has_the_samples_and_order_of_a_shuffler(
             assert dropped == order[: plan.shares[0]]
 
 
-@pytest.mark.parametrize("assignment", ["partial:0.4", "global"])
-def test_classes_stay_in_equal_parts(assignment):
-    labels = np.repeat([7, 3, 5], [50, 20, 31])
-    options = {"num_replicas": 4, "assignment": assignment, "balance": labels, "mode": "uneven"}
-    ranks = [ExchangeSampler(101, rank=rank, **options) for rank in range(4)]
-    for epoch in range(3):
-        for sampler in ranks:
-            sampler.set_epoch(epoch)
-        counts = np.array([np.bincount(labels[list(sampler)]) for sampler in ranks])
-        assert np.ptp(counts, axis=0).max() == 1
-        assert all(len(sampler.arrived) > 0 for sampler in ranks)
-
-
 def test_going_back_is_allowed():
     sampler = ExchangeSampler(100, rank=1, num_replicas=3, assignment="partial:0.5")
     seen = []
@@ -229,24 +216,6 @@ def test_ids_are_plain_integers():
     assert np.issubdtype(ExchangeSampler(10, rank=0, num_replicas=2).arrived.dtype, np.int64)
 
 
-@given(stop=st.integers(0, 20), epoch=st.integers(0, 3), seed=st.integers(-2, 2))
-@at_most(20)
-def test_a_sampler_goes_on_where_another_one_was(stop, epoch, seed):
-    options = {"rank": 1, "num_replicas": 3, "assignment": "partial:0.3", "seed": seed}
-    first, second = ExchangeSampler(60, **options), ExchangeSampler(60, **options)
-    first.set_epoch(epoch)
-    expected = list(first)
-    ids = iter(first)
-    seen = [next(ids) for _ in range(stop)]
-    second.load_state_dict(first.state_dict() if stop else {**first.state_dict(), "yielded": 0})
-    assert second.state_dict()["yielded"] == stop
-    assert seen + list(second) == expected
-    assert list(second) == expected  # only the first iteration begins in the middle
-    second.set_epoch(epoch + 1)
-    first.set_epoch(epoch + 1)
-    assert list(second) == list(first)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -257,21 +226,14 @@ def test_a_sampler_goes_on_where_another_one_was(stop, epoch, seed):
         {"yielded": 100},
         {"yielded": -1},
         {"epoch": None},
-        {"world_size": 0},
+        {"world_size": 2},
+        {"rank": 1},
         {"of": 19},
     ],
     ids=str,
 )
 def test_states_that_are_not_of_this_sampler(change):
-    sampler = ExchangeSampler(60, rank=0, num_replicas=3)
-    [name] = change
-    with pytest.raises(InvalidParameter, match=rf"state\['{name}'\]="):
-        sampler.load_state_dict({**sampler.state_dict(), **change})
-
-
-@pytest.mark.parametrize("change", [{"rank": 1}, {"world_size": 2}])
-def test_uneven_ranks_go_on_alone(change):
-    sampler = ExchangeSampler(61, rank=0, num_replicas=3, mode="uneven")
+    sampler = ExchangeSampler(60, rank=0, num_replicas=3, mode="uneven")
     [name] = change
     with pytest.raises(InvalidParameter, match=rf"state\['{name}'\]="):
         sampler.load_state_dict({**sampler.state_dict(), **change})

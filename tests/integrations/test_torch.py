@@ -83,19 +83,6 @@ def test_other_epochs_have_other_orders_of_the_same_samples(torch):
     assert len({tuple(order) for order in orders.values()}) == 3
 
 
-def test_an_iteration_goes_on_where_its_state_was_taken(torch):
-    partition = partition_of(50)
-    batches = partition.to_torch(7, arrays=("y",), mode="pad")
-    batches.set_epoch(9)
-    whole = [y.tolist() for (y,) in batches]
-    states = [batches.state_dict() for _ in batches]
-    for done, state in enumerate(states, 1):
-        again = partition.to_torch(7, arrays=("y",), mode="pad")
-        again.load_state_dict(state)
-        assert [y.tolist() for (y,) in again] == whole[done:]
-        assert [y.tolist() for (y,) in again] == whole
-
-
 ITEMS = ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16"]
 
 

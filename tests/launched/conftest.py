@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,62 @@ import pytest
 import dshuffle
 
 SAMPLES = 103
+ONCE = Counter(range(SAMPLES))
+
+
+def ids_of(batches):
+    """The samples of some batches, whose rows must belong to them."""
+    ids = []
+    for number, x in batches:
+        assert np.array_equal(x, np.repeat(number[:, None], 3, axis=1)), "rows belong to their ids"
+        ids += number.tolist()
+    return ids
+
+
+def all_epochs(total):
+    """A loop that returns the samples of its rank, by epoch."""
+    return lambda loader: {epoch.number: ids_of(epoch) for epoch in loader.epochs(total)}
+
+
+def stops_after(n_batches, *, in_epoch=0):
+    """A loop that leaves an epoch after some batches, or if the number is negative, before as many."""
+
+    def loop(loader):
+        seen = {}
+        for epoch in loader.epochs(in_epoch + 1):
+            stop = n_batches % len(epoch) if epoch.number == in_epoch else None
+            seen[epoch.number] = ids_of(itertools.islice(epoch, stop))
+            if stop is not None:
+                break
+        return seen
+
+    return loop
+
+
+def values(results):
+    """What the ranks have returned."""
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def counts(results, epoch):
+    """How often each sample came in an epoch."""
+    return Counter(itertools.chain.from_iterable(rank.get(epoch, []) for rank in results))
+
+
+class Model:
+    """A model that has seen some samples."""
+
+    def __init__(self, seen=0):
+        self.seen = seen
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
 
 
 @pytest.fixture

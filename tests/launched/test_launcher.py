@@ -9,7 +9,7 @@ import pytest
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
-from dshuffle.launched.launcher import Place, first_host, place_of
+from dshuffle.launched.launcher import Place, place_of
 from dshuffle.launched.ports import job_key, ports_of
 
 # Variables as the launchers set them (torchrun 2.13; Open MPI 5; MPICH 4; Slurm 23).
@@ -30,8 +30,7 @@ SRUN = {
     "SLURM_PROCID": "4",
     "SLURM_STEP_NUM_TASKS": "6",
     "SLURM_STEP_NODELIST": "n[3-5]",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
-    "SLURM_NODEID": "2",
+    "SLURM_STEP_NUM_NODES": "3",
     "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9",
 }
 OPEN_MPI = {
@@ -57,8 +56,11 @@ def place(variables, **explicit):
         ({**TORCHRUN, "MASTER_ADDR": "localhost", "LOCAL_WORLD_SIZE": "0"}, (3, 4, 4, "127.0.0.1")),
         (SRUN, (4, 6, 2, "n3")),
         ({**SRUN, "MASTER_ADDR": "10.1.0.3"}, (4, 6, 2, "10.1.0.3")),
-        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "1,2(x2)"}, (4, 6, 2, "n3")),
-        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "6", "SLURM_NODEID": "0"}, (4, 6, 6, "127.0.0.1")),
+        ({**SRUN, "SLURM_STEP_NUM_NODES": "4"}, (4, 6, 2, "n3")),
+        ({**SRUN, "SLURM_STEP_NUM_NODES": "1"}, (4, 6, 6, "127.0.0.1")),
+        ({**SRUN, "SLURM_STEP_NODELIST": "n1,n2"}, (4, 6, 2, "n1")),
+        ({**SRUN, "SLURM_STEP_NODELIST": "n[01-03]"}, (4, 6, 2, "n01")),
+        ({**SRUN, "SLURM_STEP_NODELIST": "gpu-a[7,9-12]-ib,cpu1"}, (4, 6, 2, "gpu-a7-ib")),
         (SLURM_BATCH, (0, 1, 1, "127.0.0.1")),
         (OPEN_MPI, (1, 4, 4, "127.0.0.1")),
         (MPICH, (2, 4, 4, "127.0.0.1")),
@@ -101,30 +103,6 @@ def test_what_is_wrong_is_named(variables, explicit, words):
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "host"),
-    [
-        ("n1", "n1"),
-        ("n1,n2", "n1"),
-        ("n[01-03]", "n01"),
-        ("gpu-a[7,9-12]-ib,cpu1", "gpu-a7-ib"),
-        ("10.0.0.1", "10.0.0.1"),
-    ],
-)
-def test_first_host(text, host):
-    assert first_host(text) == host
-
-
-@pytest.mark.parametrize(("variables", "is_warned"), [({}, True), ({"RANK": "0", "WORLD_SIZE": "1"}, False)])
-def test_only_a_process_without_a_launcher_is_warned(variables, is_warned, store, caplog, monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with dshuffle.spmd(store, batch_size=8):
-        assert ("the only rank" in caplog.text) == is_warned
-
-
 def test_a_launcher_of_another_number_of_ranks_does_not_say_where_all_are():
     """Two hosts of two processes, and a job of two of them, which are on different hosts."""
     assert place(TORCHRUN, rank=1, world_size=2) == (1, 2, 2, "node7")
@@ -154,7 +132,7 @@ def test_restarts_count_only_if_all_ranks_have_the_same_agent():
 
 def test_ranks_that_are_job_steps_of_their_own_have_the_same_key():
     """Each of them is started by a call of srun, so that the launcher's job is that of one rank."""
-    step = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    step = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"}
     places = [
         place_of({**step, "SLURM_STEP_ID": str(rank)}, rank=rank, world_size=2, address="n3") for rank in range(2)
     ]
@@ -178,5 +156,5 @@ def test_dask_takes_no_profile_of_the_loop(store):
         next(loader.epochs(1))
         names = {thread.name for thread in set(threading.enumerate()) - before}
         assert dask.config.get("distributed.worker.profile.enabled"), "the configuration of the script stays"
-    assert "dshuffle-rank" in names
+    assert "IO loop" in names
     assert "Profile" not in names

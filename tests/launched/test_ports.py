@@ -89,36 +89,32 @@ def test_two_jobs_that_derive_the_same_ports(store, in_threads, free_port, event
     assert sorted(given.values()) == [51, 52]
 
 
+@pytest.mark.parametrize(
+    ("place", "error", "words"),
+    [
+        (None, ClusterError, "rank 1 did not find rank 0"),
+        (Place(0, 2, 2, "127.0.0.1", "run 17; restart 1"), ClusterError, "rank 1 did not find rank 0"),
+        (Place(0, 3, 3, "127.0.0.1", "run 17"), InvalidParameter, "world_size=2 is not allowed; it must be 3, as on"),
+    ],
+)
 @in_event_loop
-async def test_the_scheduler_of_another_job_is_not_joined(free_port):
-    async with Scheduler(host="127.0.0.1", port=free_port, dashboard_address=":0") as scheduler:
-        Job(scheduler, Place(0, 2, 2, "127.0.0.1", "run 17; restart 1"), [free_port], {})
-        with pytest.raises(ClusterError, match="rank 1 did not find rank 0"):
-            await find_scheduler(PLACE, "127.0.0.1", [free_port], {}, "tcp", Security(), 0.5)
-
-
-@in_event_loop
-async def test_a_rank_of_another_world_size_is_refused(free_port):
-    async with Scheduler(host="127.0.0.1", port=free_port, dashboard_address=":0") as scheduler:
-        Job(scheduler, Place(0, 3, 3, "127.0.0.1", "run 17"), [free_port], {})
-        with pytest.raises(InvalidParameter, match="world_size=2 is not allowed; it must be 3, as on rank 0"):
-            await find_scheduler(PLACE, "127.0.0.1", [free_port], {}, "tcp", Security(), 5)
-
-
-@in_event_loop
-async def test_a_scheduler_without_a_job_is_not_joined(free_port, monkeypatch, caplog):
+async def test_schedulers_that_are_not_joined(free_port, monkeypatch, caplog, place, error, words):
+    """One without a job, one of another job, and one of another number of ranks."""
     monkeypatch.setattr("dshuffle.launched.ports.LOG_AFTER", 0.0)
-    async with Scheduler(host="127.0.0.1", port=free_port, dashboard_address=":0"):
-        with pytest.raises(ClusterError, match="rank 1 did not find rank 0"):
+    async with Scheduler(host="127.0.0.1", port=free_port, dashboard_address=":0") as scheduler:
+        if place is not None:
+            Job(scheduler, place, [free_port], {})
+        with pytest.raises(error, match=words):
             await find_scheduler(PLACE, "127.0.0.1", [free_port], {}, "tcp", Security(), 0.5)
-    assert "dshuffle: rank 1 has waited 0 s for rank 0 on 127.0.0.1" in caplog.text
+    if error is ClusterError:
+        assert "dshuffle: rank 1 has waited 0 s for rank 0 on 127.0.0.1" in caplog.text
 
 
 def test_tls(in_threads):
     pytest.importorskip("cryptography", reason="Dask needs it to make certificates")
 
     def loop(loader):
-        assert loader._process.address.startswith("tls://")
+        assert loader._rank.address.startswith("tls://")
         return sum(len(ids) for ids, _ in next(loader.epochs(1)))
 
     assert sorted(in_threads(2, loop, security=Security.temporary())) == [51, 52]
@@ -138,7 +134,7 @@ def test_tls_of_the_configuration_of_dask(in_threads, tmp_path):
             settings[f"distributed.comm.tls.{role}.{part}"] = settings[f"distributed.comm.tls.worker.{part}"]
 
     def loop(loader):
-        worker = loader._process._worker
+        worker = loader._rank.worker
         return worker.address.partition(":")[0], sum(len(ids) for ids, _ in next(loader.epochs(1)))
 
     with dask.config.set(settings):
@@ -178,8 +174,7 @@ def outer_addresses():
 
 
 def http_addresses(loader):
-    servers = loader._process._worker, loader._process._scheduler
-    return {server.http_server.address for server in servers if server is not None}
+    return {server.http_server.address for server in loader._rank._servers}
 
 
 @pytest.mark.parametrize("with_interface", [False, True])
@@ -191,7 +186,7 @@ def test_an_address_that_is_not_loopback(in_threads, with_interface):
     host, interface = next(iter(addresses.items()))
 
     def loop(loader):
-        worker = loader._process._worker.address
+        worker = loader._rank.worker.address
         http = http_addresses(loader)
         return worker.partition("://")[2].rpartition(":")[0], http, sum(len(ids) for ids, _ in next(loader.epochs(1)))
 
@@ -208,7 +203,7 @@ def test_a_name_that_this_host_resolves_to_loopback(in_threads):
         pytest.skip("this host has no other address")
 
     def loop(loader):
-        return loader._process._worker.address.partition("://")[2].rpartition(":")[0]
+        return loader._rank.worker.address.partition("://")[2].rpartition(":")[0]
 
     hosts = in_threads(2, loop, address="127.1")
     assert set(hosts) <= outer_addresses().keys()

@@ -7,6 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -171,6 +172,22 @@ def _carry_out(sessions: Callable[[], WorkerSessions], operation: str, **message
     return method(owner, **msgspec.structs.asdict(fields), **attached)
 
 
+def partition_on(worker: Worker, session_id: str, rank: int, epoch: int) -> AbstractContextManager[Partition]:
+    """The partition of a rank in an epoch, which a worker holds. For tasks, and the loops of ranks in its process."""
+    plugin = worker.plugins.get(PLUGIN)
+    sessions = plugin.sessions if isinstance(plugin, DShuffleWorker) else None
+    session = None if sessions is None else sessions.of_rank(session_id, rank)
+    if session is None:
+        cause = None if sessions is None else sessions.cause(session_id)
+        if cause is not None:
+            raise cause.raised_by(f"the task of rank {rank} cannot run")
+        raise WorkerLost(
+            f"worker {worker.address} does not hold rank {rank} of session {session_id}: the session was closed, "
+            "or another worker has taken the rank. If the session has ended, make a new Shuffler"
+        )
+    return session.partition(epoch)
+
+
 def run_on_partition(
     session_id: str,
     rank: int,
@@ -180,19 +197,7 @@ def run_on_partition(
     kwargs: dict[str, Any],
 ) -> Any:
     """Call ``fn`` on the partition of this worker; the Dask task behind :meth:`dshuffle.Epoch.map`."""
-    plugin = get_worker().plugins.get(PLUGIN)
-    sessions = plugin.sessions if isinstance(plugin, DShuffleWorker) else None
-    session = None if sessions is None else sessions.of_rank(session_id, rank)
-    if session is None:
-        cause = None if sessions is None else sessions.cause(session_id)
-        if cause is not None:
-            raise cause.raised_by(f"the task of rank {rank} cannot run")
-        raise WorkerLost(
-            f"worker {get_worker().address} does not hold rank {rank} of session {session_id}: the session was closed, "
-            "or another worker has taken the rank. If the session has ended, make a new Shuffler"
-        )
-    access = session.partition(epoch)
-    del session  # Dask keeps the traceback of an error, and with it this frame
+    access = partition_on(get_worker(), session_id, rank, epoch)
     with access as partition:
         try:
             result = fn(partition, *args, **kwargs)
