@@ -18,7 +18,7 @@ from dshuffle.kernels import Kernel, kernel
 from dshuffle.planning import DELIVERIES, Aligned, Choices, EpochPlanner, Global, ShuffleSpec
 from dshuffle.planning.types import count_holders, popcount
 from dshuffle.rows import checksum_rows
-from dshuffle.store import scatter
+from dshuffle.store import reader
 
 
 @kernel(cache=False, inline="always")
@@ -88,16 +88,15 @@ def test_checksums_are_the_same_without_numba(nbytes, monkeypatch):
 
 @pytest.mark.parametrize("with_numba", [False, True])
 def test_rows_of_chunks_get_to_their_places(with_numba, monkeypatch):
-    monkeypatch.setattr(scatter, "worth_a_kernel", lambda n_items: with_numba)
-    block, target = np.arange(12, dtype=np.uint8).reshape(4, 3), np.zeros(10, np.uint8)
-    scatter.scatter_rows(block, np.array([101, 103]), 100, target, np.array([6, 1]))
+    monkeypatch.setattr(reader, "worth_a_kernel", lambda n_items: with_numba)
+    block, target, none = np.arange(12, dtype=np.uint8).reshape(4, 3), np.zeros(10, np.uint8), np.zeros(1, np.int64)
+    reader.scatter(block, np.array([1, 3]), target, np.array([6, 1]), none, none, 3)
     assert target.tolist() == [0, 9, 10, 11, 0, 0, 3, 4, 5, 0]
 
-    # Blocks with rows of one and of two items, four rows each.
-    columns, target = np.arange(12, dtype=np.uint32), np.zeros(8, np.uint32)
-    begins, widths, offsets = np.array([0, 4]), np.array([1, 2]), np.array([2, 0])
-    scatter.scatter_columns(columns, begins, widths, offsets, np.array([11, 13]), 10, target, np.array([4, 0]))
-    assert target.tolist() == [10, 11, 3, 0, 6, 7, 1, 0]
+    # Two items of a row, each of two runs of one byte.
+    target = np.zeros(10, np.uint8)
+    reader.scatter(block, np.array([2, 7]), target, np.array([6, 1]), np.array([0, 1]), np.array([0, 1]), 1)
+    assert target.tolist() == [0, 10, 11, 0, 0, 0, 3, 4, 0, 0]
 
 
 KERNELS = """

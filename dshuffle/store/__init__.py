@@ -12,8 +12,10 @@ from dshuffle.lazy_names import loader
 if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.store.create import create_dataset as create_dataset
     from dshuffle.store.dataset import Dataset as Dataset
-    from dshuffle.store.open import as_dataset as as_dataset
-    from dshuffle.store.open import open_dataset as open_dataset
+    from dshuffle.store.dataset import VerifyReport as VerifyReport
+    from dshuffle.store.dataset import as_dataset as as_dataset
+    from dshuffle.store.dataset import open_dataset as open_dataset
+    from dshuffle.store.dataset import verify_dataset as verify_dataset
     from dshuffle.store.places import Place as Place
     from dshuffle.store.sharding_arrays import read_broadcast as read_broadcast
     from dshuffle.store.sharding_arrays import read_sharding as read_sharding
@@ -26,8 +28,6 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.store.sources.source import RowSource as RowSource
     from dshuffle.store.sources.source import watched as watched
     from dshuffle.store.stored_array import ArrayInfo as ArrayInfo
-    from dshuffle.store.verify import VerifyReport as VerifyReport
-    from dshuffle.store.verify import verify_dataset as verify_dataset
 
 _HOMES = {
     "ArrayInfo": "dshuffle.store.stored_array",
@@ -35,17 +35,17 @@ _HOMES = {
     "ImageFolder": "dshuffle.store.sources.image_folder",
     "Place": "dshuffle.store.places",
     "RowSource": "dshuffle.store.sources.source",
-    "VerifyReport": "dshuffle.store.verify",
-    "as_dataset": "dshuffle.store.open",
+    "VerifyReport": "dshuffle.store.dataset",
+    "as_dataset": "dshuffle.store.dataset",
     "create_dataset": "dshuffle.store.create",
-    "open_dataset": "dshuffle.store.open",
+    "open_dataset": "dshuffle.store.dataset",
     "read_array": "dshuffle.store.sources",
     "read_broadcast": "dshuffle.store.sharding_arrays",
     "read_sharding": "dshuffle.store.sharding_arrays",
     "read_sources": "dshuffle.store.sources",
     "shuffle_dataset": "dshuffle.store.shuffled_copy",
     "stored_shardings": "dshuffle.store.sharding_arrays",
-    "verify_dataset": "dshuffle.store.verify",
+    "verify_dataset": "dshuffle.store.dataset",
     "watched": "dshuffle.store.sources.source",
     "write_sharding": "dshuffle.store.sharding_arrays",
 }

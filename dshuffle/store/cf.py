@@ -11,8 +11,7 @@ import datetime
 import importlib
 import struct
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,20 +39,12 @@ REFORM = int(np.datetime64("1582-10-15", "s").astype(np.int64))
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """How the stored numbers of several arrays become values.
-
-    Parameters
-    ----------
-    encodings
-        Name -> encoding; None if the stored numbers are the values.
-    undecoded
-        Name -> why its numbers are not decoded, although its attributes look as if they should be.
-    """
-
-    encodings: dict[str, Encoding | None]
-    undecoded: dict[str, str]
+def dimensions(array: Array[Any]) -> tuple[str | None, ...] | None:
+    """Names of the dimensions of an array; None if they have none."""
+    names: Any = getattr(array.metadata, "dimension_names", None) or array.attrs.get(DIMENSIONS)
+    if not isinstance(names, Sequence) or len(names) != array.ndim or not any(names):
+        return None
+    return tuple(name if isinstance(name, str) else None for name in names)
 
 
 def attributes_of(arrays: Mapping[str, Array[Any]]) -> dict[str, dict[str, Any]]:

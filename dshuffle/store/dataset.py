@@ -1,37 +1,49 @@
-"""A dataset: arrays of a Zarr group that share a dimension of samples."""
+"""A dataset: arrays of a Zarr group that share a dimension of samples. How it is opened, read, divided and verified."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import logging
 import math
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
+import zarr
 from numpy.typing import ArrayLike, NDArray
+from zarr.abc.store import Store
+from zarr.core.sync import sync
+from zarr.storage import MemoryStore, StorePath
 
 from dshuffle.checks import as_indices, as_integer
-from dshuffle.errors import DatasetChanged, DatasetError, InvalidParameter
+from dshuffle.encodings import Encoding
+from dshuffle.errors import CorruptChunk, DatasetChanged, DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.notebook import html_summary
 from dshuffle.records import StoreTraffic
 from dshuffle.redaction import hide_secrets
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.store import reader
-from dshuffle.store.cf import Decoding
-from dshuffle.store.identity import Opening, ends_of
+from dshuffle.store.cf import attributes_of, encoding_of
+from dshuffle.store.metadata import Mark, Opening, SampleArrays, ends_of, find_arrays, identity_of
 from dshuffle.store.patient_store import Meter, PatientStore
-from dshuffle.store.scatter import Sink
+from dshuffle.store.places import ARRAY, GROUP, Location, Place, is_memory
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
-from dshuffle.store.view import View
-from dshuffle.store.views import Views
+from dshuffle.store.view import Offsets, View, split_at_time, split_samples, split_strata
 from dshuffle.units import human_bytes, human_count
+
+logger = logging.getLogger(__name__)
+
+LIKE_CLASSES = 20
+"""Arrays with so few different values may be labels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Dataset(Views):
+class Dataset:
     """Arrays in a store that share a dimension of samples, from :func:`open_dataset` or :func:`create_dataset`.
 
     A dataset may be used from several threads at once. Its pickle holds the URL and the storage options, and
@@ -64,7 +76,6 @@ class Dataset(Views):
     _sources: Mapping[str, StoredArray]
     _meter: Meter
     _opening: Opening
-    _open: Callable[[Opening, Decoding], Dataset]
     _view: View
     _folder: object | None = None  # a temporary folder lasts as long as the datasets in it
 
@@ -191,6 +202,119 @@ class Dataset(Views):
         sinks = [self._sink(source, rows, fields[name][1]) for name, source in self._sources.items()]
         self._read(sinks, samples, places, memory_budget, stop)
 
+    def select(self, samples: ArrayLike) -> Dataset:
+        """Return a part of the dataset, as a dataset of its own. Nothing is read or copied.
+
+        Parameters
+        ----------
+        samples
+            ``(q,)`` mask, or distinct ids of samples.
+        """
+        return self._seen_as(self._view.select(samples))
+
+    def split(
+        self, fraction: float, *, by: str = "sample", stratify: str | None = None, seed: int = 0
+    ) -> tuple[Dataset, Dataset]:
+        """Divide the dataset into two parts, for example for training and validation."""
+        if stratify is not None and by != "sample":
+            raise InvalidParameter.of("stratify", stratify, f"None with by={by!r}", "Leave one of them out.")
+        if by == "sample" and (overlapping := self._view.overlapping):
+            allowed = f"'chunk', 'time' or the name of an array, because {overlapping} overlap"
+            without = "" if stratify is None else f"stratify={stratify!r} needs samples that do not overlap."
+            raise InvalidParameter.of("by", by, allowed, without)
+        if stratify is not None:
+            first, second = split_strata(self._values("stratify", stratify), fraction, seed)
+        elif by == "time":
+            first, second = split_at_time(self._times(), fraction)
+        else:
+            ways: dict[str, Callable[[], Any]] = {"sample": lambda: None, "chunk": self._chunks}
+            groups = ways.get(by, lambda: self._values("by", by))()
+            first, second = split_samples(self.n_samples, fraction, groups, seed)
+            if by not in ways:
+                _say_what_is_held_out(by, groups, second)
+        apart = self._view.apart(second, first)
+        if not apart.any():
+            hint = "Keep larger groups together, or use smaller windows."
+            raise InvalidParameter.because("by", "every window of the second part overlaps with the first", hint)
+        if not apart.all():
+            logger.warning(
+                "dshuffle: %d of %d samples are in neither part, because they share rows with the first part",
+                np.count_nonzero(~apart),
+                self.n_samples,
+            )
+        return self.select(first), self.select(second[apart])
+
+    def _chunks(self) -> NDArray[np.int64]:
+        """The chunk of the widest array in which each sample is."""
+        rows = self.arrays[self._widest.name].chunk_rows
+        chunks = self._view.items(np.arange(self.n_samples)) // rows
+        if chunks[0] == chunks[-1]:
+            hint = "Split by an array, or write the dataset with fewer samples per chunk."
+            raise InvalidParameter.because("by", f"all samples are in one chunk of {rows}", hint)
+        return chunks
+
+    def _values(self, parameter: str, name: str) -> NDArray[Any]:
+        """An array of one value for each sample, named by a parameter of :meth:`split`."""
+        if name not in self.scalars:
+            other_choices = "'sample', 'chunk', 'time', or " if parameter == "by" else ""
+            raise InvalidParameter.of(parameter, name, f"{other_choices}one of the arrays {', '.join(self.scalars)}")
+        return self._only([name]).read_rows(np.arange(self.n_samples))[name]
+
+    def _times(self) -> NDArray[Any]:
+        """The time of each sample; its place in the stored order if there is no array of times."""
+        if "time" not in self.arrays:
+            return self._view.items(np.arange(self.n_samples)) // self._view.n_patches
+        if "time" not in self.scalars:
+            hint = "Give the array one time for each sample, as windows with time=0 do."
+            raise InvalidParameter.because("by", f"the samples have times of shape {self.arrays['time'].shape}", hint)
+        times = self._values("by", "time")
+        if missing := np.count_nonzero(times != times):  # NaN and NaT
+            hint = "Select the samples that have one."
+            raise InvalidParameter.because("by", f"{missing} of {self.n_samples} samples have no time", hint)
+        return times
+
+    def windows(self, offsets: Offsets | Mapping[str, Offsets]) -> Dataset:
+        """Make samples of several consecutive rows, such as steps of time. Nothing is read or copied.
+
+        Parameters
+        ----------
+        offsets
+            Distances of the rows of a sample from its anchor, for all arrays or by name: ``(-1, 0, 1)`` gives an array
+            an axis of length 3 in front, and ``1`` gives it the next row in its own shape. Arrays that are not named
+            keep the row of the anchor.
+        """
+        return self._seen_as(self._view.windows(offsets, self.arrays))
+
+    def patches(self, /, *, stride: int | Mapping[str, int] | None = None, **sizes: int) -> Dataset:
+        """Make samples of boxes of rows, such as regions of a map or tiles of an image. Nothing is read or copied.
+
+        Notes
+        -----
+        A chunk that spans all dimensions of a row is read once for all its patches. Of other chunks, those that patches
+        of the same chunks need are read together, so a chunk that patches share with different neighbours is read more
+        than once. Workers hold and exchange whole patches: with a stride below the length, bytes in several patches are
+        held several times.
+        """
+        lengths: dict[str, int] = {}
+        for source in self._sources.values():
+            if repeated := [name for name in sizes if source.dims.count(name) > 1]:
+                raise InvalidParameter.because(repeated[0], f"{source.name} has this dimension twice")
+            for name, length in zip(source.dims, source.info.shape, strict=True):
+                if name is not None and lengths.setdefault(name, length) != length:
+                    raise DatasetError(
+                        f"dimension {name} has length {lengths[name]} in one array, and {length} in {source.name}"
+                    )
+        return self._seen_as(self._view.patches(sizes, stride, lengths))
+
+    @property
+    def _widest(self) -> StoredArray:
+        """The array with the widest rows, and among equals with the largest chunks."""
+        return max(self._sources.values(), key=lambda source: (source.row_nbytes, source.info.chunk_rows))
+
+    def _only(self, names: Sequence[str]) -> Dataset:
+        """The dataset without other arrays, to be read into rows of all arrays."""
+        return dataclasses.replace(self, _sources={name: self._sources[name] for name in names})
+
     def slabs(self, nbytes: int) -> Iterator[NDArray[np.int64]]:
         """All samples in ascending order, in pieces for :meth:`read_rows` that divide few chunks.
 
@@ -228,9 +352,6 @@ class Dataset(Views):
         """Close the files and connections of the store. They are opened again if more is read."""
         self._store.close()
 
-    def _only(self, name: str) -> Dataset:
-        return dataclasses.replace(self, _sources={name: self._sources[name]})
-
     def _seen_as(self, view: View) -> Dataset:
         infos = {name: view.info(name, source) for name, source in self._sources.items()}
         items = {name: (source.dtype, infos[name].shape) for name, source in self._sources.items()}
@@ -267,12 +388,12 @@ class Dataset(Views):
                 "new Shuffler"
             )
 
-    def _sink(self, source: StoredArray, rows: ByteMatrix, offset: int) -> Sink:
-        return Sink(source, rows, offset, self._view.window(source.name), self._view.cut(source))
+    def _sink(self, source: StoredArray, rows: ByteMatrix, offset: int) -> reader.Sink:
+        return reader.Sink(source, rows, offset, self._view.window(source.name), self._view.cut(source))
 
     def _read(
         self,
-        sinks: list[Sink],
+        sinks: list[reader.Sink],
         ids: NDArray[np.int64],
         slots: NDArray[np.int64],
         memory_budget: int,
@@ -298,14 +419,14 @@ class Dataset(Views):
         # Storage options may hold secrets and must not appear here.
         arrays = ", ".join(f"{name}: {info.dtype} {info.shape}" for name, info in self.arrays.items())
         left_out = f", without {', '.join(self.skipped)}" if self.skipped else ""
-        part = "" if self._view.selection is None else f" of {self._view.n_whole}"
+        part = "" if self._view.bits is None else f" of {self._view.n_whole}"
         samples = f"{self.n_samples}{part} samples of {self.row_nbytes} bytes"
         raw = f", not decoded: {', '.join(self.undecoded)}" if self.undecoded else ""
         return f"<Dataset {hide_secrets(self.url)!r}, {samples} ({arrays}){left_out}{raw}>"
 
     def _repr_html_(self) -> str:
         size = human_bytes(self.n_samples * self.row_nbytes)
-        part = "" if self._view.selection is None else f" of {human_count(self._view.n_whole)}"
+        part = "" if self._view.bits is None else f" of {human_count(self._view.n_whole)}"
         facts: dict[str, object] = {
             "samples": human_count(self.n_samples) + part,
             "bytes per sample": self.row_nbytes,
@@ -321,19 +442,21 @@ class Dataset(Views):
         # The store does not record which arrays were left out when it was written. How arrays are decoded may depend on
         # the packages of the process that opens it first.
         encodings = {name: source.encoding for name, source in self._sources.items()}
-        decoding = Decoding(encodings, dict(self.undecoded))
-        return _opened, (self._open, self._opening, self._view, dict(self.skipped), decoding)
+        return open_stored, (self._opening, self._view, (encodings, dict(self.undecoded), dict(self.skipped)))
 
 
-def _opened(
-    open_again: Callable[[Opening, Decoding], Dataset],
-    opening: Opening,
-    view: View,
-    skipped: dict[str, str],
-    decoding: Decoding,
-) -> Dataset:
-    dataset = dataclasses.replace(open_again(opening, decoding), skipped=MappingProxyType(skipped))
-    return dataset if view.is_whole else dataset._seen_as(view)
+def _say_what_is_held_out(name: str, values: NDArray[Any], second: NDArray[np.int64]) -> None:
+    """Say which values the first part lacks, if they are so few that they may be classes."""
+    total, held_out = len(np.unique(values)), len(np.unique(values[second]))
+    if total <= LIKE_CLASSES:
+        logger.warning(
+            "dshuffle: %d of %d values of %s are in the second part alone, so nothing is learned of them from the "
+            "first. If they are classes, split with stratify=%r",
+            held_out,
+            total,
+            name,
+            name,
+        )
 
 
 def _checked_slots(rows: ByteMatrix, slots: ArrayLike, n_samples: int, row_nbytes: int) -> NDArray[np.int64]:
@@ -358,3 +481,269 @@ def _checked_slots(rows: ByteMatrix, slots: ArrayLike, n_samples: int, row_nbyte
     if np.bincount(places).max(initial=0) > 1:
         raise InvalidParameter.because("slots", "some slots are repeated", "Give distinct slots.")
     return places
+
+
+def open_dataset(
+    url: Place,
+    *,
+    arrays: Sequence[str] | None = None,
+    sample_dim: str | int | None = None,
+    decode: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    absent_chunks: str | None = None,
+) -> Dataset:
+    """Open a dataset: any Zarr group (v2 or v3) with arrays that share a dimension of samples.
+
+    The group does not have to come from dshuffle. Its arrays may be chunked in any way, sharded or compressed.
+
+    Parameters
+    ----------
+    url
+        A local path (including mounted file systems) or a URL: ``file://``, ``s3://bucket/prefix``, ``memory://name``
+        (this process only), or any scheme that fsspec knows. Or a Zarr store object (of zarr, obstore, icechunk, ...),
+        a ``zarr.storage.StorePath`` for a group in it, or a ``zarr.Group``. Workers open a store object from its
+        pickle, so it must have one.
+    arrays
+        Names of arrays, or their paths below the group, such as ``"obsm/X_pca"``. By default all arrays directly below
+        the group that have the sample dimension. Others (coordinates of other dimensions, scalars, strings) are left
+        out; :attr:`Dataset.skipped` says why. From an AnnData store, the arrays in ``obs``, ``obsm`` and ``layers`` are
+        taken as well.
+    sample_dim
+        Name of the sample dimension (``dimension_names``, or ``_ARRAY_DIMENSIONS`` as xarray writes it), or its number.
+        By default the first dimension of the largest array. It may be any axis of an array.
+    decode
+        Whether values are decoded by the CF conventions, as xarray does: ``scale_factor``, ``add_offset``,
+        ``_FillValue``, ``missing_value`` and times. Workers cache and exchange the stored numbers. Times that cannot be
+        decoded stay numbers; a warning in the log and :attr:`Dataset.undecoded` say why.
+    storage_options
+        Options of the store. For S3: ``access_key_id``, ``secret_access_key``, ``session_token``, ``region``,
+        ``endpoint``, ``skip_signature`` and obstore's other options, or s3fs's names for them (``key``, ``secret``,
+        ``endpoint_url``, ``client_kwargs``, ...). Missing options come from ``AWS_ACCESS_KEY_ID``,
+        ``AWS_ENDPOINT_URL``, .... The URL of an endpoint without TLS must begin with ``http://``. For other schemes:
+        the options of fsspec. For all stores: ``max_retries`` (7), ``timeout`` (60 s), and ``connections``, the largest
+        number of requests of a process at one server at a time (16 for HTTP, otherwise 64).
+    absent_chunks
+        What a chunk is that the store does not have: ``"fill"`` for the fill value, ``"error"`` for a
+        :class:`CorruptChunk`. By default an error in a dataset from :func:`create_dataset`, and the fill value in any
+        other group, as the Zarr specification says. Some stores do not say whether a chunk exists, and refuse access to
+        it (403). Such a chunk is absent if you set this option. By default it is a :class:`DatasetError`.
+
+    Raises
+    ------
+    InvalidParameter
+        If an option is unknown, or no array has a name or a dimension that is asked for.
+    DatasetNotFound
+        If nothing exists at the URL, or something other than a Zarr group.
+    DatasetError
+        If the store cannot be reached or refuses access, the group has no arrays of samples, or those that are asked
+        for cannot be opened together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dshuffle.store import create_dataset
+    >>> arrays = {"x": np.ones((10, 3), "f4"), "y": np.arange(10)}
+    >>> _ = create_dataset("memory://doc-open", arrays, overwrite=True)
+    >>> dataset = open_dataset("memory://doc-open")
+    >>> dataset
+    <Dataset 'memory://doc-open', 10 samples of 20 bytes (x: float32 (3,), y: int64 ())>
+    >>> dataset.arrays["x"]
+    ArrayInfo(dtype=dtype('<f4'), shape=(3,), chunk_rows=10, shard_rows=None)
+    """
+    return open_stored(Opening.of(Location.of(url, storage_options), arrays, sample_dim, decode, absent_chunks))
+
+
+def as_dataset(dataset: Dataset | Place) -> Dataset:
+    """Open a dataset, unless it is open."""
+    if isinstance(dataset, Dataset):
+        return dataset
+    if not isinstance(dataset, str | os.PathLike | Store | StorePath | zarr.Group):
+        raise InvalidParameter.of("dataset", dataset, "a Dataset, or the path, URL or Zarr store of one")
+    return open_dataset(dataset)
+
+
+def blank_dataset(n_samples: int, row_nbytes: int = 1, chunk_rows: int | None = None) -> Dataset:
+    """Make a dataset of zeros. It has metadata only: chunks that are not stored are zeros."""
+    store = MemoryStore()
+    shape, chunks = (n_samples, row_nbytes), (chunk_rows or n_samples, row_nbytes)
+    zarr.create_group(store=store).create_array("x", shape=shape, chunks=chunks, dtype="u1", fill_value=0)
+    return open_dataset(store)
+
+
+Decided = tuple[dict[str, Encoding | None], dict[str, str], dict[str, str]]
+"""How arrays are decoded, why others are not, and why others are left out: each by name."""
+
+
+def open_stored(opening: Opening, view: View | None = None, decided: Decided | None = None) -> Dataset:
+    """Open a dataset as :func:`open_dataset` does, or again as another process has decided."""
+    location, url, meter = opening.location, opening.location.url, Meter()
+    store, standing = location.open_to_read(opening.absent_chunks, meter)
+    if standing.kind != GROUP:
+        raise _not_found(location, standing.kind)
+    try:
+        group = opening.group(store, standing.zarr_format)
+        mark = Mark.of(group.attrs)
+        if mark is not None and not mark.complete:
+            raise DatasetError(
+                f"the dataset at {url} was never finished, or is still being written; if nothing writes it, create "
+                "it again with overwrite=True"
+            )
+        chosen = find_arrays(group, opening)
+        identity = identity_of(store.bare, group, chosen, opening)
+    except (DatasetError, InvalidParameter):
+        raise
+    except Exception as exc:
+        raise DatasetError(f"cannot open the Zarr group at {url}: {type(exc).__name__}: {exc}") from exc
+    store.absent_is_error = (opening.absent_chunks or ("fill" if mark is None else "error")) == "error"
+    n_samples = next(chosen.arrays[name].shape[axis] for name, axis in chosen.axes.items())
+    if n_samples == 0:
+        raise DatasetError(f"the dataset at {url} has no samples")
+    encodings, undecoded, skipped = _decided(chosen, opening) if decided is None else decided
+    sources = {
+        name: StoredArray.of(url, name, array, axis=chosen.axes[name], encoding=encodings[name])
+        for name, array in chosen.arrays.items()
+        if name in encodings
+    }
+    items = {name: (source.dtype, source.info.shape) for name, source in sources.items()}
+    encoded = {name: source.encoding for name, source in sources.items() if source.encoding is not None}
+    dataset = Dataset(
+        url=url,
+        n_samples=n_samples,
+        arrays=MappingProxyType({name: source.info for name, source in sources.items()}),
+        skipped=MappingProxyType(skipped),
+        undecoded=MappingProxyType(undecoded),
+        layout=RowLayout.of(items, encoded),
+        _stored_identity=identity,
+        _store=store,
+        _sources=sources,
+        _meter=meter,
+        _opening=opening,
+        _view=View(n_samples),
+    )
+    return dataset if view is None or view.is_whole else dataset._seen_as(view)
+
+
+def _not_found(location: Location, kind: str) -> DatasetNotFound:
+    """The error for a place where something else exists, or nothing."""
+    url, hint = location.url, ""
+    if not kind and location.store is not None:
+        return DatasetNotFound(f"no Zarr group exists at {url}")
+    if not kind:
+        if is_memory(url):
+            hint = " (memory:// URLs exist only in the process that created them)"
+        return DatasetNotFound(
+            f"no dataset exists at {url}{hint}; create one with create_dataset (dshuffle dataset create)"
+        )
+    if kind == ARRAY:
+        hint = ". If a group contains it, open that, with arrays=[...] for this array alone"
+    elif kind == "a file" and url.endswith(".zip"):
+        hint = f". Open a ZIP file with open_dataset(zarr.storage.ZipStore({url!r}))"
+    return DatasetNotFound(f"{url} is {kind}, but a dataset is a Zarr group of arrays{hint}")
+
+
+def _decided(chosen: SampleArrays, opening: Opening) -> Decided:
+    """How the numbers of each array become values, and why arrays are left out."""
+    encodings: dict[str, Encoding | None] = {}
+    undecoded: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    if not opening.decode:
+        return dict.fromkeys(chosen.arrays), {}, chosen.skipped
+    for name, attributes in attributes_of(chosen.arrays).items():
+        try:
+            encodings[name], reason = encoding_of(chosen.arrays[name], attributes)
+        except DatasetError as error:
+            if opening.arrays is not None or len(chosen.arrays) == 1:
+                raise
+            refused[name] = str(error)
+            continue
+        if reason:
+            undecoded[name] = reason
+    if not encodings:
+        raise DatasetError(f"no array can be decoded: {'; '.join(refused.values())}")
+    for reason in dict.fromkeys(undecoded.values()):
+        names = ", ".join(repr(name) for name, its in undecoded.items() if its == reason)
+        logger.warning("Array %s of %s is not decoded: %s", names, hide_secrets(opening.location.url), reason)
+    return encodings, undecoded, chosen.skipped | refused
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """Result of :func:`verify_dataset`.
+
+    Parameters
+    ----------
+    n_chunks
+        Number of chunks read, over all arrays.
+    bytes
+        Decoded bytes of the valid chunks.
+    bad
+        One message for each chunk that is missing, truncated or corrupted.
+    """
+
+    n_chunks: int
+    bytes: int
+    bad: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every chunk could be read."""
+        return not self.bad
+
+
+def verify_dataset(
+    dataset: Dataset | Place,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    memory_budget: int = reader.MEMORY_BUDGET,
+) -> VerifyReport:
+    """Read every chunk and report those that cannot be decoded.
+
+    A flipped bit is found only if the chunks carry a checksum, as those of :func:`create_dataset` do, or if the
+    compressor detects it.
+
+    Parameters
+    ----------
+    dataset
+        Dataset to verify, or its URL or another place that :func:`open_dataset` opens.
+    progress
+        Called as ``progress(chunks done, total chunks)`` after each chunk, from another thread.
+    memory_budget
+        Bytes of chunks in flight at a time.
+
+    Raises
+    ------
+    DatasetError
+        If the store cannot be reached. This does not mean that chunks are corrupted.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dshuffle.store import create_dataset
+    >>> dataset = create_dataset("memory://doc-verify", {"x": np.arange(10)}, chunk_rows=4, overwrite=True)
+    >>> verify_dataset(dataset)
+    VerifyReport(n_chunks=3, bytes=80, bad=())
+    """
+    sources = as_dataset(dataset)._sources.values()
+    total = sum(math.prod(source.chunk_grid) for source in sources)
+    sizes: list[int] = []
+    bad: list[tuple[str, tuple[int, ...], str]] = []
+
+    async def check(source: StoredArray, index: tuple[int, ...]) -> None:
+        try:
+            box = tuple(slice(i * chunk, (i + 1) * chunk) for i, chunk in zip(index, source.array.chunks, strict=True))
+            sizes.append((await source.read_box(box)).nbytes)
+        except CorruptChunk as exc:
+            bad.append((source.name, index, str(exc)))
+        if progress is not None:
+            progress(len(sizes) + len(bad), total)
+
+    def job(source: StoredArray, index: tuple[int, ...]) -> Callable[[], Awaitable[None]]:
+        return lambda: check(source, index)
+
+    def jobs() -> Iterator[reader.Job]:
+        for source in sources:
+            for index in itertools.product(*map(range, source.chunk_grid)):
+                yield reader.cost(source.chunk_nbytes), job(source, index)
+
+    sync(reader.run_bounded(jobs(), memory_budget))
+    return VerifyReport(n_chunks=total, bytes=sum(sizes), bad=tuple(message for _, _, message in sorted(bad)))

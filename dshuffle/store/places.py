@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import zarr
 from zarr.abc.store import Store
@@ -208,26 +208,12 @@ def _open_fsspec(url: str, scheme: str, options: dict[str, Any], *, read_only: b
         ) from exc
 
 
-GROUP = "a Zarr group"
-"""Kind of a Zarr group."""
-
-ARRAY = "a Zarr array"
-"""Kind of a Zarr array."""
+GROUP, ARRAY = "a Zarr group", "a Zarr array"
+"""Kinds of what exists at a place."""
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What exists at a location.
-
-    Parameters
-    ----------
-    kind
-        :data:`GROUP`, :data:`ARRAY`, another short phrase, or ``""`` for nothing.
-    document
-        Key of its metadata document in the store, if it has one.
-    zarr_format
-        Format of the group or array.
-    """
+class Standing(NamedTuple):
+    """What exists at a place: its kind (``""`` for nothing), the key of its metadata document, and its format."""
 
     kind: str
     document: str = ""
@@ -240,18 +226,16 @@ def standing_at(url: str, storage_options: Mapping[str, Any] | None) -> str:
 
 
 def standing_in(store: Store, url: str, path: str) -> Standing:
-    """Find out what exists at a path of an open store, whose URL or name is in errors."""
-    local = os.path.isabs(url)
-    if local and not os.path.isdir(url):
+    """Find out what exists at a path of an open store, whose URL or name is in errors. Empty folders do not count."""
+    if os.path.isabs(url) and not os.path.isdir(url):
         return Standing("a file" if os.path.exists(url) else "")
     try:
-        standing = sync(_node_in(store, path))
+        return sync(_node_in(store, path))
     except DatasetError:
         raise
     except Exception as exc:
         # Report any error of the file system to the user (no permission, no network, no such bucket).
         raise DatasetError(f"cannot access {url}: {type(exc).__name__}: {exc}") from exc
-    return Standing("an empty folder") if local and not standing.kind else standing
 
 
 async def _node_in(store: Store, path: str) -> Standing:

@@ -3,13 +3,17 @@
 All I/O runs on zarr's own event loop, whichever thread calls. A separate loop for each call is not faster: 1,250 and
 1,300 MB/s for 4 MiB chunks on a local disk, and 470 MB/s for both with 256 KiB. In addition, fsspec's network file
 systems are bound to the loop of their first use.
+
+A few rows are copied by NumPy, so that whoever looks at a dataset, or opens a session with it, does not load numba.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,10 +22,11 @@ from numpy.typing import NDArray
 from zarr.core.sync import sync
 
 from dshuffle.errors import DatasetError
-from dshuffle.store.patient_store import PatientStore
-from dshuffle.store.scatter import Sink, load_numba, scatter_columns
+from dshuffle.kernels import kernel, worth_a_kernel
+from dshuffle.rows import ByteMatrix
+from dshuffle.store.patient_store import unpacked
 from dshuffle.store.stored_array import StoredArray
-from dshuffle.store.view import Box, box_items
+from dshuffle.store.view import Box, Cut
 
 #: Default number of bytes in flight at a time.
 MEMORY_BUDGET = 64 << 20
@@ -31,21 +36,68 @@ MEMORY_BUDGET = 64 << 20
 _SPAN_NBYTES = 4 << 20
 # Largest number of concurrent reads, however small they are.
 _MAX_IN_FLIGHT = 64
-# Below this size, unpacking on zarr's loop takes less time than handing it to a thread.
-_THREAD_NBYTES = 128 << 10
 # Small local files are read together in one thread up to this size.
 _FILES_NBYTES = 1 << 20
 
-# Arrays with shorter rows are read together, if they can: those of a table may have hundreds.
-_NARROW_NBYTES = 64
+# Arrays with shorter rows are read together, if they can: those of a table may have hundreds. So many of their rows are
+# copied at a time, because narrow rows of several arrays share cache lines of the target.
+_NARROW_NBYTES, _ROWS_AT_A_TIME = 64, 4096
 
+Indices = NDArray[np.int64]
 Job = tuple[int, Callable[[], Awaitable[None]]]
 
 
+@dataclass(frozen=True)
+class Sink:
+    """Target of one array's rows in one call: the bytes from ``offset`` in the rows of a contiguous byte matrix.
+
+    A row of the matrix gets the items at the distances ``window`` from a sample, one after the other. Items are stored
+    rows, or patches of them.
+    """
+
+    source: StoredArray
+    matrix: ByteMatrix
+    offset: int
+    window: tuple[int, ...]
+    cut: Cut
+
+    @property
+    def band_items(self) -> int:
+        """Number of items in a band."""
+        return self.source.info.chunk_rows * self.cut.n_patches
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the array may be read together with others: a column of a table."""
+        is_plain = self.source.decoders is not None and not self.source.info.shard_rows
+        return is_plain and self.window == (0,) and self.cut.n_patches == 1 and self.source.row_nbytes < _NARROW_NBYTES
+
+    @functools.cached_property
+    def runs(self) -> tuple[Indices, Indices, int]:
+        """Where the bytes of items are in a stored row."""
+        return self.cut.runs(self.source.dtype.itemsize)
+
+    def places(self, ids: Indices, slots: Indices) -> tuple[Indices, Indices]:
+        """Items in ascending order, and the byte of the matrix at which each begins; ``ids`` are ascending."""
+        places = slots * self.matrix.shape[1]
+        if self.window == (0,):
+            return ids, places
+        item_nbytes = self.source.dtype.itemsize * self.cut.n_items
+        ids = (ids[:, None] + np.array(self.window) * self.cut.n_patches).reshape(-1)
+        places = (places[:, None] + np.arange(len(self.window)) * item_nbytes).reshape(-1)
+        order = np.argsort(ids)
+        return ids[order], places[order]
+
+    def fill(self, block: NDArray[np.uint8], items: Indices, places: Indices, box: Box | None = None) -> None:
+        """Copy items, counted from the first one, out of a block of rows, or of a box of these rows."""
+        runs = self.runs if box is None else self.cut.runs(self.source.dtype.itemsize, box)
+        scatter(block, items, self.matrix.reshape(-1)[self.offset :], places, *runs)
+
+
 def read_rows(
-    sinks: Iterable[Sink],
-    ids: NDArray[np.int64],
-    slots: NDArray[np.int64],
+    sinks: list[Sink],
+    ids: Indices,
+    slots: Indices,
     *,
     memory_budget: int,
     stop: Callable[[], bool] | None = None,
@@ -54,8 +106,8 @@ def read_rows(
     order = np.argsort(ids)
     ids, slots = ids[order], slots[order]
     span_nbytes = min(_SPAN_NBYTES, memory_budget // 8)
-    sinks = list(sinks)
-    load_numba(ids.size * sum(sink.source.row_nbytes for sink in sinks))
+    if worth_a_kernel(ids.size * sum(sink.source.row_nbytes for sink in sinks)):  # the parts may be too small for it
+        _ = scatter_kernel.dispatcher
 
     def jobs() -> Iterator[Job]:
         for group in _groups(sinks, span_nbytes):
@@ -113,153 +165,125 @@ async def run_bounded(jobs: Iterable[Job], budget: int) -> None:
         raise errors[0]
 
 
-def _jobs(group: list[Sink], ids: NDArray[np.int64], slots: NDArray[np.int64], span_nbytes: int) -> Iterator[Job]:
-    sink = group[0]
-    source, band_items = sink.source, sink.band_items
-    if source.row_nbytes == 0 or ids.size == 0:
-        return
-    ids, places = sink.places(ids, slots) if len(group) == 1 else (ids, slots * sink.matrix.shape[1])
-    shard_bands = (source.info.shard_rows or 0) // source.info.chunk_rows
-    if source.decoders is None:
-        max_bands = max(1, span_nbytes // source.band_nbytes)
-        for start, stop, first, last in spans(ids, band_items, max_bands, shard_bands):
-            items, starts = ids[first:last], places[first:last]
-            if sink.cut is None:
-                nbytes = (stop - start) // band_items * source.band_nbytes
-                yield cost(nbytes), partial(_read_span, sink, start, stop, items, starts)
-                continue
-            for box, which in sink.cut.boxes(items):
-                nbytes = (stop - start) // sink.n_patches * source.dtype.itemsize * box_items(box)
-                yield cost(nbytes), partial(_read_span, sink, start, stop, items[which], starts[which], box)
-        return
-    nbytes = sum(sink.source.band_nbytes for sink in group)
-    if not shard_bands:
-        span_nbytes = min(_FILES_NBYTES, span_nbytes) if _local_store(source) else 0
-    for _, _, first, last in spans(ids, band_items, max(1, span_nbytes // nbytes), shard_bands, gaps=True):
-        bands = ids[first:last] // band_items
-        chunks = bands[np.diff(bands, prepend=-1) != 0].tolist()
-        yield cost(len(chunks) * nbytes), partial(_read_chunks, group, chunks, ids[first:last], places[first:last])
-
-
-def _local_store(source: StoredArray) -> PatientStore | None:
-    """The store of an array, if it has files whose threads need no event loop."""
-    store = source.array.store
-    return store if isinstance(store, PatientStore) and store.root else None
-
-
 def _groups(sinks: Iterable[Sink], span_nbytes: int) -> Iterator[list[Sink]]:
-    """Group narrow arrays with the same chunks and the same matrix, such as the columns of a table."""
+    """Group narrow arrays with the same chunks, such as the columns of a table."""
     groups: dict[tuple[int, int], list[Sink]] = {}
-    nbytes: dict[tuple[int, int], int] = {}
     for sink in sinks:
-        source = sink.source
-        together = source.decoders is not None and not source.info.shard_rows
-        if not (together and sink.cut is None and sink.window == (0,) and 0 < source.row_nbytes < _NARROW_NBYTES):
+        if not sink.is_narrow:
             yield [sink]
             continue
-        key = id(sink.matrix), source.info.chunk_rows
-        groups.setdefault(key, []).append(sink)
-        nbytes[key] = nbytes.get(key, 0) + source.band_nbytes
-        if nbytes[key] >= span_nbytes:
-            del nbytes[key]
+        key = sink.matrix.shape[1], sink.source.info.chunk_rows
+        group = groups.setdefault(key, [])
+        group.append(sink)
+        if len(group) * sink.source.band_nbytes >= span_nbytes:
             yield groups.pop(key)
     yield from groups.values()
 
 
-def spans(
-    ids: NDArray[np.int64], band_items: int, max_bands: int, shard_bands: int = 0, *, gaps: bool = False
-) -> list[tuple[int, int, int, int]]:
-    """Group sorted ids into spans that are read in one call; with ``shard_bands`` a span stays within one shard.
-
-    With ``gaps``, bands without ids may lie within a span, and do not count.
-    """
-    bands = ids // band_items
-    firsts = np.flatnonzero(np.diff(bands, prepend=-1))
-    bands = bands[firsts]
-    at = np.arange(bands.size)
-    gap = np.diff(bands, prepend=-2) != 1 if not gaps else at == 0
-    if shard_bands:
-        gap |= np.diff(bands // shard_bands, prepend=-1) != 0
-    since_gap = at - np.maximum.accumulate(np.where(gap, at, 0))
-    begins = np.flatnonzero(since_gap % max_bands == 0)
-    ends = np.append(begins[1:], bands.size)
-    return list(
-        zip(
-            (bands[begins] * band_items).tolist(),
-            ((bands[ends - 1] + 1) * band_items).tolist(),
-            firsts[begins].tolist(),
-            np.append(firsts, ids.size)[ends].tolist(),
-            strict=True,
-        )
-    )
-
-
-async def _read_span(
-    sink: Sink,
-    start: int,
-    stop: int,
-    ids: NDArray[np.int64],
-    places: NDArray[np.int64],
-    box: Box | None = None,
-) -> None:
-    block = await sink.source.read_rows(start // sink.n_patches, stop // sink.n_patches, box or ())
-    await _unpacked(ids.size * sink.item_nbytes, partial(sink.fill, block, ids, start, places, box))
-
-
-async def _unpacked(nbytes: int, unpack: Callable[[], None]) -> None:
-    if nbytes < _THREAD_NBYTES:
-        unpack()
-    else:
-        await asyncio.to_thread(unpack)
-
-
-async def _read_chunks(group: list[Sink], chunks: list[int], ids: NDArray[np.int64], places: NDArray[np.int64]) -> None:
-    unpack, source = partial(_unpack, group, chunks, ids, places), group[0].source
-    pieces = [(sink.source, chunk) for chunk in chunks for sink in group]
-    if source.info.shard_rows:
-        contents = await source.fetch(chunks)
-    elif (store := _local_store(source)) is not None:
-        await store.read_files([each.key(chunk) for each, chunk in pieces], unpack)
+def _jobs(group: list[Sink], ids: Indices, slots: Indices, span_nbytes: int) -> Iterator[Job]:
+    sink, source, band_items = group[0], group[0].source, group[0].band_items
+    if source.row_nbytes == 0 or ids.size == 0:
         return
+    ids, places = sink.places(ids, slots)
+    shard_bands = (source.info.shard_rows or 0) // source.info.chunk_rows
+    nbytes = sum(each.source.band_nbytes for each in group)
+    is_own = source.decoders is not None
+    if is_own and not shard_bands:
+        span_nbytes = min(_FILES_NBYTES, span_nbytes) if source.store.root else 0
+    for first, last in spans(ids // band_items, max(1, span_nbytes // nbytes), shard_bands, gaps=is_own):
+        items, starts = ids[first:last], places[first:last]
+        if is_own:
+            chunks = np.unique(items // band_items).tolist()
+            yield cost(len(chunks) * nbytes), partial(_read_chunks, group, chunks, items, starts)
+            continue
+        begin, end = (int(item) // band_items * source.info.chunk_rows for item in (items[0], items[-1] + band_items))
+        for box, which in sink.cut.boxes(items):
+            size = (end - begin) * source.dtype.itemsize * math.prod(side.stop - side.start for side in box)
+            yield cost(size), partial(_read_box, sink, begin, end, items[which], starts[which], box)
+
+
+def spans(bands: Indices, max_bands: int, shard_bands: int = 0, *, gaps: bool = False) -> list[tuple[int, int]]:
+    """Group samples with these ascending bands into spans that are read in one call: first and last, exclusive.
+
+    With ``shard_bands`` a span stays within one shard. With ``gaps``, bands without samples may lie within a span, and
+    do not count.
+    """
+    firsts = np.flatnonzero(np.diff(bands, prepend=-1))
+    distinct = bands[firsts]
+    at = np.arange(distinct.size)
+    gap = np.diff(distinct, prepend=-2) != 1 if not gaps else at == 0
+    if shard_bands:
+        gap |= np.diff(distinct // shard_bands, prepend=-1) != 0
+    since_gap = at - np.maximum.accumulate(np.where(gap, at, 0))
+    begins = firsts[since_gap % max_bands == 0].tolist()
+    return list(zip(begins, [*begins[1:], bands.size], strict=True))
+
+
+async def _read_box(sink: Sink, begin: int, end: int, ids: Indices, places: Indices, box: Box) -> None:
+    """Read a box of rows with zarr, and copy items out of it."""
+    block = await sink.source.read_rows(begin, end, box)
+    nbytes = ids.size * sink.cut.n_items * sink.source.dtype.itemsize
+    await unpacked(nbytes, partial(sink.fill, block, ids - begin * sink.cut.n_patches, places, box))
+
+
+async def _read_chunks(group: list[Sink], chunks: list[int], ids: Indices, places: Indices) -> None:
+    """Read chunks of all arrays of a group, and copy rows out of them."""
+    use, source = partial(_unpack, group, chunks, ids, places), group[0].source
+    if source.info.shard_rows:
+        await source.read_shard(chunks, use)
     else:
-        contents = [answer for [answer] in await asyncio.gather(*(each.fetch([chunk]) for each, chunk in pieces))]
-    await _unpacked(len(chunks) * sum(sink.source.band_nbytes for sink in group), partial(unpack, contents))
+        await source.store.read([(sink.source.key(chunk), None) for chunk in chunks for sink in group], use)
 
 
-def _unpack(
-    group: list[Sink],
-    chunks: list[int],
-    ids: NDArray[np.int64],
-    places: NDArray[np.int64],
-    contents: list[Any],
-) -> None:
+def _unpack(group: list[Sink], chunks: list[int], ids: Indices, places: Indices, contents: list[Any]) -> None:
     """Copy rows out of the stored bytes of chunks: those of all arrays of a group for each chunk."""
     band_items, remaining = group[0].band_items, iter(contents)
     bounds = np.searchsorted(ids, np.array([*chunks, chunks[-1] + 1]) * band_items).tolist()
     for chunk, begin, end in zip(chunks, bounds[:-1], bounds[1:], strict=True):
         blocks = [sink.source.decode(chunk, next(remaining)) for sink in group]
-        if len(group) == 1:
-            group[0].fill(blocks[0], ids[begin:end], chunk * band_items, places[begin:end])
-        else:
-            _scatter(group, blocks, ids[begin:end], chunk * band_items, places[begin:end])
+        step = end - begin if len(group) == 1 else _ROWS_AT_A_TIME
+        for first in range(begin, end, step):
+            part = slice(first, min(first + step, end))
+            items = ids[part] - chunk * band_items
+            for sink, block in zip(group, blocks, strict=True):
+                sink.fill(block, items, places[part])
 
 
-def _scatter(
-    sinks: list[Sink], blocks: list[NDArray[np.uint8]], ids: NDArray[np.int64], start: int, places: NDArray[np.int64]
+def scatter(
+    block: NDArray[np.uint8],
+    items: Indices,
+    target: NDArray[np.uint8],
+    places: Indices,
+    begins: Indices,
+    offsets: Indices,
+    nbytes: int,
 ) -> None:
-    """Copy the rows of several arrays that get side by side."""
-    widths = np.array([block.shape[1] for block in blocks])
-    offsets = np.array([sink.offset for sink in sinks])
-    ends = np.cumsum([block.size for block in blocks])
-    # The kernel copies words of up to 8 bytes, of which everything is a multiple.
-    word = math.gcd(8, sinks[0].matrix.shape[1], *widths.tolist(), *offsets.tolist())
-    scatter_columns(
-        np.concatenate(blocks, axis=None).view(f"u{word}"),
-        (ends - [block.size for block in blocks]) // word,
-        widths // word,
-        offsets // word,
-        ids,
-        start,
-        sinks[0].matrix.reshape(-1).view(f"u{word}"),
-        places // word,
-    )
+    """Copy items of the rows of a block to ``target``, from the bytes ``places`` on.
+
+    Every row of the block has ``begins.size`` items: each begins there, and has ``nbytes`` at each of the offsets.
+    """
+    if worth_a_kernel(items.size * offsets.size * nbytes):
+        scatter_kernel(block, items, target, places, begins, offsets, nbytes)
+        return
+    row, patch = np.divmod(items, begins.size)
+    each = (offsets[:, None] + np.arange(nbytes)).reshape(-1)
+    target[places[:, None] + np.arange(each.size)] = block[row[:, None], begins[patch][:, None] + each]
+
+
+@kernel(
+    "(u1[:,::1], i8[::1], u1[::1], i8[::1], i8[::1], i8[::1], i8)",
+    "(Array(u1, 2, 'C', True), i8[::1], u1[::1], i8[::1], i8[::1], i8[::1], i8)",
+)
+def scatter_kernel(block, items, target, places, begins, offsets, nbytes):  # type: ignore[no-untyped-def]
+    """The same for many rows."""
+    # Fancy indexing would first copy the selected rows, and cannot write to a range of bytes of packed rows. The two
+    # slices matter: without them the inner loop is not vectorised and is five times slower.
+    n_patches = begins.size
+    for i in range(items.size):
+        source, begin, place = block[items[i] // n_patches], begins[items[i] % n_patches], places[i]
+        for offset in offsets:
+            run = source[begin + offset : begin + offset + nbytes]
+            row = target[place : place + nbytes]
+            for b in range(nbytes):
+                row[b] = run[b]
+            place += nbytes

@@ -7,7 +7,6 @@ here, or the patches that they are divided into: a sample that is a window consi
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,8 +15,7 @@ from numpy.typing import NDArray
 
 from dshuffle.rows import ByteMatrix, Checksums, checksum_rows, gather_rows
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.scatter import scatter_rows
-from dshuffle.store.stored_array import StoredArray
+from dshuffle.store.reader import scatter
 from dshuffle.store.view import View
 
 LARGEST_BLOCK, SMALLEST_BLOCK = 8 << 20, 256 << 10
@@ -47,15 +45,6 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Column:
-    """Where an array is in a row of its group, and in a row of the dataset, of which it may be several parts."""
-
-    begin: int
-    nbytes: int
-    target: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """Arrays that are read together.
 
@@ -70,7 +59,7 @@ class Group:
     window
         Distances of the rows of a sample from its anchor.
     columns
-        Where each array is.
+        Where each array begins in a row of ``rows``, its bytes there, and where it begins in a row of the dataset.
     is_single
         Whether a chunk has a single row.
     """
@@ -81,7 +70,7 @@ class Group:
     first: int
     n_blocks: int
     window: tuple[int, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[tuple[int, int, int], ...]
     is_single: bool
 
 
@@ -97,14 +86,9 @@ class Request:
 
 
 class RowBlocks:
-    """The blocks of a dataset.
+    """The blocks of a dataset for ``n_readers`` processes that read it together.
 
-    Parameters
-    ----------
-    n_readers
-        Number of processes that read it together.
-    chunk_rows
-        Rows that always go to one process together. If they are whole chunks, they form a block, or several.
+    ``chunk_rows`` rows always go to one process together. If they are whole chunks, they form a block, or several.
     """
 
     def __init__(self, dataset: Dataset, n_readers: int, chunk_rows: int = 1) -> None:
@@ -114,16 +98,14 @@ class RowBlocks:
         target = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, stored // (BLOCKS_PER_READER * n_readers)))
         self.groups: list[Group] = []
         for names, unit in _grouped(dataset):
-            self._add(names, unit, target, chunk_rows)
+            self.groups.append(self._group(names, unit, target, chunk_rows))
         self.n_blocks = sum(group.n_blocks for group in self.groups)
-        self.is_whole = len(self.groups) == 1 and view.windows is None
+        self.is_whole = len(self.groups) == 1 and not view.offsets
         """Whether the rows of blocks are rows of the dataset, with the same checksums."""
 
-    def _add(self, names: list[str], unit: int, target: int, chunk_rows: int) -> None:
-        dataset, view = self.dataset, self._view
-        sources = {name: dataset._sources[name] for name in names}
-        samples = dataclasses.replace(dataset, _sources=sources)
-        rows = samples._seen_as(View(view.n_rows, None, view.patches, None))
+    def _group(self, names: list[str], unit: int, target: int, chunk_rows: int) -> Group:
+        view, samples = self._view, self.dataset._only(names)
+        rows = samples._seen_as(View(view.n_rows, patched=view.patched))
         row_nbytes = max(1, rows.layout.nbytes * view.n_patches)
         if any(info.shard_rows for info in rows.arrays.values()):  # the index of a shard is read with every block
             target = LARGEST_BLOCK
@@ -134,14 +116,19 @@ class RowBlocks:
             while units % pieces:
                 pieces += 1
             step = chunk_rows // pieces
-        inner, outer = rows.layout.dtype.fields, dataset.layout.dtype.fields
+        inner, outer = rows.layout.dtype.fields, self.dataset.layout.dtype.fields
         assert inner is not None
         assert outer is not None
-        columns = tuple(Column(inner[name][1], inner[name][0].itemsize, outer[name][1]) for name in names)
-        n_blocks, first = -(-view.n_rows // step), sum(group.n_blocks for group in self.groups)
-        window, single = view.window(names[0]), all(info.chunk_rows == 1 for info in rows.arrays.values())
-        step *= view.n_patches
-        self.groups.append(Group(rows, samples, step, first, n_blocks, window, columns, single))
+        return Group(
+            rows=rows,
+            samples=samples,
+            step=step * view.n_patches,
+            first=sum(group.n_blocks for group in self.groups),
+            n_blocks=-(-view.n_rows // step),
+            window=view.window(names[0]),
+            columns=tuple((inner[name][1], inner[name][0].itemsize, outer[name][1]) for name in names),
+            is_single=all(info.chunk_rows == 1 for info in rows.arrays.values()),
+        )
 
     def group_of(self, block: int) -> Group:
         """The arrays of a block."""
@@ -166,13 +153,7 @@ class RowBlocks:
         return Block(items, rows, checksum_rows(rows, self._numbers(items)))
 
     def requests(self, samples: Samples, *, alone: bool) -> tuple[list[Request], list[tuple[Group, Samples]]]:
-        """What a process needs for its samples.
-
-        Parameters
-        ----------
-        samples
-            ``(m,)`` samples.
-        """
+        """What a process needs for its ``(m,)`` samples: rows of blocks, and what it reads itself if it is alone."""
         requests: list[Request] = []
         direct: list[tuple[Group, Samples]] = []
         anchors = self._view.items(samples)
@@ -184,14 +165,14 @@ class RowBlocks:
             counts = np.bincount(numbers, minlength=group.n_blocks)
             ends = np.cumsum(counts)
             is_own = np.zeros(group.n_blocks, np.bool_)
-            if alone and self._view.windows is None:
+            if alone and not self._view.offsets:
                 is_own = (counts > 0) & (group.is_single | (counts == self._block_sizes(group)))
             if is_own.any():
                 direct.append((group, order[np.repeat(is_own, counts)]))
             for block in np.flatnonzero((counts > 0) & ~is_own).tolist():
                 which = order[ends[block] - counts[block] : ends[block]]
                 parts = which % len(distances) if len(distances) > 1 else None
-                places = which // len(distances) if len(distances) > 1 else which
+                places = which // len(distances)
                 requests.append(Request(group, group.first + block, places, parts, items[which]))
         return requests, direct
 
@@ -207,61 +188,54 @@ class RowBlocks:
 
     def place(self, request: Request, rows: ByteMatrix, target: ByteMatrix, slots: Samples) -> None:
         """Copy requested rows to their parts of rows of the dataset; ``slots`` are those of ``request.places``."""
-        flat, items = target.reshape(-1), np.arange(len(rows))
-        for column in request.group.columns:
-            places = slots * target.shape[1] + column.target
+        items, none = np.arange(len(rows)), np.zeros(1, np.int64)
+        for begin, nbytes, to in request.group.columns:
+            places = slots * target.shape[1] + to
             if request.parts is not None:
-                places += request.parts * column.nbytes
-            scatter_rows(
-                np.ascontiguousarray(rows[:, column.begin : column.begin + column.nbytes]), items, 0, flat, places
-            )
+                places += request.parts * nbytes
+            scatter(rows, items, target.reshape(-1), places, none + begin, none, nbytes)
 
     def _numbers(self, items: Samples) -> Samples:
         """What checksums depend on beside the bytes: samples, if blocks have whole rows."""
-        ids = self._view._ids
+        ids = self._view.ids
         return np.searchsorted(ids, items) if self.is_whole and ids is not None else items
 
     def _items_in(self, group: Group, block: int) -> Samples:
-        first = (block - group.first) * group.step
-        last = min(first + group.step, self._view.n_items)
-        if self._view._ids is None:
+        first, view = (block - group.first) * group.step, self._view
+        last = min(first + group.step, view.n_items)
+        if view.ids is None:
             return np.arange(first, last)
-        ids, parts = self._view._ids, []
+        parts = []
         for distance in group.window:
-            offset = self._view._before + distance * self._view.n_patches
-            low, high = np.searchsorted(ids, [first - offset, last - offset])
-            parts.append(ids[low:high] + offset)
+            offset = view.before + distance * view.n_patches
+            low, high = np.searchsorted(view.ids, [first - offset, last - offset])
+            parts.append(view.ids[low:high] + offset)
         return np.unique(np.concatenate(parts)) if len(parts) > 1 else parts[0]
 
     def _block_sizes(self, group: Group) -> NDArray[np.int64]:
         """How many samples each block of a group has."""
         bounds = np.minimum(np.arange(group.n_blocks + 1) * group.step, self._view.n_items)
-        ids = self._view._ids
+        ids = self._view.ids
         return np.diff(bounds if ids is None else np.searchsorted(ids, bounds))
 
 
 def _grouped(dataset: Dataset) -> list[tuple[list[str], int]]:
     """Names of arrays whose chunks fit together, and the rows of their smallest blocks."""
     view = dataset._view
-
-    def size(source: StoredArray) -> int:
-        return source.row_nbytes
-
     groups: list[tuple[list[str], int]] = []
     nbytes: list[int] = []
-    sources = sorted(dataset._sources.values(), key=lambda source: (-size(source), source.name))
-    for source in sources:
-        rows = min(source.info.chunk_rows, view.n_rows)
+    for source in sorted(dataset._sources.values(), key=lambda source: (-source.row_nbytes, source.name)):
+        size, rows = source.row_nbytes, min(source.info.chunk_rows, view.n_rows)
         for at, (names, unit) in enumerate(groups):
             fits = unit % rows == 0 or rows % unit == 0
             new_unit = max(unit, rows)
-            grown = new_unit * (nbytes[at] + size(source))
-            small = grown <= LARGEST_BLOCK or (new_unit == unit and 8 * size(source) <= nbytes[at])
+            grown = new_unit * (nbytes[at] + size)
+            small = grown <= LARGEST_BLOCK or (new_unit == unit and 8 * size <= nbytes[at])
             if fits and small and view.window(names[0]) == view.window(source.name):
                 names.append(source.name)
-                groups[at], nbytes[at] = (names, new_unit), nbytes[at] + size(source)
+                groups[at], nbytes[at] = (names, new_unit), nbytes[at] + size
                 break
         else:
             groups.append(([source.name], rows))
-            nbytes.append(size(source))
+            nbytes.append(size)
     return groups

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,8 @@ import zarr
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
-from dshuffle.store.dataset import Dataset
-from dshuffle.store.identity import Mark
-from dshuffle.store.open import as_dataset
+from dshuffle.store.dataset import Dataset, as_dataset
+from dshuffle.store.metadata import Mark
 from dshuffle.store.places import Place
 
 FOLDER = "shards"
@@ -78,18 +78,14 @@ def write_sharding(
         raise InvalidParameter.of("ranks.shape", values.shape, f"({dataset.n_samples},), one rank for each sample")
     if not overwrite and name in stored_shardings(dataset):
         raise DatasetExists(f"sharding {name!r} of {dataset.url} already exists; replace it with overwrite=True")
-    try:
+    with _named(f"cannot write sharding {name!r} of {dataset.url}"):
         location = dataset._opening.location
         group = zarr.open_group(store=location.open(read_only=False), path=location.path, mode="r+")
         shards = group.require_group(FOLDER)
-        group = shards.create_group(name, overwrite=True, attributes=Mark.unfinished().attributes())
+        group = shards.create_group(name, overwrite=True, attributes=Mark(complete=False).attributes())
         for key, array in (("ranks", values), ("broadcast", np.asarray(broadcast, dtype=np.int64))):
             group.create_array(key, data=array, chunks=(max(1, min(len(array), 1 << 20)),))
         group.attrs.update({"about": dict(about or {}), **Mark(complete=True).attributes()})
-    except DatasetError:
-        raise
-    except Exception as exc:
-        raise DatasetError(f"cannot write sharding {name!r} of {dataset.url}: {type(exc).__name__}: {exc}") from exc
 
 
 def stored_shardings(dataset: Dataset | Place) -> tuple[str, ...]:
@@ -97,15 +93,9 @@ def stored_shardings(dataset: Dataset | Place) -> tuple[str, ...]:
     dataset = as_dataset(dataset)
     if dataset.is_view:
         return ()
-    try:
-        shards = _open_group(dataset, FOLDER)
-        return tuple(sorted(name for name, group in shards.groups() if _complete(group)))
-    except FileNotFoundError:
-        return ()
-    except DatasetError:
-        raise
-    except Exception as exc:
-        raise DatasetError(f"cannot list the shardings of {dataset.url}: {type(exc).__name__}: {exc}") from exc
+    with _named(f"cannot list the shardings of {dataset.url}"), contextlib.suppress(FileNotFoundError):
+        return tuple(sorted(name for name, group in _open_group(dataset, FOLDER).groups() if _complete(group)))
+    return ()
 
 
 def read_sharding(dataset: Dataset | Place, name: str) -> NDArray[np.int32]:
@@ -124,21 +114,27 @@ def read_broadcast(dataset: Dataset | Place, name: str) -> NDArray[np.int64]:
     return np.asarray(_read(as_dataset(dataset), name, "broadcast"), dtype=np.int64)
 
 
-def _read(dataset: Dataset, name: str, key: str) -> NDArray[np.generic]:
-    try:
-        group = _open_group(dataset, f"{FOLDER}/{name}")
+def _read(dataset: Dataset, name: str, key: str) -> Any:
+    with _named(f"cannot read sharding {name!r} of {dataset.url}"):
+        try:
+            group: Any = _open_group(dataset, f"{FOLDER}/{name}")
+        except FileNotFoundError:
+            names = ", ".join(stored_shardings(dataset)) or "none"
+            raise DatasetError(f"{dataset.url} has no sharding {name!r}; it has {names}") from None
         if not _complete(group):
             raise DatasetError(f"sharding {name!r} of {dataset.url} was never finished; write it again")
-        array = group[key]
-        assert isinstance(array, zarr.Array)
-        return np.asarray(array[:])
+        return group[key][:]
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Turn errors of zarr and of the store into one that says what cannot be done."""
+    try:
+        yield
     except DatasetError:
         raise
-    except FileNotFoundError:
-        names = ", ".join(stored_shardings(dataset)) or "none"
-        raise DatasetError(f"{dataset.url} has no sharding {name!r}; it has {names}") from None
     except Exception as exc:
-        raise DatasetError(f"cannot read sharding {name!r} of {dataset.url}: {type(exc).__name__}: {exc}") from exc
+        raise DatasetError(f"{what}: {type(exc).__name__}: {exc}") from exc
 
 
 def _open_group(dataset: Dataset, path: str) -> zarr.Group:

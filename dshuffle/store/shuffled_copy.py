@@ -6,12 +6,11 @@ memory. Who goes where is a function (:class:`~dshuffle.planning.randomness.Bije
 kept, unless the order is by classes.
 
 By default the files do not have names, and vanish when their process ends. In a folder of their own they stay, with a
-note of how far the first pass has come. A later process with the same task then continues.
+note of how many slabs have been read. A later process with the same task then continues.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
 import math
@@ -21,7 +20,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, Protocol, TypeVar, cast
+from contextlib import ExitStack, suppress
+from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 from dask.utils import parse_bytes
@@ -31,193 +31,17 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.planning.exchange_epochs import ClassOrder
 from dshuffle.planning.randomness import DRAW_VERSION, Bijection
-from dshuffle.private_files import reserve, unnamed_file
+from dshuffle.private_files import lock_file, replace_file, reserve
 from dshuffle.store.create import create_dataset
-from dshuffle.store.dataset import Dataset
-from dshuffle.store.open import as_dataset
+from dshuffle.store.dataset import Dataset, as_dataset
 from dshuffle.store.places import Place, canonical_url, is_local
 from dshuffle.store.sources import read_array
 from dshuffle.store.sources.source import RowSource, stream
+from dshuffle.store.stored_array import ArrayInfo
 from dshuffle.units import human_bytes
 
 SAVE_EVERY = 15.0
-"""Seconds between notes of how far the first pass has come. Each waits until the disk has the rows."""
-
-
-class SampleType(Protocol):
-    """What the samples of an array are."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Items of a sample."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of a sample."""
-
-
-class ArrayBuckets:
-    """The rows of one array in a file, by bucket.
-
-    Parameters
-    ----------
-    file
-        The file, with room for all rows.
-    bucket_rows, filled
-        Number of rows in a bucket (the last one may have fewer), and ``(buckets,)`` how many each has so far.
-    dtype, shape
-        Items and shape of one sample.
-    """
-
-    def __init__(
-        self,
-        file: BinaryIO,
-        bucket_rows: int,
-        filled: NDArray[np.int64],
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
-    ) -> None:
-        self.file, self.filled = file, filled
-        self._dtype = dtype
-        self._shape = shape
-        self._row_nbytes = dtype.itemsize * math.prod(shape)
-        self._bucket_rows = bucket_rows
-
-    def add(self, values: NDArray[Any], buckets: NDArray[np.int64]) -> None:
-        """Append rows to their buckets, which are ascending. Rows of one bucket stay in their order."""
-        distinct, firsts = np.unique(buckets, return_index=True)
-        values = np.ascontiguousarray(values)
-        for bucket, first, last in zip(distinct.tolist(), firsts, [*firsts[1:], len(buckets)], strict=True):
-            place = bucket * self._bucket_rows + int(self.filled[bucket])
-            self._write(values[first:last], place)
-            self.filled[bucket] += last - first
-
-    def read(self, bucket: int) -> NDArray[Any]:
-        """Read the rows of a bucket, in the order in which they were added."""
-        rows = np.empty((int(self.filled[bucket]), *self._shape), self._dtype)
-        place, target = bucket * self._bucket_rows * self._row_nbytes, _bytes(rows)
-        done = 0
-        while done < len(target):
-            count = os.preadv(self.file.fileno(), [target[done:]], place + done)
-            if not count:
-                raise DatasetError(f"bucket {bucket} of a shuffle is truncated")
-            done += count
-        return rows
-
-    def _write(self, rows: NDArray[Any], place: int) -> None:
-        source, offset, done = _bytes(rows), place * self._row_nbytes, 0
-        while done < len(source):
-            done += os.pwrite(self.file.fileno(), source[done:], offset + done)
-
-
-class Buckets:
-    """The rows of a dataset, by bucket.
-
-    Parameters
-    ----------
-    folder
-        Folder on a local disk.
-    arrays
-        The arrays of the dataset.
-    n_rows, bucket_rows
-        Number of rows in all, and in a bucket.
-    key
-        Name of what is being done, to continue what another process has begun; None to leave nothing behind.
-    """
-
-    def __init__(
-        self, folder: str, arrays: Mapping[str, SampleType], n_rows: int, bucket_rows: int, key: str | None
-    ) -> None:
-        self.n_pieces = 0
-        self._own = None if key is None else os.path.join(folder, f"dshuffle-buckets-{key}")
-        self._lock: BinaryIO | None = None
-        self._saved = time.monotonic()
-        self._arrays: dict[str, ArrayBuckets] = {}
-        n_buckets = -(-n_rows // bucket_rows)
-        try:
-            filled = self._begun(list(arrays), n_buckets)
-            for number, (name, info) in enumerate(arrays.items()):
-                file = self._opened(folder, number, n_rows * info.dtype.itemsize * math.prod(info.shape))
-                self._arrays[name] = ArrayBuckets(file, bucket_rows, filled[number], info.dtype, info.shape)
-        except OSError as error:
-            self.close()
-            raise DatasetError(
-                f"the temporary folder {folder!r} cannot hold the dataset: {error}. Choose another folder "
-                "(temporary=, --temporary)"
-            ) from error
-
-    def __getitem__(self, name: str) -> ArrayBuckets:
-        return self._arrays[name]
-
-    def piece_done(self, *, last: bool = False) -> None:
-        """Count a piece of the dataset whose rows are in their buckets, and note it from time to time."""
-        self.n_pieces += not last
-        if self._own is None or not (last or time.monotonic() - self._saved > SAVE_EVERY):
-            return
-        for array in self._arrays.values():
-            os.fdatasync(array.file.fileno())
-        note = os.path.join(self._own, "note.npy")
-        counts = np.array([array.filled for array in self._arrays.values()])
-        with open(note + ".new", "wb") as file:
-            np.save(file, np.append(counts.ravel(), self.n_pieces))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(note + ".new", note)
-        self._saved = time.monotonic()
-
-    def remove(self) -> None:
-        """Remove the files: all is done."""
-        if self._own is not None:
-            shutil.rmtree(self._own, ignore_errors=True)
-
-    def close(self) -> None:
-        """Close the files. Those with names stay."""
-        for array in self._arrays.values():
-            array.file.close()
-        if self._lock is not None:
-            self._lock.close()
-
-    def _begun(self, names: list[str], n_buckets: int) -> NDArray[np.int64]:
-        """Rows in the buckets of each array so far; sets the number of pieces that are done."""
-        nothing = np.zeros((len(names), n_buckets), np.int64)
-        if self._own is None:
-            return nothing
-        if not os.path.isdir(os.path.dirname(self._own)):
-            raise FileNotFoundError("there is no such folder")
-        os.makedirs(self._own, exist_ok=True)
-        self._lock = open(os.path.join(self._own, "lock"), "wb")  # noqa: SIM115  # held until the end
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BlockingIOError(f"another process uses {self._own!r} for the same shuffle") from error
-        try:
-            note = np.load(os.path.join(self._own, "note.npy"))
-        except (FileNotFoundError, ValueError, EOFError):
-            return nothing
-        if note.shape != (nothing.size + 1,) or note.dtype != np.int64:
-            return nothing
-        self.n_pieces = int(note[-1])
-        return np.ascontiguousarray(note[:-1].reshape(nothing.shape))
-
-    def _opened(self, folder: str, number: int, nbytes: int) -> BinaryIO:
-        if self._own is None:
-            return unnamed_file(folder, nbytes)
-        path = os.path.join(self._own, f"{number}.rows")
-        fresh = not os.path.exists(path)
-        if fresh and self.n_pieces:
-            raise FileNotFoundError(f"{path} is missing; remove {self._own!r} to start again")
-        file = cast(BinaryIO, open(path, "w+b" if fresh else "r+b", buffering=0))  # noqa: SIM115  # closed with the others
-        reserve(file, nbytes, folder)
-        return file
-
-
-def _bytes(rows: NDArray[Any]) -> memoryview:
-    flat: Any = rows.reshape(-1).view(np.uint8)
-    return memoryview(flat)
-
-
-T = TypeVar("T")
-R = TypeVar("R")
+"""Seconds between notes of how many slabs have been read. Each waits until the disk has the rows."""
 
 PARTS = 8
 """Parts of the memory budget: rows that are read, sorted by bucket, ordered and written, with room for copies."""
@@ -226,6 +50,110 @@ MOST_BUCKETS = 1 << 16
 """With more, the rows of a bucket in a slab would be too few to write them quickly."""
 
 Progress = Callable[[int, int, str], None]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Buckets:
+    """The rows of a dataset in files on a local disk, one for each array, by bucket.
+
+    With a ``key``, they have names, so that another process can continue. All buckets have ``bucket_rows``, and the
+    last one may have fewer.
+    """
+
+    def __init__(
+        self, folder: str, arrays: Mapping[str, ArrayInfo], n_rows: int, bucket_rows: int, key: str | None
+    ) -> None:
+        self.n_slabs = 0
+        self._arrays, self._bucket_rows, self._saved = arrays, bucket_rows, time.monotonic()
+        self._filled = np.zeros(-(-n_rows // bucket_rows), np.int64)
+        self._own = None if key is None else os.path.join(folder, f"dshuffle-buckets-{key}")
+        self._files: dict[str, BinaryIO] = {}
+        self._opened = ExitStack()
+        try:
+            if not os.path.isdir(folder):
+                raise FileNotFoundError("there is no such folder")
+            if self._own is not None:
+                self._begin(self._own)
+            for number, (name, info) in enumerate(arrays.items()):
+                file = self._files[name] = self._opened.enter_context(self._file(folder, number))
+                reserve(file, n_rows * _nbytes(info), folder)
+        except OSError as error:
+            self.close()
+            raise DatasetError(
+                f"the temporary folder {folder!r} cannot hold the dataset: {error}. Choose another folder "
+                "(temporary=, --temporary)"
+            ) from error
+
+    def _begin(self, own: str) -> None:
+        os.makedirs(own, exist_ok=True)
+        lock = self._opened.enter_context(open(os.path.join(own, "lock"), "wb"))  # noqa: SIM115
+        try:
+            lock_file(lock.fileno())
+        except BlockingIOError as error:
+            raise BlockingIOError(f"another process uses {own!r} for the same shuffle") from error
+        with suppress(FileNotFoundError, ValueError), open(os.path.join(own, "slabs"), "rb") as note:
+            self.n_slabs = int(note.read())
+
+    def _file(self, folder: str, number: int) -> BinaryIO:
+        if self._own is None:
+            return cast(BinaryIO, tempfile.TemporaryFile(dir=folder))  # closed with the others
+        path = os.path.join(self._own, f"{number}.rows")
+        fresh = not os.path.exists(path)
+        if fresh and self.n_slabs:
+            raise FileNotFoundError(f"{path} is missing; remove {self._own!r} to start again")
+        return open(path, "w+b" if fresh else "r+b")
+
+    def skip(self, buckets: NDArray[np.int64]) -> None:
+        """Count the rows of a slab that another process has read, which are in these buckets."""
+        self._filled += np.bincount(buckets, minlength=len(self._filled))
+
+    def add(self, buckets: NDArray[np.int64], rows: Mapping[str, NDArray[Any]]) -> None:
+        """Append the rows of a slab to their buckets, which are ascending. Rows of one bucket stay in their order."""
+        distinct, firsts = np.unique(buckets, return_index=True)
+        places = distinct * self._bucket_rows + self._filled[distinct]
+        for name, values in rows.items():
+            file, nbytes, flat = self._files[name], _nbytes(self._arrays[name]), _bytes(values)
+            for place, first, last in zip(places.tolist(), firsts, [*firsts[1:], len(buckets)], strict=True):
+                file.seek(place * nbytes)
+                file.write(flat[first * nbytes : last * nbytes])
+        self.skip(buckets)
+        self.n_slabs += 1
+        if time.monotonic() - self._saved > SAVE_EVERY:
+            self.save()
+
+    def save(self) -> None:
+        """Note how many slabs have been read."""
+        if self._own is not None:
+            for file in self._files.values():
+                file.flush()
+                os.fdatasync(file.fileno())
+            replace_file(os.path.join(self._own, "slabs"), str(self.n_slabs).encode())
+        self._saved = time.monotonic()
+
+    def read(self, name: str, bucket: int) -> NDArray[Any]:
+        """Read the rows of a bucket, in the order in which they were added."""
+        info, file = self._arrays[name], self._files[name]
+        rows = np.empty((int(self._filled[bucket]), *info.shape), info.dtype)
+        file.seek(bucket * self._bucket_rows * _nbytes(info))
+        if file.readinto(_bytes(rows)) != rows.nbytes:  # type: ignore[attr-defined]
+            raise DatasetError(f"bucket {bucket} of a shuffle is truncated")
+        return rows
+
+    def close(self, *, remove: bool = False) -> None:
+        """Close the files. Those with names stay, unless all is done."""
+        self._opened.close()
+        if remove and self._own is not None:
+            shutil.rmtree(self._own, ignore_errors=True)
+
+
+def _nbytes(info: ArrayInfo) -> int:
+    return info.dtype.itemsize * math.prod(info.shape)
+
+
+def _bytes(rows: NDArray[Any]) -> memoryview:
+    flat: Any = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+    return memoryview(flat)
 
 
 def shuffle_dataset(
@@ -302,45 +230,46 @@ def shuffle_dataset(
     opened = as_dataset(source)
     _check_target(opened, url, overwrite)
     order = _order(opened, by, as_integer("seed", seed))
-    widest = max(info.dtype.itemsize * math.prod(info.shape) for info in opened.arrays.values())
+    widest = max(map(_nbytes, opened.arrays.values()))
     least_rows = -(-opened.n_samples // MOST_BUCKETS)  # of a bucket
     part = _budget(memory_budget, least=PARTS * (1 if least_rows == 1 else least_rows * max(1, widest))) // PARTS
     bucket_rows = max(1, part // max(1, widest))
-    q, total, done = opened.n_samples, 2 * len(opened.arrays) * opened.n_samples, 0
-    folder = tempfile.gettempdir() if temporary is None else os.fspath(temporary)
+    q, n_arrays, done = opened.n_samples, len(opened.arrays), 0
     made: list[Buckets] = []
 
     def say(n_rows: int, text: str) -> None:
         nonlocal done
         done += n_rows
         if progress is not None:
-            progress(done, total, text)
+            progress(done, 2 * n_arrays * q, text)
 
-    def spread() -> None:
+    def buckets_of(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        return order.forward(ids) // bucket_rows
+
+    def by_bucket(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+        places = buckets_of(ids)
+        sorting = np.argsort(places, kind="stable")
+        return places[sorting], opened.read_rows(ids[sorting], memory_budget=part)
+
+    def spread() -> Buckets:
         """Read all rows, and write them to their buckets."""
         key = None if temporary is None else _key(opened, seed, by, bucket_rows, part)
+        folder = tempfile.gettempdir() if temporary is None else os.fspath(temporary)
         buckets = Buckets(folder, opened.arrays, q, bucket_rows, key)
         made.append(buckets)
         slabs = opened.slabs(part)
-        for ids in itertools.islice(slabs, buckets.n_pieces):
-            say(len(ids) * len(opened.arrays), "rows read before")
-
-        def by_bucket(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
-            places = order.forward(ids) // bucket_rows
-            sorting = np.argsort(places, kind="stable")
-            return places[sorting], opened.read_rows(ids[sorting], memory_budget=part)
-
+        for ids in itertools.islice(slabs, buckets.n_slabs):
+            buckets.skip(buckets_of(ids))
+            say(len(ids) * n_arrays, "rows read before")
         for places, rows in _ahead(by_bucket, slabs):
-            for name, values in rows.items():
-                buckets[name].add(values, places)
-                say(len(places), "rows read")
-            buckets.piece_done()
+            buckets.add(places, rows)
+            say(len(places) * n_arrays, "rows read")
         opened.check_unchanged()
-        buckets.piece_done(last=True)
+        buckets.save()
+        return buckets
 
     def blocks(name: str) -> Iterator[NDArray[Any]]:
-        if not made:  # not earlier: by now the target has been checked
-            spread()
+        buckets = made[0] if made else spread()  # not earlier: by now the target has been checked
 
         def ordered(bucket: int) -> NDArray[Any]:
             first = bucket * bucket_rows
@@ -348,7 +277,7 @@ def shuffle_dataset(
             # The bucket has these samples in ascending order.
             places = np.empty(len(ids), np.int64)
             places[np.argsort(ids)] = np.arange(len(ids))
-            return made[0][name].read(bucket)[places]
+            return buckets.read(name, bucket)[places]
 
         for rows in _ahead(ordered, range(-(-q // bucket_rows))):
             yield rows
@@ -358,6 +287,7 @@ def shuffle_dataset(
         info = opened.arrays[name]
         return stream(opened.url, (q, *info.shape), info.dtype, lambda: blocks(name))
 
+    written = None
     try:
         written = create_dataset(
             url,
@@ -367,12 +297,10 @@ def shuffle_dataset(
             overwrite=overwrite,
             storage_options=storage_options,
         )
-        for buckets in made:
-            buckets.remove()
         return written
     finally:
         for buckets in made:
-            buckets.close()
+            buckets.close(remove=written is not None)
 
 
 def _key(opened: Dataset, seed: int, by: str | None, bucket_rows: int, part: int) -> str:

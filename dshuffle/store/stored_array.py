@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
 import google_crc32c
 import numpy as np
-import zarr
 import zarr.core.codec_pipeline
 from numcodecs import Zstd
 from numcodecs.blosc import Blosc
 from numpy.typing import NDArray
 from zarr import Array
-from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.array_spec import ArraySpec
 
 from dshuffle.encodings import Encoding
 from dshuffle.errors import CorruptChunk, DatasetError
-from dshuffle.store.patient_store import PROTOTYPE, AbsentChunk, PatientStore
-from dshuffle.store.sample_arrays import dimensions
+from dshuffle.store.cf import dimensions
+from dshuffle.store.patient_store import PROTOTYPE, PatientStore
 
 Decoder = Callable[[Any], Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +83,23 @@ class StoredArray:
         """Wrap a Zarr array of items of fixed size."""
         dtype = array.dtype if encoding is None else np.dtype(encoding.dtype)
         shape = array.shape[:axis] + array.shape[axis + 1 :]
-        info = ArrayInfo(dtype, shape, array.chunks[axis], None if array.shards is None else array.shards[axis])
+        info = ArrayInfo(dtype, shape, array.chunks[axis], array.shards[axis] if array.shards else None)
         decoders = _decoders(array) if axis == 0 else None
         if decoders is None:
             _fuse(array)
         return cls(url, name, array, info, decoders, axis, encoding)
 
     @property
+    def store(self) -> PatientStore:
+        """The store of the array."""
+        store = self.array.store
+        assert isinstance(store, PatientStore)
+        return store
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the stored numbers."""
         return self.array.dtype
-
-    @property
-    def n_samples(self) -> int:
-        """Number of samples."""
-        return self.array.shape[self.axis]
 
     @property
     def row_nbytes(self) -> int:
@@ -108,10 +109,7 @@ class StoredArray:
     @property
     def band_nbytes(self) -> int:
         """Decoded bytes of a band, counting whole chunks even where they extend beyond the array."""
-        sizes = zip(self.array.shape, self.array.chunks, strict=True)
-        wide = [math.ceil(size / chunk) * chunk for size, chunk in sizes]
-        wide[self.axis] = self.info.chunk_rows
-        return math.prod(wide) * self.dtype.itemsize
+        return self.chunk_nbytes * math.prod(self.chunk_grid) // self.chunk_grid[self.axis]
 
     @property
     def chunk_nbytes(self) -> int:
@@ -126,7 +124,7 @@ class StoredArray:
     @property
     def dims(self) -> tuple[str | None, ...]:
         """Names of the dimensions of a sample, as far as they have names."""
-        names = dimensions(self.array) or (None,) * len(self.array.shape)
+        names = dimensions(self.array) or (None,) * self.array.ndim
         return names[: self.axis] + names[self.axis + 1 :]
 
     @property
@@ -134,80 +132,75 @@ class StoredArray:
         """Shape of a chunk along the axes of a sample."""
         return self.array.chunks[: self.axis] + self.array.chunks[self.axis + 1 :]
 
-    async def read_rows(self, start: int, stop: int, box: tuple[slice, ...] = ()) -> NDArray[np.uint8]:
-        """Read the stored numbers of samples, or of a box of them, as a contiguous matrix of bytes, one a row."""
-        try:
-            across = box or (slice(None),) * len(self.info.shape)
-            answer = await self.array.async_array.getitem(
-                (*across[: self.axis], slice(start, stop), *across[self.axis :])
-            )
-        except (DatasetError, MemoryError):
-            raise
-        except Exception as exc:
-            await self._blame(start, stop, exc)
-        # Arrays from other programs may be stored in Fortran order.
-        rows = np.ascontiguousarray(np.moveaxis(np.asarray(answer), self.axis, 0), dtype=self.dtype)
-        return rows.reshape(len(rows), -1).view(np.uint8)
-
-    def values(self, rows: NDArray[np.uint8], shape: tuple[int, ...] | None = None) -> NDArray[Any]:
-        """The values of rows that :meth:`read_rows` has read: ``(n, *shape of one sample)``, or of another shape."""
-        stored = rows.reshape(-1).view(self.dtype).reshape(len(rows), *(self.info.shape if shape is None else shape))
+    def values(self, rows: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[Any]:
+        """The values of rows of bytes, of which each becomes a sample of this shape."""
+        stored = rows.reshape(-1).view(self.dtype).reshape(len(rows), *shape)
         return stored if self.encoding is None else self.encoding.decode(stored, self.name)
 
-    async def read_chunk(self, index: tuple[int, ...]) -> NDArray[Any]:
-        """Read one chunk with zarr, without any part beyond the array's end."""
-        box = tuple(slice(i * chunk, (i + 1) * chunk) for i, chunk in zip(index, self.array.chunks, strict=True))
-        with self._named(index):
+    async def read_rows(self, start: int, stop: int, box: tuple[slice, ...]) -> NDArray[np.uint8]:
+        """Read a box of the stored numbers of samples with zarr, as a contiguous matrix of bytes, one row a sample."""
+        answer = await self.read_box((*box[: self.axis], slice(start, stop), *box[self.axis :]))
+        # Arrays from other programs may be stored in Fortran order.
+        rows = np.ascontiguousarray(np.moveaxis(answer, self.axis, 0), dtype=self.dtype)
+        return rows.reshape(len(rows), -1).view(np.uint8)
+
+    async def read_box(self, box: tuple[slice, ...]) -> NDArray[Any]:
+        """Read a box of stored numbers with zarr."""
+        with self._named(tuple(side.start // chunk for side, chunk in zip(box, self.array.chunks, strict=True)), box):
             return np.asarray(await self.array.async_array.getitem(box))
 
     def key(self, chunk: int) -> str:
         """Key of the object that holds a chunk of an array that has decoders."""
         return self._key(self._index(chunk))
 
-    async def fetch(self, chunks: list[int]) -> list[Any]:
-        """Fetch the stored bytes of one such chunk, or of ascending chunks of a shard; None for absent chunks."""
+    async def read_shard(self, chunks: list[int], use: Callable[[list[Any]], None]) -> None:
+        """Read ascending chunks of one shard, and use their stored bytes; None for absent chunks."""
+        n_chunks, key = (self.info.shard_rows or 0) // self.info.chunk_rows, self.key(chunks[0])
+        size, first = 16 * n_chunks + 4, chunks[0] // n_chunks * n_chunks
+
+        def find(data: Any) -> list[tuple[int, int] | None]:
+            """Where the chunks are in a shard that ends with these bytes."""
+            with self._named(self._index(chunks[0])):
+                if data is None:
+                    if self.store.absent_is_error:
+                        raise FileNotFoundError(f"{key} is missing from the store")
+                    return [None] * len(chunks)
+                if len(data) < size:
+                    raise ValueError("the shard is too short to contain its index")
+                index = checked(data[-size:]).view("<u8").reshape(n_chunks, 2)[np.array(chunks) - first]
+                return [None if begin == _ABSENT else (begin, begin + n) for begin, n in index.tolist()]
+
+        def use_all(contents: list[Any]) -> None:
+            found, [data] = find(contents[0]), contents
+            use([where and memoryview(data)[slice(*where)] for where in found])
+
+        if len(chunks) == min(n_chunks, self.chunk_grid[0] - first):
+            return await self.store.read([(key, None)], use_all)
+        found = await self.store.read([(key, SuffixByteRequest(size))], lambda contents: find(contents[0]))
+        present = [where for where in found if where]
+        if not present:
+            return use(found)
+        begin, end = min(a for a, _ in present), max(b for _, b in present)
+        asked = [(begin, end)]
+        if end - begin > 2 * sum(b - a for a, b in present):  # what lies between would cost more than requests
+            asked = present
+
+        def use_present(contents: list[Any]) -> None:
+            parts = iter(contents)
+            if asked is not present:
+                parts = iter([memoryview(contents[0])[a - begin : b - begin] for a, b in present])
+            use([where and next(parts) for where in found])
+
         with self._named(self._index(chunks[0])):
-            if self.array.shards is not None:
-                return await self._fetch_from_shard(self.array.shards[0] // self.info.chunk_rows, chunks)
-            return [await self._get(chunks[0], None)]
-
-    async def _get(self, chunk: int, byte_range: ByteRequest | None) -> NDArray[np.uint8] | None:
-        answer = await self.array.store.get(self.key(chunk), PROTOTYPE, byte_range)
-        return None if answer is None else np.asarray(answer.as_array_like()).view(np.uint8)
-
-    async def _fetch_from_shard(self, n_chunks: int, chunks: list[int]) -> list[Any]:
-        size = 16 * n_chunks + 4
-        at = chunks[0] // n_chunks * n_chunks
-        is_whole = len(chunks) == min(n_chunks, self.chunk_grid[0] - at)
-        data = await self._get(chunks[0], None if is_whole else SuffixByteRequest(size))
-        if data is None:
-            return [None] * len(chunks)
-        if data.size < size:
-            raise ValueError("the shard is too short to contain its index")
-        index = checked(data[-size:]).view("<u8").reshape(n_chunks, 2)[np.array(chunks) - at]
-        present = index[index[:, 0] != _ABSENT]
-        if not present.size:
-            return [None] * len(chunks)
-        begin, end = int(present[:, 0].min()), int(present.sum(axis=1).max())
-        if is_whole:
-            begin = 0
-        elif end - begin > 2 * int(present[:, 1].sum()):  # what lies between would cost more than requests
-            wanted = [None if a == _ABSENT else RangeByteRequest(a, a + n) for a, n in index.tolist()]
-            return [None if each is None else await self._get(chunks[0], each) for each in wanted]
-        else:
-            data = await self._get(chunks[0], RangeByteRequest(begin, end))
-            if data is None:
-                raise ValueError("the shard was deleted after its index was read")
-        return [None if a == _ABSENT else data[a - begin : a - begin + n] for a, n in index.tolist()]
+            await self.store.read([(key, RangeByteRequest(a, b)) for a, b in asked], use_present)
 
     def decode(self, chunk: int, data: Any) -> NDArray[np.uint8]:
         """Turn the stored bytes of such a chunk, None if it is absent, into a matrix of rows."""
         assert self.decoders is not None
-        store = self.array.store
         try:  # a context manager would take 4 µs a chunk
             if data is None:
-                if isinstance(store, PatientStore) and store.absent_is_error and not self.array.shards:
-                    raise AbsentChunk(f"{self.key(chunk)} is missing from the store")
+                if self.store.absent_is_error and not self.array.shards:
+                    raise FileNotFoundError(f"{self.key(chunk)} is missing from the store")
                 data = np.full(math.prod(self.array.chunks), self.array.fill_value or 0, self.dtype).view(np.uint8)
             else:
                 for decoder in self.decoders:
@@ -222,33 +215,29 @@ class StoredArray:
         return rows.reshape(-1, self.row_nbytes)
 
     @contextlib.contextmanager
-    def _named(self, index: tuple[int, ...]) -> Iterator[None]:
+    def _named(self, index: tuple[int, ...], box: tuple[slice, ...] | None = None) -> Iterator[None]:
         try:
             yield
         except (DatasetError, MemoryError):
             raise
         except Exception as exc:
-            raise self._corrupt(index, exc) from exc
+            raise self._corrupt(index, exc, box) from exc
 
-    def _corrupt(self, index: tuple[int, ...], error: Exception) -> CorruptChunk:
-        """Build the error that names a chunk, its store key and its samples."""
-        first = index[self.axis] * self.info.chunk_rows
-        rows = range(self.n_samples)[first : first + self.info.chunk_rows]
+    def _corrupt(self, index: tuple[int, ...], error: Exception, box: tuple[slice, ...] | None = None) -> CorruptChunk:
+        """Build the error that names a chunk, its store key and its samples, or the samples of a box of chunks."""
+        n_rows, chunk_rows = self.array.shape[self.axis], self.info.chunk_rows
+        first = index[self.axis] * chunk_rows
+        last = min(n_rows, first + chunk_rows if box is None else box[self.axis].stop) - 1
+        samples = f"samples {first} to {last}"
+        is_one = box is None or all(
+            side.stop - side.start <= chunk for side, chunk in zip(box, self.array.chunks, strict=True)
+        )
+        what = f"chunk {index} of" if is_one else f"one of the chunks with {samples} of"
+        where = f" (store key {self._key(index)!r}; {samples})" if is_one else ""
         return CorruptChunk(
-            f"chunk {index} of array {self.name!r} of {self.url} (store key {self._key(index)!r}; "
-            f"samples {rows[0]} to {rows[-1]}) is missing, truncated or corrupted: "
+            f"{what} array {self.name!r} of {self.url}{where} is missing, truncated or corrupted: "
             f"{type(error).__name__}: {error}"
         )
-
-    async def _blame(self, start: int, stop: int, error: Exception) -> NoReturn:
-        grid = [range(size) for size in self.chunk_grid]
-        grid[self.axis] = range(start // self.info.chunk_rows, math.ceil(stop / self.info.chunk_rows))
-        for index in itertools.product(*grid):
-            await self.read_chunk(index)
-        raise CorruptChunk(
-            f"samples {start} to {stop - 1} of array {self.name!r} of {self.url} could not be read, although each of "
-            f"their chunks could be read in a second attempt: {type(error).__name__}: {error}"
-        ) from error
 
     def _index(self, chunk: int) -> tuple[int, ...]:
         return (chunk, *[0] * len(self.info.shape))
@@ -267,11 +256,7 @@ def checked(data: Any) -> Any:
     return stored[:-4]
 
 
-_DECODERS: dict[str, Decoder] = {
-    "blosc": Blosc().decode,
-    "crc32c": checked,
-    "zstd": Zstd().decode,
-}
+_DECODERS: dict[str, Decoder] = {"blosc": Blosc().decode, "crc32c": checked, "zstd": Zstd().decode}
 """What undoes a codec. Decompressors need none of the parameters of compression."""
 
 _LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -284,13 +269,8 @@ def _decoders(array: Array[Any]) -> tuple[Decoder, ...] | None:
 
     Zarr's own pipeline takes two to five times as long for chunks of 16 to 64 KiB.
     """
-    dtype, metadata = array.dtype, array.metadata
-    across = array.shape[1:]
-    if (
-        dtype.kind not in "biufc"
-        or not array.size
-        or not array.chunks[1:] == (array.shards or array.chunks)[1:] == across
-    ):
+    dtype, metadata, stored = array.dtype, array.metadata, array.shards or array.chunks
+    if dtype.kind not in "biufc" or not array.size or not array.chunks[1:] == stored[1:] == array.shape[1:]:
         return None
     if metadata.zarr_format == 2:
         compressor = metadata.compressor
@@ -300,10 +280,8 @@ def _decoders(array: Array[Any]) -> tuple[Decoder, ...] | None:
     codecs: Any = [codec.to_dict() for codec in metadata.codecs]
     if array.shards:
         sharding = codecs[0]["configuration"]
-        is_known = (
-            list(sharding["index_codecs"]) == [_LITTLE, {"name": "crc32c"}] and sharding["index_location"] == "end"
-        )
-        if len(codecs) > 1 or not is_known:
+        index = list(sharding["index_codecs"]), sharding["index_location"]
+        if len(codecs) > 1 or index != ([_LITTLE, {"name": "crc32c"}], "end"):
             return None
         codecs = sharding["codecs"]
     serializer, *compressors = codecs

@@ -18,25 +18,8 @@ from dshuffle.store import create_dataset, open_dataset, verify_dataset
 from ..conftest import at_most
 
 STRUCT = np.dtype([("a", "<i4"), ("b", [("c", "<f8"), ("d", "S3")]), ("e", "?")])
-DTYPES = [
-    np.dtype(name)
-    for name in (
-        "?",
-        "i1",
-        "u2",
-        "<i4",
-        "<u8",
-        "<f2",
-        "<f4",
-        "<f8",
-        "<c8",
-        "<c16",
-        "S5",
-        "<U3",
-        "<M8[ns]",
-        "<m8[s]",
-    )
-] + [STRUCT]
+NAMES = "? i1 u2 <i4 <u8 <f2 <f4 <f8 <c8 <c16 S5 <U3 <M8[ns] <m8[s]"
+DTYPES = [*map(np.dtype, NAMES.split()), STRUCT]
 
 
 def values(dtype: np.dtype[Any], shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -59,23 +42,27 @@ def same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 @st.composite
-def datasets(draw: st.DrawFn) -> tuple[dict[str, np.ndarray], int | None, np.ndarray]:
+def datasets(draw: st.DrawFn) -> tuple[dict[str, np.ndarray], int | None, int | None, np.ndarray]:
     n = draw(st.integers(1, 30))
+    chunk_rows = draw(st.none() | st.integers(1, n + 2))
+    n_chunks = 0 if chunk_rows is None else draw(st.integers(0, 9))  # of a shard
+    dtypes = [dtype for dtype in DTYPES if not (n_chunks and dtype.fields)]
     arrays = {}
     for i in range(draw(st.integers(1, 3))):
         shape = (n, *draw(st.lists(st.integers(0, 3), max_size=2)))
-        arrays[f"array {i}"] = values(draw(st.sampled_from(DTYPES)), shape, draw(st.integers(0, 99)))
+        arrays[f"array {i}"] = values(draw(st.sampled_from(dtypes)), shape, draw(st.integers(0, 99)))
     ids = np.array(draw(st.lists(st.integers(0, n - 1), max_size=40)), dtype=draw(st.sampled_from(["i8", "u2"])))
-    return arrays, draw(st.none() | st.integers(1, n + 2)), ids
+    return arrays, chunk_rows, n_chunks * (chunk_rows or 0) or None, ids
 
 
 @given(datasets(), st.integers(1, 300), st.randoms(use_true_random=False))
 @at_most(60)
 def test_rows_are_those_of_numpy(
-    drawn: tuple[dict[str, np.ndarray], int | None, np.ndarray], memory_budget: int, random: Any
+    drawn: tuple[dict[str, np.ndarray], int | None, int | None, np.ndarray], memory_budget: int, random: Any
 ) -> None:
-    arrays, chunk_rows, ids = drawn
-    dataset = create_dataset("memory://round-trip", arrays, chunk_rows=chunk_rows, overwrite=True)
+    arrays, chunk_rows, shard_rows, ids = drawn
+    options: dict[str, Any] = {"chunk_rows": chunk_rows, "shard_rows": shard_rows}
+    dataset = create_dataset("memory://round-trip", arrays, overwrite=True, **options)
     n = len(next(iter(arrays.values())))
     assert dataset.n_samples == n
     assert dataset.row_nbytes == sum(array[:1].nbytes for array in arrays.values())
@@ -83,6 +70,8 @@ def test_rows_are_those_of_numpy(
         assert (info.dtype, info.shape) == (arrays[name].dtype, arrays[name].shape[1:])
         assert 1 <= info.chunk_rows <= n
         assert chunk_rows is None or info.chunk_rows == min(chunk_rows, n)
+        assert (info.shard_rows is None) == (shard_rows is None)
+        assert info.shard_rows is None or (info.shard_rows % info.chunk_rows, info.shard_rows <= shard_rows) == (0, 1)
 
     read = dataset.read_rows(ids, memory_budget=memory_budget)
     assert set(read) == set(arrays)
@@ -132,8 +121,8 @@ def test_array_likes_and_the_default_chunk() -> None:
     assert dataset.read_rows([3, 9])["y"].tolist() == [3, 9]
 
 
-@pytest.mark.parametrize("chunk_rows", [7, None])
-def test_dask_arrays_are_written_block_by_block(tmp_path: Any, chunk_rows: int | None) -> None:
+@pytest.mark.parametrize(("chunk_rows", "shard_rows"), [(7, None), (None, None), (5, 15)])
+def test_dask_arrays_are_written_block_by_block(tmp_path: Any, chunk_rows: int | None, shard_rows: int | None) -> None:
     x = np.arange(1000.0).reshape(50, 20)
     largest = 0
 
@@ -143,8 +132,9 @@ def test_dask_arrays_are_written_block_by_block(tmp_path: Any, chunk_rows: int |
         return block + 1
 
     lazy = da.from_array(x, chunks=(3, 8)).map_blocks(watch, meta=np.empty((0, 0)))
+    arrays = {"x": lazy, "y": da.arange(50, chunks=11)}
     with dask.config.set(scheduler="threads"):  # in this process, whatever client another test has open
-        dataset = create_dataset(tmp_path / "d", {"x": lazy, "y": da.arange(50, chunks=11)}, chunk_rows=chunk_rows)
+        dataset = create_dataset(tmp_path / "d", arrays, chunk_rows=chunk_rows, shard_rows=shard_rows)
     assert 0 < largest <= 3 * 8 * 8
     read = dataset.read_rows(np.arange(50)[::-1])
     np.testing.assert_array_equal(read["x"], x[::-1] + 1)

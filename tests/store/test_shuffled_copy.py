@@ -341,7 +341,7 @@ def test_a_note_that_is_damaged_is_ignored(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         shuffle_dataset(source, tmp_path / "a.zarr", temporary=tmp_path, progress=stop)
     [folder] = [path for path in tmp_path.iterdir() if path.name.startswith("dshuffle-buckets-")]
-    (folder / "note.npy").write_bytes(b"nothing of this kind")
+    (folder / "slabs").write_bytes(b"nothing of this kind")
     texts = []
     copy = shuffle_dataset(
         source, tmp_path / "a.zarr", temporary=tmp_path, progress=lambda *args: texts.append(args[2])

@@ -41,7 +41,7 @@ from dshuffle.runtime.session_spec import (
 )
 from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
-from dshuffle.store.blank import blank_dataset
+from dshuffle.store.dataset import blank_dataset
 from dshuffle.store.row_blocks import RowBlocks
 
 LONGEST = 20.0

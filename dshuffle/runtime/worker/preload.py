@@ -22,7 +22,7 @@ OF_WORKER = (
     "dshuffle.store.dataset",
 )
 KERNELS = (
-    *("rows", "exchange.cache_partition", "store.scatter"),
+    *("rows", "exchange.cache_partition", "store.reader"),
     *("planning.types", "planning.randomness", "planning.remainder"),
 )
 """Those of sessions with the default choices."""

@@ -1,8 +1,6 @@
-"""Sources of datasets: files of NumPy, Parquet and Zarr, folders of images, and tables and arrays of other libraries.
+"""Sources of datasets: files of NumPy, Parquet and Zarr, folders of images, and arrays of datasets.
 
-:func:`read_sources` opens files, :func:`read_array` an array of a dataset, :class:`.image_folder.ImageFolder` a folder
-of images, and :mod:`.in_memory` finds the arrays in what users pass. All of them give arrays, or a
-:class:`.source.RowSource` that is read in slabs.
+All of them give arrays that are read in ascending slabs and may be larger than memory.
 """
 
 from __future__ import annotations
@@ -28,11 +26,10 @@ from dshuffle.checks import each
 from dshuffle.errors import DatasetError, DatasetNotFound, DShuffleError, InvalidParameter
 from dshuffle.redaction import hide_secrets
 from dshuffle.store.cf import attributes_of, encoding_of
-from dshuffle.store.dataset import Dataset
-from dshuffle.store.open import as_dataset, open_dataset
+from dshuffle.store.dataset import Dataset, as_dataset, open_dataset
+from dshuffle.store.metadata import unreadable_items
 from dshuffle.store.patient_store import Meter
 from dshuffle.store.places import ARRAY, GROUP, Place, canonical_url, is_local, open_store, standing_at
-from dshuffle.store.sample_arrays import unreadable_items
 from dshuffle.store.sources.source import RowSource, files_below, stream, unreadable
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 
@@ -111,14 +108,12 @@ def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str]
     if not sources:
         raise InvalidParameter.because("files", "they do not contain any array", "Give files with at least one array.")
     each(sources, lambda name: _check_items(f"{sources[name].origin}: array {name!r}", sources[name]))
-    first = next(iter(sources))
-    for name, source in sources.items():
-        if len(source) != len(sources[first]):
-            reason = (
-                f"array {first!r} of {sources[first].origin} has {len(sources[first])} samples, but array {name!r} of"
-            )
+    first, *others = sources
+    for name in others:
+        if len(sources[name]) != len(sources[first]):
+            one, other = (f"{each!r} of {sources[each].origin} has {len(sources[each])}" for each in (first, name))
             hint = "All arrays must have the same length."
-            raise InvalidParameter.because("files", f"{reason} {source.origin} has {len(source)}", hint)
+            raise InvalidParameter.because("files", f"array {one} samples, but array {other}", hint)
     return sources
 
 
@@ -209,11 +204,12 @@ def _of_zarr(url: str) -> dict[str, RowSource]:
     if undecoded:
         logger.warning("Array %r of %s is not decoded: %s", name, hide_secrets(url), undecoded)
     stored = StoredArray.of(url, name, array, encoding=encoding)
-    rows = _rows_at_a_time(stored.info)
+    shape, rows = stored.info.shape, _rows_at_a_time(stored.info)
 
     def blocks() -> Iterator[NDArray[Any]]:
-        for start in range(0, stored.n_samples, rows):
-            yield stored.values(sync(stored.read_rows(start, min(start + rows, stored.n_samples))))
+        for start in range(0, array.shape[0], rows):
+            box = tuple(slice(0, length) for length in shape)
+            yield stored.values(sync(stored.read_rows(start, min(start + rows, array.shape[0]), box)), shape)
 
     return {name: stream(url, array.shape, stored.info.dtype, blocks)}
 
@@ -224,7 +220,7 @@ def read_array(dataset: Dataset | Place, name: str) -> RowSource:
     if name not in dataset.arrays:
         raise InvalidParameter.of("array", name, f"one of {list(dataset.arrays)}")
     info = dataset.arrays[name]
-    part = dataclasses.replace(dataset._only(name), _meter=Meter())  # labels are not rows that were delivered
+    part = dataclasses.replace(dataset._only([name]), _meter=Meter())  # labels are not rows that were delivered
     rows = _rows_at_a_time(info)
 
     def blocks() -> Iterator[NDArray[Any]]:

@@ -1,11 +1,12 @@
-"""Arrays outside a dataset that are read in ascending slabs and may be larger than memory."""
+"""Arrays that are read in ascending slabs and may be larger than memory."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -120,7 +121,7 @@ def watched(sources: Mapping[str, RowSource], progress: Callable[[int, int, str]
         progress(done, total, f"rows read: {name}")
         return slab
 
-    return {name: replace(source, read=partial(read, name)) for name, source in sources.items()}
+    return {name: dataclasses.replace(source, read=partial(read, name)) for name, source in sources.items()}
 
 
 def files_below(folder: str, hidden: str, key: Callable[[str], Any], above: tuple[str, ...] = ()) -> list[str]:

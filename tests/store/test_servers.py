@@ -1,0 +1,480 @@
+"""Servers of S3 and HTTP that fail, refuse, fall silent or lie: what is asked again and said, and no wrong row."""
+
+from __future__ import annotations
+
+import http.server
+import pickle
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client
+from zarr.abc.store import RangeByteRequest, Store
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import MemoryStore, ObjectStore, WrapperStore
+
+from dshuffle import Shuffler
+from dshuffle.errors import CorruptChunk, DatasetError, ExchangeError, InvalidParameter
+from dshuffle.store import create_dataset, open_dataset, verify_dataset
+from dshuffle.store.patient_store import Patience, PatientStore, is_refusal
+
+from ..conftest import in_a_fork
+
+obstore = pytest.importorskip("obstore", reason="obstore is not installed")
+
+KEY = "AKIAEXAMPLE"
+SECRET = "hunter2hunter2"
+X = np.arange(600.0).reshape(100, 6)
+IDS = np.array([99, 3, 3, 50, 0])
+
+
+@dataclass
+class Answer:
+    """What the server says: a status, a body, and what may be wrong with them."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    length: int | None = None
+    delay: float = 0.0
+
+
+Request = http.server.BaseHTTPRequestHandler
+
+
+class ToldServer(http.server.ThreadingHTTPServer):
+    """An HTTP server whose every answer a test chooses, given the request. It counts its connections."""
+
+    daemon_threads, block_on_close = True, False
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.open = self.peak = 0
+        self.answer: Callable[[Request], Answer] = lambda request: Answer(404)
+        told = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+            def setup(self) -> None:
+                super().setup()
+                told.open += 1
+                told.peak = max(told.peak, told.open)
+
+            def finish(self) -> None:
+                super().finish()
+                told.open -= 1
+
+            def do_GET(self) -> None:
+                told.requests.append(self.path)
+                told.headers.append({name.lower(): value for name, value in self.headers.items()})
+                answer = told.answer(self)
+                time.sleep(answer.delay)
+                length = len(answer.body) if answer.length is None else answer.length
+                headers = {"ETag": '"1"', "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT", "Content-Length": length}
+                try:
+                    self.send_response(answer.status)
+                    for name, value in (headers | answer.headers).items():
+                        self.send_header(name, str(value))
+                    self.end_headers()
+                    self.wfile.write(answer.body)
+                except OSError:
+                    pass  # the client has gone
+                if answer.length is not None:
+                    self.close_connection = True
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self.server_port}"
+        self.options = {"key": KEY, "secret": SECRET, "endpoint_url": self.endpoint, "max_retries": 2, "timeout": 20}
+
+
+@pytest.fixture
+def told_server() -> Iterator[ToldServer]:
+    server = ToldServer()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def xml(code: str, message: str) -> bytes:
+    return (
+        f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{message}</Message>'
+        f"<AWSAccessKeyId>{KEY}</AWSAccessKeyId><StringToSign>{SECRET}</StringToSign></Error>"
+    ).encode()
+
+
+REFUSED = Answer(403, xml("AccessDenied", "Access Denied"))
+ABSENT = Answer(404, xml("NoSuchKey", "No"))
+NOTHING_LISTED = Answer(
+    200, b"<ListBucketResult><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>"
+)
+
+
+def serve(folder: Path, absent: Answer = ABSENT, listing: Answer | None = None) -> Callable[[Request], Answer]:
+    """Answer from the files of a folder as S3 does, which is the bucket ``bucket``."""
+
+    def answer(request: Request) -> Answer:
+        path = folder / request.path.partition("?")[0].removeprefix("/bucket").strip("/")
+        if "list-type=2" in request.path or path.is_dir():
+            if listing is not None:
+                return listing
+            names = sorted(p.name for p in (folder / "x").iterdir() if p.is_dir())
+            inner = "".join(f"<CommonPrefixes><Prefix>x/{name}/</Prefix></CommonPrefixes>" for name in names)
+            return Answer(200, f"<ListBucketResult><IsTruncated>false</IsTruncated>{inner}</ListBucketResult>".encode())
+        try:
+            body = path.read_bytes()
+        except OSError:
+            return absent
+        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("Range", ""))
+        if asked is None:
+            return Answer(200, body)
+        start = int(asked[1]) if asked[1] else max(0, len(body) - int(asked[2]))
+        stop = int(asked[2]) + 1 if asked[1] and asked[2] else len(body)
+        return Answer(206, body[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(body)}"})
+
+    return answer
+
+
+# -- Servers that fail -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "words", "attempts"),
+    [
+        # The documents of both formats are tried, because a refused object may be one that does not exist.
+        (REFUSED, "AccessDenied.*lack the permission.*anon=True.*requester_pays=True", 3),
+        (Answer(403, b""), "lack the permission", 3),
+        (Answer(403, xml("RequestTimeTooSkewed", "The difference is too large")), "clock of this machine is wrong", 1),
+        (Answer(403, xml("InvalidAccessKeyId", "No such key")), "credentials are wrong", 1),
+        (Answer(400, xml("InvalidRequest", "Bad")), "InvalidRequest: Bad", 1),
+        (Answer(301, xml("PermanentRedirect", "Elsewhere")), "another region", 1),
+        (Answer(503, xml("SlowDown", "Please reduce")), r"SlowDown.*; tried 3 times in \d", 3),
+        (Answer(500, b"oops"), r"500 .*; tried 3 times", 3),
+        (Answer(429, b"wait"), r"429 .*; tried 3 times", 3),
+        (Answer(200, b"{", length=10), r"; tried 3 times", 3),
+    ],
+)
+def test_what_is_asked_again_and_what_is_said(
+    told_server: ToldServer, answer: Answer, words: str, attempts: int
+) -> None:
+    told_server.answer = lambda request: answer
+    with pytest.raises(DatasetError, match=rf"cannot fetch zarr.json of s3://bucket/x: .*{words}") as caught:
+        open_dataset("s3://bucket/x", storage_options=told_server.options)
+    assert len(told_server.requests) == attempts
+    shown = str(caught.value) + "".join(traceback.format_exception(caught.value))
+    assert SECRET not in shown
+    assert KEY not in shown
+
+
+def test_a_store_that_recovers(told_server: ToldServer, tmp_path: Path) -> None:
+    create_dataset(tmp_path / "x", {"x": X}, chunk_rows=10)
+    told_server.answer = right = serve(tmp_path)
+    dataset = open_dataset("s3://bucket/x", storage_options=told_server.options)
+    failed: set[str] = set()
+
+    def throttled(request: Request) -> Answer:
+        if request.path in failed:
+            return right(request)
+        failed.add(request.path)
+        return Answer(503, xml("SlowDown", "Please reduce"))
+
+    told_server.answer = throttled
+    np.testing.assert_array_equal(dataset.read_rows(IDS)["x"], X[IDS])
+    assert (dataset.traffic.retries, dataset.traffic.requests) == (3, 3)
+
+
+def test_a_store_that_stops_answering_in_the_middle(told_server: ToldServer, tmp_path: Path) -> None:
+    create_dataset(tmp_path / "x", {"x": X}, chunk_rows=10)
+    told_server.answer = right = serve(tmp_path)
+    options = {**told_server.options, "timeout": 0.3, "max_retries": 9}
+    dataset = open_dataset("s3://bucket/x", storage_options=options)
+    told_server.answer = lambda request: Answer(delay=5.0) if request.path.endswith("c/5/0") else right(request)
+    words = r"cannot fetch x/c/5/0 of s3://bucket/x: .*in time\.; tried [23] times"
+    with pytest.raises(DatasetError, match=words) as caught:
+        dataset.read_into(dataset.layout.empty(100), np.arange(100), np.arange(100))
+    assert not isinstance(caught.value, CorruptChunk)
+    told_server.answer = right
+    np.testing.assert_array_equal(dataset.read_rows(IDS)["x"], X[IDS])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda answer: Answer(200, answer.body * 9),
+        lambda answer: Answer(206, answer.body[:-1], answer.headers),
+        lambda answer: Answer(206, answer.body + b"x", answer.headers),
+        lambda answer: Answer(206, answer.body[::-1], answer.headers),
+    ],
+    ids=["whole", "fewer", "more", "another"],
+)
+@pytest.mark.parametrize("which", ["bytes=-", "bytes=[0-9]"])  # a shard's index, its chunks
+@pytest.mark.parametrize("ids", [[0], [8, 12]])
+def test_a_range_answered_wrongly_never_gives_rows(
+    told_server: ToldServer, tmp_path: Path, wrong: Any, which: str, ids: list[int]
+) -> None:
+    create_dataset(tmp_path / "x", {"x": X}, chunk_rows=5, shard_rows=50)
+    told_server.answer = right = serve(tmp_path)
+    dataset = open_dataset("s3://bucket/x", storage_options=told_server.options)
+    np.testing.assert_array_equal(dataset.read_rows(ids)["x"], X[ids])
+
+    def lie(request: Request) -> Answer:
+        answer = right(request)
+        return wrong(answer) if re.match(which, request.headers.get("Range", "")) else answer
+
+    told_server.answer = lie
+    with pytest.raises(DatasetError, match=r"wrongly|checksum|too short"):
+        dataset.read_rows(ids)
+
+
+def test_without_credentials_or_a_server(monkeypatch: Any, told_server: ToldServer) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    options = {"endpoint": told_server.endpoint, "metadata_endpoint": told_server.endpoint}
+    with pytest.raises(DatasetError, match=r"s3://bucket/x.*No credentials were found.*AWS_ACCESS_KEY_ID") as caught:
+        open_dataset("s3://bucket/x", storage_options=options)
+    assert "tried" not in str(caught.value)
+    with pytest.raises(DatasetError, match="s3://bucket/x"):
+        open_dataset("s3://bucket/x", storage_options={"endpoint": told_server.endpoint, "anon": True})
+    assert "/bucket/x/zarr.json" in told_server.requests, "an anonymous request goes out without credentials"
+    options = {**told_server.options, "endpoint_url": "http://127.0.0.1:9", "max_retries": 1}
+    with pytest.raises(DatasetError, match=r"Nothing is listening at the endpoint\.; tried 2 times"):
+        open_dataset("s3://bucket/x", storage_options=options)
+
+
+@pytest.mark.slow
+def test_an_epoch_survives_a_silent_store(client: Client, told_server: ToldServer, tmp_path: Path) -> None:
+    create_dataset(tmp_path / "x", {"x": X}, chunk_rows=5)
+    told_server.answer = right = serve(tmp_path)
+    options = {**told_server.options, "timeout": 0.5, "max_retries": 20}
+    dataset = open_dataset("s3://bucket/x", storage_options=options)
+    with Shuffler(client, dataset, assignment="global", delivery="storage") as shuffler:
+        list(shuffler.epochs(1))
+        # All chunks, because one of them may be in the caches of both workers.
+        told_server.answer = lambda request: Answer(delay=5.0) if "/c/" in request.path else right(request)
+        with pytest.raises(ExchangeError, match=r"cannot fetch x/c/\d+/0 of s3://bucket/x.*tried \d times"):
+            list(shuffler.epochs(3))  # the exchange for the first of these may have been made in time
+        told_server.answer = right
+        [epoch] = shuffler.epochs(1)
+        trained = np.concatenate(client.gather(epoch.map(lambda partition: partition.sample_ids)))
+        np.testing.assert_array_equal(np.sort(trained), np.arange(100))
+        assert SECRET not in "".join(record.to_json() for record in shuffler.records) + repr(shuffler)
+
+
+# -- Servers that refuse access, or do not list what they have ---------------------------------------------------------
+
+EXPECTED = [1, 1, 7, 7, 2, 2, 2, 2, 7, 7]
+
+
+@pytest.fixture(params=[2, 3])
+def group(request: Any, told_server: ToldServer, tmp_path: Path) -> tuple[str, dict[str, Any]]:
+    """A group in a bucket, whose array ``x`` lacks its second and last chunks, and options to read it."""
+    group = zarr.create_group(tmp_path / "x", zarr_format=request.param)
+    x = group.create_array("x", shape=(10,), dtype="i4", chunks=(2,), fill_value=7)
+    x[:2], x[4:8] = 1, 2
+    group.create_group("below").create_array("y", data=np.arange(10), chunks=(5,))
+    told_server.answer = serve(tmp_path, REFUSED, REFUSED)
+    return "s3://bucket/x", {"anon": True, "endpoint_url": told_server.endpoint, "max_retries": 0}
+
+
+def test_a_refused_chunk_is_what_the_user_says(group: tuple[str, dict[str, Any]], told_server: ToldServer) -> None:
+    url, options = group
+    dataset = open_dataset(url, arrays=["x"], storage_options=options, absent_chunks="fill")
+    for one in (dataset, pickle.loads(pickle.dumps(dataset))):  # as on a worker
+        assert one.read_rows(np.arange(10))["x"].tolist() == EXPECTED
+        assert one.identity == dataset.identity
+    dataset.check_unchanged()
+    assert verify_dataset(dataset).ok
+
+    told_server.answer, right = (lambda request: REFUSED), told_server.answer
+    for use in (lambda: dataset.read_rows([2]), dataset.check_unchanged):  # lost access is no absent chunk
+        with pytest.raises(DatasetError, match=r"cannot fetch (zarr.json|.zgroup) .*AccessDenied"):
+            use()
+
+    told_server.answer = right
+    dataset = open_dataset(url, arrays=["x"], storage_options=options, absent_chunks="error")
+    assert dataset.read_rows([5, 0])["x"].tolist() == [2, 1]
+    with pytest.raises(CorruptChunk, match=r"chunk \(1,\) of array 'x'"):
+        dataset.read_rows([2])
+    assert len(verify_dataset(dataset).bad) == 2
+
+    dataset = open_dataset(url, arrays=["x", "below/y"], storage_options=options)
+    assert dataset.read_rows([5])["x"].tolist() == [2]
+    words = 'AccessDenied.*needs anon=True.*same way if the object does not exist.*absent_chunks="fill"$'
+    with pytest.raises(DatasetError, match=words) as caught:
+        dataset.read_rows([2])
+    assert not isinstance(caught.value, CorruptChunk)
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part:UserWarning")
+def test_what_a_store_has_that_may_not_be_listed(
+    group: tuple[str, dict[str, Any]], told_server: ToldServer, tmp_path: Path
+) -> None:
+    url, options = group
+    words = r"cannot list .*AccessDenied.* Name the arrays.*zarr.consolidate_metadata"
+    with pytest.raises(DatasetError, match=words):
+        open_dataset(url, storage_options=options)
+    told_server.answer = serve(tmp_path, REFUSED, NOTHING_LISTED)
+    with pytest.raises(DatasetError, match=rf"^{url} cannot be listed.* Name the arrays.*consolidate"):
+        open_dataset(url, storage_options=options)
+    with pytest.raises(InvalidParameter, match=r"arrays='z' is not allowed.*cannot be listed, so the names"):
+        open_dataset(url, arrays=["z"], storage_options=options)
+    zarr.consolidate_metadata(tmp_path / "x")
+    assert list(open_dataset(url, storage_options=options).arrays) == ["x"]
+
+
+@pytest.mark.parametrize("listing", [(403, b""), (404, b""), (200, b"<html></html>")])
+def test_http_without_a_listing(
+    group: tuple[str, dict[str, Any]], told_server: ToldServer, tmp_path: Path, listing: tuple[int, bytes]
+) -> None:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    pytest.importorskip("requests", reason="requests is not installed")
+    told_server.answer = serve(tmp_path, Answer(404), Answer(*listing))
+    url, options = f"{told_server.endpoint}/bucket/x", {"max_retries": 0}
+    with pytest.raises(DatasetError, match=r"Name the arrays to open.*consolidated metadata"):
+        open_dataset(url, storage_options=options)
+    for absent in (Answer(404), Answer(403)):
+        told_server.answer = serve(tmp_path, absent, Answer(*listing))
+        said = None if absent.status == 404 else "fill"
+        dataset = open_dataset(url, arrays=["x"], storage_options=options, absent_chunks=said)
+        assert dataset.read_rows(np.arange(10))["x"].tolist() == EXPECTED
+
+
+@pytest.mark.parametrize("name", ["requester_pays", "request_payer"])
+def test_requester_pays(group: tuple[str, dict[str, Any]], told_server: ToldServer, name: str) -> None:
+    for value, header in ((True, "requester"), (False, None)):
+        told_server.headers.clear()
+        open_dataset(group[0], arrays=["x"], storage_options={**told_server.options, name: value})
+        assert {headers.get("x-amz-request-payer") for headers in told_server.headers} == {header}
+
+
+class StatusError(Exception):
+    """As aiohttp's and gcsfs's errors."""
+
+    def __init__(self, **fields: int) -> None:
+        self.__dict__.update(fields)
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (PermissionError("Access Denied"), True),
+        (StatusError(status=403), True),
+        (StatusError(code=401), True),
+        (StatusError(status=404), False),
+        (OSError("<Error><Code>AccessDenied</Code></Error>"), True),
+        (PermissionError("<Error><Code>ExpiredToken</Code></Error>"), False),
+        (ConnectionResetError(), False),
+    ],
+)
+def test_only_refusals_may_mean_absence(error: Exception, refused: bool) -> None:
+    assert is_refusal(error) is refused
+
+
+# -- Whatever zarr reads from our stores passes through their get: retries, limits and counts hold ---------------------
+
+
+def test_every_way_to_read_is_known() -> None:
+    """A release of zarr with another one fails here, and not in somebody's training."""
+    forwarded = {name for name in vars(WrapperStore) if "get" in name}
+    reads = {"_get_many", "get_ranges"}
+    assert forwarded <= {"get", "get_partial_values", "get_sync", *reads}, forwarded
+    for name in reads:
+        assert getattr(PatientStore, name, None) is getattr(Store, name, None)
+    prototype, keys = default_buffer_prototype(), []
+
+    class Counting(PatientStore):
+        async def get(self, key: str, *args: Any, **options: Any) -> Any:
+            keys.append(key)
+            return await super().get(key, *args, **options)
+
+    async def consumed(answers: Any) -> list[Any]:
+        return [answer async for answer in answers]
+
+    inner = MemoryStore({"a": prototype.buffer.from_bytes(bytes(range(9)))})
+    store: Any = Counting(inner, "here", Patience())
+    sync(consumed(store._get_many([("a", prototype, None)])))
+    assert keys == ["a"]
+    if hasattr(Store, "get_ranges"):
+        [[(_, first), *_]] = sync(consumed(store.get_ranges("a", [RangeByteRequest(2, 4)], prototype=prototype)))
+        assert first.to_bytes() == bytes([2, 3])
+        assert keys == ["a", "a"]
+    assert not store._supports_sync_io
+
+
+def test_an_absent_chunk_is_an_error_with_every_codec_pipeline(tmp_path: Path) -> None:
+    pipeline = pytest.importorskip("zarr.core.codec_pipeline")
+    if not hasattr(pipeline, "FusedCodecPipeline"):
+        pytest.skip("this release of zarr has one codec pipeline")
+    array = zarr.create_group(tmp_path / "g").create_array("x", shape=X.shape, dtype="f4", chunks=(4, 2))
+    array[:] = X
+    (tmp_path / "g/x/c/0/0").unlink()
+    with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.FusedCodecPipeline"}):
+        dataset = open_dataset(tmp_path / "g", absent_chunks="error")
+        with pytest.raises(CorruptChunk, match="x/c/0/0"):
+            dataset.read_rows([0])
+        assert dataset.traffic.requests > 0
+
+
+@pytest.fixture
+def served(told_server: ToldServer, tmp_path: Path) -> str:
+    """The URL of a dataset of 100 chunks on a slow server."""
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    create_dataset(tmp_path / "x", {"x": np.arange(200)}, chunk_rows=2)
+    right = serve(tmp_path)
+
+    def slow(request: Request) -> Answer:
+        answer = right(request)
+        answer.delay = 0.005
+        return answer
+
+    told_server.answer = slow
+    return f"{told_server.endpoint}/bucket/x"
+
+
+@pytest.mark.parametrize(("limits", "most"), [({}, 16), ({"connections": 3}, 3)])
+def test_few_connections_to_a_server(served: str, told_server: ToldServer, limits: dict[str, int], most: int) -> None:
+    datasets = [open_dataset(served, arrays=["x"], storage_options=limits) for _ in range(2)]
+    for dataset in datasets:
+        np.testing.assert_array_equal(dataset.read_rows(np.arange(200))["x"], np.arange(200))
+    assert 1 < told_server.peak <= most
+
+
+def test_a_forked_process_has_connections_of_its_own(served: str) -> None:
+    dataset = open_dataset(served, arrays=["x"])
+    assert dataset.read_rows([7])["x"] == [7]
+    assert in_a_fork(lambda: dataset.read_rows([9, 150])["x"].tolist()) == "returned [9, 150]"
+    assert dataset.read_rows([150])["x"] == [150]
+
+
+def test_a_store_that_does_not_survive_a_fork_says_so_at_once(tmp_path: Path) -> None:
+    create_dataset(tmp_path / "d", {"x": np.arange(20)}, chunk_rows=2)
+    store = ObjectStore(obstore.store.LocalStore(str(tmp_path / "d")), read_only=True)
+    dataset = open_dataset(store)
+    assert dataset.read_rows([7])["x"] == [7]
+    words = "DatasetError: cannot read .* in a process that was forked after its parent had used obstore.* spawn"
+    for use in (lambda: dataset.read_rows([9]), lambda: open_dataset(store)):
+        assert re.match(words, in_a_fork(use))
+
+
+@pytest.mark.parametrize("name", ["connections", "max_retries"])
+def test_wrong_limits(tmp_path: Path, name: str) -> None:
+    for value in (-1, True, 2.5, "3"):
+        with pytest.raises(InvalidParameter, match=rf"storage_options\['{name}'\]="):
+            open_dataset(tmp_path, storage_options={name: value})
