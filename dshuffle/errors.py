@@ -170,10 +170,6 @@ class ClusterError(DShuffleError, RuntimeError):
     transient = True
 
 
-class MembershipChanged(ClusterError):
-    """The workers of a session have changed, and another session goes on. A shuffler sees to this itself."""
-
-
 class WorkerLost(ClusterError):
     """A worker that held a partition has left the cluster."""
 

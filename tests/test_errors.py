@@ -20,7 +20,6 @@ TRANSIENT = {
     "ExchangeError",
     "ChecksumMismatch",
     "ClusterError",
-    "MembershipChanged",
     "WorkerLost",
     "PeerFailed",
 }
@@ -61,7 +60,7 @@ def test_the_class_is_not_changed() -> None:
 def test_the_documentation_lists_these_classes() -> None:
     text = (DOCS / "errors.md").read_text()
     [listed] = re.findall(r"^By default, another attempt can help after (.*?)\.$", text, re.MULTILINE | re.DOTALL)
-    assert set(re.findall(r"`(\w+)`", listed)) == TRANSIENT - {"ChecksumMismatch", "MembershipChanged"}
+    assert set(re.findall(r"`(\w+)`", listed)) == TRANSIENT - {"ChecksumMismatch"}
 
 
 def test_every_error_that_led_to_another_is_visited_once():

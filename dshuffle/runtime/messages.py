@@ -248,14 +248,11 @@ class MemberChanges:
         Members that have left or are about to leave.
     n_available
         Number of workers that could train.
-    adopted
-        Ranks whose workers have another rank as well.
     """
 
     joined: tuple[str, ...]
     leaving: tuple[str, ...]
     n_available: int
-    adopted: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,9 +318,13 @@ class OpenOrder(Order, frozen=True, rename={"digest": "drawn"}):
 
 
 class CloseOrder(SessionOrder, frozen=True):
-    """Close a session, unless a later order has opened it. After it, orders to open up to this number are refused."""
+    """Close a session, unless a later order has opened it. After it, orders to open up to this number are refused.
+
+    With ``keeps``, only the tasks and the exchange end, and the partition stays as a source of a session that follows.
+    """
 
     number: int
+    keeps: bool = False
 
 
 class MembersOrder(Order, frozen=True):

@@ -146,7 +146,7 @@ def resources_in_words(resources: Mapping[str, float]) -> str:
 LOCAL = "local"
 """Value of ``cache_directory`` for the local directory of each Dask worker."""
 
-ON_LOSS = ("replace", "shrink", "raise")
+ON_LOSS = ("replace", "raise")
 """What a session can do when a worker is lost."""
 
 
@@ -160,7 +160,7 @@ class SessionOptions:
     Parameters
     ----------
     on_loss
-        What happens when a worker is lost; None for ``"shrink"`` if the session is elastic, else ``"replace"``.
+        What happens when a worker is lost.
     memory_limit
         Maximum bytes of a worker's partition; None for a part of the worker's own limit. Text such as ``"2 GiB"`` is
         parsed.
@@ -182,7 +182,7 @@ class SessionOptions:
         Number of workers to wait for, and that must stay.
     """
 
-    on_loss: str | None = None
+    on_loss: str = "replace"
     memory_limit: int | None = None
     cache_directory: str | None = None
     keep_cache: bool = False
@@ -196,10 +196,6 @@ class SessionOptions:
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):
             object.__setattr__(self, option.name, _READ[option.name](option.name, getattr(self, option.name)))
-        if self.on_loss is None:
-            object.__setattr__(self, "on_loss", "shrink" if self.elastic else "replace")
-        elif self.elastic and self.on_loss != "shrink":
-            raise InvalidParameter.of("on_loss", self.on_loss, "'shrink', or left out, in an elastic session")
         if self.keep_cache and self.cache_directory in (None, LOCAL):
             reason = f"cache_directory={self.cache_directory!r} does not outlive a job"
             hint = "Give a folder on a local disk that is still there when the next job runs."
@@ -234,20 +230,19 @@ class SessionOptions:
         if self.cluster is not None and not choices.is_auto:
             allowed = f"None with delivery={choices.delivery!r}"
             raise InvalidParameter.of("cluster", self.cluster, allowed, "Only delivery='auto' uses it.")
-        if choices.shares.for_fixed_workers and self.on_loss == "shrink":
-            name = "elastic" if self.elastic else "on_loss='shrink'"
+        if choices.shares.for_fixed_workers and self.elastic:
             reason = f"shares={str(choices.shares)!r} are for one number of workers"
-            raise InvalidParameter.because(name, reason, "Use shares by the names of workers, 'measured' or 'even'.")
+            hint = "Use shares by the names of workers, 'measured' or 'even'."
+            raise InvalidParameter.because("elastic", reason, hint)
         sharding = choices.sharding
         fixed = isinstance(sharding, GivenSharding) and not sharding.name.startswith(STRATIFIED)
-        if fixed and self.on_loss == "shrink":
-            name = "elastic" if self.elastic else "on_loss='shrink'"
+        if fixed and self.elastic:
             hint = "It is for one number of workers. Use 'random', 'contiguous', 'round-robin' or 'stratified:LABELS'."
-            raise InvalidParameter.because(name, f"the sharding {str(sharding)!r} was given", hint)
+            raise InvalidParameter.because("elastic", f"the sharding {str(sharding)!r} was given", hint)
 
 
 def _on_loss(name: str, value: object) -> object:
-    if value is not None and value not in ON_LOSS:
+    if value not in ON_LOSS:
         raise InvalidParameter.of(name, value, f"one of {', '.join(map(repr, ON_LOSS))}")
     return value
 
@@ -333,7 +328,7 @@ DEFAULTS = SessionOptions()
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 34
+PROTOCOL = 35
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 
@@ -379,21 +374,6 @@ class DatasetReference:
                 "identity is the same: a copy is damaged or out of date. Renew it, and make a new Shuffler"
             )
         return dataset
-
-
-def adopted_id(session_id: str, rank: int) -> str:
-    """Id of a session on a worker that has adopted a rank beside its own."""
-    return f"{session_id}+{rank}"
-
-
-def base_id(session_id: str) -> str:
-    """Id of the session itself, of its own id or one that :func:`adopted_id` made of it."""
-    return session_id.partition("+")[0]
-
-
-def is_adopted_by(session_id: str, other: str) -> bool:
-    """Whether another id is one that :func:`adopted_id` made of the id of a session."""
-    return other.startswith(f"{session_id}+")
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from dshuffle.runtime.session_spec import PROTOCOL
 from dshuffle.runtime.worker import sessions as row_handlers
 from dshuffle.runtime.worker import worker_plugin
 
-MESSAGES_OF = (34, 3721010022)
+MESSAGES_OF = (35, 3040681567)
 """The protocol, and the checksum of its messages. If they change, so does the number: see the failure of the test."""
 
 SPOKEN = (messages, orders, replies, row_handlers, exchange_log, snapshot, session_spec)
@@ -87,7 +87,7 @@ MESSAGES = [
         addresses={0: "tcp://a:1", 1: "tcp://b:1"},
         training_before=(TrainingTime(seconds=1.0), TrainingTime(seconds=2.0, waiting=0.5)),
     ),
-    MemberChanges(joined=("tcp://d:1",), leaving=(), n_available=3, adopted=(2,)),
+    MemberChanges(joined=("tcp://d:1",), leaving=(), n_available=3),
     TrainedSamples(epoch=3, counts=(5, 0), digest=DIGEST),
     UnfinishedTask(2, 1, "cancelled"),
     SessionSnapshot(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import itertools
 import logging
@@ -20,12 +19,12 @@ from dshuffle.errors import (
     ClusterError,
     DShuffleError,
     ExchangeError,
-    MembershipChanged,
+    PeerFailed,
     WorkerLost,
     what_happened,
 )
 from dshuffle.notebook import html_summary
-from dshuffle.planning import Choices
+from dshuffle.planning import Choices, Remainder
 from dshuffle.planning.remainder import SampleDigest
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets
@@ -54,13 +53,13 @@ class Membership:
     Parameters
     ----------
     session
-        The first one. If it is elastic, another one follows when workers join or leave the cluster. Otherwise that only
-        happens when a worker trains on the samples of a lost one. Another one also follows when shares change.
+        The first one. If it is elastic, another one follows when workers join or leave the cluster, or are lost.
+        Another one also follows when shares change.
     """
 
     def __init__(self, session: OpenSession) -> None:
         self.current = session
-        self.workers_may_change = session.request.options.on_loss == "shrink"
+        self.elastic = session.request.options.elastic
         self._shares = ShareChanges()
         self._min_workers = session.request.options.min_workers
         self._following: OpenSession | None = None
@@ -70,27 +69,62 @@ class Membership:
 
     def prefetch(self, epoch: int, records: Sequence[EpochRecord]) -> None:
         """Start the exchange for the next epoch, on the workers that will train in it."""
-        if self._following is None and not self._exchanging:
-            self._open_following(epoch, records)
-        (self._following or self.current).calls.tell("prefetch")
-        self._exchanging = self._following is None
+        try:
+            if self._following is None and not self._exchanging:
+                self._open_following(epoch, records)
+            (self._following or self.current).calls.tell("prefetch")
+        except WorkerLost:
+            if not self.elastic:
+                raise
+            # Another session is opened when this one has to move on.
+        else:
+            self._exchanging = self._following is None
 
     def advance(self, epoch: int, records: Sequence[EpochRecord]) -> EpochExchange:
         """Wait for the exchange for an epoch, let the workers swap to it, and return its measurements.
 
         All tasks of the epoch before must have ended. The parameters are those of :meth:`prefetch`.
         """
-        if self._following is None:
-            self._open_following(epoch, records)
         exchange: EpochExchange | None = None
-        if self._following is None:
-            with contextlib.suppress(MembershipChanged):  # it may be raised while this call waits
+        try:
+            if self._following is None:
+                self._open_following(epoch, records)
+            if self._following is None:
                 exchange = self.current.calls.ask(EpochExchange, "advance", epoch=epoch)
+        except WorkerLost as error:
+            self._say_what_follows(epoch, error)
         if exchange is None:
-            exchange = self._take_over(epoch)
+            exchange = self._take_over(self._start_of(epoch))
         self._exchanging = False
         self.current.addresses = exchange.addresses
         return exchange
+
+    def is_lost(self) -> bool:
+        """Whether the present session is elastic, and has ended because workers were lost."""
+        if not self.elastic:
+            return False
+        try:
+            self.current.calls.ask(messages.MemberChanges, "membership")
+        except WorkerLost:
+            return True
+        return False
+
+    def reopen(self, start: Remainder) -> EpochExchange:
+        """Open an epoch again with the workers that are left, after the session has been lost in it."""
+        following, self._following = self._following, None
+        if following is not None:  # it begins with the next epoch
+            following.close()
+        logger.warning("dshuffle: epoch %d begins again, because tasks of it were lost with their workers", start.epoch)
+        exchange = self._take_over(start)
+        self._exchanging = False
+        self.current.addresses = exchange.addresses
+        return exchange
+
+    def _say_what_follows(self, epoch: int, error: WorkerLost) -> None:
+        """Log that other workers go on; or raise the error, if they may not."""
+        if not self.elastic:
+            raise error
+        logger.warning("dshuffle: the workers that are left train on epoch %d (%s)", epoch, what_happened(error))
 
     def close(self) -> None:
         """Close all sessions."""
@@ -108,7 +142,7 @@ class Membership:
                 session.calls.close_soon()
 
     def _open_following(self, epoch: int, records: Sequence[EpochRecord]) -> None:
-        if self.workers_may_change:
+        if self.elastic:
             self._open_with_other_workers(epoch)
         if self._following is None and not self._exchanging:  # an exchange is not made twice
             self._open_with_other_shares(epoch, records)
@@ -118,7 +152,7 @@ class Membership:
         if weights is None:
             return
         try:
-            self._following = self.current.successor(epoch, weights)
+            self._following = self.current.successor(self._start_of(epoch), weights)
         except DShuffleError as error:
             self._keep_shares(epoch, error)
         else:
@@ -133,11 +167,10 @@ class Membership:
     def _open_with_other_workers(self, epoch: int) -> None:
         members = self.current.calls.ask(messages.MemberChanges, "membership")
         changed = members.leaving or (members.joined and not self._exchanging)  # an exchange is not made twice
-        follows = members.adopted or (changed and self.current.request.options.elastic)
-        if not follows or members.n_available < self._min_workers or members == self._refused:
+        if not changed or members.n_available < self._min_workers or members == self._refused:
             return
         try:
-            self._following = self.current.successor(epoch)
+            self._following = self.current.successor(self._start_of(epoch))
         except DShuffleError as error:
             if not error.transient:  # another attempt would fail as well
                 self._refused = members
@@ -149,7 +182,13 @@ class Membership:
             n_new = len(set(now) - set(before))
             logger.warning(text + (f", {n_new} of which {'is' if n_new == 1 else 'are'} new" if n_new else ""))
 
-    def _take_over(self, epoch: int) -> EpochExchange:
+    def _start_of(self, epoch: int) -> Remainder:
+        """Where an epoch begins that nobody has trained on in the present session."""
+        start = self.current.request.start
+        return start if start.epoch == epoch else Remainder(epoch, ())
+
+    def _take_over(self, start: Remainder) -> EpochExchange:
+        epoch = start.epoch
         try:
             training = self.current.calls.ask(tuple[TrainingTime, ...], "training")
         except DShuffleError as error:  # a worker has left, so the epoch is not recorded
@@ -157,7 +196,7 @@ class Membership:
             training = None
         for attempt in range(ATTEMPTS):
             try:
-                following = self._following = self._following or self._open_successor(epoch)
+                following = self._following = self._following or self._open_successor(start)
                 exchange = following.calls.ask(EpochExchange, "advance", epoch=epoch)
             except DShuffleError as error:
                 only_shares, self._only_shares = self._only_shares, False
@@ -168,10 +207,12 @@ class Membership:
                     self._following = None
                 if only_shares:  # the current session goes on, unless its workers have changed meanwhile
                     self._keep_shares(epoch, error)
-                    with contextlib.suppress(MembershipChanged):
+                    try:
                         exchange = self.current.calls.ask(EpochExchange, "advance", epoch=epoch)
-                        return dataclasses.replace(exchange, training_before=training)
-                    continue
+                    except WorkerLost as lost:
+                        self._say_what_follows(epoch, lost)
+                        continue
+                    return dataclasses.replace(exchange, training_before=training)
                 if attempt == ATTEMPTS - 1 or not error.transient:
                     raise
                 logger.warning("dshuffle: another session is opened for epoch %d (%s)", epoch, what_happened(error))
@@ -181,15 +222,15 @@ class Membership:
         former.close()
         return dataclasses.replace(exchange, training_before=training)
 
-    def _open_successor(self, epoch: int) -> OpenSession:
+    def _open_successor(self, start: Remainder) -> OpenSession:
         client, request = self.current.calls.client, self.current.request
         patience, limit = request.settings.replacement_timeout, "dshuffle.replacement-timeout"
         wait_for_workers(client, self._min_workers, patience, limit=limit, choice=request.choice)
         try:
-            return self.current.successor(epoch)
+            return self.current.successor(start)
         except CacheBudgetError:  # the partitions of this session take the memory, so the dataset is read again
             self.current.close()
-            return self.current.successor(epoch)
+            return self.current.successor(start)
 
 
 class EpochSequence:
@@ -281,29 +322,58 @@ class EpochSequence:
         return self._epochs(count)
 
     def _epochs(self, count: int) -> Iterator[EpochTasks]:
-        position = self.position
-        for following in reversed(range(count)):
-            if self._handed_out:
-                self._end_tasks()
-                requested_at = time.perf_counter()
-                position.ended = True
-                exchange = self.membership.advance(position.next_epoch, self.recorder.records)
-                position.next_epoch += 1
-                position.begin(EpochTasks(exchange.epoch))
-                self._handed_out = False  # at once: Ctrl-C must not skip the epoch
-                self.recorder.end(exchange.training_before, requested_at)
-                self.recorder.begin(exchange, self.membership.current, requested_at)
+        position, left = self.position, count
+        while True:
+            is_again = False
+            if self._handed_out or not left:
+                is_again = self._is_reopened(self._end_tasks if left else self._finish_epoch)
+                if not (left or is_again):
+                    break
+                if not is_again:
+                    self._move_on()
+            left -= not is_again
             assert position.tasks is not None
-            if following:
+            if left:
                 self.membership.prefetch(position.next_epoch, self.recorder.records)
             self.write_checkpoint()
             self._handed_out = True  # not before: Ctrl-C in a call must not lose the epoch
             yield position.tasks
-        self._finish_epoch()
         if position.tasks is not None and position.tasks.begun:
             position.ended = True
         # else the epoch is still to be trained on: ``epoch = list(shuffler.epochs(1))[0]``
         self.write_checkpoint()
+
+    def _is_reopened(self, end: Callable[[], None]) -> bool:
+        """Let the tasks end; whether the epoch is opened again, because some were lost, and others can go on."""
+        position, tasks = self.position, self.position.tasks
+        try:
+            end()
+            if tasks is None or not (tasks.interrupted and self.membership.is_lost()):
+                return False
+        except (WorkerLost, PeerFailed):
+            if tasks is None or not self.membership.is_lost():
+                raise
+        start, requested_at = position.left(), time.perf_counter()
+        if start.epoch > tasks.epoch:  # all samples were trained on, according to the last state
+            tasks.clear()
+            return False
+        exchange = self.membership.reopen(start)
+        position.reopen(start)
+        self._begin(exchange, requested_at)
+        return True
+
+    def _move_on(self) -> None:
+        position, requested_at = self.position, time.perf_counter()
+        position.ended = True
+        exchange = self.membership.advance(position.next_epoch, self.recorder.records)
+        position.next_epoch += 1
+        self._begin(exchange, requested_at)
+
+    def _begin(self, exchange: EpochExchange, requested_at: float) -> None:
+        self.position.begin(EpochTasks(exchange.epoch))
+        self._handed_out = False  # at once: Ctrl-C must not skip the epoch
+        self.recorder.end(exchange.training_before, requested_at)
+        self.recorder.begin(exchange, self.membership.current, requested_at)
 
     def _finish_epoch(self) -> None:
         try:
@@ -361,7 +431,12 @@ class EpochSequence:
         counts: tuple[int, ...] = ()
         digest = SampleDigest()
         if self.epoch is not None and not self.position.ended:
-            trained = self.calls.ask(TrainedSamples, "trained")
+            try:
+                trained = self.calls.ask(TrainedSamples, "trained")
+            except WorkerLost:
+                if self.position.tasks is not None:  # calls that the loop has not made yet are missing
+                    self.position.tasks.interrupted = True
+                raise
             if trained.epoch == self.epoch:
                 counts, digest = trained.counts, trained.digest
         return self.position.state(counts, digest)

@@ -83,6 +83,8 @@ class EpochTasks:
         Numbers of the calls whose tasks need not finish.
     error
         The error that has kept the epoch from ending; None if there was none.
+    interrupted
+        Whether the session was lost, and the loop has heard of it otherwise than by a task.
     """
 
     epoch: int
@@ -90,6 +92,7 @@ class EpochTasks:
     calls: dict[int, Call] = field(default_factory=dict)
     accepted: set[int] = field(default_factory=set)
     error: BaseException | None = None
+    interrupted: bool = False
     _called_at: float = 0.0
 
     @property

@@ -46,10 +46,11 @@ class OpenSession:
         try:
             opened = self._open_repeatedly()
         except CacheBudgetError as error:
-            if request.kept_as is None or request.former is not None:
+            # Workers have freed the partitions that were to be read (transient), or some workers read kept partitions
+            # whose room other workers of the same machine need.
+            if not error.transient and (request.kept_as is None or request.former is not None):
                 raise
-            # Some workers read kept partitions whose room other workers of the same machine need.
-            logger.debug("dshuffle: the session does not read kept partitions, because they are in the way: %s", error)
+            logger.debug("dshuffle: the session reads the dataset, because other partitions are in the way: %s", error)
             self._renew_id(reads_kept=False)
             opened = self._open_repeatedly()
         if opened.left_out:
@@ -108,31 +109,28 @@ class OpenSession:
         before, self.addresses = self.addresses, self.calls.ask(dict[int, str], "members")
         return before != self.addresses
 
-    def successor(self, epoch: int, weights: Weights | None = None) -> OpenSession:
-        """Open a session that goes on with an epoch, on the workers that the cluster has now.
+    def successor(self, start: Remainder, weights: Weights | None = None) -> OpenSession:
+        """Open a session that goes on with what is left of an epoch, on the workers that the cluster has now.
 
         Its workers read their first partitions from the workers of this session.
         """
-        begins = epoch == self.request.start.epoch  # nobody has trained in this session
+        begins = start == self.request.start  # what is left is left by an earlier session
+        places = {address: rank for rank, address in self.addresses.items() if rank != SERVER}
+        carried = EarlierWorkers(self.history, start.epoch if start.trained else start.epoch - 1, places)
         server = self.request.options.server if SERVER in self.addresses else None
         request = dataclasses.replace(
             self.request,
             session_id=new_id(),
             options=dataclasses.replace(self.request.options, server=server),
-            start=self.request.start if begins else Remainder(epoch, ()),
+            start=start,
             former=self.request.session_id,
-            carried=self.request.carried if begins else self._carried(epoch - 1),
+            carried=self.request.carried if begins else carried,
             weights=None if weights is None else self._weights_of(weights),
         )
         return OpenSession(self.calls.client, request, self.calls.silence)
 
     def _weights_of(self, weights: Weights) -> dict[str, int]:
         return dict(zip(self.ranks, weights or (LARGEST_WEIGHT,) * self.n_workers, strict=True))
-
-    def _carried(self, epoch: int) -> EarlierWorkers:
-        return EarlierWorkers(
-            self.history, epoch, {address: rank for rank, address in self.addresses.items() if rank != SERVER}
-        )
 
     def close(self) -> None:
         """Free the partitions on all workers. A scheduler that does not answer is no error: no result is lost."""

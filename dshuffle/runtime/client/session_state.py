@@ -311,12 +311,23 @@ class SessionPosition:
         # The last epoch whose results the attached value has, as far as the loop has said.
         self._covered = start.epoch - 1
         self._histories: dict[int, WorkerHistory] = {}  # of the epochs from the next one that is not covered
+        self._recorded: Remainder | None = None  # what is left of the current epoch, according to the last state
         self._has_warned = False
 
     def begin(self, tasks: EpochTasks) -> None:
         """Make an epoch the current one."""
-        self.tasks, self.ended = tasks, False
+        self.tasks, self.ended, self._recorded = tasks, False, None
         self._histories[tasks.epoch] = self._history()
+
+    def left(self) -> Remainder:
+        """What is left of the current epoch, or the next one: where a session goes on from the last state in it."""
+        assert self.tasks is not None
+        recorded = self._recorded or self._remainder((), NOTHING)
+        return SessionState.of(self._dataset, self._choices, self._history(), recorded).next
+
+    def reopen(self, start: Remainder) -> None:
+        """Let the current epoch begin again with what is left of it."""
+        self._start = start
 
     @property
     def attached(self) -> Any:
@@ -363,6 +374,8 @@ class SessionPosition:
             first = self._covered + 1
             reached = self._start if first == self._start.epoch else Remainder(first, ())
             history = self._histories.get(first, history)
+        if self.tasks is not None and reached.epoch == self.tasks.epoch:
+            self._recorded = reached
         return SessionState.of(self._dataset, self._choices, history, reached, self._pickled).to_dict()
 
     def _warn(self, text: str, *values: object) -> None:

@@ -225,10 +225,10 @@ class Shuffler:
     on_loss
         What happens when a worker is lost. ``"replace"``: another worker takes the rank, for instance one that a nanny
         starts. It reads the partition again, and lost tasks of the current epoch run again there. If no worker can, or
-        none does within ``dshuffle.replacement-timeout``, :class:`WorkerLost` is raised. ``"shrink"``: in this case,
-        another member trains on the samples of the lost worker until the epoch ends, and the session goes on with fewer
-        workers. ``"raise"``: :class:`WorkerLost` is raised at once. By default ``"shrink"`` if the session is elastic,
-        else ``"replace"``. If nobody can replace a worker that only serves, peers send the rows.
+        none does within ``dshuffle.replacement-timeout``, the session ends with :class:`WorkerLost`. ``"raise"``: it
+        ends at once. An elastic session then opens the epoch again with the workers that are left. A new session reads
+        the partitions of one that was lost. See docs/faults.md. If nobody can replace a worker that only serves, peers
+        send the rows.
     checkpoint
         File or object (a path, or a URL such as ``s3://bucket/run.json``) to which the state is written: when the
         session opens, at the start of every epoch, and after the last one. The dataset's storage options are used if it
@@ -319,7 +319,7 @@ class Shuffler:
         seed: int = 0,
         shares: Shares = "even",
         first_epoch: int = 0,
-        on_loss: str | None = None,
+        on_loss: str = "replace",
         checkpoint: str | os.PathLike[str] | None = None,
         memory_limit: int | str | None = None,
         cache_directory: str | os.PathLike[str] | None = None,
@@ -519,8 +519,8 @@ class Shuffler:
 
     @property
     def elastic(self) -> bool:
-        """Whether the number of workers may change, with ``elastic=True`` or ``on_loss="shrink"``."""
-        return self._sequence.membership.workers_may_change
+        """Whether the number of workers may change."""
+        return self._sequence.membership.elastic
 
     @property
     def records(self) -> list[EpochRecord]:

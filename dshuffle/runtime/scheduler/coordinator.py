@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -39,7 +40,7 @@ from dshuffle.runtime.scheduler.members import Candidates, Members, process_runs
 from dshuffle.runtime.scheduler.participants import EpochDeliveries, ExchangeLog, Participants
 from dshuffle.runtime.scheduler.replacements import Closing, Replacements
 from dshuffle.runtime.scheduler.tasks import TaskOutcomes
-from dshuffle.runtime.session_spec import PartitionSources, WorkerChoice
+from dshuffle.runtime.session_spec import PartitionSources, SessionRequest, WorkerChoice
 from dshuffle.runtime.settings import Settings
 from dshuffle.units import human_bytes, human_rate
 
@@ -64,7 +65,6 @@ def message_of(
 ) -> dict[str, Any] | None:
     """The message of an order; None if its run has ended."""
     participant, run_id = order.participant, order.run_id
-    session_id = participants.session_id(participant)
     match order.name:
         case "open" | "restore":
             restore = order.name == "restore"
@@ -90,11 +90,11 @@ def message_of(
             delivery = deliveries.of_run(run)
             return to_fields(BeginOrder(run_id=run_id, epoch=run.epoch, delivery=delivery, rate=rate))
         case "commit":
-            return to_fields(CommitOrder(session_id=session_id, run_id=run_id))
+            return to_fields(CommitOrder(session_id=participants.session_id, run_id=run_id))
         case "abort":
             return to_fields(AbortOrder(run_id=run_id))
         case "status":
-            return to_fields(SessionOrder(session_id=session_id))
+            return to_fields(SessionOrder(session_id=participants.session_id))
     raise AssertionError(order.name)
 
 
@@ -128,11 +128,13 @@ class Coordinator:
         self.client_id = client_id
         self.client_reconnected = False  # whether its client has connected again since the session was opened
         self.follower: Coordinator | None = None  # of a session that takes over from this one
+        self.source: Coordinator | None = None  # of an ended session whose partitions this one reads
+        self.is_source = False  # whether it has ended, and its workers keep their partitions for a session that follows
         self.outcomes = TaskOutcomes()
         self._spec = spec = members.spec
         self.ranks = range(spec.shuffle.n_workers)
         self._loop = asyncio.get_running_loop()
-        self.participants = Participants(scheduler, spec, lambda: self.machine.adopted)
+        self.participants = Participants(scheduler, spec)
         dedicated = members.server_role == "dedicated"
         participants = [participant for participant in self.addresses if participant != SERVER or dedicated]
         self.machine = SessionMachine(
@@ -144,7 +146,6 @@ class Coordinator:
             replaceable=() if spec.options.on_loss == "raise" else participants,
             replacement_timeout=spec.settings.replacement_timeout,
             optional=[SERVER],
-            shrinks=spec.options.on_loss == "shrink",
         )
         self.driver = MachineDriver(self.machine, self._carry_out, spec.session_id, spec.settings.heartbeat)
         self.log = ExchangeLog(self.participants, len(self.ranks))
@@ -155,6 +156,7 @@ class Coordinator:
         self._closed_by_client = False
         self._closing = Closing(scheduler, spec, lambda: self.machine.turn, lambda: self.cause)
         self._freed: asyncio.Task[None] | None = None
+        self._fetched = asyncio.Event()  # set once nobody needs the partitions of the ended session any more
         self._candidates = Candidates(
             scheduler, self.addresses.values(), spec.choice, new_workers=spec.settings.new_workers
         )
@@ -280,7 +282,7 @@ class Coordinator:
         lost = [participant for participant in self.machine.participants if self.addresses[participant] == address]
         if retires:
             self._candidates.retire(address)
-            if self.epoch >= self.machine.first_epoch and not self.ended:
+            if self.epoch >= self.machine.first_epoch and (self.is_source or not self.ended):
                 self.participants.retires(address, self.machine.settled, self._loop.time())
         self.driver.run(self.machine.lost, lost, reason, retires=retires)
 
@@ -288,7 +290,7 @@ class Coordinator:
         """Whether another worker still reads the partition of a worker that retires, or may do so in a moment."""
         former, machine = self._spec.former, self.machine
         if self.ended:
-            return False
+            return self.is_source and any(holder == address for holder, _ in self.participants.handed_over.values())
         loads = self.epoch < machine.first_epoch and machine.phase not in (Phase.READY, Phase.COMMITTING)
         if loads and former is not None and address in {holder for holder, _ in former.holders.values()}:
             return True
@@ -296,30 +298,40 @@ class Coordinator:
 
     def kept_workers(self) -> list[str]:
         """Workers that an adaptive cluster must not remove now."""
-        idle = self.machine.phase in (Phase.IDLE, Phase.READY) and not self.machine.adopted
+        idle = self.machine.phase in (Phase.IDLE, Phase.READY)
         if not (self._spec.options.elastic and idle):
             return list(self.addresses.values())
-        fewest = self._spec.options.min_workers
-        return [address for participant, address in self.addresses.items() if participant < fewest]
+        fewest, workers = self._spec.options.min_workers, self.scheduler.workers
+        trains = {address for address in self.addresses.values() if address in workers and workers[address].processing}
+        return [address for participant, address in self.addresses.items() if participant < fewest or address in trains]
 
     def partitions(self) -> PartitionSources | None:
-        """The partitions on the workers, for a session that takes over; None before the first epoch."""
-        begun = self.epoch >= self.machine.first_epoch
-        return self.participants.partitions(self.epoch, self.machine.settled) if begun else None
+        """The partitions on the workers, for a session that takes over; None if there are none."""
+        if self.epoch < self.machine.first_epoch or (self.ended and not self.is_source):
+            return None
+        present = [rank for rank in self.machine.settled if self.addresses[rank] in self.scheduler.workers]
+        return self.participants.partitions(self.epoch, present)
 
-    def places(self) -> dict[str, int]:
-        """Rank of every worker that trains, by address; of a worker with two ranks, its own one."""
-        return {self.addresses[rank]: rank for rank in self.ranks if rank not in self.machine.adopted}
+    def can_be_read_by(self, request: SessionRequest) -> bool:
+        """Whether the session has ended, and its partitions have the rows of the requested one."""
+        own, other = self._spec.dataset, request.dataset
+        return self.is_source and (own.identity, own.layout) == (other.identity, other.layout)
 
     def end(self, error: DShuffleError) -> None:
         """End the session, raise the error in all current and future calls, and free the workers that are left."""
         self.driver.run(self.machine.close, error)
 
     async def close(self) -> None:
-        """Close the session on all participants that are still in the cluster."""
+        """Close the session on all participants that are still in the cluster, also if they keep partitions."""
         self._closed_by_client = self._closed_by_client or not self.ended
         self.end(ClusterError("this session has been closed", transient=False))
+        self.release()
         await self.freed()
+
+    def release(self) -> None:
+        """Free the partitions of an ended session, which are not needed as sources any more."""
+        self.is_source = False
+        self._fetched.set()
 
     async def freed(self) -> None:
         """Wait until an ended session is closed on all workers that answer."""
@@ -351,6 +363,9 @@ class Coordinator:
             case instructions.RunReady(run):
                 self._plan_ahead(run)
             case instructions.EpochCommitted(run, reports):
+                if self.source is not None:
+                    self.source.release()
+                    self.source = None
                 delivery = self._deliveries.of_run(run)
                 exchange = self.log.add(run, reports, self.machine.participants, delivery)
                 self.outcomes.begin(run.epoch)
@@ -366,15 +381,15 @@ class Coordinator:
                 for rank in ranks:
                     self.participants.handed_over.pop(rank, None)
                 self._move_tasks(self)
-            case instructions.RankAdoption(ranks):
-                for rank in ranks:
-                    self._replacements.adopt(rank)
             case instructions.ParticipantDropped(participant):
                 self._deliveries.lose_server()
                 self._replacements.drop(participant)
             case instructions.SessionEnded(error):
                 self.driver.cancel_all()
                 self._waiters.release(error)
+                # Kept partitions are read from disks.
+                is_lost = isinstance(error, WorkerLost) and self.epoch >= self.machine.first_epoch
+                self.is_source = is_lost and bool(self.machine.losses) and not self._spec.options.keep_cache
                 self._freed = self._loop.create_task(self._free())
 
     async def _send(self, order: PhaseOrder) -> None:
@@ -433,7 +448,20 @@ class Coordinator:
             self.driver.spawn(plan_ahead(participant))
 
     async def _free(self) -> None:
-        """Close the ended session on all participants that are still in the cluster."""
+        """Close the ended session on all participants that are still in the cluster.
+
+        After a loss, their partitions are sources of a session that follows. An elastic session opens it itself, once
+        the tasks have ended; others are waited for.
+        """
+        if self.is_source:
+            sources = {self.addresses[participant] for participant in self.machine.settled}
+            lost = {*self.addresses.values(), *self._closing.given_up} - sources
+            self.driver.spawn(self._closing.close_later(sources, keeps=True))
+            self.driver.spawn(self._closing.close_later(lost))
+            limit = None if self._spec.options.elastic else self.settings.replacement_timeout
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._fetched.wait(), limit)
+            self.is_source = False
         late = await self._closing.close({*self.addresses.values(), *self._closing.given_up})
         if late:
             logger.warning("dshuffle: session %s is not closed yet on %s", self._spec.session_id, ", ".join(late))

@@ -35,7 +35,6 @@ from dshuffle.runtime.scheduler.machine_state import (
     Phase,
     PhaseOrder,
     ProcessQuestion,
-    RankAdoption,
     RanksRestored,
     RunReady,
     SessionOpened,
@@ -104,8 +103,8 @@ def be_open(state: SessionState, event: events.AllAnswers, now: float) -> list[I
 
 def prefetch(state: SessionState, event: events.BeginCall, now: float) -> list[Instruction]:
     """Begin the exchange of the next epoch before the client waits for it."""
-    # If the last prefetch has failed, the client hears of it first. If a rank was adopted, another session follows.
-    return [] if state.unreported is not None or state.adopted else state.begin_run(now, 1)
+    # If the last prefetch has failed, the client hears of it first.
+    return [] if state.unreported is not None else state.begin_run(now, 1)
 
 
 def fetch(state: SessionState, event: events.AdvanceCall, now: float) -> list[Instruction]:
@@ -191,7 +190,9 @@ def end_session(state: SessionState, event: events.Refusal | events.Closure, now
 
 def end_lost(state: SessionState, event: events.Loss | events.FinalLoss, now: float) -> list[Instruction]:
     """End the session, because it cannot go on without a participant that is lost."""
-    return state.end(worker_lost(event.clauses.values(), searched=bool(state.losses)))
+    error = worker_lost(event.clauses.values(), searched=bool(state.losses))
+    _note(state, event)
+    return state.end(error)
 
 
 def search_at_once(state: SessionState, event: events.Loss, now: float) -> list[Instruction]:
@@ -214,7 +215,7 @@ def excuse_lost(state: SessionState, event: events.Loss, now: float) -> list[Ins
     return []
 
 
-def _note(state: SessionState, event: events.Loss) -> None:
+def _note(state: SessionState, event: events.Loss | events.FinalLoss) -> None:
     state.losses |= event.clauses
     state.newcomers -= event.clauses.keys()
     state.kept -= event.clauses.keys()
@@ -227,17 +228,12 @@ def take_rank(state: SessionState, event: events.Replacement, now: float) -> lis
     state.newcomers.add(rank)
     if event.kept:
         state.kept.add(rank)
-    state.adopted = state.adopted | {rank} if event.adopted else state.adopted - {rank}
     return [] if state.losses else state.enter(Phase.RESTORING, now)
 
 
 def go_without(state: SessionState, event: events.NoReplacement, now: float) -> list[Instruction]:
-    """Drop lost participants that are optional, let others adopt lost ranks, or end the session."""
-    if needed := set(event.participants) - state.optional:
-        state.adoptions.update(needed)
-        has_partitions = state.epoch >= state.first_epoch
-        if state.shrinks and has_partitions and state.adoptions.most_common(1)[0][1] <= ATTEMPTS:
-            return [RankAdoption(tuple(sorted(needed)))]
+    """Drop lost participants that are optional, or end the session."""
+    if set(event.participants) - state.optional:
         return state.end(worker_lost(loss_clauses(state), searched=True))
     dropped: list[Instruction] = [ParticipantDropped(participant) for participant in event.participants]
     state.participants = tuple(rank for rank in state.participants if rank not in event.participants)
@@ -335,8 +331,8 @@ ROWS: tuple[tuple[tuple[Phase, ...], type[events.Event], Handler, dict[Phase, st
     ((OPENING,), events.Loss, end_lost, {ENDED: ""}),
     # Rows are exchanged.
     ((IDLE,), events.BeginCall, prefetch,
-        {EXCHANGING: "", IDLE: "a failure is reported first, or a rank is adopted"}),
-    ((IDLE,), events.AdvanceCall, fetch, {EXCHANGING: "", IDLE: "a rank is adopted"}),
+        {EXCHANGING: "", IDLE: "a failure is reported first"}),
+    ((IDLE,), events.AdvanceCall, fetch, {EXCHANGING: ""}),
     ((EXCHANGING,), events.AllVotes, compare_votes,
         {READY: "", COMMITTING: "the client waits", ABORTING: "the votes do not fit together"}),
     # All swap to the epoch.
@@ -358,7 +354,7 @@ ROWS: tuple[tuple[tuple[Phase, ...], type[events.Event], Handler, dict[Phase, st
     # Other workers take lost ranks.
     ((WAITING,), events.Replacement, take_rank, {RESTORING: "all ranks are taken", WAITING: "others are lost"}),
     ((WAITING,), events.NoReplacement, go_without,
-        {ENDED: "somebody is needed", WAITING: "a participant is to adopt the rank, or others are lost",
+        {ENDED: "somebody is needed", WAITING: "nobody is needed, and others are lost",
          RESTORING: "nobody is needed, and other ranks are taken", IDLE: "nobody is needed",
          EXCHANGING: "nobody is needed, and a run is due"}),
     ((RESTORING,), events.AllAnswers, inform,
@@ -541,21 +537,14 @@ class SessionMachine(SessionState):
         replaceable = self.replaceable.issuperset(new) and somebody_is_left and not often
         return take(self, events.Loss(clauses) if replaceable else events.FinalLoss(clauses), now)
 
-    def replaced(self, participant: int, now: float, *, adopted: bool = False, kept: bool = False) -> list[Instruction]:
-        """Record that another worker takes a lost rank.
-
-        ``adopted`` if that is a participant; ``kept`` if the lost worker answers again, with its partition.
-        """
-        return take(self, events.Replacement(participant, adopted, kept), now) if participant in self.losses else []
+    def replaced(self, participant: int, now: float, *, kept: bool = False) -> list[Instruction]:
+        """Record that another worker takes a lost rank; ``kept`` if the lost one answers again, with its partition."""
+        return take(self, events.Replacement(participant, kept), now) if participant in self.losses else []
 
     def not_replaced(self, participants: Iterable[int], now: float) -> list[Instruction]:
         """Go on without lost participants, or end the session, because no other worker can come for them."""
         lost = self.losses.keys() & set(participants)
         return take(self, events.NoReplacement(lost), now) if lost else []
-
-    def not_adopted(self, now: float) -> list[Instruction]:
-        """End the session, because no participant can adopt the lost ranks."""
-        return self.close(worker_lost(loss_clauses(self), searched=True), now)
 
     def note_unfit(self, participant: int, reason: str) -> None:
         """Note why another worker cannot take a lost rank. The error has it if no worker comes."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from dshuffle.errors import DShuffleError, MembershipChanged
+from dshuffle.errors import DShuffleError
 from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.messages import Counts, Report
 
@@ -123,13 +123,6 @@ class RanksRestored:
 
 
 @dataclass(frozen=True, slots=True)
-class RankAdoption:
-    """Let other participants take these lost ranks as well, and report them with :meth:`SessionMachine.replaced`."""
-
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ParticipantDropped:
     """The session goes on without a participant that was lost, because no other worker can come for it."""
 
@@ -152,7 +145,6 @@ Instruction = (
     | ProcessQuestion
     | ReplacementSearch
     | RanksRestored
-    | RankAdoption
     | ParticipantDropped
     | SessionEnded
 )
@@ -219,14 +211,11 @@ class Replacement:
 
     Parameters
     ----------
-    adopted
-        Whether that worker has a rank already.
     kept
         Whether it is the lost worker, and still has the partition of this epoch.
     """
 
     participant: int
-    adopted: bool
     kept: bool = False
 
 
@@ -428,8 +417,6 @@ class SessionState:
         Seconds to wait for replacements.
     optional
         Participants without which the session can go on if no other worker replaces them.
-    shrinks
-        Whether other participants can adopt a rank that no other worker takes.
     """
 
     def __init__(
@@ -443,7 +430,6 @@ class SessionState:
         replaceable: Iterable[int] = (),
         replacement_timeout: float = 60.0,
         optional: Iterable[int] = (),
-        shrinks: bool = False,
     ) -> None:
         self.first_epoch = first_epoch
         self.heartbeat = heartbeat
@@ -452,7 +438,6 @@ class SessionState:
         self.replaceable = frozenset(replaceable)
         self.replacement_timeout = replacement_timeout
         self.optional = frozenset(optional)
-        self.shrinks = shrinks
 
         self.participants = tuple(participants)
         self.epoch = first_epoch - 1
@@ -475,8 +460,6 @@ class SessionState:
         self.newcomers: set[int] = set()  # replacements that do not hold their partitions yet, or are not known to all
         self.kept: set[int] = set()  # newcomers that were only silent, and still have their partitions and tasks
         self.unfit_reasons: dict[int, str] = {}  # why other workers could not take a lost rank
-        self.adopted: set[int] = set()  # ranks whose workers have another rank as well
-        self.adoptions: Counter[int] = Counter()  # how often other participants were to adopt a rank
         self.search_began = math.inf
 
     @property
@@ -524,12 +507,7 @@ class SessionState:
         """Become idle, or begin the next run at once if it is waited for or was interrupted by a loss."""
         self.phase, self.run = Phase.IDLE, None
         repeats_run, self.repeats_run = self.repeats_run, False
-        client_waits = self.client_waits
-        if self.adopted:  # the client opens another session
-            self.client_waits = False
-            error = MembershipChanged(f"epoch {self.epoch + 1} has fewer workers")
-            return [EpochFailed(error)] if client_waits else []
-        return self.begin_run(now, 1) if client_waits or repeats_run else []
+        return self.begin_run(now, 1) if self.client_waits or repeats_run else []
 
     def search(self, now: float) -> list[Instruction]:
         """Wait for other workers that take the lost ranks."""

@@ -72,9 +72,7 @@ LEAVING = (Status.closing, Status.closing_gracefully, Status.closed)
 """States of workers that Dask retires or closes."""
 
 
-def member_changes(
-    scheduler: Scheduler, choice: WorkerChoice, addresses: Mapping[int, str], adopted: Iterable[int]
-) -> MemberChanges:
+def member_changes(scheduler: Scheduler, choice: WorkerChoice, addresses: Mapping[int, str]) -> MemberChanges:
     """Compare the workers that could train with the members of a session."""
     workers = scheduler.workers
     training = {
@@ -88,7 +86,6 @@ def member_changes(
         joined=tuple(sorted(training - set(addresses.values()))),
         leaving=tuple(sorted(left)),
         n_available=len(training),
-        adopted=tuple(sorted(adopted)),
     )
 
 
@@ -314,11 +311,11 @@ def choose_members(
     The workers of a host have consecutive ranks.
 
     Only the workers whose addresses are in ``ready`` take part. Their first partitions are read from ``former`` ones.
-    Otherwise they are read from partitions that were ``kept`` on the workers' disks, if there are any. Workers then get
-    the ranks whose partitions they have.
+    Otherwise they are read from partitions that were ``kept`` on the workers' disks, if there are any. Workers of an
+    earlier session that this one does not itself follow get the ranks whose partitions they have.
     """
     workers = in_rank_order(worker for where, worker in scheduler.workers.items() if where in ready)
-    server = _find_server(workers, order.options.server)
+    server = _find_server(workers, order.options.server, may_be_lost=order.former is not None)
     training = [worker for worker in workers if worker is not server and not only_serves(worker.resources)]
     if order.weights is not None:
         by_address = {worker.address: worker for worker in training}
@@ -337,7 +334,12 @@ def choose_members(
     plan = ShuffleSpec(order.dataset.n_samples, len(training), choices, first_epoch=order.start.epoch)
     ranks, carried = [worker.address for worker in training], order.carried
     history = None if carried is None else carried.history
-    if former is None and (choice := choose_kept(kept, order.kept_as, plan, ranks, history)):
+    choice = None
+    if former is None:
+        choice = choose_kept(kept, order.kept_as, plan, ranks, history)
+    elif order.former is None:
+        choice = former, _placed({rank: dict([holder]) for rank, holder in former.holders.items()}, ranks)
+    if choice is not None:
         former, ranks = choice
         training = [scheduler.workers[address] for address in ranks]
         if carried is not None:
@@ -397,13 +399,13 @@ def _weights(
     return weights
 
 
-def _find_server(workers: list[WorkerState], server: str | None) -> WorkerState | None:
-    if server is None:
-        marked = [worker for worker in workers if only_serves(worker.resources)]
-        return marked[0] if marked else None
-    for worker in workers:
+def _find_server(workers: list[WorkerState], server: str | None, *, may_be_lost: bool) -> WorkerState | None:
+    for worker in workers if server is not None else ():
         if server in (worker.address, str(worker.name)):
             return worker
+    if server is None or may_be_lost:
+        marked = [worker for worker in workers if only_serves(worker.resources)]
+        return marked[0] if marked else None
     raise InvalidParameter.of("server", server, f"the name or address of one of these workers: {in_words(workers)}")
 
 

@@ -7,7 +7,7 @@ import logging
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from dshuffle.records import Measures
 from dshuffle.runtime.messages import EpochExchange, Report, Together, TrainingTime, message_in, within
 from dshuffle.runtime.scheduler.machine import ATTEMPTS, Totals
 from dshuffle.runtime.scheduler.machine_state import Run
-from dshuffle.runtime.session_spec import PartitionSources, SessionSpec, adopted_id
+from dshuffle.runtime.session_spec import PartitionSources, SessionSpec
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +47,10 @@ class Participants:
         The Dask scheduler, used for its comms.
     spec
         The session, as it was opened.
-    adopted
-        Function that returns the ranks whose workers have another rank as well.
     """
 
-    def __init__(self, scheduler: Scheduler, spec: SessionSpec, adopted: Callable[[], Collection[int]]) -> None:
+    def __init__(self, scheduler: Scheduler, spec: SessionSpec) -> None:
+        self.session_id = spec.session_id
         self.addresses = dict(spec.addresses)
         self._moved: set[int] = set()  # participants that were at another address
         self._packed: bytes | None = None  # the session as all open it together, while nobody moves
@@ -61,7 +60,6 @@ class Participants:
         self.retired: dict[str, float] = {}  # when workers have begun to close
         self._scheduler = scheduler
         self._spec = spec
-        self._adopted = adopted
 
     def move(self, participant: int, address: str) -> None:
         """Note that another worker is a participant from now on."""
@@ -92,20 +90,16 @@ class Participants:
         """Name and address of a participant."""
         return f"{name_of(participant)} ({self.addresses.get(participant, 'gone')})"
 
-    def ranks_on(self, address: str) -> list[int]:
-        """Ranks that a worker has."""
-        return [rank for rank, holder in self.addresses.items() if holder == address and rank != SERVER]
-
-    def session_id(self, participant: int) -> str:
-        """Id of the session on the worker of a participant."""
-        session_id = self._spec.session_id
-        return adopted_id(session_id, participant) if participant in self._adopted() else session_id
+    @property
+    def places(self) -> dict[str, int]:
+        """Rank of every worker that trains, by address."""
+        return {address: rank for rank, address in self.addresses.items() if rank != SERVER}
 
     def retires(self, address: str, settled: Iterable[int], now: float) -> None:
         """Note that a worker closes, and that its partitions can be read for a while."""
         self.retired.setdefault(address, now)
-        held = set(self.ranks_on(address)) & set(settled)
-        self.handed_over |= {rank: (address, self.session_id(rank)) for rank in held}
+        held = [rank for rank in settled if rank != SERVER and self.addresses[rank] == address]
+        self.handed_over |= dict.fromkeys(held, (address, self.session_id))
 
     def is_read(self, address: str, missing: Collection[int], now: float) -> bool:
         """Whether a worker that closes must stay, because another worker reads its partitions or may soon do so.
@@ -128,14 +122,15 @@ class Participants:
 
     def partitions(self, epoch: int, settled: Iterable[int]) -> PartitionSources:
         """The partitions of an epoch, for a session that takes over."""
-        holders = {rank: (self.addresses[rank], self.session_id(rank)) for rank in settled if rank != SERVER}
+        holders = {rank: (self.addresses[rank], self.session_id) for rank in settled if rank != SERVER}
         return PartitionSources(epoch, {**self.handed_over, **holders}, self._spec.shuffle)
 
     def together(self, ranks: Collection[int]) -> Together:
         """Who loads together if these ranks do: others read the store for them."""
         readers = {address: None for rank, address in sorted(self.addresses.items()) if rank not in ranks}
         by_rank = [rank for rank in sorted(ranks) if rank != SERVER]
-        without_server = [address for address in readers if self.ranks_on(address)]
+        places = self.places
+        without_server = [address for address in readers if address in places]  # in the same order on all workers
         return Together(ranks=by_rank, readers=without_server or list(readers))
 
     def reader_for(self, load: str, address: str, missing: Collection[int], reason: str) -> str:
@@ -158,7 +153,7 @@ class Participants:
 
         It has the addresses of all participants. So it is packed once for all that open the session together.
         """
-        if epoch is not None or participant in self._adopted():
+        if epoch is not None:
             return self.spec_of(participant, epoch).packed()
         if self._packed is None:
             self._packed = self.spec_of(participant, None).packed()
@@ -175,15 +170,12 @@ class Participants:
             spec = dataclasses.replace(
                 spec, former=None if holder is None else PartitionSources(epoch, {participant: holder})
             )
-        if participant in self._adopted():
-            alone = {participant: self.addresses[participant]}  # it takes part in no exchange
-            spec = dataclasses.replace(spec, session_id=self.session_id(participant), addresses=alone)
         return spec
 
     async def request(self, order: str, participant: int, message: dict[str, Any]) -> Any:
         """Send an order, and return the answer."""
         if order not in ("open", "restore"):
-            message["session_id"] = self.session_id(participant)
+            message["session_id"] = self.session_id
         order = "open" if order == "restore" else order
         return await getattr(self._scheduler.rpc(self.addresses[participant]), f"dshuffle_{order}")(**message)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
@@ -13,14 +12,14 @@ from distributed.protocol.serialize import ToPickle
 from distributed.scheduler import WorkerState
 
 from dshuffle.errors import DShuffleError
-from dshuffle.planning import SERVER, name_of
+from dshuffle.planning import SERVER
 from dshuffle.runtime.messages import CloseOrder, MemberState, to_fields, within
 from dshuffle.runtime.scheduler.driver import TICK, MachineDriver
 from dshuffle.runtime.scheduler.machine import SessionMachine
 from dshuffle.runtime.scheduler.members import Candidates
 from dshuffle.runtime.scheduler.participants import Participants
 from dshuffle.runtime.scheduler.tasks import have_unfinished_tasks
-from dshuffle.runtime.session_spec import SessionSpec, adopted_id
+from dshuffle.runtime.session_spec import SessionSpec
 
 logger = logging.getLogger(__name__)
 
@@ -51,18 +50,21 @@ class Closing:
         self._turn = turn
         self._cause = cause
 
-    async def close(self, addresses: Iterable[str]) -> set[str]:
-        """Close the session on workers, and return those that are in the cluster and did not answer."""
+    async def close(self, addresses: Iterable[str], *, keeps: bool = False) -> set[str]:
+        """Close the session on workers, and return those that are in the cluster and did not answer.
+
+        With ``keeps``, they keep their partitions as sources, and only the tasks end.
+        """
         present = sorted(self._scheduler.workers.keys() & set(addresses))
         turn = self._turn()
-        closed = await asyncio.gather(*(self._is_closed(address, self._session_id, turn) for address in present))
+        closed = await asyncio.gather(*(self._is_closed(address, turn, keeps=keeps) for address in present))
         return {
             address for address, done in zip(present, closed, strict=True) if not done
         } & self._scheduler.workers.keys()
 
-    async def close_later(self, late: set[str]) -> None:
+    async def close_later(self, late: set[str], *, keeps: bool = False) -> None:
         """Close the session on workers that do not answer, until they do or Dask gives them up as well."""
-        while late := await self.close(late):
+        while late := await self.close(late, keeps=keeps):
             await asyncio.sleep(self._heartbeat)
 
     def close_given_up(self, address: str) -> Coroutine[Any, Any, None]:
@@ -71,24 +73,15 @@ class Closing:
 
         async def close() -> None:
             while address in self.given_up and address in self._scheduler.workers:
-                if await self._is_closed(address, self._session_id, number):
+                if await self._is_closed(address, number):
                     return
                 await asyncio.sleep(self._heartbeat)
 
         return close()
 
-    def close_adopted(self, address: str, session_id: str) -> Coroutine[Any, Any, None]:
-        """Free a rank that a worker had adopted. If that fails, it is freed with the session."""
-        number = self._turn()  # taken now: the worker may adopt the rank again
-
-        async def close() -> None:
-            await self._is_closed(address, session_id, number)
-
-        return close()
-
-    async def _is_closed(self, address: str, session_id: str, number: int) -> bool:
+    async def _is_closed(self, address: str, number: int, *, keeps: bool = False) -> bool:
         rpc: Any = self._scheduler.rpc(address)
-        order = CloseOrder(session_id=session_id, number=number)
+        order = CloseOrder(session_id=self._session_id, number=number, keeps=keeps)
         call = rpc.dshuffle_close(**to_fields(order), cause=ToPickle(self._cause()))
         try:
             await within(self._heartbeat, call)
@@ -158,26 +151,10 @@ class Replacements:
         logger.warning(words, self._participants.name_of(participant))
         self._give_up(self._participants.drop(participant))
 
-    def adopt(self, rank: int) -> None:
-        """Let the worker of another rank take a lost one, preferably a worker that has not adopted any."""
-        machine, addresses = self._machine, self._participants.addresses
-        ranks = range(self._spec.shuffle.n_workers)
-        n_ranks = Counter(addresses[other] for other in ranks if other not in machine.missing)
-        hosts = [addresses[other] for other in ranks if other not in machine.unsettled | machine.adopted]
-        hosts = [host for host in hosts if not self._candidates.is_refused(host) and host in self._scheduler.workers]
-        if hosts:
-            host = min(hosts, key=lambda address: n_ranks[address])
-            self._join(rank, self._scheduler.workers[host], adopted=True)
-        else:
-            self._driver.run(machine.not_adopted)
-
     async def _find_all(self) -> None:
         await asyncio.sleep(SETTLING)
         while missing := self._machine.missing:
-            # Ranks first: without them nothing goes on. A worker that answers again gets its own rank before another
-            # one that it had adopted.
-            adopted = self._machine.adopted
-            for participant in sorted(missing, key=lambda participant: (participant == SERVER, participant in adopted)):
+            for participant in sorted(missing, key=SERVER.__eq__):  # ranks first: without them nothing goes on
                 try:
                     await self._find(participant)
                 except Exception:  # the end of the search would look like a lack of workers
@@ -210,13 +187,10 @@ class Replacements:
         """Whether a worker is the lost one, and still has the partition of the present epoch.
 
         Then its tasks go on, and their results count. It was only silent: stopped, or cut from the network. A worker
-        that was given up may have an order to close on the way. One that had adopted the rank has lost its own rank to
-        another worker by now, and opens the session again with this one.
+        that was given up may have an order to close on the way.
         """
         machine = self._machine
         if worker.address != self._participants.addresses[participant] or worker.address in self._closing.given_up:
-            return False
-        if participant in machine.adopted:
             return False
         try:
             state = await self._participants.ask(MemberState, "status", participant)
@@ -226,9 +200,10 @@ class Replacements:
         return state.open and state.epoch is not None and state.epoch == machine.epoch
 
     def _stops_waiting(self, participant: int) -> bool:
-        if self._spec.options.on_loss != "shrink":
+        """Whether another session follows at once, with the workers that are left."""
+        if not self._spec.options.elastic:
             return False
-        # A worker that retires hands its partition over, so that a participant can adopt the rank at once.
+        # A worker that retires stays only for a moment, in which others can read its partition.
         if participant in self._participants.handed_over:
             return True
         # Before its first epoch, a session that follows another one is opened again with the workers that are left.
@@ -252,19 +227,14 @@ class Replacements:
         # Tasks that are left need the partition. Those of other lost ranks count: all ranks are restored together.
         return not have_unfinished_tasks(machine.unsettled, self._spec.session_id, self._scheduler)
 
-    def _join(self, participant: int, worker: WorkerState, *, adopted: bool = False, kept: bool = False) -> None:
-        """Let a worker take a lost rank; ``adopted`` if it has another one, ``kept`` if it still has the partition."""
+    def _join(self, participant: int, worker: WorkerState, *, kept: bool) -> None:
+        """Let a worker take a lost rank; ``kept`` if it still has the partition."""
         machine, addresses = self._machine, self._participants.addresses
         before = addresses[participant]
-        words = self._joining_words(participant, worker.address, adopted=adopted)
+        words = self._joining_words(participant, worker.address)
         logger.warning("dshuffle: %s %s", self._participants.name_of(participant), words)
-        ranks_beside = {rank for rank in machine.participants if addresses[rank] == before} - set(machine.missing)
-        lost_too: list[int] = []
-        if ranks_beside and participant in machine.adopted:
-            # The worker that had adopted this rank is not lost: it keeps its own rank.
-            self._driver.spawn(self._closing.close_adopted(before, adopted_id(self._spec.session_id, participant)))
-        elif before != worker.address and before not in self._participants.retired and ranks_beside <= machine.adopted:
-            lost_too = sorted(ranks_beside)  # which that worker had adopted
+        members = {addresses[rank] for rank in machine.participants if rank not in machine.missing}
+        if before != worker.address and before not in {*members, *self._participants.retired}:
             self._give_up(before)
         self._closing.given_up.discard(worker.address)
         for member, address in list(addresses.items()):
@@ -272,16 +242,12 @@ class Replacements:
             if member == participant or beside:
                 self._participants.move(member, worker.address)
         self._candidates.remember(worker)
-        self._driver.run(machine.replaced, participant, adopted=adopted, kept=kept)
-        self._driver.run(machine.lost, lost_too, "was adopted by a worker that has lost its own rank")
+        self._driver.run(machine.replaced, participant, kept=kept)
         self._move_tasks()
 
-    def _joining_words(self, participant: int, address: str, *, adopted: bool) -> str:
+    def _joining_words(self, participant: int, address: str) -> str:
         """How a worker takes a lost rank, for the log."""
         refused = self._refusals.pop(participant, None) == address
-        if adopted:
-            beside = name_of(min(self._participants.ranks_on(address)))
-            return f"is taken by {address}, which has {beside} as well, until the epoch ends"
         if address != self._participants.addresses[participant]:
             return f"is replaced by {address}"
         return "could not take the rank before, and tries again" if refused else "answers again"

@@ -8,6 +8,7 @@ the session's ranks, so a message only has to name the epoch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -19,7 +20,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps, loads
 from distributed.scheduler import WorkerState
 
-from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
+from dshuffle.errors import CacheBudgetError, ClusterError, DShuffleError, WorkerLost
 from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.planning import AutoDelivery, get_delivery
 from dshuffle.runtime.messages import KeptQuery, OpenedSession, message_in, replying, to_fields, within
@@ -36,7 +37,7 @@ from dshuffle.runtime.scheduler.members import (
 )
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot, add_page, snapshot_of
 from dshuffle.runtime.scheduler.tasks import LateReruns, UnrunnableTasks, move_to_rank
-from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, PartitionSources, SessionRequest, base_id
+from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionRequest
 from dshuffle.runtime.task_keys import session_of_key
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
@@ -89,7 +90,7 @@ class DShuffleScheduler(SchedulerPlugin):
 
     def alive(self, session_id: str, **sign: Any) -> None:
         """Pass on a sign of life, unless the session was closed."""
-        coordinator = self.coordinators.get(base_id(session_id))  # of a rank that a worker has adopted
+        coordinator = self.coordinators.get(session_id)
         if coordinator is not None:
             coordinator.alive(**sign)
 
@@ -158,24 +159,33 @@ class DShuffleScheduler(SchedulerPlugin):
             fewest = order.options.min_workers if order.options.elastic else None
             ready = await workers_set_up(self._scheduler, self._hello, order.settings, order.choice, fewest)
             timeline.end_step("workers set up")
-            # Sessions that have ended may still take memory.
-            ended = [*self.coordinators.values(), *self._freeing]
-            await asyncio.gather(*(coordinator.freed() for coordinator in ended))
+            source = self._source(order)
+            # Other sessions that have ended may still take memory.
+            others = [other for other in (*self.coordinators.values(), *self._freeing) if other is not source]
+            for other in others:
+                if other.ended:
+                    other.release()
+            await asyncio.gather(*(other.freed() for other in others))
             self._check_client_waits(order)
-            kept = await self._kept_partitions(order, ready)
-            request, former = self._with_present_ranks(order), self._former_partitions(order)
+            former = None if source is None else source.partitions()
+            kept = {} if former is not None else await self._kept_partitions(order, ready)
+            request = self._with_present_ranks(order)
             members = choose_members(self._scheduler, request, ready, former, kept)
             timeline.end_step("members chosen")
             deliveries = AutoDelivery(order.deliveries)
             coordinator = Coordinator(self._scheduler, members, order.client_id, deliveries, self._move_tasks)
             self.coordinators[order.session_id] = coordinator  # from here on it hears of lost workers and clients
-            if order.former in self.coordinators:
-                self.coordinators[order.former].follower = coordinator
+            if source is not None:
+                source.follower = coordinator
+                coordinator.source = source if source.ended else None
             try:
                 await coordinator.open()
                 self._check_client_waits(order)
-            except BaseException:
+            except BaseException as error:
                 await self._close(order.session_id)
+                if isinstance(error, CacheBudgetError) and source is not None and source.is_source:
+                    await source.close()  # there is not enough memory for both, so the store is read
+                    error.transient = True
                 raise
             timeline.end_step("partitions read")
             timeline.log()
@@ -255,6 +265,7 @@ class DShuffleScheduler(SchedulerPlugin):
         """End all sessions: a restart of the workers loses all partitions."""
         for coordinator in self.coordinators.values():
             coordinator.end(WorkerLost("the cluster was restarted and all partitions are lost. Make a new Shuffler"))
+            coordinator.release()
         self.coordinators.clear()
         self._freeing.clear()
 
@@ -269,14 +280,26 @@ class DShuffleScheduler(SchedulerPlugin):
             logger.warning(words, type(error).__name__, error)
 
     async def _close(self, session_id: str) -> None:
-        coordinator = self.coordinators.pop(session_id, None)
+        coordinator = self.coordinators.get(session_id)
         if coordinator is None:
             return
+        if coordinator.is_source:
+            assert self._scheduler is not None
+            self._scheduler._ongoing_background_tasks.call_soon(self._close_source, session_id, coordinator)
+            return
+        del self.coordinators[session_id]
         self._freeing.add(coordinator)
         try:
             await coordinator.close()
         finally:
             self._freeing.discard(coordinator)
+
+    async def _close_source(self, session_id: str, coordinator: Coordinator) -> None:
+        """Close an ended session once another one has read its partitions, or after some time."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(coordinator.freed(), coordinator.settings.replacement_timeout)
+        coordinator.release()
+        await self._close(session_id)
 
     async def _close_unless_back(self, session_id: str, seconds: float) -> None:
         """Close a session after some seconds, unless its client has connected again."""
@@ -286,24 +309,31 @@ class DShuffleScheduler(SchedulerPlugin):
         if coordinator is not None and coordinator.client_id not in self._scheduler.clients:
             await self._close(session_id)
 
-    def _former_partitions(self, request: SessionRequest) -> PartitionSources | None:
-        """Partitions of the session that the requested one takes over from, unless it has ended."""
-        coordinator = None if request.former is None else self.coordinators.get(request.former)
-        return None if coordinator is None or coordinator.ended else coordinator.partitions()
+    def _source(self, request: SessionRequest) -> Coordinator | None:
+        """The session whose partitions the requested one reads.
+
+        It is the one that it takes over from, or else one on the same dataset that has lost workers.
+        """
+        if request.former is not None:
+            return self.coordinators.get(request.former)
+        ended = [coordinator for coordinator in self.coordinators.values() if coordinator.can_be_read_by(request)]
+        return ended[-1] if ended else None
 
     def _with_present_ranks(self, request: SessionRequest) -> SessionRequest:
         """The request, with the ranks that workers have now in the session that it takes over from."""
         coordinator = None if request.former is None else self.coordinators.get(request.former)
         if coordinator is None or request.carried is None or request.carried.places is None:
             return request
-        carried = dataclasses.replace(request.carried, places=coordinator.places())
+        if request.carried.history != coordinator.members.spec.shuffle.history:  # nobody has trained in that session
+            return request
+        carried = dataclasses.replace(request.carried, places=coordinator.participants.places)
         return dataclasses.replace(request, carried=carried)
 
     async def _kept_partitions(self, request: SessionRequest, ready: Collection[str]) -> KeptPartitions:
         """The partitions that earlier sessions have kept on the disks of the workers."""
         assert self._scheduler is not None
         directory = request.options.cache_directory
-        if directory is None or request.kept_as is None or request.former is not None or not request.reads_kept:
+        if directory is None or request.kept_as is None or not request.reads_kept:
             return {}
         query = KeptQuery(directory=directory, dataset=request.dataset.identity)
         message = {"op": "dshuffle_kept", **to_fields(query)}

@@ -259,7 +259,7 @@ def member_addresses(session: Coordinator) -> dict[int, str]:
 def membership(session: Coordinator) -> MemberChanges:
     """How the workers of the cluster differ from the members."""
     session.check()
-    return member_changes(session.scheduler, session.choice, session.addresses, session.machine.adopted)
+    return member_changes(session.scheduler, session.choice, session.addresses)
 
 
 def substitute_reader(session: Coordinator, load: str, address: str, reason: str) -> str:

@@ -193,7 +193,7 @@ def move_to_rank(key: Any, scheduler: Scheduler, session: Session) -> None:
     While that worker does not hold the partition, the task is not given to any worker.
     """
     task, rank = scheduler.tasks.get(key), rank_of_key(key)
-    is_new = rank in session.new_ranks and not session.ended
+    is_new = rank in session.new_ranks
     address = NOBODY if is_new else session.addresses.get(rank, "")
     if task is None or not (is_new or address in scheduler.workers) or task.worker_restrictions in (None, {address}):
         return

@@ -35,7 +35,7 @@ from dshuffle.planning.types import group_by
 from dshuffle.rows import ByteMatrix, Checksums
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.messages import message_in, unwrap, within
-from dshuffle.runtime.session_spec import PartitionSources, base_id
+from dshuffle.runtime.session_spec import PartitionSources
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker.store_reader import StoreReader
 from dshuffle.store import Dataset
@@ -161,9 +161,6 @@ class Loader:
     received_bytes: int = 0
 
     def __post_init__(self) -> None:
-        # A rank that was adopted asks the session of the worker's own rank, as all others do.
-        self._base_id = base_id(self.session_id)
-        self._here = self.worker.address if self._base_id == self.session_id else ""
         self._window = asyncio.Semaphore(max(1, self.settings.window))
         self._unable: set[int] = set()  # holders of former partitions that are not asked any more
         self._ranks_of: Callable[[Samples], NDArray[np.int32]] | None = None
@@ -351,7 +348,7 @@ class Loader:
         """Request rows of a block, until its reader has read it; or announce blocks, with ``block=-1``."""
         load, address = attempt.load, reader.address
         while True:
-            if address == self._here:
+            if address == self.worker.address:
                 if block < 0:
                     self.reader.announce(load.name, load.owner, load.n_owners, numbers.tolist())
                     return None
@@ -372,7 +369,7 @@ class Loader:
     async def _request(self, load: Load, address: str, block: int, numbers: NDArray[Any]) -> object:
         query = {"load": load.name, "owner": load.owner, "n_owners": load.n_owners, "block": block}
         return await within(
-            answer_limit(self.settings), request_block(self.worker, address, self._base_id, numbers, **query)
+            answer_limit(self.settings), request_block(self.worker, address, self.session_id, numbers, **query)
         )
 
     async def _until(self, attempt: _Attempt, reader: _Reader, address: str, call: Coroutine[Any, Any, T]) -> T:
@@ -412,7 +409,7 @@ class Loader:
         reply = await within(
             answer_limit(self.settings),
             self.worker.scheduler.dshuffle_reader(
-                session_id=self._base_id, load=attempt.load.name, address=reader.address, reason=reason
+                session_id=self.session_id, load=attempt.load.name, address=reader.address, reason=reason
             ),
         )
         reader.address = message_in(reply, str, "the scheduler")

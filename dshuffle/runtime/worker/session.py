@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ from dshuffle.runtime.memory import WorkerMemory
 from dshuffle.runtime.messages import CommitReply, MemberState, Together, TrainingTime
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.process import MOST_IDLE, Timeline, count_measures, reserved
-from dshuffle.runtime.session_spec import LOCAL, PartitionSources, SessionSpec, base_id
+from dshuffle.runtime.session_spec import LOCAL, PartitionSources, SessionSpec
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here, made_in_thread
 from dshuffle.runtime.worker.loading import Load, LocalRows, readers_of
 from dshuffle.runtime.worker.member_parts import Carriers, MemberParts, build_parts
@@ -127,7 +128,7 @@ class WorkerSession:
     def partition(self, epoch: int) -> AbstractContextManager[Partition]:
         """The partition of an epoch, valid for one task. Called from the task's thread."""
         parts = self._parts
-        if parts is None and self._cause is not None:
+        if self._cause is not None:
             raise self._cause.raised_by(f"the task of rank {self.rank} cannot run")
         if parts is None or parts.training is None:
             raise StaleEpoch(
@@ -304,6 +305,11 @@ class WorkerSession:
             self._parts.reader.stop_load()
         if self._run is run:
             self._run, self._aborted = None, run
+
+    async def end(self, cause: DShuffleError) -> None:
+        """Abort the current run, and keep the partition as a source. Tasks that come later raise the cause."""
+        self._cause = cause
+        await self.abort(sys.maxsize)
 
     async def close(self, cause: DShuffleError | None = None) -> None:
         """Abort the current run and free everything. Tasks that come later raise the ``cause``, if there is one."""
@@ -501,8 +507,8 @@ def _label(spec: SessionSpec, rank: int) -> KeptLabel | None:
     if spec.kept_as is None:
         return None
     shuffle, layout = spec.shuffle, spec.dataset.layout
-    n_slots, session_id = sum(shuffle.room(rank)), base_id(spec.session_id)
-    return KeptLabel(spec.dataset.identity, spec.kept_as, session_id, layout.nbytes, n_slots, shuffle.history, rank)
+    kept_as, n_slots = spec.kept_as, sum(shuffle.room(rank))
+    return KeptLabel(spec.dataset.identity, kept_as, spec.session_id, layout.nbytes, n_slots, shuffle.history, rank)
 
 
 def _former(spec: SessionSpec, rank: int, epoch: int, address: str) -> PartitionSources | None:

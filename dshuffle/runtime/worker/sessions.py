@@ -23,7 +23,7 @@ from dshuffle.exchange.messages import MessageId
 from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.collective import Collective
 from dshuffle.runtime.messages import Arrays, CommitReply, MemberState, Together, from_fields, message_in, within
-from dshuffle.runtime.session_spec import SessionSpec, adopted_id, base_id, is_adopted_by
+from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker.reports import SignsOfLife
 from dshuffle.runtime.worker.session import SharedParts, WorkerSession, open_session, rank_on
 
@@ -140,11 +140,9 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         return self._causes.get(session_id)
 
     def of_rank(self, session_id: str, rank: int) -> WorkerSession | None:
-        """The session whose partition is that of a rank, if this worker has it or has adopted it."""
-        for name in (session_id, adopted_id(session_id, rank)):
-            if name in self._open and self._open[name].rank == rank:
-                return self._open[name]
-        return None
+        """The session whose partition is that of a rank, if this worker has it."""
+        session = self._open.get(session_id)
+        return session if session is not None and session.rank == rank else None
 
     async def open(
         self,
@@ -168,7 +166,7 @@ class WorkerSessions(Mapping[str, WorkerSession]):
             await asyncio.wait([before])
         if self._ended:
             raise WorkerLost(f"worker {self.shared.worker.address} closes")
-        if number <= max(self._closed.get(name, -1) for name in (session_id, base_id(session_id))):
+        if number <= self._closed.get(session_id, -1):
             raise ClusterError(f"session {session_id} was closed on this worker")
         session = self._open.get(session_id)
         if session is not None and (not restore or number <= session.number):  # an order that comes twice, or late
@@ -233,10 +231,11 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         finally:
             del self._opening[session_id]
 
-    async def close(self, session_id: str, number: int, cause: Any = None) -> None:
+    async def close(self, session_id: str, number: int, *, keeps: bool = False, cause: Any = None) -> None:
         """Free this worker's part of a session, and refuse to open it with an order up to this number.
 
-        Tasks that come later raise the ``cause``, if the session has ended with an error.
+        Tasks that come later raise the ``cause``, if the session has ended with an error. With ``keeps``, the partition
+        stays as a source until another order comes.
         """
         cause = cause.data if isinstance(cause, ToPickle) else cause  # it is not sent if this is one process
         if self._has_later(session_id, number):
@@ -248,9 +247,11 @@ class WorkerSessions(Mapping[str, WorkerSession]):
         self._closed[session_id] = max(number, self._closed.get(session_id, number))
         if cause is not None:
             self._causes[session_id] = cause
-        for name in self.ids:
-            if is_adopted_by(session_id, name):
-                await self.close(name, number, cause)
+        session = self._open.get(session_id)
+        if keeps and session is not None and not session.is_loading and cause is not None:
+            self.collectives.end(session_id)
+            await session.end(cause)
+            return
         while (freeing := self._freeing.get(session_id)) is not None:
             await asyncio.wait([freeing])
         if session_id in self.ids and not self._has_later(session_id, number):
@@ -328,14 +329,15 @@ class WorkerSessions(Mapping[str, WorkerSession]):
     async def mean(self, session_id: str, number: int, *, values: NDArray[Any], **part: Any) -> Arrays:
         """Wait for the mean of the values of all ranks in a call of :meth:`dshuffle.Epoch.together`."""
         self.session(session_id)
+        if (cause := self.cause(session_id)) is not None:  # the other ranks do not come any more
+            raise cause.raised_by("there is no mean")
         mean = await self.collectives.call(session_id, number).mean(values=values, **part)
         return Arrays(mean=to_serialize(mean))
 
     def fail_collective(self, session_id: str, number: int, reason: str, transient: bool = True) -> None:
         """Fail the ranks that wait for a mean."""
         self.session(session_id)
-        # The ranks ask with the id of the session, also where rank 0 is adopted.
-        self.collectives.call(base_id(session_id), number).fail(reason, transient=transient)
+        self.collectives.call(session_id, number).fail(reason, transient=transient)
 
 
 class Acknowledged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

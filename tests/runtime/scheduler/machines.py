@@ -9,7 +9,7 @@ from dshuffle.runtime.messages import Counts, Vote
 from dshuffle.runtime.scheduler.machine import SessionMachine
 from dshuffle.runtime.scheduler.machine_state import PhaseOrder, ProcessQuestion
 
-from .simulator import COMMITTED, HEARTBEAT, TIMEOUT
+from .simulator import HEARTBEAT, TIMEOUT
 
 
 def given_order(machine: SessionMachine, name: str, rank: int, run_id: int) -> PhaseOrder:
@@ -32,22 +32,9 @@ def machine_of(n_members: int, **options: Any) -> SessionMachine:
     return machine
 
 
-def replacing_machine(n_members: int, optional: tuple[int, ...] = (), *, shrinks: bool = False) -> SessionMachine:
+def replacing_machine(n_members: int, optional: tuple[int, ...] = ()) -> SessionMachine:
     """A machine whose session is open, and whose participants can all be replaced."""
-    replaceable = range(n_members)
-    return machine_of(n_members, replaceable=replaceable, optional=optional, shrinks=shrinks)
-
-
-def committed_machine(n_members: int) -> SessionMachine:
-    """A machine in epoch 0, whose participants can adopt ranks."""
-    machine = replacing_machine(n_members, shrinks=True)
-    machine.advance(0.0)
-    for rank in range(n_members):
-        machine.voted(1, rank, vote(), 0.1)
-    for rank in range(n_members):
-        machine.answered(given_order(machine, "commit", rank, 1), COMMITTED, 0.2)
-    assert machine.epoch == 0
-    return machine
+    return machine_of(n_members, replaceable=range(n_members), optional=optional)
 
 
 def pass_time(machine: SessionMachine, start: float, end: float) -> list[object]:

@@ -20,7 +20,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
-from dshuffle.errors import DShuffleError, ExchangeError, MembershipChanged
+from dshuffle.errors import DShuffleError, ExchangeError, WorkerLost
 from dshuffle.records import Measures
 from dshuffle.runtime.messages import Answer, CommitReply, Counts, MemberState, Report, Vote
 from dshuffle.runtime.scheduler.machine import ATTEMPTS, SessionMachine
@@ -31,7 +31,6 @@ from dshuffle.runtime.scheduler.machine_state import (
     Phase,
     PhaseOrder,
     ProcessQuestion,
-    RankAdoption,
     RanksRestored,
     ReplacementSearch,
     RunReady,
@@ -83,7 +82,6 @@ class World:
             replaceable=self.members if self.replaces else (),
             replacement_timeout=60.0,
             optional=[0] if self.rng.random() < 0.5 else (),
-            shrinks=self.rng.random() < 0.5,
         )
         self.now = 0.0
         self.events: list[tuple[float, int, object]] = []
@@ -142,11 +140,6 @@ class World:
                 case RanksRestored(ranks):
                     self.seen["replaced"] += len(ranks)
                     assert all(self.members[rank].epoch == self.machine.epoch for rank in ranks)
-                case RankAdoption(ranks):
-                    for rank in ranks:
-                        self.seen["adopted"] += 1
-                        self.members[rank] = Member(rank)
-                        self.perform(self.machine.replaced(rank, self.now, adopted=True))
                 case ParticipantDropped(rank):
                     self.seen["went on without"] += 1
                     del self.members[rank]
@@ -154,6 +147,11 @@ class World:
                     self.answer = error
                 case SessionEnded(error):
                     self.ended = self.answer = error
+                    if isinstance(error, WorkerLost):  # the others keep their partitions for a session that follows
+                        assert self.machine.losses
+                        left = {self.members[rank].epoch for rank in self.machine.settled}
+                        assert self.machine.phase is Phase.ENDED
+                        assert left <= {self.machine.epoch, self.machine.epoch + 1}
         if self.machine.busy and not self.clock_runs:
             self.clock_runs = True
             self.later(0.5, self.tick)
@@ -237,7 +235,6 @@ class World:
                 return MemberState(open=member.opened, run_id=member.last_run, vote=member.vote)
             case "begin":
                 if order.run_id > member.last_run:
-                    assert not self.machine.adopted or order.turn < self.machine.turn, "an exchange without a worker"
                     assert member.run_id == 0, "two runs at a time"
                     member.last_run = member.run_id = order.run_id
                     member.run_epoch, member.vote = member.epoch + 1, None
@@ -316,8 +313,6 @@ class World:
                 self.now = max(self.now, until)
             if self.ended is None:
                 answer = self.call(self.machine.advance(self.now))
-                if isinstance(answer, MembershipChanged):  # the client opens another session
-                    assert self.machine.adopted
                 self.seen[answer if isinstance(answer, str) else type(answer).__name__] += 1
         if self.ended is not None:
             self.seen["ended"] += 1

@@ -28,11 +28,11 @@ def test_an_order_has_the_number_of_the_phase_in_which_it_was_decided() -> None:
     closing.given_up.add(WORKER)
 
     async def run() -> None:
-        works = [closing.close_given_up(WORKER), closing.close_adopted(WORKER, "a+2")]
+        works = [closing.close_given_up(WORKER)]
         turn[0] = 7
         for work in works:
             await work
         await closing.close([WORKER])
 
     asyncio.run(run())
-    assert orders == [(WORKER, "a", 6), (WORKER, "a+2", 6), (WORKER, "a", 7)]
+    assert orders == [(WORKER, "a", 6), (WORKER, "a", 7)]

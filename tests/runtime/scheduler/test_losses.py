@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dshuffle.errors import CacheBudgetError, DatasetChanged, MembershipChanged, WorkerLost
-from dshuffle.runtime.scheduler.machine import ATTEMPTS
+from dshuffle.errors import CacheBudgetError, DatasetChanged, WorkerLost
 from dshuffle.runtime.scheduler.machine_state import (
     EpochCommitted,
     ParticipantDropped,
     PhaseOrder,
-    RankAdoption,
     RanksRestored,
     ReplacementSearch,
 )
 
-from .machines import committed_machine, given_order, pass_time, replacing_machine, vote
+from .machines import given_order, pass_time, replacing_machine, vote
 from .simulator import COMMITTED
 
 
@@ -155,55 +153,6 @@ def test_a_participant_that_is_optional_does_not_end_the_wait_for_others() -> No
     other.lost([1, 2], "has left", 0.0)
     [ended] = other.not_replaced([1], 1.0)
     assert "rank 1 has left; rank 2 has left" in str(ended.error)
-
-
-def test_a_participant_adopts_a_rank_and_the_session_stays_on_its_epoch() -> None:
-    machine = committed_machine(3)
-    machine.begin(1.0)
-    machine.lost([2], "has left", 1.1)
-    for rank in (0, 1):
-        instructions = machine.answered(given_order(machine, "abort", rank, 2), None, 1.2)
-    assert instructions == [ReplacementSearch((2,))]
-    assert machine.not_replaced([2], 2.0) == [RankAdoption((2,))]
-    assert machine.replaced(2, 2.0, adopted=True) == [PhaseOrder("restore", 2, 2)]
-    machine.answered(given_order(machine, "restore", 2, 2), None, 3.0)
-    machine.answered(given_order(machine, "members", 0, 0), None, 3.1)
-    # The exchange that was stopped does not begin again.
-    assert machine.answered(given_order(machine, "members", 1, 0), None, 3.1) == [RanksRestored((2,))]
-    assert machine.begin(4.0) == []
-    [failed] = machine.advance(5.0)
-    assert isinstance(failed.error, MembershipChanged)
-    # The worker that has adopted a rank may be lost as well.
-    assert machine.lost([1, 2], "has left", 6.0) == [ReplacementSearch((1, 2))]
-    assert machine.replaced(1, 7.0) == []
-    assert machine.replaced(2, 7.0) == [PhaseOrder("restore", 1, 2), PhaseOrder("restore", 2, 2)]
-    assert not machine.adopted
-
-
-def test_a_client_that_waits_for_an_epoch_is_told_that_a_rank_was_adopted() -> None:
-    machine = committed_machine(2)
-    machine.advance(1.0)
-    machine.lost([1], "has left", 1.1)
-    machine.answered(given_order(machine, "abort", 0, 2), None, 1.2)
-    machine.not_replaced([1], 2.0)
-    machine.replaced(1, 2.0, adopted=True)
-    machine.answered(given_order(machine, "restore", 1, 2), None, 3.0)
-    restored, failed = machine.answered(given_order(machine, "members", 0, 0), None, 3.1)
-    assert restored == RanksRestored((1,))
-    assert isinstance(failed.error, MembershipChanged)
-
-
-def test_a_rank_that_nobody_can_adopt_ends_the_session() -> None:
-    machine = committed_machine(2)
-    machine.lost([1], "has left", 1.0)
-    for attempt in range(ATTEMPTS):
-        assert machine.not_replaced([1], 2.0 + attempt) == [RankAdoption((1,))]
-    [ended] = machine.not_replaced([1], 9.0)
-    assert isinstance(ended.error, WorkerLost)
-    early = replacing_machine(2, shrinks=True)  # before the first epoch there is nothing to adopt
-    early.lost([1], "has left", 1.0)
-    [ended] = early.not_replaced([1], 2.0)
-    assert isinstance(ended.error, WorkerLost)
 
 
 def test_if_all_are_lost_the_session_ends() -> None:

@@ -26,7 +26,7 @@ def spec_of(addresses: dict[int, str], former: PartitionSources | None = None) -
 
 def participants_of(spec: SessionSpec) -> Participants:
     scheduler: Any = SimpleNamespace()
-    return Participants(scheduler, spec, lambda: ())
+    return Participants(scheduler, spec)
 
 
 def test_whoever_misses_orders_knows_all_addresses_after_the_last_one() -> None:

@@ -14,9 +14,8 @@ from dshuffle.runtime.scheduler import replacements
 from dshuffle.runtime.scheduler.machine import SessionMachine
 from dshuffle.runtime.scheduler.machine_state import Phase
 from dshuffle.runtime.scheduler.replacements import Replacements
-from dshuffle.runtime.session_spec import adopted_id
 
-from .machines import committed_machine, given_order, replacing_machine
+from .machines import given_order, replacing_machine
 
 FIRST, LOST, SPARE = "tcp://10.0.0.0:1", "tcp://10.0.0.1:1", "tcp://10.0.0.2:1"
 
@@ -26,11 +25,7 @@ class Closed:
 
     def __init__(self) -> None:
         self.given_up: set[str] = set()
-        self.adopted: list[tuple[str, str]] = []
         self.whole: list[str] = []
-
-    def close_adopted(self, address: str, session_id: str) -> None:
-        self.adopted.append((address, session_id))
 
     def close_given_up(self, address: str) -> None:
         self.whole.append(address)
@@ -52,7 +47,7 @@ def replacements_of(machine: SessionMachine, places: dict[int, str], addresses: 
 
     return Replacements(
         SimpleNamespace(workers=dict.fromkeys([FIRST, LOST, SPARE])),
-        SimpleNamespace(session_id="session-7", options=SimpleNamespace(elastic=False, on_loss="replace"), former=None),
+        SimpleNamespace(session_id="session-7", options=SimpleNamespace(elastic=False), former=None),
         participants,
         SimpleNamespace(find=find, why_unfit="", remember=lambda worker: None, refuse=lambda address, for_good: None),
         machine,
@@ -107,76 +102,3 @@ def test_the_log_says_how_a_worker_takes_a_rank(
 
     asyncio.run(run())
     assert [record.getMessage() for record in caplog.records] == [f"dshuffle: rank 1 {words}" for words in logged]
-
-
-@pytest.mark.parametrize("n_ranks", [2, 3])
-def test_a_worker_that_has_lost_its_own_rank_loses_those_that_it_had_adopted(
-    n_ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else the session of its own rank would stay open there, and tasks of the adopted rank would look into it."""
-    monkeypatch.setattr(replacements, "TICK", 0.0)
-    machine, closed, adopted = committed_machine(n_ranks), Closed(), n_ranks - 1
-    machine.lost([adopted], "has left", 0.3)
-    machine.replaced(adopted, 0.3, adopted=True)
-    machine.answered(given_order(machine, "restore", adopted, 1), None, 0.4)
-    for rank in range(adopted):
-        machine.answered(given_order(machine, "members", rank, 1), None, 0.4)
-    assert machine.adopted == {adopted}
-    assert machine.phase is Phase.IDLE
-    places = {**{0: FIRST, 1: LOST}, adopted: FIRST}
-    search = replacements_of(machine, places, [SPARE, FIRST], closed)
-
-    async def run() -> None:
-        machine.lost([0], "does not answer", 0.5)
-        search.search()
-        await search_ends(machine)
-
-    asyncio.run(run())
-    assert closed.whole == [FIRST]
-    assert places == {**{0: SPARE, 1: LOST}, adopted: FIRST}
-    assert machine.phase is Phase.RESTORING
-    assert machine.newcomers == {0, adopted}
-    assert not machine.adopted
-    assert not machine.kept
-    assert not closed.given_up  # the worker has a rank again
-
-
-def test_a_worker_whose_adopted_rank_is_taken_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replacements, "TICK", 0.0)
-    machine, closed = committed_machine(3), Closed()
-    machine.lost([2], "has left", 0.3)
-    machine.replaced(2, 0.3, adopted=True)
-    machine.refused(given_order(machine, "restore", 2, 1), CacheBudgetError("no room here"), 0.4)
-    search = replacements_of(machine, {0: FIRST, 1: LOST, 2: FIRST}, [SPARE], closed)
-
-    async def run() -> None:
-        search.search()
-        await search_ends(machine)
-
-    asyncio.run(run())
-    assert closed.adopted == [(FIRST, adopted_id("session-7", 2))]
-    assert not closed.whole
-    assert machine.newcomers == {2}
-
-
-def test_a_worker_that_answers_again_gets_its_own_rank_before_one_that_it_had_adopted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The worker of rank 2 had adopted rank 0, and both are lost."""
-    monkeypatch.setattr(replacements, "TICK", 0.0)
-    machine, closed = committed_machine(3), Closed()
-    machine.lost([0], "has left", 0.3)
-    machine.replaced(0, 0.3, adopted=True)
-    machine.answered(given_order(machine, "restore", 0, 1), None, 0.4)
-    for rank in (1, 2):
-        machine.answered(given_order(machine, "members", rank, 1), None, 0.4)
-    places = {0: FIRST, 1: LOST, 2: FIRST}
-    search = replacements_of(machine, places, [FIRST, SPARE], closed)
-
-    async def run() -> None:
-        machine.lost([0, 2], "does not answer", 0.5)
-        search.search()
-        await search_ends(machine)
-
-    asyncio.run(run())
-    assert places == {0: SPARE, 1: LOST, 2: FIRST}

@@ -27,7 +27,7 @@ from dshuffle.runtime.scheduler.machine_state import (
     RunFailure,
 )
 
-from .machines import committed_machine, given_order, new_machine, replacing_machine, vote
+from .machines import given_order, new_machine, replacing_machine, vote
 from .simulator import COMMITTED
 
 Taken = tuple[Phase, type[Event], Phase]
@@ -274,17 +274,6 @@ def hears_of_a_failure_first() -> SessionMachine:
     return machine
 
 
-def has_an_adopted_rank() -> SessionMachine:
-    machine = committed_machine(2)
-    machine.lost([1], "has left", 1.0)
-    machine.not_replaced([1], 1.0)  # another participant is to adopt the rank
-    machine.replaced(1, 1.0, adopted=True)
-    answer_all(machine)
-    answer_all(machine)
-    advance(machine)
-    return machine
-
-
 def replaces_one_of_two() -> SessionMachine:
     machine = machine_in(Phase.WAITING)
     machine.lost([2], "has left", 1.0)
@@ -300,6 +289,13 @@ def drops(n_replaced: int, *, client_waits: bool) -> SessionMachine:
         advance(machine)
     if n_replaced:
         machine.replaced(1, 1.0)
+    machine.not_replaced([2], 1.0)
+    return machine
+
+
+def drops_one_of_two() -> SessionMachine:
+    machine = replacing_machine(3, optional=(2,))
+    machine.lost([1, 2], "has left", 0.0)
     machine.not_replaced([2], 1.0)
     return machine
 
@@ -324,11 +320,11 @@ STORIES: list[tuple[Callable[[], SessionMachine], Phase]] = [
     (loses_while_others_are_informed, Phase.WAITING),
     (has_waiting_client_when_all_are_ready, Phase.COMMITTING),
     (hears_of_a_failure_first, Phase.IDLE),
-    (has_an_adopted_rank, Phase.IDLE),
     (replaces_one_of_two, Phase.WAITING),
     (lambda: drops(0, client_waits=False), Phase.IDLE),
     (lambda: drops(0, client_waits=True), Phase.EXCHANGING),
     (lambda: drops(1, client_waits=False), Phase.RESTORING),
+    (drops_one_of_two, Phase.WAITING),
     (lambda: replaces_all(client_waits=False), Phase.IDLE),
     (lambda: replaces_all(client_waits=True), Phase.EXCHANGING),
 ]

@@ -49,7 +49,7 @@ CALLS = (("map",), ("map", "map"), ("together",), ("map", "together"), ("nested"
 FETCHES = ("results", "skip", "exception", "never")
 """What the client does with futures: it gathers the results, with or without errors, looks at errors, or nothing."""
 
-ON_LOSS = ("replace", "shrink", "raise", "elastic")
+ON_LOSS = ("replace", "raise", "elastic")
 N_CALLS = 4
 EPOCHS = 3
 
@@ -85,7 +85,7 @@ class Workload:
     def draw(cls, rng: random.Random) -> Workload:
         """Any workload."""
         calls, fetches, late, ahead = rng.choice(CALLS), rng.choice(FETCHES), rng.random() < 0.5, rng.random() < 0.7
-        on_loss = rng.choices(ON_LOSS, [3, 2, 1, 3])[0]
+        on_loss = rng.choices(ON_LOSS, [3, 1, 4])[0]
         return cls(calls, fetches, late, ahead, on_loss, rng.randrange(EPOCHS) if rng.random() < 0.3 else -1)
 
     def simpler(self) -> list[Workload]:

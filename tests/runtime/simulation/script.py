@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from .simulation import World
     from .worker import SimulatedGroup, SimulatedWorker
 
+MOST_LOSSES = 20
+"""How often an epoch may begin again."""
+
 ATTEMPTS = 10
 """How often a client asks for an epoch whose exchange fails."""
 
@@ -159,10 +162,16 @@ class Script:
     def _train(self, shuffler: Shuffler) -> Generator[None, None, dict[str, Any] | None]:
         """Train on all epochs; what another session resumes, if the session ends before."""
         self.epoch = self.epochs = None
-        for number in range(shuffler.next_epoch, self.world.schedule.epochs):
+        number, tried = shuffler.next_epoch, 0
+        while True:
             epoch = self._next_epoch(shuffler, number)
+            if epoch is None:
+                return None
+            tried = tried + 1 if epoch.number < number else 0
+            assert tried < MOST_LOSSES, "an epoch begins again and again"
+            number = epoch.number + 1
             yield
-            if number == self.workload.resumes and not self.resumed:
+            if epoch.number == self.workload.resumes and not self.resumed:
                 state = self._stop_in_the_middle(shuffler, epoch)
                 if state is not None:
                     return state
@@ -178,40 +187,43 @@ class Script:
                 yield
             for call in self.calls if self.workload.late else []:
                 self._fetch(call)
-        self._end_last_epoch(shuffler)
-        return None
 
     # -- epochs ----------------------------------------------------------------------------------------------------
 
-    def _next_epoch(self, shuffler: Shuffler, number: int) -> Epoch:
+    def _next_epoch(self, shuffler: Shuffler, number: int) -> Epoch | None:
+        """The epoch with a number, or the one before once more if workers were lost in it; None after the last one."""
+        left = self.world.schedule.epochs - number
         for _ in range(ATTEMPTS):
             if self.epochs is None:
-                self.epochs = shuffler.epochs(self.world.schedule.epochs - number if self.workload.ahead else 1)
+                self.epochs = shuffler.epochs(left if self.workload.ahead else min(left, 1))
             try:
                 epoch = next(self.epochs, None)
-                if epoch is None:  # the epoch before has ended
+                if epoch is None and left:  # the epoch before has ended
                     self.epochs = shuffler.epochs(1)
                     epoch = next(self.epochs)
             except (*TASK_ERRORS, OSError) as error:
                 self._refused(error)
+                continue
+            if epoch is None:
+                assert not left
+                self._moved_on()
+                return None
+            if self.epoch is not None and epoch.number == self.epoch.number:
+                self._begins_again()
             else:
                 assert epoch.number == number, f"epoch {epoch.number} comes in place of {number}"
                 self._moved_on()
-                self.epoch, self.ranks = epoch, range(shuffler.n_workers)
-                self.history = shuffler._sequence.membership.current.history
-                return epoch
+            self.epoch, self.ranks = epoch, range(shuffler.n_workers)
+            self.history = shuffler._sequence.membership.current.history
+            return epoch
         raise WorkerLost("the client gave up")
 
-    def _end_last_epoch(self, shuffler: Shuffler) -> None:
-        for _ in range(ATTEMPTS):
-            try:
-                assert next(self.epochs or shuffler.epochs(0), None) is None, "there is another epoch"
-            except (*TASK_ERRORS, OSError) as error:
-                self._refused(error)
-            else:
-                self._moved_on()
-                return
-        raise WorkerLost("the client gave up")
+    def _begins_again(self) -> None:
+        """Workers were lost in an epoch of an elastic session: what tasks have done in it does not count."""
+        self.world.seen["again"] += 1
+        assert self.workload.on_loss == "elastic"
+        assert self.world.schedule.faults - HARMLESS, "an epoch begins again for no reason"
+        self.calls, self.ids = [], {}
 
     def _refused(self, error: BaseException) -> None:
         """The epoch does not end, or the next one does not begin: try again."""

@@ -214,20 +214,6 @@ def test_an_order_to_close_that_comes_late_does_not_cancel_a_later_opening(
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
-def test_an_adopted_rank_does_not_open_after_its_session_was_closed(
-    sessions: WorkerSessions, reserved: dict[str, int]
-) -> None:
-    """Its order took another way than the one to close."""
-
-    async def run() -> None:
-        await sessions.close("a", 8)
-        with pytest.raises(ClusterError, match=r"session a\+2 was closed on this worker"):
-            await sessions.open(b"a+2:2", 8, restore=True, epoch=0)
-
-    asyncio.run(asyncio.wait_for(run(), 30))
-    assert not reserved
-
-
 def test_closing_goes_on_if_whoever_asked_for_it_goes_away(
     made: list[Session], sessions: WorkerSessions, reserved: dict[str, int]
 ) -> None:
@@ -264,24 +250,3 @@ def test_a_worker_that_closes_opens_nothing_that_waits(made: list[Session], sess
 
     asyncio.run(asyncio.wait_for(run(), 30))
     assert len(made) == 1
-
-
-def test_a_rank_that_asks_for_a_mean_while_adopted_ranks_are_closed_does_not_wait_for_ever(
-    made: list[Session], sessions: WorkerSessions
-) -> None:
-    async def run() -> None:
-        await sessions.open(b"a:0", 1)
-        await sessions.open(b"a+1:1", 2, restore=True, epoch=0)
-        closing = asyncio.create_task(sessions.close("a", 3))
-        await turns()
-        mean = asyncio.create_task(sessions.mean("a", 0, values=np.ones(1), size=2, step=0, rank=0, weight=1.0))
-        await turns()
-        assert not mean.done()
-        for session in made:
-            session.end.set()
-        await closing
-        with pytest.raises(PeerFailed):
-            await mean
-
-    asyncio.run(asyncio.wait_for(run(), 30))
-    assert len(made) == 2
