@@ -37,7 +37,7 @@ from dshuffle.pipeline import LocalWorkers
 from dshuffle.planning import Local, first_ranks
 from dshuffle.sharding import stratified
 from dshuffle.synthetic import gaussian_blobs
-from dshuffle.training import SoftmaxRegression, accuracy_on, geometric_speeds, simulate_parameter_server
+from dshuffle.training import SoftmaxRegression, accuracy_on, simulate_parameter_server
 
 SPREAD = 0.1
 """Standard deviation of a class, if the centres of the classes are standard normal."""
@@ -64,7 +64,7 @@ def pipeline(
     """
     dataset, test = open_dataset(url).split(1 - held_out)
     model = SoftmaxRegression(classes)
-    options = {"speeds": geometric_speeds(workers, ratio), "validate": accuracy_on(test, model.predict)}
+    options = {"speeds": np.geomspace(1, 1 / ratio, workers).tolist(), "validate": accuracy_on(test, model.predict)}
     return Pipeline(
         dataset,
         Training(
@@ -100,7 +100,7 @@ def results(
     outcomes: Results = {(ratio, shards): defaultdict(list) for ratio in ratios for shards in SHARDS}
     runs = [(*setting, first_seed[setting[1]] + number) for setting in outcomes for number in range(seeds)]
     for ratio, shards, seed in track(runs, "training"):
-        speeds = geometric_speeds(workers, ratio)
+        speeds = np.geomspace(1, 1 / ratio, workers).tolist()
         history = simulate_parameter_server(
             arrays, ranks(shards, seed), model, pace="free", speeds=speeds, seed=seed, validate=validate, **options
         )

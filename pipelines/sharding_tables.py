@@ -42,7 +42,7 @@ import dshuffle
 from dshuffle.errors import ShardingWarning
 from dshuffle.planning import first_ranks
 from dshuffle.sharding import Sharding, distribution_aware, stratified
-from dshuffle.training import SoftmaxRegression, accuracy_on, geometric_speeds, simulate_parameter_server
+from dshuffle.training import SoftmaxRegression, accuracy_on, simulate_parameter_server
 
 FACTORS = (2, 3, 4)
 """Default numbers of neighbourhoods as multiples of the number of classes, those of the paper's Table III."""
@@ -123,7 +123,7 @@ def study(
                 made,
                 model,
                 pace="free",
-                speeds=geometric_speeds(workers, ratio),
+                speeds=np.geomspace(1, 1 / ratio, workers).tolist(),
                 seed=seed,
                 features=features,
                 target=target,

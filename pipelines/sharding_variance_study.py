@@ -54,7 +54,7 @@ from dshuffle.planning import first_ranks
 from dshuffle.report import chart_page
 from dshuffle.sharding import Sharding, distribution_aware, stratified
 from dshuffle.synthetic import gaussian_blobs
-from dshuffle.training import SoftmaxRegression, geometric_speeds, simulate_parameter_server
+from dshuffle.training import SoftmaxRegression, simulate_parameter_server
 from dshuffle.units import at_least
 
 N_WORKERS, BATCH, N_CLASSES, SPREAD = 12, 120, 10, 0.1
@@ -156,7 +156,7 @@ def final_metrics(setting: Setting, sharding: str, seeds: range, samples: int, e
             batch_size=BATCH,
             step=setting.step,
             pace=setting.pace,
-            speeds=geometric_speeds(N_WORKERS, setting.ratio),
+            speeds=np.geomspace(1, 1 / setting.ratio, N_WORKERS).tolist(),
             seed=seed,
             validate=validate,
         )

@@ -10,7 +10,6 @@ from dshuffle.training.parameter_server import (
     Model,
     SoftmaxRegression,
     fit_parameter_server,
-    geometric_speeds,
     simulate_parameter_server,
 )
 from dshuffle.training.synchronous import Network, TrainedNetwork, fit_synchronous_sgd
@@ -36,7 +35,6 @@ __all__ = [
     "fit_parallel_sgd",
     "fit_parameter_server",
     "fit_synchronous_sgd",
-    "geometric_speeds",
     "rmse_on",
     "simulate_parameter_server",
     "split_entries",

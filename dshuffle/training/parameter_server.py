@@ -175,25 +175,6 @@ class LinearModel:
         return values + parameters[-1] if self.intercept else values
 
 
-def geometric_speeds(n_workers: int, ratio: float) -> tuple[float, ...]:
-    """Return speeds that fall by a constant factor from 1 to ``1 / ratio``.
-
-    Raises
-    ------
-    InvalidParameter
-        The ratio is less than 1.
-
-    Examples
-    --------
-    >>> geometric_speeds(3, 4)
-    (1.0, 0.5, 0.25)
-    """
-    if not 1 <= ratio < math.inf:
-        raise InvalidParameter.of("ratio", ratio, "a finite number >= 1")
-    speeds: Sequence[float] = np.geomspace(1, 1 / ratio, n_workers).tolist()
-    return tuple(speeds)
-
-
 Reply = tuple[Parameters, bool]
 """A copy of the parameters, and whether to compute another gradient in this epoch."""
 
@@ -498,19 +479,18 @@ def simulate_parameter_server(
     >>> history.model.round(2) + 0
     array([1., 2., 0.])
     """
-    given_ranks, broadcast = (ranks.ranks, ranks.broadcast) if isinstance(ranks, Sharding) else (ranks, ())
-    checked = as_ranks("ranks", given_ranks, 2**31)
-    n_workers = ranks.n_workers if isinstance(ranks, Sharding) else int(checked.max(initial=0)) + 1
-    emulated = (1.0,) * n_workers if speeds is None else tuple(map(float, speeds))
-    job = Job(model, features, target, n_workers, batch_size, step, pace, emulated, seed)
+    if not isinstance(ranks, Sharding):
+        checked = as_ranks("ranks", ranks, 2**31)
+        ranks = Sharding(checked, int(checked.max(initial=0)) + 1, np.arange(0))
+    n, samples = ranks.n_workers, np.arange(len(ranks.ranks))
+    emulated = (1.0,) * n if speeds is None else tuple(map(float, speeds))
+    job = Job(model, features, target, n, batch_size, step, pace, emulated, seed)
     job.check(arrays)
-    for parameter, name in (("features", features), ("target", target)):
-        if (shape := arrays[name].shape)[:1] != checked.shape:
-            allowed = f"an array of {len(checked)} samples, the length of ranks (its shape is {shape})"
-            raise InvalidParameter.of(parameter, name, allowed)
-    rows, targets = job.samples(arrays, np.arange(len(checked)))
-    everywhere = np.isin(np.arange(len(checked)), broadcast)
-    shards = [np.flatnonzero((checked == rank) | everywhere) for rank in range(n_workers)]
+    if lengths := {len(arrays[name]) for name in (features, target)} - {len(samples)}:
+        raise InvalidParameter.of("len(ranks)", len(samples), f"{min(lengths)}, the number of samples")
+    rows, targets = job.samples(arrays, samples)
+    everywhere = np.isin(samples, ranks.broadcast)
+    shards = [np.flatnonzero((ranks.ranks == rank) | everywhere) for rank in range(n)]
     job.check_share(min(map(len, shards)))
 
     def attempt(epoch: int, parameters: Parameters, step: float, done: list[int]) -> tuple[Results, Work]:
@@ -657,9 +637,10 @@ def fit_parameter_server(
     copies = sharding.n_broadcast * (n - 1) if isinstance(sharding, GivenSharding) else 0
 
     def once(epoch: Epoch, parameters: Parameters, step: float, done: list[int]) -> tuple[Results, Work]:
-        # The first epoch of a resumed session has fewer samples. Broadcast samples count once.
-        trained = sum(gathered(epoch.map(len))) * dataset.n_samples
-        n_updates = job.n_updates(-(-trained // (dataset.n_samples + copies)))
+        n_updates = None
+        if pace == FREE:  # the first epoch of a resumed session has fewer samples; broadcast samples count once
+            trained = sum(gathered(epoch.map(len))) * dataset.n_samples
+            n_updates = job.n_updates(-(-trained // (dataset.n_samples + copies)))
         with serving(shuffler, [parameters[part] for part in bounds], step, n_updates, rates) as handles:
             futures = epoch.map(timed, work, handles, bounds, job, PerRank(done))
             with shuffler.client.as_current():

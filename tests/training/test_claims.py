@@ -28,7 +28,6 @@ from dshuffle.training import (
     fit_matrix_completion,
     fit_parameter_server,
     fit_synchronous_sgd,
-    geometric_speeds,
     simulate_parameter_server,
 )
 
@@ -174,7 +173,7 @@ def test_stratified_shards_make_an_asynchronous_server_scatter_less():
         return simulate_parameter_server(arrays, drawn, model, seed=seed, **speeds, **options).points[-1].error
 
     # With given speeds, a session has the losses of the simulation.
-    slow = {"speeds": geometric_speeds(12, 4)}
+    slow = {"speeds": np.geomspace(1, 1 / 4, 12).tolist()}
     losses = {sharding: [final_loss(sharding, seed, **slow) for seed in own] for sharding, own in seeds.items()}
     with local_cluster(12, processes=False) as client:
         for sharding, own in seeds.items():

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 from sklearn.base import clone
-from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier, SGDRegressor
 from sklearn.model_selection import GridSearchCV
-from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
@@ -141,28 +139,6 @@ def test_worker_processes_read_arrays_from_a_folder(rows, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_sorted_data_are_learned_which_blocks_in_stored_order_are_not(client):
-    """Labels in stored order: a pass over one block after the other ends with the last label."""
-    rng = np.random.default_rng(1)
-    y = np.repeat(np.arange(4), 300)
-    x = rng.normal(size=(1200, 20)) + 2 * np.eye(4, 20)[y]
-    blockwise = SGDClassifier(random_state=0, alpha=1e-2)
-    for _ in range(5):
-        for first in range(0, 1200, 100):
-            blockwise.partial_fit(x[first : first + 100], y[first : first + 100], classes=np.arange(4))
-    shuffled = ShuffledSGD(SGDClassifier(random_state=0, alpha=1e-2), epochs=5, batch_rows=100).fit(x, y)
-    assert blockwise.score(x, y) < 0.65
-    assert shuffled.score(x, y) > 0.8
-
-
-@pytest.mark.slow
-def test_a_network_learns_with_the_default_batches(client):
-    x, y = load_digits(return_X_y=True)
-    train, test = np.arange(1200), np.arange(1200, 1797)
-    model = ShuffledSGD(MLPClassifier((32,), learning_rate_init=0.005, random_state=0), epochs=6)
-    assert model.fit(x[train] / 16, y[train]).score(x[test] / 16, y[test]) > 0.85  # with batches of 4,096 rows, 0.4
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -190,12 +166,3 @@ def test_a_dataset_has_its_own_target_and_a_fit_needs_a_client(client, rows, tmp
         patch.setattr("dshuffle.training.estimator.default_client", lambda: (_ for _ in ()).throw(ValueError("none")))
         with pytest.raises(InvalidParameter, match=r"there is no Dask client. Make one before: Client"):
             ShuffledSGD(SGDClassifier()).fit(x, y)
-
-
-def test_images_are_refused_before_any_task_runs(client, tmp_path):
-    dataset = dshuffle.create_dataset(
-        tmp_path / "images.zarr", {"x": np.zeros((40, 8, 8, 3), "u1"), "y": np.arange(40) % 2}
-    )
-    with pytest.raises(InvalidParameter, match=r"features='x' .*it is 4-D, uint8.*reshape"):
-        ShuffledSGD(SGDClassifier()).fit(dataset)
-    assert "Compute Failed" not in str(client.get_worker_logs())

@@ -5,7 +5,6 @@ import pytest
 from sklearn.linear_model import SGDRegressor
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.synthetic import keyed_regression
 from dshuffle.training import fit_linear_regression
 from dshuffle.training.linear_regression import local_pass, residual, visit
 
@@ -74,26 +73,6 @@ def test_weights_are_averaged_and_the_error_is_that_of_the_average(fake_shuffler
     assert seen == list(history.points)
     assert [point.epoch for point in seen] == [0, 1]
     assert 0 < seen[0].seconds <= seen[1].seconds
-
-
-def test_shuffling_decides_on_rows_sorted_by_a_key(fake_shuffler):
-    arrays = {name: array.compute() for name, array in keyed_regression(4000).items()}
-
-    def final_error(assignment, sharding):
-        shuffler = fake_shuffler(arrays, n_workers=20, assignment=assignment, sharding=sharding)
-        history = fit_linear_regression(shuffler, epochs=8, step=1.0)
-        return history.points[-1].error
-
-    errors = {
-        "stored": final_error("local", "contiguous"),
-        "partial": final_error("partial:0.1", "contiguous"),
-        "once": final_error("local", "random"),
-        "global": final_error("global", "random"),
-    }
-    assert errors["stored"] > 0.3
-    assert 1e-3 < errors["partial"] < 0.1
-    assert errors["once"] < 1e-3
-    assert errors["global"] < 1e-3
 
 
 @pytest.mark.parametrize(("step", "value"), [(3.0, 0.0), (1e200, 0.0), (0.01, np.nan), (0.01, np.inf)])

@@ -8,8 +8,8 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.synthetic import gaussian_blobs, keyed_regression
-from dshuffle.training import Decay, EarlyStopping, fit_linear_regression, fit_parallel_sgd
+from dshuffle.synthetic import gaussian_blobs
+from dshuffle.training import Decay, EarlyStopping, fit_parallel_sgd
 from dshuffle.training.parallel_sgd import COEFFICIENTS
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(302, n_features=5, n_classes=4).items()}
@@ -71,18 +71,6 @@ def test_the_default_batch_suits_the_estimator(fake_shuffler, estimator, batch_r
     explicit = fit_parallel_sgd(shuffler, estimator, epochs=2, batch_rows=batch_rows)
     assert [point.error for point in default.points] == [point.error for point in explicit.points]
     assert default.model.get_params() == {**estimator.get_params(), "random_state": 0}
-
-
-def test_it_agrees_with_the_linear_regression(fake_shuffler):
-    arrays = {name: array.compute() for name, array in keyed_regression(2000).items()}
-    estimator = SGDRegressor(penalty=None, fit_intercept=False, **{**CONSTANT, "eta0": 0.5})
-    shuffler = fake_shuffler(arrays, n_workers=5, sharding="contiguous")
-    history = fit_parallel_sgd(shuffler, estimator, epochs=3, batch_rows=100)
-    expected = fit_linear_regression(shuffler, epochs=3, step=0.5)
-    # 2,000 samples over 5 workers: both averages have equal weights.
-    assert [point.error for point in history.points] == pytest.approx(
-        [point.error for point in expected.points], rel=1e-3
-    )
 
 
 def test_schedule_validation_and_early_stopping(fake_shuffler):

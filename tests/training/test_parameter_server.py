@@ -27,11 +27,9 @@ from dshuffle.sharding import Sharding
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import (
     Decay,
-    EarlyStopping,
     LinearModel,
     SoftmaxRegression,
     fit_parameter_server,
-    geometric_speeds,
     parameter_server,
     simulate_parameter_server,
 )
@@ -110,33 +108,16 @@ def test_equally_fast_workers_are_as_stale_as_there_are_others():
 
 
 def test_at_the_free_pace_fast_workers_do_more(caplog):
-    ranks, history = simulate(4, pace="free", speeds=geometric_speeds(4, 8), epochs=10)
+    ranks, history = simulate(4, pace="free", speeds=np.geomspace(1, 1 / 8, 4).tolist(), epochs=10)
     by_rank = history.staleness.sum(axis=1)
     assert by_rank.sum() == 10 * math.ceil(121 / 5)
     assert by_rank[0] > 1.7 * by_rank[1] > 1.7**2 * by_rank[2]
     stale = history.staleness @ np.arange(history.staleness.shape[1]) / by_rank
     assert stale.tolist() == sorted(stale)
-    _, once = simulate(4, speeds=geometric_speeds(4, 8), epochs=10)
+    _, once = simulate(4, speeds=np.geomspace(1, 1 / 8, 4).tolist(), epochs=10)
     assert once.staleness.sum(axis=1).tolist() == (10 * -(-np.bincount(ranks) // 5)).tolist()
-    assert once.worker_rates == geometric_speeds(4, 8)
+    assert list(once.worker_rates) == np.geomspace(1, 1 / 8, 4).tolist()
     assert not caplog.messages, "speeds that were asked for are no problem to be told of"
-
-
-@pytest.mark.slow
-@given(data=st.data())
-def test_staleness_is_bounded_and_no_batch_is_lost(data):
-    n_workers = data.draw(st.integers(1, 5))
-    speeds = tuple(data.draw(st.lists(st.floats(0.1, 10), min_size=n_workers, max_size=n_workers)))
-    pace = data.draw(st.sampled_from(["once", "free"]))
-    ranks, history = simulate(n_workers, speeds=speeds, pace=pace, epochs=2, step=1e-3)
-    batches = math.ceil(121 / 5) if pace == "free" else int(sum(-(-np.bincount(ranks) // 5)))
-    assert history.staleness.sum() == 2 * batches
-    for rank, counts in enumerate(history.staleness):
-        # While one batch is worked on every other worker ends at most so many, the short ones at the end of a pass
-        # counted as well.
-        whole = [5 / speed for speed in speeds]
-        allowed = sum(2 * (math.ceil(whole[rank] / whole[other]) + 1) for other in range(n_workers) if other != rank)
-        assert np.flatnonzero(counts).max(initial=0) <= allowed
 
 
 @given(
@@ -161,23 +142,6 @@ def test_a_pass_goes_over_every_sample_once(n_samples, size, pace, epoch, done, 
     other = np.sort(ids)
     again, whole = (next(batches_of(order, 2, size, **options)) for order in (other, ids))
     assert np.array_equal(other[again], ids[whole])
-
-
-def test_schedule_validation_and_early_stopping():
-    seen = []
-    _, history = simulate(
-        3,
-        BLOBS,
-        SoftmaxRegression(4),
-        epochs=9,
-        validate=lambda parameters: {"size": np.abs(parameters).sum()},
-        early_stopping=EarlyStopping(1, least_change=0.02),
-        on_epoch=seen.append,
-    )
-    assert history.stopped_early
-    assert 2 <= len(history.points) < 9
-    assert list(history.points) == seen
-    assert history.points[-1].validation == {"size": pytest.approx(np.abs(history.model).sum())}
 
 
 @pytest.mark.slow
@@ -253,11 +217,10 @@ def test_what_cannot_be_simulated_is_refused(options, message):
 
 
 def test_arrays_and_ranks_have_the_same_length():
-    for name, shape in (("x", r"features='x'.*\(60, 3\)"), ("y", r"target='y'.*\(60,\)")):
-        with pytest.raises(InvalidParameter, match=shape):
-            simulate_parameter_server(
-                {**LINE, name: LINE[name][:60]}, np.arange(121) % 2, LinearModel(), epochs=1, batch_size=10, step=0.1
-            )
+    with pytest.raises(InvalidParameter, match=r"len\(ranks\)=121 .*must be 60, the number of samples"):
+        simulate_parameter_server(
+            {**LINE, "y": LINE["y"][:60]}, np.arange(121) % 2, LinearModel(), epochs=1, batch_size=10, step=0.1
+        )
 
 
 def test_boolean_labels_are_the_integers():
@@ -337,20 +300,16 @@ def test_every_sample_is_used_once_an_epoch(client, assignment):
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_a_slow_worker(client):
-    with shuffler(client, ONE_EACH) as real:
+def test_only_at_the_pace_once_does_an_epoch_wait_for_a_slow_worker(client, caplog):
+    with shuffler(client, ONE_EACH) as real, caplog.at_level(logging.WARNING, "dshuffle"):
         history = fit_parameter_server(real, Counting(slow=2), epochs=1, batch_size=20, step=20.0, pace="free")
+        assert not caplog.messages
+        fit_parameter_server(real, Counting(slow=2), epochs=1, batch_size=20, step=20.0)
     by_rank = history.staleness.sum(axis=1)
     stale = history.staleness @ np.arange(history.staleness.shape[1]) / by_rank
     assert by_rank.sum() == 12
     assert by_rank[2] == min(by_rank)
     assert stale.argmax() == 2
-
-
-@pytest.mark.slow
-def test_at_the_pace_once_the_epoch_waits_for_a_slow_worker_which_is_named(client, caplog):
-    with shuffler(client, ONE_EACH) as real, caplog.at_level(logging.WARNING, "dshuffle"):
-        fit_parameter_server(real, Counting(slow=2), epochs=1, batch_size=20, step=20.0)
     assert "rank 2 trained" in caplog.text
 
 

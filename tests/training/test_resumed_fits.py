@@ -13,7 +13,6 @@ from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entrie
 from dshuffle.training import (
     Decay,
     EarlyStopping,
-    LinearModel,
     Network,
     SoftmaxRegression,
     fit_linear_regression,
@@ -209,22 +208,6 @@ def test_a_batch_size_that_differs_is_said(clients, tmp_path, caplog):
         assert said == ([text] if epochs == 3 else [])
 
 
-def test_values_of_the_user_travel_with_the_state(clients, tmp_path):
-    path = tmp_path / "run.json"
-    with dshuffle.Shuffler(clients[2], KEYED, checkpoint=path) as shuffler:
-        assert shuffler.attached is None
-        for epoch in shuffler.epochs(2):
-            clients[2].gather(epoch.map(len))
-            shuffler.attach({"weights": np.arange(3), "of": epoch.number})
-        state = shuffler.state_dict()
-    for saved in (path, state):
-        with dshuffle.Shuffler.resume(clients[3], KEYED, saved, checkpoint=tmp_path / "next.json") as shuffler:
-            assert shuffler.attached["of"] == 1
-            assert np.array_equal(shuffler.attached["weights"], np.arange(3))
-            assert shuffler.state_dict()["attached"] == state["attached"]
-        (tmp_path / "next.json").unlink(missing_ok=True)
-
-
 def test_a_value_that_cannot_be_pickled_or_read(clients, tmp_path):
     with dshuffle.Shuffler(clients[2], KEYED) as shuffler:
         with pytest.raises(CheckpointError, match="attached to the session cannot be pickled"):
@@ -236,15 +219,3 @@ def test_a_value_that_cannot_be_pickled_or_read(clients, tmp_path):
         pytest.raises(CheckpointError, match="attached to the state cannot be read"),
     ):
         _ = shuffler.attached
-
-
-def test_a_linear_model_of_a_parameter_server_resumes(clients, tmp_path):
-    def train(shuffler):
-        options = {"epochs": 3, "batch_size": 12, "step": 0.01, "features": "x", "target": "y"}
-        return fit_parameter_server(shuffler, LinearModel(), **options)
-
-    path = tmp_path / "run.json"
-    with dshuffle.Shuffler(clients[2], KEYED, checkpoint=path) as shuffler:
-        history = train(shuffler)
-    with dshuffle.Shuffler.resume(clients[2], KEYED, path) as shuffler:
-        assert np.array_equal(train(shuffler).model, history.model)

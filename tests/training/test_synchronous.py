@@ -12,7 +12,7 @@ import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices
 from dshuffle.synthetic import gaussian_blobs
-from dshuffle.training import Decay, EarlyStopping, Network, TrainedNetwork, fit_synchronous_sgd
+from dshuffle.training import Decay, Network, TrainedNetwork, fit_synchronous_sgd
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(305, n_features=5, n_classes=4).items()}
 NETWORK = Network((5, 8, 4))
@@ -48,6 +48,8 @@ def test_without_batch_norm_it_is_mini_batch_sgd_of_one_process(fake_shuffler):
     assert sorted(seen) == sorted(np.tile(BLOBS["x"][:, 0], 3).tolist()), "every sample once an epoch"
     assert history.points[-1].error == np.mean(history.model.predict(BLOBS["x"]) != BLOBS["y"])
     assert history.points[-1].error < history.points[0].error
+    assert [seconds.shape for seconds in history.breakdown] == [(3, 3)] * 3
+    assert all((seconds > 0).all() for seconds in history.breakdown)
 
 
 def test_batch_norm_is_each_workers_own(fake_shuffler):
@@ -65,20 +67,6 @@ def test_batch_norm_is_each_workers_own(fake_shuffler):
             parameters, statistics = parameters - 0.3 * gradient, 0.9 * statistics + 0.1 * own
     np.testing.assert_allclose(history.model.parameters, parameters, atol=1e-10)
     np.testing.assert_allclose(history.model.statistics, statistics, atol=1e-10)
-
-
-def test_schedule_validation_early_stopping_and_breakdown(fake_shuffler):
-    seen = []
-    options = {**OPTIONS, "epochs": 9, "validate": lambda model: {"accuracy": np.mean(model.predict(BLOBS["x"]) == 0)}}
-    stopping = EarlyStopping(1, metric="accuracy", highest=True, least_change=1.0)
-    history = fit_synchronous_sgd(
-        fake_shuffler(BLOBS), NETWORK, **options, early_stopping=stopping, on_epoch=seen.append
-    )
-    assert list(history.points) == seen
-    assert history.stopped_early
-    assert len(seen) == 2
-    assert [seconds.shape for seconds in history.breakdown] == [(4, 3)] * 2
-    assert all((seconds > 0).all() for seconds in history.breakdown)
 
 
 def test_a_slow_worker_is_waited_for_and_told_of(fake_shuffler, caplog, monkeypatch):
@@ -112,15 +100,6 @@ def test_what_cannot_be_trained_is_refused(fake_shuffler, options, message):
     options = {"network": NETWORK, **OPTIONS, **options}
     with pytest.raises(InvalidParameter, match=message):
         fit_synchronous_sgd(fake_shuffler(BLOBS), **options)
-
-
-def test_training_goes_on_from_a_trained_network():
-    """Steps on all samples do not depend on their order, so one epoch twice is two epochs."""
-    network, options = Network((5, 8, 4), batch_norm=False), {"n_workers": 1, "batch_size": 305, "step": 0.3}
-    both = fit_logical_workers(BLOBS, network, Choices(), **options, epochs=2)
-    first = fit_logical_workers(BLOBS, network, Choices(), **options, epochs=1)
-    second = fit_logical_workers(BLOBS, network, Choices(), **options, epochs=1, start=first)
-    np.testing.assert_allclose(second.parameters, both.parameters, rtol=1e-10)
 
 
 def test_samples_that_cannot_be_trained_on_are_named(fake_shuffler):

@@ -225,31 +225,6 @@ def test_a_lost_worker_ends_the_fit_if_it_may_not_be_replaced(ddp, cluster_of, b
 
 
 @pytest.mark.slow
-def test_a_regression_has_floats_as_targets(torch, ddp, processes, tmp_path):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(305, 3)).astype("f4")
-    arrays = {"x": x, "y": x @ np.array([2.0, -1.0, 0.5])}
-    dataset = dshuffle.create_dataset(str(tmp_path / "regression.zarr"), arrays)
-
-    def make_model():
-        import torch
-
-        return torch.nn.Linear(3, 1, bias=False)
-
-    def make_optimizer(parameters):
-        import torch
-
-        return torch.optim.SGD(parameters, lr=0.2)
-
-    with dshuffle.Shuffler(processes, dataset) as shuffler:
-        history = ddp.fit_torch_ddp(
-            shuffler, make_model, make_optimizer, epochs=8, batch_size=10, loss=torch.nn.functional.mse_loss
-        )
-    np.testing.assert_allclose(history.model.weight.detach().numpy(), [[2.0, -1.0, 0.5]], atol=1e-3)
-    assert history.points[-1].error < 1e-5 < history.points[0].error
-
-
-@pytest.mark.slow
 def test_integers_stay_integers(torch, ddp, processes, tmp_path):
     """Float32 has no 2**24 + 1, so a cast would train on the row of another id."""
     rows = np.random.default_rng(0).integers(0, 3, 305)

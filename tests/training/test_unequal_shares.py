@@ -17,7 +17,6 @@ from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import (
     Network,
     SoftmaxRegression,
-    fit_linear_regression,
     fit_parameter_server,
     fit_synchronous_sgd,
 )
@@ -72,11 +71,6 @@ def test_a_share_of_few_samples_has_larger_batches_beside_it(fake_shuffler, batc
         assert [len(batching.positions(batch)) for batch in range(len(batching))] == list(map(len, batches))
 
 
-def test_batch_norm_needs_two_samples_with_measured_shares_too():
-    with pytest.raises(InvalidParameter, match=r"batch_size=1 is not allowed.*at least 2 samples for batch norm"):
-        checked_batching(Network((5, 8, 4)), 100, (100, 100), 1, unequal=True)
-
-
 def test_a_share_of_few_samples_is_one_batch_of_a_parameter_server(cluster_of):
     dataset = dshuffle.create_dataset("memory://test-parameter-server-shares", BLOBS, overwrite=True)
     with (
@@ -86,24 +80,6 @@ def test_a_share_of_few_samples_is_one_batch_of_a_parameter_server(cluster_of):
         history = fit_parameter_server(shuffler, SoftmaxRegression(4), epochs=2, batch_size=180, step=0.1)
     # Each rank takes 60 samples at a time, of 136, 34 and 135 in an epoch.
     assert history.staleness.sum(axis=1).tolist() == [6, 2, 6]
-
-
-def test_averages_between_epochs_are_weighted_by_samples(fake_shuffler):
-    rng = np.random.default_rng(0)
-    x = rng.random((120, 3))
-    arrays = {"x": x, "y": x @ [1.0, 2.0, 3.0] + rng.random(120)}
-    shuffler = fake_shuffler(arrays, n_workers=3, weights=WEIGHTS)
-    history = fit_linear_regression(shuffler, epochs=2, step=0.05)
-    weights = np.zeros(3)
-    for epoch in shuffler.epochs(2):
-        passes = []
-        for partition in epoch.partitions:
-            own = weights.copy()
-            for sample in partition.sample_ids:
-                own -= 0.05 * (own @ x[sample] - arrays["y"][sample]) * x[sample]
-            passes.append((len(partition), own))
-        weights = sum(count * own for count, own in passes) / 120
-    np.testing.assert_allclose(history.model, weights, rtol=1e-10)
 
 
 class SlowNetwork(Network):
