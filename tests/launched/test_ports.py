@@ -110,18 +110,9 @@ async def test_schedulers_that_are_not_joined(free_port, monkeypatch, caplog, pl
         assert "dshuffle: rank 1 has waited 0 s for rank 0 on 127.0.0.1" in caplog.text
 
 
-def test_tls(in_threads):
-    pytest.importorskip("cryptography", reason="Dask needs it to make certificates")
-
-    def loop(loader):
-        assert loader._rank.address.startswith("tls://")
-        return sum(len(ids) for ids, _ in next(loader.epochs(1)))
-
-    assert sorted(in_threads(2, loop, security=Security.temporary())) == [51, 52]
-
-
-def test_tls_of_the_configuration_of_dask(in_threads, tmp_path):
-    """Certificates and the default scheme, without require-encryption."""
+@pytest.mark.parametrize("given", [False, True])
+def test_tls(in_threads, tmp_path, given):
+    """Certificates as a parameter, or those of Dask's configuration and the default scheme."""
     pytest.importorskip("cryptography", reason="Dask needs it to make certificates")
     certificates = Security.temporary()
     settings = {"distributed.comm.default-scheme": "tls"}
@@ -137,8 +128,8 @@ def test_tls_of_the_configuration_of_dask(in_threads, tmp_path):
         worker = loader._rank.worker
         return worker.address.partition(":")[0], sum(len(ids) for ids, _ in next(loader.epochs(1)))
 
-    with dask.config.set(settings):
-        assert sorted(in_threads(2, loop)) == [("tls", 51), ("tls", 52)]
+    with dask.config.set({} if given else settings):
+        assert sorted(in_threads(2, loop, security=certificates if given else None)) == [("tls", 51), ("tls", 52)]
 
 
 @in_event_loop

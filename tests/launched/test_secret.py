@@ -57,14 +57,6 @@ def test_ranks_of_one_host_listen_on_loopback_only(in_processes, store):
     assert "dshuffle: rank 0 of 2 listens on 127.0.0.1; connections need the secret" in errors[0]
 
 
-@pytest.mark.slow
-def test_ranks_of_several_hosts_listen_on_one_address(in_processes, store, outer_address):
-    codes, errors = in_processes(SEVERAL_HOSTS + LISTENS, store, outer_address).end()
-    assert codes == [0, 0], errors
-    for error in errors:
-        assert set(error.splitlines()[-1].split()) == {"127.0.0.1", outer_address}, "HTTP is on loopback"
-
-
 @pytest.mark.parametrize("secret", ["auto", None])
 def test_only_who_knows_the_secret_runs_code(in_threads, outer_address, tmp_path, secret):
     """With ``secret=None``, the same attack succeeds."""
@@ -254,10 +246,3 @@ def test_ports_that_refuse_take_no_time(free_port):
             return time.monotonic() - began
 
     assert asyncio.run(find()) < 2
-
-
-def test_the_file_of_the_secret_is_private(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(VARIABLE, raising=False)
-    key_of("auto", one_host=False)
-    assert oct(os.stat(tmp_path / "dshuffle" / "key").st_mode) == "0o100600"

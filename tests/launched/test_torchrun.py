@@ -85,15 +85,6 @@ def test_a_script_under_torchrun(torch, tmp_path, store, kill):
         assert counts(folder, epoch) == Counter(range(103))
 
 
-def test_without_restarts_the_loss_ends_the_job(torch, tmp_path, store):
-    folder = tmp_path / "out"
-    folder.mkdir()
-    ran = torchrun(tmp_path, SCRIPT, store, folder, 3, "kill")
-    assert ran.returncode == 1
-    assert {path.name for path in folder.glob("0-*.npy")} == {"0-0.npy", "0-1.npy"}, "the ranks trained in epoch 0"
-    assert not list(folder.glob("done-*"))
-
-
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_batches_on_a_device(torch, store, device):
     with dshuffle.spmd(store, batch_size=8, rank=0, world_size=1, device=device, arrays=["x", "id"]) as loader:
