@@ -39,9 +39,8 @@ _MAX_IN_FLIGHT = 64
 # Small local files are read together in one thread up to this size.
 _FILES_NBYTES = 1 << 20
 
-# Arrays with shorter rows are read together, if they can: those of a table may have hundreds. So many of their rows are
-# copied at a time, because narrow rows of several arrays share cache lines of the target.
-_NARROW_NBYTES, _ROWS_AT_A_TIME = 64, 4096
+# Arrays with shorter rows are read together, if they can: those of a table may have hundreds.
+_NARROW_NBYTES = 64
 
 Indices = NDArray[np.int64]
 Job = tuple[int, Callable[[], Awaitable[None]]]
@@ -73,6 +72,11 @@ class Sink:
         return is_plain and self.window == (0,) and self.cut.n_patches == 1 and self.source.row_nbytes < _NARROW_NBYTES
 
     @functools.cached_property
+    def target(self) -> NDArray[np.uint8]:
+        """The bytes of the matrix from the first one of this array on."""
+        return self.matrix.reshape(-1)[self.offset :]
+
+    @functools.cached_property
     def runs(self) -> tuple[Indices, Indices, int]:
         """Where the bytes of items are in a stored row."""
         return self.cut.runs(self.source.dtype.itemsize)
@@ -91,7 +95,7 @@ class Sink:
     def fill(self, block: NDArray[np.uint8], items: Indices, places: Indices, box: Box | None = None) -> None:
         """Copy items, counted from the first one, out of a block of rows, or of a box of these rows."""
         runs = self.runs if box is None else self.cut.runs(self.source.dtype.itemsize, box)
-        scatter(block, items, self.matrix.reshape(-1)[self.offset :], places, *runs)
+        scatter(block, items, self.target, places, *runs)
 
 
 def read_rows(
@@ -172,7 +176,7 @@ def _groups(sinks: Iterable[Sink], span_nbytes: int) -> Iterator[list[Sink]]:
         if not sink.is_narrow:
             yield [sink]
             continue
-        key = sink.matrix.shape[1], sink.source.info.chunk_rows
+        key = id(sink.matrix), sink.source.info.chunk_rows
         group = groups.setdefault(key, [])
         group.append(sink)
         if len(group) * sink.source.band_nbytes >= span_nbytes:
@@ -193,7 +197,8 @@ def _jobs(group: list[Sink], ids: Indices, slots: Indices, span_nbytes: int) -> 
     for first, last in spans(ids // band_items, max(1, span_nbytes // nbytes), shard_bands, gaps=is_own):
         items, starts = ids[first:last], places[first:last]
         if is_own:
-            chunks = np.unique(items // band_items).tolist()
+            bands = items // band_items
+            chunks = bands[np.diff(bands, prepend=-1) != 0].tolist()
             yield cost(len(chunks) * nbytes), partial(_read_chunks, group, chunks, items, starts)
             continue
         begin, end = (int(item) // band_items * source.info.chunk_rows for item in (items[0], items[-1] + band_items))
@@ -241,12 +246,36 @@ def _unpack(group: list[Sink], chunks: list[int], ids: Indices, places: Indices,
     bounds = np.searchsorted(ids, np.array([*chunks, chunks[-1] + 1]) * band_items).tolist()
     for chunk, begin, end in zip(chunks, bounds[:-1], bounds[1:], strict=True):
         blocks = [sink.source.decode(chunk, next(remaining)) for sink in group]
-        step = end - begin if len(group) == 1 else _ROWS_AT_A_TIME
-        for first in range(begin, end, step):
-            part = slice(first, min(first + step, end))
-            items = ids[part] - chunk * band_items
-            for sink, block in zip(group, blocks, strict=True):
-                sink.fill(block, items, places[part])
+        items, starts = ids[begin:end] - chunk * band_items, places[begin:end]
+        if len(group) > 1 and worth_a_kernel(items.size * sum(block.shape[1] for block in blocks)):
+            _fill_together(group, blocks, items, starts)
+            continue
+        for sink, block in zip(group, blocks, strict=True):
+            sink.fill(block, items, starts)
+
+
+def _fill_together(sinks: list[Sink], blocks: list[NDArray[np.uint8]], items: Indices, places: Indices) -> None:
+    """Copy rows of arrays that get side by side, row after row: they share cache lines of the target."""
+    widths, offsets = np.array([(block.shape[1], sink.offset) for sink, block in zip(sinks, blocks, strict=True)]).T
+    begins = np.cumsum([0, *(block.size for block in blocks[:-1])])
+    # The kernel copies words of up to 8 bytes, of which everything is a multiple.
+    word = math.gcd(8, sinks[0].matrix.shape[1], *widths.tolist(), *offsets.tolist())
+    columns, target = np.concatenate(blocks, axis=None), sinks[0].matrix.reshape(-1)
+    columns_kernel(
+        columns.view(f"u{word}"), begins // word, widths // word, offsets // word,
+        items, target.view(f"u{word}"), places // word,
+    )  # fmt: skip
+
+
+@kernel(*(f"(u{n}[::1], i8[::1], i8[::1], i8[::1], i8[::1], u{n}[::1], i8[::1])" for n in (1, 2, 4, 8)))
+def columns_kernel(columns, begins, widths, offsets, items, target, places):  # type: ignore[no-untyped-def]
+    """Copy rows of several blocks that follow each other; row i of block k gets to ``places[i] + offsets[k]``."""
+    for i in range(items.size):
+        for k in range(begins.size):
+            width = widths[k]
+            at, to = np.uint64(begins[k] + items[i] * width), np.uint64(places[i] + offsets[k])
+            for b in range(np.uint64(width)):
+                target[to + b] = columns[at + b]
 
 
 def scatter(
