@@ -167,9 +167,8 @@ def check_what_is_left(rule, data):
     assert remainder.digest is None or remainder.digest == SampleDigest.of(np.array(trained), 0)
 
 
-@pytest.mark.parametrize("delivery", ["peer", "grid"])
-def test_no_worker_sends_more_than_it_receives_if_caches_leave_a_choice(delivery):
-    choices = Choices(delivery=delivery, cache_fraction=0.6)
+def test_no_worker_sends_more_than_it_receives_if_caches_leave_a_choice():
+    choices = Choices(cache_fraction=0.6)
     planner = EpochPlanner(ShuffleSpec(20_000, 4, choices, first_weights=WEIGHTS))
     planner.load()
     for _ in range(3):

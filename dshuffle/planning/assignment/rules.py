@@ -171,8 +171,8 @@ class Partial(Assignment):
     References
     ----------
     Nguyen et al. (2022), Algorithm 1; see docs/papers.md. There, a random permutation of the ranks says where
-    sample i of every worker goes, so about 1/M of the exchanges move nothing. We shift the ranks by a random distance that is not
-    zero, in a random order, so that exactly ``ceil(Q N / M)`` samples leave and enter every worker.
+    sample i of every worker goes, so about 1/M of the exchanges move nothing. We shift the ranks by a random distance
+    that is not zero, in a random order, so that exactly ``ceil(Q N / M)`` samples leave and enter every worker.
 
     Examples
     --------
