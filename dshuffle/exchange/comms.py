@@ -436,56 +436,6 @@ def _checked(name: str, array: NDArray[Any] | None, dtype: type[np.generic], ndi
     return array
 
 
-AcknowledgementSender = Callable[[int, list[tuple[int, ...]]], Awaitable[None]]
-
-
-class Acknowledgements:
-    """Acknowledgements of one session that have not been sent."""
-
-    # worker: dask worker of this process.
-    # send: sends acknowledgements to a sender in a message of their own.
-
-    def __init__(self, worker: Worker, send: AcknowledgementSender) -> None:
-        self._worker = worker
-        self._send_alone = send
-        self._unsent: dict[int, list[tuple[int, ...]]] = {}
-
-    def close(self) -> None:
-        """Send what has not been sent. What is added from now on is dropped, because the runs have ended."""
-        for sender in list(self._unsent):
-            self._flush(sender)
-        self._send_alone = _dropped
-
-    def take(self, sender: int) -> list[tuple[int, ...]]:
-        """Remove and return the acknowledgements for a sender, to send them with a request."""
-        return self._unsent.pop(sender, [])
-
-    def add(self, sender: int, messages: list[tuple[int, ...]]) -> None:
-        """Acknowledge messages of a sender with the next request, or by themselves if there is none."""
-        if messages:
-            self._unsent.setdefault(sender, []).extend(messages)
-            # Deferred twice, so that the task that makes the next request runs first.
-            loop = asyncio.get_running_loop()
-            loop.call_soon(loop.call_soon, self._flush, sender)
-
-    def _flush(self, sender: int) -> None:
-        if sender in self._unsent and self._worker.status not in (Status.closing, Status.closed, Status.failed):
-            self._worker._ongoing_background_tasks.call_soon(self._send, sender, self._send_alone)
-
-    async def _send(self, sender: int, send_alone: AcknowledgementSender) -> None:
-        acknowledged = self.take(sender)
-        if not acknowledged:
-            return
-        try:
-            await send_alone(sender, acknowledged)
-        except (OSError, RuntimeError):  # the worker has left or is closing
-            logger.debug("dshuffle: %d acknowledgements did not reach %d", len(acknowledged), sender, exc_info=True)
-
-
-async def _dropped(sender: int, acknowledged: list[tuple[int, ...]]) -> None:
-    """Nobody waits for these acknowledgements any more."""
-
-
 class DaskNetwork:
     """The network of one session, using the comms of this process's Dask worker."""
 
@@ -511,7 +461,8 @@ class DaskNetwork:
         self._addresses = addresses
         self._serve_here = serve_here
         self._acknowledge_here = acknowledge_here
-        self._acknowledgements = Acknowledgements(worker, self._send_acknowledged)
+        self._unsent: dict[int, list[tuple[int, ...]]] = {}  # acknowledgements by sender
+        self._closed = False
         # Messages within a process need not be copied at all.
         self._host = host() if shares_memory and not worker.address.startswith("inproc:") else ""
         self._unmappable: set[str] = set()
@@ -519,7 +470,9 @@ class DaskNetwork:
     def close(self) -> None:
         """Forget the handlers, which refer to the session. Its connections belong to the Dask worker."""
         self._serve_here, self._acknowledge_here = _closed, _ignored
-        self._acknowledgements.close()
+        for sender in list(self._unsent):
+            self._flush(sender)
+        self._closed = True  # acknowledgements from now on are dropped, because the runs have ended
 
     def close_idle(self, most: int) -> None:
         """Close the connections of this worker that carry no request, if there are more than some."""
@@ -555,22 +508,39 @@ class DaskNetwork:
         if self.is_local(message.sender):
             self._acknowledge_here(message)
         else:
-            self._acknowledgements.add(message.sender, [tuple(message)])
+            self._add_unsent(message.sender, [tuple(message)])
 
     async def _request(self, message: MessageId, address: str, host: str) -> object:
-        acknowledged = self._acknowledgements.take(message.sender)
+        acknowledged = self._unsent.pop(message.sender, [])
         try:
             fields: object = await self._worker.rpc(address).dshuffle_fetch(
                 session_id=self._session_id, message=tuple(message), acknowledged=acknowledged, host=host
             )
         except BaseException:  # the acknowledgements may be lost; sending them twice is harmless
-            self._acknowledgements.add(message.sender, acknowledged)
+            self._add_unsent(message.sender, acknowledged)
             raise
         return fields
 
-    async def _send_acknowledged(self, sender: int, acknowledged: list[tuple[int, ...]]) -> None:
-        rpc = self._worker.rpc(self._addresses[sender])
-        await rpc.dshuffle_acknowledge(session_id=self._session_id, acknowledged=acknowledged, reply=False)
+    def _add_unsent(self, sender: int, acknowledged: list[tuple[int, ...]]) -> None:
+        if acknowledged and not self._closed:
+            self._unsent.setdefault(sender, []).extend(acknowledged)
+            # Deferred twice, so that the task that makes the next request runs first.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._flush, sender)
+
+    def _flush(self, sender: int) -> None:
+        if sender in self._unsent and self._worker.status not in (Status.closing, Status.closed, Status.failed):
+            self._worker._ongoing_background_tasks.call_soon(self._send_unsent, sender)
+
+    async def _send_unsent(self, sender: int) -> None:
+        acknowledged = self._unsent.pop(sender, [])
+        if not acknowledged:
+            return
+        try:
+            rpc = self._worker.rpc(self._addresses[sender])
+            await rpc.dshuffle_acknowledge(session_id=self._session_id, acknowledged=acknowledged, reply=False)
+        except (OSError, RuntimeError):  # the worker has left or is closing
+            logger.debug("dshuffle: %d acknowledgements did not reach %d", len(acknowledged), sender, exc_info=True)
 
 
 async def _closed(message: MessageId) -> Reply:

@@ -321,17 +321,6 @@ class Flows:
     acknowledged: bool = True  # Whether receivers acknowledge the messages of this process.
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessPlan:
-    """The plan of an epoch as one process needs it."""
-
-    spec: ShuffleSpec
-    parts: Mapping[int, WorkerPart]  # Participant of this process -> its part.
-    epoch_plan: EpochPlan | None  # The plan of the whole epoch; None if this worker has planned its own part alone.
-    layout: RowLayout  # layout, limits: Layout of a row, and limits of messages.
-    limits: MessageLimits
-
-
 UNACKNOWLEDGED_BYTES = MIB // 4
 """Messages up to this length are not acknowledged. An acknowledgement costs nearly as much as a short message."""
 
@@ -350,13 +339,16 @@ class Transport:
     readable: ClassVar[bool] = True  # Whether an item that does not arrive can be read from the store.
     kernels: ClassVar[tuple[str, ...]] = ("rows", "exchange.cache_partition")  # Modules whose kernels it calls.
 
-    plan: ProcessPlan  # The plan of the epoch.
+    spec: ShuffleSpec
+    parts: Mapping[int, WorkerPart]  # Participant of this process -> its part.
+    epoch_plan: EpochPlan | None  # The plan of the whole epoch; None if this worker has planned its own part alone.
+    layout: RowLayout
+    limits: MessageLimits
     flows: Flows | None = None  # What this process sends and receives; None until items are cut into messages.
 
-    @classmethod
-    def of(cls, plan: ProcessPlan) -> Transport:
-        """Make the transport of an exchange, as soon as it is planned."""
-        return cls(plan)
+    def routed(self) -> Transport:
+        """The same exchange with routes, if its plan has any."""
+        return self
 
     @property
     def messages(self) -> Flows:
@@ -374,26 +366,25 @@ class Transport:
 
     def for_disk(self, n_free: int) -> Transport:
         """The same exchange with rows in the order in which disks read them (:mod:`dshuffle.planning.epoch_plan`)."""
-        plan = self.plan
-        seed, first = plan.spec.choices.seed, plan.spec.first_epoch
-        short = plan.layout.nbytes <= SHORT_ROW
+        seed, first = self.spec.choices.seed, self.spec.first_epoch
+        short = self.layout.nbytes <= SHORT_ROW
 
         def stored(epoch: int) -> int | None:
-            last = plan.spec.choices.exchange_epochs.last(epoch - 1)
+            last = self.spec.choices.exchange_epochs.last(epoch - 1)
             return last if last > first else None
 
         parts = {
             participant: in_disk_order(
                 part, seed=seed, stored=stored(part.epoch), moves_within=short and len(part.own) <= n_free
             )
-            for participant, part in plan.parts.items()
+            for participant, part in self.parts.items()
             if participant >= 0
         }
-        return dataclasses.replace(self, plan=dataclasses.replace(plan, parts={**plan.parts, **parts}))
+        return dataclasses.replace(self, parts={**self.parts, **parts})
 
     def with_messages(self, rate: float | None) -> Transport:
         """The same exchange with its rows cut into messages."""
-        parts, limits, nbytes = self.plan.parts, self.plan.limits, self.plan.layout.nbytes
+        parts, limits, nbytes = self.parts, self.limits, self.layout.nbytes
         pacing = Pacing.of(rate, message_bytes=limits.message_bytes, window_bytes=limits.window_bytes)
         served = any(SERVER in part.receives for part in parts.values()) or (
             SERVER in parts and bool(parts[SERVER].sends)
@@ -430,7 +421,7 @@ class Transport:
         bring: Bring,
     ) -> RowSink:
         """Rows that go to free slots of the cache."""
-        arriving, part = self.messages.receives[rank][0], self.plan.parts[rank]
+        arriving, part = self.messages.receives[rank][0], self.parts[rank]
         # A disk reads rows faster in the order of their slots. Rows from the store keep its order instead: they are
         # written through the memory map, and pages beside each other share faults.
         sorts = cache.on_disk and STORE not in part.receives
@@ -442,7 +433,7 @@ def _longest(lists: Mapping[int, ItemsInFlows]) -> int:
     return max([1, *(flow.longest for _, flows in lists.values() for flow in flows.values())])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PacketTransport(Transport):
     """Packets. Their messages follow from the plan alone."""
 
@@ -455,20 +446,18 @@ class PacketTransport(Transport):
         "planning.delivery.relay",
     )
 
-    hops: Hops  # The routes of its packets.
+    hops: Hops | None = None  # The routes of its packets.
 
-    @classmethod
-    def of(cls, plan: ProcessPlan) -> Transport:
+    def routed(self) -> Transport:
         """Route the packets, and cut their hops into messages. Without packets of several rows, rows travel alone."""
-        assert plan.epoch_plan is not None
-        packets, limits, n_workers = plan.epoch_plan.packets, plan.limits, plan.spec.n_workers
+        packets, limits, n_workers, nbytes = self._packets, self.limits, self.spec.n_workers, self.layout.nbytes
         if not packets.coded:
-            return Transport(plan)
-        fitting = rows_per_message(plan.layout.nbytes, limits.window_bytes)
+            return Transport(self.spec, self.parts, self.epoch_plan, self.layout, limits)
+        fitting = rows_per_message(nbytes, limits.window_bytes)
         at_most = packets_per_batch(
             packets.n_packets,
             n_workers,
-            plan.layout.nbytes,
+            nbytes,
             message_bytes=limits.message_bytes,
             window_bytes=limits.window_bytes,
         )
@@ -476,18 +465,17 @@ class PacketTransport(Transport):
         # the window.
         requests = max(n_workers, min(fitting // at_most, 3 * n_workers))
         answers = max(limits.window, min(requests, 2 * n_workers))  # a relay answers two per worker
-        hops = route(plan.spec.choices.relay, packets, n_workers, at_most)
-        parts = {who: coded_part(packets, hops, who, at_most=at_most) for who in plan.parts}
+        hops = route(self.spec.choices.relay, packets, n_workers, at_most)
+        parts = {who: coded_part(packets, hops, who, at_most=at_most) for who in self.parts}
         sends = {who: sent for who, (sent, _) in parts.items()}
         receives = {who: received for who, (_, received) in parts.items()}
         flows = Flows(sends, receives, at_most, requests, answers)
-        return cls(plan, flows, hops=hops)
+        return dataclasses.replace(self, flows=flows, hops=hops)
 
     @property
-    def epoch_plan(self) -> EpochPlan:
-        """The plan of the whole epoch."""
-        assert self.plan.epoch_plan is not None
-        return self.plan.epoch_plan
+    def _packets(self) -> Packets:
+        assert self.epoch_plan is not None
+        return self.epoch_plan.packets
 
     def for_disk(self, n_free: int) -> Transport:
         """The same exchange."""
@@ -501,14 +489,14 @@ class PacketTransport(Transport):
         """Number of messages that a participant sends at once."""
         # A server answers only a few requests at a time. If it answered all at once, workers with fast connections
         # would be done early, and the packets that the others relay would be late.
-        return self.plan.limits.window if participant == SERVER else self.messages.answers
+        return self.limits.window if participant == SERVER else self.messages.answers
 
     def answered_to_one_by(self, participant: int) -> int | None:
         """An equal part of the server's window, if workers pass on packets while others come."""
         # They then have something to pass on at about the same time. With other relays it would only add pauses.
-        if participant != SERVER or self.plan.spec.choices.relay != "pipelined":
+        if participant != SERVER or self.spec.choices.relay != "pipelined":
             return None
-        return max(1, self.plan.limits.window // self.plan.spec.n_workers)
+        return max(1, self.limits.window // self.spec.n_workers)
 
     def source(self, rank: int, cache: CachePartition) -> RowSource:
         """Packets that the rank passes on."""
@@ -516,7 +504,7 @@ class PacketTransport(Transport):
 
     def served(self, server: ServerHolder) -> RowSource:
         """Packets that the server encodes."""
-        return server.encoded(self.epoch_plan.packets, self.messages.sends[SERVER][0])
+        return server.encoded(self._packets, self.messages.sends[SERVER][0])
 
     def sink(
         self,
@@ -527,7 +515,9 @@ class PacketTransport(Transport):
     ) -> RowSink:
         """Packets that are decoded into free slots of the cache, and passed on."""
         assert isinstance(source, PacketStore)
-        arriving, packets = self.messages.receives[rank][0], self.epoch_plan.packets
+        assert self.epoch_plan is not None
+        assert self.hops is not None
+        arriving, packets = self.messages.receives[rank][0], self._packets
         samples = packets.samples[arriving]
         is_kept = self.epoch_plan.ranks[samples] == rank
         return PacketDecoder(

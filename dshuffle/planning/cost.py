@@ -155,7 +155,7 @@ class ClusterRates:
                     allowed = f"Give one rate, or {self.n_workers} rates, one for each worker."
                     raise InvalidParameter.because(name, f"it has {len(value)} rates", allowed)
                 for rate in several if value is not None or part == "links" else ():
-                    _check_rate(name, rate, infinite=part not in ("links", "server"))
+                    _check_rate(name, rate, infinite=not name.endswith(("up", "down")))
         for name in ("request_seconds", "index_seconds", "message_seconds", "wire_overhead", "epoch_seconds"):
             as_number(name, getattr(self, name), 0.0)
         as_number("first_message_seconds", self.first_message_seconds or 0.0, 0.0)

@@ -4,8 +4,8 @@
 
 Every worker gets one message from every other one in an epoch. All workers talk over TCP, also within a process. The
 figures are processor seconds of all worker processes, and the seconds of the exchange. `bare` requests the same bytes
-between the same workers through Dask comms, and does nothing with them. `empty` is an epoch without messages
-(`local`), which is subtracted from the processor seconds of `peer`; the seconds to open its session are given too.
+between the same workers through Dask comms, and does nothing with them. `empty` is an epoch without messages (`local`),
+which is subtracted from the processor seconds of `peer`; the seconds to open its session are given too.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.exchange import buffers
+from dshuffle.exchange import comms as buffers
 from dshuffle.exchange.comms import Buffer, BufferPool
 from dshuffle.exchange.messages import MessageId
 from dshuffle.rows import RowLayout

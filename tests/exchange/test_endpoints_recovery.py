@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dshuffle.exchange import endpoints as receiver
-from dshuffle.exchange import inbox as slow_senders
+from dshuffle.exchange import mailboxes as slow_senders
 from dshuffle.exchange.messages import MessageId
 
 from .test_endpoints import PEERS, Fields, corrupted

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from dshuffle.errors import CacheBudgetError
-from dshuffle.exchange import row_file
+from dshuffle.exchange import cache_partition as row_file
 from dshuffle.exchange.cache_partition import RowFile
 from dshuffle.rows import RowLayout
 
@@ -47,7 +47,7 @@ def test_memory_stays_below_the_limit_while_rows_are_written(tmp_path):
     """In a process of its own, whose memory nothing else changes."""
     code = f"""
 import numpy as np, psutil, sys
-from dshuffle.exchange import row_file
+from dshuffle.exchange import cache_partition as row_file
 from dshuffle.exchange.cache_partition import RowFile
 from dshuffle.rows import RowLayout
 row_file.MARGIN = 20 * 2**20

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from dshuffle.exchange import buffers as shared_memory
+from dshuffle.exchange import comms as shared_memory
 from dshuffle.exchange.comms import Place, buffer_nbytes, host, mapped, may_share
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files in memory")

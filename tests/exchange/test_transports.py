@@ -16,7 +16,7 @@ from dshuffle.planning import SERVER, Choices
 )
 def test_a_server_sends_equally_many_messages_at_a_time_to_workers_that_pass_them_on(relay, n_workers, each):
     spec = SimpleNamespace(n_workers=n_workers, choices=Choices(relay=relay))
-    transport = SimpleNamespace(plan=SimpleNamespace(limits=SimpleNamespace(window=4), spec=spec))
+    transport = SimpleNamespace(limits=SimpleNamespace(window=4), spec=spec)
     answered = PacketTransport.answered_to_one_by
     assert answered(transport, SERVER) == each
     assert answered(transport, 0) is None

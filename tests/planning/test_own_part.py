@@ -38,13 +38,14 @@ def test_own_parts_are_those_of_the_whole_plan(data):
         received = sent = 0
         for rank in range(n):
             # A planner that goes on from the epoch before, or one that starts here.
-            own = (alone[rank] if (epoch + rank) % 3 else OwnPlanner(spec, rank)).plan(epoch, delivery)
+            planner_of_rank = alone[rank] if (epoch + rank) % 3 else OwnPlanner(spec, rank)
+            own = planner_of_rank.plan(epoch, delivery)
             part = plan.for_worker(rank)
             for name in ("own", "permutation", "held"):
                 np.testing.assert_array_equal(getattr(own, name), getattr(part, name))
             check_same(own.receives, part.receives)
             check_same(own.sends, part.sends)
-            assert own.shares == plan.shares
+            assert planner_of_rank.shares(epoch) == plan.shares
             received, sent = received + own.n_received, sent + own.n_sent
         assert received == plan.packets.n_components
         assert sent == (received if epoch > first and delivery == "peer" else 0)

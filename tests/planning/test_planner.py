@@ -13,6 +13,7 @@ from dshuffle.planning import (
     Aligned,
     Choices,
     Chunks,
+    Delivery,
     EpochPlanner,
     GivenSharding,
     Global,
@@ -185,7 +186,8 @@ def test_partial_reaches_its_bound():
 def test_a_wrong_plan_is_never_handed_out(monkeypatch):
     planner = EpochPlanner(make())
     planner.load()
-    monkeypatch.setattr(DELIVERIES["peer"], "plan", lambda *args, **options: Packets.uncoded([], [], []))
+    wrong = Delivery("peer", lambda *args, **options: Packets.uncoded([], [], []))
+    monkeypatch.setitem(DELIVERIES, "peer", wrong)
     with pytest.raises(PlanError, match=r"sample \d+ is not delivered to worker \d"):
         planner.advance()
     assert planner.current.epoch == 0

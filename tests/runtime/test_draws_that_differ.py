@@ -139,7 +139,7 @@ def test_a_digest_that_is_damaged(threads, small, noted):
 
 def is_another_build():
     """Draw the tables of small bijections from other random numbers, as another build might."""
-    from dshuffle.planning import bijection
+    from dshuffle.planning import randomness as bijection
 
     permutation = bijection.permutation
     bijection.permutation = lambda size, *path: permutation(size, "another build", *path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.exchange import buffers
+from dshuffle.exchange import comms as buffers
 from dshuffle.exchange.comms import LEAST_NBYTES
 from dshuffle.planning import CACHINGS, DELIVERIES, RELAYS, SHARDINGS
 from dshuffle.planning.assignment import ASSIGNMENTS

@@ -21,7 +21,7 @@ from dshuffle.exchange.endpoints import Receiver, Sender
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.mailboxes import Inbox, Outbox
 from dshuffle.exchange.messages import Flow, rows_per_message
-from dshuffle.exchange.transports import MessageLimits, ProcessPlan, Transport, transport_of
+from dshuffle.exchange.transports import MessageLimits, Transport, transport_of
 from dshuffle.planning import SERVER, STORE, EpochPlanner, Remainder, ShuffleSpec, WorkerPart, get_delivery
 from dshuffle.planning.planner import OwnPlanner, plans_own_parts
 from dshuffle.planning.randomness import DRAW_VERSION
@@ -76,8 +76,8 @@ class MemberExchange:
             "digest": zlib.crc32(f"{DRAW_VERSION} {spec.n_samples} {spec.history} {spec.choices} {epoch}".encode()),
         }
         seconds = time.perf_counter() - started
-        plan = ProcessPlan(spec, {rank: own}, None, layout, limits)
-        return cls(_transport(plan, epoch, delivery), summary, seconds, planner.shares(epoch), own.own[:0])
+        transport = _transport(spec, epoch, delivery)(spec, {rank: own}, None, layout, limits)
+        return cls(transport.routed(), summary, seconds, planner.shares(epoch), own.own[:0])
 
     @classmethod
     def restoring(
@@ -89,9 +89,9 @@ class MemberExchange:
             return cls.alone(OwnPlanner(spec, rank), epoch, layout, limits, spec.choices.delivery)
         started = time.perf_counter()
         made = planner.load(epoch)
-        plan = ProcessPlan(planner.spec, {rank: made.for_worker(rank)}, made, layout, limits)
+        transport = Transport(planner.spec, {rank: made.for_worker(rank)}, made, layout, limits)
         seconds = time.perf_counter() - started
-        return cls(Transport(plan), {}, seconds, made.shares, made.broadcast)
+        return cls(transport, {}, seconds, made.shares, made.broadcast)
 
     @classmethod
     def make(
@@ -114,8 +114,7 @@ class MemberExchange:
             raise PlanError(f"epoch {epoch} was to be planned, but the planner is at epoch {made.epoch}")
         packets = made.packets
         parts = {participant: made.for_worker(participant) for participant in participants}
-        plan = ProcessPlan(planner.spec, parts, made, layout, limits)
-        transport = _transport(plan, epoch, delivery)
+        transport = _transport(planner.spec, epoch, delivery)(planner.spec, parts, made, layout, limits).routed()
         summary = {
             "packets": packets.n_packets,
             "needed": made.n_needed,
@@ -127,7 +126,7 @@ class MemberExchange:
     @property
     def parts(self) -> Mapping[int, WorkerPart]:
         """Participant of this process -> its part of the plan."""
-        return self.transport.plan.parts
+        return self.transport.parts
 
     def for_disk(self, n_free: int) -> MemberExchange:
         """The same exchange with rows in the order in which disks read them (:mod:`dshuffle.planning.epoch_plan`).
@@ -149,10 +148,10 @@ class MemberExchange:
         return self.transport.messages.receives[rank][1]
 
 
-def _transport(plan: ProcessPlan, epoch: int, delivery: str) -> Transport:
+def _transport(spec: ShuffleSpec, epoch: int, delivery: str) -> type[Transport]:
     """The transport of an epoch. All workers agree on it."""
-    moves = epoch > plan.spec.first_epoch and plan.spec.choices.has_exchange(epoch)
-    return (transport_of(delivery) if moves else Transport).of(plan)
+    moves = epoch > spec.first_epoch and spec.choices.has_exchange(epoch)
+    return transport_of(delivery) if moves else Transport
 
 
 class Plans:

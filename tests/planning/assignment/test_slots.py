@@ -22,9 +22,9 @@ def test_every_member_of_a_family_is_a_bijection(sizes, word, largest_tables):
     family = Bijection.family(np.array(sizes), np.uint64(word), largest_tables=largest_tables)
     for member, size in enumerate(sizes):
         members, points = np.full(size, member), np.arange(size)
-        mapped = family.forward(members, points)
+        mapped = family.forward(points, members)
         assert np.sort(mapped).tolist() == points.tolist()
-        assert family.inverse(members, mapped).tolist() == points.tolist()
+        assert family.inverse(mapped, members).tolist() == points.tolist()
 
 
 def simulated(slots, epochs):
@@ -33,7 +33,7 @@ def simulated(slots, epochs):
     held = [first.samples_at(np.full(m, w), np.arange(m)).tolist() for w, m in enumerate(first.sizes.tolist())]
     yield held
     for epoch in range(1, epochs):
-        exchange = slots.exchange(epoch)
+        exchange = slots.exchange(slots.last, epoch)
         sent = {}
         for i in range(slots.last.count):
             for worker in range(first.n_workers):
@@ -67,7 +67,7 @@ def leaving_pairs(size, offset, rounds, draws=400, **options):
     members, points = np.zeros(size, int), np.arange(size)
     for word in range(draws):
         family = Bijection.family(np.array([size]), np.uint64(word * 977 + 1), rounds=rounds, **options)
-        leaves = family.forward(members, points) < count
+        leaves = family.forward(points, members) < count
         together += int((leaves[offset:] & leaves[:-offset]).sum())
     chance = count * (count - 1) / (size * (size - 1))
     total = draws * (size - offset)
@@ -90,7 +90,7 @@ def test_slots_leave_independently_in_the_smallest_networks(offset):
 def test_destinations_are_uniform_over_workers(n_workers, fixed_points):
     counts = np.zeros((n_workers, n_workers))
     for seed in range(400):
-        exchange = SlotExchange.drawn(np.full(n_workers, 64), 64, fixed_points, seed)
+        exchange = SlotExchange.drawn(np.full(n_workers, 64), 64, fixed_points, seed, 1)
         for worker in range(n_workers):
             found = exchange.shifted(np.full(64, worker), np.arange(64), 1)
             counts[worker] += np.bincount(found, minlength=n_workers)

@@ -176,11 +176,11 @@ def test_a_history_as_json():
     ("changes", "message"),
     [
         ({"epoch": 3}, "epoch=3 is not allowed; it must be 0 or 1"),
-        ({"carried": -1}, "carried=-1"),
+        ({"carried": -1, "epoch": 0}, "epoch=0"),
         ({"n_before": 0}, "n_before=0"),
         ({"former": (0, 0)}, "each at most once, or -1"),
         ({"former": (2,)}, "ranks below n_before=2"),
-        ({"former": (-2,)}, "former=-2"),
+        ({"former": (-2,)}, r"former=\(-2,\)"),
         ({"former": ()}, r"former=\(\)"),
     ],
 )

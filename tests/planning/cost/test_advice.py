@@ -35,8 +35,7 @@ def test_ways_are_all_that_the_caches_allow():
     assert not any(word in way for way in without for word in ("clique", "aligned", "ubershuffle"))
     few = {way.way for way in all_ways(ClusterRates(100, 1e6, 1e6), WORK, server=False)}
     moving = ("global", "partial:0.1", "chunks")
-    assert few == {"local"} | {f"{assignment} + {name}" for assignment in moving for name in ("peer", "grid")}
-    assert not any("grid" in way.way for way in all_ways(ClusterRates(8, 1e6, 1e6), WORK))  # with few messages
+    assert few == {"local"} | {f"{assignment} + peer" for assignment in moving}
     for way in all_ways(SLOW, WORK):
         predict(SLOW, way)
 

@@ -240,7 +240,7 @@ def make_work(n_samples=1000, row_nbytes=8, chunk_rows=64, training_seconds=None
         ({}, {"training_seconds": -1.0}, "training_seconds=-1.0"),
         ({"link_up": 0.0}, {}, "link_up=0.0"),
         ({"link_down": (1.0, 2.0)}, {}, "one for each worker"),
-        ({"link_down": (1.0, 2.0, math.nan, 1.0)}, {}, "link_down[2]=nan"),
+        ({"link_down": (1.0, 2.0, math.nan, 1.0)}, {}, "link_down=nan"),
         ({"storage": -1.0}, {}, "storage=-1.0"),
         ({"cores": 0}, {}, "cores=0"),
         ({"request_seconds": math.inf}, {}, "request_seconds=inf"),
