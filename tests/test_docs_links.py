@@ -68,6 +68,16 @@ def test_the_list_of_pages_is_complete():
     assert pages - listed == {"index.md"}
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_files_that_a_page_names_exist(name):
+    """Scripts in commands and files in code spans, from the root, from the package, or from a folder of scripts."""
+    text = (ROOT / name).read_text()
+    named = set(re.findall(r"\bpython ([\w./-]+\.py)", text)) | set(re.findall(r"`([\w.-]+/[\w./-]*\.py)`", text))
+    folders = [ROOT, ROOT / "dshuffle", ROOT / "dshuffle" / "planning", ROOT / "pipelines", ROOT / "storage"]
+    own = {"train.py"}  # a script of the reader
+    assert {file for file in named - own if not any((folder / file).exists() for folder in folders)} == set()
+
+
 def test_anchors_are_those_of_github():
     text = "# One `code`, two: three!\n## Same\n### Same\n## [Text](page.md) and *more*\n## snake_case\n## A -- b / c\n"
     assert anchors(text) == {

@@ -91,6 +91,16 @@ def test_the_settings_are_those_of_dask():
     assert yaml.safe_load(shown)["dshuffle"] == DEFAULTS["dshuffle"]
 
 
+def test_dask_has_the_commands():
+    """Dask adds each command of its entry points by the name of the command, not by that of the entry point."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["dask_cli"]["dshuffle"].partition(":")
+    code = f"from dask.cli import cli; from {module} import {name} as command; cli.add_command(command); cli()"
+    asked = [sys.executable, "-c", code, "dshuffle", "advise", "--help"]
+    shown = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    assert "dshuffle advise [OPTIONS] [DATASET]" in shown
+
+
 @pytest.mark.parametrize(
     ("key", "words"),
     [

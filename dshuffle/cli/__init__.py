@@ -43,7 +43,7 @@ class LazyGroup(click.Group):
             formatter.write_dl(sorted(COMMANDS.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("dshuffle", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dshuffle")
 def main() -> None:
     """Shuffle datasets between Dask workers every epoch, and find the fastest way to do so.
