@@ -13,7 +13,7 @@ from dshuffle.errors import InvalidParameter
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"on_loss": "shrink"}, "on_loss is not allowed"),
+        ({"on_loss": "replace"}, "on_loss is not allowed"),
         ({"elastic": True}, "elastic is not allowed"),
         ({"workers": ["0"]}, "workers is not allowed"),
         (

@@ -9,10 +9,9 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
-from dshuffle.errors import ClusterError, DatasetError, PeerFailed, WorkerLost
+from dshuffle.errors import ClusterError, DatasetError, WorkerLost
 from dshuffle.runtime.worker import sessions as module
 from dshuffle.runtime.worker.sessions import WorkerSessions
 
