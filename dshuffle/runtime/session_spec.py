@@ -435,7 +435,8 @@ class EarlierWorkers:
             return self
         places: dict[str, int] = {}
         for rank, (address, _) in kept.holders.items():
-            places.setdefault(address, rank)
+            if address in addresses:
+                places.setdefault(address, rank)
         left = iter(sorted(set(range(self.history.n_workers)) - set(places.values())))
         added = {address: next(left) for address in addresses if address not in places}
         return dataclasses.replace(self, places=places | added)

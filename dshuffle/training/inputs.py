@@ -35,7 +35,7 @@ def check_fixed_workers(shuffler: Shuffler, trainer: str) -> None:
         raise InvalidParameter.because(
             "shuffler",
             f"{trainer} needs the same number of workers in all epochs",
-            "Leave out elastic=True, and use on_loss='replace' or 'raise'.",
+            "Leave out elastic=True.",
         )
 
 

@@ -124,7 +124,7 @@ def test_a_process_without_a_launcher_is_the_only_rank(variables, is_warned, sto
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"on_loss": "shrink"}, "on_loss is not allowed"),
+        ({"on_loss": "replace"}, "on_loss is not allowed"),
         ({"workers": ["0"]}, "workers is not allowed"),
         ({"shares": {"old-node": 2}}, "ranks of a job have numbers, and no names. Give 'even', or numbers"),
         ({"shares": "measured"}, "a step of the script waits for other ranks. Give 'even', or numbers, one for each"),

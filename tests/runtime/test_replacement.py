@@ -269,7 +269,7 @@ def test_on_loss_raise_does_not_wait(cluster, small, checked, within):
 
 
 def test_what_on_loss_can_be(cluster, small):
-    with pytest.raises(InvalidParameter, match=r"on_loss='shrug' .* one of 'replace', 'shrink', 'raise'"):
+    with pytest.raises(InvalidParameter, match=r"on_loss='shrug' .* one of 'replace', 'raise'"):
         Shuffler(cluster, small, on_loss="shrug")
 
 

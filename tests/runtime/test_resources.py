@@ -292,26 +292,24 @@ def test_many_sessions_one_after_the_other(client, dataset, folder, check_unchan
     check_unchanged(client, end)
 
 
-@pytest.mark.parametrize("elastic", [True, False])
-def test_another_session_follows(new_processes, dataset, folder, check_unchanged, elastic) -> None:
-    """Because a worker joins and another one retires, or because a lost rank was adopted."""
+def test_another_session_follows(new_processes, dataset, folder, check_unchanged) -> None:
+    """Because a worker joins and another one retires."""
     with new_processes(3) as cluster, Client(cluster) as client:
 
         def end() -> None:
-            how = {"elastic": True} if elastic else {"on_loss": "shrink"}
-            with Shuffler(client, dataset, cache_directory=folder, **how) as shuffler:
+            with Shuffler(client, dataset, cache_directory=folder, elastic=True) as shuffler:
                 sizes = []
                 for epoch in shuffler.epochs(6):
                     client.gather(epoch.map(ids))
                     sizes.append(shuffler.n_workers)
-                    if epoch.number == 0 and elastic:
+                    if epoch.number == 0:
                         cluster.scale(4)
                         client.wait_for_workers(4)
                         client.run(collect_no_more)
                     if epoch.number == 2:
                         client.retire_workers([address_of(client, "1")])
                 assert sizes[0] == 3
-                assert sizes[-1] == (3 if elastic else 2)
-                assert max(sizes) == (4 if elastic else 3)
+                assert sizes[-1] == 3
+                assert max(sizes) == 4
 
         check_unchanged(client, end)

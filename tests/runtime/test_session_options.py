@@ -89,8 +89,6 @@ def test_a_wrong_value_is_refused_where_the_options_are_made(name: str, value: A
 
 
 def test_options_that_contradict_each_other() -> None:
-    with pytest.raises(InvalidParameter, match=r"on_loss='raise' .* must be 'shrink', or left out, in an elastic"):
-        SessionOptions(elastic=True, on_loss="raise")
     for directory in (None, "local"):
         with pytest.raises(InvalidParameter, match=f"keep_cache=True .*={directory!r} does not outlive"):
             SessionOptions(keep_cache=True, cache_directory=directory)
@@ -98,10 +96,9 @@ def test_options_that_contradict_each_other() -> None:
 
 def test_options_that_a_way_of_shuffling_contradicts() -> None:
     given = Choices(sharding=GivenSharding.of("given", np.zeros(10, int)))
-    for keywords, name in [({"elastic": True}, "elastic"), ({"on_loss": "shrink"}, "on_loss='shrink'")]:
-        with pytest.raises(InvalidParameter, match=f"{name} is not allowed: the sharding 'given' was given"):
-            SessionOptions(**keywords).check_way(given)
-        SessionOptions(**keywords).check_way(Choices())
+    with pytest.raises(InvalidParameter, match="elastic is not allowed: the sharding 'given' was given"):
+        SessionOptions(elastic=True).check_way(given)
+    SessionOptions(elastic=True).check_way(Choices())
     SessionOptions().check_way(given)
     with pytest.raises(InvalidParameter, match=r"cluster=.*must be None with delivery='peer'"):
         SessionOptions(cluster=RATES).check_way(Choices())
@@ -113,7 +110,7 @@ def test_values_as_users_write_them(tmp_path) -> None:
     options = SessionOptions(**keywords)
     assert (options.memory_limit, options.cache_directory, options.server) == (2048, str(tmp_path), "3")
     assert (options.on_loss, SessionOptions().on_loss, options.on_disk, SessionOptions().on_disk) == (
-        "shrink",
+        "replace",
         "replace",
         True,
         False,

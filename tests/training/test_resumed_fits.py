@@ -153,7 +153,7 @@ def test_a_fit_on_workers_that_join_is_one_that_continues_on_them(clients, tmp_p
 
 def test_a_fit_with_one_server_for_all_epochs_needs_the_same_workers(clients):
     with (
-        dshuffle.Shuffler(clients[2], BLOBS, on_loss="shrink") as shuffler,
+        dshuffle.Shuffler(clients[2], BLOBS, elastic=True) as shuffler,
         pytest.raises(InvalidParameter, match="fit_parameter_server needs the same number of workers in all epochs"),
     ):
         server(shuffler)

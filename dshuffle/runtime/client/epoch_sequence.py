@@ -105,13 +105,13 @@ class Membership:
             return False
         try:
             self.current.calls.ask(messages.MemberChanges, "membership")
-        except WorkerLost:
-            return True
+        except DShuffleError as error:
+            return isinstance(error, WorkerLost)
         return False
 
     def reopen(self, start: Remainder) -> EpochExchange:
         """Open an epoch again with the workers that are left, after the session has been lost in it."""
-        following, self._following = self._following, None
+        following, self._following, self._only_shares = self._following, None, False
         if following is not None:  # it begins with the next epoch
             following.close()
         logger.warning("dshuffle: epoch %d begins again, because tasks of it were lost with their workers", start.epoch)

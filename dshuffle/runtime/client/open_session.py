@@ -51,7 +51,7 @@ class OpenSession:
             if not error.transient and (request.kept_as is None or request.former is not None):
                 raise
             logger.debug("dshuffle: the session reads the dataset, because other partitions are in the way: %s", error)
-            self._renew_id(reads_kept=False)
+            self._renew_id(reads_kept=error.transient)
             opened = self._open_repeatedly()
         if opened.left_out:
             logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened.left_out))

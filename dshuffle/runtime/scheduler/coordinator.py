@@ -128,7 +128,7 @@ class Coordinator:
         self.client_id = client_id
         self.client_reconnected = False  # whether its client has connected again since the session was opened
         self.follower: Coordinator | None = None  # of a session that takes over from this one
-        self.source: Coordinator | None = None  # of an ended session whose partitions this one reads
+        self.source: Coordinator | None = None  # of a session whose partitions this one reads
         self.is_source = False  # whether it has ended, and its workers keep their partitions for a session that follows
         self.outcomes = TaskOutcomes()
         self._spec = spec = members.spec
@@ -363,9 +363,9 @@ class Coordinator:
             case instructions.RunReady(run):
                 self._plan_ahead(run)
             case instructions.EpochCommitted(run, reports):
-                if self.source is not None:
-                    self.source.release()
-                    self.source = None
+                source, self.source = self.source, None
+                if source is not None and source.ended:
+                    source.release()
                 delivery = self._deliveries.of_run(run)
                 exchange = self.log.add(run, reports, self.machine.participants, delivery)
                 self.outcomes.begin(run.epoch)

@@ -338,7 +338,8 @@ def choose_members(
     if former is None:
         choice = choose_kept(kept, order.kept_as, plan, ranks, history)
     elif order.former is None:
-        choice = former, _placed({rank: dict([holder]) for rank, holder in former.holders.items()}, ranks)
+        present = {rank: dict([holder]) for rank, holder in former.holders.items() if holder[0] in ranks}
+        choice = former, _placed(present, ranks)
     if choice is not None:
         former, ranks = choice
         training = [scheduler.workers[address] for address in ranks]

@@ -159,14 +159,11 @@ class DShuffleScheduler(SchedulerPlugin):
             fewest = order.options.min_workers if order.options.elastic else None
             ready = await workers_set_up(self._scheduler, self._hello, order.settings, order.choice, fewest)
             timeline.end_step("workers set up")
-            source = self._source(order)
-            # Other sessions that have ended may still take memory.
-            others = [other for other in (*self.coordinators.values(), *self._freeing) if other is not source]
-            for other in others:
-                if other.ended:
-                    other.release()
-            await asyncio.gather(*(other.freed() for other in others))
+            # Sessions that have ended may still take memory.
+            ended = [*self.coordinators.values(), *self._freeing]
+            await asyncio.gather(*(coordinator.freed() for coordinator in ended if not coordinator.is_source))
             self._check_client_waits(order)
+            source = self._source(order)
             former = None if source is None else source.partitions()
             kept = {} if former is not None else await self._kept_partitions(order, ready)
             request = self._with_present_ranks(order)
@@ -176,15 +173,15 @@ class DShuffleScheduler(SchedulerPlugin):
             coordinator = Coordinator(self._scheduler, members, order.client_id, deliveries, self._move_tasks)
             self.coordinators[order.session_id] = coordinator  # from here on it hears of lost workers and clients
             if source is not None:
-                source.follower = coordinator
-                coordinator.source = source if source.ended else None
+                source.follower, coordinator.source = coordinator, source
             try:
                 await coordinator.open()
                 self._check_client_waits(order)
             except BaseException as error:
                 await self._close(order.session_id)
-                if isinstance(error, CacheBudgetError) and source is not None and source.is_source:
-                    await source.close()  # there is not enough memory for both, so the store is read
+                sources = [coordinator for coordinator in self.coordinators.values() if coordinator.is_source]
+                if isinstance(error, CacheBudgetError) and sources:  # there is not enough memory for both
+                    await asyncio.gather(*(source.close() for source in sources))
                     error.transient = True
                 raise
             timeline.end_step("partitions read")

@@ -10,6 +10,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from dshuffle import Shuffler
+from dshuffle.errors import WorkerLost
 from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.runtime.memory import member_nbytes
 from dshuffle.runtime.worker.loading import Loader
@@ -56,22 +57,34 @@ def test_workers_that_join_stay_out_if_there_is_no_memory_for_two_partitions(lab
     assert caplog.text.count("keeps its workers: ") == 1
 
 
-def test_a_session_that_shrinks_reads_the_dataset_if_there_is_no_memory_for_two_partitions(
-    labelled, checked, small_memory
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_session_that_was_lost_is_followed_by_one_that_reads_the_dataset_if_there_is_no_memory_for_two_partitions(
+    labelled, checked, small_memory, within, elastic
 ):
     before, after = partition_nbytes(labelled, 3), partition_nbytes(labelled, 2)
-    with (
-        small_memory(3, 2 * before + after - 1) as (_, client),  # enough to adopt a rank
-        Shuffler(client, labelled, on_loss="shrink", assignment="local") as shuffler,
-    ):
-        for epoch in shuffler.epochs(4):
-            samples = client.gather(epoch.map(checked))
-            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
-            if epoch.number == 1:
-                client.retire_workers([shuffler.addresses[2]])
+
+    def all_trained(epoch):
+        samples = within(30, lambda: client.gather(epoch.map(checked)))
+        return np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+
+    with small_memory(3, before + after - 1) as (_, client):
+        shuffler = Shuffler(client, labelled, elastic=elastic, assignment="local")
+        epochs = shuffler.epochs(2)
+        epoch = next(epochs)
+        assert all_trained(epoch)
+        client.retire_workers([shuffler.addresses[2]])
+        with pytest.raises(WorkerLost):
+            all_trained(epoch)
+        if not elastic:
+            shuffler.close()
+            shuffler = Shuffler(client, labelled, assignment="local")
+            epochs = shuffler.epochs(2)
+        assert all_trained(next(epochs))
+        assert all_trained(next(epochs))
+        assert list(epochs) == []
         assert shuffler.n_workers == 2
-    [record] = [record for record in shuffler.records if record.epoch == record.first_epoch > 0]
-    assert record.store_bytes > 0
+        shuffler.close()
+    assert [record.store_bytes > 0 for record in shuffler.records if record.n_workers == 2] == [True, False]
 
 
 def test_later_epochs_do_not_ask_for_former_partitions(labelled, checked, monkeypatch):
