@@ -20,7 +20,7 @@ ROWS = [
     {"private_files", "redaction"},
     {"errors", "numba_support"},
     {"checks", "kernels", "lazy_names", "notebook", "process_exit", "process_state", "units"},
-    {"encodings", "noninferiority", "slow_rank"},
+    {"encodings", "noninferiority"},
     {"emulated_links", "rows", "synthetic"},
     {"planning", "coding"},
     {"records"},

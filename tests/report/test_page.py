@@ -15,8 +15,8 @@ from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.pipeline import PipelineResult, TrainedWay
 from dshuffle.planning import Choices
 from dshuffle.records import EpochRecord
-from dshuffle.report import TrainingPoint, figures, names_of, render_html, render_text, story, tables_of, write_report
-from dshuffle.report.page import COLUMNS
+from dshuffle.report import TrainingPoint, render_html, render_text, story, write_report
+from dshuffle.report.page import COLUMNS, names_of, tables_of
 from dshuffle.training import Network, TrainedNetwork
 from dshuffle.units import NO_BREAK
 
@@ -151,7 +151,7 @@ def test_times_are_medians_of_the_epochs_after_the_first(comparison):
     assert (found["exchange"], found["range"], found["epoch"]) == ("250 ms", "100 ms to 400 ms", "500 ms")
     short = replaced(comparison, way.label, records=way.records[:1])
     assert {*cells(short, "Times", way.label).values()} == {"-"}
-    found = figures(way)
+    found = way.figures
     assert found.wire_bytes == sum(way.records[1].wire_received_bytes)
     assert (found.first_error, found.last_error) == (way.history[0].error, way.history[-1].error)
 
@@ -359,7 +359,7 @@ def test_a_report_that_cannot_be_completed_leaves_the_old_one(comparison, tmp_pa
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dshuffle.report.page.write_records", full)
+    monkeypatch.setattr("dshuffle.report.page.records_of", full)
     with pytest.raises(OSError, match="No space left"):
         write_report(comparison, page.parent)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

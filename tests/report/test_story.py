@@ -9,7 +9,6 @@ import pytest
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.planning import Choices
 from dshuffle.report import TrainingPoint, story
-from dshuffle.report.summary import figures
 
 
 def said_of(comparison):
@@ -135,7 +134,7 @@ def test_times_that_processors_limit_are_doubted(comparison):
 
 def test_processors_are_not_blamed_where_a_link_explains_the_time(comparison):
     comparison = with_idle(comparison, {"global + peer": 0.3, "global + server": 0.1, "global + storage": 0.1})
-    seconds = {way.label: figures(way).shuffle_seconds.median for way in comparison.ways}
+    seconds = {way.label: way.figures.shuffle_seconds.median for way in comparison.ways}
 
     def said(part):
         ways = [dataclasses.replace(way, predicted_wire_seconds=part * seconds[way.label]) for way in comparison.ways]
@@ -162,7 +161,8 @@ def every_second(comparison, *labels):
 def test_ways_that_reshuffle_every_second_epoch_alone_cannot_be_ranked(comparison):
     sparse = every_second(only(comparison, "local, shuffled once", "global + peer"), "global + peer")
     assert story(sparse)[1] == (
-        "No way reshuffles everything before every epoch, so none can be called the fastest. Add one with every=1."
+        "No way reshuffles everything before every epoch, so none can be called the fastest. "
+        "Add one with --choice every=1."
     )
 
 
