@@ -306,14 +306,14 @@ def test_the_table_of_names_is_what_type_checkers_see(package):
         for node in ast.parse(MODULES[package].read_text()).body
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
+    lazy = importlib.import_module(package)
     seen = {
-        (node.module, alias.asname)
+        (node.module, alias.name)
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
-        if alias.asname is not None  # a name for others
+        if alias.asname is not None or alias.name in lazy.__all__  # a name for others
     }
-    lazy = importlib.import_module(package)
     assert seen == {(home, name) for name, home in lazy._HOMES.items()}
     for name in lazy.__all__:
         assert getattr(lazy, name) is not None
