@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +59,10 @@ def imports(path: Path, *, types: bool = False) -> list[tuple[str, ast.AST | Non
     ``importlib.import_module`` of a constant is an import too, but may stand in a function: it loads optional extras.
     With ``types``, also what is imported for type checkers only, except the lazy names of a package.
     """
-    found = []
+    text = path.read_text()
+    found: list[tuple[str, ast.AST | None]] = [
+        (name, None) for name in re.findall(r'import_module\("([^"{]+)"\)', text)
+    ]
 
     def visit(node: ast.AST, function: ast.AST | None) -> None:
         for_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
@@ -73,11 +77,10 @@ def imports(path: Path, *, types: bool = False) -> list[tuple[str, ast.AST | Non
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
                 found.append((name if name in MODULES else str(node.module), function))
-        called = node.func if isinstance(node, ast.Call) else None
-        if isinstance(called, ast.Attribute) and called.attr == "import_module":
-            found.extend((name.value, None) for name in node.args if isinstance(name, ast.Constant))
-        for child in ast.iter_child_nodes(node):
-            visit(child, function)
+        for part_of in ("body", "orelse", "handlers", "finalbody", "cases"):  # statements, but no expressions
+            children = getattr(node, part_of, None)
+            for child in children if isinstance(children, list) else ():
+                visit(child, function)
 
     visit(tree_of(path), None)
     return found

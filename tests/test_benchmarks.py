@@ -44,6 +44,7 @@ def test_the_exchange_benchmark_runs():
     assert all(result["seconds"] > 0 for result in results.values())
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_many_workers_runs():
     results = load("many_workers").main(["--workers=3", "--epochs=1"])
     assert set(results) == {"first session", "local", "global", "tasks alone"}

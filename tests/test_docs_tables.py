@@ -78,9 +78,3 @@ def test_the_table_of_pairs_with_aligned():
         measured_size, measured = pairs_again(q, 20, float(alpha), epochs=40 if q < 5000 else 10 if q < 50_000 else 3)
         assert measured_size == pytest.approx(float(size), rel=0.05)
         assert measured == pytest.approx(float(probability), abs=0.0012)
-
-
-def test_each_row_of_a_table_is_one_line():
-    """A row that is broken over two lines becomes two rows."""
-    pages = sorted(DOCS.glob("*.md"))
-    assert [row for page in pages for row in re.findall(r"^\|.*[^|\s]\s*$", page.read_text(), re.MULTILINE)] == []

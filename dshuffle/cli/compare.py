@@ -354,13 +354,10 @@ def _runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, held_out:
 
 def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) -> tuple[Way, ...]:
     """Drop infeasible defaults; reject infeasible choices."""
-    from dshuffle.planning import ShuffleSpec
-    from dshuffle.runtime.dataset_inputs import resolved
-
     possible: list[Way] = []
     for way in ways:
         try:
-            ShuffleSpec.at_first(data.n_samples, workers, resolved(way.dataset(data), way.choices.with_one_delivery()))
+            way.spec(way.dataset(data), workers)
         except InvalidParameter as error:
             if chosen or not possible:  # whatever the first default way (local) lacks, all ways lack
                 raise

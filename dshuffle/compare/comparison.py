@@ -82,16 +82,7 @@ def comparison_of(client: Client, dataset: Dataset, results: Sequence[WayResult]
     return Comparison(
         ways=tuple(results),
         seed=results[0].choices.seed,
-        dataset={
-            "url": "a temporary folder" if dataset.is_temporary else hide_secrets(dataset.url),
-            "samples": dataset.n_samples,
-            "bytes a sample": dataset.row_nbytes,
-            "size": human_bytes(dataset.n_samples * dataset.row_nbytes),
-            **{
-                f"array {name}": f"{array.dtype} {array.shape}, {array.chunk_rows} rows per chunk"
-                for name, array in dataset.arrays.items()
-            },
-        },
+        dataset=describe_dataset(dataset),
         cluster={
             "workers that train": len(workers) - n_servers,
             "servers": n_servers,
@@ -112,6 +103,20 @@ def comparison_of(client: Client, dataset: Dataset, results: Sequence[WayResult]
         emulated=os.environ.get(EMULATED, "") or str(EmulatedRates.of(client)),
         **facts,
     )
+
+
+def describe_dataset(dataset: Dataset) -> dict[str, Any]:
+    """Return the URL, the sizes and the arrays of a dataset."""
+    return {
+        "url": "a temporary folder" if dataset.is_temporary else hide_secrets(dataset.url),
+        "samples": dataset.n_samples,
+        "bytes a sample": dataset.row_nbytes,
+        "size": human_bytes(dataset.n_samples * dataset.row_nbytes),
+        **{
+            f"array {name}": f"{array.dtype} {array.shape}, {array.chunk_rows} rows per chunk"
+            for name, array in dataset.arrays.items()
+        },
+    }
 
 
 def _with_chosen(way: Way, records: Sequence[EpochRecord]) -> str:

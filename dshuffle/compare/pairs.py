@@ -19,9 +19,8 @@ from dshuffle.compare.steps import falling, stable_step
 from dshuffle.compare.ways import Way
 from dshuffle.errors import DShuffleError, InvalidParameter, TrainingDiverged, what_happened
 from dshuffle.noninferiority import ERROR_RATE, Margin, PairedRuns, PairedTest, holm
-from dshuffle.planning import Choices, ShuffleSpec
+from dshuffle.planning import Choices
 from dshuffle.runtime.client.retries import LOSSES
-from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.store import Dataset
 from dshuffle.training import CONSTANT, Schedule, fit_linear_regression, rmse_on
 
@@ -337,7 +336,7 @@ def ways_of_a_part(part: Dataset, ways: Sequence[Way], n_workers: int) -> list[W
 
     def suits(way: Way) -> bool:
         try:
-            ShuffleSpec.at_first(part.n_samples, n_workers, resolved(part, way.choices.with_one_delivery()))
+            way.spec(part, n_workers)
         except InvalidParameter:
             return False
         return True

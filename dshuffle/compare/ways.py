@@ -17,9 +17,11 @@ from dshuffle.planning import (
     Global,
     Local,
     Partial,
+    ShuffleSpec,
     parse_assignment,
 )
 from dshuffle.planning.exchange_epochs import EVERY_EPOCH
+from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.store import Dataset
 
 
@@ -50,6 +52,10 @@ class Way:
     def dataset(self, compared: Dataset) -> Dataset:
         """What it trains on: its copy, or else the dataset that is compared on."""
         return compared if self.copy is None else self.copy
+
+    def spec(self, dataset: Dataset, n_workers: int) -> ShuffleSpec:
+        """The shuffle of a dataset, or :class:`InvalidParameter` if it cannot be shuffled in this way."""
+        return ShuffleSpec.at_first(dataset.n_samples, n_workers, resolved(dataset, self.choices.with_one_delivery()))
 
 
 DEFAULT = Choices()

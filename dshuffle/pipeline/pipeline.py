@@ -32,7 +32,7 @@ from dshuffle.kernels import load_kernels
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.notebook import html_summary
 from dshuffle.pipeline.training import Training
-from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
+from dshuffle.planning import Choices, parse_assignment
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets, short_repr
 from dshuffle.report import Comparison, TrainingPoint
@@ -330,8 +330,7 @@ class Pipeline:
         self.options.check_way(dataclasses.replace(choices, delivery=way.choices.delivery))
         if n_workers is None:
             return
-        spec = ShuffleSpec.at_first(dataset.n_samples, n_workers, choices)
-        memory = self.cluster.worker_memory
+        spec, memory = way.spec(dataset, n_workers), self.cluster.worker_memory
         if memory and self.options.memory_limit is None:
             limit = int(Settings.from_config().memory_fraction * memory)
             check_budget(spec, dataset.layout, limit, on_disk=self.options.on_disk)
@@ -533,18 +532,12 @@ def pairs_of(
     except InvalidParameter as error:  # the ways were timed already
         warnings.warn(f"There are no pairs of runs: {error}", stacklevel=2)
         return {}
-    running = 0, test.pairs, ""
-
-    def begin(done: int, most: int, text: str) -> None:
-        nonlocal running
-        running = done, most, text
-        say(*running)
 
     def run(way: Way, seed: int, shuffle_seed: int) -> float | NDArray[np.float64]:
         keywords = {**seeded(way, shuffle_seed).keywords(), **options.keywords()}
         own, part = training.changed(seed=seed).on(way.dataset(dataset), seed)
         with Shuffler(client, part, **keywords) as shuffler:
-            value = own.run(shuffler, lambda _: say(*running))
+            value = own.run(shuffler, lambda _: None)
             if shuffler.n_workers != n_workers:
                 raise ClusterError(f"there are {shuffler.n_workers} workers in place of {n_workers}")
         return metric_of(value, test.metric)
@@ -556,7 +549,7 @@ def pairs_of(
     reference = reference_of([way for way, _ in sorted(timed, key=seconds)])
     held_out = training.held_out
     sizes = {"fixed": True} if held_out is None else held_out.sizes(dataset, reference.choices.seed)
-    return run_in_pairs(test, reference, [way for way, _ in timed], run, begin, **sizes)
+    return run_in_pairs(test, reference, [way for way, _ in timed], run, say, **sizes)
 
 
 def _has_trained(results: Sequence[TrainedWay]) -> bool:

@@ -5,7 +5,6 @@ import shutil
 import tempfile
 from types import SimpleNamespace
 
-import dask
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -162,16 +161,6 @@ def test_emulated_links_limit_an_exchange_and_are_said(elsewhere, url):
 
 
 @pytest.mark.slow
-def test_what_the_configuration_emulates_reaches_the_workers_and_is_said(elsewhere, url):
-    """A rate of the command line replaces that of the configuration, and leaves the other one."""
-    with dask.config.set({"dshuffle.emulated-links": "2mbit", "dshuffle.emulated-store": "8mbit"}):
-        result = run(url, "--links", "16mbit", "--workers", 2, "--epochs", 2, "--delivery", "peer")
-    assert result.exit_code == 0, result.output
-    words = "links of 16 Mbit/s into and out of each worker, and a store of 16 Mbit/s"
-    assert json.loads((elsewhere / "dshuffle-report" / "summary.json").read_text())["emulated"] == words
-
-
-@pytest.mark.slow
 def test_json_is_all_that_stdout_holds(elsewhere, url):
     result = run(url, "--workers", 2, "--epochs", 2, "--assignment", "global", "--assignment", "local", "--json")
     assert result.exit_code == 0, result.output
@@ -217,13 +206,6 @@ def test_first_assignments_and_labels_are_checked_before_a_cluster_is_started(el
     assert result.exit_code == 1
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
-
-
-def test_a_dataset_without_labels_has_no_balance(elsewhere, url):
-    result = run(url, "--delivery", "peer", "--choice", "balance=y")
-    assert result.exit_code == 1
-    assert "balance='y' is not allowed; it must be None. " in result.stderr
-    assert "this dataset has none" in result.stderr
 
 
 @pytest.mark.slow

@@ -203,6 +203,7 @@ def resumed(epochs):
     assert words.replace(" ", "") in "".join(ran.stderr.split())
 
 
+@pytest.mark.slow
 def test_functions_that_workers_cannot_load_are_refused_before_any_preparation(tmp_path, monkeypatch):
     (tmp_path / "only_here.py").write_text("def each(shuffler, *, epochs):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
