@@ -13,35 +13,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from distributed.core import Server
 
-    from dshuffle.errors import ClusterError as ClusterError
-    from dshuffle.errors import DatasetError as DatasetError
-    from dshuffle.errors import DShuffleError as DShuffleError
-    from dshuffle.errors import ExchangeError as ExchangeError
-    from dshuffle.errors import InvalidParameter as InvalidParameter
-    from dshuffle.launched.spmd import spmd as spmd
-    from dshuffle.pipeline import Pipeline as Pipeline
-    from dshuffle.pipeline import Training as Training
-    from dshuffle.planning import Choices as Choices
-    from dshuffle.planning import row_permutation as row_permutation
-    from dshuffle.planning.cost import ClusterRates as ClusterRates
-    from dshuffle.records import EpochRecord as EpochRecord
-    from dshuffle.runtime import Epoch as Epoch
-    from dshuffle.runtime import Group as Group
-    from dshuffle.runtime import Partition as Partition
-    from dshuffle.runtime import PerRank as PerRank
-    from dshuffle.runtime import Shuffler as Shuffler
-    from dshuffle.runtime import measure_cluster as measure_cluster
-    from dshuffle.runtime import permute as permute
-    from dshuffle.runtime import retrying as retrying
-    from dshuffle.runtime import take as take
-    from dshuffle.runtime import watch as watch
-    from dshuffle.sharding import Sharding as Sharding
-    from dshuffle.store import Dataset as Dataset
-    from dshuffle.store import create_dataset as create_dataset
-    from dshuffle.store import open_dataset as open_dataset
-    from dshuffle.store import shuffle_dataset as shuffle_dataset
-    from dshuffle.store import verify_dataset as verify_dataset
-    from dshuffle.training.estimator import ShuffledSGD as ShuffledSGD
+    from dshuffle.errors import ClusterError, DatasetError, DShuffleError, ExchangeError, InvalidParameter
+    from dshuffle.launched.spmd import spmd
+    from dshuffle.pipeline import Pipeline, Training
+    from dshuffle.planning import Choices, row_permutation
+    from dshuffle.planning.cost import ClusterRates
+    from dshuffle.records import EpochRecord
+    from dshuffle.runtime import (
+        Epoch,
+        Group,
+        Partition,
+        PerRank,
+        Shuffler,
+        measure_cluster,
+        permute,
+        retrying,
+        take,
+        watch,
+    )
+    from dshuffle.sharding import Sharding
+    from dshuffle.store import Dataset, create_dataset, open_dataset, shuffle_dataset, verify_dataset
+    from dshuffle.training.estimator import ShuffledSGD
 
     __version__: str
 
@@ -74,8 +66,44 @@ _MODULES = {
     "dshuffle.store": ("Dataset", "create_dataset", "open_dataset", "shuffle_dataset", "verify_dataset"),
     "dshuffle.training.estimator": ("ShuffledSGD",),
 }
+__all__ = [
+    "Aligned",
+    "Choices",
+    "Chunks",
+    "ClusterError",
+    "ClusterRates",
+    "DShuffleError",
+    "Dataset",
+    "DatasetError",
+    "Epoch",
+    "EpochRecord",
+    "ExchangeError",
+    "Global",
+    "Group",
+    "InvalidParameter",
+    "Local",
+    "Partial",
+    "Partition",
+    "PerRank",
+    "Pipeline",
+    "Sharding",
+    "ShuffledSGD",
+    "Shuffler",
+    "Training",
+    "__version__",
+    "create_dataset",
+    "measure_cluster",
+    "open_dataset",
+    "permute",
+    "retrying",
+    "row_permutation",
+    "shuffle_dataset",
+    "spmd",
+    "take",
+    "verify_dataset",
+    "watch",
+]
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
-__all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> object:

@@ -15,7 +15,7 @@ S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -87,29 +87,20 @@ percentage of it such as '1%'
     relative: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.size) and self.size > 0):
+        if not 0 < self.size < math.inf:
             raise _bad_margin(self.size)
 
     @classmethod
     def of(cls, value: Margin | float | str) -> Margin:
-        """Return the margin that a number, or a text such as ``"1%"``, stands for.
-
-        Raises
-        ------
-        InvalidParameter
-            If it is not a finite number above 0.
-        """
+        """Return the margin that a number, or a text such as ``"1%"``, stands for, or raise an error."""
         if isinstance(value, Margin):
             return value
         text = str(value).strip()
-        relative = text.endswith("%")
         try:
-            size = float(text.removesuffix("%"))
+            size, relative = float(text.removesuffix("%")), text.endswith("%")
+            return cls(size / 100 if relative else size, relative)
         except ValueError:
             raise _bad_margin(value) from None
-        if not (math.isfinite(size) and size > 0) or isinstance(value, bool):
-            raise _bad_margin(value)
-        return cls(size / 100 if relative else size, relative)
 
     def __str__(self) -> str:
         return f"{100 * self.size:.4g} %" if self.relative else f"{self.size:.4g}"
@@ -186,7 +177,7 @@ class PairedTest:
         return (look**2 - before**2) / self.pairs**2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class PairedRuns:
     """Pairs of runs so far, and what they show.
 
@@ -209,6 +200,22 @@ class PairedRuns:
         Difference in the loss of each of these samples, the mean over the pairs, if it is known. The sampling error of
         the held-out set is then in the bounds, and the answer is about new samples.
 
+    Attributes
+    ----------
+    n_pairs, diverged
+        Number of pairs; and of those in which only the run with the way diverged, and only that with the reference.
+    differences, mean
+        Differences of the pairs in which neither run diverged, and their mean. Positive ones mean that the way is
+        worse.
+    limit, relative_limit
+        The margin, which is at least the rounding of the metric; and as a fraction of the mean of the reference.
+    outcome, reason
+        The answer, None without enough pairs; and why it is *cannot tell*, or *worse* without a difference, in a word.
+    bounds
+        The interval, or only its upper bound if the answer is *not worse*. The lower bound is then -inf.
+    p_value
+        Least error rate at which the answer would be *not worse*, over all looks; 1 if the answer is another one.
+
     Examples
     --------
     >>> reference, way = (1.00, 1.02, 0.99, 1.01, 1.00), (1.01, 1.02, 1.00, 1.00, 1.01)
@@ -224,146 +231,92 @@ class PairedRuns:
     by_sample: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
-        if len(self.way) > len(self.reference):
-            raise InvalidParameter.of("len(reference)", len(self.reference), f"at least {len(self.way)}")
+        test, margin, n_pairs = self.test, self.test.margin, len(self.way)
+        assert isinstance(margin, Margin)  # PairedTest has made it one
+        if n_pairs > len(self.reference):
+            raise InvalidParameter.of("len(reference)", len(self.reference), f"at least {n_pairs}")
+        self.n_pairs = n_pairs
+        pairs = np.array([self.way, self.reference[:n_pairs]], np.float64)
+        finite = np.isfinite(pairs)
+        # Pairs in which only the run with the way diverged, and only that with the reference.
+        self.diverged = int(np.sum(finite[0] < finite[1])), int(np.sum(finite[1] < finite[0]))
+        way, reference = self._pairs = pairs[:, finite.all(axis=0)]
+        count, center = len(way), float(reference.mean()) if len(way) else 0.0
+        scale = self._scale = abs(center)
+        self.largest = float(np.abs(self._pairs).max(initial=0.0))
+        # Fractions of a reference that is rounding would mean nothing.
+        self.is_relative = margin.relative and scale > test.rounding
+        unit = scale if self.is_relative else 1.0
+        self.limit = max(margin.size * (scale / unit if margin.relative else 1.0), test.rounding / unit)
+        self.relative_limit = self.limit / (scale / unit) if scale else math.inf
 
-    @property
-    def n_pairs(self) -> int:
-        """Number of pairs."""
-        return len(self.way)
-
-    @property
-    def diverged(self) -> tuple[int, int]:
-        """Numbers of pairs in which only the run with the way diverged, and only that with the reference."""
-        way, reference = np.isfinite(self.way), np.isfinite(self.reference[: self.n_pairs])
-        return int(np.sum(~way & reference)), int(np.sum(way & ~reference))
-
-    @property
-    def _finite_pairs(self) -> NDArray[np.float64]:
-        pairs = np.array([self.way, self.reference[: self.n_pairs]], dtype=np.float64)
-        return np.asarray(pairs[:, np.isfinite(pairs).all(axis=0)])
-
-    @property
-    def _scale(self) -> float:
-        """Absolute mean of the reference."""
-        reference = self._finite_pairs[1]
-        return abs(float(reference.mean())) if len(reference) else 0.0
-
-    @property
-    def is_relative(self) -> bool:
-        """Whether differences are fractions of the mean of the reference. Those of rounding would mean nothing."""
-        return self._margin.relative and self._scale > self.test.rounding
-
-    @property
-    def _margin(self) -> Margin:
-        assert isinstance(self.test.margin, Margin)  # PairedTest has made it one
-        return self.test.margin
-
-    @property
-    def limit(self) -> float:
-        """The margin, which is at least the rounding of the metric."""
+        differences = (way - reference) * (-1.0 if test.higher_is_better else 1.0)
         if self.is_relative:
-            return max(self._margin.size, self.test.rounding / self._scale)
-        return max(self._margin.size * (self._scale if self._margin.relative else 1.0), self.test.rounding)
+            # Linearised: their mean is the ratio of the means, and they scatter as much as it does, since the mean of
+            # the reference is not known exactly.
+            ratio = differences.mean() / scale
+            differences = ratio + (differences - ratio * reference * np.sign(center)) / scale
+        self.differences: NDArray[np.float64] = differences
+        self.mean = float(differences.mean()) if count else math.nan
+        # An accuracy on 100 samples has steps of 0.01. Few differences may be equal by chance.
+        gaps = np.diff(np.unique(self._pairs))
+        gaps = gaps[gaps > SAME * self.largest]
+        step = float(gaps.min()) / unit if len(gaps) and not test.rounding else 0.0
+        self._deviation = max(float(differences.std(ddof=1)), step) if count > 1 else math.nan
+        self._sampling_error = 0.0
+        if (losses := self.by_sample) is not None:
+            self._sampling_error = float(losses.std(ddof=1)) / math.sqrt(len(losses)) / unit
+        # With the correction of Nadeau and Bengio.
+        scatter = self._deviation * math.sqrt(1 / max(1, count) + self.test_to_train)
+        error = math.hypot(scatter, self._sampling_error)
+        self._spent = test.spent_at(max((look for look in test.looks if look <= n_pairs), default=n_pairs))
 
-    @property
-    def relative_limit(self) -> float:
-        """The margin as a fraction of the mean of the reference; infinite if that is 0."""
-        if self.is_relative:
-            return self.limit
-        return self.limit / self._scale if self._scale else math.inf
+        def half_width(rate: float) -> float:
+            return float(scipy.special.stdtrit(max(1, count - 1), 1 - rate * self._spent)) * error
 
-    @property
-    def differences(self) -> NDArray[np.float64]:
-        """Differences of the pairs in which neither run diverged; positive ones mean that the way is worse.
+        # All looks together exceed the upper bound with ERROR_RATE at most, as they do the interval.
+        self.worst = self.mean + half_width(ERROR_RATE)
+        self.interval = self.mean - half_width(ERROR_RATE / 2), self.mean + half_width(ERROR_RATE / 2)
+        self.outcome, self.reason = self._answer()
+        self.bounds, self.p_value = self.interval, 1.0
+        if self.outcome is PairedOutcome.NOT_WORSE:
+            self.bounds = -math.inf, self.worst
+            tail = float(scipy.stats.t.sf((self.limit - self.mean) / error, count - 1)) if error else 0.0
+            self.p_value = min(1.0, tail / self._spent)
 
-        Relative ones are linearised: their mean is the ratio of the means, and they scatter as much as it does, since
-        the mean of the reference is not known exactly.
-        """
-        way, reference = self._finite_pairs
-        differences = (way - reference) * (-1.0 if self.test.higher_is_better else 1.0)
-        if not self.is_relative or not len(way):
-            return np.asarray(differences)
-        ratio = differences.mean() / self._scale
-        return np.asarray(ratio + (differences - ratio * reference * np.sign(reference.mean())) / self._scale)
-
-    @property
-    def mean(self) -> float:
-        """Mean difference of the pairs; NaN if there is none."""
-        return float(self.differences.mean()) if len(self.differences) else math.nan
-
-    @property
-    def step(self) -> float:
-        """Smallest difference between two values of the metric in all runs; 0 if there is none, or it has a rounding.
-
-        An accuracy on 100 samples has steps of 0.01.
-        """
-        values = np.unique(self._finite_pairs)
-        gaps = np.diff(values)
-        gaps = gaps[gaps > SAME * np.abs(values).max(initial=0.0)]
-        if self.test.rounding > 0 or not len(gaps):
-            return 0.0
-        return float(gaps.min()) / (self._scale if self.is_relative else 1.0)
-
-    @property
-    def _deviation(self) -> float:
-        """Standard deviation of the differences, at least one step: few of them may be equal by chance."""
-        differences = self.differences
-        return max(float(differences.std(ddof=1)), self.step) if len(differences) > 1 else math.nan
-
-    @property
-    def _sampling_error(self) -> float:
-        """Standard error of the mean difference due to the held-out samples, if their losses are known."""
-        if self.by_sample is None:
-            return 0.0
-        unit = self._scale if self.is_relative else 1.0
-        return float(self.by_sample.std(ddof=1)) / math.sqrt(len(self.by_sample)) / unit
-
-    @property
-    def _standard_error(self) -> float:
-        """Standard error of the mean difference, with the correction of Nadeau and Bengio."""
-        count = max(1, len(self.differences))
-        return math.hypot(self._deviation * math.sqrt(1 / count + self.test_to_train), self._sampling_error)
-
-    @property
-    def _spent(self) -> float:
-        """Part of the error rate that the last look has spent."""
-        return self.test.spent_at(max((look for look in self.test.looks if look <= self.n_pairs), default=self.n_pairs))
-
-    def _half_width(self, rate: float) -> float:
-        """Half of the width of an interval whose bounds each fail with this rate, over all looks; NaN for one pair."""
-        freedom = max(1, len(self.differences) - 1)
-        return float(scipy.special.stdtrit(freedom, 1 - rate * self._spent)) * self._standard_error
-
-    @property
-    def worst(self) -> float:
-        """Upper bound of the true difference, which all looks together exceed with :data:`ERROR_RATE` at most."""
-        return self.mean + self._half_width(ERROR_RATE)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Bounds between which all looks together have the true difference with 1 - :data:`ERROR_RATE` at least."""
-        half = self._half_width(ERROR_RATE / 2)
-        return self.mean - half, self.mean + half
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The bounds that are shown: the interval, or only the upper bound if the answer is *not worse*.
-
-        The lower bound is then -inf.
-        """
-        return (-math.inf, self.worst) if self.outcome is PairedOutcome.NOT_WORSE else self.interval
-
-    @property
-    def p_value(self) -> float:
-        """Least error rate at which the answer would be *not worse*, over all looks; 1 if the answer is another one."""
-        if self.outcome is not PairedOutcome.NOT_WORSE:
-            return 1.0
-        error = self._standard_error
-        if error == 0:
-            return 0.0
-        tail = scipy.stats.t.sf((self.limit - self.mean) / error, len(self.differences) - 1)
-        return min(1.0, float(tail) / self._spent)
+    def _answer(self) -> tuple[PairedOutcome | None, str]:
+        """The answer, if there are enough pairs for one; and why, in a word from which the report says what helps."""
+        test, limit, mean, largest = self.test, self.limit, self.mean, self.largest
+        (more, less), cannot_tell, is_last = self.diverged, PairedOutcome.CANNOT_TELL, self.n_pairs == test.pairs
+        if self.n_pairs not in test.looks:
+            return None, ""
+        if more:  # an exact sign test
+            sign_test = scipy.stats.binomtest(more, more + less, alternative="greater")
+            if sign_test.pvalue <= ERROR_RATE * self._spent:
+                return PairedOutcome.WORSE, "diverged"
+        if self._pairs.size:
+            if 0 < test.rounding >= largest:
+                return cannot_tell, "rounding"
+            if test.margin.relative and not limit == test.rounding > 0 and self._scale <= np.std(self._pairs[1]):  # type: ignore[union-attr]
+                return cannot_tell, "no scale"  # a fraction of a reference that scatters around 0 means nothing
+            if self._pairs.size > 2 and test.rounding == 0 and np.ptp(self._pairs) <= SAME * largest:
+                return cannot_tell, "constant"
+        elif not np.isfinite(self.reference[: self.n_pairs]).any():
+            return cannot_tell, "reference diverged"
+        is_better, least = self.worst < limit, self.interval[0]
+        if is_better and more <= less and self._signs_agree(limit - self.differences, ERROR_RATE):
+            return PairedOutcome.NOT_WORSE, ""
+        for bound in (limit, 0.0) if is_last else (limit,):
+            if least > bound and self._signs_agree(self.differences - bound, ERROR_RATE / 2):
+                return PairedOutcome.WORSE, ""
+        if not is_last:
+            return None, ""
+        if math.isnan(least) or (is_better and more > less):
+            return cannot_tell, "some diverged"
+        floor = math.hypot(self._deviation * math.sqrt(self.test_to_train), self._sampling_error)
+        if scipy.special.ndtri(1 - ERROR_RATE) * floor >= limit - mean > 0:
+            return cannot_tell, "same samples"
+        return cannot_tell, "signs" if is_better or least > 0 else "pairs"
 
     def _signs_agree(self, above: NDArray[np.float64], rate: float) -> bool:
         """Whether a sign-flip test of few values finds their mean above 0, as far as so few can."""
@@ -373,175 +326,102 @@ class PairedRuns:
         p_value = np.mean(signs @ above >= above.sum() * (1 - 1e-12))
         return bool(p_value <= max(rate * self._spent, 0.5 ** len(above)))
 
-    @property
-    def _diverges_more(self) -> bool:
-        """Whether runs with the way diverge more often than those with the reference (exact sign test)."""
-        more, less = self.diverged
-        return bool(more) and scipy.stats.binomtest(more, more + less, alternative="greater").pvalue <= (
-            ERROR_RATE * self._spent
-        )
-
-    @property
-    def outcome(self) -> PairedOutcome | None:
-        """The answer; None if there are too few pairs for one."""
-        return self._answer[0]
-
-    @property
-    def reason(self) -> str:
-        """Why it is *cannot tell*, or *worse* without a difference, in a word; the report says what helps."""
-        return self._answer[1]
-
-    @property
-    def _answer(self) -> tuple[PairedOutcome | None, str]:
-        is_last = self.n_pairs == self.test.pairs
-        if self.n_pairs not in self.test.looks:
-            return None, ""
-        if self._diverges_more:
-            return PairedOutcome.WORSE, "diverged"
-        if nothing := self._nothing_to_test:
-            return PairedOutcome.CANNOT_TELL, nothing
-        differences, limit, (least, _) = self.differences, self.limit, self.interval
-        more, less = self.diverged
-        is_better = self.worst < limit
-        if is_better and more <= less and self._signs_agree(limit - differences, ERROR_RATE):
-            return PairedOutcome.NOT_WORSE, ""
-        for bound in (limit, *([0.0] if is_last else [])):
-            if least > bound and self._signs_agree(differences - bound, ERROR_RATE / 2):
-                return PairedOutcome.WORSE, ""
-        if not is_last:
-            return None, ""
-        if math.isnan(least) or (is_better and more > less):
-            return PairedOutcome.CANNOT_TELL, "some diverged"
-        floor = scipy.special.ndtri(1 - ERROR_RATE) * math.hypot(
-            self._deviation * math.sqrt(self.test_to_train), self._sampling_error
-        )
-        if floor >= limit - self.mean > 0:
-            return PairedOutcome.CANNOT_TELL, "same samples"
-        return PairedOutcome.CANNOT_TELL, "signs" if is_better or least > 0 else "pairs"
-
-    @property
-    def _nothing_to_test(self) -> str:
-        """Why the metrics test nothing; empty if they do."""
-        pairs = self._finite_pairs
-        if not pairs.size:
-            return "" if np.isfinite(self.reference[: self.n_pairs]).any() else "reference diverged"
-        largest = self.largest
-        if 0 < self.test.rounding >= largest:
-            return "rounding"
-        is_rounded = self.limit == self.test.rounding > 0
-        if self._margin.relative and not is_rounded and self._scale <= float(np.std(pairs[1])):
-            return "no scale"  # a fraction of a reference that scatters around 0 means nothing
-        is_constant = pairs.size > 2 and self.test.rounding == 0 and float(np.ptp(pairs)) <= SAME * largest
-        return "constant" if is_constant else ""
-
-    @property
-    def largest(self) -> float:
-        """Largest absolute metric of all pairs in which neither run diverged."""
-        return float(np.abs(self._finite_pairs).max(initial=0.0))
-
     def __str__(self) -> str:
         """The answer, its bounds, and the number of pairs."""
-        outcome, reason = self._answer
-        counts = f"{self.n_pairs} pair{'' if self.n_pairs == 1 else 's'}"
+        outcome, counts = self.outcome, f"{self.n_pairs} pair{'' if self.n_pairs == 1 else 's'}"
         if outcome is None:
             return f"not clear yet ({counts})"
-        same = "; on these held-out samples" if self.fixed and self.by_sample is None else ""
-        runs = f"95 % {'confidence' if outcome is PairedOutcome.NOT_WORSE else 'interval'}, {counts}"
-        if reason == "diverged":
+        if self.reason == "diverged":
             return f"worse: it diverged in {self.diverged[0]} of {counts}, and reshuffling in {self.diverged[1]}"
-        if math.isnan(self.bounds[1]) or reason in ("no scale", "rounding", "constant"):
+        if math.isnan(self.bounds[1]) or self.reason in ("no scale", "rounding", "constant"):
             return f"cannot tell ({counts})"
-        counts = f"({runs}; {self.test.direction}{same})"
-        if outcome is PairedOutcome.NOT_WORSE:
+        is_not_worse = outcome is PairedOutcome.NOT_WORSE
+        same = "; on these held-out samples" if self.fixed and self.by_sample is None else ""
+        runs = f"(95 % {'confidence' if is_not_worse else 'interval'}, {counts}; {self.test.direction}{same})"
+        if is_not_worse:
             most = self.shown_bounds.removeprefix("≤ ")
-            return f"not worse by more than {self.shown_margin}: {self.shown_mean}, at most {most} {counts}"
-        words = f"{self.shown_mean} {self.shown_bounds} {counts}"
-        doubt = f", but perhaps by less than the margin of {self.shown_margin}"
+            return f"not worse by more than {self.shown_margin}: {self.shown_mean}, at most {most} {runs}"
         is_doubtful = outcome is PairedOutcome.WORSE and self.interval[0] <= self.limit
-        return f"{outcome.value}: {words}{doubt if is_doubtful else ''}"
+        doubt = f", but perhaps by less than the margin of {self.shown_margin}" if is_doubtful else ""
+        return f"{outcome.value}: {self.shown_mean} {self.shown_bounds} {runs}{doubt}"
 
     @property
-    def percent(self) -> str:
-        """What follows a number that is shown: a percent sign, or nothing."""
-        return " %" if self.is_relative else ""
-
-    def scaled(self, difference: float) -> float:
-        """A difference as it is shown: in percent of the reference, or in the unit of the metric."""
-        return 100 * difference if self.is_relative else difference
+    def _unit(self) -> tuple[float, str]:
+        """By what numbers are multiplied when they are shown, and what follows them."""
+        return (100.0, " %") if self.is_relative else (1.0, "")
 
     def shown(self, difference: float) -> str:
         """Format a difference with its sign and three significant digits."""
-        scaled = self.scaled(difference) + 0.0  # takes the sign from -0.0
-        return f"{'+' if scaled >= 0 else ''}{human_numbers([scaled], DIGITS)[0]}{self.percent}"
+        factor, unit = self._unit
+        scaled = factor * difference + 0.0  # takes the sign from -0.0
+        return f"{'+' if scaled >= 0 else ''}{human_numbers([scaled], DIGITS)[0]}{unit}"
 
     @property
     def shown_margin(self) -> str:
         """The margin, as short as it was given."""
-        return f"{self.scaled(self.limit):.{DIGITS}g}{self.percent}"
+        factor, unit = self._unit
+        return f"{factor * self.limit:.{DIGITS}g}{unit}"
 
     @property
     def _shown(self) -> list[str]:
         """The mean, and its bounds rounded outward, with as many decimals."""
-        values = [self.scaled(value) for value in (self.mean, *self.bounds)]
-        sizes = [abs(value) for value in values if math.isfinite(value)]
-        if max(sizes, default=0.0) >= WITH_EXPONENT:
+        values = [self._unit[0] * value for value in (self.mean, *self.bounds)]
+        largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+        if largest >= WITH_EXPONENT:
             return [f"{value:.{DIGITS - 1}e}" for value in values]
-        decimals = decimals_of(max(sizes, default=0.0), DIGITS)
+        decimals = decimals_of(largest, DIGITS)
         unit = 10**decimals
-        mean, least, most = values
-        outward = [
-            mean,
-            math.floor(least * unit + SAME) / unit if math.isfinite(least) else least,
-            math.ceil(most * unit - SAME) / unit if math.isfinite(most) else most,
-        ]
-        return [f"{value:z.{decimals}f}" for value in outward]
+        if math.isfinite(values[1]):
+            values[1] = math.floor(values[1] * unit + SAME) / unit
+        if math.isfinite(values[2]):
+            values[2] = math.ceil(values[2] * unit - SAME) / unit
+        return [f"{value:z.{decimals}f}" for value in values]
 
     @property
     def shown_mean(self) -> str:
         """The mean difference, with its sign."""
-        mean, *_ = self._shown
-        return f"{'' if mean.startswith(('-', 'nan')) else '+'}{mean}{self.percent}"
+        mean = self._shown[0]
+        return f"{'' if mean.startswith(('-', 'nan')) else '+'}{mean}{self._unit[1]}"
 
     @property
     def shown_bounds(self) -> str:
         """:attr:`bounds`, rounded outward: an interval, or the upper bound alone after a "≤"."""
         _, least, most = self._shown
-        return f"{f'≤ {most}' if self.bounds[0] == -math.inf else f'[{least}, {most}]'}{self.percent}"
+        return f"{f'≤ {most}' if self.bounds[0] == -math.inf else f'[{least}, {most}]'}{self._unit[1]}"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it."""
-        has_bounds = len(self.differences) > 1
+
+        def finite(values: Iterable[float]) -> list[float | None]:
+            return [value if math.isfinite(value) else None for value in values]
+
+        [mean], has_bounds = finite([self.mean]), len(self.differences) > 1
         return {
             "metric": self.test.metric,
             "margin": str(self.test.margin),
             "higher_is_better": self.test.higher_is_better,
             "most_pairs": self.test.pairs,
-            "outcome": None if self.outcome is None else self.outcome.value,
+            "outcome": self.outcome and self.outcome.value,
             "reason": self.reason,
             "text": str(self),
             "diverged": list(self.diverged),
             "relative": self.is_relative,
             "limit": self.limit,
-            "mean": _or_none(self.mean),
+            "mean": mean,
             "worst": self.worst if has_bounds else None,
             "interval": list(self.interval) if has_bounds else None,
             "p_value": self.p_value,
             "test_to_train": self.test_to_train,
             "fixed_held_out": self.fixed,
-            "reference": list(map(_or_none, self.reference[: self.n_pairs])),
-            "way": list(map(_or_none, self.way)),
+            "reference": finite(self.reference[: self.n_pairs]),
+            "way": finite(self.way),
         }
 
 
 def holm(runs: Mapping[str, PairedRuns]) -> dict[str, float]:
     """Adjust the p-values of several ways, so that any wrong "not worse" among them has the error rate."""
     adjusted, largest = {}, 0.0
-    for place, (label, p_value) in enumerate(sorted(((k, r.p_value) for k, r in runs.items()), key=lambda kv: kv[1])):
-        largest = max(largest, min(1.0, (len(runs) - place) * p_value))
+    for place, label in enumerate(sorted(runs, key=lambda label: runs[label].p_value)):
+        largest = max(largest, min(1.0, (len(runs) - place) * runs[label].p_value))
         adjusted[label] = largest
     return adjusted
-
-
-def _or_none(value: float) -> float | None:
-    """A number as JSON can hold it."""
-    return value if math.isfinite(value) else None

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Self
+
+import numpy as np
 
 from dshuffle.notebook import html_summary
 from dshuffle.planning.randomness import DRAW_VERSION
+from dshuffle.planning.shares import MEASURED_EPOCHS, fractions_of
 from dshuffle.planning.shuffle_spec import Choices
 from dshuffle.units import human_bytes, human_count, human_seconds
 
@@ -39,22 +44,14 @@ class StoreTraffic:
     retries: int = 0
 
     def __add__(self, other: StoreTraffic) -> StoreTraffic:
-        return StoreTraffic(
-            requests=self.requests + other.requests,
-            fetched_bytes=self.fetched_bytes + other.fetched_bytes,
-            delivered_bytes=self.delivered_bytes + other.delivered_bytes,
-            seconds=self.seconds + other.seconds,
-            retries=self.retries + other.retries,
-        )
+        return self._each(operator.add, other)
 
     def __sub__(self, other: StoreTraffic) -> StoreTraffic:
-        return StoreTraffic(
-            requests=self.requests - other.requests,
-            fetched_bytes=self.fetched_bytes - other.fetched_bytes,
-            delivered_bytes=self.delivered_bytes - other.delivered_bytes,
-            seconds=self.seconds - other.seconds,
-            retries=self.retries - other.retries,
-        )
+        return self._each(operator.sub, other)
+
+    def _each(self, combined: Callable[[Any, Any], Any], other: StoreTraffic) -> StoreTraffic:
+        names = [entry.name for entry in dataclasses.fields(self)]
+        return StoreTraffic(**{name: combined(getattr(self, name), getattr(other, name)) for name in names})
 
 
 def total(measures: Sequence[Measures], name: str) -> Any:
@@ -349,3 +346,60 @@ class EpochRecord(Measures):
 
 
 _DERIVED = ("delivery", "exchanged", "relay", "cache_fraction", "coded_load_bytes")
+
+
+SLOW, NOTICEABLE = 1.5, 0.1
+"""A rank is slow if its training takes so many times as long as the median of the others, and so many seconds more."""
+
+LISTED_RANKS = 8
+"""Ranks up to which all shares are listed."""
+
+LEAST_EPOCHS = MEASURED_EPOCHS + 2
+"""Epochs of the shortest run in which measured shares change. An exchange with the former shares is under way when the
+last measured epoch ends."""
+
+
+def slow_rank_of(records: Sequence[EpochRecord]) -> str:
+    """Say how much longer the slowest rank trained than the others with the last shares, and how long they waited."""
+    known = [record for record in records if record.rank_training_seconds]
+
+    def shares(record: EpochRecord) -> object:
+        return len(record.rank_training_seconds), record.weights
+
+    return slow_rank_in_words([one.rank_training_seconds for one in known if shares(one) == shares(known[-1])])
+
+
+def slow_rank_in_words(epochs: Sequence[Sequence[float]]) -> str:
+    """Say how much longer the slowest rank trained than the others, from the seconds of each rank in each epoch."""
+    counted = epochs[1:] or epochs
+    if not counted or len(counted[0]) < 2:
+        return ""
+    seconds = np.median(counted, axis=0)
+    rank = seconds.argmax()
+    middle = np.median(np.delete(seconds, rank))
+    wait = seconds[rank] - middle
+    if wait < NOTICEABLE or seconds[rank] < SLOW * middle:
+        return ""
+    times = f"{seconds[rank] / middle:.1f} times as long as the median of the others" if middle > 0 else "longest"
+    return f"rank {rank} trained {times}, which waited {human_seconds(wait)} an epoch"
+
+
+def shares_in_words(records: Sequence[EpochRecord]) -> str:
+    """Say which part of the samples each rank had in the last epoch, and from which epoch on."""
+    if not records or (last := records[-1]).choices.shares.is_even:
+        return ""
+    if not last.weights:
+        n_epochs = sum(record.first_epoch == last.first_epoch for record in records)
+        if last.choices.shares.measures and n_epochs < LEAST_EPOCHS:
+            epochs = "1 epoch is" if n_epochs == 1 else f"{n_epochs} epochs are"
+            return f"shares: equal, because {epochs} too few to measure them; {LEAST_EPOCHS} are needed"
+        return "shares: equal"
+    fractions = enumerate(fractions_of(last.weights, last.n_workers))
+    sizes = [f"{fraction:.1%} (rank {rank})".replace("%", " %") for rank, fraction in fractions]
+    text = ", ".join(sizes)
+    if last.n_workers > LISTED_RANKS:
+        smallest, largest = (choose(range(last.n_workers), key=last.weights.__getitem__) for choose in (min, max))
+        text = f"{sizes[smallest]} to {sizes[largest]}"
+    equal = takewhile(lambda record: record.weights == last.weights, reversed(records))  # earlier equals do not count
+    first = min(record.epoch for record in equal)
+    return f"shares{f' since epoch {first}' if first > records[0].epoch else ''}: {text}"

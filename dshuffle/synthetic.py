@@ -43,9 +43,7 @@ def keyed_regression(
         Dask arrays ``x``, float32, ``(n_samples, n_keys + n_dense)``, and ``y = x @ weights + noise``, float32,
         ``(n_samples,)``, with the weights of :func:`keyed_weights`. Each block is computed in bounded memory.
     """
-    _at_least(1, n_samples=n_samples, n_keys=n_keys)
-    _at_least(0, n_dense=n_dense)
-    _check_noise(noise)
+    _check(noise, n_samples=n_samples, n_keys=n_keys, n_dense=n_dense)
     columns = {"x": (np.float32, n_keys + n_dense), "y": (np.float32,)}
     return _by_block(columns, n_samples, BLOCK_ROWS, _block, n_samples, n_keys, n_dense, seed, sort, noise)
 
@@ -70,8 +68,7 @@ def rare_keys_regression(n_samples: int, n_keys: int, seed: int = 0, noise: floa
         Dask arrays ``x``, float32, ``(n_samples, n_keys)``, sorted by key, and ``y = x @ weights + noise``, float32,
         ``(n_samples,)``, with the weights ``keyed_weights(n_keys, 0, seed)``. Each block is computed in bounded memory.
     """
-    _at_least(1, n_samples=n_samples, n_keys=n_keys)
-    _check_noise(noise)
+    _check(noise, n_samples=n_samples, n_keys=n_keys)
     columns = {"x": (np.float32, n_keys), "y": (np.float32,)}
     return _by_block(columns, n_samples, WIDE_BLOCK_ROWS, _rare_keys_block, n_samples, n_keys, seed, noise)
 
@@ -92,13 +89,12 @@ def gaussian_blobs(
         Dask arrays ``x``, float32, ``(n_samples, n_features)``, and ``y``, the class in ``[0, n_classes)``,
         int64, ``(n_samples,)``. Each block is computed in bounded memory.
     """
-    _at_least(1, n_samples=n_samples, n_features=n_features, n_classes=n_classes)
+    _check(n_samples=n_samples, n_features=n_features, n_classes=n_classes)
     if not 0 < separation < np.inf:
         raise InvalidParameter.of("separation", separation, "a number > 0")
     columns = {"x": (np.float32, n_features), "y": (np.int64,)}
-    return _by_block(
-        columns, n_samples, BLOCK_ROWS, _blob_block, n_samples, n_features, n_classes, seed, separation, sort
-    )
+    options = n_samples, n_features, n_classes, seed, separation, sort
+    return _by_block(columns, n_samples, BLOCK_ROWS, _blob_block, *options)
 
 
 def low_rank_entries(
@@ -116,8 +112,7 @@ def low_rank_entries(
         Dask arrays ``row`` and ``column``, int32, and ``value``, float32, each ``(n_rows * per_row,)``,
         sorted by row and column. They are computed block by block.
     """
-    _check_matrix(n_rows, n_columns, per_row, rank)
-    _check_noise(noise)
+    _check_matrix(n_rows, n_columns, per_row, rank, noise)
     right = delayed(_right_factor, pure=True)(n_columns, rank, seed)
     columns = {"row": (np.int32,), "column": (np.int32,), "value": (np.float32,)}
     step = max(1, BLOCK_ENTRIES // per_row)
@@ -157,64 +152,62 @@ def _by_block(
     return {name: da.concatenate(blocks) for name, blocks in parts.items()}
 
 
-def _at_least(least: int, **counts: int) -> None:
+def _check(noise: float = 0.0, **counts: int) -> None:
     for name, value in counts.items():
-        if value < least:
-            raise InvalidParameter.of(name, value, f"an integer >= {least}")
-
-
-def _check_noise(noise: float) -> None:
+        if value < (least := name != "n_dense"):
+            raise InvalidParameter.of(name, value, f"an integer >= {int(least)}")
     if not 0 <= noise < np.inf:
         raise InvalidParameter.of("noise", noise, "a number >= 0")
 
 
-def _check_matrix(n_rows: int, n_columns: int, per_row: int, rank: int) -> None:
-    _at_least(1, n_rows=n_rows, n_columns=n_columns, per_row=per_row, rank=rank)
+def _check_matrix(n_rows: int, n_columns: int, per_row: int, rank: int, noise: float = 0.0) -> None:
+    _check(noise, n_rows=n_rows, n_columns=n_columns, per_row=per_row, rank=rank)
     if per_row > n_columns:
         hint = "A row has one entry per column."
         raise InvalidParameter.of("per_row", per_row, f"at most n_columns ({n_columns})", hint)
-    for name, value in (("n_rows", n_rows), ("n_columns", n_columns)):
-        if value > 2**31:
-            raise InvalidParameter.of(name, value, "at most 2**31", "Indices are int32.")
+    if (most := max(n_rows, n_columns)) > 2**31:
+        name = "n_rows" if n_rows == most else "n_columns"
+        raise InvalidParameter.of(name, most, "at most 2**31", "Indices are int32.")
 
 
 def _block(
     start: int, rows: int, n_samples: int, n_keys: int, n_dense: int, seed: int, sort: bool, noise: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     rng = np.random.default_rng([seed, 1, start])
-    keys = np.arange(start, start + rows) * n_keys // n_samples if sort else rng.integers(n_keys, size=rows)
+    keys = _groups(start, rows, n_samples, n_keys) if sort else rng.integers(n_keys, size=rows)
     x = np.zeros((rows, n_keys + n_dense), dtype=np.float32)
     x[np.arange(rows), keys] = np.sqrt(0.5)
     if n_dense:
         x[:, n_keys:] = rng.standard_normal((rows, n_dense), dtype=np.float32) * np.float32(np.sqrt(0.5 / n_dense))
-    y = x @ keyed_weights(n_keys, n_dense, seed)
-    if noise:
-        y += noise * rng.standard_normal(rows)
-    return x, y.astype(np.float32)
+    return x, _targets(x, keyed_weights(n_keys, n_dense, seed), noise, rng)
 
 
 def _rare_keys_block(
     start: int, rows: int, n_samples: int, n_keys: int, seed: int, noise: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     rng = np.random.default_rng([seed, 1, start])
-    keys = np.arange(start, start + rows) * n_keys // n_samples
     own = rng.standard_normal((rows, n_keys)) * np.sqrt(OWN_PART / n_keys)
-    x = (np.sqrt(1 - OWN_PART) * _cosine_codes(keys, n_keys) + own).astype(np.float32)
-    y = x @ keyed_weights(n_keys, 0, seed)
+    # Rows of the orthonormal DCT-II matrix. Codes of one number each, as of one-hot keys, would be compressed to
+    # nothing, and be read from a store in no time.
+    keys = _groups(start, rows, n_samples, n_keys)
+    codes = np.cos(np.outer(keys, np.pi / n_keys * (np.arange(n_keys) + 0.5)))
+    codes *= np.sqrt(np.where(keys == 0, 1.0, 2.0) / n_keys).reshape(-1, 1)
+    x = (np.sqrt(1 - OWN_PART) * codes + own).astype(np.float32)
+    return x, _targets(x, keyed_weights(n_keys, 0, seed), noise, rng)
+
+
+def _groups(start: int, rows: int, n_samples: int, n_groups: int) -> NDArray[np.int64]:
+    """The keys or classes of rows that are sorted by them."""
+    return np.arange(start, start + rows) * n_groups // n_samples
+
+
+def _targets(
+    x: NDArray[np.float32], weights: NDArray[np.float64], noise: float, rng: np.random.Generator
+) -> NDArray[np.float32]:
+    y = x @ weights
     if noise:
-        y += noise * rng.standard_normal(rows)
-    return x, y.astype(np.float32)
-
-
-def _cosine_codes(keys: NDArray[np.int64], n_keys: int) -> NDArray[np.float64]:
-    """Rows of the orthonormal DCT-II matrix.
-
-    Codes of one number each, as of one-hot keys, would be compressed to nothing, and be read from a store in no time.
-    """
-    norms = np.sqrt(np.where(keys == 0, 1.0, 2.0) / n_keys)
-    codes: NDArray[np.float64] = np.cos(np.outer(keys, np.pi / n_keys * (np.arange(n_keys) + 0.5)))
-    codes *= norms.reshape(-1, 1)
-    return codes
+        y += noise * rng.standard_normal(len(y))
+    return y.astype(np.float32)
 
 
 def _blob_block(
@@ -224,7 +217,7 @@ def _blob_block(
     scale = separation / np.sqrt(2 * n_features)
     centres = np.random.default_rng([seed, 0]).standard_normal((n_classes, n_features), np.float32) * np.float32(scale)
     rng = np.random.default_rng([seed, 1, start])
-    y = np.arange(start, start + rows) * n_classes // n_samples if sort else rng.integers(n_classes, size=rows)
+    y = _groups(start, rows, n_samples, n_classes) if sort else rng.integers(n_classes, size=rows)
     return centres[y] + rng.standard_normal((rows, n_features), np.float32), y.astype(np.int64)
 
 
@@ -244,7 +237,9 @@ def _entry_block(
     rng = np.random.default_rng([seed, 2, start])
     columns = _distinct(rng.random((rows, per_row)), n_columns)
     columns.sort(axis=1)
-    values = _products(_left_factor(start, rows, rank, seed), right, columns)
+    left, values = _left_factor(start, rows, rank, seed), np.zeros(columns.shape, np.float32)
+    for k in range(rank):
+        values += left[:, k, np.newaxis] * right[columns, k]
     if noise:
         values += np.float32(noise) * rng.standard_normal(values.shape, np.float32)
     row = np.repeat(np.arange(start, start + rows, dtype=np.int32), per_row)
@@ -265,17 +260,3 @@ def _distinct(chances: NDArray[np.float64], n_columns: int) -> NDArray[np.int32]
             order[other] = order[k]
             order[k] = columns[row, k]
     return columns
-
-
-@kernel("(f4[:,::1], f4[:,::1], i4[:,::1])")
-def _products(left: NDArray[np.float32], right: NDArray[np.float32], columns: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Compute the entries of ``left @ right.T`` in the given columns of each row."""
-    values = np.empty(columns.shape, np.float32)
-    for row in range(len(columns)):
-        for k in range(columns.shape[1]):
-            column = columns[row, k]
-            total = np.float32(0)
-            for r in range(left.shape[1]):
-                total += left[row, r] * right[column, r]
-            values[row, k] = total
-    return values

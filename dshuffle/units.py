@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dshuffle.errors import InvalidParameter
 
@@ -125,17 +124,6 @@ def parse_rate(name: str, text: str) -> float:
         hint = f"Give the unit: '{digits}bit' or '{digits}B', with a prefix if needed ('100mbit', '1.25GB/s')."
         raise InvalidParameter.of(name, text, "a rate in bits or bytes per second", hint)
     raise InvalidParameter.of(name, text, "a rate > 0 such as '100mbit', '1.25GB/s' or '25 Gbit/s'")
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    """Return the ``type`` of an option of ``argparse`` that is an integer >= ``least``."""
-
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"[+-]?[0-9]+", text.strip()) or int(text) < least:
-            raise ArgumentTypeError(f"{text} is not allowed; it must be an integer >= {least}")
-        return int(text)
-
-    return parse
 
 
 def _three_figures(value: float) -> str:

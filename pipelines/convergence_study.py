@@ -45,14 +45,15 @@ from distributed import Client
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from studies.scripts import at_least, chart_page
+from studies.stored_order import StoredOrder
 
 import dshuffle
-from dshuffle.compare import StoredOrder, compile_kernels, connect, count_training_workers, local_cluster
+from dshuffle.compare import compile_kernels, connect, count_training_workers, local_cluster
 from dshuffle.planning import first_ranks
-from dshuffle.report import chart_page
 from dshuffle.synthetic import keyed_regression, low_rank_entries, low_rank_factors
 from dshuffle.training import Decay, EarlyStopping, History, fit_linear_regression, fit_matrix_completion
-from dshuffle.units import at_least, human_seconds
+from dshuffle.units import human_seconds
 
 DELIVERIES = ("peer", "server", "storage", "clique", "ubershuffle")
 CODED_CACHE = 0.2  # cache fraction of the last two deliveries, as in Chung et al. (2017)

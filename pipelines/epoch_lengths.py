@@ -19,11 +19,11 @@ from distributed import Client
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from studies.scripts import at_least
 
 import dshuffle
 from dshuffle.compare import local_cluster
 from dshuffle.planning.randomness import permutation
-from dshuffle.units import at_least
 
 
 def zipf_entries(size: int, per_row: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:

@@ -53,6 +53,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss
 from studies.logical_workers import fit_logical_workers
+from studies.scripts import at_least
 from threadpoolctl import threadpool_limits
 
 import dshuffle
@@ -60,7 +61,6 @@ from dshuffle.compare import PairedTest, SimulatedCluster, Way, run_in_pairs, st
 from dshuffle.planning import Choices, EpochPlanner, Global, Local, Partial, ShuffleSpec
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import CONSTANT, Linear, Network, Schedule, fit_linear_regression, fit_parallel_sgd
-from dshuffle.units import at_least
 
 N_TRAIN = {"digits": 1200, "mnist": 4000}
 LAST = 0.05

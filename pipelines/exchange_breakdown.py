@@ -28,7 +28,6 @@ from dshuffle import Pipeline, Training
 from dshuffle.compare import Way, stable_step
 from dshuffle.pipeline import LocalWorkers, RunningScheduler
 from dshuffle.planning import Choices, Global, Local, Partial
-from dshuffle.report import figures
 from dshuffle.units import human_seconds
 
 FRACTIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -67,7 +66,7 @@ def main(url: str, scheduler: str | None, workers: int, epochs: int, features: s
     for heading in ("way", "epoch", "training", "EXCHANGE", "I/O", "other"):
         table.add_column(heading, justify="left" if heading == "way" else "right")
     for way in result.comparison.ways:
-        found = figures(way)
+        found = way.figures
         waited, training = found.waited_seconds or 0.0, found.training_seconds or 0.0
         from_storage = way.choices.reads_store
         rest = (found.epoch_seconds or 0.0) - training - waited

@@ -40,11 +40,12 @@ from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from studies.scripts import chart_page
+from studies.stored_order import StoredOrder
 
 import dshuffle
-from dshuffle.compare import SimulatedCluster, StoredOrder, falling, stable_step
+from dshuffle.compare import SimulatedCluster, falling, stable_step
 from dshuffle.planning import Choices, Global, Local, Partial
-from dshuffle.report import chart_page
 from dshuffle.training import fit_linear_regression
 from dshuffle.units import human_count
 

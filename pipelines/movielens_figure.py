@@ -44,14 +44,14 @@ from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from studies.scripts import at_least, chart_page
 
 import dshuffle
 from dshuffle.compare import EmulatedRates, compile_kernels, local_cluster
 from dshuffle.planning import Choices, Global, Local, Partial
-from dshuffle.report import chart_page
 from dshuffle.runtime import Partition
 from dshuffle.training import Decay, fit_matrix_completion
-from dshuffle.units import at_least, human_seconds, parse_rate
+from dshuffle.units import human_seconds, parse_rate
 
 PADDING = -1
 HELD_OUT = 0.1

@@ -19,11 +19,10 @@ from pathlib import Path
 
 from bokeh.plotting import figure
 from rich.progress import track
+from studies.scripts import at_least, chart_page
 
 from dshuffle.planning import Aligned, Choices, EpochPlanner, ShuffleSpec
 from dshuffle.planning.bounds import coded_rate, lower_bound
-from dshuffle.report import chart_page
-from dshuffle.units import at_least
 
 N_WORKERS = 20
 FRACTIONS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55)

@@ -46,12 +46,11 @@ from rich.progress import track
 from rich.table import Table
 from sklearn.datasets import load_digits
 from studies.logical_workers import fit_logical_workers
+from studies.scripts import at_least, chart_page
 from threadpoolctl import threadpool_limits
 
 from dshuffle.planning import Choices, parse_assignment
-from dshuffle.report import chart_page
 from dshuffle.training import Linear, Network, TrainedNetwork
-from dshuffle.units import at_least
 
 N_TRAIN = {"digits": 1200, "mnist": 4000}
 FINE_TUNE_STRIDE = 5

@@ -47,15 +47,14 @@ from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from studies.scripts import at_least, chart_page
 from studies.variance import VarianceRatio, variance_ratio
 
 from dshuffle.errors import ShardingWarning
 from dshuffle.planning import first_ranks
-from dshuffle.report import chart_page
 from dshuffle.sharding import Sharding, distribution_aware, stratified
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import SoftmaxRegression, simulate_parameter_server
-from dshuffle.units import at_least
 
 N_WORKERS, BATCH, N_CLASSES, SPREAD = 12, 120, 10, 0.1
 RARE = 12  # samples of a rare stratum, of which a third are held out

@@ -49,12 +49,12 @@ from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss
+from studies.scripts import chart_page
 from threadpoolctl import threadpool_limits
 
 import dshuffle
 from dshuffle.compare import PairedRuns, PairedTest, SimulatedCluster
 from dshuffle.planning import Choices
-from dshuffle.report import chart_page
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import CONSTANT, Linear, Schedule, fit_linear_regression, fit_parallel_sgd
 

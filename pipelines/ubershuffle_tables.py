@@ -38,12 +38,13 @@ import numpy as np
 from distributed import Client
 from rich.console import Console
 from rich.table import Table
+from studies.scripts import at_least
 
 import dshuffle
 from dshuffle.compare import EmulatedRates, Way, connect, count_training_workers
 from dshuffle.planning import Choices, Chunks, Global
 from dshuffle.report import CPU_BOUND
-from dshuffle.units import at_least, human_bytes, human_ratio, human_seconds, parse_rate
+from dshuffle.units import human_bytes, human_ratio, human_seconds, parse_rate
 
 PAPER_RATE = 1e9 / 8
 """Rate of the paper's links in bytes per second."""

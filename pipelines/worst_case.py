@@ -23,11 +23,11 @@ from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from studies.scripts import at_least
 
 from dshuffle.planning import first_ranks, holders_of
 from dshuffle.planning.bounds import lower_bound
 from dshuffle.planning.delivery import plan_delivery, shuffle_matrix
-from dshuffle.units import at_least
 
 Numbers = NDArray[np.integer]
 

@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ ROWS = [
     {"private_files", "redaction"},
     {"errors", "numba_support"},
     {"checks", "kernels", "lazy_names", "notebook", "process_exit", "process_state", "units"},
-    {"encodings", "noninferiority", "slow_rank"},
+    {"encodings", "noninferiority"},
     {"emulated_links", "rows", "synthetic"},
     {"planning", "coding"},
     {"records"},
@@ -58,7 +59,10 @@ def imports(path: Path, *, types: bool = False) -> list[tuple[str, ast.AST | Non
     ``importlib.import_module`` of a constant is an import too, but may stand in a function: it loads optional extras.
     With ``types``, also what is imported for type checkers only, except the lazy names of a package.
     """
-    found = []
+    text = path.read_text()
+    found: list[tuple[str, ast.AST | None]] = [
+        (name, None) for name in re.findall(r'import_module\("([^"{]+)"\)', text)
+    ]
 
     def visit(node: ast.AST, function: ast.AST | None) -> None:
         for_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
@@ -73,11 +77,10 @@ def imports(path: Path, *, types: bool = False) -> list[tuple[str, ast.AST | Non
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
                 found.append((name if name in MODULES else str(node.module), function))
-        called = node.func if isinstance(node, ast.Call) else None
-        if isinstance(called, ast.Attribute) and called.attr == "import_module":
-            found.extend((name.value, None) for name in node.args if isinstance(name, ast.Constant))
-        for child in ast.iter_child_nodes(node):
-            visit(child, function)
+        for part_of in ("body", "orelse", "handlers", "finalbody", "cases"):  # statements, but no expressions
+            children = getattr(node, part_of, None)
+            for child in children if isinstance(children, list) else ():
+                visit(child, function)
 
     visit(tree_of(path), None)
     return found
@@ -306,14 +309,14 @@ def test_the_table_of_names_is_what_type_checkers_see(package):
         for node in ast.parse(MODULES[package].read_text()).body
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
+    lazy = importlib.import_module(package)
     seen = {
-        (node.module, alias.asname)
+        (node.module, alias.name)
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
-        if alias.asname is not None  # a name for others
+        if alias.asname is not None or alias.name in lazy.__all__  # a name for others
     }
-    lazy = importlib.import_module(package)
     assert seen == {(home, name) for name, home in lazy._HOMES.items()}
     for name in lazy.__all__:
         assert getattr(lazy, name) is not None

@@ -88,14 +88,3 @@ def test_anchors_are_those_of_github():
         "snake_case",
         "a----b--c",
     }
-
-
-def test_a_broken_link_is_found(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    (tmp_path / "other.md").write_text("## Here\n\n```\n## In code\n```\n")
-    page = tmp_path / "page.md"
-    page.write_text(
-        "# Top\n[a](other.md#here) [b\nc](other.md#there) [d](#top) [e](#bottom) [f](absent.md) [g](https://a.b/#c)\n"
-        "[h](other.md#in-code) `[i](absent.md)` [j]: no link\n\n[k]: gone.md\n```\n[l](absent.md)\n```\n![m](no.png)\n"
-    )
-    assert broken_links(page) == ["other.md#there", "#bottom", "absent.md", "other.md#in-code", "no.png", "gone.md"]

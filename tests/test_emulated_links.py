@@ -45,32 +45,6 @@ def test_bytes_that_come_late_use_time_in_which_the_link_was_idle(transfers):
             assert link.reserve(nbytes, begin=begin) == pytest.approx(end)
 
 
-def test_an_empty_reply_does_not_wait_and_holds_nobody_up():
-    link = EmulatedLink(HEADERS)
-    link.reserve(1000, begin=time.monotonic())
-    began = time.monotonic()
-    asyncio.run(link.receive(0, 0.0))
-    assert time.monotonic() - began < 60
-
-
-def test_messages_that_are_sent_at_once_share_the_link():
-    """A short message does not wait for a long one that came first."""
-
-    async def race() -> list[int]:
-        link, order = EmulatedLink(10e6), []
-
-        async def send(nbytes: int) -> None:
-            await link.send(nbytes)
-            order.append(nbytes)
-
-        await asyncio.gather(send(3_000_000), send(200_000))
-        return order
-
-    began = time.monotonic()
-    assert asyncio.run(race()) == [200_000, 3_000_000]
-    assert time.monotonic() - began > 3.2 * HEADERS / 10
-
-
 def test_bytes_pass_both_links_at_the_same_time_but_those_of_two_senders_one_after_the_other():
     async def receive() -> list[float]:
         out, other, into = (EmulatedLink(10e6) for _ in range(3))

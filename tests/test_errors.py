@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dshuffle import errors
-from dshuffle.errors import CacheBudgetError, ClusterError, DShuffleError, InvalidParameter, WorkerLost, reasons_of
+from dshuffle.errors import DShuffleError, InvalidParameter, reasons_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -39,22 +39,10 @@ def test_what_an_error_says_travels_with_it(kind: type[DShuffleError], transient
     assert (type(named), str(named), named.transient) == (kind, "rank 1: a reason", transient)
 
 
-def test_an_error_that_takes_a_message_only_is_named_as_well() -> None:
-    named = CacheBudgetError("too small").raised_by("rank 1")
-    assert (str(named), named.transient) == ("rank 1: too small", False)
-
-
 def test_a_hint_travels_with_its_error_and_hides_secrets() -> None:
     error = InvalidParameter.of("url", "x", "another", "Give s3://key:secret@host/bucket.")
     assert str(error).endswith(f". {error.hint}")
     assert pickle.loads(pickle.dumps(error)).hint == "Give s3://***@host/bucket."
-
-
-def test_the_class_is_not_changed() -> None:
-    assert not ClusterError("the epoch has ended", transient=False).transient
-    assert not InvalidParameter.of("seed", True, "an integer").transient
-    assert ClusterError("gone").transient
-    assert WorkerLost("gone").transient
 
 
 def test_the_documentation_lists_these_classes() -> None:

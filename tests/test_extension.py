@@ -135,9 +135,6 @@ def test_the_command_line_knows_them():
     ran = CliRunner().invoke(main, arguments, catch_exceptions=False)
     packets = {way["way"]: way["packets"] for way in json.loads(ran.stdout)["ways"]}
     assert packets["rotate + first-holder"] == 1000
-    ran = CliRunner().invoke(main, ["compare", "--help"], catch_exceptions=False)
-    assert "first-holder" in ran.output
-    assert "rotate" in ran.output
 
 
 @pytest.mark.slow

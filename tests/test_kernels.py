@@ -16,7 +16,7 @@ import dshuffle.rows
 from dshuffle import numba_support
 from dshuffle.kernels import Kernel, kernel
 from dshuffle.planning import DELIVERIES, Aligned, Choices, EpochPlanner, Global, ShuffleSpec
-from dshuffle.planning.types import count_holders, popcount
+from dshuffle.planning.types import popcount
 from dshuffle.rows import checksum_rows
 from dshuffle.store import reader
 
@@ -38,15 +38,6 @@ def test_a_kernel_calls_others():
     assert doubled_sum(np.arange(5)) == 20
     assert isinstance(doubled_sum.dispatcher, numba.core.dispatcher.Dispatcher)
     assert doubled_sum.dispatcher.nopython_signatures[0].return_type is numba.int64
-
-
-def test_a_kernel_can_be_called_by_a_user_s():
-    @numba.njit
-    def twice(words):
-        return popcount(words[0]) + popcount(words[1])
-
-    assert twice(np.array([7, 8], np.uint64)) == 4
-    assert count_holders(np.array([[7, 8]], np.uint64), 0) == 4
 
 
 def test_a_kernel_travels_by_its_name():
@@ -184,14 +175,6 @@ def test_who_waits_too_long_or_cannot_write_compiles_for_itself(folder, monkeypa
     assert "cannot be kept in /dev/null/others (Not a directory)" in caplog.text
 
 
-def test_a_kernel_that_cannot_be_compiled_gives_up_its_turn(folder):
-    with pytest.raises(numba.TypingError):
-        kernel()(lambda number: number.nothing)(1)
-    with (folder / "lock").open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert kernel()(lambda number: number + 1)(1) == 2
-
-
 def test_users_who_cannot_write_beside_the_package_have_a_folder_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
@@ -201,16 +184,6 @@ def test_users_who_cannot_write_beside_the_package_have_a_folder_of_their_own(tm
     assert numba.__version__ in beside.name
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "x"))
     assert numba_support._folders.__wrapped__() == [tmp_path / "x" / "dshuffle" / beside.name]
-
-
-def test_code_is_looked_for_in_all_folders(tmp_path, monkeypatch):
-    """As where the owner of an environment has compiled, and its users cannot write there."""
-    folders = [tmp_path / "beside", tmp_path / "user"]
-    for written, hits in ((folders[:1], 0), (folders[1:], 0), (folders[::-1], 1), (folders, 1)):
-        monkeypatch.setattr(numba_support, "_folders", lambda written=written: written)
-        made = kernel()(doubled.__wrapped__)
-        assert made(4) == 8
-        assert sum(made.dispatcher.stats.cache_hits.values()) == hits
 
 
 CHOICES = [

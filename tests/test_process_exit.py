@@ -2,15 +2,11 @@
 
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import dshuffle
-
-PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 FROZEN = """
 import atexit, gc
@@ -77,28 +73,3 @@ with Client(processes=True, n_workers=2, threads_per_worker=1, dashboard_address
 """
     output(program, str(tmp_path), dataset)
     assert [note.read_text() for note in tmp_path.iterdir() if note.is_file()] == ["frozen: True enabled: False"] * 2
-
-
-@pytest.mark.slow
-def test_workers_in_the_process_of_a_user_leave_its_end_alone(dataset):
-    program = """
-import sys
-import dshuffle
-from distributed import Client
-
-with Client(processes=False, n_workers=2, threads_per_worker=1, dashboard_address=":0") as client:
-    dshuffle.Shuffler(client, sys.argv[1]).close()
-"""
-    assert output(program, dataset).splitlines() == ["frozen: False enabled: True"]
-
-
-def test_the_installed_command_ends_without_last_collections():
-    place, _, name = tomllib.loads(PROJECT.read_text())["project"]["scripts"]["dshuffle"].partition(":")
-    lines = output(f"from {place} import {name}; {name}()", "--version").splitlines()
-    assert len(lines) == 2
-    assert lines[1] == "frozen: True enabled: False"
-
-
-def test_a_command_that_a_test_calls_leaves_the_process_alone():
-    program = "from dshuffle.cli import main; main(['--version'])"
-    assert output(program).splitlines()[-1] == "frozen: False enabled: True"

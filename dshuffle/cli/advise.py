@@ -18,7 +18,8 @@ from dshuffle.cli.options import Command, first_given, loading, shared
 from dshuffle.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from dshuffle.planning.cost import Bill, Change, ClusterRates, Recommendation
+    from dshuffle.planning import Assignment
+    from dshuffle.planning.cost import Bill, ClusterRates, Prediction, Recommendation
     from dshuffle.runtime.measure.measurement import Measurement
 
 SECONDS = 12.0
@@ -104,7 +105,7 @@ def advise(
         raise click.UsageError(f"{option} cannot be used with DATASET, which has its own.")
     if scheduler is not None and (option := first_given(ctx, *DESCRIPTION)):
         raise click.UsageError(f"{option} cannot be used with --scheduler, whose cluster is measured.")
-    if scheduler is None and (not description["workers"] or not (description["profile"] or description["bandwidth"])):
+    if scheduler is None and not (description["workers"] and (description["profile"] or description["bandwidth"])):
         raise click.UsageError(
             "Name a cluster to measure with --scheduler, or describe one with --workers and either --bandwidth or "
             "--profile."
@@ -114,7 +115,7 @@ def advise(
     if epochs is not None and egress_price is None:
         raise click.UsageError("--epochs needs --egress-price.")
     with loading():
-        from dshuffle.compare.local_cluster import connect
+        from dshuffle.compare import connect
         from dshuffle.planning import Choices, Global, parse_assignment
         from dshuffle.planning.bounds import coded_rate
         from dshuffle.planning.cost import ASSIGNMENTS, Bill, Work, all_ways, recommend
@@ -128,7 +129,6 @@ def advise(
         samples, row_bytes, chunk_rows = data.n_samples, data.row_nbytes, unit_rows(data)
     assert samples is not None
     work = Work(samples, row_bytes, Choices(cache_fraction=cache_fraction), chunk_rows, training_seconds)
-    facts: dict[str, Any]
     with progress_bar() as advance:
         if scheduler is None:
             cluster, facts, text = _described(**description)
@@ -142,26 +142,24 @@ def advise(
         advance(2 if scheduler else 0, 3 if scheduler else 1, "predicting; the first run compiles code")
         names = tuple(dict.fromkeys((*assignment, str(Global())))) if assignment else ASSIGNMENTS
         ways = all_ways(cluster, work, assignments=names)
+        predicted = {way.choices.assignment for way in ways}
         for name in assignment:
-            if not any(way.choices.assignment == parse_assignment(name) for way in ways):
+            if parse_assignment(name) not in predicted:
                 needs = f"it needs a --cache-fraction above 1/{cluster.n_workers}"
                 click.echo(f"“{name}” is left out: {needs}", err=True)
         advice = recommend(cluster, ways)
-        held = cache_capacity(cache_fraction, samples, cluster.n_workers)
-        bound = coded_rate(samples, cluster.n_workers, held)
-    bills = None
-    if egress_price is not None:
-        bills = [Bill.of(egress_price, p, cluster, epochs) for p in advice.predictions]
+        bound = coded_rate(samples, cluster.n_workers, cache_capacity(cache_fraction, samples, cluster.n_workers))
+    prices = [] if egress_price is None else [Bill.of(egress_price, p, cluster, epochs) for p in advice.predictions]
     if as_json:
         answer = as_object(cluster, advice) | {"lower_bound": bound} | facts
-        for row, bill in zip(answer["ways"], bills or (), strict=bool(bills)):
+        for row, bill in zip(answer["ways"], prices, strict=bool(prices)):
             row |= bill.to_dict()
         click.echo(json.dumps(_finite(answer), allow_nan=False))
         return
     if text:
         wrapper = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
         click.echo("\n".join(map(wrapper.fill, text.splitlines())) + "\n")
-    _show(advice, bound, bills)
+    _show(advice, bound, prices)
 
 
 def shipped() -> Path:
@@ -198,16 +196,16 @@ def _described(
     from dshuffle.planning.cost import ClusterRates
     from dshuffle.units import parse_rate
 
-    found = None if profile is None else _profile(profile)
-    rates: dict[str, Any] = {} if found is None else {field: float(found[key]) for key, field in RATES.items()}
+    entry = {} if profile is None else _profile(profile)
+    rates = {field: float(entry[key]) for key, field in RATES.items() if entry}
     if bandwidth is not None:
         rates["link_up"] = rates["link_down"] = parse_rate("bandwidth", bandwidth) / HEADERS
     if server_bandwidth is not None:
         rates["server_up"] = parse_rate("server-bandwidth", server_bandwidth) / HEADERS
     if storage_bandwidth is not None:
         rates["storage"] = parse_rate("storage-bandwidth", storage_bandwidth)
-    text = "" if found is None else f"{profile}: {found['description']}"
-    return ClusterRates(n_workers=workers, wire_overhead=0.0, **rates), {"profile": found}, text
+    text = f"{profile}: {entry['description']}" if entry else ""
+    return ClusterRates(n_workers=workers, wire_overhead=0.0, **rates), {"profile": entry or None}, text  # type: ignore[arg-type]
 
 
 def _of_measurement(measured: Measurement) -> str:
@@ -242,22 +240,21 @@ def as_object(cluster: ClusterRates, advice: Recommendation) -> dict[str, Any]:
         row = {entry.name: getattr(prediction, entry.name) for entry in dataclasses.fields(prediction)}
         work = row.pop("work")
         job = {name: getattr(work, name) for name in ("n_samples", "row_nbytes", "chunk_rows", "training_seconds")}
-        resources = {"resources": dict(prediction.resources)}
-        rows.append({"way": work.way, **job, **work.choices.to_dict(), **row, **resources})
-    recommendation: dict[str, Any] = {
-        name: (one := getattr(advice, name)) and one.work.way for name in ("best", "instead", "whole_chunks")
+        rows.append({"way": work.way, **job, **work.choices.to_dict(), **row, "resources": dict(prediction.resources)})
+    recommended = {"way": advice.best, "instead": advice.instead, "whole_chunks": advice.whole_chunks}
+    recommendation = {
+        **{name: prediction and prediction.work.way for name, prediction in recommended.items()},
+        **{"verdict": advice.verdict, "reason": advice.reason, "notes": list(advice.notes)},
+        "changes": [
+            {
+                "what": change.what,
+                "factor": change.factor,
+                "way": change.winner.work.way,
+                "exchange_seconds": change.winner.exchange_seconds,
+            }
+            for change in advice.changes
+        ],
     }
-    recommendation["way"] = recommendation.pop("best")
-    recommendation |= {"verdict": advice.verdict, "reason": advice.reason, "notes": list(advice.notes)}
-    recommendation["changes"] = [
-        {
-            "what": change.what,
-            "factor": change.factor,
-            "way": change.winner.work.way,
-            "exchange_seconds": change.winner.exchange_seconds,
-        }
-        for change in advice.changes
-    ]
     return {"cluster": dataclasses.asdict(cluster), "ways": rows, "recommendation": recommendation}
 
 
@@ -270,72 +267,77 @@ def _finite(value: Any) -> Any:
     return None if value == math.inf else value
 
 
-def _show(advice: Recommendation, bound: float, bills: Sequence[Bill] | None) -> None:
+def _show(advice: Recommendation, bound: float, bills: Sequence[Bill]) -> None:
     """Print the predictions, the recommendation and the prices as text."""
     from rich.console import Console
     from rich.text import Text
 
-    from dshuffle.units import human_bytes, human_seconds
+    from dshuffle.units import human_bytes, human_ratio, human_seconds
 
-    console, predictions = Console(), advice.predictions
+    console, predictions = Console(highlight=False, markup=False), advice.predictions
+
+    def is_extrapolated(prediction: Prediction) -> bool:
+        return bool(prediction.needed) and not prediction.exact
+
     caption = (
         "Seconds and bytes of an epoch's exchange. egress: out of the server or the store. ingress: into the busiest "
+        f"worker. With random caches and a global assignment, no code needs fewer than {bound:,.0f} packets on "
+        "average (Chung et al., 2017, Theorem 2)."
     )
-    caption += f"worker. With random caches and a global assignment, no code needs fewer than {bound:,.0f} packets on "
-    caption += "average (Chung et al., 2017, Theorem 2)."
-    caption += " ~ extrapolated from fewer workers." if any(not p.exact and p.needed for p in predictions) else ""
+    if any(map(is_extrapolated, predictions)):
+        caption += " ~ extrapolated from fewer workers."
     table = _table(caption, "seconds", "limited by", "packets", "egress", "ingress")
-    rules = {p.work.choices.assignment for p in predictions}
-    best = {rule: min(p.exchange_seconds for p in predictions if p.work.choices.assignment == rule) for rule in rules}
+    by_rule: dict[Assignment, list[Prediction]] = {}
     # Assignments from the fastest on, and within each the ways from the fastest on.
-    for rule in sorted(best, key=lambda rule: (best[rule], str(rule))):
+    for p in sorted(predictions, key=lambda p: (p.exchange_seconds, str(p.work.choices.assignment))):
+        by_rule.setdefault(p.work.choices.assignment, []).append(p)
+    for rule, rows in by_rule.items():
         if rule.moves:
             table.add_row(Text(str(rule), "bold"))
-        rows = [p for p in predictions if p.work.choices.assignment == rule]
-        for p in sorted(rows, key=lambda prediction: prediction.exchange_seconds):
+        for p in rows:
             table.add_row(
                 f" {p.work.choices.delivery_label}" if rule.moves else Text(str(rule), "bold"),
-                ("~" if not p.exact and p.needed else "") + human_seconds(p.exchange_seconds),
+                "~" * is_extrapolated(p) + human_seconds(p.exchange_seconds),
                 p.bottleneck or "-",
                 f"{p.packets:,.0f}" if p.packets else "-",
                 human_bytes(p.server_egress + p.storage_bytes or None),
                 human_bytes(p.most_ingress or None),
             )
     console.print(table)
-    for sentence in (advice.verdict, advice.reason, *advice.notes):
-        console.print(sentence, highlight=False, markup=False)
+    lines = [advice.verdict, advice.reason, *advice.notes]
     if (load := predictions[0].load_seconds) is not None:
-        words = f"Loading the first partitions, for which every chunk is read once, takes {human_seconds(load)}."
-        console.print(words, highlight=False)
-    console.print("\nWhat would change this:", highlight=False)
-    for line in [_change(change) for change in advice.changes] or [
-        "  nothing: it stays the fastest global shuffle even if any one rate is 256 times higher or lower"
-    ]:
-        console.print(line, highlight=False, markup=False)
-    if bills is None:
+        lines.append(f"Loading the first partitions, for which every chunk is read once, takes {human_seconds(load)}.")
+    lines.append("\nWhat would change this:")
+    words = {"links": "workers' links", "server": "the server's link"}
+    for change in advice.changes:
+        by = human_ratio(max(change.factor, 1 / change.factor))
+        what = f"  {words.get(change.what, change.what)} {by} times {'as fast' if change.factor >= 1 else 'slower'}"
+        lines.append(f"{what}: {change.winner.work.way} ({human_seconds(change.winner.exchange_seconds)})")
+    if not advice.changes:
+        lines.append("  nothing: it stays the fastest global shuffle even if any one rate is 256 times higher or lower")
+    for line in lines:
+        console.print(line)
+    if not bills:
         return
     caption = "In the currency of the price. first load: every chunk is read once. epoch: a later one. What a server "
-    caption += "reads is not included."
-    prices = _table(caption, "first load", "epoch", *([] if bills[0].run is None else ["run"]))
+    table = _table(
+        caption + "reads is not included.", "first load", "epoch", *([] if bills[0].run is None else ["run"])
+    )
     priced = sorted(zip(predictions, bills, strict=True), key=lambda pair: pair[1].epoch)
     for p, bill in priced:
-        prices.add_row(
-            p.work.way, *(_amount(value) for value in (bill.load, bill.epoch, bill.run) if value is not None)
-        )
+        table.add_row(p.work.way, *(_amount(price) for price in (bill.load, bill.epoch, bill.run) if price is not None))
     console.print()
-    console.print(prices)
+    console.print(table)
     shuffling = [pair for pair in priced if pair[0].work.choices.assignment.redraws_all]
     p, bill = min(shuffling, key=lambda pair: (pair[1].epoch, pair[0].exchange_seconds))
-    words = f"Cheapest way to reshuffle everything: {p.work.way}, {_amount(bill.epoch)} an epoch."
-    console.print(words, highlight=False, markup=False)
+    console.print(f"Cheapest way to reshuffle everything: {p.work.way}, {_amount(bill.epoch)} an epoch.")
 
 
 def _table(caption: str, *columns: str) -> Any:
     from rich import box
     from rich.table import Table
 
-    style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False}
-    table = Table(caption=caption, caption_justify="left", **style)
+    table = Table(caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("way", no_wrap=True)
     for column in columns:
         left = column == "limited by"
@@ -345,13 +347,3 @@ def _table(caption: str, *columns: str) -> Any:
 
 def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _change(change: Change) -> str:
-    from dshuffle.units import human_ratio, human_seconds
-
-    words = {"links": "workers' links", "server": "the server's link"}
-    winner, faster = change.winner, "as fast" if change.factor >= 1 else "slower"
-    by = human_ratio(max(change.factor, 1 / change.factor))
-    what = f"{words.get(change.what, change.what)} {by} times {faster}"
-    return f"  {what}: {winner.work.way} ({human_seconds(winner.exchange_seconds)})"

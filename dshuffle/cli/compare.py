@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -17,18 +17,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dshuffle.cli.dataset import RARE_KEYS_NOISE, RARE_KEYS_ROWS, RARE_KEYS_SAMPLES
-from dshuffle.cli.options import Command, first_given, loading, shared
+from dshuffle.cli.options import Command, first_given, loading, say, say_if_replaced, shared, warnings_as_lines
 from dshuffle.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from dshuffle.compare import HeldOut, Way
+    from dshuffle.compare import HeldOut, PairedRuns, Way
     from dshuffle.pipeline import Training
     from dshuffle.planning import ExchangeEpochs
-    from dshuffle.report import Comparison
     from dshuffle.store import Dataset
 
 CHUNK_ROWS = 70
 """Rows of a chunk of the generated samples."""
+
+GENERATED = f"dshuffle dataset create URL --synthetic rare-keys --chunk-rows {CHUNK_ROWS}"
+"""The command that writes the generated samples."""
 
 CODED_FRACTION = 0.5
 """Cache fraction of coded deliveries of the generated samples. Without excess, there is nothing to code."""
@@ -145,9 +147,10 @@ def compare(
     everything by more than --margin, if gradients are averaged in every step, and if models are averaged once an
     epoch? The report is written to --output.
     """
+    context = click.get_current_context()
     if dataset is None and (option := "--scheduler" if scheduler else "--train" if train else ""):
         raise click.UsageError(f"{option} needs DATASET: the generated samples are for a local cluster.")
-    if train is None and (refused := first_given(click.get_current_context(), "metric", "higher_is_better")):
+    if train is None and (refused := first_given(context, "metric", "higher_is_better")):
         raise click.UsageError(f"{refused} needs --train: the linear regression is tested by its rmse.")
     if train is not None and metric is None and pairs != 0:
         raise click.UsageError("--train needs --metric NAME, one of the metrics that it returns, or --pairs 0.")
@@ -156,34 +159,26 @@ def compare(
             f"--{'links' if links else 'store'} cannot be used with --scheduler: its workers are running already. Set "
             "dshuffle.emulated-links and dshuffle.emulated-store in their Dask configuration."
         )
+    named, chosen = _named(choice), bool(assignment or delivery)
+    if not chosen and (unused := next((name for name in named if name != "seed"), None)):
+        raise click.UsageError(f"--choice {unused} needs --assignment or --delivery: the default ways have their own.")
     with loading():
         from rich.console import Console
 
         from dshuffle import report
-        from dshuffle.cli.output import say, say_if_replaced, warnings_as_lines
         from dshuffle.compare import AS_THEY_ARE, HeldOut, connect, default_ways, product_of_ways
         from dshuffle.compare.pairs import REGRESSION_METRIC, regression_in_pairs
-        from dshuffle.noninferiority import Margin, PairedTest
+        from dshuffle.noninferiority import PairedTest
         from dshuffle.pipeline import LocalWorkers, Pipeline, RunningScheduler
         from dshuffle.pipeline.pipeline import train as run
         from dshuffle.planning import Choices
         from dshuffle.report.progress import progress_bar
+        from dshuffle.report.summary import make_folder
         from dshuffle.runtime.client.cluster_view import count_training_workers
-    Margin.of(margin)
-    kind, test = HeldOut.of(held_out), None
-    if pairs != 0:
-        most = pairs or (REGRESSION_PAIRS if train is None else PAIRS)
-        test = PairedTest(metric or REGRESSION_METRIC, margin, most, higher_is_better)
-    named = _named(choice)
-    chosen = bool(assignment or delivery)
-    if not chosen and (unused := [name for name in named if name != "seed"]):
-        raise click.UsageError(
-            f"--choice {unused[0]} needs --assignment or --delivery: the default ways have their own."
-        )
-    base = Choices(
-        cache_fraction=cache_fraction,
-        **{name: named[name][0] for name in ("sharding", "balance", "seed") if name in named},
-    )
+    most = (REGRESSION_PAIRS if train is None else PAIRS) if pairs is None else pairs
+    test = PairedTest(metric or REGRESSION_METRIC, margin, most or PAIRS, higher_is_better)
+    own = {name: values[0] for name, values in named.items() if name in ("sharding", "balance", "seed")}
+    base, kind = Choices(cache_fraction=cache_fraction, **own), HeldOut.of(held_out)
     if chosen:
         ways = product_of_ways(
             base,
@@ -193,8 +188,7 @@ def compare(
             relays=named.get("relay", ["pipelined"]),
             epochs=_exchange_epochs(named, epochs),
         )
-    rates = dict(RATES) if dataset is None else {}
-    rates |= {name: rate for name, rate in (("links", links), ("store", store)) if rate}
+    rates = {**({} if dataset else RATES), **({"links": links} if links else {}), **({"store": store} if store else {})}
     emulated = {name: None if rate.lower() == "none" else rate for name, rate in rates.items()}
     cluster = (
         LocalWorkers(workers, links=emulated.get("links"), store=emulated.get("store"))
@@ -203,10 +197,12 @@ def compare(
     )
     with _datasets(dataset, copied=not chosen) as (data, copy, copy_seconds):
         if not chosen:
-            ways = default_ways(
-                base, copy, CODED_FRACTION if dataset is None and CODED_FRACTION * workers > 1 else None
-            )
-        _make_folder(output)
+            coded = CODED_FRACTION if dataset is None and CODED_FRACTION * workers > 1 else None
+            ways = default_ways(base, copy, coded, copy_seconds=copy_seconds)
+        try:
+            make_folder(output)
+        except OSError as error:
+            raise click.UsageError(f"--output {output} cannot be written to: {error}") from error
         training = _training(train, data, epochs, step, base.seed, features, target, kind)
         if scheduler is not None:
             with connect(scheduler, 0) as client:
@@ -215,35 +211,35 @@ def compare(
             hint = "One worker trains on all samples with every way, so there is nothing to compare."
             raise InvalidParameter.of("workers", workers, "an integer >= 2", hint)
         ways = _possible(ways, chosen, data, workers)
-        in_pairs = train is None and test is not None and _runs_in_pairs(data, ways, workers, kind, pairs)
-        pipeline = Pipeline(data, training, ways, cluster, report=str(output), test=None if train is None else test)
+        on_cluster = test if train is not None and most else None
+        pipeline = Pipeline(data, training, ways, cluster, report=str(output), test=on_cluster)
+        in_process = train is None and bool(most) and _runs_in_pairs(data, ways, workers, kind, pairs)
         if isinstance(cluster, LocalWorkers) and cluster.rates != AS_THEY_ARE:
             say(f"Emulated: {cluster.rates}. --links none --store none measures this machine as it is.")
         say_if_replaced(output, "--output")
         with warnings_as_lines(), progress_bar() as advance:
-            tested: dict[str, Mapping[str, Any]] = {}
 
-            def run_pairs() -> None:
-                assert test is not None
-                tested.update(
-                    regression_in_pairs(
-                        data,
-                        ways,
-                        n_workers=workers,
-                        epochs=epochs,
-                        step=step,
-                        features=features,
-                        target=target,
-                        held_out=kind,
-                        margin=test.margin,
-                        pairs=test.pairs,
-                        say=advance,
-                    )
+            def regression() -> dict[str, dict[str, PairedRuns]]:
+                return regression_in_pairs(
+                    data,
+                    ways,
+                    n_workers=workers,
+                    epochs=epochs,
+                    step=step,
+                    features=features,
+                    target=target,
+                    held_out=kind,
+                    margin=test.margin,
+                    pairs=most,
+                    say=advance,
                 )
 
-            comparison = run(pipeline, advance, meanwhile=run_pairs if in_pairs else None).comparison
+            comparison = run(pipeline, advance, None, regression if in_process else None).comparison
     assert comparison is not None
-    comparison = _completed(comparison, ways, tested, copy_seconds)
+    if dataset is None:
+        facts = {"command that writes it": GENERATED, **comparison.dataset}
+        del facts["url"]
+        comparison = dataclasses.replace(comparison, dataset=facts)
     if as_json:
         click.echo(json.dumps(report.to_dict(comparison, report.story(comparison))))
     else:
@@ -273,17 +269,17 @@ def _exchange_epochs(named: Mapping[str, list[Any]], epochs: int) -> list[Exchan
     from dshuffle.planning import Choices
     from dshuffle.planning.exchange_epochs import EVERY_EPOCH
 
-    every, between = named.get("every", [1]), named.get("between", [EVERY_EPOCH.between])
-    found = [
-        Choices(every=k, between=EVERY_EPOCH.between if k == 1 < max(every) else one).exchange_epochs
+    every, orders = named.get("every", [1]), named.get("between", [EVERY_EPOCH.between])
+    least = EVERY_EPOCH.between if max(every) > 1 else None  # the order of ways with an exchange for every epoch
+    made = [
+        Choices(every=k, between=least if k == 1 and least else order).exchange_epochs
         for k in every
-        for one in between
+        for order in orders
     ]
     if max(every) >= epochs:
-        raise click.UsageError(
-            f"--choice every={max(every)} needs --epochs {max(every) + 1} or more, to have an exchange."
-        )
-    return list(dict.fromkeys(found))
+        text = f"--choice every={max(every)} needs --epochs {max(every) + 1} or more, to have an exchange."
+        raise click.UsageError(text)
+    return list(dict.fromkeys(made))
 
 
 def _training(
@@ -303,24 +299,20 @@ def _training(
     from dshuffle.training.inputs import check_step
     from dshuffle.training.linear_regression import check_dataset, fit_linear_regression
 
+    arrays: Any = {"features": features, "target": target}
     if train is None:
         check_dataset(data, features, target)
-        steps: dict[str, Any] = {"step": step and check_step(step)}
-        if step is None:
-            steps = {"step": stable_step(data, features=features, target=target), "schedule": falling(epochs)}
-        return Training(fit_linear_regression, epochs, features=features, target=target, **steps)
+        steps: Any = {"step": stable_step(data, **arrays), "schedule": falling(epochs)}
+        if step is not None:
+            steps = {"step": check_step(step)}
+        return Training(fit_linear_regression, epochs, **arrays, **steps)
     sys.path.insert(0, os.getcwd())  # as Python does for a module
     function = named(FITS.get(train, train))
     parameters = inspect.signature(function).parameters if callable(function) else {}
-    options = {
-        "features": features,
-        "target": target,
-        "seed": seed,
-        "test": kind,
-        **({} if step is None else {"step": step}),
-    }
-    ignored = {name for name in ("step", "features", "target") if name not in parameters}
-    if option := first_given(click.get_current_context(), *ignored, *([] if "test" in parameters else ["held_out"])):
+    options = {**arrays, "seed": seed, "test": kind, **({} if step is None else {"step": step})}
+    as_option = {"step": "step", "features": "features", "target": "target", "test": "held_out"}
+    unknown = [option for name, option in as_option.items() if name not in parameters]
+    if option := first_given(click.get_current_context(), *unknown):
         raise click.UsageError(f"{option} is not a parameter of --train {train} (--held-out is test): omit it.")
     return Training(function, epochs, **{name: value for name, value in options.items() if name in parameters})
 
@@ -336,56 +328,36 @@ def _runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, held_out:
     if data.n_samples * held_out.fraction >= 1:
         part, _ = held_out.split(data, 0)
         kinds = {way.choices.reshuffles_all for way in ways_of_a_part(part, ways, n_workers)}
-    nbytes = data.n_samples * data.row_nbytes
+    nbytes, reason = data.n_samples * data.row_nbytes, ""
     if pairs is None:
         if kinds == {False}:
-            hint = (
-                "--choice every=1" if any(way.choices.assignment.redraws_all for way in ways) else "--assignment global"
-            )
-            click.echo(f"No pairs of runs: no way reshuffles everything before every epoch. Add {hint}.", err=True)
+            redraws = any(way.choices.assignment.redraws_all for way in ways)
+            hint = "--choice every=1" if redraws else "--assignment global"
+            reason = f"no way reshuffles everything before every epoch. Add {hint}."
         elif len(kinds) == 2 and nbytes > MOST_NBYTES:
-            hint = f"--pairs {REGRESSION_PAIRS} reads it into the memory of this process"
-            click.echo(f"No pairs of runs: the dataset has more than {human_bytes(MOST_NBYTES)}. {hint}.", err=True)
-        return len(kinds) == 2 and nbytes <= MOST_NBYTES
+            reason = (
+                f"the dataset has more than {human_bytes(MOST_NBYTES)}. --pairs {REGRESSION_PAIRS} reads it into the "
+            )
+            reason += "memory of this process."
+        if reason:
+            click.echo(f"No pairs of runs: {reason}", err=True)
+        return len(kinds) == 2 and not reason
     if len(kinds) < 2:
-        raise click.UsageError(
-            "--pairs needs a way that reshuffles everything before every epoch, such as global, and another one."
-        )
-    if nbytes > (most := int(MEMORY_FRACTION * psutil.virtual_memory().available)):
-        raise click.UsageError(
-            f"--pairs reads the dataset into the memory of this process: {human_bytes(nbytes)} are more than half of "
-            f"what is available ({human_bytes(most)}). Choose a part of the dataset, or --train."
-        )
+        reason = "--pairs needs a way that reshuffles everything before every epoch, such as global, and another one."
+    elif nbytes > (available := int(MEMORY_FRACTION * psutil.virtual_memory().available)):
+        reason = f"--pairs reads the dataset into the memory of this process: {human_bytes(nbytes)} are more than half "
+        reason += f"of what is available ({human_bytes(available)}). Choose a part of the dataset, or --train."
+    if reason:
+        raise click.UsageError(reason)
     return True
-
-
-def _completed(
-    comparison: Comparison, ways: Sequence[Way], tested: Mapping[str, Mapping[str, Any]], copy_seconds: float | None
-) -> Comparison:
-    """Add the pairs of runs, in the order of the ways, the time of making a copy, and how to generate the dataset."""
-    results = []
-    for way, result in zip(ways, comparison.ways, strict=True):
-        if tested:
-            pairs = {name: runs[way.label] for name, runs in tested.items() if way.label in runs}
-            result = dataclasses.replace(result, pairs=pairs)
-        results.append(dataclasses.replace(result, copy_seconds=None if way.copy is None else copy_seconds))
-    if copy_seconds is None:
-        return dataclasses.replace(comparison, ways=tuple(results))
-    command = f"dshuffle dataset create URL --synthetic rare-keys --chunk-rows {CHUNK_ROWS}"
-    facts = {"command that writes it": command, **comparison.dataset}
-    del facts["url"]
-    return dataclasses.replace(comparison, ways=tuple(results), dataset=facts)
 
 
 def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) -> tuple[Way, ...]:
     """Drop infeasible defaults; reject infeasible choices."""
-    from dshuffle.planning import ShuffleSpec
-    from dshuffle.runtime.dataset_inputs import resolved
-
     possible: list[Way] = []
     for way in ways:
         try:
-            ShuffleSpec.at_first(data.n_samples, workers, resolved(way.dataset(data), way.choices.with_one_delivery()))
+            way.spec(way.dataset(data), workers)
         except InvalidParameter as error:
             if chosen or not possible:  # whatever the first default way (local) lacks, all ways lack
                 raise
@@ -393,24 +365,6 @@ def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) ->
         else:
             possible.append(way)
     return tuple(possible)
-
-
-def _make_folder(output: Path) -> None:
-    """Make the folder of the report before the long run. New folders that stay empty are removed again."""
-    from dshuffle.report.summary import make_folder
-
-    new = [folder for folder in (output, *output.parents) if not os.path.exists(folder)]
-
-    def remove_if_empty() -> None:
-        with suppress(OSError):
-            for folder in new:
-                folder.rmdir()
-
-    click.get_current_context().call_on_close(remove_if_empty)
-    try:
-        make_folder(output)
-    except OSError as error:
-        raise click.UsageError(f"--output {output} cannot be written to: {error}") from error
 
 
 @contextmanager

@@ -169,17 +169,18 @@ def info(url: str) -> None:
         from dshuffle.store import open_dataset
         from dshuffle.units import human_bytes, human_count
     opened = open_dataset(url)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("array", "dtype", "sample", "rows per chunk", "per shard", "bytes"):
-        left = heading in ("array", "dtype")
-        table.add_column(heading, justify="left" if left else "right", overflow="fold", no_wrap=heading == "dtype")
+    table = Table("array", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("dtype", overflow="fold", no_wrap=True)
+    for heading in ("sample", "rows per chunk", "per shard", "bytes"):
+        table.add_column(heading, justify="right", overflow="fold")
+    table.columns[0].overflow = "fold"
     for name, array in opened.arrays.items():
         table.add_row(
             Text(name),
             Text(str(array.dtype)),
             str(tuple(array.shape)),
             human_count(array.chunk_rows),
-            human_count(array.shard_rows) if array.shard_rows else "-",
+            human_count(array.shard_rows or None),
             human_bytes(opened.n_samples * math.prod(array.shape) * array.dtype.itemsize),
         )
     size = f"{human_count(opened.n_samples)} samples of {human_bytes(opened.row_nbytes)}"

@@ -26,7 +26,7 @@ def doctor(dataset: str | None, scheduler: str | None) -> None:
         from rich.table import Table
         from rich.text import Text
 
-        from dshuffle.compare.local_cluster import connect
+        from dshuffle.compare import connect
         from dshuffle.report.progress import progress_bar
         from dshuffle.runtime.measure.diagnosis import Level, diagnose, of_links
         from dshuffle.store import open_dataset

@@ -1,4 +1,4 @@
-"""Options that several commands share, and errors of the library in the words of the command line.
+"""What commands share: options, errors of the library in the words of the command line, and lines of text.
 
 A command loads the modules that do its work when it runs, so that ``--help`` is fast. So the names that planning
 registers are repeated here for the help, and a test compares them.
@@ -6,55 +6,34 @@ registers are repeated here for the help, and a test compares them.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
 
-from dshuffle.errors import DShuffleError, InvalidParameter
+from dshuffle.errors import DShuffleError, InvalidParameter, ShardingWarning
+from dshuffle.units import NO_BREAK, kept_together
 
 ASSIGNMENTS = (
     "local, partial:Q or partial:Q:fixed-points (Q in [0, 1]), global, aligned, aligned:Q (Q in [0, 1]), "
     "chunks or chunks:ROWS (an integer >= 1)"
 )
-DELIVERIES = ("peer", "server", "storage", "clique", "ubershuffle", "coded", "leftover")
-
-
-def assignments() -> str:
-    """Every form of every assignment."""
-    registry = sys.modules.get("dshuffle.planning.assignment")
-    return ASSIGNMENTS if registry is None else str(registry.known_assignments()).replace("'", "")
-
-
-def deliveries() -> str:
-    """Every delivery, and the one that chooses."""
-    registry = sys.modules.get("dshuffle.planning.delivery")
-    return f"{', '.join(DELIVERIES if registry is None else registry.DELIVERIES)} or auto"
-
-
-class RegistryOption(click.Option):
-    """A repeatable option whose help begins with the names that are registered when it is shown."""
-
-    def __init__(self, *arguments: Any, names: Callable[[], str], **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._names = names
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Complete the help."""
-        self.help = f"{self._names()}. May be repeated."
-        return super().get_help_record(ctx)
+DELIVERIES = "peer, server, storage, clique, ubershuffle, coded, leftover or auto"
 
 
 TABLE: dict[str, dict[str, Any]] = {
-    "assignment": {"cls": RegistryOption, "names": assignments, "multiple": True},
-    "delivery": {"cls": RegistryOption, "names": deliveries, "multiple": True},
+    "assignment": {"multiple": True, "help": f"{ASSIGNMENTS}. May be repeated."},
+    "delivery": {"multiple": True, "help": f"{DELIVERIES}. May be repeated."},
     "choice": {
         "multiple": True,
         "metavar": "NAME=VALUE",
@@ -189,3 +168,35 @@ def loading() -> Iterator[None]:
     finally:
         if shows:
             click.echo("\r\x1b[K", nl=False, err=True)
+
+
+def say(text: str) -> None:
+    """Print lines of text beside the result. None ends between a number and its unit."""
+    click.echo(click.wrap_text(kept_together(text), 80).replace(NO_BREAK, " "), err=True)
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Print each distinct :class:`ShardingWarning` once, as one line; show all other warnings as usual."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ShardingWarning)
+        yield
+    for one in {str(one.message): one for one in caught}.values():
+        if issubclass(one.category, ShardingWarning):
+            click.echo(f"warning: {one.message}", err=True)
+        else:
+            warnings.showwarning(one.message, one.category, one.filename, one.lineno)
+
+
+def say_if_replaced(folder: Path, option: str) -> None:
+    """Say that a run will replace the report of an earlier one, if there is one."""
+    if (folder / "report.html").exists():
+        say(f"This run replaces the report in {folder}. {option} names another folder.")
+
+
+class LogLines(logging.Handler):
+    """Prints what a logger says."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a message."""
+        say(record.getMessage().removeprefix("dshuffle: "))

@@ -11,14 +11,14 @@ import math
 import os
 import runpy
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dshuffle.cli.options import Command, loading, shared
+from dshuffle.cli.options import Command, LogLines, loading, say_if_replaced, shared, warnings_as_lines
 from dshuffle.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -62,27 +62,35 @@ def run(
     pairs of runs of a way.
     """
     with loading():
-        from dshuffle.cli.output import logged_as_lines, say_if_replaced, warnings_as_lines
         from dshuffle.pipeline import RunningScheduler
         from dshuffle.planning.shares import parse_shares
     pipeline = pipeline_of(target, keywords(arguments))
+    changes: dict[str, Any] = {} if report is None else {"report": report}
     if scheduler is not None:
-        pipeline = dataclasses.replace(pipeline, cluster=RunningScheduler(scheduler))
+        changes["cluster"] = RunningScheduler(scheduler)
     if shares is not None:
         policy = parse_shares(shares)
-        choices = [dataclasses.replace(way.choices, shares=policy) for way in pipeline.ways]
-        ways = [dataclasses.replace(way, choices=one) for way, one in zip(pipeline.ways, choices, strict=True)]
-        pipeline = dataclasses.replace(pipeline, shuffle=ways)
+        changes["shuffle"] = [
+            dataclasses.replace(way, choices=dataclasses.replace(way.choices, shares=policy)) for way in pipeline.ways
+        ]
     if workers is not None:
         names = tuple(name.strip() for name in workers.split(","))
-        pipeline = dataclasses.replace(pipeline, session=dataclasses.replace(pipeline.options, workers=names))
-    if report is not None:
-        pipeline = dataclasses.replace(pipeline, report=report)
+        changes["session"] = dataclasses.replace(pipeline.options, workers=names)
+    pipeline = dataclasses.replace(pipeline, **changes)
     if pipeline.report is not None:
         say_if_replaced(Path(pipeline.report), "--report")
     output = redirect_stdout(sys.stderr) if as_json else nullcontext()  # what functions of the user print is not JSON
-    with warnings_as_lines(), logged_as_lines(logging.getLogger("dshuffle.pipeline")), output:
-        result = pipeline.run()
+    logger, lines = logging.getLogger("dshuffle.pipeline"), LogLines()
+    level, logger.propagate = logger.level, False
+    logger.setLevel(logging.INFO)
+    logger.addHandler(lines)
+    try:
+        with warnings_as_lines(), output:
+            result = pipeline.run()
+    finally:
+        logger.propagate = True
+        logger.removeHandler(lines)
+        logger.setLevel(level)
     click.echo("\n".join(json_lines(result) if as_json else lines_of(result, pipeline.training.error_meaning)))
 
 
@@ -90,6 +98,7 @@ def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
     """Find a pipeline by ``FILE.py``, ``FILE.py:NAME`` or ``MODULE:NAME``."""
     from dshuffle.pipeline import Pipeline
 
+    allowed = "FILE.py, FILE.py:NAME or MODULE:NAME"
     place, _, name = target.rpartition(":") if ":" in target else (target, "", NAME)
     if place.endswith(".py"):
         if not Path(place).is_file():
@@ -100,45 +109,40 @@ def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
         names = runpy.run_path(place, run_name="dshuffle_pipeline")
     else:
         if not place or not name:
-            raise InvalidParameter.of("TARGET", target, "FILE.py, FILE.py:NAME or MODULE:NAME")
+            raise InvalidParameter.of("TARGET", target, allowed)
         sys.path.insert(0, os.getcwd())  # as Python does for a module
         try:
             names = vars(importlib.import_module(place))
         except ImportError as error:
-            raise InvalidParameter.of("TARGET", target, "FILE.py, FILE.py:NAME or MODULE:NAME", str(error)) from error
+            raise InvalidParameter.of("TARGET", target, allowed, str(error)) from error
     if name not in names:
         candidates = ", ".join(sorted(name for name, value in names.items() if isinstance(value, Pipeline)))
         hint = f"It has the pipelines {candidates}." if candidates else "It does not define a pipeline."
         raise InvalidParameter.because("TARGET", f"{place} has no name {name!r}", hint)
     value = names[name]
     if callable(value):
+        signature = inspect.signature(value)
         try:
-            inspect.signature(value).bind(**arguments)
+            signature.bind(**arguments)
         except TypeError as error:
-            unknown = [argument for argument in arguments if argument not in inspect.signature(value).parameters]
+            unknown = [argument for argument in arguments if argument not in signature.parameters]
             refused = " ".join(f"{argument}={arguments[argument]}" for argument in unknown or arguments)
-            raise InvalidParameter.because(
-                refused or "NAME=VALUE", f"{name} in {place}: {error}", _usage(value)
-            ) from None
+            needed, optional = "", ""
+            for parameter in signature.parameters.values():
+                if parameter.default is inspect.Parameter.empty:
+                    needed += f" {parameter.name}=..."
+                else:
+                    optional += f" {parameter.name}={parameter.default}"
+            hint = f"Give{needed} after the target." if needed else ""
+            hint += f" May be given, with the defaults:{optional}." if optional else ""
+            reason = f"{name} in {place}: {error}"
+            raise InvalidParameter.because(refused or "NAME=VALUE", reason, hint.strip()) from None
         value = value(**arguments)
     elif arguments:
         raise InvalidParameter.of("NAME=VALUE", sorted(arguments), f"left out, as {name} in {place} is not a function")
     if not isinstance(value, Pipeline):
         raise InvalidParameter.because("TARGET", f"{name} in {place} is {value!r:.60} and not a dshuffle.Pipeline")
     return value
-
-
-def _usage(function: Callable[..., Any]) -> str:
-    """Say which arguments a function of a pipeline needs, and which it may have."""
-    parameters = inspect.signature(function).parameters.values()
-    needed = [f"{parameter.name}=..." for parameter in parameters if parameter.default is inspect.Parameter.empty]
-    optional = [
-        f"{parameter.name}={parameter.default}"
-        for parameter in parameters
-        if parameter.default is not inspect.Parameter.empty
-    ]
-    sentences = [f"Give {' '.join(needed)} after the target."] if needed else []
-    return " ".join([*sentences, f"May be given, with the defaults: {' '.join(optional)}." if optional else ""]).strip()
 
 
 def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
@@ -157,8 +161,7 @@ def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
 
 def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
     """The records of all ways with their errors and metrics, and the metrics after the last epoch, as text."""
-    from dshuffle.report.shares import shares_in_words
-    from dshuffle.report.slow_rank import slow_rank_of
+    from dshuffle.records import shares_in_words, slow_rank_of
     from dshuffle.units import ERROR_DIGITS, METRIC_DIGITS, human_bytes, human_numbers, human_seconds
 
     def in_words(metrics: Mapping[str, float]) -> str:
@@ -169,21 +172,20 @@ def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
     for way in result.ways:
         lines.append(f"{way.label}, {way.n_workers} workers")
         points = [point for point in way.points if not math.isnan(point.error)]
-        texts = human_numbers([point.error for point in points], ERROR_DIGITS)
-        errors = {point.epoch: text for point, text in zip(points, texts, strict=True)}
-        metrics = {point.epoch: f", {in_words(point.validation)}" for point in way.points if point.validation}
-        for record in way.records:
-            error = f", error {errors[record.epoch]}" if record.epoch in errors else ""
-            lines.append(
-                f"  epoch {record.epoch} ({record.delivery}): exchange {human_seconds(record.exchange_seconds)} "
-                f"({human_bytes(record.wire_bytes)} on the wire), training {human_seconds(record.training_seconds)}, "
-                f"waited {human_seconds(record.waited_seconds)}{error}{metrics.get(record.epoch, '')}"
-            )
-        lines += [f"  {words}" for words in (shares_in_words(way.records), slow_rank_of(way.records)) if words]
-        if way.metrics:
-            lines.append(f"  {in_words(way.metrics)}")
-        if way.pairs is not None:
-            lines.append(f"  {way.pairs.test.metric}: {way.pairs}")
+        errors = human_numbers([point.error for point in points], ERROR_DIGITS)
+        said = {point.epoch: f", error {error}" for point, error in zip(points, errors, strict=True)}
+        for point in way.points:
+            if point.validation:
+                said[point.epoch] = f"{said.get(point.epoch, '')}, {in_words(point.validation)}"
+        lines += [
+            f"  epoch {record.epoch} ({record.delivery}): exchange {human_seconds(record.exchange_seconds)} "
+            f"({human_bytes(record.wire_bytes)} on the wire), training {human_seconds(record.training_seconds)}, "
+            f"waited {human_seconds(record.waited_seconds)}{said.get(record.epoch, '')}"
+            for record in way.records
+        ]
+        pairs = "" if way.pairs is None else f"{way.pairs.test.metric}: {way.pairs}"
+        words = shares_in_words(way.records), slow_rank_of(way.records), in_words(way.metrics), pairs
+        lines += [f"  {text}" for text in words if text]
     if result.report is not None:
         lines.append(f"Report: {result.report}")
     return lines
@@ -191,15 +193,11 @@ def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
 
 def json_lines(result: PipelineResult) -> list[str]:
     """The records of all ways, each with what training reported after it, then its metrics and its pairs, as JSON."""
-    from dshuffle.report.summary import finite, training_fields
+    from dshuffle.report.summary import finite, records_of
 
-    lines = []
+    lines: list[str] = []
     for way in result.ways:
-        points = {point.epoch: point for point in way.points}
-        lines += [
-            json.dumps({"way": way.label, **record.to_dict(), **training_fields(points.get(record.epoch))})
-            for record in way.records
-        ]
+        lines += records_of(way.label, way.records, way.points)
         answer: dict[str, Any] = {"metrics": finite(way.metrics)} if way.metrics else {}
         if way.pairs is not None:
             answer["pairs"] = way.pairs.to_dict()

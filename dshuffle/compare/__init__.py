@@ -1,8 +1,8 @@
 """Compare ways of shuffling: the ways, their results, and the clusters that they run on."""
 
-from dshuffle.compare.local_cluster import AS_THEY_ARE, EmulatedRates, connect, local_cluster
+from dshuffle.compare.clusters import AS_THEY_ARE, EmulatedRates, connect, local_cluster
 from dshuffle.compare.pairs import HeldOut, regression_in_pairs, run_in_pairs
-from dshuffle.compare.simulated import SimulatedCluster, StoredOrder
+from dshuffle.compare.simulated import SimulatedCluster
 from dshuffle.compare.steps import falling, stable_step
 from dshuffle.compare.ways import Way, default_ways, product_of_ways
 from dshuffle.kernels import compile_kernels
@@ -11,7 +11,6 @@ from dshuffle.runtime.client.cluster_view import count_training_workers
 
 __all__ = [
     "AS_THEY_ARE",
-    "StoredOrder",
     "EmulatedRates",
     "HeldOut",
     "Margin",

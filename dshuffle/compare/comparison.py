@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from distributed import Client
 
-from dshuffle.compare.local_cluster import EmulatedRates
+from dshuffle.compare.clusters import EmulatedRates
 from dshuffle.compare.ways import Way
 from dshuffle.emulated_links import HEADERS
 from dshuffle.errors import InvalidParameter
@@ -46,9 +46,8 @@ def result_of(
     way: Way,
     shuffler: Shuffler,
     points: Sequence[TrainingPoint],
-    *,
     measured: ClusterRates | None,
-    pairs: Mapping[str, PairedRuns] | None = None,
+    pairs: Mapping[str, PairedRuns],
 ) -> WayResult:
     """Return the result of a way, from its shuffler after the training, the points of the fit, and its pairs."""
     prediction, elsewhere = None, {}
@@ -66,40 +65,58 @@ def result_of(
         predicted_seconds=None if prediction is None else prediction.exchange_seconds,
         predicted_wire_seconds=None if prediction is None else prediction.wire_seconds,
         on_other_links=elsewhere,
-        pairs=pairs or {},
+        pairs=pairs,
         is_copy=way.copy is not None,
+        copy_seconds=way.copy_seconds,
     )
 
 
-def comparison_of(
-    client: Client,
-    dataset: Dataset,
-    results: Sequence[WayResult],
-    *,
-    settings: Mapping[str, Any],
-    command: str,
-    error_meaning: str,
-    error_at_start: float | None = None,
-    averages: str = "unknown",
-) -> Comparison:
+def comparison_of(client: Client, dataset: Dataset, results: Sequence[WayResult], **facts: Any) -> Comparison:
     """Return the results of ways that ran with the same seed, and what is needed to run them again.
 
     The environment, or else the configuration of the workers, says what is emulated.
     """
+    information = cluster_info(client)
+    workers = information["workers"].values()
+    n_servers = sum(only_serves(worker["resources"]) for worker in workers)
     return Comparison(
         ways=tuple(results),
         seed=results[0].choices.seed,
-        settings=settings,
-        error_meaning=error_meaning,
-        command=command,
         dataset=describe_dataset(dataset),
-        cluster=describe_cluster(client),
-        versions=describe_versions(),
-        machine=describe_machine(),
-        error_at_start=error_at_start,
-        averages=averages,
+        cluster={
+            "workers that train": len(workers) - n_servers,
+            "servers": n_servers,
+            "hosts": len({worker["host"] for worker in workers}),
+            "threads a worker": _range(worker["nthreads"] for worker in workers),
+            "memory a worker": _range((worker["memory_limit"] for worker in workers), human_bytes),
+            "protocol": urlsplit(information["address"]).scheme,
+        },
+        versions={
+            "python": platform.python_version(),
+            **{package: importlib.metadata.version(package) for package in PACKAGES},
+        },
+        machine={
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "cores": os.cpu_count(),
+            "memory": human_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        },
         emulated=os.environ.get(EMULATED, "") or str(EmulatedRates.of(client)),
+        **facts,
     )
+
+
+def describe_dataset(dataset: Dataset) -> dict[str, Any]:
+    """Return the URL, the sizes and the arrays of a dataset."""
+    return {
+        "url": "a temporary folder" if dataset.is_temporary else hide_secrets(dataset.url),
+        "samples": dataset.n_samples,
+        "bytes a sample": dataset.row_nbytes,
+        "size": human_bytes(dataset.n_samples * dataset.row_nbytes),
+        **{
+            f"array {name}": f"{array.dtype} {array.shape}, {array.chunk_rows} rows per chunk"
+            for name, array in dataset.arrays.items()
+        },
+    }
 
 
 def _with_chosen(way: Way, records: Sequence[EpochRecord]) -> str:
@@ -115,19 +132,19 @@ def check_copy(way: Way, dataset: Dataset) -> None:
     """Raise :class:`InvalidParameter` if the copy of a way cannot be one of the dataset in another order."""
     if way.copy is None:
         return
-    hint = "Write it with 'dshuffle dataset shuffle'."
+
+    def contents(source: Dataset) -> object:
+        arrays = {name: (array.dtype.newbyteorder("<"), array.shape) for name, array in source.arrays.items()}
+        return source.n_samples, arrays
+
+    reason = ""
     if way.copy.identity == dataset.identity:
-        raise InvalidParameter.because("shuffled", f"{way.copy!r} is the dataset itself", hint)
-    of_copy, of_dataset = (
-        (
-            source.n_samples,
-            {name: (array.dtype.newbyteorder("<"), array.shape) for name, array in source.arrays.items()},
-        )
-        for source in (way.copy, dataset)
-    )
-    if of_copy != of_dataset:
-        reason = f"{way.copy!r} does not have as many samples, or the arrays, of {dataset!r}"
-        raise InvalidParameter.because("shuffled", reason, hint)
+        reason = "is the dataset itself"
+    elif contents(way.copy) != contents(dataset):
+        reason = f"does not have as many samples, or the arrays, of {dataset!r}"
+    if reason:
+        hint = "Write it with 'dshuffle dataset shuffle'."
+        raise InvalidParameter.because("shuffled", f"{way.copy!r} {reason}", hint)
 
 
 def with_links(cluster: ClusterRates, rate: float) -> ClusterRates:
@@ -142,52 +159,6 @@ def predicted(cluster: ClusterRates, dataset: Dataset, way: Way) -> Prediction:
         way.choices, assignment=with_chunks_of(dataset, way.choices.assignment), sharding="random", balance=None
     )
     return predict(cluster, work_of(dataset, choices))
-
-
-def describe_dataset(dataset: Dataset) -> dict[str, Any]:
-    """Return the URL, the sizes and the arrays of a dataset."""
-    arrays = {
-        name: f"{info.dtype} {info.shape}, {info.chunk_rows} rows per chunk" for name, info in dataset.arrays.items()
-    }
-    return {
-        "url": "a temporary folder" if dataset.is_temporary else hide_secrets(dataset.url),
-        "samples": dataset.n_samples,
-        "bytes a sample": dataset.row_nbytes,
-        "size": human_bytes(dataset.n_samples * dataset.row_nbytes),
-        **{f"array {name}": text for name, text in arrays.items()},
-    }
-
-
-def describe_cluster(client: Client) -> dict[str, Any]:
-    """Return the workers of a cluster and the protocol between them."""
-    information = cluster_info(client)
-    workers = information["workers"].values()
-    n_servers = sum(only_serves(worker["resources"]) for worker in workers)
-    return {
-        "workers that train": len(workers) - n_servers,
-        "servers": n_servers,
-        "hosts": len({worker["host"] for worker in workers}),
-        "threads a worker": _range(worker["nthreads"] for worker in workers),
-        "memory a worker": _range((worker["memory_limit"] for worker in workers), human_bytes),
-        "protocol": urlsplit(information["address"]).scheme,
-    }
-
-
-def describe_machine() -> dict[str, Any]:
-    """Return the system, cores and memory of the client's machine."""
-    return {
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "memory": human_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
-    }
-
-
-def describe_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that affect the results."""
-    return {
-        "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in PACKAGES},
-    }
 
 
 def _range(values: Iterable[Any], name: Callable[[Any], Any] = lambda value: value) -> Any:

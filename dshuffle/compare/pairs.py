@@ -19,13 +19,13 @@ from dshuffle.compare.steps import falling, stable_step
 from dshuffle.compare.ways import Way
 from dshuffle.errors import DShuffleError, InvalidParameter, TrainingDiverged, what_happened
 from dshuffle.noninferiority import ERROR_RATE, Margin, PairedRuns, PairedTest, holm
-from dshuffle.planning import Choices, ShuffleSpec
+from dshuffle.planning import Choices
 from dshuffle.runtime.client.retries import LOSSES
-from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.store import Dataset
 from dshuffle.training import CONSTANT, Schedule, fit_linear_regression, rmse_on
 
-Run = Callable[[Way, int, int], "float | NDArray[np.float64]"]
+Value = float | NDArray[np.float64]
+Run = Callable[[Way, int, int], Value]
 """Function ``run(way, seed, shuffle_seed)`` that trains once and returns the metric, or its losses of single samples.
 ``seed`` is that of the training: of initial weights, augmentation, batches and the held-out set."""
 
@@ -148,25 +148,41 @@ def run_in_pairs(
     >>> print(run_in_pairs(PairedTest("loss", margin=0.1), ways[0], ways, run)["local"])
     worse: +0.500 [0.497, 0.503] (95 % interval, 5 pairs; lower is better)
     """
-    first = reference.choices.seed
+    seed = reference.choices.seed
     labels: dict[tuple[object, ...], list[Way]] = {}
     for way in ways:
         if not way.choices.reshuffles_all:
             labels.setdefault(trained_on(way), []).append(way)
-    of_reference, series, undecided = _Series(), {key: _Series() for key in labels}, set(labels)
+    of_reference: list[Value] = []
+    values: dict[tuple[object, ...], list[Value]] = {key: [] for key in labels}
+    undecided = set(labels)
+
+    def trained(way: Way, seed: int) -> Value:
+        try:
+            return run(way, seed, seed)
+        except TrainingDiverged:
+            return math.nan
 
     def shown() -> dict[tuple[object, ...], PairedRuns]:
-        fields: Any = {"test": test, "test_to_train": test_to_train, "fixed": fixed}
-        return {key: one.against(of_reference, **fields) for key, one in series.items()}
+        return {
+            key: PairedRuns(
+                test=test,
+                reference=tuple(float(np.mean(value)) for value in of_reference),
+                way=tuple(float(np.mean(value)) for value in of_way),
+                test_to_train=test_to_train,
+                fixed=fixed,
+                by_sample=_by_sample(of_way, of_reference) if fixed else None,
+            )
+            for key, of_way in values.items()
+        }
 
     try:
         for before, look in itertools.pairwise((0, *test.looks)):
             for pair in range(before, look if undecided else before):
                 say(pair, test.pairs, f"training in pairs, at most {test.pairs}")
-                of_reference.add(run, reference, first + pair)
-                for key, one in series.items():
-                    if key in undecided:
-                        one.add(run, labels[key][0], first + pair)
+                of_reference.append(trained(reference, seed + pair))
+                for key in [key for key in labels if key in undecided]:
+                    values[key].append(trained(labels[key][0], seed + pair))
             runs = shown()
             p_values = holm({str(key): one for key, one in runs.items()})
             # A way has an answer, which a "not worse" only is if it holds for all ways together.
@@ -182,30 +198,13 @@ def run_in_pairs(
     return {way.label: runs for key, runs in shown().items() for way in labels[key]}
 
 
-class _Series:
-    """Metrics of the runs with one way, and the losses by sample, if it returns them."""
-
-    def __init__(self) -> None:
-        self.metrics: list[float] = []
-        self.losses: list[NDArray[np.float64]] = []
-
-    def add(self, run: Run, way: Way, seed: int) -> None:
-        try:
-            value = run(way, seed, seed)
-        except TrainingDiverged:
-            value = math.nan
-        if isinstance(value, np.ndarray):
-            self.losses.append(value)
-        self.metrics.append(float(np.mean(value)))
-
-    def against(self, reference: _Series, *, fixed: bool, **fields: Any) -> PairedRuns:
-        pairs = list(zip(self.losses, reference.losses, strict=False))
-        is_known = (
-            fixed and pairs and len(pairs) == len(self.metrics) and len({len(one) for one in sum(pairs, ())}) == 1
-        )
-        by_sample = np.mean([way - other for way, other in pairs], axis=0) if is_known else None
-        metrics = tuple(self.metrics)
-        return PairedRuns(reference=tuple(reference.metrics), way=metrics, fixed=fixed, by_sample=by_sample, **fields)
+def _by_sample(way: Sequence[Value], reference: Sequence[Value]) -> NDArray[np.float64] | None:
+    """The mean difference in the loss of each sample, if all runs return them."""
+    pairs = list(zip(way, reference, strict=False))
+    shapes = {np.shape(value) for pair in pairs for value in pair}
+    if len(shapes) != 1 or () in shapes:
+        return None
+    return np.asarray(np.mean([np.subtract(*pair) for pair in pairs], axis=0))
 
 
 def seeded(way: Way, seed: int) -> Choices:
@@ -337,7 +336,7 @@ def ways_of_a_part(part: Dataset, ways: Sequence[Way], n_workers: int) -> list[W
 
     def suits(way: Way) -> bool:
         try:
-            ShuffleSpec.at_first(part.n_samples, n_workers, resolved(part, way.choices.with_one_delivery()))
+            way.spec(part, n_workers)
         except InvalidParameter:
             return False
         return True

@@ -1,4 +1,4 @@
-"""Stand-ins for sessions: without a cluster, in this process; and without shuffling, in stored order.
+"""Sessions that are simulated in this process, without a cluster.
 
 Who trains on what in which order is a function of the choices, the epoch and the rank, so nothing has to move in a
 simulated session.
@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from distributed import Future
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec
 from dshuffle.planning.types import Samples, group_by
 from dshuffle.rows import ByteMatrix, RowLayout
-from dshuffle.runtime import Partition, PerRank, Shuffler
+from dshuffle.runtime import Partition, PerRank
 from dshuffle.runtime.dataset_inputs import resolved, with_data
 from dshuffle.store import Dataset
 
@@ -95,87 +94,65 @@ class SimulatedCluster:
         return SimulatedShuffler(self.dataset.layout, self.rows, with_data(spec, self.dataset))
 
 
+@dataclass(frozen=True, slots=True)
 class SimulatedShuffler:
-    """What :func:`fit_linear_regression` and :func:`fit_parallel_sgd` need of a :class:`~dshuffle.Shuffler`.
+    """What :func:`fit_linear_regression` and :func:`fit_parallel_sgd` need of a :class:`~dshuffle.Shuffler`."""
 
-    Parameters
-    ----------
-    layout, rows
-        The rows of the dataset, in its order.
-    spec
-        The job and the way of shuffling.
-    """
-
-    def __init__(self, layout: RowLayout, rows: ByteMatrix, spec: ShuffleSpec) -> None:
-        self._layout = layout
-        self._rows = rows
-        self._spec = spec
+    layout: RowLayout
+    rows: ByteMatrix
+    spec: ShuffleSpec
 
     def epochs(self, count: int) -> Iterator[SimulatedEpoch]:
         """Yield the first epochs of the session."""
-        for number, orders in enumerate(orders_of_first_epochs(self._spec, count)):
-            yield SimulatedEpoch(number, self._layout, self._rows, orders)
+        for number, orders in enumerate(orders_of_first_epochs(self.spec, count)):
+            yield SimulatedEpoch(self.layout, self.rows, number, orders)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEpoch:
-    """An epoch whose tasks run in this process, one after the other.
+    """An epoch whose tasks run in this process, one after the other."""
 
-    Parameters
-    ----------
-    number
-        Number of the epoch, from 0.
-    layout, rows
-        The rows of the dataset, in its order.
-    orders
-        The samples of every rank, in training order.
-    """
-
-    number: int
     layout: RowLayout
     rows: ByteMatrix
+    number: int
     orders: Orders
+
+    def _partitions(self) -> Iterator[Partition]:
+        """The partitions of all ranks for one task, which may close its own."""
+        shares = min(map(len, self.orders)), max(map(len, self.orders))
+        for rank, order in enumerate(self.orders):
+            yield Partition(self.layout, self.rows, order, order, rank=rank, epoch=self.number, shares=shares)
 
     def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Done]:
         """Run ``fn`` for each rank with its partition; see :meth:`dshuffle.Epoch.map`."""
-        sizes = [len(order) for order in self.orders]
-        results = []
-        for rank, order in enumerate(self.orders):
-            partition = Partition(
-                self.layout, self.rows, order, order, rank=rank, epoch=self.number, shares=(min(sizes), max(sizes))
+        return [
+            Done(
+                fn(
+                    partition,
+                    *(PerRank.of(value, rank) for value in args),
+                    **{name: PerRank.of(value, rank) for name, value in kwargs.items()},
+                )
             )
-            own_args = [PerRank.of(value, rank) for value in args]
-            own_kwargs = {name: PerRank.of(value, rank) for name, value in kwargs.items()}
-            results.append(Done(fn(partition, *own_args, **own_kwargs)))
-            partition.close()
-        return results
+            for rank, partition in enumerate(self._partitions())
+        ]
 
     def in_step(
         self, fn: Callable[..., Generator[tuple[NDArray[Any], int], NDArray[Any], Any]], *args: Any, **kwargs: Any
     ) -> list[Any]:
         """Run a generator for each rank in turn, from one mean of all ranks to the next."""
-        shares = min(map(len, self.orders)), max(map(len, self.orders))
-        partitions = [
-            Partition(self.layout, self.rows, order, order, rank=rank, epoch=self.number, shares=shares)
-            for rank, order in enumerate(self.orders)
-        ]
-        ranks = [fn(partition, *args, **kwargs) for partition in partitions]
+        ranks = [fn(partition, *args, **kwargs) for partition in self._partitions()]
         results: list[Any] = []
-        means: list[Any] = [None] * len(ranks)
+        mean: Any = None
         while not results:
             yielded = []
-            for rank, mean in zip(ranks, means, strict=True):
+            for rank in ranks:
                 try:
                     yielded.append(rank.send(mean))
                 except StopIteration as end:
                     results.append(end.value)
-            if yielded:
-                values, counts = zip(*yielded, strict=True)
-                with np.errstate(over="ignore", invalid="ignore"):
-                    mean = sum(one * (count / sum(counts)) for one, count in zip(values, counts, strict=True))
-                means = [mean] * len(ranks)
-        for partition in partitions:
-            partition.close()
+            total = sum(count for _, count in yielded)
+            with np.errstate(over="ignore", invalid="ignore"):
+                mean = sum(value * (count / total) for value, count in yielded)
         return results
 
 
@@ -198,48 +175,3 @@ class Done:
     def gather(results: Sequence[Done]) -> list[Any]:
         """Return the results of several tasks."""
         return [done.value for done in results]
-
-
-class StoredOrder:
-    """Shuffler whose tasks see each worker's samples in the order of the dataset.
-
-    It has only :meth:`epochs`, and its epochs have only ``map``. This suffices for the trainers that average once an
-    epoch (:func:`fit_linear_regression`, :func:`fit_parallel_sgd`) and for :func:`fit_matrix_completion`. Trainers that
-    take steps together, and the parameter server, need a :class:`~dshuffle.Shuffler`.
-
-    The epochs of a :class:`~dshuffle.Shuffler` are always in random order. Here, with the assignment ``"local"``, all
-    epochs are the same, as in training without a shuffle.
-
-    Parameters
-    ----------
-    shuffler
-        Open shuffler. The caller must close it.
-    """
-
-    def __init__(self, shuffler: Shuffler) -> None:
-        self._shuffler = shuffler
-
-    def epochs(self, count: int) -> Iterator[StoredEpoch]:
-        """Yield the shuffler's epochs in stored order."""
-        for epoch in self._shuffler.epochs(count):
-            yield StoredEpoch(epoch.map)
-
-
-class StoredEpoch:
-    """Epoch whose tasks get partitions in stored order."""
-
-    def __init__(self, run: Callable[..., list[Future[Any]]]) -> None:
-        self._run = run
-
-    def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
-        """Run ``fn`` on each worker with its partition in stored order; see :meth:`~dshuffle.Partition.as_stored`."""
-        return self._run(in_stored_order, fn, *args, **kwargs)
-
-
-def in_stored_order(partition: Partition, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call ``fn`` on a partition in stored order. Runs as a task on each worker."""
-    stored = partition.as_stored()
-    try:
-        return fn(stored, *args, **kwargs)
-    finally:
-        stored.close()

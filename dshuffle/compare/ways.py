@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dshuffle.planning import (
     Aligned,
@@ -16,9 +17,11 @@ from dshuffle.planning import (
     Global,
     Local,
     Partial,
+    ShuffleSpec,
     parse_assignment,
 )
 from dshuffle.planning.exchange_epochs import EVERY_EPOCH
+from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.store import Dataset
 
 
@@ -37,22 +40,33 @@ class Way:
     copy
         What it trains on, if that is a copy of the dataset in random order; see
         :func:`~dshuffle.store.shuffle_dataset`.
+    copy_seconds
+        How long it took to make the copy, if it was made for a comparison.
     """
 
     label: str
     choices: Choices
     copy: Dataset | None = field(default=None, compare=False)
+    copy_seconds: float | None = None
 
     def dataset(self, compared: Dataset) -> Dataset:
         """What it trains on: its copy, or else the dataset that is compared on."""
         return compared if self.copy is None else self.copy
+
+    def spec(self, dataset: Dataset, n_workers: int) -> ShuffleSpec:
+        """The shuffle of a dataset, or :class:`InvalidParameter` if it cannot be shuffled in this way."""
+        return ShuffleSpec.at_first(dataset.n_samples, n_workers, resolved(dataset, self.choices.with_one_delivery()))
 
 
 DEFAULT = Choices()
 
 
 def default_ways(
-    base: Choices = DEFAULT, copy: Dataset | None = None, coded_fraction: float | None = None
+    base: Choices = DEFAULT,
+    copy: Dataset | None = None,
+    coded_fraction: float | None = None,
+    *,
+    copy_seconds: float | None = None,
 ) -> tuple[Way, ...]:
     """The baselines of the papers, from the least shuffling to the most.
 
@@ -65,41 +79,41 @@ def default_ways(
     ----------
     base
         The cache fraction and the seed of all ways; its other choices are ignored.
-    copy
-        The dataset in random order.
+    copy, copy_seconds
+        The dataset in random order, and how long it took to write that.
     coded_fraction
         Cache fraction of two more ways, ``server`` and ``clique``. Ignored if ``base`` has a cache fraction.
     """
 
-    def way(label: str, assignment: Assignment, delivery: str, sharding: str = "random") -> Way:
-        choices = Choices(assignment, delivery, None, base.cache_fraction, sharding=sharding, seed=base.seed)
-        return Way(label, choices)
+    def way(label: str, assignment: Assignment, delivery: str, sharding: str = "random", **changes: Any) -> Way:
+        fraction = changes.pop("cache_fraction", base.cache_fraction)
+        choices = Choices(assignment, delivery, None, fraction, sharding=sharding, seed=base.seed)
+        return Way(label, choices, **changes)
 
-    def holding(fraction: float, delivery: str) -> Way:
-        choices = Choices(Global(), delivery, None, fraction, seed=base.seed)
-        return Way(f"global + {delivery}, {100 * fraction:.0f} % cached", choices)
-
-    chunks = way("chunks + storage", Chunks(), "storage")
-    ways = (
+    ways = [
         way("local, as stored", Local(), "peer", "contiguous"),
         way("local, shuffled once", Local(), "peer"),
         way("partial:0.1 + peer, from stored order", Partial(0.1), "peer", "contiguous"),
-        chunks,
-        *(() if copy is None else (Way(f"{chunks.label}, shuffled on disk", chunks.choices, copy),)),
-        way("global + storage", Global(), "storage"),
-        way("global + server", Global(), "server"),
-        way("global + peer", Global(), "peer"),
-    )
-    if base.cache_fraction is None:
-        if coded_fraction is None:
-            return ways
-        return (*ways, holding(coded_fraction, "server"), holding(coded_fraction, "clique"))
-    return (
-        *ways,
-        way("global + ubershuffle", Global(), "ubershuffle"),
-        way("global + clique", Global(), "clique"),
-        way("aligned + clique", Aligned(), "clique"),
-    )
+        way("chunks + storage", Chunks(), "storage"),
+    ]
+    if copy is not None:
+        label = "chunks + storage, shuffled on disk"
+        ways.append(way(label, Chunks(), "storage", copy=copy, copy_seconds=copy_seconds))
+    ways += [way(f"global + {delivery}", Global(), delivery) for delivery in ("storage", "server", "peer")]
+    if base.cache_fraction is not None:
+        ways += [way(f"global + {delivery}", Global(), delivery) for delivery in ("ubershuffle", "clique")]
+        ways.append(way("aligned + clique", Aligned(), "clique"))
+    elif coded_fraction is not None:
+        ways += [
+            way(
+                f"global + {delivery}, {100 * coded_fraction:.0f} % cached",
+                Global(),
+                delivery,
+                cache_fraction=coded_fraction,
+            )
+            for delivery in ("server", "clique")
+        ]
+    return tuple(ways)
 
 
 def product_of_ways(

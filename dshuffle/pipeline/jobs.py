@@ -263,33 +263,32 @@ class JobRecords:
             texts.append(f"{failures} failures so far")
         return ", ".join(texts)
 
-    def submitted(self, name: str, number: str) -> None:
-        """The batch system has accepted a job."""
-        self._change(self._known.setdefault(name, Job(name)), State.SUBMITTED, number=number)
-
-    def refused(self, name: str, words: str) -> None:
-        """The batch system has refused a job."""
-        job = self._known.setdefault(name, Job(name, number=name))
-        self._fail(job, State.REFUSED, words, f"has refused job {name}")
-
-    def connected(self, name: str) -> None:
-        """A worker of a job has connected. Workers that a user has started are not recorded."""
-        if (job := self._known.get(name)) is not None:
+    def note(self, name: str, state: State, reason: str = "", number: str = "") -> None:
+        """Record a state. The batch system accepts or refuses new jobs; workers that a user has started have no job."""
+        if state in (State.SUBMITTED, State.REFUSED):
+            self._known.setdefault(name, Job(name, number or name))
+        if (job := self._known.get(name)) is None:
+            return
+        job.state, job.reason, job.since, job.number = state, reason, self._clock(), number or job.number
+        if state == State.CONNECTED:
             job.failures, self._any_connected = 0, True
-            self._change(job, State.CONNECTED)
-
-    def left(self, name: str) -> None:
-        """The last worker of a job has left."""
-        if (job := self._known.get(name)) is not None:
-            self._change(job, State.LEFT)
+        if state not in (State.FAILED, State.REFUSED):
+            return
+        job.failures += 1
+        what = f"job {job.number} has ended before its worker had connected"
+        when = "now"
+        if state == State.REFUSED:
+            what, when = f"has refused job {name}", f"in {PAUSE:g} s if there are enough workers without it"
+        then = f"It is submitted again {when} (attempt {job.failures + 1} of {SUBMISSIONS})"
+        if job.failures >= SUBMISSIONS:
+            then = f"It is not submitted again after {SUBMISSIONS} attempts"
+        logger.warning("dshuffle: %s %s. %s: %s", self.system, what, then, reason)
 
     def said(self, number: str, state: State, reason: str = "") -> None:
         """The batch system has said that a job is pending, is running, or has ended before its worker connected."""
         for job in self.without_worker():
-            if job.number == number and state == State.FAILED:
-                self._fail(job, state, reason, f"job {number} has ended before its worker had connected")
-            elif job.number == number and (job.state, job.reason) != (state, reason):
-                self._change(job, state, reason)
+            if job.number == number and (job.state, job.reason) != (state, reason):
+                self.note(job.name, state, reason)
 
     def without_worker(self) -> list[Job]:
         """Jobs that the batch system has accepted, and whose workers may still connect."""
@@ -328,19 +327,6 @@ class JobRecords:
     def _all(self) -> list[Job]:
         return list(self._known.values())  # of one moment: other threads read this
 
-    def _change(self, job: Job, state: State, reason: str = "", number: str | None = None) -> None:
-        job.state, job.reason, job.since = state, reason, self._clock()
-        job.number = job.number if number is None else number
-
-    def _fail(self, job: Job, state: State, words: str, what: str) -> None:
-        job.failures += 1
-        self._change(job, state, words)
-        when = f"in {PAUSE:g} s if there are enough workers without it" if state == State.REFUSED else "now"
-        then = f"It is submitted again {when} (attempt {job.failures + 1} of {SUBMISSIONS})"
-        if job.failures >= SUBMISSIONS:
-            then = f"It is not submitted again after {SUBMISSIONS} attempts"
-        logger.warning("dshuffle: %s %s. %s: %s", self.system, what, then, words)
-
 
 # -- what tells it -----------------------------------------------------------------------------------------------------
 
@@ -361,10 +347,11 @@ class WatchedJob(ProcessInterface):
             await super().start()
         except (RuntimeError, ValueError, OSError) as error:  # of the command that submits it
             _, _, said = str(error).partition("stderr:\n")  # dask-jobqueue quotes the whole output
-            self.records.refused(self.name, " / ".join((said or str(error)).split("\n")).strip(" /"))
+            words = " / ".join((said or str(error)).split("\n")).strip(" /")
+            self.records.note(self.name, State.REFUSED, words)
             self.status = Status.running  # what Dask expects here; without a number there is nothing to cancel
         else:
-            self.records.submitted(self.name, str(self.job_id))
+            self.records.note(self.name, State.SUBMITTED, number=str(self.job_id))
 
     async def close(self) -> None:
         """Cancel the job."""
@@ -430,13 +417,13 @@ class JobWatch(SchedulerPlugin):
         """Record a worker that has connected. Dask-jobqueue numbers the workers of a job, if it has several."""
         name = str(scheduler.workers[worker].name)
         self._jobs[worker] = name if self._records.processes == 1 else name.rpartition("-")[0]
-        self._records.connected(self._jobs[worker])
+        self._records.note(self._jobs[worker], State.CONNECTED)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
         """Record a job whose last worker has left."""
         name = self._jobs.pop(worker)
         if name not in self._jobs.values():
-            self._records.left(name)
+            self._records.note(name, State.LEFT)
 
     def _begin_to_look(self) -> asyncio.Task[None]:
         """Begin the next look. The callback awaits it, so there is one look at a time."""

@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 
 from dshuffle import report
 from dshuffle.compare import Way, count_training_workers
+from dshuffle.compare.clusters import ClusterSource, LocalWorkers
 from dshuffle.compare.comparison import check_copy, comparison_of, result_of
 from dshuffle.compare.pairs import check_pairs, reference_of, run_in_pairs, seeded
 from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
 from dshuffle.kernels import load_kernels
 from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.notebook import html_summary
-from dshuffle.pipeline.clusters import ClusterSource, LocalWorkers
 from dshuffle.pipeline.training import Training
-from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
+from dshuffle.planning import Choices, parse_assignment
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets, short_repr
 from dshuffle.report import Comparison, TrainingPoint
@@ -50,6 +50,9 @@ from dshuffle.store import Dataset, Place, as_dataset
 from dshuffle.training import History
 
 logger = logging.getLogger(__name__)
+
+PairsByWay = Mapping[str, Mapping[str, PairedRuns]]
+"""Pairs of runs by what the training averages, and by the label of the way."""
 
 MEASURING_SECONDS = 3.0
 """Time in which a cluster is measured for the predictions of a report."""
@@ -219,42 +222,41 @@ class Pipeline:
     test: PairedTest | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.training, Training):
-            raise InvalidParameter.of(
-                "training", self.training, "a Training", 'For example Training("linear_regression", step=0.1).'
-            )
-        if not isinstance(self.test, PairedTest | None):
-            raise InvalidParameter.of("test", self.test, "None or a PairedTest")
-        if not isinstance(self.cluster, ClusterSource):
-            raise InvalidParameter.of("cluster", self.cluster, "LocalWorkers, RunningScheduler or BatchJobs")
-        object.__setattr__(self, "session", _options_of(self.session))
+        for name, kinds, allowed in (
+            ("training", Training, 'a Training, for example Training("linear_regression", step=0.1)'),
+            ("test", PairedTest | None, "None or a PairedTest"),
+            ("cluster", ClusterSource, "LocalWorkers, RunningScheduler or BatchJobs"),
+            ("session", SessionOptions | Mapping, "a mapping of parameters of a Shuffler"),
+        ):
+            if not isinstance(getattr(self, name), kinds):
+                raise InvalidParameter.of(name, getattr(self, name), allowed)
+        keywords = self.session.keywords() if isinstance(self.session, SessionOptions) else self.session
+        for name in keywords:
+            if name not in SESSION:
+                raise InvalidParameter.of("session", name, f"a mapping with names among {', '.join(SESSION)}")
         several = isinstance(self.shuffle, Sequence) and not isinstance(self.shuffle, str)
         ways = tuple(map(as_way, self.shuffle if several else (self.shuffle,)))  # type: ignore[arg-type]
+        labels, seeds = [way.label for way in ways], [way.choices.seed for way in ways]
         if not ways:
             raise InvalidParameter.of("shuffle", self.shuffle, "at least one way of shuffling")
-        if len({way.label for way in ways}) < len(ways):
-            raise InvalidParameter.of(
-                "shuffle",
-                [way.label for way in ways],
-                "a sequence of ways with different labels",
-                "Give them names: Way(label, ...).",
-            )
-        if len({way.choices.seed for way in ways}) > 1:
-            raise InvalidParameter.of(
-                "shuffle", [way.choices.seed for way in ways], "a sequence of ways with the same seed"
-            )
-        object.__setattr__(self, "shuffle", ways)
-        for name in ("checkpoint", "report"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, os.fspath(value))
+        if len({*labels}) < len(ways):
+            hint = "Give them names: Way(label, ...)."
+            raise InvalidParameter.of("shuffle", labels, "a sequence of ways with different labels", hint)
+        if len({*seeds}) > 1:
+            raise InvalidParameter.of("shuffle", seeds, "a sequence of ways with the same seed")
         if self.checkpoint is not None and len(ways) > 1:
             raise InvalidParameter.of("checkpoint", self.checkpoint, "None with several ways of shuffling")
+        values = {"shuffle": ways, "session": SessionOptions(**keywords)}
+        paths = {name: path and os.fspath(path) for name in ("checkpoint", "report") for path in [getattr(self, name)]}
+        for name, value in (values | paths).items():
+            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        dataset = hide_secrets(self.dataset) if isinstance(self.dataset, str) else self.dataset
-        values: dict[str, object] = {"dataset": dataset, "training": self.training, "cluster": self.cluster}
+        values = {name: getattr(self, name) for name in ("dataset", "training", "cluster")}
+        if isinstance(self.dataset, str):
+            values["dataset"] = hide_secrets(self.dataset)
         values["shuffle"] = [way.label for way in self.ways]
-        values |= {name: value for name, value in (("checkpoint", self.checkpoint), ("report", self.report)) if value}
+        values |= {name: value for name in ("checkpoint", "report") if (value := getattr(self, name))}
         values |= self.options.keywords() | ({} if self.test is None else {"test": self.test})
         return f"Pipeline({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
@@ -277,8 +279,8 @@ class Pipeline:
             return len(self.options.workers)
         return None if self.options.resources is not None else self.cluster.n_workers
 
-    def check(self) -> None:
-        """Check all that can be checked before the cluster is started.
+    def check(self) -> Dataset:
+        """Check all that can be checked before the cluster is started, and return the open dataset.
 
         Raises
         ------
@@ -287,28 +289,32 @@ class Pipeline:
         DatasetError
             If the dataset cannot be opened.
         """
-        self.checked()
-
-    def checked(self) -> Dataset:
-        """Check the pipeline, and return its open dataset."""
         dataset = as_dataset(self.dataset)
         problems = [
             f"{option}={name!r} is not an array of the dataset, which has {', '.join(sorted(dataset.arrays))}"
             for option, name in self.training.arrays.items()
             if name not in dataset.arrays
         ]
-        with _collected(problems, "held-out samples"):
+
+        @contextlib.contextmanager
+        def collected(label: str) -> Iterator[None]:
+            try:
+                yield
+            except (InvalidParameter, CacheBudgetError) as error:
+                problems.append(f"{label}: {error}")
+
+        with collected("held-out samples"):
             _, part = self.training.on(dataset, self.ways[0].choices.seed)
             for way in self.ways:
-                with _collected(problems, way.label):
+                with collected(way.label):
                     check_copy(way, dataset)
                     if way.copy is not None and part is not dataset:
                         raise InvalidParameter.because("copy", "it has the samples that are held out")
                     self._check_way(part if way.copy is None else way.copy, way)
-        with _collected(problems, "cluster"):
+        with collected("cluster"):
             self.cluster.check()
         if self.test is not None:
-            with _collected(problems, "test"):
+            with collected("test"):
                 check_test(self.test, self.training, self.ways, self._n_workers)
         if self.report is not None:
             try:
@@ -320,13 +326,11 @@ class Pipeline:
         return dataset
 
     def _check_way(self, dataset: Dataset, way: Way) -> None:
-        choices = resolved(dataset, way.choices.with_one_delivery())
+        choices, n_workers = resolved(dataset, way.choices.with_one_delivery()), self._n_workers
         self.options.check_way(dataclasses.replace(choices, delivery=way.choices.delivery))
-        n_workers = self._n_workers
         if n_workers is None:
             return
-        spec = ShuffleSpec.at_first(dataset.n_samples, n_workers, choices)
-        memory = self.cluster.worker_memory
+        spec, memory = way.spec(dataset, n_workers), self.cluster.worker_memory
         if memory and self.options.memory_limit is None:
             limit = int(Settings.from_config().memory_fraction * memory)
             check_budget(spec, dataset.layout, limit, on_disk=self.options.on_disk)
@@ -362,16 +366,6 @@ class Pipeline:
         return future
 
 
-def _options_of(session: SessionOptions | Mapping[str, Any]) -> SessionOptions:
-    if not isinstance(session, SessionOptions | Mapping):
-        raise InvalidParameter.of("session", session, "a mapping of parameters of a Shuffler")
-    keywords = session.keywords() if isinstance(session, SessionOptions) else session
-    for name in keywords:
-        if name not in SESSION:
-            raise InvalidParameter.of("session", name, f"a mapping with names among {', '.join(SESSION)}")
-    return session if isinstance(session, SessionOptions) else SessionOptions(**session)
-
-
 def as_way(way: Choices | Way | str) -> Way:
     """A way of shuffling, from choices or the name of an assignment."""
     if isinstance(way, str):
@@ -383,107 +377,98 @@ def as_way(way: Choices | Way | str) -> Way:
     return way
 
 
-@contextlib.contextmanager
-def _collected(problems: list[str], label: str) -> Iterator[None]:
-    """Collect an error of a way as a sentence."""
-    try:
-        yield
-    except (InvalidParameter, CacheBudgetError) as error:
-        problems.append(f"{label}: {error}")
-
-
 def train(
     pipeline: Pipeline,
     advance: Advance,
     write: Callable[[Comparison], Path] | None = None,
-    meanwhile: Callable[[], None] | None = None,
+    meanwhile: Callable[[], PairsByWay] | None = None,
 ) -> PipelineResult:
-    """Check a pipeline, start its cluster, and train with each of its ways; call ``meanwhile`` during the start."""
-    whole, options = pipeline.checked(), pipeline.options
+    """Check a pipeline, start its cluster, and train with each of its ways.
+
+    ``meanwhile`` is called during the start, and returns pairs of runs for the report.
+    """
+    whole, options = pipeline.check(), pipeline.options
     training, dataset = pipeline.training.on(whole, pipeline.ways[0].choices.seed)
     prepared = 2 if pipeline.report is None else 4
     total, done = prepared + len(pipeline.ways) * training.epochs, 0
 
-    def say(text: str) -> None:
+    def say(text: str, now: int) -> None:
+        nonlocal done
+        done = now
         advance(done, total, text)
 
-    say("loading compiled code; the first run compiles it")
+    waiting = f"waiting for {pipeline.cluster}"
+    say("loading compiled code; the first run compiles it", 0)
     load_kernels(*KERNELS)
-    done += 1
-    say(f"waiting for {pipeline.cluster}")
-    with _opened(pipeline.cluster, lambda text: say(f"waiting for {pipeline.cluster}: {text}"), meanwhile) as client:
-        done += 1
+    say(waiting, 1)
+    with _opened(pipeline.cluster, lambda text: say(f"{waiting}: {text}", done), meanwhile) as (client, tested):
         measured, results = None, []
         if pipeline.report is not None:
             _check_loads(client, pipeline)
-            say("measuring the cluster")
+            say("measuring the cluster", 2)
             measured = measure_workers(client, options.choice, dataset, seconds=MEASURING_SECONDS).cluster
-            done += 1
-            say("loading code on the workers")
+            say("loading code on the workers", 3)
             _warm_up(pipeline, training, client, pipeline.ways[-1].dataset(dataset))
-            done += 1
         shufflers: list[Shuffler] = []
-        reported: dict[str, dict[int, TrainingPoint]] = {way.label: {} for way in pipeline.ways}
-        for place, way in enumerate(pipeline.ways):
-            say(way.label)
+        for before, way in zip(range(prepared, total, training.epochs), pipeline.ways, strict=True):
+            say(way.label, before)
+            reported: dict[int, TrainingPoint] = {}
 
-            def on_epoch(point: TrainingPoint, way: Way = way, before: int = done) -> None:
-                nonlocal done
-                reported[way.label][point.epoch] = point  # after an interruption, an epoch may run again
-                done = before + point.epoch + 1  # a run that continues does not begin with the first epoch
-                say(way.label)
+            def on_epoch(point: TrainingPoint, way: Way = way, before: int = before, reported: Any = reported) -> None:
+                reported[point.epoch] = point  # after an interruption, an epoch may run again
+                say(way.label, before + point.epoch + 1)  # a run that continues does not begin with the first epoch
 
             value, shuffler = _train(pipeline, training, client, way.dataset(dataset), way, on_epoch)
-            points = tuple(reported[way.label].values())
+            points = tuple(reported.values())
             results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers, reported=points))
             shufflers.append(shuffler)
-            # Also if the function does not say when an epoch ends.
-            done = prepared + (place + 1) * training.epochs
-            say(way.label)
+            say(way.label, before + training.epochs)  # also if the function does not say when an epoch ends
             if pipeline.test is not None:
                 metric_of(value, pipeline.test.metric)  # now, and not after all ways
         if pipeline.test is not None:
             timed = [(way, result.records) for way, result in zip(pipeline.ways, results, strict=True)]
-            tested = pairs_of(client, whole, pipeline.test, pipeline.training, options, timed, advance)
-            results = [dataclasses.replace(result, pairs=tested.get(result.label)) for result in results]
-        comparison, page = None, None
-        if pipeline.report is not None and _has_trained(results):
-            comparison = comparison_of(
-                client,
-                dataset,
-                [
-                    result_of(
-                        way,
-                        shuffler,
-                        result.points,
-                        measured=measured,
-                        pairs={} if result.pairs is None else {training.averages: result.pairs},
-                    )
-                    for way, result, shuffler in zip(pipeline.ways, results, shufflers, strict=True)
-                ],
-                settings=training.facts,
-                command=_command(),
-                error_meaning=training.error_meaning,
-                error_at_start=training.error_at_start,
-                averages=training.averages,
-            )
-            page = None if write is None else write(comparison)
-    return PipelineResult(tuple(results), page, comparison)
+            pairs = pairs_of(client, whole, pipeline.test, pipeline.training, options, timed, advance)
+            results = [dataclasses.replace(result, pairs=pairs.get(result.label)) for result in results]
+            tested = {training.averages: pairs}
+        if pipeline.report is None or not _has_trained(results):
+            return PipelineResult(tuple(results), None)
+        comparison = comparison_of(
+            client,
+            dataset,
+            [
+                result_of(
+                    way,
+                    shuffler,
+                    result.points,
+                    measured,
+                    {name: pairs[way.label] for name, pairs in tested.items() if way.label in pairs},
+                )
+                for way, result, shuffler in zip(pipeline.ways, results, shufflers, strict=True)
+            ],
+            settings=training.facts,
+            command=_command(),
+            error_meaning=training.error_meaning,
+            error_at_start=training.error_at_start,
+            averages=training.averages,
+        )
+        return PipelineResult(tuple(results), None if write is None else write(comparison), comparison)
 
 
 @contextlib.contextmanager
-def _opened(cluster: ClusterSource, waiting: Waiting, meanwhile: Callable[[], None] | None) -> Iterator[Client]:
+def _opened(
+    cluster: ClusterSource, waiting: Waiting, meanwhile: Callable[[], PairsByWay] | None
+) -> Iterator[tuple[Client, PairsByWay]]:
     if meanwhile is None:
         with cluster.open(waiting) as client:
-            yield client
+            yield client, {}
         return
     own = contextvars.copy_context()  # a client must be closed in the context in which it was opened
     opened = contextlib.ExitStack()
     try:
         with ThreadPoolExecutor(1, "dshuffle-cluster") as pool:
             opening = pool.submit(own.run, opened.enter_context, cluster.open())
-            meanwhile()
-        yield opening.result()
+            tested = meanwhile()
+        yield opening.result(), tested
     finally:
         own.run(opened.close)
 
@@ -547,18 +532,12 @@ def pairs_of(
     except InvalidParameter as error:  # the ways were timed already
         warnings.warn(f"There are no pairs of runs: {error}", stacklevel=2)
         return {}
-    running = 0, test.pairs, ""
-
-    def begin(done: int, most: int, text: str) -> None:
-        nonlocal running
-        running = done, most, text
-        say(*running)
 
     def run(way: Way, seed: int, shuffle_seed: int) -> float | NDArray[np.float64]:
         keywords = {**seeded(way, shuffle_seed).keywords(), **options.keywords()}
         own, part = training.changed(seed=seed).on(way.dataset(dataset), seed)
         with Shuffler(client, part, **keywords) as shuffler:
-            value = own.run(shuffler, lambda _: say(*running))
+            value = own.run(shuffler, lambda _: None)
             if shuffler.n_workers != n_workers:
                 raise ClusterError(f"there are {shuffler.n_workers} workers in place of {n_workers}")
         return metric_of(value, test.metric)
@@ -570,7 +549,7 @@ def pairs_of(
     reference = reference_of([way for way, _ in sorted(timed, key=seconds)])
     held_out = training.held_out
     sizes = {"fixed": True} if held_out is None else held_out.sizes(dataset, reference.choices.seed)
-    return run_in_pairs(test, reference, [way for way, _ in timed], run, begin, **sizes)
+    return run_in_pairs(test, reference, [way for way, _ in timed], run, say, **sizes)
 
 
 def _has_trained(results: Sequence[TrainedWay]) -> bool:
@@ -622,21 +601,19 @@ def _train(
 
 def _check_loads(client: Client, pipeline: Pipeline) -> None:
     """Refuse functions of the user that the workers cannot load, before anything is prepared."""
-    given = {"fit": pipeline.training.fit, **pipeline.training.options}
-    functions = [value for name, value in given.items() if callable(value) and name not in ON_CLIENT]
-    if pipeline.training.is_trainer:
-        functions.remove(pipeline.training.fit)
+    training = pipeline.training
+    functions = [value for name, value in training.options.items() if callable(value) and name not in ON_CLIENT]
+    if not training.is_trainer:
+        functions.append(training.fit)
     present = WorkerFacts.of_all(cluster_info(client)["workers"])
     chosen = [worker.address for worker in present if pipeline.options.choice.allows(worker)]
-    reasons = run_on_workers(client, _load_error, dumps(functions), workers=chosen)
-    if failed := {address: reason for address, reason in reasons.items() if reason}:
-        address, reason = next(iter(failed.items()))
-        others = f" and {len(failed) - 1} others" if len(failed) > 1 else ""
-        raise ClusterError(
-            f"the worker {address}{others} cannot load the functions of the training: {reason}. Install what is "
-            "missing there, or put it into the file of the pipeline",
-            transient=False,
-        )
+    for address, reason in run_on_workers(client, _load_error, dumps(functions), workers=chosen).items():
+        if reason:
+            raise ClusterError(
+                f"the worker {address} cannot load the functions of the training: {reason}. Install what is missing on "
+                "all workers, or put it into the file of the pipeline",
+                transient=False,
+            )
 
 
 def _load_error(pickled: bytes) -> str:

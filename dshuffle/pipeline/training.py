@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import math
@@ -81,21 +82,24 @@ class Training:
         try:
             inspect.signature(function).bind(None, epochs=epochs, **options)
         except TypeError as error:
-            names = ", ".join(inspect.signature(function).parameters)
             raise InvalidParameter.because(
                 f"Training({self.name})",
                 str(error),
-                f"It is called with a shuffler, epochs= and the options of the training. Its parameters are {names}.",
+                "It is called with a shuffler, epochs= and the options of the training. Its parameters are "
+                f"{', '.join(self.parameters)}.",
             ) from None
 
     def __repr__(self) -> str:
-        options = "".join(
-            f", {name}={_function_name(value) or short_repr(value)}" for name, value in self.options.items()
-        )
+        options = "".join(f", {name}={_in_words(value)}" for name, value in self.options.items())
         return f"Training({self.name}, epochs={self.epochs}{options})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _training, (self.fit, self.epochs, dict(self.options))
+        return functools.partial(Training, self.fit, self.epochs, **self.options), ()
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The parameters of the function by name."""
+        return inspect.signature(self.fit).parameters
 
     @property
     def name(self) -> str:
@@ -114,15 +118,21 @@ class Training:
         """The error before the first epoch, if it is known: weights of 0 leave all of the target."""
         return 1.0 if self.fit is fit_linear_regression else None
 
+    def option(self, name: str) -> Any:
+        """An option, or its default; None if the function does not have it."""
+        return self.options.get(name, self.parameters[name].default if name in self.parameters else None)
+
     @property
     def averages(self) -> str:
         """What is averaged: ``"gradients"`` in every step, ``"models"`` once an epoch, or ``"unknown"``.
 
         A function of the user says it with an attribute ``averages``.
         """
-        parameter = inspect.signature(self.fit).parameters.get("average")
-        option = self.options.get("average", None if parameter is None else parameter.default)
-        known = (option, getattr(self.fit, "averages", None), AVERAGES.get(self.name.removeprefix("fit_")))
+        known = (
+            self.option("average"),
+            getattr(self.fit, "averages", None),
+            AVERAGES.get(self.name.removeprefix("fit_")),
+        )
         return next((name for name in known if name in (GRADIENTS, MODELS)), UNKNOWN)
 
     @property
@@ -146,32 +156,22 @@ class Training:
     def changed(self, *, epochs: int | None = None, seed: int | None = None) -> Training:
         """The same with other epochs, or another ``seed`` if the function has that. No user is told of its epochs."""
         options = {name: value for name, value in self.options.items() if name != "on_epoch"}
-        if seed is not None and "seed" in inspect.signature(self.fit).parameters:
+        if seed is not None and "seed" in self.parameters:
             options["seed"] = seed
         return Training(self.fit, epochs or self.epochs, **options)
 
     @property
-    def reports_epochs(self) -> bool:
-        """Whether the function says when an epoch has ended."""
-        return "on_epoch" in inspect.signature(self.fit).parameters
-
-    @property
     def arrays(self) -> dict[str, str]:
         """Names of the arrays that it needs, by option."""
-        parameters = inspect.signature(self.fit).parameters
-        arrays = {name: self.options.get(name, parameters[name].default) for name in ARRAYS if name in parameters}
-        return {option: name for option, name in arrays.items() if isinstance(name, str)}
+        return {name: array for name in ARRAYS if isinstance(array := self.option(name), str)}
 
     @property
     def facts(self) -> dict[str, Any]:
         """The training by name, for a report."""
-
-        def fact(value: Any) -> Any:
-            if isinstance(value, Dataset):
-                return f"{value.n_samples} samples of {hide_secrets(value.url)}"
-            return value if isinstance(value, bool | int | float | str) else _function_name(value) or short_repr(value)
-
-        shown = {name: fact(value) for name, value in self.options.items()}
+        shown = {
+            name: value if isinstance(value, bool | int | float | str) else _in_words(value)
+            for name, value in self.options.items()
+        }
         return {"training": f"{getattr(self.fit, '__module__', '')}:{self.name}", "epochs": self.epochs, **shown}
 
     def run(self, shuffler: Shuffler, on_epoch: OnEpoch) -> Any:
@@ -185,33 +185,29 @@ class Training:
                 own(point)
             on_epoch(point)
 
-        if self.reports_epochs:
+        if "on_epoch" in self.parameters:
             options["on_epoch"] = report
         return self.fit(shuffler, epochs=self.epochs, **options)
 
 
-def _training(fit: Callable[..., Any], epochs: int, options: dict[str, Any]) -> Training:
-    return Training(fit, epochs, **options)
-
-
-def _point_of(result: object, epoch: int, seconds: float) -> TrainingPoint:
+def _point_of(result: Any, epoch: int, seconds: float) -> TrainingPoint:
     """Make a point of the history from what a function reports after an epoch."""
     if isinstance(result, TrainingPoint):
         return result
+    metrics = result if isinstance(result, Mapping) else {}
     try:
-        if result is None or isinstance(result, Mapping):
-            metrics = numbers_of(result or {})
-            return TrainingPoint(epoch=epoch, seconds=seconds, error=math.nan, validation=metrics)
-        [error] = numbers_of({"error": result}).values()
+        numbers = numbers_of({**metrics, "": math.nan if result is None or result is metrics else result})
     except InvalidParameter:
         allowed = "called with nothing, the error as a number, a dict of metrics, or a dshuffle.report.TrainingPoint"
         raise InvalidParameter.of("on_epoch", result, allowed) from None
-    return TrainingPoint(epoch=epoch, seconds=seconds, error=error)
+    return TrainingPoint(epoch=epoch, seconds=seconds, error=numbers.pop(""), validation=numbers)
 
 
-def _function_name(value: object) -> str:
-    """Name of a function, which its text buries under addresses; empty for anything else."""
-    return value.__name__ if inspect.isroutine(value) else ""
+def _in_words(value: object) -> str:
+    """A value for people: of a function its name, which its text buries under addresses."""
+    if isinstance(value, Dataset):
+        return f"{value.n_samples} samples of {hide_secrets(value.url)}"
+    return value.__name__ if inspect.isroutine(value) else short_repr(value)
 
 
 def named(name: str) -> Any:

@@ -8,49 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshuffle.lazy_names import loader
-from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, TrainingPoint, WayResult, figures, to_dict
+from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, TrainingPoint, WayResult, to_dict
 
 if TYPE_CHECKING:
-    from dshuffle.report.page import (
-        Table,
-        chart_page,
-        meanings,
-        names_of,
-        render_html,
-        render_text,
-        story,
-        tables_of,
-        write_report,
-    )
+    from dshuffle.report.page import render_html as render_html
+    from dshuffle.report.page import render_text as render_text
+    from dshuffle.report.page import story as story
+    from dshuffle.report.page import write_report as write_report
 
-__all__ = [
-    "CPU_BOUND",
-    "Comparison",
-    "Figures",
-    "Table",
-    "TrainingPoint",
-    "WayResult",
-    "chart_page",
-    "figures",
-    "meanings",
-    "names_of",
-    "render_html",
-    "render_text",
-    "story",
-    "tables_of",
-    "to_dict",
-    "write_report",
-]
-
-PAGE = (
-    "Table",
-    "chart_page",
-    "meanings",
-    "names_of",
-    "render_html",
-    "render_text",
-    "story",
-    "tables_of",
-    "write_report",
-)
+PAGE = ("render_html", "render_text", "story", "write_report")
+__all__ = ["CPU_BOUND", "Comparison", "Figures", "TrainingPoint", "WayResult", "to_dict", *PAGE]
 __getattr__ = loader(__name__, dict.fromkeys(PAGE, "dshuffle.report.page"))

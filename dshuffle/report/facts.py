@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dshuffle.noninferiority import ERROR_RATE, PairedOutcome, PairedRuns, holm
-from dshuffle.report.slow_rank import slow_ranks_of
-from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, Spread, WayResult, figures, limited_by_processors
+from dshuffle.records import slow_rank_of
+from dshuffle.report.summary import CPU_BOUND, Comparison, WayResult
 
 CLOSE = 1.5
 """If the medians of two ways differ by more than this factor, one is called faster even if their ranges overlap. A
@@ -23,53 +23,33 @@ SERIES = ("gradients", "models", "unknown")
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """A way and its figures."""
-
-    way: WayResult
-    figures: Figures
-
-    @property
-    def is_local(self) -> bool:
-        """Whether nothing moves."""
-        return not self.way.choices.assignment.moves
-
-    @property
-    def spread(self) -> Spread:
-        """Seconds of an epoch, of a way that ran for two epochs or more."""
-        assert self.figures.epoch_spread is not None
-        return self.figures.epoch_spread
-
-
-@dataclass(frozen=True, slots=True)
 class Ranking:
     """The ways that reshuffle everything: the fastest, those with times like its times, and the slower ones."""
 
-    fastest: Timed
-    alike: tuple[Timed, ...]
-    slower: tuple[Timed, ...]
+    fastest: WayResult
+    alike: list[WayResult]
+    slower: list[WayResult]
 
     @classmethod
-    def of(cls, timed: Iterable[Timed]) -> Ranking | None:
+    def of(cls, ways: Iterable[WayResult]) -> Ranking | None:
         """Rank the ways by their median; None if no way can be ranked."""
-        ranked = sorted(
-            (one for one in timed if one.way.choices.reshuffles_all and one.figures.epoch_spread is not None),
-            key=lambda one: one.spread.median,
-        )
+        timed = (way for way in ways if way.choices.reshuffles_all and way.figures.epoch_spread is not None)
+        ranked = sorted(timed, key=_median)
         if not ranked:
             return None
         fastest, *others = ranked
-
-        def is_alike(other: Timed) -> bool:
-            is_close = overlap(fastest, other) and other.spread.median <= CLOSE * fastest.spread.median
-            return is_close or other.spread.median < ALIKE * fastest.spread.median
-
-        return cls(fastest, tuple(filter(is_alike, others)), tuple(one for one in others if not is_alike(one)))
+        least = _median(fastest)
+        alike = [
+            other
+            for other in others
+            if (overlap(fastest, other) and _median(other) <= CLOSE * least) or _median(other) < ALIKE * least
+        ]
+        return cls(fastest, alike, [other for other in others if other not in alike])
 
     @property
-    def ways(self) -> tuple[Timed, ...]:
+    def ways(self) -> list[WayResult]:
         """All of them."""
-        return (self.fastest, *self.alike, *self.slower)
+        return [self.fastest, *self.alike, *self.slower]
 
     @property
     def overlaps(self) -> bool:
@@ -77,24 +57,25 @@ class Ranking:
         return overlap(self.fastest, self.alike[0])
 
     @property
-    def other(self) -> Timed:
+    def other(self) -> WayResult:
         """The way to compare the fastest one with: one that reads again, or else the next slower one."""
-        return next((one for one in self.slower if one.way.choices.reads_store), self.slower[0])
+        return next((way for way in self.slower if way.choices.reads_store), self.slower[0])
 
     @property
-    def is_limited(self) -> bool:
-        """Whether processors limit the fastest way."""
-        return limited_by_processors(self.fastest.way, self.fastest.figures)
-
-    @property
-    def busy(self) -> list[str]:
-        """The ways whose exchanges processors limit."""
-        return [one.way.label for one in self.ways if limited_by_processors(one.way, one.figures)]
+    def times_longer(self) -> float:
+        """How many times as long an epoch takes with that way."""
+        return _median(self.other) / _median(self.fastest)
 
 
-def overlap(fastest: Timed, other: Timed) -> bool:
+def _median(way: WayResult) -> float:
+    assert way.figures.epoch_spread is not None
+    return way.figures.epoch_spread.median
+
+
+def overlap(fastest: WayResult, other: WayResult) -> bool:
     """Whether an epoch with the other way was as fast as one with the fastest."""
-    return other.spread.least <= fastest.spread.greatest
+    first, second = fastest.figures.epoch_spread, other.figures.epoch_spread
+    return first is not None and second is not None and second.least <= first.greatest
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +124,8 @@ class Series:
     @property
     def subject(self) -> str | None:
         """The way that the answer is about: one shuffle before training, or else the first that is not worse."""
-        if self.once is not None:
-            return self.once
-        return next((label for group, _ in self.groups for label in group if self.p_values[label] <= ERROR_RATE), None)
+        not_worse = (label for labels, _ in self.groups for label in labels if self.p_values[label] <= ERROR_RATE)
+        return self.once or next(not_worse, None)
 
     @property
     def subject_runs(self) -> PairedRuns | None:
@@ -156,22 +136,17 @@ class Series:
     def by_chance(self) -> bool:
         """Whether the way is not worse by itself, but perhaps by chance, as one of several."""
         runs = self.subject_runs
-        if runs is None or self.subject is None or runs.outcome is not PairedOutcome.NOT_WORSE:
-            return False
-        return self.p_values[self.subject] > ERROR_RATE
+        is_not_worse = runs is not None and runs.outcome is PairedOutcome.NOT_WORSE
+        return is_not_worse and self.p_values[self.subject or ""] > ERROR_RATE
 
     @property
     def answer(self) -> str:
         """Whether to reshuffle: "no", "yes" or "cannot tell"."""
-        outcomes = [runs.outcome for _, runs in self.groups]
-        if self.once is None:
-            worse = all(outcome is PairedOutcome.WORSE for outcome in outcomes)
-            return "no" if self.subject else "yes" if worse else "cannot tell"
-        runs = self.subject_runs
-        assert runs is not None
-        if runs.outcome is PairedOutcome.NOT_WORSE and not self.by_chance:
-            return "no"
-        return "yes" if runs.outcome is PairedOutcome.WORSE else "cannot tell"
+        judged = [runs for _, runs in self.groups] if self.subject_runs is None else [self.subject_runs]
+        if all(runs.outcome is PairedOutcome.WORSE for runs in judged):
+            return "yes"
+        is_enough = self.subject_runs is not None and self.subject_runs.outcome is PairedOutcome.NOT_WORSE
+        return "no" if is_enough and not self.by_chance else "cannot tell"
 
 
 def series_of(comparison: Comparison) -> list[Series]:
@@ -181,26 +156,25 @@ def series_of(comparison: Comparison) -> list[Series]:
 
 def facts_of(comparison: Comparison) -> dict[str, Any]:
     """What the sentences of a comparison are made of."""
-    timed = [Timed(way, figures(way)) for way in comparison.ways]
-    seconds = [one.figures.epoch_seconds for one in timed if one.is_local and one.figures.epoch_seconds is not None]
+    ways = comparison.ways
+    timed = [way for way in ways if way.figures.epoch_seconds is not None]
     chunks = [
-        one
-        for one in timed
-        if one.way.choices.assignment.in_chunks and one.figures.epoch_spread and one.way.choices.every == 1
+        way for way in ways if way.choices.assignment.in_chunks and way.figures.epoch_spread and way.choices.every == 1
     ]
+    slow = {way.label: words for way in ways if (words := slow_rank_of(way.records))}
+    ranking = Ranking.of(ways)
     return {
         "series": series_of(comparison),
-        "ranking": Ranking.of(timed),
-        "redraws": any(
-            way.choices.assignment.redraws_all and not way.choices.reshuffles_all for way in comparison.ways
-        ),
-        "alone": min(seconds, default=None),
-        "chunks": min(chunks, key=lambda one: one.spread.median, default=None),
-        "sparse": [one for one in timed if one.way.choices.every > 1 and one.figures.epoch_seconds is not None],
-        "worth": _worth(timed),
+        "ranking": ranking,
+        "busy": [way.label for way in ranking.ways if way.limited_by_processors] if ranking else [],
+        "redraws": any(way.choices.assignment.redraws_all and not way.choices.reshuffles_all for way in ways),
+        "alone": min((way.figures.epoch_seconds for way in timed if not way.choices.assignment.moves), default=None),  # type: ignore[type-var]
+        "chunks": min(chunks, key=_median, default=None),
+        "sparse": [way for way in timed if way.choices.every > 1],
+        "worth": _worth(ways),
         "begun": _hardly_begun(comparison),
-        "slow_ranks": slow_ranks_of(comparison.ways),
-        "untested": [way for way in comparison.ways if not way.pairs and not way.choices.reshuffles_all],
+        "slow_ranks": " ".join(f"With “{label}”, {words}." for label, words in slow.items()),
+        "untested": [way for way in ways if not way.pairs and not way.choices.reshuffles_all],
         "cpu_bound": CPU_BOUND,
     }
 
@@ -209,13 +183,14 @@ def _is_shuffled_once(way: WayResult) -> bool:
     return not way.choices.assignment.moves and str(way.choices.sharding) == "random"
 
 
-def _worth(timed: Sequence[Timed]) -> dict[str, Any]:
+def _worth(ways: Sequence[WayResult]) -> dict[str, Any]:
     """Last errors: the least with reshuffling, after one shuffle before training, and in stored order."""
-    errors = [(one, one.figures.last_error) for one in timed]
-    finite = [(one, error) for one, error in errors if error is not None and math.isfinite(error)]
-    fixed = {str(one.way.choices.sharding): error for one, error in reversed(finite) if one.is_local}
-    reshuffled = [error for one, error in finite if one.way.choices.reshuffles_all]
-    epochs = max((len(one.way.history) for one, _ in finite), default=0)
+    finite = [way for way in ways if way.history and math.isfinite(way.history[-1].error)]
+    fixed = {
+        str(way.choices.sharding): way.history[-1].error for way in reversed(finite) if not way.choices.assignment.moves
+    }
+    reshuffled = [way.history[-1].error for way in finite if way.choices.reshuffles_all]
+    epochs = max((len(way.history) for way in finite), default=0)
     once, stored = fixed.get("random"), fixed.get("contiguous")
     # The first epoch is only loaded: until the second, nothing has been reshuffled.
     if not reshuffled or once is stored is None or epochs < 2:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import io
+import itertools
 import json
 import math
 import re
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,19 +25,7 @@ from markupsafe import Markup, escape
 
 from dshuffle.noninferiority import PairedOutcome
 from dshuffle.report.facts import Series, facts_of, series_of
-from dshuffle.report.summary import (
-    Comparison,
-    Figures,
-    Spread,
-    WayResult,
-    corrected,
-    figures,
-    has_errors,
-    limited_by_processors,
-    make_folder,
-    to_dict,
-    write_records,
-)
+from dshuffle.report.summary import Comparison, Spread, WayResult, has_errors, make_folder, records_of, to_dict
 from dshuffle.units import (
     ERROR_DIGITS,
     METRIC_DIGITS,
@@ -51,8 +39,6 @@ from dshuffle.units import (
     kept_together,
 )
 
-Cell = Callable[[WayResult, Figures], str]
-
 MARGINS_SHOWN = 4.0
 """The axis of pairs ends at this many margins, or beyond the pairs of the way that the answer is about."""
 
@@ -60,40 +46,42 @@ LEVELS = 5
 """Heights at which the marks of pairs are drawn, so that equal ones do not hide each other."""
 
 
-def _median(spread: Spread | None) -> float | None:
-    return None if spread is None else spread.median
+def _shown(show: Callable[[float], str], name: str) -> Callable[[WayResult], str]:
+    """A column: how a figure of a way is shown; of a spread, its median."""
+
+    def cell(way: WayResult) -> str:
+        value = getattr(way.figures, name)
+        value = value.median if isinstance(value, Spread) else value
+        return UNKNOWN if value is None else show(value)
+
+    return cell
 
 
-def _range(spread: Spread | None) -> str:
+def _range(way: WayResult) -> str:
+    spread = way.figures.shuffle_seconds
     return UNKNOWN if spread is None else f"{human_seconds(spread.least)} to {human_seconds(spread.greatest)}"
 
 
-def _idle(way: WayResult, of: Figures) -> str:
-    mark = " !" if limited_by_processors(way, of) else ""
-    return UNKNOWN if of.cpu_idle is None else f"{100 * of.cpu_idle:.0f} %{mark}"
-
-
-COLUMNS: dict[str, dict[str, Cell]] = {
+_idle = _shown(lambda share: f"{100 * share:.0f} %", "cpu_idle")
+COLUMNS: dict[str, dict[str, Callable[[WayResult], str]]] = {
     "Times": {
-        "epoch": lambda _, of: human_seconds(of.epoch_seconds),
-        "exchange": lambda _, of: human_seconds(_median(of.shuffle_seconds)),
-        "range": lambda _, of: _range(of.shuffle_seconds),
-        "predicted": lambda way, _: human_seconds(way.predicted_seconds),
-        "training": lambda _, of: human_seconds(of.training_seconds),
-        "waited": lambda _, of: human_seconds(of.waited_seconds),
-        "idle CPU": _idle,
+        "epoch": _shown(human_seconds, "epoch_seconds"),
+        "exchange": _shown(human_seconds, "shuffle_seconds"),
+        "range": _range,
+        "predicted": lambda way: human_seconds(way.predicted_seconds),
+        "training": _shown(human_seconds, "training_seconds"),
+        "waited": _shown(human_seconds, "waited_seconds"),
+        "idle CPU": lambda way: _idle(way) + (" !" if way.limited_by_processors else ""),
     },
     "Traffic": {
-        "samples received": lambda _, of: human_count(of.needed),
-        "packets": lambda _, of: human_count(0 if of.wire_bytes == 0 else of.packets),
-        "bytes sent": lambda _, of: human_bytes(of.wire_bytes),
-        "by the server": lambda _, of: human_bytes(of.server_sent_bytes),
-        "bytes read": lambda _, of: human_bytes(of.store_bytes),
-        "read amplification": lambda _, of: (
-            UNKNOWN if of.read_amplification is None else human_ratio(of.read_amplification)
-        ),
-        "requests": lambda _, of: human_count(of.store_requests),
-        "requests/s": lambda _, of: human_count(of.requests_per_second),
+        "samples received": _shown(human_count, "needed"),
+        "packets": lambda way: "0" if way.figures.wire_bytes == 0 else _shown(human_count, "packets")(way),
+        "bytes sent": _shown(human_bytes, "wire_bytes"),
+        "by the server": _shown(human_bytes, "server_sent_bytes"),
+        "bytes read": _shown(human_bytes, "store_bytes"),
+        "read amplification": _shown(human_ratio, "read_amplification"),
+        "requests": _shown(human_count, "store_requests"),
+        "requests/s": _shown(human_count, "requests_per_second"),
     },
 }
 """The table of figures, in two parts. ``templates/words.txt`` says what each column means."""
@@ -113,42 +101,33 @@ class Table:
 
 def tables_of(comparison: Comparison) -> list[Table]:
     """The table of figures: what is read first, and then part by part."""
-    ways = [(way, figures(way)) for way in comparison.ways]
-    series = series_of(comparison)
-    first = {name: COLUMNS["Times"][name] for name in FIRST}
-    parts = {"": first, **COLUMNS}
-    tables = [
-        Table(title, tuple(columns), {way.label: tuple(cell(way, of) for cell in columns.values()) for way, of in ways})
-        for title, columns in parts.items()
-    ]
-    extra = {way.label: tuple(_answer(way, one) for one in series) for way in comparison.ways}
-    headings = tuple(
-        f"{one.runs.test.metric}" + ("" if one.averages == "unknown" else f", {one.averages} averaged")
-        for one in series
-    )
+    ways, series = comparison.ways, series_of(comparison)
+    first: dict[str, list[str]] = {
+        f"{one.runs.test.metric}{_averaged(one)}": [_answer(way, one) for way in ways] for one in series
+    }
     if not series and has_errors(comparison):
-        headings = ("last error",)
-        last = [way.history[-1].error if way.history else None for way in comparison.ways]
-        extra = {
-            way.label: (text,) for way, text in zip(comparison.ways, human_numbers(last, ERROR_DIGITS), strict=True)
-        }
-    tables[0] = Table(
-        "", (*headings, *FIRST), {label: (*extra[label], *cells) for label, cells in tables[0].rows.items()}
-    )
+        last = [way.history[-1].error if way.history else None for way in ways]
+        first["last error"] = human_numbers(last, ERROR_DIGITS)
+    parts = {title: {name: list(map(cell, ways)) for name, cell in cells.items()} for title, cells in COLUMNS.items()}
+    first |= {name: parts["Times"][name] for name in FIRST}
+    labels = [way.label for way in ways]
+    tables = [
+        Table(title, tuple(columns), dict(zip(labels, zip(*columns.values(), strict=True), strict=True)))
+        for title, columns in ({"": first} | parts).items()
+    ]
     tables += [_pairs(one, comparison) for one in series]
-    if links := next((tuple(way.on_other_links) for way in comparison.ways if way.on_other_links), ()):
-        tables.append(
-            Table(
-                "An exchange on other links",
-                links,
-                {
-                    way.label: tuple(human_seconds(corrected(way, way.on_other_links[link])) for link in links)
-                    for way in comparison.ways
-                    if way.on_other_links and way.choices.assignment.moves
-                },
-            )
-        )
+    if links := next((tuple(way.on_other_links) for way in ways if way.on_other_links), ()):
+        rows = {
+            way.label: tuple(human_seconds(way.corrected(way.on_other_links[link])) for link in links)
+            for way in ways
+            if way.on_other_links and way.choices.assignment.moves
+        }
+        tables.append(Table("An exchange on other links", links, rows))
     return [*tables, *_epochs(comparison)]
+
+
+def _averaged(series: Series) -> str:
+    return "" if series.averages == "unknown" else f", {series.averages} averaged"
 
 
 def _answer(way: WayResult, series: Series) -> str:
@@ -170,32 +149,31 @@ def _pairs(series: Series, comparison: Comparison) -> Table:
     rows = {
         label: (
             mean,
-            *((runs.shown_mean, runs.shown_bounds) if runs.n_pairs else (UNKNOWN, UNKNOWN)),
+            runs.shown_mean if runs.n_pairs else UNKNOWN,
+            runs.shown_bounds if runs.n_pairs else UNKNOWN,
             str(runs.n_pairs),
             "" if runs.outcome is None else runs.outcome.value,
         )
         for (label, runs), mean in zip(tested.items(), means, strict=True)
     }
-    words = "" if series.averages == "unknown" else f", {series.averages} averaged"
-    return Table(
-        f"{series.runs.test.metric} in pairs of runs{words}", ("mean", "difference", "bounds", "pairs", "answer"), rows
-    )
+    title = f"{series.runs.test.metric} in pairs of runs{_averaged(series)}"
+    return Table(title, ("mean", "difference", "bounds", "pairs", "answer"), rows)
 
 
 def _epochs(comparison: Comparison) -> list[Table]:
     """The error and each metric after each epoch."""
-    points = [point for way in comparison.ways for point in way.history]
-    epochs = sorted({point.epoch for point in points})
-    metrics = dict.fromkeys(name for point in points for name in point.validation)
-    names = [*(["error"] if has_errors(comparison) else []), *metrics]
+    values = {
+        way.label: {point.epoch: {"error": point.error, **point.validation} for point in way.history}
+        for way in comparison.ways
+    }
+    points = [(epoch, point) for of_way in values.values() for epoch, point in of_way.items()]
+    epochs = sorted({epoch for epoch, _ in points})
     tables = []
-    for name in names:
-        values = {
-            way.label: {point.epoch: {"error": point.error, **point.validation}.get(name) for point in way.history}
-            for way in comparison.ways
-        }
-        digits = ERROR_DIGITS if name == "error" else METRIC_DIGITS
-        texts = iter(human_numbers([found.get(epoch) for found in values.values() for epoch in epochs], digits))
+    for name in dict.fromkeys(name for _, point in points for name in point):
+        if name == "error" and not has_errors(comparison):
+            continue
+        numbers = [of_way.get(epoch, {}).get(name) for of_way in values.values() for epoch in epochs]
+        texts = iter(human_numbers(numbers, ERROR_DIGITS if name == "error" else METRIC_DIGITS))
         rows = {label: tuple(next(texts) for _ in epochs) for label in values}
         tables.append(Table(f"{name} after each epoch", tuple(map(str, epochs)), rows))
     return tables
@@ -205,11 +183,13 @@ def _time_bars(comparison: Comparison) -> list[dict[str, Any]]:
     """Widths of the parts of an epoch in percent of the longest one, the fastest way first."""
     bars: list[dict[str, Any]] = []
     for place, way in enumerate(comparison.ways):
-        of = figures(way)
-        whole, training, waited = (value or 0.0 for value in (of.epoch_seconds, of.training_seconds, of.waited_seconds))
-        parts = {"training": training, "waiting": waited, "other": max(0.0, whole - training - waited)}
-        bars.append({"place": place, "way": way, "whole": whole, "parts": parts, "end": max(whole, training + waited)})
-    longest = max((bar["end"] for bar in bars), default=0.0) or 1.0
+        of = way.figures
+        whole, training, waiting = (
+            value or 0.0 for value in (of.epoch_seconds, of.training_seconds, of.waited_seconds)
+        )
+        parts = {"training": training, "waiting": waiting, "other": max(0.0, whole - training - waiting)}
+        bars.append({"place": place, "way": way, "whole": whole, "parts": parts})
+    longest = max((max(bar["whole"], sum(bar["parts"].values())) for bar in bars), default=0.0) or 1.0
     for bar in bars:
         bar["widths"] = {name: 100 * seconds / longest for name, seconds in bar["parts"].items()}
     return sorted(bars, key=lambda bar: bar["whole"])
@@ -217,45 +197,41 @@ def _time_bars(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _error_lines(comparison: Comparison) -> dict[str, Any]:
     """Points of the errors against time in percent of the axes, with a logarithmic axis of errors; empty without."""
-    found = [
-        [((way.copy_seconds or 0.0) + point.seconds, point.error) for point in way.history if point.error > 0]
+    lines = [
+        [
+            ((way.copy_seconds or 0.0) + point.seconds, math.log10(point.error))
+            for point in way.history
+            if 0 < point.error < math.inf
+        ]
         for way in comparison.ways
     ]
-    values = [(x, math.log10(error)) for points in found for x, error in points if math.isfinite(error)]
-    if not values:
+    times, errors = zip(*itertools.chain(*lines), strict=True) if any(lines) else ((), ())
+    if not errors:
         return {}
-    end = max(x for x, _ in values) or 1.0
-    low, high = min(y for _, y in values), max(y for _, y in values)
+    end, low, high = max(times) or 1.0, min(errors), max(errors)
     room = 0.05 * (high - low) or 0.1
     low, high = low - room, high + room
 
     def height(y: float) -> float:
-        return 100 * (high - y) / (high - low)
+        return float(100 * (high - y) / (high - low))
 
-    decades = range(math.ceil(low), math.floor(high) + 1)
-    ticks = [float(decade) for decade in decades] if len(decades) > 1 else [low + room, (low + high) / 2, high - room]
+    ticks = [float(decade) for decade in range(math.ceil(low), math.floor(high) + 1)]
+    if len(ticks) < 2:
+        ticks = [low + room, (low + high) / 2, high - room]
     texts = human_numbers([10**tick for tick in ticks], 2)
-    lines = [
-        [(100 * x / end, height(math.log10(error))) for x, error in points if math.isfinite(error)] for points in found
-    ]
-    every = max(1, len(ticks) // 6 + 1)
     return {
-        "lines": lines,
-        "ticks": [(height(tick), text) for tick, text in zip(ticks, texts, strict=True)][::every],
+        "lines": [[(100 * x / end, height(y)) for x, y in line] for line in lines],
+        "ticks": [*zip(map(height, ticks), texts, strict=True)][:: len(ticks) // 6 + 1],
         "times": [(share, human_seconds(end * share / 100)) for share in (0, 25, 50, 75, 100)],
     }
 
 
 def _pair_marks(series: Series, comparison: Comparison) -> dict[str, Any]:
     """Pairs, bounds and the margin in percent of an axis, which does not go far beyond the closest way."""
-    tested = [
-        (place, way.label, way.pairs[series.averages])
-        for place, way in enumerate(comparison.ways)
-        if series.averages in way.pairs
-    ]
-    shown = [value for _, _, runs in tested for value in (*runs.differences, *runs.bounds) if math.isfinite(value)]
-    limit = series.runs.limit
-    of_subject = (series.subject_runs or series.runs).differences
+    tested = [(place, way.label, way.pairs.get(series.averages)) for place, way in enumerate(comparison.ways)]
+    known = [(place, label, runs) for place, label, runs in tested if runs is not None]
+    shown = [value for _, _, runs in known for value in (*runs.differences, *runs.bounds) if math.isfinite(value)]
+    limit, of_subject = series.runs.limit, (series.subject_runs or series.runs).differences
     end = max(MARGINS_SHOWN * limit, 1.5 * float(np.abs(of_subject).max(initial=0.0))) or 1.0
     least, most = max(min([0.0, *shown]) - limit / 4, -end), min(max([limit, *shown]) + limit / 4, end)
     most = max(most, least + 1e-9)
@@ -264,16 +240,14 @@ def _pair_marks(series: Series, comparison: Comparison) -> dict[str, Any]:
         return float(100 * (min(max(value, least), most) - least) / (most - least))
 
     rows = []
-    for place, label, runs in tested:
+    for place, label, runs in known:
         low, high = (0.0 if math.isnan(bound) else place_of(bound) for bound in runs.bounds)
         marks = [
             (place_of(value), index % LEVELS, runs.shown(value), not least <= value <= most)
             for index, value in enumerate(sorted(runs.differences.tolist()))
         ]
-        beyond = sum(mark[3] for mark in marks)
-        rows.append(
-            {"place": place, "label": label, "runs": runs, "bar": (low, high - low), "marks": marks, "n": beyond}
-        )
+        row = {"place": place, "label": label, "runs": runs, "bar": (low, high - low), "marks": marks}
+        rows.append({**row, "n": sum(mark[3] for mark in marks)})
     return {"zero": place_of(0.0), "margin": place_of(limit), "rows": rows, "series": series}
 
 
@@ -319,17 +293,19 @@ def story(comparison: Comparison) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
+def _words() -> Any:
+    return templates(False).get_template("words.txt").module
+
+
 def names_of(comparison: Comparison) -> dict[str, str]:
     """What the name of each way means."""
-    words: Any = templates(False).get_template("words.txt").module
-    return {way.label: " ".join(str(words.explained(way)).split()) for way in comparison.ways}
+    return {way.label: " ".join(str(_words().explained(way)).split()) for way in comparison.ways}
 
 
 def meanings(headings: Iterable[str]) -> str:
     """What the columns of a table mean."""
-    words: Any = templates(False).get_template("words.txt").module
-    texts = [f"{heading}: {words.MEANINGS[heading]}." for heading in headings if heading in words.MEANINGS]
-    return " ".join(texts)
+    known = _words().MEANINGS
+    return " ".join(f"{heading}: {known[heading]}." for heading in headings if heading in known)
 
 
 def render_html(comparison: Comparison) -> str:
@@ -337,6 +313,7 @@ def render_html(comparison: Comparison) -> str:
     answer, *why = story(comparison)
     first, *others = tables_of(comparison)
     program, *arguments = comparison.command.split()
+    records = [record for way in comparison.ways for record in way.records]
     return (
         templates(True)
         .get_template("report.html")
@@ -351,8 +328,8 @@ def render_html(comparison: Comparison) -> str:
             names=names_of(comparison),
             places={way.label: place % 10 for place, way in enumerate(comparison.ways)},
             meanings=meanings,
-            records=[record for way in comparison.ways for record in way.records],
-            loads=[record for way in comparison.ways for record in way.records if record.loaded],
+            records=records,
+            loads=[record for record in records if record.loaded],
             bars=_time_bars(comparison),
             errors=_error_lines(comparison),
             pairs=[_pair_marks(one, comparison) for one in series_of(comparison) if one.runs.n_pairs],
@@ -365,18 +342,10 @@ def render_text(comparison: Comparison, width: int = 80) -> str:
     answer, *why = story(comparison)
     first, *others = tables_of(comparison)
     shown = [first, *(one for one in others if "in pairs of runs" in one.title)]
-    return (
-        templates(False)
-        .get_template("terminal.txt")
-        .render(
-            answer=answer,
-            why=why,
-            tables=[(one.title, _as_text(one, width), meanings(one.headings)) for one in shown],
-            names=names_of(comparison),
-            comparison=comparison,
-            wrapped=functools.partial(_wrapped, width=width),
-        )
-    )
+    tables = [(one.title, _as_text(one, width), meanings(one.headings)) for one in shown]
+    facts: dict[str, Any] = {"comparison": comparison, "answer": answer, "why": why, "names": names_of(comparison)}
+    wrapped = functools.partial(_wrapped, width=width)
+    return templates(False).get_template("terminal.txt").render(tables=tables, wrapped=wrapped, **facts)
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> str:
@@ -404,33 +373,15 @@ def write_report(comparison: Comparison, directory: str | Path) -> Path:
     """
     folder = Path(directory)
     make_folder(folder)
-    summary = json.dumps(to_dict(comparison, story(comparison)), indent=2)
+    lines = (records_of(way.label, way.records, way.history) for way in comparison.ways)
+    texts = {
+        "report.html": render_html(comparison),
+        "records.jsonl": "".join(f"{line}\n" for line in itertools.chain(*lines)),
+        "summary.json": json.dumps(to_dict(comparison, story(comparison)), indent=2) + "\n",
+    }
     with tempfile.TemporaryDirectory(prefix=".report-", dir=folder) as new:
-        (Path(new) / "report.html").write_text(render_html(comparison), encoding="utf-8")
-        write_records(comparison, Path(new) / "records.jsonl")
-        (Path(new) / "summary.json").write_text(summary + "\n", encoding="utf-8")
-        for path in Path(new).iterdir():
-            path.replace(folder / path.name)
+        for name, text in texts.items():
+            (Path(new) / name).write_text(text, encoding="utf-8")
+        for name in texts:
+            (Path(new) / name).replace(folder / name)
     return folder / "report.html"
-
-
-def chart_page(title: str, text: str, sections: Iterable[tuple[str, Sequence[Any]]]) -> str:
-    """Return a page of charts."""
-    embed, resources = (importlib.import_module(f"bokeh.{name}") for name in ("embed", "resources"))
-    named = [(heading, list(plots)) for heading, plots in sections]
-    plots = [plot for _, some in named for plot in some]
-    for plot in plots:
-        plot.sizing_mode = "stretch_width"
-    script, divisions = embed.components(plots)
-    left = iter(divisions)
-    return (
-        templates(True)
-        .get_template("charts.html")
-        .render(
-            title=title,
-            text=text,
-            sections=[(heading, [Markup(next(left)) for _ in some]) for heading, some in named],
-            script=Markup(script),
-            library=Markup(resources.Resources(mode="inline", components=["bokeh"]).render()),
-        )
-    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -40,7 +41,7 @@ class TrainingPoint:
     validation: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WayResult:
     """One way of shuffling: its choices, and for every epoch a record and a training point.
 
@@ -60,6 +61,69 @@ class WayResult:
     pairs: Mapping[str, PairedRuns] = field(default_factory=dict)
     is_copy: bool = False
     copy_seconds: float | None = None
+
+    @functools.cached_property
+    def figures(self) -> Figures:
+        """The way in numbers."""
+        epochs = self.choices.exchange_epochs
+        later = [record for record in self.records if not record.loaded]
+        exchanged = [record for record in later if epochs.has_exchange(record.epoch)]
+        between = [record for record in later if not epochs.has_exchange(record.epoch)]
+
+        def mean(name: str) -> float | None:
+            if not exchanged or (epochs.every > 1 and not between):
+                return None
+            found: float = statistics.median(getattr(record, name) for record in exchanged) / epochs.every
+            if between:
+                found += statistics.median(getattr(record, name) for record in between) * (1 - 1 / epochs.every)
+            return found
+
+        def reads(value: Callable[[EpochRecord], float | None]) -> float | None:
+            """The median of epochs that read; None where most do not, such as those of a server that keeps rows."""
+            found = [value(record) for record in exchanged if record.store_seconds > 0]
+            values = [figure for figure in found if figure is not None]
+            return statistics.median(values) if 2 * len(values) > len(exchanged) else None
+
+        return Figures(
+            **{name: mean(name) for name in MEANS},
+            epoch_spread=Spread.of([record.epoch_seconds for record in exchanged]),
+            shuffle_seconds=Spread.of([record.exchange_seconds for record in exchanged]),
+            requests_per_second=reads(lambda record: record.store_requests / record.store_seconds),
+            read_amplification=reads(lambda record: record.read_amplification),
+            phases={
+                phase: statistics.median(getattr(record, seconds) for record in exchanged)
+                for phase, seconds in PHASES.items()
+                if exchanged
+            },
+            first_error=self.history[0].error if self.history else None,
+            last_error=self.history[-1].error if self.history else None,
+            total_seconds=self.history[-1].seconds if self.history else None,
+        )
+
+    @property
+    def limited_by_processors(self) -> bool:
+        """Whether processors rather than links or the store limit the exchanges.
+
+        They were busy, and the links and the store by themselves take less than half of the time, as far as is known.
+        """
+        of = self.figures
+        if of.cpu_idle is None or of.cpu_idle >= CPU_BOUND or of.shuffle_seconds is None or of.needed == 0:
+            return False
+        return self.predicted_wire_seconds is None or self.predicted_wire_seconds < of.shuffle_seconds.median / 2
+
+    def corrected(self, seconds: float) -> float:
+        """A predicted exchange on other links, corrected by what this run measured.
+
+        If processors limited the exchanges, what they took longer than predicted is added, as other links do not change
+        it. Otherwise the prediction is scaled.
+        """
+        spread = self.figures.shuffle_seconds
+        if spread is None or not self.predicted_seconds:
+            return seconds
+        excess = spread.median - self.predicted_seconds
+        if excess > 0 and self.limited_by_processors:
+            return seconds + excess
+        return seconds * spread.median / self.predicted_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -109,7 +173,7 @@ class Comparison:
         return f"<Comparison of {', '.join(f'“{way.label}”' for way in self.ways)}>"
 
     def _repr_html_(self) -> str:
-        rows = [(way.label, human_seconds(figures(way).epoch_seconds)) for way in self.ways]
+        rows = [(way.label, human_seconds(way.figures.epoch_seconds)) for way in self.ways]
         return html_summary("Comparison", {"command": self.command, "seed": self.seed}, ("way", "epoch"), rows)
 
 
@@ -122,9 +186,16 @@ class Spread:
     greatest: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Self:
-        """Summarise at least one value."""
-        return cls(median=statistics.median(values), least=min(values), greatest=max(values))
+    def of(cls, values: Sequence[float]) -> Self | None:
+        """Summarise values, if there are any."""
+        return cls(median=statistics.median(values), least=min(values), greatest=max(values)) if values else None
+
+
+MEANS = (
+    *("epoch_seconds", "training_seconds", "waited_seconds", "needed", "packets", "wire_bytes", "server_sent_bytes"),
+    *("store_bytes", "store_requests", "cpu_idle"),
+)
+"""Figures that are means of what records have by the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,90 +232,12 @@ CPU_BOUND = 0.15
 """With a smaller share of idle processors, a time says nothing about the network or the store."""
 
 
-def figures(way: WayResult) -> Figures:
-    """The figures of one way: medians over its epochs after the first."""
-    epochs = way.choices.exchange_epochs
-    later = [record for record in way.records if not record.loaded]
-    exchanged = [record for record in later if epochs.has_exchange(record.epoch)]
-    between = [record for record in later if not epochs.has_exchange(record.epoch)]
-
-    def median(value: Callable[[EpochRecord], float]) -> float | None:
-        if not exchanged or (epochs.every > 1 and not between):
-            return None
-        mean = statistics.median(map(value, exchanged)) / epochs.every
-        return mean + (statistics.median(map(value, between)) * (1 - 1 / epochs.every) if between else 0.0)
-
-    reading = [record for record in exchanged if record.store_seconds > 0]
-
-    def reads(value: Callable[[EpochRecord], float | None]) -> float | None:
-        """The median over the epochs that read; None where most do not, such as those of a server that keeps rows."""
-        values = [figure for record in reading if (figure := value(record)) is not None]
-        return statistics.median(values) if 2 * len(values) > len(exchanged) else None
-
-    errors = [point.error for point in way.history]
-    return Figures(
-        epoch_seconds=median(lambda record: record.epoch_seconds),
-        epoch_spread=Spread.of([record.epoch_seconds for record in exchanged]) if exchanged else None,
-        shuffle_seconds=Spread.of([record.exchange_seconds for record in exchanged]) if exchanged else None,
-        training_seconds=median(lambda record: record.training_seconds),
-        waited_seconds=median(lambda record: record.waited_seconds),
-        needed=median(lambda record: record.needed),
-        packets=median(lambda record: record.packets),
-        server_sent_bytes=median(lambda record: record.server_sent_bytes),
-        wire_bytes=median(lambda record: record.wire_bytes),
-        store_bytes=median(lambda record: record.store_bytes),
-        store_requests=median(lambda record: record.store_requests),
-        requests_per_second=reads(lambda record: record.store_requests / record.store_seconds),
-        read_amplification=reads(lambda record: record.read_amplification),
-        cpu_idle=median(lambda record: record.cpu_idle),
-        phases={
-            phase: statistics.median(getattr(record, seconds) for record in exchanged)
-            for phase, seconds in PHASES.items()
-            if exchanged
-        },
-        first_error=errors[0] if errors else None,
-        last_error=errors[-1] if errors else None,
-        total_seconds=way.history[-1].seconds if way.history else None,
-    )
-
-
 def has_errors(comparison: Comparison) -> bool:
     """Whether a function that trains has reported an error after some epoch."""
     return any(math.isfinite(point.error) for way in comparison.ways for point in way.history)
 
 
-def limited_by_processors(way: WayResult, medians: Figures) -> bool:
-    """Whether processors rather than links or the store limit a way's exchanges.
-
-    They were busy, and the links and the store by themselves take less than half of the time, as far as is known.
-    """
-    if medians.cpu_idle is None or medians.cpu_idle >= CPU_BOUND or medians.shuffle_seconds is None:
-        return False
-    if medians.needed == 0:  # nothing moves
-        return False
-    return way.predicted_wire_seconds is None or way.predicted_wire_seconds < medians.shuffle_seconds.median / 2
-
-
-def corrected(way: WayResult, seconds: float) -> float:
-    """A predicted exchange on other links, corrected by what this run measured.
-
-    If processors limited the exchanges, what they took longer than predicted is added, as other links do not change it.
-    Otherwise the prediction is scaled.
-    """
-    medians = figures(way)
-    spread = medians.shuffle_seconds
-    if spread is None or not way.predicted_seconds:
-        return seconds
-    excess = spread.median - way.predicted_seconds
-    if excess > 0 and limited_by_processors(way, medians):
-        return seconds + excess
-    return seconds * spread.median / way.predicted_seconds
-
-
-FACTS = (
-    *("command", "seed", "settings", "dataset", "cluster", "versions", "machine"),
-    *("emulated", "averages"),
-)
+FACTS = ("command", "seed", "settings", "dataset", "cluster", "versions", "machine", "emulated", "averages")
 PREDICTIONS = ("predicted_seconds", "predicted_wire_seconds", "on_other_links", "copy_seconds")
 """What a summary has of a comparison, and of a way, beside its figures."""
 
@@ -260,7 +253,7 @@ def to_dict(comparison: Comparison, story: Sequence[str]) -> dict[str, Any]:
             {
                 "label": way.label,
                 **way.choices.to_dict(),
-                "figures": finite(asdict(figures(way))),
+                "figures": finite(asdict(way.figures)),
                 **{name: getattr(way, name) for name in PREDICTIONS},
                 "history": [finite(asdict(point)) for point in way.history],
                 "pairs": {name: runs.to_dict() for name, runs in way.pairs.items()},
@@ -270,7 +263,7 @@ def to_dict(comparison: Comparison, story: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def finite(fields: dict[str, Any]) -> dict[str, Any]:
+def finite(fields: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no infinity and no NaN: what never happens, and an error that is not a number, is None."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in fields.items()
@@ -284,22 +277,16 @@ def make_folder(folder: str | Path) -> None:
         pass
 
 
-def write_records(comparison: Comparison, path: Path) -> None:
-    """Write one JSON line for every epoch of every way: its label as ``way``, and the record's fields.
+def records_of(label: str, records: Iterable[EpochRecord], points: Iterable[TrainingPoint]) -> Iterator[str]:
+    """A line of JSON for each epoch of a way: its label as ``way``, the record's fields, and what training reported.
 
     An epoch whose error or validation metrics are known has them as ``error`` and ``validation``.
     """
-    with path.open("w", encoding="utf-8") as lines:
-        for way in comparison.ways:
-            points = {point.epoch: point for point in way.history}
-            for record in way.records:
-                fields = {"way": way.label, **record.to_dict(), **training_fields(points.get(record.epoch))}
-                lines.write(json.dumps(fields) + "\n")
-
-
-def training_fields(point: TrainingPoint | None) -> dict[str, Any]:
-    """What training reported after an epoch, for a JSON line: its ``error``, and its metrics as ``validation``."""
-    if point is None:
-        return {}
-    validation = {"validation": finite(dict(point.validation))} if point.validation else {}
-    return {**finite({"error": point.error}), **validation}
+    by_epoch = {point.epoch: point for point in points}
+    for record in records:
+        fields = {"way": label, **record.to_dict()}
+        if (point := by_epoch.get(record.epoch)) is not None:
+            fields |= finite({"error": point.error})
+            if point.validation:
+                fields["validation"] = finite(point.validation)
+        yield json.dumps(fields)

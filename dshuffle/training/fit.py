@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import CheckpointError, InvalidParameter
 from dshuffle.notebook import html_summary
+from dshuffle.records import slow_rank_in_words
 from dshuffle.redaction import short_repr
 from dshuffle.report import TrainingPoint
 from dshuffle.report.progress import progress_bar
 from dshuffle.runtime import Epoch, Group, Partition, Shuffler, gathered
-from dshuffle.slow_rank import slow_rank_in_words
 from dshuffle.units import ERROR_DIGITS, METRIC_DIGITS, human_numbers, human_seconds
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,6 @@ from rich.table import Table
 
 from dshuffle import create_dataset
 from dshuffle.compare import SimulatedCluster, default_ways
-from dshuffle.units import at_least
 
 Numbers = NDArray[np.int64]
 EPOCHS, BATCH_ROWS = 4, 256
@@ -71,7 +70,7 @@ def _deviation(n_samples: int, n_marked: int, n_drawn: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("samples", 40_000), ("chunk-rows", 1_000), ("workers", 4), ("classes", 10)):
-        parser.add_argument(f"--{name}", type=at_least(1), default=default)
+        parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     classes = np.arange(options.samples) * options.classes // options.samples
     dataset = create_dataset("memory://mixing", {"y": classes}, chunk_rows=options.chunk_rows, overwrite=True)

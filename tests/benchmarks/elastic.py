@@ -18,7 +18,7 @@ import numpy as np
 from distributed import Client, LocalCluster
 
 import dshuffle
-from dshuffle.compare.local_cluster import EmulatedRates
+from dshuffle.compare import EmulatedRates
 from dshuffle.units import human_bytes, parse_rate
 
 

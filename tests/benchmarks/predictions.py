@@ -32,9 +32,8 @@ import numpy as np
 from distributed import Client
 
 import dshuffle
-from dshuffle.compare import Way
+from dshuffle.compare import EmulatedRates, Way, local_cluster
 from dshuffle.compare.comparison import predicted
-from dshuffle.compare.local_cluster import EmulatedRates, local_cluster
 from dshuffle.planning import Choices
 from dshuffle.report.summary import CPU_BOUND
 from dshuffle.runtime.measure.measurement import measure_cluster

@@ -3,20 +3,17 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 
-import dask
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import dshuffle
 from dshuffle.cli import main
-from dshuffle.cli.compare import _completed, _datasets
+from dshuffle.cli.compare import GENERATED, _datasets
 from dshuffle.compare import EmulatedRates, default_ways, local_cluster
 from dshuffle.planning import Choices
-from dshuffle.report import Comparison
 from dshuffle.store import write_sharding
 from dshuffle.synthetic import keyed_regression
 from dshuffle.units import NO_BREAK
@@ -112,15 +109,6 @@ def test_a_default_way_without_a_chunk_for_every_worker_is_left_out(elsewhere, u
     assert "chunk_rows=400" in chosen.stderr
 
 
-def test_a_run_that_is_aborted_leaves_no_empty_folder(elsewhere, url, monkeypatch):
-    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda *_: 1 / 0)
-    assert isinstance(run(url, "--pairs", 0).exception, ZeroDivisionError)
-    assert not Path("dshuffle-report").exists()
-    Path("dshuffle-report").mkdir()  # by the user
-    run(url, "--pairs", 0)
-    assert Path("dshuffle-report").exists()
-
-
 def test_results_are_printed_before_the_report_is_written(elsewhere, url, monkeypatch):
     """A full disk does not lose what was measured."""
 
@@ -129,7 +117,6 @@ def test_results_are_printed_before_the_report_is_written(elsewhere, url, monkey
 
     shown = []
     monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda *arguments: SimpleNamespace(comparison="figures"))
-    monkeypatch.setattr("dshuffle.cli.compare._completed", lambda comparison, *_: comparison)
     monkeypatch.setattr("dshuffle.report.render_text", lambda comparison, width: shown.append(comparison))
     monkeypatch.setattr("dshuffle.report.write_report", full)
     result = run(url, "--pairs", 0)
@@ -149,7 +136,7 @@ def test_results_are_printed_before_the_report_is_written(elsewhere, url, monkey
 def test_rates_of_the_local_cluster(elsewhere, url, monkeypatch, options, rates):
     started = []
     monkeypatch.setattr(
-        "dshuffle.pipeline.clusters.local_cluster", lambda workers, **options: started.append(options["rates"]) or 1 / 0
+        "dshuffle.compare.clusters.local_cluster", lambda workers, **options: started.append(options["rates"]) or 1 / 0
     )
     result = run(url, *options)
     assert isinstance(result.exception, ZeroDivisionError)
@@ -171,16 +158,6 @@ def test_emulated_links_limit_an_exchange_and_are_said(elsewhere, url):
     assert words in (folder / "report.html").read_text().replace(NO_BREAK, " ")
     _, exchanged = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     assert exchanged["exchange_seconds"] > max(exchanged["wire_sent_bytes"]) * 8 / 4e6
-
-
-@pytest.mark.slow
-def test_what_the_configuration_emulates_reaches_the_workers_and_is_said(elsewhere, url):
-    """A rate of the command line replaces that of the configuration, and leaves the other one."""
-    with dask.config.set({"dshuffle.emulated-links": "2mbit", "dshuffle.emulated-store": "8mbit"}):
-        result = run(url, "--links", "16mbit", "--workers", 2, "--epochs", 2, "--delivery", "peer")
-    assert result.exit_code == 0, result.output
-    words = "links of 16 Mbit/s into and out of each worker, and a store of 16 Mbit/s"
-    assert json.loads((elsewhere / "dshuffle-report" / "summary.json").read_text())["emulated"] == words
 
 
 @pytest.mark.slow
@@ -229,13 +206,6 @@ def test_first_assignments_and_labels_are_checked_before_a_cluster_is_started(el
     assert result.exit_code == 1
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
-
-
-def test_a_dataset_without_labels_has_no_balance(elsewhere, url):
-    result = run(url, "--delivery", "peer", "--choice", "balance=y")
-    assert result.exit_code == 1
-    assert "balance='y' is not allowed; it must be None. " in result.stderr
-    assert "this dataset has none" in result.stderr
 
 
 @pytest.mark.slow
@@ -301,9 +271,7 @@ def test_a_step_that_diverges_is_one_line(elsewhere, url):
 @pytest.mark.slow
 def test_a_generated_dataset_can_be_written_again(tmp_path):
     """The report has the command, as the dataset was in a temporary folder."""
-    comparison = _completed(Comparison(ways=(), seed=0, command="", dataset={"url": "/tmp/gone"}), (), {}, 1.0)
-    assert list(comparison.dataset) == ["command that writes it"]
-    _, *words = comparison.dataset["command that writes it"].replace("URL", f"{tmp_path}/again.zarr").split()
+    _, *words = GENERATED.replace("URL", f"{tmp_path}/again.zarr").split()
     written = CliRunner().invoke(main, words)
     assert written.exit_code == 0, written.output
     again = dshuffle.open_dataset(tmp_path / "again.zarr")
@@ -324,14 +292,6 @@ def test_a_report_that_a_run_replaces_is_named(elsewhere, url, monkeypatch):
     refused = run(*options, "--target", "absent")
     assert refused.exit_code == 1
     assert "replaces" not in refused.stderr, "a check ended the command before the run"
-
-
-def test_an_aborted_run_leaves_no_new_folder(elsewhere, url, monkeypatch):
-    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda *arguments: 1 / 0)
-    (elsewhere / "mine").mkdir()
-    result = run(url, "--pairs", 0, "--output", "mine/new/report")
-    assert isinstance(result.exception, ZeroDivisionError)
-    assert list((elsewhere / "mine").iterdir()) == []
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def test_trainings_that_cannot_be_compared(elsewhere, url, monkeypatch, options,
     (elsewhere / "own.py").write_text("def fit(shuffler, *, epochs, seed):\n    return {}\n")
     monkeypatch.syspath_prepend(elsewhere)
     monkeypatch.delitem(sys.modules, "own", raising=False)
-    monkeypatch.setattr("dshuffle.pipeline.clusters.local_cluster", lambda *_, **__: pytest.fail("started"))
+    monkeypatch.setattr("dshuffle.compare.clusters.local_cluster", lambda *_, **__: pytest.fail("started"))
     result = run(url, "--metric", "loss", *options)
     assert result.exit_code in (1, 2)
     assert message in " ".join(result.stderr.split())
@@ -88,12 +88,17 @@ def test_why_there_are_no_pairs_is_said(elsewhere, url, monkeypatch, options, hi
 
 
 def test_large_datasets_are_not_read_into_this_process_unasked(elsewhere, url, monkeypatch):
-    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda pipeline, *_: SimpleNamespace(comparison="figures"))
+
+    def train(pipeline, advance, write, meanwhile):
+        if meanwhile is not None:
+            meanwhile()
+        return SimpleNamespace(comparison="figures")
+
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", train)
     monkeypatch.setattr("dshuffle.report.render_text", lambda *_: "")
     monkeypatch.setattr("dshuffle.report.write_report", lambda *_: "page")
     tested = []
     monkeypatch.setattr("dshuffle.compare.pairs.regression_in_pairs", lambda *_, **options: tested.append(options))
-    monkeypatch.setattr("dshuffle.cli.compare._completed", lambda comparison, *_: comparison)
     assert run(url).exit_code == 0
     assert len(tested) == 1
     monkeypatch.setattr("dshuffle.cli.compare.MOST_NBYTES", 1000)

@@ -47,13 +47,6 @@ def test_rare_keys_are_rare_by_default(tmp_path):
     assert dshuffle.open_dataset(tmp_path / "e.zarr").arrays["x"].shape == (10,)
 
 
-def test_other_kinds_keep_their_defaults(tmp_path):
-    assert run("create", tmp_path / "d.zarr", "--synthetic", "classification", "--samples", 50).exit_code == 0
-    assert dshuffle.open_dataset(tmp_path / "d.zarr").arrays["x"].shape == (100,)
-    help_text = " ".join(run("create", "--help").stdout.split())
-    assert "default: 100000; with rare-keys, 7000" in help_text
-
-
 def test_create_keeps_what_stands_there_unless_told(url):
     arguments = ("create", url, "--synthetic", "regression", "--samples", 50)
     refused = run(*arguments)

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 import dshuffle
 from dshuffle.cli import main
-from dshuffle.cli.advise import shipped
+from dshuffle.cli.advise import _described, shipped
 
-JOB = ("--workers", "8", "--samples", "20000", "--cache-fraction", "0.5")
+JOB = ("--workers", "8", "--samples", "4000", "--cache-fraction", "0.5")
 
 
 def run(*arguments):
@@ -71,7 +71,7 @@ def test_json_has_all_ways_and_the_recommendation():
 
 
 def test_the_table_fits_a_terminal_and_says_what_to_do():
-    ran = run(*JOB, "--bandwidth", "100mbit", "--storage-bandwidth", "100MB/s", "--training", "0.05")
+    ran = run(*JOB, "--bandwidth", "100mbit", "--storage-bandwidth", "100MB/s", "--training", "0.01")
     assert ran.exit_code == 0
     assert max(map(len, ran.stdout.splitlines())) <= 80
     for words in ("clique, pipelined", "Do not shuffle globally", "peer: worker ingress of", "What would change this"):
@@ -79,7 +79,8 @@ def test_the_table_fits_a_terminal_and_says_what_to_do():
 
 
 def test_a_profile_gives_the_rates_and_options_go_before(profiles):
-    ran = run(*JOB, "--profile", f"{profiles}#good", "--json")
+    job = (*JOB, "--assignment", "global")
+    ran = run(*job, "--profile", f"{profiles}#good", "--json")
     assert ran.exit_code == 0, ran.output
     answer = json.loads(ran.stdout)
     cluster = answer["cluster"]
@@ -89,23 +90,33 @@ def test_a_profile_gives_the_rates_and_options_go_before(profiles):
     storage = next(row for row in answer["ways"] if row["way"] == "global + storage")
     waiting = storage["requests"] / 8 * (0.01 + 64 * 1024 / 5e6) / 64
     assert storage["resources"]["storage requests"] == pytest.approx(max(waiting, storage["requests"] / 500), rel=0.05)
-    other = run(*JOB, "--profile", f"{profiles}#good", "--bandwidth", "1GB/s", "--json")
+    other = run(*job, "--profile", f"{profiles}#good", "--bandwidth", "1GB/s", "--json")
     assert json.loads(other.stdout)["cluster"]["link_up"] == pytest.approx(1e9 / 1.046)
-    shown = run(*JOB, "--profile", f"{profiles}#good").stdout
+    shown = run(*job, "--profile", f"{profiles}#good").stdout
     assert " ".join(shown.split()).startswith(f"{profiles}#good: in a book")
 
 
 @pytest.mark.skipif(not shipped().exists(), reason="storage/profiles.toml is not here")
 def test_all_profiles_that_come_along_can_be_used():
     for name in tomllib.loads(shipped().read_text()):
-        ran = run("--workers", "16", "--samples", "1000000", "--profile", name, "--json")
-        assert ran.exit_code == 0, ran.output
-        assert json.loads(ran.stdout)["recommendation"]["way"]
+        cluster, facts, text = _described(name, 4, None, None, None)
+        assert cluster.link_up > 0
+        assert text.startswith(f"{name}: {facts['profile']['description']}")
 
 
 def test_a_dataset_says_how_many_samples_there_are_and_how_long(tmp_path):
     dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.zeros((500, 32)), "y": np.zeros(500)}, chunk_rows=64)
-    cluster = ("--workers", "4", "--bandwidth", "1gbit", "--storage-bandwidth", "1gbit", "--json")
+    cluster = (
+        "--workers",
+        "4",
+        "--bandwidth",
+        "1gbit",
+        "--storage-bandwidth",
+        "1gbit",
+        "--assignment",
+        "global",
+        "--json",
+    )
     counted = CliRunner().invoke(main, ["advise", "--samples", "500", "--row-bytes", str(33 * 8), *cluster])
     opened = CliRunner().invoke(main, ["advise", str(tmp_path / "d.zarr"), *cluster])
     assert opened.exit_code == 0, opened.output
@@ -139,6 +150,7 @@ def test_options_that_do_not_belong_together(arguments, message):
     assert message in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_job_of_any_size():
     job = ("--workers", "4096", "--samples", "1000000000", "--row-bytes", "4096")
     ran = run(*job, "--bandwidth", "100gbit", "--storage-bandwidth", "1TB/s", "--json")
@@ -193,8 +205,8 @@ def test_packets_are_counted_beside_a_bound_for_any_code():
     packets = {row["way"]: row["packets"] for row in answer["ways"]}
     p = (0.5 - 1 / 8) / (1 - 1 / 8)
     sets = [math.comb(8, size) * p ** (size - 2) * (1 - p) ** (8 - size + 1) * (size - 1) for size in range(2, 9)]
-    assert answer["lower_bound"] == pytest.approx(20000 / 64 * sum(sets))
-    assert packets["global + server"] == pytest.approx(10_000, rel=0.02)
+    assert answer["lower_bound"] == pytest.approx(4000 / 64 * sum(sets))
+    assert packets["global + server"] == pytest.approx(2000, rel=0.03)
     assert 0.97 * answer["lower_bound"] < packets["global + clique, pipelined"] < packets["global + coded, pipelined"]
     assert packets["aligned + clique, pipelined"] < packets["global + clique, pipelined"]
     shown = " ".join(run(*JOB, "--bandwidth", "100mbit").stdout.split())

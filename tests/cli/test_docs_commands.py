@@ -60,12 +60,3 @@ def test_shown_packet_counts_are_those_of_the_command():
     assert {way: counted[way] for way in shown} == shown
     assert {"peer", "clique, pipelined", "coded, pipelined"} <= {*shown}
     assert f"no code needs fewer than {answer['lower_bound']:,.0f} packets" in " ".join(text.split())
-
-
-def test_the_readme_has_commands():
-    assert ["compare"] in commands((ROOT / "README.md").read_text())
-
-
-def test_what_does_not_exist_is_found():
-    text = "```bash\n$ dshuffle run --rounds 3  # x\n```\n`dshuffle guess` and `dshuffle advise --samples 1`\n"
-    assert [problems(words) for words in commands(text)] == [["--rounds"], ["guess"], []]

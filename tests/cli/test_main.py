@@ -12,10 +12,8 @@ from click.testing import CliRunner
 
 import dshuffle
 from dshuffle import errors
-from dshuffle.cli import COMMANDS, main, options
-from dshuffle.cli.dataset import dataset
-from dshuffle.cli.options import assignments, deliveries
-from dshuffle.errors import InvalidParameter
+from dshuffle.cli import COMMANDS, main
+from dshuffle.cli.options import ASSIGNMENTS, TABLE
 from dshuffle.planning import DELIVERIES
 from dshuffle.planning.assignment import known_assignments
 
@@ -26,12 +24,6 @@ def in_a_fresh_interpreter(code):
 
 HEAVY = "sorted({'dask', 'distributed', 'zarr', 'numba', 'numpy', 'bokeh'} & {*sys.modules})"
 TOO_HEAVY = ["dask", "distributed", "zarr", "numba", "numpy", "scipy", "sklearn", "pandas", "xarray", "bokeh", "rich"]
-
-
-@pytest.mark.parametrize("module", ["dshuffle", "dshuffle.cli"])
-def test_importing_loads_nothing_heavy(module):
-    done = in_a_fresh_interpreter(f"import sys, {module}; print({HEAVY})")
-    assert done.stdout.strip() == "[]", done.stderr
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])
@@ -63,24 +55,10 @@ def test_the_help_of_a_command_loads_nothing_heavy():
     assert [line for line in lines if line.startswith("loaded:")] == ["loaded: 0 []"] * len(HELPS), done.stderr
 
 
-def test_every_help_is_tried():
-    assert sorted(words[1] for words in HELPS if words[1:]) == sorted(dataset.commands)
-
-
-def test_help_without_the_registries_lists_their_names():
+def test_help_lists_the_names_of_the_registries():
     """The options repeat the names, so that help need not load planning."""
-    code = "from dshuffle.cli.options import *; print(assignments()); print(deliveries())"
-    assert in_a_fresh_interpreter(code).stdout.splitlines() == [assignments(), deliveries()]
-    assert known_assignments().replace("'", "") == assignments()
-    assert [*DELIVERIES] == [*options.DELIVERIES]
-
-
-def test_help_lists_every_command_and_each_has_help():
-    listed = CliRunner().invoke(main, ["--help"])
-    assert listed.exit_code == 0
-    for name in COMMANDS:
-        assert name in listed.stdout
-        assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
+    assert known_assignments().replace("'", "") == ASSIGNMENTS
+    assert TABLE["delivery"]["help"] == f"{', '.join(DELIVERIES)} or auto. May be repeated."
 
 
 def test_the_version_is_the_packages():
@@ -95,12 +73,6 @@ def test_the_package_is_a_command_too():
     assert (done.returncode, done.stderr) == (0, "")
     assert dshuffle.__version__ in done.stdout
     assert done.stdout.startswith("python -m dshuffle")
-
-
-def test_an_unknown_command_is_a_usage_error():
-    result = CliRunner().invoke(main, ["compere"])
-    assert result.exit_code == 2
-    assert "No such command 'compere'" in result.stderr
 
 
 def test_a_misspelled_command_is_suggested():
@@ -121,15 +93,6 @@ def test_few_commands_and_options():
     assert len(options_of(main)) <= 55
 
 
-def test_shared_options_are_those_of_the_table():
-    """An option of one name means one thing, and has one type."""
-    for option in options_of(main):
-        name = option.opts[0].removeprefix("--")
-        if name in options.TABLE and name not in ("features", "workers"):  # create has a number of features
-            assert option.name in (name.replace("-", "_"), f"as_{name}")
-            assert option.multiple == options.TABLE[name].get("multiple", False), name
-
-
 def test_our_errors_are_one_line_and_tracebacks_on_demand(tmp_path, monkeypatch):
     arguments = ["dataset", "info", str(tmp_path / "nothing.zarr")]
     result = CliRunner().invoke(main, arguments)
@@ -140,14 +103,6 @@ def test_our_errors_are_one_line_and_tracebacks_on_demand(tmp_path, monkeypatch)
     assert result.stdout == ""
     monkeypatch.setenv("DSHUFFLE_DEBUG", "1")
     assert isinstance(CliRunner().invoke(main, arguments).exception, FileNotFoundError)
-
-
-def test_every_public_name_loads():
-    assert set(dshuffle.__all__) <= set(dir(dshuffle))
-    for name in dshuffle.__all__:
-        assert getattr(dshuffle, name) is not None
-    with pytest.raises(AttributeError, match=r"no attribute 'shuffel'$"):
-        _ = dshuffle.shuffel
 
 
 def test_few_names_are_at_the_top_and_errors_say_where_they_are():
@@ -165,19 +120,6 @@ def test_few_names_are_at_the_top_and_errors_say_where_they_are():
     for name in classes - {*dshuffle.__all__}:
         with pytest.raises(AttributeError, match=rf"no attribute '{name}'; it is in dshuffle\.errors$"):
             getattr(dshuffle, name)
-
-
-def test_only_our_own_errors_are_caught(monkeypatch):
-    def fail():
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("dshuffle.cli.LazyGroup.get_command", lambda *_: click.command(cls=options.Command)(fail))
-    assert isinstance(CliRunner().invoke(main, ["x"]).exception, ZeroDivisionError)
-    monkeypatch.setattr(
-        "dshuffle.cli.LazyGroup.get_command",
-        lambda *_: click.command(cls=options.Command)(lambda: (_ for _ in ()).throw(InvalidParameter.of("a", 1, "2"))),
-    )
-    assert CliRunner().invoke(main, ["x"]).exit_code == 1
 
 
 @pytest.mark.slow

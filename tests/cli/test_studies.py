@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import runpy
 from collections import defaultdict
 
 import numpy as np
 import pytest
-from studies.variance import variance_ratio
 
 import dshuffle
 from dshuffle.compare import SimulatedCluster, stable_step
@@ -31,27 +29,6 @@ def test_partial_exchange_is_studied(tmp_path):
     assert "12 logical workers" in ran.stdout
     assert "2 seeds (0 to 1)" in ran.stdout
     assert "<html" in (out / "study.html").read_text()
-
-
-@pytest.mark.slow
-def test_networks_are_fine_tuned_with_a_fixed_global_batch(tmp_path):
-    """More workers take smaller mini-batches. Without batch norm, then, neither their number nor the way matters."""
-    options = ("--seeds", 1, "--epochs", 4, "--workers", 4, "--workers", 12, "--fraction", 0.1)
-    study = ("--global-batch", 96, "--fine-tune", 3)
-    ran = run("pipelines/partial_exchange_study.py", *options, *study, "--output", tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    rows = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
-    assert len(rows) == 2 * 2 * 2 * 4
-    plain = [row for row in rows if row["batch_norm"] == "False"]
-    assert np.ptp([float(row["fine_tuned"]) for row in plain if row["policy"] != "untrained"]) < 0.05
-    first, tuned = (
-        {(row["workers"], row["shards"], row["policy"]): float(row[stage]) for row in rows if row not in plain}
-        for stage in ("accuracy", "fine_tuned")
-    )
-    assert first["12", "sorted", "local"] < first["12", "sorted", "global"] - 0.1
-    assert tuned["12", "sorted", "local"] > tuned["12", "sorted", "global"] - 0.1
-    assert np.isnan(first["12", "sorted", "untrained"])
-    assert "12 logical workers, fine-tuned" in ran.stdout
 
 
 @pytest.mark.slow
@@ -105,14 +82,6 @@ def test_late_workers_are_studied(tmp_path):
     assert "<html" in (tmp_path / "straggler.html").read_text()
 
 
-def test_someone_is_always_in_time():
-    study = runpy.run_path(str(ROOT / "pipelines/straggler_study.py"))
-    often, seldom = (study["Lateness"].of(text).draw(50, seed=0) for text in ("0.99", "0.3"))
-    assert not often.all(axis=1).any()
-    assert not often[0].any()
-    assert (often | ~seldom)[:, :-1].all(), "a larger probability adds late workers"
-
-
 @pytest.mark.slow
 def test_fewer_exchanges_are_studied_on_a_dataset(tmp_path):
     """The loss is the mean squared error above the least one."""
@@ -134,26 +103,6 @@ def test_fewer_exchanges_are_studied_on_a_dataset(tmp_path):
     assert found == pytest.approx(np.mean((x @ weights - y) ** 2) - least)
 
 
-def test_batch_norm_of_the_cnn_is_that_of_each_worker(torch):
-    """Its gradients and running statistics are the means of those of separate modules, one per worker."""
-    nn = torch.nn
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 10)).double()
-    images, labels = torch.randn(15, 1, 8, 8, dtype=torch.float64), torch.arange(15) % 10
-    copies = [copy.deepcopy(model) for _ in range(3)]
-    for worker, own in enumerate(copies):
-        part = slice(5 * worker, 5 * worker + 5)
-        nn.functional.cross_entropy(own(images[part]), labels[part]).backward()
-    scores = runpy.run_path(str(ROOT / "pipelines/every_study.py"))["train_scores"](model, images, 3)
-    nn.functional.cross_entropy(scores, labels).backward()
-    for values, *separate in zip(model.parameters(), *(own.parameters() for own in copies), strict=True):
-        mean = torch.stack([own.grad for own in separate]).mean(dim=0)
-        torch.testing.assert_close(values.grad, mean)
-    for name in ("running_mean", "running_var"):
-        mean = torch.stack([getattr(own[1], name) for own in copies]).mean(dim=0)
-        torch.testing.assert_close(getattr(model[1], name), mean)
-
-
 @pytest.mark.slow
 def test_fewer_exchanges_of_a_cnn_are_studied(torch, tmp_path):
     options = ("--model", "cnn batch norm", "--pairs", 5, "--epochs", 2)
@@ -162,17 +111,6 @@ def test_fewer_exchanges_of_a_cnn_are_studied(torch, tmp_path):
     rows = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
     assert len(rows) == 2 * 6
     assert all(0 < float(row["reference"]) < np.log(10) for row in rows), "better than guessing"
-
-
-def test_variances_are_compared():
-    rng = np.random.default_rng(1)
-    wide, narrow = 2 * rng.standard_normal(60), rng.standard_normal(60)
-    found = variance_ratio(wide, narrow)
-    assert found.verdict == "less"
-    assert found.low < 4 < found.high
-    assert variance_ratio(narrow, wide).verdict == "more"
-    assert variance_ratio(narrow, rng.standard_normal(60)).verdict == "none shown"
-    assert variance_ratio([1, 1, 1], [1, 1, 1]).verdict == "none shown"
 
 
 def test_mixing_is_studied():

@@ -52,30 +52,6 @@ def test_a_product_holds_each_way_once():
     ]
 
 
-def test_auto_keeps_its_relays():
-    ways = product_of_ways(Choices(), ["global"], ["auto"], relays=["ring", "unicast"])
-    assert [way.choices.relay for way in ways] == ["ring", "unicast"]
-
-
-def test_default_ways_take_only_cache_fraction_and_seed_from_the_base():
-    ways = default_ways(Choices(balance="y", relay="ring", cache_fraction=0.5, seed=3))
-    assert {(way.choices.seed, way.choices.cache_fraction) for way in ways} == {(3, 0.5)}
-    assert {(way.choices.balance, way.choices.relay) for way in ways} == {(None, "pipelined")}
-
-
-@pytest.mark.parametrize(
-    ("assignment", "delivery", "known"),
-    [
-        ("globl", "peer", "partial:Q"),
-        ("global", "pear", "peer.*server.*storage"),
-        ("partial:1.5", "peer", "partial:Q"),
-    ],
-)
-def test_unknown_choices_list_the_known(assignment, delivery, known):
-    with pytest.raises(InvalidParameter, match=known):
-        Way("", Choices(assignment=assignment, delivery=delivery, sharding="random"))
-
-
 def test_groups_smaller_than_chunks_are_predicted_to_read_more(tmp_path):
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.ones((8000, 10))}, chunk_rows=200)
     cluster = ClusterRates(4, link_up=1e9, link_down=1e9, storage=1e5)
@@ -96,11 +72,6 @@ def test_a_scheduler_that_does_not_answer_is_named():
         connect("tcp://127.0.0.1:1", 2),
     ):
         pytest.fail("connected to nothing")
-
-
-def test_a_cluster_needs_a_worker():
-    with pytest.raises(InvalidParameter, match="workers=0"), local_cluster(0):
-        pass
 
 
 def test_processes_that_a_machine_cannot_bear_are_not_started():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dshuffle
-from dshuffle.compare import falling, stable_step
+from dshuffle.compare import stable_step
 from dshuffle.compare.steps import sample_ids
 from dshuffle.errors import InvalidParameter
 
@@ -72,16 +72,6 @@ def test_features_whose_squares_no_float_holds_are_refused(scale):
         stable_step(dataset)
 
 
-@pytest.mark.parametrize("scale", [1e150, 1e-150])
-def test_features_of_any_other_scale_have_the_step_of_their_scale(scale):
-    x = np.random.default_rng(0).standard_normal((300, 3))
-    steps = [
-        stable_step(dshuffle.create_dataset(URL, {"x": factor * x, "y": x[:, 0]}, overwrite=True))
-        for factor in (1, scale)
-    ]
-    assert steps[1] * scale * scale == pytest.approx(steps[0])
-
-
 def test_rare_large_rows_are_not_missed():
     """A row in ten thousand decides the step."""
     x = np.ones((50_000, 2))
@@ -103,7 +93,3 @@ def test_of_a_larger_dataset_rows_at_many_places_are_read():
     narrow = sample_ids(dataset, 100)
     assert 18_000 <= len(narrow) <= 20_000
     assert (narrow[0], narrow[-1]) == (0, 29_999)
-
-
-def test_one_epoch_has_the_first_step():
-    assert falling(1)(0) == 1

@@ -95,15 +95,6 @@ def test_a_job_is_a_single_worker_unless_the_user_has_set_another_number(slurm, 
     assert all(f"--nthreads {16 // processes} " in script for script in scripts)
 
 
-def test_numbers_that_are_not_allowed():
-    with dask.config.set({"jobqueue.big.processes": 5}):
-        assert BatchJobs("PBS", 3, options={"config_name": "big"}).n_workers == 15
-    with pytest.raises(InvalidParameter, match=r"options\['processes'\]=0 is not allowed"):
-        BatchJobs("PBS", 3, options={"processes": 0})
-    with pytest.raises(InvalidParameter, match=r"options\['memory'\]='much' is not allowed"):
-        BatchJobs("PBS", 3, options={"cores": 16, "memory": "much"})
-
-
 def test_jobs_without_dask_jobqueue(monkeypatch):
     monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
     with pytest.raises(InvalidParameter, match="BatchJobs needs dask-jobqueue"):

@@ -197,18 +197,18 @@ class Clock:
 def test_records_of_jobs():
     records = JobRecords("SLURM", 3, 2, lost_after=5, clock=(clock := Clock()))
     for name, number in ("a", "1"), ("b", "2"), ("c", "3"):
-        records.submitted(name, number)
+        records.note(name, State.SUBMITTED, number=number)
     records.said("1", State.PENDING, "Priority")
     records.said("2", State.RUNNING)
-    records.connected("c")
-    records.connected("a worker that somebody has started")
-    records.left("a worker that somebody has started")
+    records.note("c", State.CONNECTED)
+    records.note("a worker that somebody has started", State.CONNECTED)
+    records.note("a worker that somebody has started", State.LEFT)
     assert str(records) == "1 job pending (Priority), 1 running"
     records.check(6)
     for _ in range(2):
         records.said("2", State.FAILED, "exit code 1")
         assert records.due() == ["b"]
-        records.submitted("b", "2")
+        records.note("b", State.SUBMITTED, number="2")
     records.check(6)
     records.said("2", State.FAILED, "exit code 1")
     assert records.due() == []  # the limit
@@ -217,7 +217,7 @@ def test_records_of_jobs():
     with pytest.raises(ClusterError, match=r"1 of 3 jobs have ended 3 times .* at most 4 of 5 workers .*: exit code 1"):
         records.check(5)
     records.said("3", State.FAILED, "ignored, because its worker had connected")
-    records.left("c")
+    records.note("c", State.LEFT)
     clock.now = 4.9
     assert records.due() == []
     clock.now = 5.0
@@ -226,17 +226,17 @@ def test_records_of_jobs():
 
 def test_a_refusal_after_workers_have_connected_may_pass():
     records = JobRecords("PBS", 2, 1, clock=(clock := Clock()))
-    records.submitted("a", "1")
-    records.refused("b", "cannot contact the server")
+    records.note("a", State.SUBMITTED, number="1")
+    records.note("b", State.REFUSED, "cannot contact the server")
     with pytest.raises(ClusterError, match="PBS has refused 1 of 2 jobs, so at most 1 of 2 workers"):
         records.check(2)
-    records.connected("a")
+    records.note("a", State.CONNECTED)
     records.check(2)
     assert records.due() == []
     for _ in range(2):
         clock.now += PAUSE
         assert records.due() == ["b"]
-        records.refused("b", "cannot contact the server")
+        records.note("b", State.REFUSED, "cannot contact the server")
     clock.now += PAUSE
     assert records.due() == []
     with pytest.raises(ClusterError, match="cannot contact the server"):

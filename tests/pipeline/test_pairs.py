@@ -53,27 +53,6 @@ def compared(digits, fit, test, *, cluster=HERE, epochs=2, ways=WAYS, **options)
 
 
 @pytest.mark.slow
-def test_a_function_in_numpy(digits, examples):
-    result = compared(
-        digits, examples.with_numpy, PairedTest("error_rate", margin=0.1, pairs=5, higher_is_better=False)
-    )
-    reference, local = result.ways
-    assert reference.pairs is None
-    runs = local.pairs
-    assert runs.outcome is PairedOutcome.NOT_WORSE
-    assert runs.mean > 0, "the average of models that each learned half of the classes"
-    assert runs.n_pairs == 5
-    assert len({*runs.reference}) > 1, "each pair has seeds of its own"
-    # A pair is what two runs with its seeds give.
-    with HERE.open() as client:
-        for way, values in zip(WAYS, (runs.reference, runs.way), strict=True):
-            choices = Choices(way) if isinstance(way, str) else way
-            with dshuffle.Shuffler(client, digits[0], **(choices.keywords() | {"seed": 3})) as shuffler:
-                metrics = examples.with_numpy(shuffler, epochs=2, seed=3, test=digits[1])
-            assert metrics["error_rate"] == values[3]
-
-
-@pytest.mark.slow
 def test_a_trainer_with_an_estimator_and_a_report(digits, examples, tmp_path):
     train, held_out = digits
     test = PairedTest("accuracy", margin=0.5, pairs=5, higher_is_better=True)
@@ -185,15 +164,6 @@ def test_a_way_that_diverges_is_worse(digits, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_reference_without_error_and_a_relative_margin(digits):
-    training = Training(scores, epochs=2, value=0.0)
-    result = Pipeline(digits[0], training, WAYS, HERE, test=PairedTest("loss", "1%")).run(progress=False)
-    runs = result.ways[1].pairs
-    assert runs.outcome is PairedOutcome.CANNOT_TELL
-    assert runs.reason == "no scale"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "error", [WorkerLost("rank 1 has left. Make a new session"), CommClosedError("in <TCP>: closed")]
 )
@@ -248,10 +218,6 @@ def test_losses_of_a_fixed_held_out_set_have_its_sampling_error(digits):
     losses = held_out.read_rows(np.arange(held_out.n_samples))["y"] + 1.0
     assert runs.fixed
     assert runs.by_sample.std() == pytest.approx(0.002 * losses.std(), rel=1e-6)
-
-
-def test_later_samples_are_held_out_in_all_pairs():
-    assert HeldOut.of("time").sizes(None, 0) == {"test_to_train": 0.0, "fixed": True}
 
 
 def test_a_training_says_what_it_averages():

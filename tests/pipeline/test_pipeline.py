@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import types
 
 import numpy as np
@@ -189,14 +188,6 @@ def test_a_worker_that_retires_is_not_counted(monkeypatch):
             wait_for_workers(client, 1, 0.2)
         client.run_on_scheduler(status, value="running")
         wait_for_workers(client, 1, 0.2)
-
-
-def test_waiting_ends_although_nobody_looks_in_time(monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.STEP", 0.05)
-    with HERE.open() as client:
-        for patience in (0, 0.2):
-            with pytest.raises(ClusterError, match="min_workers=9"):
-                wait_for_workers(client, 9, patience, waiting=lambda text: time.sleep(0.3))
 
 
 def test_a_running_cluster_is_used_and_left_running():

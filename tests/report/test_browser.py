@@ -8,11 +8,10 @@ import shutil
 import subprocess
 
 import pytest
-from bokeh.plotting import figure
 from PIL import Image
 
 from dshuffle.noninferiority import PairedRuns, PairedTest
-from dshuffle.report import chart_page, write_report
+from dshuffle.report import write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = (1280, 500, 390)
@@ -45,7 +44,7 @@ def browse(page, folder):
         document.body.dataset.folded = document.querySelectorAll("details:not([open])").length;
         for (const folded of document.querySelectorAll("details")) folded.open = true;
         document.body.dataset.drawn = [...document.querySelectorAll("figure")].filter((figure) => {
-            const marks = figure.querySelectorAll(".bar b, .marks s, polyline, .boxes b, .bk-Figure");
+            const marks = figure.querySelectorAll(".bar b, .marks s, polyline");
             const frame = figure.getBoundingClientRect();
             return marks.length > 0 && [...marks].every((mark) => {
                 const box = mark.getBoundingClientRect();
@@ -157,7 +156,7 @@ def opened(tested, tmp_path_factory):
 
 
 def complaints(console):
-    # Bokeh greets; anything that a console shows as an error or a warning does not pass.
+    # Anything that a console shows as an error or a warning does not pass.
     return [line for line in console if re.search(r"error|warn|failed|uncaught", line, re.IGNORECASE)]
 
 
@@ -171,15 +170,3 @@ def test_the_page_draws_everything_and_complains_of_nothing(opened, width):
     assert int(facts["sticks"]) <= 0
     assert int(facts["lost"]) == 0, "what is beyond the edge can be scrolled to"
     assert int(facts["folded"]) == document.count("<details") >= 4
-
-
-def test_a_page_of_charts_is_drawn(tmp_path):
-    page, plot = tmp_path / "shards.html", figure(height=200)
-    plot.line([1, 2], [3, 4])
-    page.write_text(chart_page("Shards & classes", "A line.", [("", [plot])]))
-    for document, console in browse(page, tmp_path).values():
-        assert complaints(console) == []
-        facts = dict(re.findall(r'data-(\w+)="(-?\d+)"', re.findall(r"<body data-[^>]*>", document)[0]))
-        assert facts["drawn"] == "1"
-        assert int(facts["sticks"]) <= 0
-        assert "Shards &amp; classes" in document

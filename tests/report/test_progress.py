@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
-
 from dshuffle.report import progress
 from dshuffle.report.progress import progress_bar
 
@@ -40,22 +37,3 @@ def test_short_steps_are_said_once_and_the_last_count_of_each(capsys):
         "1/2 blocks written",
         "2/2 marked",
     ]
-
-
-def test_a_notebook_gets_a_bar(monkeypatch):
-    """With a stand-in for IPython, in whose notebooks rich's console knows that it is in one."""
-    shown = []
-
-    class Handle:
-        def update(self, html):
-            shown.append(html)
-
-    stand_in = types.SimpleNamespace(HTML=str, display=lambda html, display_id: Handle())
-    monkeypatch.setitem(sys.modules, "IPython.display", stand_in)
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    with progress_bar() as advance:
-        for done in range(100):
-            advance(done, 100, "<first>")
-        advance(100, 100, "<first>")
-    assert 2 <= len(shown) < 50
-    assert shown[-1].startswith('<progress value="100" max="100"></progress> 100/100 &lt;first&gt; (')

@@ -89,13 +89,13 @@ def test_what_cannot_be_is_refused_before_anything_opens(threads, small, session
 
 
 def test_figures_of_a_report_are_per_epoch(threads, small, check_orders):
-    from dshuffle.report.summary import WayResult, figures
+    from dshuffle.report.summary import WayResult
 
     def result(every):
         with Shuffler(threads, small, every=every) as shuffler:
             check_orders(shuffler, 5)
             choices = Choices(every=every)
-            return figures(WayResult(label="", choices=choices, records=tuple(shuffler.records), history=()))
+            return WayResult(label="", choices=choices, records=tuple(shuffler.records), history=()).figures
 
     always, sparse = result(1), result(2)
     assert sparse.needed == pytest.approx(always.needed / 2, rel=0.1)

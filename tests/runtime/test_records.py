@@ -12,8 +12,7 @@ import pytest
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, ShuffleSpec, parse_assignment
-from dshuffle.records import EpochRecord
-from dshuffle.report.slow_rank import slow_rank_of
+from dshuffle.records import EpochRecord, slow_rank_of
 
 pytestmark = pytest.mark.slow  # real clusters
 

@@ -20,13 +20,13 @@ from dshuffle.errors import ClusterError, WorkerLost
 from dshuffle.notebook import html_from
 from dshuffle.planning import SERVER, name_of
 from dshuffle.planning.remainder import SampleDigest
+from dshuffle.records import slow_rank_in_words
 from dshuffle.runtime.messages import MemberChanges, TrainedSamples, TrainingTime, UnfinishedTask
 from dshuffle.runtime.process import count_training
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.driver import TICK
 from dshuffle.runtime.scheduler.members import member_changes
 from dshuffle.runtime.scheduler.participants import LinkFigures, ParticipantUnreachable
-from dshuffle.slow_rank import slow_rank_in_words
 from dshuffle.units import human_seconds
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import pytest
 from distributed import Client
 
 from dshuffle import create_dataset
-from dshuffle.compare.local_cluster import EmulatedRates, local_cluster
+from dshuffle.compare import EmulatedRates, local_cluster
 from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
 from dshuffle.planning.cost import Work, all_ways, recommend
 from dshuffle.runtime.measure import measurement

@@ -1,4 +1,4 @@
-"""The words about the shares of the ranks."""
+"""Sentences about ranks: their shares, and the one for which all others wait."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from dshuffle.planning.shares import parse_shares
-from dshuffle.report.shares import shares_in_words
+from dshuffle.records import shares_in_words, slow_rank_of
 
 from .conftest import make_record
 
@@ -46,3 +46,40 @@ def test_of_many_ranks_only_the_smallest_and_the_largest_share_are_said():
     weights = (500, *[750] * 10, 1000)
     assert shares_in_words(records_of("measured", [weights], 12)) == "shares: 5.6 % (rank 0) to 11.1 % (rank 11)"
     assert shares_in_words([]) == ""
+
+
+def trained_for(*epochs):
+    record = make_record(1, "global", "peer", "random", 100, 0.1)
+    return [dataclasses.replace(record, rank_training_seconds=seconds) for seconds in epochs]
+
+
+def test_the_slowest_rank_is_named_with_medians():
+    records = trained_for((9.0, 1.0, 1.0), (0.7, 0.7, 2.5), (0.7, 0.8, 2.8), (0.7, 0.6, 2.8))
+    words = "rank 2 trained 4.0 times as long as the median of the others, which waited 2.10 s an epoch"
+    assert slow_rank_of(records) == words
+
+
+def test_only_epochs_with_the_last_number_of_ranks_count():
+    records = trained_for((1.0, 1.0), (5.0, 1.0, 1.0), (1.0, 3.0))
+    assert slow_rank_of(records).startswith("rank 1 trained 3.0 times")
+
+
+@pytest.mark.parametrize(
+    "epochs",
+    [
+        (),
+        ((),),
+        ((3.0,), (3.0,)),
+        ((1.0, 1.2, 1.0), (1.0, 1.2, 1.0)),  # not slow
+        ((0.01, 0.09, 0.01), (0.01, 0.09, 0.01)),  # too short to tell
+    ],
+)
+def test_nothing_is_said_if_nobody_waits_noticeably(epochs):
+    assert slow_rank_of(trained_for(*epochs)) == ""
+
+
+def test_only_epochs_with_the_last_shares_count():
+    before, after = trained_for((0.5, 2.0), (0.5, 2.0)), trained_for((9.0, 0.8), (0.8, 0.8))
+    after = [dataclasses.replace(record, weights=(1000, 250)) for record in after]
+    assert slow_rank_of(before).startswith("rank 1 trained 4.0 times")
+    assert slow_rank_of(before + after) == ""
