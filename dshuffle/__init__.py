@@ -67,9 +67,7 @@ _MODULES = {
     "dshuffle.training.estimator": ("ShuffledSGD",),
 }
 __all__ = [
-    "Aligned",
     "Choices",
-    "Chunks",
     "ClusterError",
     "ClusterRates",
     "DShuffleError",
@@ -78,11 +76,8 @@ __all__ = [
     "Epoch",
     "EpochRecord",
     "ExchangeError",
-    "Global",
     "Group",
     "InvalidParameter",
-    "Local",
-    "Partial",
     "Partition",
     "PerRank",
     "Pipeline",

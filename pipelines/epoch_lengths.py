@@ -23,7 +23,6 @@ from studies.scripts import at_least
 
 import dshuffle
 from dshuffle.compare import local_cluster
-from dshuffle.planning.randomness import permutation
 
 
 def zipf_entries(size: int, per_row: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -44,8 +43,8 @@ def length(client: Client, dataset: dshuffle.Dataset, sharding: str, permute: st
     with dshuffle.Shuffler(client, dataset, assignment=assignment, sharding=sharding, seed=seed) as shuffler:
         n = shuffler.n_workers
         columns = round(dataset.n_samples / per_row)
-        order = np.arange(columns) if permute == "never" else permutation(columns, "columns", seed, 0)
-        blocks = np.array_split(order, n)  # as in fit_matrix_completion
+        order = np.arange(columns) if permute == "never" else np.random.default_rng(seed).permutation(columns)
+        blocks = np.array_split(order, n)  # as in fit_matrix_completion, with other permutations
         futures = next(shuffler.epochs(1)).map(block_sizes, blocks)
         sizes = [future.result() for future in futures]
     rounds = [max(sizes[k][(k + turn) % n] for k in range(n)) for turn in range(n)]
