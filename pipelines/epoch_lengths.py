@@ -22,7 +22,6 @@ from rich.table import Table
 
 import dshuffle
 from dshuffle.compare import local_cluster
-from dshuffle.planning.randomness import permutation
 from dshuffle.units import at_least
 
 
@@ -44,7 +43,7 @@ def length(client: Client, dataset: dshuffle.Dataset, sharding: str, permute: st
     with dshuffle.Shuffler(client, dataset, assignment=assignment, sharding=sharding, seed=seed) as shuffler:
         n = shuffler.n_workers
         columns = round(dataset.n_samples / per_row)
-        order = np.arange(columns) if permute == "never" else permutation(columns, "columns", seed, 0)
+        order = np.arange(columns) if permute == "never" else np.random.default_rng([seed, 1]).permutation(columns)
         blocks = np.array_split(order, n)  # as in fit_matrix_completion
         futures = next(shuffler.epochs(1)).map(block_sizes, blocks)
         sizes = [future.result() for future in futures]
