@@ -318,7 +318,7 @@ def fit_synchronous_sgd(
     -------
     History
         ``model`` is the :class:`TrainedNetwork`. A point's ``error`` is the fraction of wrong labels over the whole
-        dataset after the epoch, predicted with the running statistics. ``breakdown`` is the time spent in each phase.
+        dataset after the epoch, predicted with the running statistics.
 
     Raises
     ------
@@ -354,8 +354,8 @@ def fit_synchronous_sgd(
     >>> with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
     ...     with dshuffle.Shuffler(client, dataset) as shuffler:
     ...         history = fit_synchronous_sgd(shuffler, Network((5, 8, 4)), epochs=2, batch_size=20, step=0.3)
-    >>> len(history.points), len(history.breakdown[0].ranks)
-    (2, 2)
+    >>> len(history.points), history.breakdown[0].shape
+    (2, (2, 3))
     """
     as_integer("batch_size", batch_size, 1)
     check_step(step)

@@ -166,6 +166,8 @@ class OwnStep:
         loss = self._function(model, batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+                kind += " without a gradient"
             raise InvalidParameter.because(
                 "training_step",
                 f"it returned {kind}",
