@@ -287,7 +287,7 @@ class Cut:
         return begins, offsets, itemsize * math.prod(self.sizes[inner:])
 
 
-cut_of = functools.lru_cache(maxsize=256)(Cut)
+cut_of = functools.lru_cache(maxsize=64)(Cut)
 
 
 def split_samples(n_samples: int, fraction: float, groups: NDArray[Any] | None, seed: int) -> Parts:
