@@ -5,21 +5,15 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from dshuffle.errors import ShardingWarning
-from dshuffle.sharding.sharding import Sharding, class_counts, stratified
+from dshuffle.lazy_names import loader
+from dshuffle.sharding.sharding import Sharding, stratified
 
 if TYPE_CHECKING:
     from dshuffle.sharding.distribution import distribution_aware
 
-__all__ = ["Sharding", "ShardingWarning", "class_counts", "distribution_aware", "stratified"]
+__all__ = ["Sharding", "ShardingWarning", "distribution_aware", "stratified"]
 
-
-def __getattr__(name: str) -> object:
-    if name != "distribution_aware":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = importlib.import_module("dshuffle.sharding.distribution").distribution_aware
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, {"distribution_aware": "dshuffle.sharding.distribution"})

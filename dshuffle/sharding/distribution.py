@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,39 +26,17 @@ SLAB_NBYTES = 16 << 20
 """Approximate size of a slab of features, in bytes."""
 
 
-class Sliceable(Protocol):
-    """A NumPy or Dask array, or any object that returns rows ``[start:stop]`` as an array."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the array, ``(q, ...)``."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Item type, a dtype of real numbers."""
-
-    def __getitem__(self, rows: slice, /) -> Any:
-        """The rows of a slice."""
-
-
 class Features:
-    """The rows of an array as vectors.
+    """The rows of an array ``(q, ...)`` as vectors. All dtypes except float64 are converted to float32."""
 
-    Parameters
-    ----------
-    source
-        ``(q, ...)`` numbers. Rows are flattened. All dtypes except float64 are converted to float32.
-    """
-
-    def __init__(self, source: Sliceable) -> None:
+    def __init__(self, source: Any) -> None:
         shape, dtype = source.shape, np.dtype(source.dtype)
         if not shape or any(math.isnan(size) for size in shape) or math.prod(shape) == 0:
             raise InvalidParameter.of("features.shape", shape, "(n_samples, ...) with known sizes above 0")
         if dtype.kind not in "fiub":
             raise InvalidParameter.of("features.dtype", str(dtype), "a dtype of real numbers")
         self._source = source
-        self.n_samples = shape[0]
-        self.width = math.prod(shape[1:])
+        self.n_samples, self.width = shape[0], math.prod(shape[1:])
         self.dtype = np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
     def slabs(self, least: int, text: str, progress: Progress | None) -> Iterator[tuple[int, Floats]]:
@@ -89,7 +67,7 @@ SAMPLE_NBYTES = 64 << 20
 
 
 def distribution_aware(
-    features: Sliceable,
+    features: Any,
     labels: ArrayLike | None = None,
     *,
     n_workers: int,
@@ -159,9 +137,13 @@ def distribution_aware(
     as_integer("n_samples", q, n_workers, "There are fewer samples than workers.")
     if not 0 <= broadcast_cap <= 1:
         raise InvalidParameter.of("broadcast_cap", broadcast_cap, "a number in [0, 1]")
-    clusters = _n_clusters(clusters, labels, q)
-    pca, n_components = _reduce(data, progress)
-    neighbourhoods = _neighbourhoods(data, pca, n_components, clusters, seed, progress)
+    classes = () if labels is None else label_codes(labels, q)[1]
+    if clusters is None and labels is None:
+        raise InvalidParameter.of("clusters", None, "an integer >= 1", "Give labels to get a default.")
+    clusters = min(2 * len(classes), q) if clusters is None else as_integer("clusters", clusters, 1)
+    if clusters > q:
+        raise InvalidParameter.of("clusters", clusters, f"at most {q}, the number of samples")
+    neighbourhoods = _neighbourhoods(data, clusters, seed, progress)
     sizes = np.bincount(neighbourhoods, minlength=clusters)
     sparse = (sizes <= n_workers) & (sizes > 0)
     broadcast = np.flatnonzero(sparse[neighbourhoods])
@@ -179,33 +161,15 @@ def distribution_aware(
     return Sharding(ranks, n_workers, broadcast, np.sort(sizes)[::-1])
 
 
-def _n_clusters(clusters: int | None, labels: ArrayLike | None, n_samples: int) -> int:
-    codes_and_classes = None if labels is None else label_codes(labels, n_samples)
-    if clusters is None:
-        if codes_and_classes is None:
-            raise InvalidParameter.of("clusters", None, "an integer >= 1", "Give labels to get a default.")
-        return min(2 * len(codes_and_classes[1]), n_samples)
-    clusters = as_integer("clusters", clusters, 1)
-    if clusters > n_samples:
-        raise InvalidParameter.of("clusters", clusters, f"at most {n_samples}, the number of samples")
-    return clusters
-
-
-def _reduce(data: Features, progress: Progress | None) -> tuple[IncrementalPCA, int]:
-    """Fit PCA in one pass; return it with the number of components to keep."""
+def _neighbourhoods(data: Features, clusters: int, seed: int, progress: Progress | None) -> NDArray[np.int32]:
+    """``(q,)``: the neighbourhood (nearest k-means centre) of each sample."""
     most = min(MOST_COMPONENTS, data.width, data.n_samples)
     pca = IncrementalPCA(n_components=most)
     with np.errstate(divide="ignore", invalid="ignore"):  # a single row, or identical rows
         for _, slab in data.slabs(most, "samples read for PCA", progress):
             pca.partial_fit(slab)
     kept = np.cumsum(np.nan_to_num(pca.explained_variance_ratio_))
-    return pca, min(most, int(np.searchsorted(kept, VARIANCE_KEPT)) + 1)
-
-
-def _neighbourhoods(
-    data: Features, pca: IncrementalPCA, n_components: int, clusters: int, seed: int, progress: Progress | None
-) -> NDArray[np.int32]:
-    """``(q,)``: the neighbourhood (nearest k-means centre) of each sample."""
+    n_components = min(most, int(np.searchsorted(kept, VARIANCE_KEPT)) + 1)
     axes = np.ascontiguousarray(pca.components_[:n_components].T, dtype=data.dtype)
     mean = pca.mean_.astype(data.dtype)
 

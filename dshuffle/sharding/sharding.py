@@ -1,4 +1,4 @@
-"""The :class:`Sharding` type, class counts per shard, and stratified sharding."""
+"""The :class:`Sharding` type, and stratified sharding."""
 
 from __future__ import annotations
 
@@ -64,28 +64,10 @@ class Sharding:
     def counts(self, labels: ArrayLike) -> NDArray[np.int64]:
         """``(classes, n_workers)``: number of samples of each class in each shard, including broadcast samples."""
         codes, classes = label_codes(labels, len(self.ranks))
-        n_classes = len(classes)
-        counts = class_counts(codes, self.ranks, n_classes, self.n_workers)
-        if len(self.broadcast):
-            codes, ranks = codes[self.broadcast], self.ranks[self.broadcast]
-            counts -= class_counts(codes, ranks, n_classes, self.n_workers)
-            counts += np.bincount(codes, minlength=n_classes)[:, np.newaxis]
-        return counts
-
-
-def class_counts(
-    codes: NDArray[np.int32], ranks: NDArray[np.int32], n_classes: int, n_workers: int
-) -> NDArray[np.int64]:
-    """``(n_classes, n_workers)``: number of samples of each class on each worker.
-
-    Examples
-    --------
-    >>> class_counts(np.array([0, 0, 1]), np.array([1, 1, 0]), 2, 2)
-    array([[0, 2],
-           [1, 0]])
-    """
-    pairs = codes.astype(np.int64) * n_workers + ranks
-    return np.bincount(pairs, minlength=n_classes * n_workers).reshape(n_classes, n_workers)
+        pairs = codes.astype(np.int64) * self.n_workers + self.ranks
+        own = np.delete(pairs, self.broadcast)  # every shard has the others
+        counts = np.bincount(own, minlength=len(classes) * self.n_workers).reshape(len(classes), self.n_workers)
+        return counts + np.bincount(codes[self.broadcast], minlength=len(classes))[:, np.newaxis]
 
 
 def stratified(labels: ArrayLike, n_workers: int, *, seed: int = 0) -> Ranks:

@@ -8,8 +8,9 @@ import logging
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -150,13 +151,10 @@ class Dataset:
         {'x': array([49,  4, 49])}
         """
         samples = as_indices("ids", ids, self.n_samples, "samples")
-        rows, sinks = {}, []
-        for name, source in self._sources.items():
-            n_items = math.prod(self.arrays[name].shape)
-            rows[name] = np.empty((samples.size, n_items * source.dtype.itemsize), np.uint8)
-            if rows[name].size:
-                sinks.append(self._sink(source, rows[name], 0))
-        self._read(sinks, samples, np.arange(samples.size), memory_budget)
+        rows = {name: np.empty((samples.size, self._nbytes(name)), np.uint8) for name in self._sources}
+        self._read(
+            {name: (matrix, 0) for name, matrix in rows.items()}, samples, np.arange(samples.size), memory_budget
+        )
         return {name: self._sources[name].values(matrix, self.arrays[name].shape) for name, matrix in rows.items()}
 
     def read_into(
@@ -179,28 +177,16 @@ class Dataset:
             ``(capacity, row_nbytes)`` uint8, contiguous: see :class:`~dshuffle.rows.RowLayout`.
         slots
             ``(n,)`` distinct integers in ``[0, capacity)``.
-        ids
-            ``(n,)`` integers in ``[0, n_samples)``.
-        memory_budget
-            Bytes of chunks in flight at a time. A larger chunk is read alone.
+        ids, memory_budget
+            As for :meth:`read_rows`.
         stop
-            Called before each read; reading ends once it returns true.
-
-        Raises
-        ------
-        DatasetError
-            If ``stop`` returned true.
-        InvalidParameter
-            If the matrix does not fit the layout, or a slot or an id does not exist.
-        CorruptChunk
-            If a chunk is missing, truncated or fails its checksum.
+            Called before each read; reading ends with a :class:`DatasetError` once it returns true.
         """
         samples = as_indices("ids", ids, self.n_samples, "samples")
         places = _checked_slots(rows, slots, samples.size, self.row_nbytes)
         fields = self.layout.dtype.fields
         assert fields is not None
-        sinks = [self._sink(source, rows, fields[name][1]) for name, source in self._sources.items()]
-        self._read(sinks, samples, places, memory_budget, stop)
+        self._read({name: (rows, fields[name][1]) for name in self._sources}, samples, places, memory_budget, stop)
 
     def select(self, samples: ArrayLike) -> Dataset:
         """Return a part of the dataset, as a dataset of its own. Nothing is read or copied.
@@ -316,18 +302,10 @@ class Dataset:
         return dataclasses.replace(self, _sources={name: self._sources[name] for name in names})
 
     def slabs(self, nbytes: int) -> Iterator[NDArray[np.int64]]:
-        """All samples in ascending order, in pieces for :meth:`read_rows` that divide few chunks.
+        """All samples in ascending order, in pieces of about so many bytes that divide few chunks.
 
-        Parameters
-        ----------
-        nbytes
-            Bytes of the rows of a slab. A slab has at least the samples of one chunk of the largest array.
-
-        Yields
-        ------
-        ndarray
-            Ids of samples. Slabs begin where chunks of the largest array begin (anchors of windows do). If several
-            chunks of another array fit, they begin where its chunks begin.
+        Slabs begin where chunks of the largest array begin (anchors of windows do), and have at least the samples of
+        one. If several chunks of another array fit, they begin where its chunks begin.
 
         Examples
         --------
@@ -388,24 +366,27 @@ class Dataset:
                 "new Shuffler"
             )
 
-    def _sink(self, source: StoredArray, rows: ByteMatrix, offset: int) -> reader.Sink:
-        return reader.Sink(source, rows, offset, self._view.window(source.name), self._view.cut(source))
+    def _nbytes(self, name: str) -> int:
+        """Bytes of a sample of an array, as it is stored."""
+        return math.prod(self.arrays[name].shape) * self._sources[name].dtype.itemsize
 
     def _read(
         self,
-        sinks: list[reader.Sink],
+        targets: Mapping[str, tuple[ByteMatrix, int]],
         ids: NDArray[np.int64],
         slots: NDArray[np.int64],
         memory_budget: int,
         stop: Callable[[], bool] | None = None,
     ) -> None:
         as_integer("memory_budget", memory_budget, 1)
-        start = time.perf_counter()
-        reader.read_rows(sinks, self._view.items(ids), slots, memory_budget=memory_budget, stop=stop)
-        nbytes = sum(
-            math.prod(self.arrays[name].shape) * source.dtype.itemsize for name, source in self._sources.items()
-        )
-        self._meter.add(StoreTraffic(delivered_bytes=ids.size * nbytes, seconds=time.perf_counter() - start))
+        start, view = time.perf_counter(), self._view
+        sinks = [
+            reader.Sink(source, *targets[name], view.window(name), view.cut(source))
+            for name, source in self._sources.items()
+        ]
+        reader.read_rows(sinks, view.items(ids), slots, memory_budget=memory_budget, stop=stop)
+        nbytes = ids.size * sum(map(self._nbytes, self._sources))
+        self._meter.add(StoreTraffic(delivered_bytes=nbytes, seconds=time.perf_counter() - start))
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Say what to do instead: scikit-learn's steps and functions of NumPy call this."""
@@ -723,9 +704,12 @@ def verify_dataset(
     >>> verify_dataset(dataset)
     VerifyReport(n_chunks=3, bytes=80, bad=())
     """
-    sources = as_dataset(dataset)._sources.values()
-    total = sum(math.prod(source.chunk_grid) for source in sources)
-    sizes: list[int] = []
+    chunks = [
+        (source, index)
+        for source in as_dataset(dataset)._sources.values()
+        for index in itertools.product(*map(range, source.chunk_grid))
+    ]
+    total, sizes = len(chunks), list[int]()
     bad: list[tuple[str, tuple[int, ...], str]] = []
 
     async def check(source: StoredArray, index: tuple[int, ...]) -> None:
@@ -737,13 +721,6 @@ def verify_dataset(
         if progress is not None:
             progress(len(sizes) + len(bad), total)
 
-    def job(source: StoredArray, index: tuple[int, ...]) -> Callable[[], Awaitable[None]]:
-        return lambda: check(source, index)
-
-    def jobs() -> Iterator[reader.Job]:
-        for source in sources:
-            for index in itertools.product(*map(range, source.chunk_grid)):
-                yield reader.cost(source.chunk_nbytes), job(source, index)
-
-    sync(reader.run_bounded(jobs(), memory_budget))
+    jobs = ((reader.cost(source.chunk_nbytes), partial(check, source, index)) for source, index in chunks)
+    sync(reader.run_bounded(jobs, memory_budget))
     return VerifyReport(n_chunks=total, bytes=sum(sizes), bad=tuple(message for _, _, message in sorted(bad)))

@@ -53,15 +53,7 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What dshuffle says about a group that it writes.
-
-    Parameters
-    ----------
-    complete
-        Whether all of the group has been written.
-    uuid
-        Random name of the dataset, 32 hexadecimal digits. None for unfinished datasets, and for shardings.
-    """
+    """What dshuffle says about a group that it writes: whether it is complete, and the random name of a dataset."""
 
     complete: bool
     uuid: str | None = None
@@ -92,19 +84,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a dataset was opened: where it is, and what the user asked for.
-
-    Parameters
-    ----------
-    arrays
-        Names of arrays, or their paths below the group. None for all that have the sample dimension.
-    sample_dim
-        Name or number of the sample dimension. None for the first dimension of the largest array.
-    decode
-        Whether scale, offset, missing values and times are applied.
-    absent_chunks
-        What an absent chunk is, ``"fill"`` or ``"error"``; None for what suits the group and the store.
-    """
+    """How a dataset was opened: where it is, and what the user asked for (:func:`~dshuffle.store.open_dataset`)."""
 
     location: Location
     arrays: tuple[str, ...] | None = None
@@ -340,12 +320,7 @@ def _kind_of_group(name: str, node: Group) -> str:
 
 
 def identity_of(store: Store, group: Group, chosen: SampleArrays, opening: Opening) -> str:
-    """The identity of a dataset.
-
-    A dataset from :func:`~dshuffle.store.create_dataset` carries a random one in its metadata. For any other group it
-    is a digest of its arrays' metadata, and of the last bytes of a few chunks: so a change of other chunks alone is not
-    noticed.
-    """
+    """The identity of a dataset (:attr:`~dshuffle.store.Dataset.identity`)."""
     mark, asked, meaning = Mark.of(group.attrs), opening.words, _meaning(chosen, opening)
     if mark is not None and not mark.complete:
         return "incomplete"

@@ -89,18 +89,10 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Limits on requests.
+    """Limits on requests: attempts after the first one, seconds of each, and requests at one server at a time.
 
-    Parameters
-    ----------
-    max_retries
-        Number of attempts after the first one.
-    timeout
-        Largest duration of an attempt in seconds (for S3: the time without receiving a byte). No attempt begins later
-        than twice this time after the first one, so a store that has stopped answering causes an error within three
-        times this time.
-    connections
-        Largest number of requests that a process has under way at one server.
+    For S3, ``timeout`` is the time without receiving a byte. No attempt begins later than twice this time after the
+    first one, so a store that has stopped answering causes an error within three times this time.
     """
 
     max_retries: int = 7
@@ -151,31 +143,11 @@ class PatientStore(WrapperStore[Store]):
     It checks the length of the answers to range requests: those of a server that ignores ranges are not the requested
     rows. Requests for chunks are counted, and those for metadata are not.
 
-    Parameters
-    ----------
-    url
-        Name of the store in errors.
-    limits_itself
-        Whether the store limits the time of a request.
-    secrets
-        Values that must not appear in errors.
-    access
-        Advice for errors that say that access was refused.
-    meter
-        Meter to add the traffic to.
-
-    Attributes
-    ----------
-    root
-        Folder of a store of local files; empty for other stores.
-    document
-        Key of a metadata document that exists. If it is known, refused metadata are absent, and so is a refused chunk
-        if the user has said what absent chunks are: some stores answer 403 for an object that does not exist.
-    absent_chunks
-        What the user has said: ``"fill"``, ``"error"`` or None.
-    absent_is_error
-        Whether an absent chunk raises an error. Zarr returns the fill value, which in a complete dataset would turn a
-        lost file into rows of zeros.
+    ``url`` names the store in errors, ``secrets`` must not appear there, and ``access`` is the advice after a refusal.
+    ``root`` is the folder of local files. ``document`` is the key of a metadata document that exists. If it is
+    known, refused metadata are absent, and so is a refused chunk if the user has said what absent chunks are: some
+    stores answer 403 for an object that does not exist. With ``absent_is_error``, an absent chunk raises an error; zarr
+    returns the fill value, which in a complete dataset would turn a lost file into rows of zeros.
     """
 
     def __init__(

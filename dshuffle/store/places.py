@@ -263,19 +263,7 @@ async def _node_in(store: Store, path: str) -> Standing:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a dataset is.
-
-    Parameters
-    ----------
-    url
-        Canonical URL. For a store object, the text that names it in messages.
-    storage_options
-        Options of the store. They may hold secrets.
-    store
-        Store object that the user passed; None for URLs.
-    path
-        Path of the group in this store object.
-    """
+    """Where a dataset is: at a canonical URL, or at a path in a store object, which ``url`` names in messages."""
 
     url: str
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)

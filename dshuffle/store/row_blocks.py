@@ -46,22 +46,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Arrays that are read together.
+    """Arrays that are read together: ``rows`` as a dataset of all rows, ``samples`` as a part of the dataset's rows.
 
-    Parameters
-    ----------
-    rows
-        These arrays as a dataset of all rows.
-    samples
-        These arrays as a part of the dataset, for reading them without the others into its rows.
-    step, first, n_blocks
-        Rows of a block, the number of the first block, and how many there are.
-    window
-        Distances of the rows of a sample from its anchor.
-    columns
-        Where each array begins in a row of ``rows``, its bytes there, and where it begins in a row of the dataset.
-    is_single
-        Whether a chunk has a single row.
+    Blocks have ``step`` rows and are numbered from ``first`` on. ``window`` are the distances of the rows of a sample
+    from its anchor. ``columns`` say where each array begins in a row of ``rows``, its bytes there, and where it begins
+    in a row of the dataset. ``is_single``: whether each chunk is a row.
     """
 
     rows: Dataset

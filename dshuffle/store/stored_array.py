@@ -54,18 +54,8 @@ class StoredArray:
     """An array in a store.
 
     A **band** is the unit of reading: ``chunk_rows`` consecutive samples across all other axes. It is one chunk, or
-    several chunks side by side if the array is chunked along other axes too.
-
-    Parameters
-    ----------
-    url, name, array
-        The array, and where it is.
-    info
-        What users see of it.
-    decoders
-        Functions that turn the stored bytes of a chunk into those of its rows; None if only zarr can do that.
-    encoding
-        How stored numbers become values; None if they are the values.
+    several chunks side by side if the array is chunked along other axes too. ``decoders`` turn the stored bytes of a
+    chunk into those of its rows; they are None if only zarr can do that.
     """
 
     url: str

@@ -48,17 +48,9 @@ class PatchedDim(NamedTuple):
 class View:
     """The samples of a dataset, as rows of its stored arrays.
 
-    Parameters
-    ----------
-    n_rows
-        Length of the stored arrays.
-    offsets
-        ``(name, offset or offsets)`` of each array, in the order of their names: distances of the rows of a sample from
-        its anchor. An array with a single offset keeps the shape of its samples. Empty if each row is a sample.
-    patched
-        The dimensions that are cut. Patches are numbered as if they were the items of an array with these dimensions.
-    bits
-        One bit for each of these samples, packed; None for all samples.
+    ``offsets`` are the distances of the rows of a sample from its anchor: ``(name, offset or offsets)`` of each array,
+    in the order of their names. An array with a single offset keeps the shape of its samples. Patches are numbered as
+    if they were the items of an array with the dimensions ``patched``. ``bits`` selects samples, a packed bit for each.
     """
 
     n_rows: int
@@ -242,15 +234,7 @@ def _offsets(name: str, offsets: Offsets) -> int | tuple[int, ...]:
 
 
 class Cut:
-    """The patches of the rows of one array; a row that is not divided is one patch.
-
-    Attributes
-    ----------
-    sizes
-        Shape of a patch.
-    n_patches, n_items
-        Number of patches of a row, and of items in a patch.
-    """
+    """The patches of the rows of one array, of the shape ``sizes``; a row that is not divided is one patch."""
 
     def __init__(
         self,
@@ -284,14 +268,9 @@ class Cut:
             yield tuple(map(slice, first, last)), group
 
     def runs(self, itemsize: int, box: Box | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """Where the bytes of patches are in a box of a row, or in the whole row.
+        """Where the bytes of patches are in a box of a row, or in the whole row: ``begins, offsets, nbytes``.
 
-        Returns
-        -------
-        begins
-            ``(n_patches,)`` first byte of each patch. It means nothing for patches that are not in the box.
-        offsets, nbytes
-            A patch consists of so many bytes at each of these distances from its first byte.
+        Each patch in the box begins at its ``begins``, and consists of ``nbytes`` at each of the offsets from there.
         """
         box = self._whole if box is None else box
         lengths = [side.stop - side.start for side in box]
@@ -308,7 +287,7 @@ class Cut:
         return begins, offsets, itemsize * math.prod(self.sizes[inner:])
 
 
-cut_of = functools.lru_cache(maxsize=256)(Cut)
+cut_of = functools.lru_cache(maxsize=64)(Cut)
 
 
 def split_samples(n_samples: int, fraction: float, groups: NDArray[Any] | None, seed: int) -> Parts:

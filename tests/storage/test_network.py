@@ -22,12 +22,7 @@ def test_hosts_have_addresses_of_their_own(workers, server):
     assert all(ip_address(host.address) in ip_network(f"{network.SUBNET}.0/24") for host in hosts)
     # Names of network interfaces have at most 15 characters.
     assert all(len(host.port) <= 15 and network.is_own(host.namespace) for host in hosts)
-
-
-def test_a_server_changes_nobody_elses_address():
-    without = {host.name: host.address for host in network.plan_hosts(5, False)}
-    having = {host.name: host.address for host in network.plan_hosts(5, True)}
-    assert without == {name: address for name, address in having.items() if name != "server"}
+    assert [host for host in hosts if host.name != "server"] == network.plan_hosts(workers, False)
 
 
 @pytest.mark.parametrize("workers", [0, -1, network.MAX_WORKERS + 1])
@@ -36,15 +31,11 @@ def test_too_many_or_too_few_workers_are_refused(workers):
         network.plan_hosts(workers, False)
 
 
-@pytest.mark.parametrize(("text", "rate"), [("100mbit", "100mbit"), ("2.5GBIT", "2.5gbit"), ("none", "none")])
-def test_rates(text, rate):
-    assert network.rate(text) == rate
-
-
-@pytest.mark.parametrize("text", ["100", "100mbps", "0mbit", "-1mbit", "fast", "", "100 mbit", "mbit", "1e3mbit"])
-def test_other_rates_are_refused(text):
-    with pytest.raises(click.BadParameter, match="must be like 100mbit"):
-        network.rate(text)
+def test_rates():
+    assert [network.rate(text) for text in ("100mbit", "2.5GBIT", "none")] == ["100mbit", "2.5gbit", "none"]
+    for text in ("100", "100mbps", "0mbit", "-1mbit", "fast", "", "100 mbit", "mbit", "1e3mbit"):
+        with pytest.raises(click.BadParameter, match="must be like 100mbit"):
+            network.rate(text)
 
 
 def test_both_ends_of_a_link_are_shaped():

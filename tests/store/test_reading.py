@@ -456,6 +456,9 @@ def test_a_file_system_that_fails(
     group = zarr.create_group(tmp_path / "d")
     group.create_array("x", data=X, chunks=(10, across))
     dataset = open_dataset(tmp_path / "d", storage_options={"max_retries": 2})
+    pipeline = dataset._sources["x"].array.async_array.codec_pipeline
+    if across == 3 and type(pipeline).__name__ != "FusedCodecPipeline":
+        pytest.skip("this release of zarr reads files itself")
     failed = failing(monkeypatch, times, error)
     if words:
         with pytest.raises(DatasetError, match=rf"cannot fetch x/c/3/0 of {tmp_path}/d: .*{words}") as caught:

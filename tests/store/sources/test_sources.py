@@ -45,20 +45,11 @@ def npz(folder: Path, x: Any, y: Any) -> list[Path]:
     return [folder / "both.npz"]
 
 
-def npz_compressed(folder: Path, x: Any, y: Any) -> list[Path]:
-    np.savez_compressed(folder / "both.npz", x=x, y=y)
-    return [folder / "both.npz"]
-
-
 def fixed_lists(array: Any) -> pa.Array:
     values = pa.array(array.reshape(-1))
     for size in array.shape[:0:-1]:
         values = pa.FixedSizeListArray.from_arrays(values, size)
     return values
-
-
-def npz_in_fortran_order(folder: Path, x: Any, y: Any) -> list[Path]:
-    return npz(folder, np.asfortranarray(x), y)
 
 
 def parquet(folder: Path, x: Any, y: Any) -> list[Path]:
@@ -71,15 +62,6 @@ def parquet_in_parts(folder: Path, x: Any, y: Any) -> list[Path]:
     pq.write_table(table[:300], folder / "first.pq", row_group_size=100)
     pq.write_table(table[300:], folder / "a second.parquet", row_group_size=90)
     return [folder / "first.pq", folder / "a second.parquet"]
-
-
-def parquet_folder(folder: Path, x: Any, y: Any) -> list[Path]:
-    table = pa.table({"x": fixed_lists(x), "y": y})
-    (folder / "t.parquet").mkdir()
-    pq.write_table(table[:300], folder / "t.parquet" / "part-0.parquet")
-    pq.write_table(table[300:], folder / "t.parquet" / "part-1.parquet")
-    (folder / "t.parquet" / "_SUCCESS").touch()
-    return [folder / "t.parquet"]
 
 
 def parquet_of_spark(folder: Path, x: Any, y: Any) -> list[Path]:
@@ -115,11 +97,8 @@ ALL = [
     npy,
     npy_in_fortran_order,
     npz,
-    npz_compressed,
-    npz_in_fortran_order,
     parquet,
     parquet_in_parts,
-    parquet_folder,
     parquet_of_spark,
     zarr_group,
     zarr_shards,
@@ -137,21 +116,6 @@ def test_values_dtypes_and_shapes_are_kept(tmp_path: Path, monkeypatch: Any, wri
     for name, array in {"x": X, "y": Y}.items():
         assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(found[name], array)
-
-
-@pytest.mark.parametrize("dtype", ["?", "u1", "i2", "f2", "f8"])
-def test_numbers_of_parquet(tmp_path: Path, dtype: str) -> None:
-    values = RNG.integers(0, 2, 50).astype(dtype)
-    pq.write_table(pa.table({"v": values}), tmp_path / "t.parquet")
-    found = contents(create_dataset(tmp_path / "out", read_sources([tmp_path / "t.parquet"])))["v"]
-    assert found.dtype == values.dtype
-    np.testing.assert_array_equal(found, values)
-
-
-def test_lists_of_one_length_need_not_be_fixed(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"v": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}), tmp_path / "t.parquet")
-    found = contents(create_dataset(tmp_path / "out", read_sources([tmp_path / "t.parquet"])))["v"]
-    np.testing.assert_array_equal(found, [[1, 2], [3, 4], [5, 6]])
 
 
 def test_folders_of_hive_are_columns(tmp_path: Path) -> None:
@@ -228,21 +192,14 @@ def test_a_dataset_is_rechunked_in_its_own_place(tmp_path: Path) -> None:
 )
 def test_a_stream_gives_any_slab(cuts: list[int], slabs: list[list[int]]) -> None:
     rows = np.arange(60).reshape(30, 2)
-    source = stream("here", rows.shape, rows.dtype, lambda: iter(np.split(rows, cuts)))
+    opened: list[bool] = []
+    source = stream("here", rows.shape, rows.dtype, lambda: opened.append(True) or iter(np.split(rows, cuts)))
     for start, stop in slabs:
         np.testing.assert_array_equal(source[start:stop], rows[start:stop])
-
-
-def test_ascending_slabs_open_a_stream_once() -> None:
-    opened = []
-
-    def blocks() -> Any:
-        opened.append(True)
-        return iter(np.split(np.arange(30), 3))
-
-    source = stream("here", (30,), np.dtype(int), blocks)
-    assert np.concatenate([source[start : start + 4] for start in range(0, 30, 4)]).tolist() == list(range(30))
-    assert len(opened) == 1
+    opened.clear()
+    for start in range(0, 30, 4):  # ascending slabs open a stream once
+        np.testing.assert_array_equal(source[start : start + 4], rows[start : start + 4])
+    assert len(opened) <= 1
 
 
 def test_progress_counts_the_rows_of_all_arrays(tmp_path: Path) -> None:
