@@ -439,7 +439,7 @@ def _checked(name: str, array: NDArray[Any] | None, dtype: type[np.generic], ndi
 class DaskNetwork:
     """The network of one session, using the comms of this process's Dask worker."""
 
-    # worker: dask worker of this process.
+    # worker: Dask worker of this process.
     # session_id: session id on the other workers.
     # addresses: address of each participant (a rank or the server).
     # serve_here, acknowledge_here: handlers for participants in this process, which are called without using the
