@@ -27,17 +27,7 @@ def encode(
     out: ByteMatrix,
     out_checksums: Checksums,
 ) -> None:
-    """XOR rows into packets.
-
-    Parameters
-    ----------
-    rows, checksums
-        ``(m, nbytes)`` rows and their ``(m,)`` checksums.
-    packets
-        ``(k,)`` indices of the packets to encode.
-    out, out_checksums
-        ``(k, nbytes)`` packets and their ``(k,)`` checksums; overwritten.
-    """
+    """XOR rows into packets, each of the rows ``slots[offsets[packet]:offsets[packet + 1]]``; overwrite ``out``."""
     _encode(_wide(rows), checksums, offsets, slots, packets, _wide(out), out_checksums)
 
 
@@ -51,18 +41,10 @@ def decode(
     targets: Places,
     sample_ids: Places,
 ) -> int:
-    """Decode one row from each packet, verify it and write it to ``rows[targets]``.
+    """Decode one row from each packet, verify it and write it to ``rows[targets]``; skip those with a negative target.
 
-    Parameters
-    ----------
-    rows, checksums
-        ``(m, nbytes)`` rows and their ``(m,)`` checksums: the known rows, and space for the decoded ones.
-    packets, packet_checksums
-        ``(k, nbytes)`` packets and their ``(k,)`` checksums.
-    targets
-        ``(k,)`` index in ``rows`` for the decoded row of each packet. Packets with a negative target are skipped.
-    sample_ids
-        ``(k,)`` sample number of each decoded row.
+    ``slots[offsets[i]:offsets[i + 1]]`` are the known rows of packet i, and ``sample_ids`` the samples of the decoded
+    rows. Returns the first packet whose row is wrong, or -1.
     """
     words, tail = row_words(rows)
     wrong: int = _decode(

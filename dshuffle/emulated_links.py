@@ -32,13 +32,7 @@ KEPT = 64
 
 
 class EmulatedLink:
-    """A link that passes bytes at a fixed rate.
-
-    Parameters
-    ----------
-    rate
-        Bytes per second, headers included.
-    """
+    """A link that passes bytes at a fixed rate, in bytes per second with headers."""
 
     def __init__(self, rate: float) -> None:
         self._seconds_per_byte = HEADERS / rate

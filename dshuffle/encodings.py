@@ -32,19 +32,9 @@ ADVICE = ". Open the dataset with decode=False to get the stored numbers, or wit
 class Times:
     """How the numbers of an array become dates or durations.
 
-    Parameters
-    ----------
-    dtype
-        Dtype of the values, such as ``"M8[us]"`` or ``"m8[ns]"``.
-    factors
-        A number times all of these is a count in units of ``dtype``. xarray multiplies floats in this order, which
-        decides about their last digit.
-    since
-        Origin of dates since 1970, in units of ``dtype``; 0 for durations.
-    units
-        The units as they are in the store, for errors.
-    earliest
-        First date that is allowed, in units of ``dtype`` since 1970.
+    A number times all ``factors`` is a count in units of ``dtype``, from the origin ``since`` in these units (since
+    1970; 0 for durations). xarray multiplies floats in this order, which decides about their last digit. ``units`` are
+    those in the store, for errors, and ``earliest`` is the first date that is allowed.
     """
 
     dtype: str
@@ -89,19 +79,9 @@ class Times:
 class Encoding:
     """How the stored numbers of one array become values.
 
-    Parameters
-    ----------
-    numbers
-        Dtype of the values before they are dates or durations: floats for scaled numbers, ``"?"`` for booleans.
-    scale, offset
-        A number is the stored number times ``scale`` plus ``offset``.
-    missing
-        Stored numbers that mean a missing value, which becomes NaN or NaT.
-    kind
-        ``"u"`` or ``"i"`` if the stored bytes are integers with or without a sign, although their dtype says the
-        opposite.
-    times
-        How the numbers become dates or durations; None if they do not.
+    A number is the stored number times ``scale`` plus ``offset``, in the dtype ``numbers`` (``"?"`` for booleans). The
+    stored numbers ``missing`` become NaN or NaT. ``kind`` is ``"u"`` or ``"i"`` if the stored bytes are integers with
+    or without a sign, although their dtype says the opposite. ``times`` says how numbers become dates or durations.
     """
 
     numbers: str

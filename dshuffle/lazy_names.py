@@ -8,15 +8,7 @@ from collections.abc import Callable, Mapping
 
 
 def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Return the ``__getattr__`` of a package.
-
-    Parameters
-    ----------
-    package
-        Name of the package.
-    homes
-        Name -> the module that defines it.
-    """
+    """Return the ``__getattr__`` of a package whose names are in the modules ``homes[name]``."""
 
     def load(name: str) -> object:
         if name not in homes:

@@ -112,11 +112,10 @@ def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
 
 
 def cache_folder(*, temporary: bool = True) -> Path:
-    """Return dshuffle's own folder among the caches of this user. It is made if it does not exist.
+    """Return dshuffle's own folder among the caches of this user, which is made if it does not exist.
 
-    It is ``dshuffle`` in ``XDG_CACHE_HOME`` or ``~/.cache``. If that cannot be used, for instance because nobody can
-    write the home directory of a container, it is ``dshuffle-UID`` in the folder for temporary files, unless
-    ``temporary`` is false, for what the user's hosts must have in common.
+    It is in ``XDG_CACHE_HOME`` or ``~/.cache``. If that cannot be used, such as in a container, it is ``dshuffle-UID``
+    in the folder for temporary files, unless ``temporary`` is false, for what the user's hosts must have in common.
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:

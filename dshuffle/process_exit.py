@@ -14,11 +14,10 @@ import gc
 def end_without_last_collections() -> None:
     """Exempt the objects that are alive when this process ends from garbage collection.
 
-    What a program may rely on stays as it is. Handlers of ``atexit`` and finalizers of ``weakref.finalize`` run,
-    whether they were registered before or after this call, and garbage is finalized. Python usually calls ``__del__``
-    of an object that is alive when the interpreter ends, but does not promise it. After this call, it does not if the
-    object is part of a cycle. So call this only in a process that does nothing else for its user: a Dask worker with
-    a nanny, or a ``dshuffle`` command. A worker without a nanny may share its process with a notebook or a test.
+    Handlers of ``atexit`` and finalizers of ``weakref.finalize`` run, whenever they were registered, and garbage is
+    finalized. But ``__del__`` of an object that is alive at the end and part of a cycle, which Python usually calls, is
+    not called. So call this only in a process that does nothing else for its user: a Dask worker with a nanny, or a
+    ``dshuffle`` command. A worker without a nanny may share its process with a notebook or a test.
     """
     atexit.unregister(collect_and_freeze)
     atexit.register(collect_and_freeze)

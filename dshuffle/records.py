@@ -23,18 +23,9 @@ from dshuffle.units import human_bytes, human_count, human_seconds
 class StoreTraffic:
     """Cost of reads from a store.
 
-    Parameters
-    ----------
-    requests
-        Number of requests answered by the store, one per chunk or, where the format allows it, per part of a chunk.
-    fetched_bytes
-        Bytes fetched from the store, as stored (compressed).
-    delivered_bytes
-        Bytes of rows returned to the caller.
-    seconds
-        Wall time of the reads. Concurrent reads of one call count once.
-    retries
-        Number of requests repeated after a transient error.
+    ``requests`` that the store answered, one per chunk or, where the format allows it, per part of a chunk, and
+    ``retries`` of them after a transient error; ``fetched_bytes`` as stored (compressed), ``delivered_bytes`` of rows
+    to the caller, and wall time, in which concurrent reads of one call count once.
     """
 
     requests: int = 0

@@ -35,13 +35,9 @@ Places = NDArray[np.int64]
 class RowLayout:
     """Position of each array of a sample within its row.
 
-    Parameters
-    ----------
-    fields
-        ``(name, dtype string, per-sample shape)`` of each array. :meth:`of` puts the widest items first, so that with
-        the usual dtypes every field is aligned within the row without padding.
-    encodings
-        ``(name, encoding)`` of the arrays whose stored numbers are not their values. Rows hold the stored numbers.
+    ``fields`` has ``(name, dtype string, per-sample shape)`` of each array. :meth:`of` puts the widest items first, so
+    that with the usual dtypes every field is aligned within the row without padding. ``encodings`` has those of arrays
+    whose stored numbers, which are in the rows, are not their values.
     """
 
     fields: tuple[tuple[str, object, tuple[int, ...]], ...]
@@ -143,19 +139,10 @@ def _as_descr(descr: object) -> Any:
 def checksum_rows(
     rows: ByteMatrix, sample_ids: NDArray[np.int64], slots: NDArray[np.integer] | None = None
 ) -> NDArray[np.uint32]:
-    """Compute a 32-bit checksum of every row and its sample number.
+    """Compute a 32-bit checksum of every row of a matrix, or of ``rows[slots]``, and its sample number.
 
     The sample number is part of the checksum, so a correct row with a wrong sample number is detected too. Checksums
     protect against faults, not against an adversary.
-
-    Parameters
-    ----------
-    rows
-        ``(n, nbytes)`` byte matrix; the last axis must be contiguous.
-    sample_ids
-        ``(n,)`` sample number of each row.
-    slots
-        ``(n,)`` index of each row in ``rows``; by default 0 to n - 1.
     """
     out = np.empty(len(sample_ids), dtype=np.uint32)
     if not worth_a_kernel(len(out) * rows.shape[1]):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import signal
+from typing import NoReturn
 
 import click
 
@@ -55,4 +57,12 @@ def main() -> None:
 def script() -> None:
     """Run the command in a process that ends with it. Tests call :func:`main` in a process that goes on."""
     end_without_last_collections()
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
     main()
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    """End as after Ctrl-C when a batch system sends SIGTERM, so that temporary files are removed."""
+    signal.signal(number, signal.SIG_IGN)  # a second one must not end the tidying
+    raise SystemExit(128 + number)

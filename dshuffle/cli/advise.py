@@ -16,6 +16,7 @@ import click
 import dshuffle
 from dshuffle.cli.options import Command, first_given, loading, shared
 from dshuffle.errors import InvalidParameter
+from dshuffle.units import human_bytes, human_rate, human_ratio, human_seconds, parse_rate
 
 if TYPE_CHECKING:
     from dshuffle.planning import Assignment
@@ -194,7 +195,6 @@ def _described(
 ) -> tuple[ClusterRates, dict[str, Any], str]:
     """The cluster of a profile, or of a bandwidth, with the rates of the options; and what is said about it."""
     from dshuffle.planning.cost import ClusterRates
-    from dshuffle.units import parse_rate
 
     entry = {} if profile is None else _profile(profile)
     rates = {field: float(entry[key]) for key, field in RATES.items() if entry}
@@ -211,7 +211,6 @@ def _described(
 def _of_measurement(measured: Measurement) -> str:
     """Say in lines of text what was measured."""
     from dshuffle.runtime.measure.measurement import BUSY
-    from dshuffle.units import human_rate, human_seconds
 
     cluster, alone, together = measured.cluster, measured.link_alone or None, measured.link_together
     lines = [
@@ -271,8 +270,6 @@ def _show(advice: Recommendation, bound: float, bills: Sequence[Bill]) -> None:
     """Print the predictions, the recommendation and the prices as text."""
     from rich.console import Console
     from rich.text import Text
-
-    from dshuffle.units import human_bytes, human_ratio, human_seconds
 
     console, predictions = Console(highlight=False, markup=False), advice.predictions
 

@@ -19,6 +19,7 @@ import click
 from dshuffle.cli.dataset import RARE_KEYS_NOISE, RARE_KEYS_ROWS, RARE_KEYS_SAMPLES
 from dshuffle.cli.options import Command, first_given, loading, say, say_if_replaced, shared, warnings_as_lines
 from dshuffle.errors import InvalidParameter
+from dshuffle.units import human_bytes
 
 if TYPE_CHECKING:
     from dshuffle.compare import HeldOut, PairedRuns, Way
@@ -322,7 +323,6 @@ def _runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, held_out:
     import psutil
 
     from dshuffle.compare.pairs import ways_of_a_part
-    from dshuffle.units import human_bytes
 
     kinds: set[bool] = set()
     if data.n_samples * held_out.fraction >= 1:

@@ -10,6 +10,8 @@ from typing import Any
 import click
 
 from dshuffle.cli.options import Command, first_given, loading, shared
+from dshuffle.redaction import hide_secrets
+from dshuffle.units import human_bytes, human_count
 
 SOURCES = {"files": "--from", "from_folder": "--from-folder", "synthetic": "--synthetic"}
 OPTIONS_OF = {
@@ -82,10 +84,8 @@ def create(ctx: click.Context, /, url: str, chunk_rows: int | None, overwrite: b
     """
     source = _source(ctx, options)
     with loading():
-        from dshuffle.redaction import hide_secrets
         from dshuffle.report.progress import progress_bar
         from dshuffle.store import ImageFolder, create_dataset, read_sources, watched
-        from dshuffle.units import human_bytes, human_count
     with progress_bar() as advance:
         images, arrays = None, None
         if source == "files":
@@ -165,9 +165,7 @@ def info(url: str) -> None:
         from rich.table import Table
         from rich.text import Text
 
-        from dshuffle.redaction import hide_secrets
         from dshuffle.store import open_dataset
-        from dshuffle.units import human_bytes, human_count
     opened = open_dataset(url)
     table = Table("array", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("dtype", overflow="fold", no_wrap=True)
@@ -215,7 +213,6 @@ def shuffle(source: str, url: str, memory: str, **options: Any) -> None:
     with loading():
         from dshuffle.report.progress import progress_bar
         from dshuffle.store import open_dataset, shuffle_dataset
-        from dshuffle.units import human_bytes, human_count
     opened = open_dataset(source)
     _say_what_is_missing(opened)
     with progress_bar() as advance:
@@ -231,7 +228,6 @@ def verify(url: str) -> None:
     with loading():
         from dshuffle.report.progress import progress_bar
         from dshuffle.store import open_dataset, verify_dataset
-        from dshuffle.units import human_bytes
     with progress_bar() as advance:
         report = verify_dataset(open_dataset(url), progress=lambda done, all_: advance(done, all_, "reading chunks"))
     for message in report.bad:

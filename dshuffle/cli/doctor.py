@@ -8,6 +8,7 @@ import time
 import click
 
 from dshuffle.cli.options import Command, loading, shared
+from dshuffle.units import human_seconds
 
 
 @click.command(cls=Command)
@@ -60,7 +61,6 @@ def warmup() -> None:
     with loading():
         from dshuffle.compare import compile_kernels
         from dshuffle.report.progress import progress_bar
-        from dshuffle.units import human_seconds
     started = time.perf_counter()
     with progress_bar() as advance:
         advance(0, 1, "compiling kernels")

@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -99,36 +97,16 @@ _OVERWRITE = " with overwrite=True"
 
 
 class Command(click.Command):
-    """A command that prints each :class:`DShuffleError` as one line, and ends as after Ctrl-C if it gets SIGTERM."""
+    """A command that prints each :class:`DShuffleError` as one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         try:
-            with _ended_by_sigterm():
-                return super().invoke(ctx)
+            return super().invoke(ctx)
         except DShuffleError as error:
             if os.environ.get("DSHUFFLE_DEBUG") == "1":
                 raise
             raise one_line(error, self) from error
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """End as after Ctrl-C when a batch system sends SIGTERM, so that temporary files are removed."""
-
-    def end(number: int, frame: object) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)  # a second one must not end the tidying
-        raise SystemExit(128 + number)
-
-    before = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread() or before is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def one_line(error: DShuffleError, command: click.Command) -> click.ClickException:

@@ -20,6 +20,7 @@ import click
 
 from dshuffle.cli.options import Command, LogLines, loading, say_if_replaced, shared, warnings_as_lines
 from dshuffle.errors import InvalidParameter
+from dshuffle.units import ERROR_DIGITS, METRIC_DIGITS, human_bytes, human_numbers, human_seconds
 
 if TYPE_CHECKING:
     from dshuffle.pipeline import Pipeline, PipelineResult
@@ -162,7 +163,6 @@ def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
 def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
     """The records of all ways with their errors and metrics, and the metrics after the last epoch, as text."""
     from dshuffle.records import shares_in_words, slow_rank_of
-    from dshuffle.units import ERROR_DIGITS, METRIC_DIGITS, human_bytes, human_numbers, human_seconds
 
     def in_words(metrics: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {human_numbers([value], METRIC_DIGITS)[0]}" for name, value in metrics.items())

@@ -230,8 +230,8 @@ class Pipeline:
         ):
             if not isinstance(getattr(self, name), kinds):
                 raise InvalidParameter.of(name, getattr(self, name), allowed)
-        keywords = self.session.keywords() if isinstance(self.session, SessionOptions) else self.session
-        for name in keywords:
+        session = self.session
+        for name in session.keywords() if isinstance(session, SessionOptions) else session:
             if name not in SESSION:
                 raise InvalidParameter.of("session", name, f"a mapping with names among {', '.join(SESSION)}")
         several = isinstance(self.shuffle, Sequence) and not isinstance(self.shuffle, str)
@@ -246,7 +246,8 @@ class Pipeline:
             raise InvalidParameter.of("shuffle", seeds, "a sequence of ways with the same seed")
         if self.checkpoint is not None and len(ways) > 1:
             raise InvalidParameter.of("checkpoint", self.checkpoint, "None with several ways of shuffling")
-        values = {"shuffle": ways, "session": SessionOptions(**keywords)}
+        options = session if isinstance(session, SessionOptions) else SessionOptions(**session)
+        values = {"shuffle": ways, "session": options}
         paths = {name: path and os.fspath(path) for name in ("checkpoint", "report") for path in [getattr(self, name)]}
         for name, value in (values | paths).items():
             object.__setattr__(self, name, value)

@@ -78,7 +78,7 @@ def test_what_is_no_parameter_is_not_changed(error, message):
 def test_sigterm_leaves_no_temporary_dataset(tmp_path):
     """Batch systems send it."""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    program = "from dshuffle.cli import main; main()"
+    program = "from dshuffle.cli import script; script()"
     command = [sys.executable, "-c", program, "compare", "--output", str(tmp_path / "report")]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
         for line in running.stderr:

@@ -5,24 +5,81 @@ from __future__ import annotations
 import csv
 import dataclasses
 import inspect
-import json
 import runpy
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
-from bokeh.plotting import figure
 
 import dshuffle
 from dshuffle.cli.run import pipeline_of
 from dshuffle.pipeline import LocalWorkers
-from dshuffle.synthetic import low_rank_entries
+from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries
 
 from .scripts import ROOT, run, run_alone
+
+RUNS = [
+    ("packets_figure.py", "--samples 2000 --output {out}", {"packets.csv": 11, "packets.html": 0}),
+    ("worst_case.py", "--samples-per-worker 40 --shuffles 2", {}),
+    ("epoch_lengths.py", "--seeds 1", {}),
+    (
+        "sharding_variance_study.py",
+        "--quick --output {out}",
+        {"variances.csv": 1 + 4 * (9 + 4 * 2), "runs.csv": 1 + 5 * (9 * 2 + 4 * 3), "variances.html": 0},
+    ),
+    ("convergence_study.py", "--quick --study sorted --study matrix --output {out}", {"convergence.html": 0}),
+    ("partial_exchange_study.py", "--seeds 2 --epochs 3 --workers 12 --output {out}", {"study.csv": 49}),
+    (
+        "partial_exchange_study.py",
+        "--seeds 1 --epochs 2 --workers 12 --fraction 0.1 --global-batch 96 --fine-tune 1 --output {out}",
+        {"study.csv": 17},
+    ),
+    ("every_study.py", "--model regression --model sorted --pairs 5 --epochs 5 --output {out}", {"study.csv": 25}),
+    (
+        "every_study.py",
+        "--model flights\u00a0sorted --flights {rows} --pairs 5 --epochs 3 --output {out}",
+        {"study.csv": 13},
+    ),
+    (
+        "straggler_study.py",
+        "--model regression --pairs 5 --epochs 4 --late 0 --late always --output {out}",
+        {"straggler.csv": 241, "straggler.html": 0},
+    ),
+    (
+        "movielens_figure.py",
+        "--generated --users 40 --seeds 1 --epochs 3 --workers 2 --links 1gbit --output {out}",
+        {"movielens.csv": 19, "movielens.html": 0},
+    ),
+    (
+        "ubershuffle_tables.py",
+        "--links 1gbit --store 4gbit --scale 0.001 --epochs 1 --workers 3 --setup b --storage disk={out} "
+        "--output {out}.json",
+        {},
+    ),
+    ("exchange_breakdown.py", "{rows} --workers 2 --epochs 2 --output {out}", {"report.html": 0}),
+    ("synchronous_sgd.py", "{classes} --classes 3 --workers 2 --epochs 2", {}),
+    ("sharding_tables.py", "{classes} --workers 6 --runs 1 --clusters 5 --epochs 2 --batch-size 60", {}),
+    ("parameter_server.py", "--seeds 3 --samples 300 --epochs 2", {}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "options", "files"), RUNS, ids=[f"{run[0]}-{place}" for place, run in enumerate(RUNS)]
+)
+def test_a_study_runs(tmp_path, script, options, files):
+    """Each writes the files that it names: pages, and tables with a line for every run."""
+    places = {"out": tmp_path / "out", "rows": tmp_path / "rows.zarr", "classes": tmp_path / "classes.zarr"}
+    dshuffle.create_dataset(places["rows"], keyed_regression(400, noise=0.3), chunk_rows=50)
+    dshuffle.create_dataset(places["classes"], gaussian_blobs(600, n_features=6, n_classes=3))
+    ran = run(f"pipelines/{script}", *(word.replace("\u00a0", " ") for word in options.format(**places).split(" ")))
+    assert ran.returncode == 0, ran.stderr
+    for name, lines in files.items():
+        text = (tmp_path / "out" / name).read_text()
+        assert len(text.splitlines()) == lines or (not lines and "<html" in text), name
 
 
 @pytest.mark.slow
@@ -70,121 +127,6 @@ def test_models_of_the_papers_are_trained_in_every_way(tmp_path, script, options
         assert way.history.points[-1].error < way.history.points[0].error
         assert len(way.history.points) == 4
     assert "<html" in result.report.read_text()
-
-
-@pytest.mark.slow
-def test_the_papers_figures_are_drawn(tmp_path):
-    drawn = run("pipelines/packets_figure.py", "--samples", 2000, "--output", tmp_path / "figure")
-    assert drawn.returncode == 0, drawn.stderr
-    header, *rows = (tmp_path / "figure" / "packets.csv").read_text().splitlines()
-    assert header.startswith("samples,cache_fraction,uncoded,coded,ubershuffle,clique,aligned,lower bound")
-    assert len(rows) == 10
-    assert "<html" in (tmp_path / "figure" / "packets.html").read_text()
-    counted = run("pipelines/worst_case.py", "--samples-per-worker", 40, "--shuffles", 2)
-    assert counted.returncode == 0, counted.stderr
-    assert counted.stdout.count("2/2") == 19
-
-
-@pytest.mark.slow
-def test_variances_are_compared(tmp_path):
-    ran = run("pipelines/sharding_variance_study.py", "--quick", "--output", tmp_path / "study")
-    assert ran.returncode == 0, ran.stderr
-    rows = (tmp_path / "study" / "variances.csv").read_text().splitlines()
-    runs = (tmp_path / "study" / "runs.csv").read_text().splitlines()
-    # Nine settings with two shardings, four with three; random is what the others are compared with.
-    assert (len(rows), len(runs)) == (1 + 4 * (9 + 4 * 2), 1 + 5 * (9 * 2 + 4 * 3))
-    study = runpy.run_path(str(ROOT / "pipelines/sharding_variance_study.py"))
-    assert len(study["ranks_of"]("distribution-aware", "rare strata", 2400, 0).broadcast) > 0
-    assert not len(study["ranks_of"]("distribution-aware", "hidden strata", 2400, 0).broadcast)
-    assert runs[0] == "setting,sharding,seed,loss,accuracy,validation loss,validation accuracy"
-    assert "none shown" in ran.stdout, "five runs tell nothing"
-    assert "<html" in (tmp_path / "study" / "variances.html").read_text()
-
-
-@pytest.mark.slow
-def test_an_epoch_is_broken_down(tmp_path):
-    url = tmp_path / "d.zarr"
-    assert run("storage/make_dataset.py", url, "--samples", "2_000", "--features", 20).returncode == 0
-    ran = run("pipelines/exchange_breakdown.py", url, "--workers", 2, "--epochs", 2, "--output", tmp_path / "out")
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.count("partial 0.") == 5
-    ran = run("pipelines/exchange_breakdown.py", url, "--target", "z")
-    assert ran.returncode == 1
-    assert "target='z' is not allowed" in ran.stderr
-    assert (tmp_path / "out" / "report.html").exists()
-
-
-@pytest.mark.slow
-def test_the_papers_tables_are_measured(tmp_path):
-    arguments = ["--links", "1gbit", "--store", "4gbit", "--scale", 0.001, "--epochs", 1, "--workers", 3]
-    out = tmp_path / "tables.json"
-    ran = run(
-        "pipelines/ubershuffle_tables.py",
-        *arguments,
-        "--setup",
-        "b",
-        "--storage",
-        f"disk={tmp_path}/s",
-        "--output",
-        out,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "Emulated: links of 1 Gbit/s into and out of each worker, and a store of 4 Gbit/s" in " ".join(
-        ran.stdout.split()
-    )
-    found = json.loads(out.read_text())["b"]
-    assert found["emulated"].startswith("links of 1 Gbit/s")
-    assert found["rows"] == 300
-    # 35 s of a link of 1 Gbit/s carry 80 % of 300,000 rows, if a row has 18,229 bytes.
-    assert abs(found["row_nbytes"] - 35 * 125e6 / (300_000 * 0.8)) < 8
-    assert {"server", "coded", "ubershuffle", "clique", "peer", "disk"} < set(found["ways"])
-    assert found["ways"]["server"]["packets"] > found["ways"]["clique"]["packets"] > 0
-    assert "1.38" in ran.stdout, "the paper's 35.0 over 25.3"
-    for bad in (
-        ["--links", "1gbit", "--mbit", 1000],
-        [],
-        ["--links", "fast"],
-        ["--scheduler", "tcp://h:1", "--mbit", 9],
-    ):
-        assert run("pipelines/ubershuffle_tables.py", *bad).returncode == 2
-
-
-@pytest.mark.slow
-def test_ratings_are_predicted_with_users_that_move(tmp_path):
-    """The errors do not depend on the delivery, and those of the means alone are what NumPy computes."""
-    options = ["--generated", "--users", 40, "--seeds", 1, "--epochs", 3, "--workers", 2, "--links", "1gbit"]
-    ran = run("pipelines/movielens_figure.py", *options, "--output", tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("generated ratings; 2 workers; emulated: links of 1 Gbit/s")
-    with (tmp_path / "movielens.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    errors = {(row["way"], row["epoch"]): float(row["rmse"]) for row in rows}
-    assert len(errors) == 6 * 3
-    for epoch in "123":
-        assert errors["global, uncoded", epoch] == pytest.approx(errors["global, coded", epoch], rel=1e-4)
-        assert errors["none", epoch] != errors["films", epoch]
-    names = runpy.run_path(str(ROOT / "pipelines/movielens_figure.py"))
-    ratings = names["generated_ratings"]()
-    arrays, (user, film, value) = names["split"](ratings, 40, seed=0)
-    rated = arrays["films"] != names["PADDING"]
-    kept = ratings[0] < 40
-    assert rated.sum() + len(value) == kept.sum()
-    pairs = [*zip(np.nonzero(rated)[0], arrays["films"][rated], strict=True), *zip(user, film, strict=True)]
-    assert sorted(map(tuple, np.array(pairs).tolist())) == sorted(
-        zip(ratings[0][kept].tolist(), ratings[1][kept].tolist(), strict=True)
-    )
-    mean_alone = np.sqrt(np.mean((value - arrays["values"][rated].mean()) ** 2))
-    assert f"{mean_alone:.4f} [" in ran.stdout
-    page = (tmp_path / "movielens.html").read_text()
-    assert page.count("generated ratings")
-    assert page.count('"mean and biases"') == page.count('"mean alone"') == 2, "both are drawn in both plots"
-    break_axis = names["break_axis"]
-    plot = figure()
-    place = break_axis(plot, 0.87, 0.89, 1.059)
-    assert plot.yaxis[0].ticker.ticks == pytest.approx([0.87, 0.875, 0.88, 0.885, 0.89, place])
-    assert plot.yaxis[0].major_label_overrides == {place: "1.059"}
-    assert 0.89 < place < plot.y_range.end < 0.9
-    assert break_axis(figure(), 0.87, 0.89, 0.892) == 0.892, "near enough for one axis"
 
 
 @pytest.mark.slow
@@ -241,19 +183,50 @@ def test_ratings_of_movielens_are_drawn(tmp_path):
     assert "is not a ratings.csv of MovieLens" in refused.stderr
 
 
-@pytest.mark.slow
-def test_convergence_is_studied(tmp_path):
-    studies = ["--study", "sorted", "--study", "matrix"]
-    ran = run("pipelines/convergence_study.py", "--quick", *studies, "--output", tmp_path)
+def test_mixing_is_studied():
+    ran = run("pipelines/studies/mixing.py", "--samples", 2000, "--chunk-rows", 100, "--classes", 8)
     assert ran.returncode == 0, ran.stderr
-    assert "logical workers: threads of one process" in ran.stdout
-    with (tmp_path / "convergence.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    curves = defaultdict(list)
-    for row in rows:
-        key = row["study"], row["policy"], row["delivery"], row["seed"]
-        curves[key].append((int(row["epoch"]), float(row["error"]), float(row["seconds"])))
-    assert {key[:3] for key in curves} >= {("sorted", "global", "clique"), ("matrix", "columns", "-")}
-    for seed in "01":
-        assert len(curves["sorted", "global", "peer", seed]) < len(curves["sorted", "none", "-", seed]) == 8
-    assert "<html" in (tmp_path / "convergence.html").read_text()
+    figures = {line.split("│")[1].strip(): line.split("│")[2:6] for line in ran.stdout.splitlines() if "│" in line}
+    rows = {way: [float(cell) for cell in cells] for way, cells in figures.items()}
+    assert rows["local, as stored"][:2] == [1.0, 0.25]
+    assert rows["global + peer"][0] == pytest.approx(0.25, abs=0.02)
+    assert rows["global + peer"][2:] == pytest.approx([1, 1], abs=0.2)
+    assert rows["local, as stored"][3] > 5
+    assert 0.75 < rows["partial:0.1 + peer, from stored order"][0] < 0.9
+
+
+def test_the_excess_of_least_squares_is_that_of_plain_loops(tmp_path):
+    made = keyed_regression(480, n_dense=4, noise=0.3)  # sorted by a key
+    arrays = {name: values.compute().astype(np.float64) for name, values in made.items()}
+    dshuffle.create_dataset(tmp_path / "d.zarr", arrays)
+    out = tmp_path / "figure"
+    options = ("--seeds", 2, "--epochs", 3, "--workers", 4, "--output", out)
+    ran = run("pipelines/flights_figure.py", tmp_path / "d.zarr", *options)
+    assert ran.returncode == 0, ran.stderr
+    rows = list(csv.DictReader((out / "flights.csv").read_text().splitlines()))
+    assert len(rows) == 5 * 4 * 2 * 3
+    step = max(float(row["first_step"]) for row in rows)
+    found = {
+        (row["way"], int(row["seed"]), int(row["epoch"])): float(row["excess"])
+        for row in rows
+        if float(row["first_step"]) == step
+    }
+
+    x, y = arrays["x"], arrays["y"]
+    best = np.linalg.lstsq(x, y, rcond=None)[0]
+    weights = np.zeros(x.shape[1])
+    for epoch in range(3):
+        passes = []
+        for shard in np.split(np.arange(480), 4):
+            own = weights.copy()
+            for sample in shard:
+                own -= step * (1 - epoch / 3) * (own @ x[sample] - y[sample]) * x[sample]
+            passes.append(own)
+        weights = np.mean(passes, axis=0)
+        excess = np.sum((x @ weights - y) ** 2) / np.sum((x @ best - y) ** 2) - 1
+        for seed in range(2):
+            assert found["none", seed, epoch + 1] == pytest.approx(excess, rel=1e-4)
+    assert min(found.values()) > 0
+    assert found["local", 0, 1] != found["local", 1, 1]
+    assert found["global", 0, 3] < found["none", 0, 3]
+    assert "<html" in (out / "flights.html").read_text()

@@ -19,44 +19,41 @@ def only(comparison, *labels):
     return dataclasses.replace(comparison, ways=tuple(way for way in comparison.ways if way.label in labels))
 
 
-def with_error(comparison, label, error):
-    ways = [
-        dataclasses.replace(way, history=(*way.history[:-1], dataclasses.replace(way.history[-1], error=error)))
-        if way.label == label
-        else way
-        for way in comparison.ways
-    ]
+def changed(comparison, change, *labels):
+    """The comparison with a change of the ways of these labels."""
+    ways = [change(way) if way.label in labels else way for way in comparison.ways]
     return dataclasses.replace(comparison, ways=tuple(ways))
+
+
+def with_records(comparison, label, **values):
+    """Other values of the records of a way: one for all of them, or one for each in a list."""
+
+    def change(way):
+        fields = [
+            {name: value[place] if isinstance(value, list) else value for name, value in values.items()}
+            for place in range(len(way.records))
+        ]
+        records = [dataclasses.replace(record, **own) for record, own in zip(way.records, fields, strict=True)]
+        return dataclasses.replace(way, records=tuple(records))
+
+    return changed(comparison, change, label)
+
+
+def with_error(comparison, label, error):
+    def change(way):
+        return dataclasses.replace(way, history=(*way.history[:-1], dataclasses.replace(way.history[-1], error=error)))
+
+    return changed(comparison, change, label)
 
 
 def with_seconds(comparison, label, seconds):
-    ways = [
-        dataclasses.replace(
-            way,
-            records=tuple(
-                dataclasses.replace(record, exchange_seconds=value, epoch_seconds=0.3 + value, waited_seconds=0.0)
-                for record, value in zip(way.records, seconds, strict=True)
-            ),
-        )
-        if way.label == label
-        else way
-        for way in comparison.ways
-    ]
-    return dataclasses.replace(comparison, ways=tuple(ways))
+    epochs = [0.3 + value for value in seconds]
+    return with_records(comparison, label, exchange_seconds=list(seconds), epoch_seconds=epochs, waited_seconds=0.0)
 
 
 def test_a_slow_rank_is_the_last_sentence(comparison):
     before = story(comparison)
-    ways = [
-        dataclasses.replace(
-            way,
-            records=tuple(dataclasses.replace(record, rank_training_seconds=(0.5, 2.0, 0.5)) for record in way.records),
-        )
-        if way.label == "global + peer"
-        else way
-        for way in comparison.ways
-    ]
-    *others, slow = story(dataclasses.replace(comparison, ways=tuple(ways)))
+    *others, slow = story(with_records(comparison, "global + peer", rank_training_seconds=(0.5, 2.0, 0.5)))
     assert others == before
     assert slow == (
         "With “global + peer”, rank 1 trained 4.0 times as long as the median of the others, which waited 1.50 s an "
@@ -98,15 +95,9 @@ def test_what_loaders_do_that_re_read_stands_beside(comparison):
 
 
 def with_idle(comparison, idle):
-    ways = [
-        dataclasses.replace(
-            way, records=tuple(dataclasses.replace(record, cpu_idle=idle[way.label]) for record in way.records)
-        )
-        if way.label in idle
-        else way
-        for way in comparison.ways
-    ]
-    return dataclasses.replace(comparison, ways=tuple(ways))
+    for label, share in idle.items():
+        comparison = with_records(comparison, label, cpu_idle=share)
+    return comparison
 
 
 def test_times_that_processors_limit_are_doubted(comparison):
@@ -138,11 +129,11 @@ def test_local_ways_are_never_the_fastest_shuffle(comparison):
 
 def every_second(comparison, *labels):
     """The comparison with ways that have an exchange for every second epoch only."""
-    ways = [
-        dataclasses.replace(way, choices=dataclasses.replace(way.choices, every=2)) if way.label in labels else way
-        for way in comparison.ways
-    ]
-    return dataclasses.replace(comparison, ways=tuple(ways))
+
+    def change(way):
+        return dataclasses.replace(way, choices=dataclasses.replace(way.choices, every=2))
+
+    return changed(comparison, change, *labels)
 
 
 def test_ways_that_reshuffle_every_second_epoch_alone_cannot_be_ranked(comparison):
@@ -155,20 +146,10 @@ def test_ways_that_reshuffle_every_second_epoch_alone_cannot_be_ranked(compariso
 
 def test_the_times_of_ways_that_exchange_for_every_second_epoch_stand_beside(comparison):
     labels = "global + server", "partial:0.1 + peer"
-    # Epochs 1 and 3 have no exchange.
-    ways = [
-        dataclasses.replace(
-            way,
-            records=tuple(
-                dataclasses.replace(record, epoch_seconds=seconds * (2 if way.label == labels[0] else 1))
-                for record, seconds in zip(way.records, [9, 0.2, 0.4, 0.2, 0.4], strict=True)
-            ),
-        )
-        if way.label in labels
-        else way
-        for way in every_second(comparison, *labels).ways
-    ]
-    sparse = dataclasses.replace(comparison, ways=tuple(ways))
+    sparse = every_second(comparison, *labels)
+    for label, factor in zip(labels, (2, 1), strict=True):  # epochs 1 and 3 have no exchange
+        seconds = [factor * value for value in (9, 0.2, 0.4, 0.2, 0.4)]
+        sparse = with_records(sparse, label, epoch_seconds=seconds)
     assert [sentence for sentence in story(sparse) if sentence.startswith("On average")] == [
         "On average over epochs with and without an exchange, an epoch takes 300 ms with “partial:0.1 + peer” and "
         "600 ms with “global + server”."
