@@ -230,3 +230,12 @@ def test_the_excess_of_least_squares_is_that_of_plain_loops(tmp_path):
     assert found["local", 0, 1] != found["local", 1, 1]
     assert found["global", 0, 3] < found["none", 0, 3]
     assert "<html" in (out / "flights.html").read_text()
+
+
+@pytest.mark.slow
+def test_fewer_exchanges_of_a_cnn_are_studied(torch, tmp_path):
+    options = ("--model", "cnn batch norm", "--pairs", 5, "--epochs", 2)
+    ran = run("pipelines/every_study.py", *options, "--output", tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    rows = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
+    assert all(0 < float(row["reference"]) < np.log(10) for row in rows), "better than guessing"
