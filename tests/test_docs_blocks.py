@@ -171,8 +171,10 @@ def test_the_blocks_on_resuming(two_workers, tmp_path, capsys):
         names |= {"step": lambda partition, weights: weights + 1, "first_weights": np.zeros(2)}
         exec(retried, names)
         assert (tmp_path / "run.json").exists()
+        names |= {"train": lambda partition, weights: weights + 1, "weights": np.zeros(2)}
         exec(elastic, names)
         assert len(names["shuffler"].records) == 3
+        assert names["weights"].tolist() == [3, 3]
         (tmp_path / "run.json").unlink()
         check_pieces(pieces, names, tmp_path)
         (tmp_path / "run.json").unlink()
@@ -184,7 +186,6 @@ def test_the_blocks_on_resuming(two_workers, tmp_path, capsys):
             for epoch in shuffler.epochs(1):
                 client.gather(epoch.map(len))
                 shuffler.attach(np.zeros(2))
-        names |= {"train": lambda partition, weights: weights + 1}
         exec(attached, names)
         (tmp_path / "run.json").unlink()
         exec(fitted, names)
