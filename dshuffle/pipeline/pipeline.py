@@ -38,7 +38,7 @@ from dshuffle.redaction import hide_secrets, short_repr
 from dshuffle.report import Comparison, TrainingPoint
 from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.report.summary import make_folder
-from dshuffle.runtime import Partition, Shuffler, gathered, retrying
+from dshuffle.runtime import Partition, Shuffler, gathered, run_with_retries
 from dshuffle.runtime.client.cluster_view import Waiting, cluster_info, run_on_workers
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.measurement import measure_workers
@@ -589,7 +589,7 @@ def _train(
         return training.run(shuffler, on_epoch), shuffler
 
     workers, patience = pipeline.cluster.awaited
-    return retrying(
+    return run_with_retries(
         train,
         lambda: client,
         dataset,

@@ -139,7 +139,7 @@ class Scenes:
             checkpoint = f"{self.folder}/silent.json"
             waits = {"elastic": True, "min_workers": 2, "patience": PATIENCE}
             try:
-                dshuffle.retrying(fit, lambda: client, self.dataset, checkpoint=checkpoint, **waits)
+                dshuffle.run_with_retries(fit, lambda: client, self.dataset, checkpoint=checkpoint, **waits)
             finally:
                 signal(job, "KILL")
         workers = ", ".join(map(str, counts))
@@ -176,7 +176,7 @@ class Scenes:
         with self.cluster(self.options.jobs, adaptive=True) as (_, client):
             checkpoint = f"{self.folder}/restart.json"
             waits = {"min_workers": self.options.jobs, "patience": PATIENCE}
-            dshuffle.retrying(fit, lambda: client, self.dataset, checkpoint=checkpoint, **waits)
+            dshuffle.run_with_retries(fit, lambda: client, self.dataset, checkpoint=checkpoint, **waits)
         assert epochs == [[0, 1], [2, 3, 4, 5]]
         return f"6 epochs in two sessions, {time.monotonic() - began:.0f} s in all"
 
@@ -269,7 +269,7 @@ class Scenes:
 
         with self.cluster(5, adaptive=True, worker_extra_args=leaving) as (_, client):
             first = {*client.scheduler_info()["workers"]}
-            dshuffle.retrying(
+            dshuffle.run_with_retries(
                 fit,
                 lambda: client,
                 self.dataset,

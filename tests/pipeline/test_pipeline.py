@@ -312,7 +312,8 @@ def test_a_pipeline_says_what_was_chosen():
 def test_after_a_loss_a_pipeline_waits_as_its_cluster_says(monkeypatch, tmp_path):
     asked = {}
     monkeypatch.setattr(
-        "dshuffle.pipeline.pipeline.retrying", lambda *_, **options: asked.update(options) or (None, _of(options))
+        "dshuffle.pipeline.pipeline.run_with_retries",
+        lambda *_, **options: asked.update(options) or (None, _of(options)),
     )
     with LocalWorkers(2, processes=False).open() as client:
         source = RunningScheduler(client.scheduler.address, min_workers=2, patience="7m")

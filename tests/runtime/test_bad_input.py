@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
-from dshuffle import Dataset, Shuffler, create_dataset, retrying
+from dshuffle import Dataset, Shuffler, create_dataset, run_with_retries
 from dshuffle.errors import CheckpointError, InvalidParameter
 
 from .conftest import OPTIONS
@@ -124,7 +124,7 @@ def test_a_wrong_value_of_a_setting(client: Client, dataset: Dataset, name: str,
 def test_a_wrong_value_of_a_parameter_of_retrying(client: Client, dataset: Dataset, name: str, value: Any) -> None:
     keywords: dict[str, Any] = {"dataset": dataset, "checkpoint": "memory://bad-input-state/run.json", name: value}
     with pytest.raises(InvalidParameter) as caught:
-        retrying(lambda shuffler: pytest.fail("it must not train"), lambda: client, **keywords)
+        run_with_retries(lambda shuffler: pytest.fail("it must not train"), lambda: client, **keywords)
     assert str(caught.value).startswith(f"{name}={value!r} is not allowed; it must be "), caught.value
 
 

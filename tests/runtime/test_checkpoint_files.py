@@ -132,7 +132,7 @@ def test_a_checkpoint_that_another_user_may_have_written_is_not_read(
         with pytest.raises(CheckpointError, match=says):
             Shuffler.resume(client, dataset, place, **options)
     with pytest.raises(CheckpointError, match=says):
-        dshuffle.retrying(lambda shuffler: shuffler.attached, lambda: client, dataset, checkpoint=place)
+        dshuffle.run_with_retries(lambda shuffler: shuffler.attached, lambda: client, dataset, checkpoint=place)
     assert not bait.exists()
 
 
@@ -150,7 +150,7 @@ def test_two_open_sessions_cannot_have_one_checkpoint(client: Client, dataset: D
         assert shuffler.next_epoch == 1
 
 
-@pytest.mark.parametrize("how", ["resume", "retrying"])
+@pytest.mark.parametrize("how", ["resume", "run_with_retries"])
 def test_a_checkpoint_is_read_once_nobody_else_writes_it(
     client: Client, dataset: Dataset, place: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -170,7 +170,10 @@ def test_a_checkpoint_is_read_once_nobody_else_writes_it(
         with Shuffler.resume(client, dataset, place) as shuffler:
             assert shuffler.next_epoch == 2
     else:
-        assert dshuffle.retrying(lambda shuffler: shuffler.next_epoch, lambda: client, dataset, checkpoint=place) == 2
+        assert (
+            dshuffle.run_with_retries(lambda shuffler: shuffler.next_epoch, lambda: client, dataset, checkpoint=place)
+            == 2
+        )
 
 
 def test_a_checkpoint_that_is_not_there_leaves_no_folder(client: Client, dataset: Dataset, place: Path) -> None:

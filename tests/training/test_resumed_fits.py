@@ -104,7 +104,9 @@ def interrupted(fit, at):
 def test_an_interrupted_fit_gives_the_same_model_bit_for_bit(clients, tmp_path, fit, url, options, numbers):
     with dshuffle.Shuffler(clients[3], url, **options) as shuffler:
         whole = fit(shuffler)
-    again = dshuffle.retrying(interrupted(fit, 3), lambda: clients[3], url, checkpoint=tmp_path / "run.json", **options)
+    again = dshuffle.run_with_retries(
+        interrupted(fit, 3), lambda: clients[3], url, checkpoint=tmp_path / "run.json", **options
+    )
     # The third epoch was trained on, but its end was not saved. It is trained on again.
     assert np.array_equal(numbers(again.model), numbers(whole.model))
     assert [point.epoch for point in again.points] == list(range(EPOCHS))
@@ -122,7 +124,7 @@ def test_a_fit_continues_on_another_number_of_workers(clients, tmp_path, fit, ur
         saved.append(shuffler.attached)
         return interrupted(fit, 3)(shuffler) if len(seen) == 1 else fit(shuffler)
 
-    history = dshuffle.retrying(train, lambda: next(turn), url, checkpoint=tmp_path / "run.json", **options)
+    history = dshuffle.run_with_retries(train, lambda: next(turn), url, checkpoint=tmp_path / "run.json", **options)
     assert seen == [(3, False), (2, True)]
     assert len(history.points) == EPOCHS
     assert history.points[:2] == saved[1].points
@@ -147,7 +149,7 @@ def test_a_fit_on_workers_that_join_is_one_that_continues_on_them(clients, tmp_p
     changed = counts.index(3)
     assert counts == [2] * changed + [3] * (EPOCHS - changed)
     turn, train = iter([clients[2], clients[3]]), interrupted(fit, changed + 1)
-    resumed = dshuffle.retrying(train, lambda: next(turn), url, checkpoint=tmp_path / "run.json", **options)
+    resumed = dshuffle.run_with_retries(train, lambda: next(turn), url, checkpoint=tmp_path / "run.json", **options)
     np.testing.assert_array_equal(numbers(elastic.model), numbers(resumed.model))
 
 
@@ -161,12 +163,12 @@ def test_a_fit_with_one_server_for_all_epochs_needs_the_same_workers(clients):
 
 def test_a_fit_that_had_ended_is_not_trained_further(clients, tmp_path):
     path = tmp_path / "run.json"
-    ended = dshuffle.retrying(linear, lambda: clients[2], KEYED, checkpoint=path)
-    again = dshuffle.retrying(linear, lambda: clients[2], KEYED, checkpoint=path)
+    ended = dshuffle.run_with_retries(linear, lambda: clients[2], KEYED, checkpoint=path)
+    again = dshuffle.run_with_retries(linear, lambda: clients[2], KEYED, checkpoint=path)
     assert again.points == ended.points
     assert np.array_equal(again.model, ended.model)
     stopping = EarlyStopping(patience=1, least_change=1e9)
-    stopped = dshuffle.retrying(
+    stopped = dshuffle.run_with_retries(
         lambda shuffler: linear(shuffler, early_stopping=stopping), lambda: clients[2], KEYED, checkpoint=path
     )
     assert stopped.stopped_early
@@ -195,7 +197,7 @@ def test_a_batch_size_that_differs_is_said(clients, tmp_path, caplog):
     path, network = tmp_path / "run.json", Network((4, 6, 3))
     for epochs, batch_size in ((1, 20), (2, 20), (3, 10), (4, 10)):
         caplog.clear()
-        dshuffle.retrying(
+        dshuffle.run_with_retries(
             lambda shuffler, size=batch_size, end=epochs: fit_synchronous_sgd(
                 shuffler, network, epochs=end, batch_size=size, step=0.1
             ),

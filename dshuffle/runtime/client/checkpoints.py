@@ -119,7 +119,7 @@ def check_no_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> None:
     if state is not None:
         raise CheckpointError(
             f"there is a checkpoint at {url}, of epoch {state.get('epoch')}. Go on with it (Shuffler.resume or "
-            "dshuffle.retrying), choose another place, or remove it"
+            "dshuffle.run_with_retries), choose another place, or remove it"
         )
 
 

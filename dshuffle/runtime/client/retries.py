@@ -37,7 +37,7 @@ TOTAL_ATTEMPTS = 10
 """Limit for all failed attempts together, as a multiple of ``attempts``."""
 
 
-def retrying(
+def run_with_retries(
     train: Callable[[Shuffler], T],
     make_client: Callable[[], Client | AbstractContextManager[Client]],
     dataset: Dataset | Place,
@@ -97,7 +97,7 @@ def retrying(
     --------
     >>> import numpy as np, dshuffle, tempfile
     >>> from distributed import Client
-    >>> dataset = dshuffle.create_dataset("memory://doc-retrying", {"x": np.arange(10.0)}, overwrite=True)
+    >>> dataset = dshuffle.create_dataset("memory://doc-retries", {"x": np.arange(10.0)}, overwrite=True)
     >>> tries = iter([True, False])
     >>> def train(shuffler):
     ...     for epoch in shuffler.epochs(3 - shuffler.next_epoch):
@@ -105,7 +105,7 @@ def retrying(
     ...             raise dshuffle.ClusterError("the cluster is gone")
     ...     return epoch.number
     >>> with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
-    ...     dshuffle.retrying(train, lambda: client, dataset, checkpoint="memory://doc-retrying-state/run.json")
+    ...     dshuffle.run_with_retries(train, lambda: client, dataset, checkpoint="memory://doc-retries-state/run.json")
     2
     """
     as_integer("attempts", attempts, 1)

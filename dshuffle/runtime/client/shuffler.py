@@ -233,8 +233,8 @@ class Shuffler:
         File or object (a path, or a URL such as ``s3://bucket/run.json``) to which the state is written: when the
         session opens, at the start of every epoch, and after the last one. The dataset's storage options are used if it
         is in the same store. If there is a checkpoint already, it must be resumed (:meth:`resume`,
-        :func:`dshuffle.retrying`) or removed. Only one open session may have a file as its checkpoint, which only its
-        user can read.
+        :func:`dshuffle.run_with_retries`) or removed. Only one open session may have a file as its checkpoint, which
+        only its user can read.
     memory_limit
         Maximum size of a worker's cache partition (``"2 GiB"`` or an integer), including the packets that it relays
         and, on the server, the rows that it serves. By default 60 % of the worker's own memory limit.

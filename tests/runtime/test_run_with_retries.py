@@ -46,11 +46,11 @@ def test_training_goes_on_from_the_last_epoch(threads, small, tmp_path):
 
     train = train_until(4, seen, strike)
     options = {"assignment": "partial:0.2", "seed": 5, "checkpoint": tmp_path / "run.json"}
-    assert dshuffle.retrying(train, lambda: threads, small, **options) == "done"
+    assert dshuffle.run_with_retries(train, lambda: threads, small, **options) == "done"
     assert [number for number, _, _ in seen] == [0, 1, 2, 3]
     assert all(samples == list(range(1000)) for *_, samples in seen)
     # A job that starts again finds the checkpoint.
-    dshuffle.retrying(train_until(6, seen), lambda: threads, small, **options)
+    dshuffle.run_with_retries(train_until(6, seen), lambda: threads, small, **options)
     assert [number for number, _, _ in seen] == [0, 1, 2, 3, 4, 5]
 
 
@@ -72,7 +72,7 @@ def test_a_cluster_of_an_attempt_is_closed_before_the_next_one_starts(small, tmp
             raise ClusterError("the cluster is gone. Make a new one")
         return "done"
 
-    assert dshuffle.retrying(train, make_client, small, checkpoint=tmp_path / "run.json") == "done"
+    assert dshuffle.run_with_retries(train, make_client, small, checkpoint=tmp_path / "run.json") == "done"
     assert events == ["start", 2, "end", "start", 2, "end"]
     assert "training continues in epoch 0 (ClusterError: the cluster is gone)" in caplog.text
 
@@ -85,7 +85,7 @@ def test_errors_of_the_user_are_raised_at_once(threads, small, tmp_path):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        dshuffle.retrying(train, lambda: threads, small, checkpoint=tmp_path / "run.json")
+        dshuffle.run_with_retries(train, lambda: threads, small, checkpoint=tmp_path / "run.json")
     assert len(tries) == 1
 
 
@@ -113,7 +113,7 @@ def test_a_mistake_is_raised_at_once(threads, small, tmp_path, mistake, error):
         mistake(shuffler)
 
     with pytest.raises(error, match="ended"):
-        dshuffle.retrying(train, lambda: threads, small, checkpoint=tmp_path / "run.json")
+        dshuffle.run_with_retries(train, lambda: threads, small, checkpoint=tmp_path / "run.json")
     assert tries == [0]
 
 
@@ -126,7 +126,7 @@ def test_attempts_that_only_begin_an_epoch_are_limited(threads, small, tmp_path,
         raise ClusterError("gone")
 
     with pytest.raises(ClusterError, match="gone"):
-        dshuffle.retrying(train, lambda: threads, small, checkpoint=tmp_path / "run.json", attempts=attempts)
+        dshuffle.run_with_retries(train, lambda: threads, small, checkpoint=tmp_path / "run.json", attempts=attempts)
     assert tries == [0] * attempts
 
 
@@ -144,7 +144,7 @@ def test_samples_that_were_trained_on_are_progress(threads, small, tmp_path):
         shuffler.save(place)
         raise ClusterError("gone")
 
-    assert dshuffle.retrying(train, lambda: threads, small, checkpoint=place, attempts=2) == "done"
+    assert dshuffle.run_with_retries(train, lambda: threads, small, checkpoint=place, attempts=2) == "done"
     assert tries == [1000, 750, 500, 250]
 
 
@@ -161,7 +161,7 @@ def test_attempts_are_limited_in_all(threads, small, tmp_path, monkeypatch):
         raise ClusterError("gone")
 
     with pytest.raises(ClusterError, match="gone"):
-        dshuffle.retrying(train, lambda: threads, small, checkpoint=tmp_path / "run.json", attempts=2)
+        dshuffle.run_with_retries(train, lambda: threads, small, checkpoint=tmp_path / "run.json", attempts=2)
     assert seen == list(range(6))
 
 
@@ -177,7 +177,7 @@ def test_a_folder_that_is_away_for_a_second(threads, small, tmp_path, lost):
             if lost:
                 raise ClusterError("gone")
 
-    dshuffle.retrying(train_until(3, seen, strike), lambda: threads, small, checkpoint=folder / "run.json")
+    dshuffle.run_with_retries(train_until(3, seen, strike), lambda: threads, small, checkpoint=folder / "run.json")
     assert [number for number, *_ in seen] == [0, 1, 2]
     assert os.listdir(folder) == ["run.json"]
     assert sorted(os.listdir(tmp_path)) == ["small.zarr", "state"]
@@ -194,7 +194,7 @@ def test_a_checkpoint_that_has_gone_is_not_waited_for_for_ever(threads, small, t
             raise ClusterError("gone")
 
     with pytest.raises(CheckpointError, match=r"cannot be read \(.*it was there before, and is missing now") as caught:
-        dshuffle.retrying(train_until(3, seen, strike), lambda: threads, small, checkpoint=place, patience="1s")
+        dshuffle.run_with_retries(train_until(3, seen, strike), lambda: threads, small, checkpoint=place, patience="1s")
     assert [number for number, *_ in seen] == [0]
     assert caught.value.transient
 
@@ -214,15 +214,21 @@ def test_a_checkpoint_that_has_gone_is_not_waited_for_for_ever(threads, small, t
 )
 def test_what_is_refused(threads, small, tmp_path, options, error, message):
     with pytest.raises(error, match=message):
-        dshuffle.retrying(len, lambda: threads, small, checkpoint=tmp_path / "run.json", **options)
+        dshuffle.run_with_retries(len, lambda: threads, small, checkpoint=tmp_path / "run.json", **options)
 
 
 def test_another_way_of_shuffling_is_refused(threads, small, tmp_path):
     path, seen = tmp_path / "run.json", []
-    dshuffle.retrying(train_until(1, seen), lambda: threads, small, checkpoint=path, assignment="chunks", seed=1)
-    dshuffle.retrying(train_until(2, seen), lambda: threads, small, checkpoint=path, assignment="chunks", seed=1)
+    dshuffle.run_with_retries(
+        train_until(1, seen), lambda: threads, small, checkpoint=path, assignment="chunks", seed=1
+    )
+    dshuffle.run_with_retries(
+        train_until(2, seen), lambda: threads, small, checkpoint=path, assignment="chunks", seed=1
+    )
     with pytest.raises(CheckpointError, match="has seed=1, and seed=2 is asked for"):
-        dshuffle.retrying(train_until(3, seen), lambda: threads, small, checkpoint=path, assignment="chunks", seed=2)
+        dshuffle.run_with_retries(
+            train_until(3, seen), lambda: threads, small, checkpoint=path, assignment="chunks", seed=2
+        )
 
 
 @pytest.mark.slow
@@ -244,7 +250,7 @@ def test_another_cluster_takes_over(small, tmp_path):
                 os.kill(nanny.pid, signal.SIGKILL)
 
     try:
-        dshuffle.retrying(
+        dshuffle.run_with_retries(
             train_until(3, seen, strike),
             make_client,
             small,
@@ -291,7 +297,9 @@ def test_results_that_are_gathered_late_and_lost_are_trained_again(new_processes
 
     place = tmp_path / "run.json"
     with new_processes(2) as cluster, Client(cluster) as client:
-        trained = dshuffle.retrying(train_late(5, [], kill), lambda: client, small, checkpoint=place, min_workers=2)
+        trained = dshuffle.run_with_retries(
+            train_late(5, [], kill), lambda: client, small, checkpoint=place, min_workers=2
+        )
     assert struck
     assert trained == [0, 1, 2, 3, 4]
     state = json.loads(place.read_bytes().partition(b"\n")[0])["state"]
