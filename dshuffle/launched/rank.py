@@ -162,10 +162,11 @@ class Rank:
     def close(self, *, failed: bool) -> None:
         """Close everything. Takes seconds at most."""
         with self._on_close:
+            seconds = FAIL_WITHIN if failed else CLOSE_WITHIN
             try:
-                self.run(self._close, FAIL_WITHIN if failed else CLOSE_WITHIN)
+                self.run(self._close, seconds)
             finally:
-                self._runner.stop()
+                self._runner.stop(seconds)  # a server that has not closed in time would hold it up
 
     # The event loop
 

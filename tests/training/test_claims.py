@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 from studies.logical_workers import fit_logical_workers
+from studies.stored_order import StoredOrder
 from studies.variance import variance_ratio
 
 import dshuffle
 from dshuffle.compare import local_cluster
-from dshuffle.compare.simulated import SimulatedCluster, StoredOrder
+from dshuffle.compare.simulated import SimulatedCluster
 from dshuffle.planning import Choices
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.sharding import stratified

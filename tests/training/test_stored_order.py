@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-
-from dshuffle.compare.simulated import StoredOrder
+from studies.stored_order import StoredOrder
 
 ARRAYS = {"x": np.arange(20.0), "y": np.arange(20) % 3}
 

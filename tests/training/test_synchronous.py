@@ -70,7 +70,7 @@ def test_batch_norm_is_each_workers_own(fake_shuffler):
 
 
 def test_a_slow_worker_is_waited_for_and_told_of(fake_shuffler, caplog, monkeypatch):
-    monkeypatch.setattr("dshuffle.slow_rank.NOTICEABLE", 0.0)
+    monkeypatch.setattr("dshuffle.records.NOTICEABLE", 0.0)
     arrays = {"x": BLOBS["x"][:120], "y": np.repeat([1, 0, 2, 3], 30)}
     shuffler = fake_shuffler(arrays, assignment="local", sharding="contiguous")
     history = fit_synchronous_sgd(shuffler, Slow((5, 8, 4)), **OPTIONS)

@@ -289,8 +289,9 @@ class Coordinator:
     def needs(self, address: str) -> bool:
         """Whether another worker still reads the partition of a worker that retires, or may do so in a moment."""
         former, machine = self._spec.former, self.machine
-        if self.ended:
-            return self.is_source and any(holder == address for holder, _ in self.participants.handed_over.values())
+        if self.ended:  # a worker does not wait for a session that may never come
+            follows = self.is_source and (self._spec.options.elastic or self.follower is not None)
+            return follows and any(holder == address for holder, _ in self.participants.handed_over.values())
         loads = self.epoch < machine.first_epoch and machine.phase not in (Phase.READY, Phase.COMMITTING)
         if loads and former is not None and address in {holder for holder, _ in former.holders.values()}:
             return True
