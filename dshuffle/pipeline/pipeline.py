@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 PairsByWay = Mapping[str, Mapping[str, PairedRuns]]
 """Pairs of runs by what the training averages, and by the label of the way."""
 
-MEASURING_SECONDS = 3.0
+MEASURING_SECONDS = 1.5
 """Time in which a cluster is measured for the predictions of a report."""
 
 ON_CLIENT = ("on_epoch", "validate", "early_stopping")
