@@ -31,7 +31,7 @@ import csv
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,8 +97,6 @@ class Run:
 class UserEntries:
     """The ratings of the users of a partition, one entry each, as ``fit_matrix_completion`` needs them."""
 
-    names = ("row", "column", "value")
-
     def __init__(self, partition: Partition) -> None:
         films, values = partition["films"], partition["values"]
         rated = films != PADDING
@@ -108,6 +106,10 @@ class UserEntries:
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._arrays[name]
+
+    def items(self) -> Iterable[tuple[str, NDArray[Any]]]:
+        """The arrays by name."""
+        return self._arrays.items()
 
 
 def with_entries(partition: Partition, as_stored: bool, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
