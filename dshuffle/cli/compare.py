@@ -270,7 +270,8 @@ def _exchange_epochs(named: Mapping[str, list[Any]], epochs: int) -> list[Exchan
     from dshuffle.planning import Choices
     from dshuffle.planning.exchange_epochs import EVERY_EPOCH
 
-    every, orders = named.get("every", [1]), named.get("between", [EVERY_EPOCH.between])
+    every = [Choices(every=k).every for k in named.get("every", [1])]  # refuses what is not allowed
+    orders = named.get("between", [EVERY_EPOCH.between])
     least = EVERY_EPOCH.between if max(every) > 1 else None  # the order of ways with an exchange for every epoch
     made = [
         Choices(every=k, between=least if k == 1 and least else order).exchange_epochs
@@ -303,9 +304,9 @@ def _training(
     arrays: Any = {"features": features, "target": target}
     if train is None:
         check_dataset(data, features, target)
-        steps: Any = {"step": stable_step(data, **arrays), "schedule": falling(epochs)}
-        if step is not None:
-            steps = {"step": check_step(step)}
+        steps: Any = {"step": step and check_step(step)}
+        if step is None:
+            steps = {"step": stable_step(data, **arrays), "schedule": falling(epochs)}
         return Training(fit_linear_regression, epochs, **arrays, **steps)
     sys.path.insert(0, os.getcwd())  # as Python does for a module
     function = named(FITS.get(train, train))

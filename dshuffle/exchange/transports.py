@@ -1,4 +1,4 @@
-"""What carries the items of an exchange: rows or packets, and the registry of these."""
+"""What carries the items of an exchange: rows or packets."""
 
 from __future__ import annotations
 

@@ -464,13 +464,13 @@ def _opened(
             yield client, {}
         return
     own = contextvars.copy_context()  # a client must be closed in the context in which it was opened
-    opened = contextlib.ExitStack()
+    opened, pool = contextlib.ExitStack(), ThreadPoolExecutor(1, "dshuffle-cluster")
     try:
-        with ThreadPoolExecutor(1, "dshuffle-cluster") as pool:
-            opening = pool.submit(own.run, opened.enter_context, cluster.open())
-            tested = meanwhile()
+        opening = pool.submit(own.run, opened.enter_context, cluster.open())
+        tested = meanwhile()
         yield opening.result(), tested
     finally:
+        pool.shutdown()  # until then, the thread is in the context
         own.run(opened.close)
 
 

@@ -89,7 +89,7 @@ class Packets:
 
 def missing_samples(holders: Holders, destinations: Ranks) -> Samples:
     """Return the samples that their destination does not hold, ascending; ``(D,)`` int64."""
-    # holders: ``(q, words)`` masks, see :func:`~dshuffle.planning.types.as_holders`.
+    # holders: ``(q, words)`` masks, see :func:`~dshuffle.planning.types.as_instance`.
     # destinations: ``(q,)`` int32 ranks that will train on the samples.
     missing = np.empty(len(destinations), dtype=np.int64)
     return missing[: _missing(holders, destinations, missing)]

@@ -240,8 +240,10 @@ class PatientStore(WrapperStore[Store]):
                 pause = self._pause(error, what, attempt, started)
             await asyncio.sleep(pause)
 
-    async def read(self, requests: Sequence[tuple[str, ByteRequest | None]], use: Callable[[list[Any]], T]) -> T:
-        """Fetch objects or ranges of them, and use their bytes; None for what is absent.
+    async def read(
+        self, requests: Sequence[tuple[str, ByteRequest | None]], use: Callable[[list[Any]], T], nbytes: int = 0
+    ) -> T:
+        """Fetch objects or ranges of them, and use their bytes, which may make ``nbytes`` of them; None if absent.
 
         Local files are read and used in one thread, because handing one file of 64 KiB to a thread and back costs more
         than reading it. If one fails, all are read again. Once this method has raised an error, ``use`` does not run.
@@ -249,7 +251,7 @@ class PatientStore(WrapperStore[Store]):
         if not self.root:
             answers = await asyncio.gather(*(self._fetch(key, None, wanted) for key, wanted in requests))
             contents = [None if each is None else np.asarray(each.as_array_like()).view(np.uint8) for each in answers]
-            return await unpacked(_size(contents), lambda: use(contents))
+            return await unpacked(max(nbytes, _size(contents)), lambda: use(contents))
 
         async def attempt(store: Store) -> T:
             claim = threading.Lock()

@@ -69,7 +69,8 @@ class Sink:
     def is_narrow(self) -> bool:
         """Whether the array may be read together with others: a column of a table."""
         is_plain = self.source.decoders is not None and not self.source.info.shard_rows
-        return is_plain and self.window == (0,) and self.cut.n_patches == 1 and self.source.row_nbytes < _NARROW_NBYTES
+        is_whole = self.cut.n_patches == 1 and self.cut.sizes == self.source.info.shape  # one patch may be a part
+        return is_plain and self.window == (0,) and is_whole and self.source.row_nbytes < _NARROW_NBYTES
 
     @functools.cached_property
     def target(self) -> NDArray[np.uint8]:
@@ -234,10 +235,11 @@ async def _read_box(sink: Sink, begin: int, end: int, ids: Indices, places: Indi
 async def _read_chunks(group: list[Sink], chunks: list[int], ids: Indices, places: Indices) -> None:
     """Read chunks of all arrays of a group, and copy rows out of them."""
     use, source = partial(_unpack, group, chunks, ids, places), group[0].source
+    nbytes = len(chunks) * sum(sink.source.info.chunk_rows * sink.source.row_nbytes for sink in group)
     if source.info.shard_rows:
-        await source.read_shard(chunks, use)
+        await source.read_shard(chunks, use, nbytes)
     else:
-        await source.store.read([(sink.source.key(chunk), None) for chunk in chunks for sink in group], use)
+        await source.store.read([(sink.source.key(chunk), None) for chunk in chunks for sink in group], use, nbytes)
 
 
 def _unpack(group: list[Sink], chunks: list[int], ids: Indices, places: Indices, contents: list[Any]) -> None:

@@ -143,8 +143,8 @@ class StoredArray:
         """Key of the object that holds a chunk of an array that has decoders."""
         return self._key(self._index(chunk))
 
-    async def read_shard(self, chunks: list[int], use: Callable[[list[Any]], None]) -> None:
-        """Read ascending chunks of one shard, and use their stored bytes; None for absent chunks."""
+    async def read_shard(self, chunks: list[int], use: Callable[[list[Any]], None], nbytes: int) -> None:
+        """Read ascending chunks of one shard, and use their stored bytes, which make ``nbytes``; None if absent."""
         n_chunks, key = (self.info.shard_rows or 0) // self.info.chunk_rows, self.key(chunks[0])
         size, first = 16 * n_chunks + 4, chunks[0] // n_chunks * n_chunks
 
@@ -165,7 +165,7 @@ class StoredArray:
             use([where and memoryview(data)[slice(*where)] for where in found])
 
         if len(chunks) == min(n_chunks, self.chunk_grid[0] - first):
-            return await self.store.read([(key, None)], use_all)
+            return await self.store.read([(key, None)], use_all, nbytes)
         found = await self.store.read([(key, SuffixByteRequest(size))], lambda contents: find(contents[0]))
         present = [where for where in found if where]
         if not present:
@@ -182,7 +182,7 @@ class StoredArray:
             use([where and next(parts) for where in found])
 
         with self._named(self._index(chunks[0])):
-            await self.store.read([(key, RangeByteRequest(a, b)) for a, b in asked], use_present)
+            await self.store.read([(key, RangeByteRequest(a, b)) for a, b in asked], use_present, nbytes)
 
     def decode(self, chunk: int, data: Any) -> NDArray[np.uint8]:
         """Turn the stored bytes of such a chunk, None if it is absent, into a matrix of rows."""

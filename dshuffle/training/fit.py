@@ -281,6 +281,9 @@ def run_epochs(
         Whether checkpoints keep the fit.
     """
     as_integer("epochs", epochs, 1)
+    for name, function in (("validate", watch.validate), ("on_epoch", watch.on_epoch)):
+        if function is not None and not callable(function):
+            raise InvalidParameter.of(name, function, "None, or a function of one argument")
     session = shuffler if isinstance(shuffler, Shuffler) else None  # a stand-in, such as StoredOrder, has no states
     before = None if session is None else session.epoch
     points: list[TrainingPoint] = []

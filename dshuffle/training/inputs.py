@@ -14,8 +14,13 @@ from dshuffle.runtime import Epoch, Partition, Shuffler, gathered
 from dshuffle.store import Dataset
 from dshuffle.training.fit import Validate
 
-NUMBERS, WHOLE, FLOATS = "biuf", "biu", "f"
-KINDS = {NUMBERS: "numbers", WHOLE: "integers or booleans", FLOATS: "float32 or float64"}
+NUMBERS, WHOLE, INTEGERS, FLOATS = "biuf", "biu", "iu", "f"
+KINDS = {
+    NUMBERS: "numbers",
+    WHOLE: "integers or booleans",
+    INTEGERS: "integers",
+    FLOATS: "float32 or float64",
+}
 """Kinds of dtypes, in words."""
 
 EVALUATION_ROWS = 1024

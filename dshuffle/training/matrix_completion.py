@@ -28,7 +28,7 @@ from dshuffle.training.fit import (
     Watch,
     run_epochs,
 )
-from dshuffle.training.inputs import FLOATS, WHOLE, check_arrays, check_converging, check_step
+from dshuffle.training.inputs import FLOATS, INTEGERS, check_arrays, check_converging, check_step
 
 Vector = NDArray[np.float64]
 Factor = NDArray[np.float32]
@@ -393,7 +393,7 @@ def survey(partition: Partition, sizes: Mapping[str, int]) -> tuple[NDArray[np.i
 
     Runs as a task on each worker.
     """
-    check_arrays(partition, row=("row", 1, WHOLE), column=("column", 1, WHOLE), value=("value", 1, FLOATS))
+    check_arrays(partition, row=("row", 1, INTEGERS), column=("column", 1, INTEGERS), value=("value", 1, FLOATS))
     for name in ("row", "column", "value"):
         array, limit = partition[name], sizes.get(name)
         good = np.isfinite(array) if limit is None else (array >= 0) & (array < limit)

@@ -67,7 +67,7 @@ def fit_torch_ddp(
     loss
         Function from the module's output and the targets to the mean loss over a mini-batch. An output that differs
         from the targets only in axes of length 1, such as ``(n, 1)`` and ``(n,)``, takes their shape. Other shapes
-        that the loss would broadcast are refused. By default ``torch.nn.functional.cross_entropy``.
+        that a loss of PyTorch would broadcast are refused. By default ``torch.nn.functional.cross_entropy``.
     features, target
         Names of arrays in the dataset, ``(q, ...)``; floats must be finite. The module and the loss get them with the
         dtypes of the dataset. Cast features in the module's ``forward`` and targets in the loss, if they need others.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.errors import DatasetError, InvalidParameter
+from dshuffle.kernels import load_kernels
 from dshuffle.store import open_dataset, read_array, stored_shardings, write_sharding
 from dshuffle.store.view import split_samples, split_strata
 
@@ -394,3 +395,23 @@ def test_windows_as_a_dask_array(client, dataset):
         taken = dshuffle.take(client, dataset.windows({"t": (0, 1)}), [5, 5, 0])["t"]
         assert isinstance(taken, da.Array)
         np.testing.assert_array_equal(taken.compute(), expected("t", {"t": [0, 1]}, {}, {})[[5, 5, 0]])
+
+
+def test_a_single_patch_of_narrow_columns(tmp_path):
+    """Columns of a table are copied together, by a kernel. One patch may be a part of a row."""
+    load_kernels("store.reader")
+    rng = np.random.default_rng(0)
+    group = zarr.create_group(tmp_path / "levels.zarr")
+    stored = {name: rng.random((4000, 13), dtype="f4") for name in ("u", "v")}
+    for name, values in stored.items():
+        array = group.create_array(
+            name, shape=values.shape, chunks=(800, 13), dtype="f4", dimension_names=("time", "level")
+        )
+        array[:] = values
+    patched = open_dataset(tmp_path / "levels.zarr").patches(level=8)
+    assert patched.n_samples == 4000
+    ids, slots = np.arange(4000), np.arange(4000)[::-1]
+    rows = patched.layout.empty(4000)
+    patched.read_into(rows, slots, ids)
+    expected = np.concatenate([values[::-1, :8] for values in stored.values()], axis=1)
+    np.testing.assert_array_equal(rows.view("f4"), expected)

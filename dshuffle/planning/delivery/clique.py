@@ -389,7 +389,7 @@ _LISTED = 16
 
 def pack_small_cliques(holders: Holders, workers: Samples, n_workers: int, *, seed: int) -> tuple[Samples, Samples]:
     """Assign every needed sample to a packet."""
-    # As in :mod:`~dshuffle.planning.delivery.clique`, a packet grows from a seed sample; samples with few holders are
+    # As in :func:`pack_cliques`, a packet grows from a seed sample; samples with few holders are
     # seeds first. In each step it takes the sample that leaves the most other destinations possible. All candidates for
     # a packet, at most some hundreds, are collected at its start. They are samples for a holder of the seed that the
     # destination of the seed holds.

@@ -17,7 +17,6 @@ logger = logging.getLogger(__name__)
 OF_SCHEDULER = ("dshuffle.runtime.scheduler.scheduler_plugin",)
 OF_WORKER = (
     "dshuffle.runtime.worker.worker_plugin",
-    "dshuffle.runtime.worker.worker_plugin",
     "dshuffle.runtime.gather.row_pieces",
     "dshuffle.store.dataset",
 )
