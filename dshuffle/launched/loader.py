@@ -366,9 +366,10 @@ class SpmdLoader:
             check_shares(self._options.get("shares", SessionState.from_dict(saved_state, dataset).choices.shares))
         # All ranks have come. With their names, the session does not wait for a rank that was lost since then.
         options = {**self._options, "on_loss": "raise", "workers": [str(rank) for rank in range(self.world_size)]}
-        self._client = Client(
-            self._rank.address, security=self._rank.protected.security, loop=self._rank.loop, set_as_default=False
-        )
+        if self._client is None:  # else an earlier attempt has failed
+            self._client = Client(
+                self._rank.address, security=self._rank.protected.security, loop=self._rank.loop, set_as_default=False
+            )
         with self._job_errors():
             if state is not None:
                 options = {name: value for name, value in options.items() if name not in CHOOSING}
@@ -427,13 +428,14 @@ class SpmdLoader:
         with self._job_errors():
             if self._objects or has_model:
                 shuffler.attach(self._object_states() or shuffler.attached, shuffler.epoch)
-            if epoch is not None and epoch.n_trained and not self._closed:  # when ranks leave, they mark it themselves
+            # When ranks leave, they mark it themselves. A complete epoch needs no marks.
+            if epoch is not None and epoch.n_trained and not epoch.is_complete and not self._closed:
                 self._rank.mark_all(epoch.number, epoch.n_trained)
             state = shuffler.state_dict()
         if epoch is None or not epoch.is_complete:
             return state
         started = {name: value for name, value in state.items() if name != "trained_digest"}
-        return {**started, "epoch": epoch.number + 1, "trained": []}
+        return {**started, "epoch": epoch.number + 1, "trained": [], "trained_weights": []}
 
     def _write(self) -> None:
         assert self._checkpoint is not None

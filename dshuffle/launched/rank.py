@@ -166,7 +166,8 @@ class Rank:
             try:
                 self.run(self._close, seconds)
             finally:
-                self._runner.stop(seconds)  # a server that has not closed in time would hold it up
+                with contextlib.suppress(TimeoutError):  # of a server that has not closed, or a thread that is busy
+                    self._runner.stop(seconds)
 
     # The event loop
 

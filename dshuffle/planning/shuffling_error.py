@@ -75,8 +75,8 @@ def shuffling_error(n_samples: int, n_workers: int, fraction: float) -> Distance
     keeps. The other one uses the mean and the variance of the number of samples that all workers keep: for means that
     differ by d and variances v and w, the distance is at least ``d**2 / (d**2 + 2 * (v + w))``.
 
-    The rounds are those of the paper. :class:`dshuffle.planning.Partial` draws other permutations, so this is not the distance
-    of its exchanges.
+    The rounds are those of the paper. :class:`dshuffle.planning.Partial` draws other permutations, so this is not the
+    distance of its exchanges.
 
     References
     ----------

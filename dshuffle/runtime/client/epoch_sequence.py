@@ -219,7 +219,7 @@ class Membership:
             else:
                 break
         former, self.current, self._following, self._only_shares = self.current, following, None, False
-        former.close()
+        former.calls.close_soon()  # Ctrl-C here must not come between the session and the position
         return dataclasses.replace(exchange, training_before=training)
 
     def _open_successor(self, start: Remainder) -> OpenSession:

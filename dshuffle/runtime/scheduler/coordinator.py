@@ -130,6 +130,7 @@ class Coordinator:
         self.follower: Coordinator | None = None  # of a session that takes over from this one
         self.source: Coordinator | None = None  # of a session whose partitions this one reads
         self.is_source = False  # whether it has ended, and its workers keep their partitions for a session that follows
+        self.client_left = False  # whether the client has closed it since then
         self.outcomes = TaskOutcomes()
         self._spec = spec = members.spec
         self.ranks = range(spec.shuffle.n_workers)
@@ -290,7 +291,8 @@ class Coordinator:
         """Whether another worker still reads the partition of a worker that retires, or may do so in a moment."""
         former, machine = self._spec.former, self.machine
         if self.ended:  # a worker does not wait for a session that may never come
-            follows = self.is_source and (self._spec.options.elastic or self.follower is not None)
+            is_followed = self.follower is not None and not self.follower.ended
+            follows = self.is_source and (is_followed or (self._spec.options.elastic and not self.client_left))
             return follows and any(holder == address for holder, _ in self.participants.handed_over.values())
         loads = self.epoch < machine.first_epoch and machine.phase not in (Phase.READY, Phase.COMMITTING)
         if loads and former is not None and address in {holder for holder, _ in former.holders.values()}:
@@ -311,7 +313,8 @@ class Coordinator:
         if self.epoch < self.machine.first_epoch or (self.ended and not self.is_source):
             return None
         present = [rank for rank in self.machine.settled if self.addresses[rank] in self.scheduler.workers]
-        return self.participants.partitions(self.epoch, present)
+        sources = self.participants.partitions(self.epoch, present)
+        return sources if sources.holders or not self.ended else None
 
     def can_be_read_by(self, request: SessionRequest) -> bool:
         """Whether the session has ended, and its partitions have the rows of the requested one."""
@@ -456,6 +459,7 @@ class Coordinator:
         """
         if self.is_source:
             sources = {self.addresses[participant] for participant in self.machine.settled}
+            sources |= {address for address, _ in self.participants.handed_over.values()}
             lost = {*self.addresses.values(), *self._closing.given_up} - sources
             self.driver.spawn(self._closing.close_later(sources, keeps=True))
             self.driver.spawn(self._closing.close_later(lost))

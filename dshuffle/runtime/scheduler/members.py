@@ -345,6 +345,11 @@ def choose_members(
         training = [scheduler.workers[address] for address in ranks]
         if carried is not None:
             carried = carried.placed(former, ranks)
+    elif order.start.trained and carried is not None and carried.places and len(ranks) == carried.history.n_workers:
+        # What is left of an epoch is counted by rank: ranks stay, and new workers take those of lost ones.
+        ranks = _placed({rank: {where: ""} for where, rank in carried.places.items() if where in ranks}, ranks)
+        training = [scheduler.workers[where] for where in ranks]
+        carried = dataclasses.replace(carried, places={where: rank for rank, where in enumerate(ranks)})
     weights = _weights(order, training, carried, plan)
     if carried is not None:
         plan = carried.onto(plan, ranks, weights)

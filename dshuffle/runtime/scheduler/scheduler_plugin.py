@@ -282,6 +282,7 @@ class DShuffleScheduler(SchedulerPlugin):
             return
         if coordinator.is_source:
             assert self._scheduler is not None
+            coordinator.client_left = True
             self._scheduler._ongoing_background_tasks.call_soon(self._close_source, session_id, coordinator)
             return
         del self.coordinators[session_id]

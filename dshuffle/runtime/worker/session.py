@@ -309,6 +309,7 @@ class WorkerSession:
     async def end(self, cause: DShuffleError) -> None:
         """Abort the current run, and keep the partition as a source. Tasks that come later raise the cause."""
         self._cause = cause
+        self.addresses.close()  # nobody waits for rank 0 any more
         await self.abort(sys.maxsize)
 
     async def close(self, cause: DShuffleError | None = None) -> None:

@@ -214,3 +214,36 @@ def test_tasks_that_come_after_the_loss_say_so(lonely, labelled, checked, within
         with pytest.raises(WorkerLost, match="rank 2"):
             within(30, future.result)
     shuffler.close()
+
+
+@pytest.mark.parametrize("assignment", ["local", "partial:0.1"])
+def test_a_new_worker_trains_on_what_is_left_of_a_lost_rank(lonely, labelled, checked, within, assignment):
+    """There are as many workers as before, and others have the ranks of the names."""
+
+    def half(partition):
+        count = len(partition) // 2
+        partition.mark_trained(count)
+        return partition.sample_ids[:count].copy()
+
+    def train():
+        options = {"elastic": True, "min_workers": 3, "on_loss": "raise", "assignment": assignment}
+        with (
+            dask.config.set({"dshuffle.replacement-timeout": "30s"}),
+            Shuffler(lonely, labelled, **options) as shuffler,
+        ):
+            epochs = shuffler.epochs(3)
+            assert is_whole(lonely.gather(next(epochs).map(checked)))
+            epoch = next(epochs)
+            done = lonely.gather(epoch.map(half))
+            shuffler.state_dict()
+            futures = epoch.map(checked, 2.0)
+            kill(lonely, shuffler.addresses[1])
+            with pytest.raises(WorkerLost):
+                lonely.gather(futures)
+            lonely.cluster.scale(4)
+            again = next(epochs)
+            assert (again.number, shuffler.n_workers) == (1, 3)
+            assert is_whole([*done, *lonely.gather(again.map(checked))])
+            assert is_whole(lonely.gather(next(epochs).map(checked)))
+
+    within(60, train)
