@@ -195,8 +195,9 @@ class Coordinator:
 
     @property
     def new_ranks(self) -> frozenset[int]:
-        """Ranks whose new workers do not hold their partitions yet."""
-        return frozenset(self.machine.newcomers - self.machine.kept)
+        """Ranks whose new workers do not hold their partitions yet, or that are lost for good."""
+        lost = self.machine.losses if self.ended else ()
+        return frozenset(self.machine.newcomers - self.machine.kept) | frozenset(lost)
 
     @property
     def paused_timeout(self) -> float:
@@ -394,6 +395,8 @@ class Coordinator:
                 # Kept partitions are read from disks.
                 is_lost = isinstance(error, WorkerLost) and self.epoch >= self.machine.first_epoch
                 self.is_source = is_lost and bool(self.machine.losses) and not self._spec.options.keep_cache
+                if self.is_source:  # a worker that is stopped never ends its tasks
+                    self._loop.call_soon(self._move_tasks, self)
                 self._freed = self._loop.create_task(self._free())
 
     async def _send(self, order: PhaseOrder) -> None:
