@@ -112,7 +112,7 @@ class Membership:
     def reopen(self, start: Remainder) -> EpochExchange:
         """Open an epoch again with the workers that are left, after the session has been lost in it."""
         following, self._following, self._only_shares = self._following, None, False
-        if following is not None:  # it begins with the next epoch
+        if following is not None:
             following.close()
         logger.warning("dshuffle: epoch %d begins again, because tasks of it were lost with their workers", start.epoch)
         exchange = self._take_over(start)

@@ -136,6 +136,8 @@ class SessionState:
     @classmethod
     def from_dict(cls, state: Mapping[str, Any], dataset: Dataset) -> Self:
         """Check a state, and that it is one of this dataset."""
+        if isinstance(state, Mapping) and state.get("attached_nbytes"):
+            raise CheckpointError("the first line of a checkpoint lacks the attached value. Give the place of the file")
         state = state.get("state", state) if isinstance(state, Mapping) else state  # as a checkpoint has it
         if not isinstance(state, Mapping):
             raise CheckpointError(

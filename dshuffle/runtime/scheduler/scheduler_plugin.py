@@ -213,7 +213,8 @@ class DShuffleScheduler(SchedulerPlugin):
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[WorkerState]) -> list[WorkerState]:
         """Workers that an adaptive cluster may remove: not members of open sessions, which hold partitions.
 
-        Members of elastic sessions may be removed while no rows are exchanged, but for the fewest that they need.
+        Members of elastic sessions may be removed while no rows are exchanged and they do not train, but for the
+        fewest that the session needs.
         """
         sessions = [session for session in self.coordinators.values() if not session.ended]
         members = {address for session in sessions for address in session.kept_workers()}

@@ -94,6 +94,9 @@ def test_an_attached_value_takes_as_many_bytes_as_its_pickle(clusters, labelled,
     assert place.stat().st_size < model.nbytes + 5000
     with Shuffler.resume(clusters[3], labelled, place) as shuffler:
         np.testing.assert_array_equal(shuffler.attached, model)
+    line, _, _ = place.read_bytes().partition(b"\n")
+    with pytest.raises(CheckpointError, match="lacks the attached value"):
+        Shuffler.resume(clusters[3], labelled, json.loads(line))
     place.write_bytes(place.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="damaged: its checksum is wrong"):
         Shuffler.resume(clusters[3], labelled, place)
