@@ -482,7 +482,8 @@ class SessionRequest:
     reads_kept
         Whether first partitions are read from partitions that earlier sessions have kept.
     former
-        Id of the session that this one follows, which is open or was lost. Workers read their first partitions from its workers.
+        Id of the session that this one follows, which is open or was lost. Workers read their first partitions from its
+        workers.
     carried
         The workers of the session that this one goes on from.
     weights

@@ -102,7 +102,7 @@ def find_checkpoint(
         line, _, value = data.partition(b"\n")
         if not line.startswith(b'{"checksum":'):  # a state that the user has written
             own = json.loads(data)
-            own = own.get("state", own)  # as earlier releases wrote it
+            own = own["state"] if "state" in own else own  # as earlier releases wrote it
             return {**own, "format": own["format"]}
         head = json.loads(line)
         checksum, state = head.pop("checksum"), head["state"]
