@@ -19,7 +19,7 @@ from network_hosts import Hosts, can_make_networks
 
 from dshuffle import Dataset, Shuffler
 
-Strike = Callable[[Shuffler, int, list[Future[Any]]], None]
+Strike = Callable[[Shuffler, int, "list[Future[Any]]"], None]
 """It gets the session, a random rank, and the tasks that run."""
 
 

@@ -102,12 +102,12 @@ def find_checkpoint(
         line, _, value = data.partition(b"\n")
         if not line.startswith(b'{"checksum":'):  # a state that the user has written
             own = json.loads(data)
-            own = own["state"] if "state" in own else own  # as earlier releases wrote it
+            own = own.get("state", own)  # as earlier releases wrote it
             return {**own, "format": own["format"]}
         head = json.loads(line)
         checksum, state = head.pop("checksum"), head["state"]
         intact = checksum == _checksum(head, value) and len(value) == head["attached_nbytes"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"the checkpoint {url} is damaged or truncated ({error})") from error
     if not intact:
         raise CheckpointError(f"the checkpoint {url} is damaged: its checksum is wrong")
