@@ -114,7 +114,7 @@ def test_a_worker_retires(cluster_of, small, check_ids, sessions_left):
             client.retire_workers([address_of(client, 2)])
             with pytest.raises(WorkerLost, match="rank 2"):
                 next(epochs)
-        assert sessions_left(client) == (0, 0)
+        assert sessions_left(client) == (1, 2), "partitions stay for a session that may follow"
 
 
 @pytest.mark.parametrize("busy", [False, True])

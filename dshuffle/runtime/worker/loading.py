@@ -529,6 +529,8 @@ async def _all_of(work: Sequence[Awaitable[None]], attempt: _Attempt) -> None:
     await asyncio.gather(*map(run, work), return_exceptions=True)
     if attempt.cause is not None:
         raise attempt.cause
+    if attempt.stop():  # some parts may have ended early
+        raise ExchangeError("loading was stopped: the run has ended")
 
 
 def _cut(places: Samples, at_most: int) -> list[Samples]:
