@@ -14,8 +14,12 @@ BENCHMARKS = Path(__file__).parent / "benchmarks"
 
 def load(name):
     spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look there
-    spec.loader.exec_module(module)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[spec.name]  # workers cannot import it, so its functions are sent to them
     return module
 
 

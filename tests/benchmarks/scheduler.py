@@ -173,7 +173,7 @@ class Member:
     def _vote(self, run_id: int) -> None:
         cluster = self._cluster
         coordinator = cluster.coordinator
-        rank = next(iter(coordinator.participants.ranks_on(self._address)), None)
+        rank = next((rank for rank, at in coordinator.addresses.items() if at == self._address), None)
         if rank is None:
             return
         message = loads(cluster.outside(lambda: dumps(self._vote_message(run_id, rank))))
