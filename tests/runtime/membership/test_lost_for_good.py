@@ -247,27 +247,3 @@ def test_a_new_worker_trains_on_what_is_left_of_a_lost_rank(lonely, labelled, ch
             assert is_whole(lonely.gather(next(epochs).map(checked)))
 
     within(60, train)
-
-
-def test_a_worker_that_is_stopped_is_not_waited_for(lonely, labelled, checked, within):
-    def train():
-        with (
-            dask.config.set({"dshuffle.heartbeat": "2s"}),
-            Shuffler(lonely, labelled, elastic=True, assignment="local") as shuffler,
-        ):
-            epochs = shuffler.epochs(3)
-            assert is_whole(lonely.gather(next(epochs).map(checked)))
-            epoch = next(epochs)
-            [pid] = lonely.run(os.getpid, workers=[shuffler.addresses[2]]).values()
-            futures = epoch.map(checked, 1.0)
-            os.kill(pid, signal.SIGSTOP)
-            try:
-                with pytest.raises(WorkerLost):
-                    lonely.gather(futures)
-                again = next(epochs)
-                assert (again.number, shuffler.n_workers) == (1, 2)
-                assert is_whole(lonely.gather(again.map(checked)))
-            finally:
-                os.kill(pid, signal.SIGKILL)
-
-    within(60, train)
