@@ -247,3 +247,44 @@ def test_a_new_worker_trains_on_what_is_left_of_a_lost_rank(lonely, labelled, ch
             assert is_whole(lonely.gather(next(epochs).map(checked)))
 
     within(60, train)
+
+
+def test_tasks_of_a_stopped_worker_fail_when_the_session_ends(lonely, labelled, checked, within):
+    """Its tasks would be running for Dask until it drops the worker, which takes minutes."""
+
+    def take_a_while():
+        import asyncio
+
+        from dshuffle.runtime.worker.run import ExchangeRun
+
+        start = ExchangeRun.start
+
+        async def late(self):
+            await asyncio.sleep(1)
+            await start(self)
+
+        ExchangeRun.start = late
+
+    def train():
+        with (
+            dask.config.set({"dshuffle.heartbeat": "2s"}),
+            Shuffler(lonely, labelled, elastic=True) as shuffler,
+        ):
+            assert is_whole(lonely.gather(next(shuffler.epochs(1)).map(checked)))
+            stopped = shuffler.addresses[2]
+            [pid] = lonely.run(os.getpid, workers=[stopped]).values()
+            lonely.run(take_a_while, workers=[stopped])
+            epochs = shuffler.epochs(2)
+            epoch = next(epochs)  # the exchange for the next one begins
+            futures = epoch.map(checked, 1.0)
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(WorkerLost):
+                    lonely.gather(futures)
+                again = next(epochs)
+                assert (again.number, shuffler.n_workers) == (1, 2)
+                assert is_whole(lonely.gather(again.map(checked)))
+            finally:
+                os.kill(pid, signal.SIGKILL)
+
+    within(60, train)
