@@ -357,7 +357,7 @@ def slow_rank_of(records: Sequence[EpochRecord]) -> str:
     def shares(record: EpochRecord) -> object:
         return len(record.rank_training_seconds), record.weights
 
-    return slow_rank_in_words([one.rank_training_seconds for one in known if shares(one) == shares(known[-1])])
+    return slow_rank_in_words([record.rank_training_seconds for record in known if shares(record) == shares(known[-1])])
 
 
 def slow_rank_in_words(epochs: Sequence[Sequence[float]]) -> str:

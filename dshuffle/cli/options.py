@@ -159,11 +159,11 @@ def warnings_as_lines() -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ShardingWarning)
         yield
-    for one in {str(one.message): one for one in caught}.values():
-        if issubclass(one.category, ShardingWarning):
-            click.echo(f"warning: {one.message}", err=True)
+    for warning in {str(warning.message): warning for warning in caught}.values():
+        if issubclass(warning.category, ShardingWarning):
+            click.echo(f"warning: {warning.message}", err=True)
         else:
-            warnings.showwarning(one.message, one.category, one.filename, one.lineno)
+            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def say_if_replaced(folder: Path, option: str) -> None:

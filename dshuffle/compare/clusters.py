@@ -67,9 +67,9 @@ class EmulatedRates:
     @classmethod
     def of(cls, client: Client) -> EmulatedRates:
         """What the workers of a cluster emulate, by their configuration; the slowest if they differ."""
-        found = [values for values in client.run(_configured, on_error="ignore").values() if isinstance(values, dict)]
+        rates = [values for values in client.run(_configured, on_error="ignore").values() if isinstance(values, dict)]
         links, store = (
-            min((parse_rate(key, str(values[key])) for values in found if values[key] is not None), default=None)
+            min((parse_rate(key, str(values[key])) for values in rates if values[key] is not None), default=None)
             for key in KEYS
         )
         return cls(links, store and store * count_training_workers(client))

@@ -242,7 +242,7 @@ class BufferPool:
         self._in_use.pop(message, None)
 
     def close(self) -> None:
-        """Free all buffers that nobody reads or writes. Those that are taken from now on are not shared."""
+        """Free all buffers that are not in use. Later buffers are not shared."""
         self._in_use.clear()
         self._idle.clear()
         self._shared_nbytes = 0

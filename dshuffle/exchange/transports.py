@@ -466,9 +466,9 @@ class PacketTransport(Transport):
         requests = max(n_workers, min(fitting // at_most, 3 * n_workers))
         answers = max(limits.window, min(requests, 2 * n_workers))  # a relay answers two per worker
         hops = route(self.spec.choices.relay, packets, n_workers, at_most)
-        parts = {who: coded_part(packets, hops, who, at_most=at_most) for who in self.parts}
-        sends = {who: sent for who, (sent, _) in parts.items()}
-        receives = {who: received for who, (_, received) in parts.items()}
+        parts = {rank: coded_part(packets, hops, rank, at_most=at_most) for rank in self.parts}
+        sends = {rank: sent for rank, (sent, _) in parts.items()}
+        receives = {rank: received for rank, (_, received) in parts.items()}
         flows = Flows(sends, receives, at_most, requests, answers)
         return dataclasses.replace(self, flows=flows, hops=hops)
 

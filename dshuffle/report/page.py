@@ -103,7 +103,7 @@ def tables_of(comparison: Comparison) -> list[Table]:
     """The table of figures: what is read first, and then part by part."""
     ways, series = comparison.ways, series_of(comparison)
     first: dict[str, list[str]] = {
-        f"{one.runs.test.metric}{_averaged(one)}": [_answer(way, one) for way in ways] for one in series
+        f"{pairs.runs.test.metric}{_averaged(pairs)}": [_answer(way, pairs) for way in ways] for pairs in series
     }
     if not series and has_errors(comparison):
         last = [way.history[-1].error if way.history else None for way in ways]
@@ -115,7 +115,7 @@ def tables_of(comparison: Comparison) -> list[Table]:
         Table(title, tuple(columns), dict(zip(labels, zip(*columns.values(), strict=True), strict=True)))
         for title, columns in ({"": first} | parts).items()
     ]
-    tables += [_pairs(one, comparison) for one in series]
+    tables += [_pairs(pairs, comparison) for pairs in series]
     if links := next((tuple(way.on_other_links) for way in ways if way.on_other_links), ()):
         rows = {
             way.label: tuple(human_seconds(way.corrected(way.on_other_links[link])) for link in links)
@@ -332,7 +332,7 @@ def render_html(comparison: Comparison) -> str:
             loads=[record for record in records if record.loaded],
             bars=_time_bars(comparison),
             errors=_error_lines(comparison),
-            pairs=[_pair_marks(one, comparison) for one in series_of(comparison) if one.runs.n_pairs],
+            pairs=[_pair_marks(pairs, comparison) for pairs in series_of(comparison) if pairs.runs.n_pairs],
         )
     )
 
@@ -341,8 +341,8 @@ def render_text(comparison: Comparison, width: int = 80) -> str:
     """Render the report for a terminal: the answer, what explains it, the first figures, and the pairs."""
     answer, *why = story(comparison)
     first, *others = tables_of(comparison)
-    shown = [first, *(one for one in others if "in pairs of runs" in one.title)]
-    tables = [(one.title, _as_text(one, width), meanings(one.headings)) for one in shown]
+    shown = [first, *(table for table in others if "in pairs of runs" in table.title)]
+    tables = [(table.title, _as_text(table, width), meanings(table.headings)) for table in shown]
     facts: dict[str, Any] = {"comparison": comparison, "answer": answer, "why": why, "names": names_of(comparison)}
     wrapped = functools.partial(_wrapped, width=width)
     return templates(False).get_template("terminal.txt").render(tables=tables, wrapped=wrapped, **facts)

@@ -310,16 +310,16 @@ def _read(client: Client, workers: Sequence[str], dataset: Dataset, nbytes: int,
     moves = n > 1 and rows >= n * chunk
     choices = Choices(Chunks(), "storage") if moves else Choices()
     load, exchanges = _session(client, workers, dataset.select(np.arange(rows)), choices, None, 0.0, int(moves))
-    found = [
+    phases = [
         _Phase(
-            one.measures.store_delivered_bytes,
-            one.measures.store_seconds,
-            one.exchange_seconds,
-            1 - one.measures.cpu_idle,
+            record.measures.store_delivered_bytes,
+            record.measures.store_seconds,
+            record.exchange_seconds,
+            1 - record.measures.cpu_idle,
         )
-        for one in (load, *exchanges)
+        for record in (load, *exchanges)
     ]
-    return max(found, key=lambda phase: phase.rate)
+    return max(phases, key=lambda phase: phase.rate)
 
 
 def _grown(
