@@ -103,7 +103,9 @@ def find_checkpoint(
         if not line.startswith(b'{"checksum":'):  # a state that the user has written
             own = json.loads(data)
             own = own.get("state", own)  # as earlier releases wrote it
-            return {**own, "format": own["format"]}
+            if "format" not in own:
+                raise KeyError("format")
+            return dict(own)
         head = json.loads(line)
         checksum, state = head.pop("checksum"), head["state"]
         intact = checksum == _checksum(head, value) and len(value) == head["attached_nbytes"]

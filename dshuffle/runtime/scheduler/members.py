@@ -472,7 +472,7 @@ class Candidates:
         """Note that a worker has become a member."""
         self._members[worker.address] = worker
 
-    def is_refused(self, address: str) -> bool:
+    def _is_refused(self, address: str) -> bool:
         """Whether a worker retires, could not take a rank a moment ago, or never can."""
         if address in self._retiring and self._scheduler.workers.get(address) in (None, self._retiring[address]):
             return True
@@ -495,7 +495,7 @@ class Candidates:
             worker
             for worker in self._scheduler.workers.values()
             if worker.address not in members
-            and not self.is_refused(worker.address)
+            and not self._is_refused(worker.address)
             and worker.status == Status.running
             and self._choice.allows(worker)
             and (serves or not only_serves(worker.resources))

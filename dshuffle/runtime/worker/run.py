@@ -107,13 +107,12 @@ class RunMeasures:
         sent = {participant: sender.meter for participant, sender in parts.senders.items()}
         meter = None if parts.training is None else parts.training.receiver.meter
         coded = exchange.transport.encodes
-        into = [] if meter is None else [meter]
-        out = [sender.sent_bytes for participant, sender in sent.items() if participant != SERVER]
+        sent_bytes = sum(sender.sent_bytes for participant, sender in sent.items() if participant != SERVER)
         read, loaded = parts.reader.sent_bytes - self._loaded[0], parts.loader.received_bytes - self._loaded[1]
         return Measures(
-            wire_sent_bytes=(sum(out) + read,) if into else (),
-            wire_received_bytes=(sum(receiver.received_bytes for receiver in into) + loaded,) if into else (),
-            server_sent_bytes=(sent[SERVER].sent_bytes if SERVER in sent else 0) + (0 if into else read),
+            wire_sent_bytes=(sent_bytes + read,) if meter else (),
+            wire_received_bytes=(meter.received_bytes + loaded,) if meter else (),
+            server_sent_bytes=(sent[SERVER].sent_bytes if SERVER in sent else 0) + (0 if meter else read),
             metadata_bytes=sum(sender.sent_checksum_bytes for sender in sent.values()),
             shared_memory_bytes=sum(sender.shared_bytes for sender in sent.values()),
             recovered_rows=mended_rows + (meter.recovered_rows if meter else 0),
