@@ -22,7 +22,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.units import human_bytes
 
 if TYPE_CHECKING:
-    from dshuffle.compare import HeldOut, PairedRuns, Way
+    from dshuffle.compare import HeldOut, Way
     from dshuffle.pipeline import Training
     from dshuffle.planning import ExchangeEpochs
     from dshuffle.store import Dataset
@@ -219,9 +219,9 @@ def compare(
             say(f"Emulated: {cluster.rates}. --links none --store none measures this machine as it is.")
         say_if_replaced(output, "--output")
         with warnings_as_lines(), progress_bar() as advance:
-
-            def regression() -> dict[str, dict[str, PairedRuns]]:
-                return regression_in_pairs(
+            tested = {}
+            if in_process:
+                tested = regression_in_pairs(
                     data,
                     ways,
                     n_workers=workers,
@@ -234,8 +234,7 @@ def compare(
                     pairs=most,
                     say=advance,
                 )
-
-            comparison = run(pipeline, advance, None, regression if in_process else None).comparison
+            comparison = run(pipeline, advance, tested=tested).comparison
     assert comparison is not None
     if dataset is None:
         facts = {"command that writes it": GENERATED, **comparison.dataset}

@@ -12,10 +12,11 @@ import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
+from multiprocessing import get_context, resource_tracker
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import dask
+import distributed.utils
 import psutil
 from distributed import Client, Nanny, Scheduler, SpecCluster, Worker
 from distributed.system import MEMORY_LIMIT
@@ -74,6 +75,9 @@ class EmulatedRates:
         )
         return cls(links, store and store * count_training_workers(client))
 
+
+METHOD = "distributed.worker.multiprocessing-method"
+"""Key of how Dask starts processes."""
 
 PROCESSES_PER_CORE = 32
 """With more workers, most of them would wait for a processor most of the time."""
@@ -143,6 +147,9 @@ def most_processes() -> int:
 def local_cluster(n_workers: int, *, processes: bool = True, rates: EmulatedRates = AS_THEY_ARE) -> Iterator[Client]:
     """Yield a client of a new local cluster of single-threaded processes, and stop the cluster at the end.
 
+    The processes are forked from one that has loaded dshuffle, unless the configuration of Dask names another method
+    than ``spawn``. The first cluster then starts in two seconds instead of five, and further ones in a fraction of one.
+
     Parameters
     ----------
     n_workers
@@ -172,6 +179,7 @@ def local_cluster(n_workers: int, *, processes: bool = True, rates: EmulatedRate
         # While the workers start, they load what the first session would wait for.
         preload = [*dask.config.get("distributed.worker.preload"), "dshuffle"]
         options |= {"silence_logs": logging.WARNING, "config": rates.configuration(n_workers), "preload": preload}
+        options["env"] = dict(os.environ)  # the process that they are forked from may be older
     # LocalCluster gives all workers the same resources, so this uses SpecCluster.
     kind = QuietNanny if processes else Worker
     workers: dict[int | str, Any] = {rank: {"cls": kind, "options": dict(options)} for rank in range(n_workers)}
@@ -179,6 +187,10 @@ def local_cluster(n_workers: int, *, processes: bool = True, rates: EmulatedRate
     where |= {"port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}
     scheduler = {"cls": Scheduler, "options": where}
     with ExitStack() as stack:
+        if processes and dask.config.get(METHOD) == "spawn":
+            stack.enter_context(dask.config.set({METHOD: "forkserver"}))
+            distributed.utils._forkserver_preload_set = True  # with a list of its own, which imports pandas
+            get_context("forkserver").set_forkserver_preload(["dshuffle.compare.forked"])
         nanny = logging.getLogger("distributed.nanny")
         stack.callback(nanny.setLevel, nanny.level)
         if not processes:  # each worker would list what the process and the machine do, twice a second

@@ -316,9 +316,20 @@ def regression_in_pairs(
     scale = float(measure(np.zeros(width))["rmse_of_mean"])
     test = PairedTest(REGRESSION_METRIC, margin=margin, pairs=pairs, rounding=ROUNDING * scale, meaning=METRIC_MEANING)
     sizes = held_out.sizes(dataset, seed)
+
+    def advance(before: int, done: int, most: int, text: str) -> None:
+        say(before * most + done, len(averages) * most, text)
+
     return {
-        average: run_in_pairs(test, reference, candidates, functools.partial(run, average), say, **sizes)
-        for average in averages
+        average: run_in_pairs(
+            test,
+            reference,
+            candidates,
+            functools.partial(run, average),
+            functools.partial(advance, before),
+            **sizes,
+        )
+        for before, average in enumerate(averages)
     }
 
 

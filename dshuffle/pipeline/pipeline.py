@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import logging
 import math
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ from dshuffle.report import Comparison, TrainingPoint
 from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.report.summary import make_folder
 from dshuffle.runtime import Partition, Shuffler, gathered, run_with_retries
-from dshuffle.runtime.client.cluster_view import Waiting, cluster_info, run_on_workers
+from dshuffle.runtime.client.cluster_view import cluster_info, run_on_workers
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.measurement import measure_workers
 from dshuffle.runtime.memory import check_budget
@@ -382,12 +382,9 @@ def train(
     pipeline: Pipeline,
     advance: Advance,
     write: Callable[[Comparison], Path] | None = None,
-    meanwhile: Callable[[], PairsByWay] | None = None,
+    tested: PairsByWay = MappingProxyType({}),
 ) -> PipelineResult:
-    """Check a pipeline, start its cluster, and train with each of its ways.
-
-    ``meanwhile`` is called during the start, and returns pairs of runs for the report.
-    """
+    """Check a pipeline, start its cluster, and train with each of its ways. ``tested`` are pairs for the report."""
     whole, options = pipeline.check(), pipeline.options
     training, dataset = pipeline.training.on(whole, pipeline.ways[0].choices.seed)
     prepared = 2 if pipeline.report is None else 4
@@ -402,13 +399,13 @@ def train(
     say("loading compiled code; the first run compiles it", 0)
     load_kernels(*KERNELS)
     say(waiting, 1)
-    with _opened(pipeline.cluster, lambda text: say(f"{waiting}: {text}", done), meanwhile) as (client, tested):
+    with pipeline.cluster.open(lambda text: say(f"{waiting}: {text}", done)) as client:
         measured, results = None, []
         if pipeline.report is not None:
             _check_loads(client, pipeline)
             say("measuring the cluster", 2)
             measured = measure_workers(client, options.choice, dataset, seconds=MEASURING_SECONDS).cluster
-            say("loading code on the workers", 3)
+            say("loading code on the workers; the first run compiles it", 3)
             _warm_up(pipeline, training, client, pipeline.ways[-1].dataset(dataset))
         shufflers: list[Shuffler] = []
         for before, way in zip(range(prepared, total, training.epochs), pipeline.ways, strict=True):
@@ -453,25 +450,6 @@ def train(
             averages=training.averages,
         )
         return PipelineResult(tuple(results), None if write is None else write(comparison), comparison)
-
-
-@contextlib.contextmanager
-def _opened(
-    cluster: ClusterSource, waiting: Waiting, meanwhile: Callable[[], PairsByWay] | None
-) -> Iterator[tuple[Client, PairsByWay]]:
-    if meanwhile is None:
-        with cluster.open(waiting) as client:
-            yield client, {}
-        return
-    own = contextvars.copy_context()  # a client must be closed in the context in which it was opened
-    opened, pool = contextlib.ExitStack(), ThreadPoolExecutor(1, "dshuffle-cluster")
-    try:
-        opening = pool.submit(own.run, opened.enter_context, cluster.open())
-        tested = meanwhile()
-        yield opening.result(), tested
-    finally:
-        pool.shutdown()  # until then, the thread is in the context
-        own.run(opened.close)
 
 
 def check_test(test: PairedTest, training: Training, ways: Sequence[Way], n_workers: int | None) -> None:

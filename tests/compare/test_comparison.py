@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import dask
@@ -77,6 +80,44 @@ def test_a_scheduler_that_does_not_answer_is_named():
 def test_processes_that_a_machine_cannot_bear_are_not_started():
     with pytest.raises(InvalidParameter, match=r"workers=100000 .* at most \d+ on"), local_cluster(100_000):
         pass
+
+
+FORKING = """
+import os, signal, sys, time
+from dshuffle.compare import local_cluster
+
+def facts():
+    has_loaded = "dshuffle.store.dataset" in sys.modules
+    return os.getppid(), os.environ["OMP_NUM_THREADS"], os.environ.get("SET_LATER"), has_loaded
+
+if __name__ == "__main__":
+    for value in (None, "yes"):
+        if value:
+            os.environ["SET_LATER"] = value
+        with local_cluster(1) as client:
+            print(*set(client.run(facts).values()), os.getpid(), flush=True)
+            if value:
+                os.killpg(0, signal.SIGINT)  # as a terminal does after Ctrl-C
+                time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_processes_of_local_clusters_are_forked_and_end_at_ctrl_c(tmp_path):
+    """From one process that has loaded dshuffle; with the environment of now."""
+    (tmp_path / "script.py").write_text(FORKING)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, start_new_session=True
+    )
+    first, second = done.stdout.splitlines()
+    own = first.split()[-1]
+    parent = first[1:].split(",")[0]
+    assert first == f"({parent}, '1', None, True) {own}"
+    assert second == f"({parent}, '1', 'yes', True) {own}"
+    assert parent != own
+    assert done.returncode == -signal.SIGINT
+    assert [line for line in done.stderr.splitlines() if "Error" in line] == []
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
 
 
 @pytest.mark.slow

@@ -34,12 +34,18 @@ async def load(server: Server) -> None:
     """
     is_worker = isinstance(server, Worker)
     began = time.perf_counter()
-    await asyncio.to_thread(_load, is_worker)
+    await asyncio.to_thread(load_worker if is_worker else load_scheduler)
     logger.debug("dshuffle: preloaded in %.3f s", time.perf_counter() - began)
 
 
-def _load(is_worker: bool) -> None:
-    for name in OF_WORKER if is_worker else OF_SCHEDULER:
+def load_scheduler() -> None:
+    """Load the modules of a scheduler."""
+    for name in OF_SCHEDULER:
         importlib.import_module(name)
-    if is_worker:
-        load_kernels(*KERNELS)
+
+
+def load_worker() -> None:
+    """Load the modules and the kernels of a worker."""
+    for name in OF_WORKER:
+        importlib.import_module(name)
+    load_kernels(*KERNELS)
