@@ -156,7 +156,7 @@ def _pairs(series: Series, comparison: Comparison) -> Table:
         )
         for (label, runs), mean in zip(tested.items(), means, strict=True)
     }
-    title = f"{series.runs.test.metric} in pairs of runs{_averaged(series)}"
+    title = f"Pairs of runs, {series.runs.test.metric}{_averaged(series)}"
     return Table(title, ("mean", "difference", "bounds", "pairs", "answer"), rows)
 
 
@@ -175,7 +175,7 @@ def _epochs(comparison: Comparison) -> list[Table]:
         numbers = [of_way.get(epoch, {}).get(name) for of_way in values.values() for epoch in epochs]
         texts = iter(human_numbers(numbers, ERROR_DIGITS if name == "error" else METRIC_DIGITS))
         rows = {label: tuple(next(texts) for _ in epochs) for label in values}
-        tables.append(Table(f"{name} after each epoch", tuple(map(str, epochs)), rows))
+        tables.append(Table(f"After each epoch, {name}", tuple(map(str, epochs)), rows))
     return tables
 
 
@@ -248,7 +248,11 @@ def _pair_marks(series: Series, comparison: Comparison) -> dict[str, Any]:
         ]
         row = {"place": place, "label": label, "runs": runs, "bar": (low, high - low), "marks": marks}
         rows.append({**row, "n": sum(mark[3] for mark in marks)})
-    return {"zero": place_of(0.0), "margin": place_of(limit), "rows": rows, "series": series}
+    unit = limit or end
+    step = unit * max(1, round((most - least) / unit / 4))  # ticks are multiples of the margin
+    multiples = range(math.ceil(least / step), math.floor(most / step) + 1)
+    ticks = [(place_of(count * step), series.runs.shown(count * step)) for count in multiples]
+    return {"zero": place_of(0.0), "margin": place_of(limit), "ticks": ticks, "rows": rows, "series": series}
 
 
 def _unbroken(text: object) -> Markup:
@@ -341,7 +345,7 @@ def render_text(comparison: Comparison, width: int = 80) -> str:
     """Render the report for a terminal: the answer, what explains it, the first figures, and the pairs."""
     answer, *why = story(comparison)
     first, *others = tables_of(comparison)
-    shown = [first, *(table for table in others if "in pairs of runs" in table.title)]
+    shown = [first, *(table for table in others if table.title.startswith("Pairs of runs"))]
     tables = [(table.title, _as_text(table, width), meanings(table.headings)) for table in shown]
     facts: dict[str, Any] = {"comparison": comparison, "answer": answer, "why": why, "names": names_of(comparison)}
     wrapped = functools.partial(_wrapped, width=width)

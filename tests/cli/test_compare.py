@@ -309,7 +309,7 @@ def test_the_default_run(elsewhere, tmp_path, monkeypatch):
     assert f"With gradients averaged in every step, {once} {metric}: not worse by more than 1 %" in text
     assert f"With models averaged once an epoch, {once} rmse: worse: +1" in text
     assert "Not tested" not in text
-    assert "rmse in pairs of runs, models averaged" in text
+    assert "Pairs of runs, rmse, models averaged" in text
     summary = json.loads((elsewhere / "dshuffle-report" / "summary.json").read_text())
     assert summary["answer"] == answer
     copies = {way["label"]: way["copy_seconds"] for way in summary["ways"]}

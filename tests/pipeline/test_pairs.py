@@ -69,7 +69,7 @@ def test_a_trainer_with_an_estimator_and_a_report(digits, examples, tmp_path):
     assert "All pairs have the same held-out samples" in summary["verdict"]
     assert summary["ways"][0]["history"][-1]["validation"]["accuracy"] == pairs["reference"][0]
     page = (tmp_path / "report.html").read_text()
-    assert "accuracy in pairs of runs" in page
+    assert "Pairs of runs, accuracy" in page
     assert summary["settings"]["training"] == "own_training:with_sklearn"
     assert summary["settings"]["test"].startswith(f"{held_out.n_samples} samples of ")
     assert "accuracy_of_majority" in page

@@ -163,7 +163,7 @@ def test_overlapping_ranges_are_not_called_faster(comparison):
     comparison = with_seconds(comparison, "global + peer", [9, 0.2, 0.2, 0.2, 0.7])
     alike = with_seconds(comparison, "global + server", [9, 0.25, 0.25, 0.25, 0.25])
     text = said_of(alike)
-    assert "use “global + peer” or “global + server”, whose epochs take about the same time." in text
+    assert "use “global + peer” or “global + server”, since the times of their epochs overlap." in text
     assert "times as long" not in text
     # One slow epoch of the fastest does not make a way that is usually three times as slow an equal one.
     assert "about the same" not in said_of(with_seconds(comparison, "global + server", [9, 0.6, 0.6, 0.6, 0.6]))
