@@ -1,7 +1,7 @@
-"""Whether a way of training is not worse than a reference by a margin: a paired test with an error rate.
+"""Whether a strategy of training is not worse than a reference by a margin: a paired test with an error rate.
 
-Both runs of a pair share initial weights, batch seeds and a held-out set, and differ in the way alone. Pairs are added
-until the answer is clear, or until there are as many as the user allows.
+Both runs of a pair share initial weights, batch seeds and a held-out set, and differ in the strategy alone. Pairs are
+added until the answer is clear, or until there are as many as the user allows.
 
 References
 ----------
@@ -203,9 +203,10 @@ class PairedRuns:
     Attributes
     ----------
     n_pairs, diverged
-        Number of pairs; and of those in which only the run with the way diverged, and only that with the reference.
+        Number of pairs; and of those in which only the run with the strategy diverged, and only that with the
+        reference.
     differences, mean
-        Differences of the pairs in which neither run diverged, and their mean. Positive ones mean that the way is
+        Differences of the pairs in which neither run diverged, and their mean. Positive ones mean that the strategy is
         worse.
     limit, relative_limit
         The margin, which is at least the rounding of the metric; and as a fraction of the mean of the reference.
@@ -419,7 +420,7 @@ class PairedRuns:
 
 
 def holm(runs: Mapping[str, PairedRuns]) -> dict[str, float]:
-    """Adjust the p-values of several ways, so that any wrong "not worse" among them has the error rate."""
+    """Adjust the p-values of several strategies, so that any wrong "not worse" among them has the error rate."""
     adjusted, largest = {}, 0.0
     for place, label in enumerate(sorted(runs, key=lambda label: runs[label].p_value)):
         largest = max(largest, min(1.0, (len(runs) - place) * runs[label].p_value))

@@ -125,7 +125,7 @@ def test_higher_may_be_better():
 
 
 def test_a_relative_difference_is_a_ratio_of_means():
-    """Its scatter is that of a ratio: a reference that scatters with the way does not widen it."""
+    """Its scatter is that of a ratio: a reference that scatters with the strategy does not widen it."""
     rng = np.random.default_rng(3)
     reference = rng.uniform(1, 3, 20)
     runs = PairedRuns(test=PairedTest("loss", margin="5%"), reference=tuple(reference), way=tuple(1.02 * reference))
@@ -137,7 +137,7 @@ def test_a_relative_difference_is_a_ratio_of_means():
 
 
 def test_a_relative_bound_has_the_level_of_fieller():
-    """Beside a bound that does not linearise: the way minus (1 + margin) times the reference."""
+    """Beside a bound that does not linearise: the strategy minus (1 + margin) times the reference."""
     rng = np.random.default_rng(4)
     reference = rng.normal(10, 0.5, 20)
     way = 1.01 * reference + rng.normal(0, 0.2, 20)

@@ -12,8 +12,8 @@ import click
 from dshuffle.process_exit import end_without_last_collections
 
 COMMANDS = {
-    "advise": "Recommend a way of shuffling for a measured or described cluster.",
-    "compare": "Train with several ways of shuffling and report the fastest.",
+    "advise": "Recommend a strategy for a measured or described cluster.",
+    "compare": "Train with several strategies and report the fastest.",
     "dataset": "Create, describe, shuffle and verify datasets.",
     "doctor": "Check a cluster: versions, clocks, limits, disks, and the dataset.",
     "run": "Run a pipeline from a Python file.",
@@ -48,7 +48,7 @@ class LazyGroup(click.Group):
 @click.group("dshuffle", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dshuffle")
 def main() -> None:
-    """Shuffle datasets between Dask workers every epoch, and find the fastest way to do so.
+    """Shuffle datasets between Dask workers every epoch, and find the fastest strategy to do so.
 
     Set DSHUFFLE_DEBUG=1 to see tracebacks.
     """

@@ -1,4 +1,4 @@
-"""``dshuffle advise``: recommend a way of shuffling on a cluster that is measured or described."""
+"""``dshuffle advise``: recommend a strategy on a cluster that is measured or described."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def advise(
 
     Without --assignment, local, partial:0.1, global, aligned and chunks are predicted. global always is.
 
-    The output ends with the recommended way, the reason, and what would change the recommendation. packets are rows, or
-    several rows that were combined; below them is a lower bound for any code.
+    The output ends with the recommended strategy, the reason, and what would change the recommendation. packets are
+    rows, or several rows that were combined; below them is a lower bound for any code.
     """
     if dataset is not None and (option := first_given(ctx, "samples", "row_bytes")):
         raise click.UsageError(f"{option} cannot be used with DATASET, which has its own.")
@@ -220,7 +220,7 @@ def _of_measurement(measured: Measurement) -> str:
     if measured.server is not None:
         lines.append(f"Out of the server: {human_rate(measured.server)}.")
     if measured.storage_alone is None:
-        lines.append("The storage was not measured: that needs DATASET. Ways that read it again are left out.")
+        lines.append("The storage was not measured: that needs DATASET. Strategies that read it again are left out.")
     else:
         rates = f"{human_rate(measured.storage_alone)} to one worker, {human_rate(measured.storage_together)} to all"
         lines.append(f"From the storage: {rates} workers; {human_seconds(cluster.request_seconds)} per request.")
@@ -327,7 +327,7 @@ def _show(advice: Recommendation, bound: float, bills: Sequence[Bill]) -> None:
     console.print(table)
     shuffling = [pair for pair in priced if pair[0].work.choices.assignment.redraws_all]
     p, bill = min(shuffling, key=lambda pair: (pair[1].epoch, pair[0].exchange_seconds))
-    console.print(f"Cheapest way to reshuffle everything: {p.work.way}, {_amount(bill.epoch)} an epoch.")
+    console.print(f"Cheapest strategy to reshuffle everything: {p.work.way}, {_amount(bill.epoch)} an epoch.")
 
 
 def _table(caption: str, *columns: str) -> Any:
@@ -335,7 +335,7 @@ def _table(caption: str, *columns: str) -> Any:
     from rich.table import Table
 
     table = Table(caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("way", no_wrap=True)
+    table.add_column("strategy", no_wrap=True)
     for column in columns:
         left = column == "limited by"
         table.add_column(column, justify="left" if left else "right", no_wrap=not left)

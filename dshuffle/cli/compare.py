@@ -1,4 +1,4 @@
-"""``dshuffle compare``: train with several ways of shuffling and compare them."""
+"""``dshuffle compare``: train with several strategies and compare them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ REPEATED, SINGLE = ("relay", "every", "between"), ("caching", "sharding", "balan
     help="Function train(shuffler, *, epochs, ...) that returns a History, or metrics by name; or the name of a "
     "trainer.  [default: a linear regression]",
 )
-@click.option("--metric", metavar="NAME", help="Metric of --train that the ways are compared by.")
+@click.option("--metric", metavar="NAME", help="Metric of --train that the strategies are compared by.")
 @click.option(
     "--higher-is-better/--lower-is-better",
     default=None,
@@ -103,7 +103,7 @@ REPEATED, SINGLE = ("relay", "every", "between"), ("caching", "sharding", "balan
 @click.option(
     "--pairs",
     type=click.IntRange(0),
-    help="Largest number of pairs of runs, a way and one that reshuffles everything; at least 5, or 0 for none.  "
+    help="Largest number of pairs of runs, a strategy and one that reshuffles everything; at least 5, or 0 for none.  "
     f"[default: {PAIRS}; for a linear regression {REGRESSION_PAIRS}, or 0 on more than 64 MiB]",
 )
 @click.option(
@@ -138,15 +138,15 @@ def compare(
     held_out: str,
     as_json: bool,
 ) -> None:
-    """Train on DATASET with several ways of shuffling, and compare their speed and what they learn.
+    """Train on DATASET with several strategies, and compare their speed and what they learn.
 
     If DATASET is omitted, 7,000 samples of 1,400 features are generated, for which reshuffling pays: five for each of
     1,400 keys, in the order of the keys. Slow links and a slow store are emulated; otherwise the processors of one
-    machine limit all ways. If --assignment and --delivery are omitted, the baselines of the papers are compared;
+    machine limit all strategies. If --assignment and --delivery are omitted, the baselines of the papers are compared;
     --cache-fraction adds coded deliveries to them. With generated samples, a server and a coded delivery with half of
-    the samples on each worker are compared, too. Each way is then tested in pairs of runs: is it worse than reshuffling
-    everything by more than --margin, if gradients are averaged in every step, and if models are averaged once an
-    epoch? The report is written to --output.
+    the samples on each worker are compared, too. Each strategy is then tested in pairs of runs: is it worse than
+    reshuffling everything by more than --margin, if gradients are averaged in every step, and if models are averaged
+    once an epoch? The report is written to --output.
     """
     context = click.get_current_context()
     if dataset is None and (option := "--scheduler" if scheduler else "--train" if train else ""):
@@ -162,7 +162,7 @@ def compare(
         )
     named, chosen = _named(choice), bool(assignment or delivery)
     if not chosen and (unused := next((name for name in named if name != "seed"), None)):
-        raise click.UsageError(f"--choice {unused} needs --assignment or --delivery: the default ways have their own.")
+        raise click.UsageError(f"--choice {unused} needs --assignment or --delivery: defaults have their own.")
     with loading():
         from rich.console import Console
 
@@ -209,7 +209,7 @@ def compare(
             with connect(scheduler, 0) as client:
                 workers = max(1, count_training_workers(client))
         if workers < 2:
-            hint = "One worker trains on all samples with every way, so there is nothing to compare."
+            hint = "One worker trains on all samples with every strategy, so there is nothing to compare."
             raise InvalidParameter.of("workers", workers, "an integer >= 2", hint)
         ways = _possible(ways, chosen, data, workers)
         on_cluster = test if train is not None and most else None
@@ -333,7 +333,7 @@ def _runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, held_out:
         if kinds == {False}:
             redraws = any(way.choices.assignment.redraws_all for way in ways)
             hint = "--choice every=1" if redraws else "--assignment global"
-            reason = f"no way reshuffles everything before every epoch. Add {hint}."
+            reason = f"no strategy reshuffles everything before every epoch. Add {hint}."
         elif len(kinds) == 2 and nbytes > MOST_NBYTES:
             reason = (
                 f"the dataset has more than {human_bytes(MOST_NBYTES)}. --pairs {REGRESSION_PAIRS} reads it into the "
@@ -343,7 +343,7 @@ def _runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, held_out:
             click.echo(f"No pairs of runs: {reason}", err=True)
         return len(kinds) == 2 and not reason
     if len(kinds) < 2:
-        reason = "--pairs needs a way that reshuffles everything before every epoch, such as global, and another one."
+        reason = "--pairs needs a strategy that reshuffles everything in every epoch, such as global, and another one."
     elif nbytes > (available := int(MEMORY_FRACTION * psutil.virtual_memory().available)):
         reason = f"--pairs reads the dataset into the memory of this process: {human_bytes(nbytes)} are more than half "
         reason += f"of what is available ({human_bytes(available)}). Choose a part of the dataset, or --train."

@@ -28,7 +28,7 @@ RARE_KEYS_SAMPLES = 7_000
 RARE_KEYS_ROWS = 5
 """Rows of each rare key, which are stored side by side. With many rows of each key, one shuffle is enough."""
 RARE_KEYS_NOISE = 0.03
-"""Without noise, the error of a linear regression vanishes with all ways."""
+"""Without noise, the error of a linear regression vanishes with all strategies."""
 
 
 @click.group()

@@ -35,8 +35,8 @@ TABLE: dict[str, dict[str, Any]] = {
     "choice": {
         "multiple": True,
         "metavar": "NAME=VALUE",
-        "help": "Another choice of every way: caching, relay, sharding, balance, every, between or seed. relay, every "
-        "and between may be repeated, to compare their values. All but seed need --assignment or --delivery.",
+        "help": "Another choice of every strategy: caching, relay, sharding, balance, every, between or seed. relay, "
+        "every and between may be repeated, to compare their values. All but seed need --assignment or --delivery.",
     },
     "cache-fraction": {"type": float, "help": "Fraction of the dataset that each worker holds.  [default: its share]"},
     "samples": {"type": click.IntRange(1), "help": "Number of samples."},

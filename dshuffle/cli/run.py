@@ -41,7 +41,7 @@ NAME = "pipeline"
 @click.option(
     "--shares",
     metavar="SHARES",
-    help="Samples of each worker in all ways: even, measured, or numbers, by rank (4,4,1) or by name (old-node=0.25).",
+    help="Samples of each worker, in all strategies: even, measured, or numbers by rank (4,4,1) or name (old=0.25).",
 )
 @click.option("--report", type=click.Path(file_okay=False), help="Folder for the report.")
 @shared("json")
@@ -161,7 +161,7 @@ def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
 
 
 def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
-    """The records of all ways with their errors and metrics, and the metrics after the last epoch, as text."""
+    """The records of all strategies with their errors and metrics, and the metrics after the last epoch, as text."""
     from dshuffle.records import shares_in_words, slow_rank_of
 
     def in_words(metrics: Mapping[str, float]) -> str:
@@ -192,7 +192,7 @@ def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
 
 
 def json_lines(result: PipelineResult) -> list[str]:
-    """The records of all ways, each with what training reported after it, then its metrics and its pairs, as JSON."""
+    """The records of all strategies, each with what training reported after it, then metrics and pairs, as JSON."""
     from dshuffle.report.summary import finite, records_of
 
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Compare ways of shuffling: the ways, their results, and the clusters that they run on."""
+"""Compare strategies: the strategies, their results, and the clusters that they run on."""
 
 from dshuffle.compare.clusters import AS_THEY_ARE, EmulatedRates, connect, local_cluster
 from dshuffle.compare.pairs import HeldOut, regression_in_pairs, run_in_pairs

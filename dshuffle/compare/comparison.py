@@ -1,4 +1,4 @@
-"""Results of training the same model on the same data under several ways of shuffling, for a report.
+"""Results of training the same model on the same data under several strategies, for a report.
 
 With them come facts about dataset, cluster, machine and versions, so that others can judge and repeat the run.
 """
@@ -49,7 +49,7 @@ def result_of(
     measured: ClusterRates | None,
     pairs: Mapping[str, PairedRuns],
 ) -> WayResult:
-    """Return the result of a way, from its shuffler after the training, the points of the fit, and its pairs."""
+    """Return the result of a strategy, from its shuffler after the training, the points of the fit, and its pairs."""
     prediction, elsewhere = None, {}
     if measured is not None and not way.choices.is_auto:  # which is any of several deliveries
         prediction = predicted(measured, shuffler.dataset, way)
@@ -72,7 +72,7 @@ def result_of(
 
 
 def comparison_of(client: Client, dataset: Dataset, results: Sequence[WayResult], **facts: Any) -> Comparison:
-    """Return the results of ways that ran with the same seed, and what is needed to run them again.
+    """Return the results of strategies that ran with the same seed, and what is needed to run them again.
 
     The environment, or else the configuration of the workers, says what is emulated.
     """
@@ -120,7 +120,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
 
 
 def _with_chosen(way: Way, records: Sequence[EpochRecord]) -> str:
-    """Return the label of a way; for ``auto``, with the delivery that it chose most often."""
+    """Return the label of a strategy; for ``auto``, with the delivery that it chose most often."""
     deliveries = Counter(record.delivery for record in records if record.exchanged)
     if not way.choices.is_auto or not deliveries:
         return way.label
@@ -129,7 +129,7 @@ def _with_chosen(way: Way, records: Sequence[EpochRecord]) -> str:
 
 
 def check_copy(way: Way, dataset: Dataset) -> None:
-    """Raise :class:`InvalidParameter` if the copy of a way cannot be one of the dataset in another order."""
+    """Raise :class:`InvalidParameter` if the copy of a strategy cannot be one of the dataset in another order."""
     if way.copy is None:
         return
 

@@ -1,4 +1,4 @@
-"""Pairs of runs: each way of shuffling against one that reshuffles everything, until a paired test has an answer."""
+"""Pairs of runs: each strategy against one that reshuffles everything, until a paired test has an answer."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ METRIC_MEANING = "root mean square error on a held-out tenth of the samples"
 
 
 def check_pairs(n_workers: int, epochs: int) -> None:
-    """Refuse runs in which all ways train in the same way."""
+    """Refuse runs in which all strategies train in the same way."""
     if n_workers < 2:
-        hint = "One worker trains on all samples with every way, so there is nothing to compare in pairs."
+        hint = "One worker trains on all samples with every strategy, so there is nothing to compare in pairs."
         raise InvalidParameter.of("workers", n_workers, "an integer >= 2", hint)
     if epochs < 2:
         hint = "The first epoch is only loaded: with one epoch, nothing is reshuffled."
@@ -98,7 +98,7 @@ def check_pairs(n_workers: int, epochs: int) -> None:
 
 
 def trained_on(way: Way) -> tuple[object, ...]:
-    """What decides who trains on which sample. Ways that differ in nothing else learn the same."""
+    """What decides who trains on which sample. Strategies that differ in nothing else learn the same."""
     choices = way.choices
     caches = (choices.caching, choices.cache_fraction) if choices.assignment.needs_holders else ()
     epochs = choices.exchange_epochs
@@ -115,7 +115,7 @@ def run_in_pairs(
     test_to_train: float = 0.0,
     fixed: bool = False,
 ) -> dict[str, PairedRuns]:
-    """Test each way that does not reshuffle everything against the reference.
+    """Test each strategy that does not reshuffle everything against the reference.
 
     If the cluster fails, the pairs end with a warning. What was tested until then is returned.
 
@@ -124,11 +124,11 @@ def run_in_pairs(
     test
         The metric, the margin and the largest number of pairs.
     reference
-        A way that reshuffles everything.
+        A strategy that reshuffles everything.
     ways
-        The ways. Ways that learn the same share their runs.
+        The strategies. Strategies that learn the same share their runs.
     run
-        Trains once. Its two seeds are those of the way, plus the number of the pair. A run that raises
+        Trains once. Its two seeds are those of the strategy, plus the number of the pair. A run that raises
         :class:`~dshuffle.errors.TrainingDiverged` has the metric NaN.
     say
         Called with what runs before each pair.
@@ -138,7 +138,7 @@ def run_in_pairs(
     Returns
     -------
     dict
-        The pairs of each tested way, by its label.
+        The pairs of each tested strategy, by its label.
 
     Examples
     --------
@@ -208,7 +208,7 @@ def _by_sample(way: Sequence[Value], reference: Sequence[Value]) -> NDArray[np.f
 
 
 def seeded(way: Way, seed: int) -> Choices:
-    """The choices of a way with another seed."""
+    """The choices of a strategy with another seed."""
     return dataclasses.replace(way.choices, seed=seed)
 
 
@@ -228,18 +228,18 @@ def regression_in_pairs(
     pairs: int = 20,
     say: Say = lambda *_: None,
 ) -> dict[str, dict[str, PairedRuns]]:
-    """Test ways of shuffling with a linear regression that is trained in this process, without a cluster.
+    """Test strategies with a linear regression that is trained in this process, without a cluster.
 
-    Its results are those of a cluster. Each pair holds out another tenth of the samples for the metric ``rmse``. Ways
-    that train from a sharding that is stored for all samples are left out; a way that trains on a copy in random order
-    gets another order in each pair.
+    Its results are those of a cluster. Each pair holds out another tenth of the samples for the metric ``rmse``.
+    Strategies that train from a sharding that is stored for all samples are left out; a strategy that trains on a copy
+    in random order gets another order in each pair.
 
     Parameters
     ----------
     dataset
         The dataset. All of its rows are read into the memory of this process.
     ways
-        The ways, among them one that reshuffles everything.
+        The strategies, among them one that reshuffles everything.
     n_workers, epochs, features, target, schedule
         The training; see :func:`~dshuffle.training.fit_linear_regression`.
     step
@@ -258,12 +258,12 @@ def regression_in_pairs(
     Returns
     -------
     dict
-        For each of ``averages``, the pairs of each tested way by its label.
+        For each of ``averages``, the pairs of each tested strategy by its label.
 
     Raises
     ------
     InvalidParameter
-        If there is only one worker or one epoch, or no way reshuffles everything.
+        If there is only one worker or one epoch, or no strategy reshuffles everything.
 
     Examples
     --------
@@ -334,16 +334,16 @@ def regression_in_pairs(
 
 
 def reference_of(ways: Sequence[Way]) -> Way:
-    """The first way that reshuffles everything."""
+    """The first strategy that reshuffles everything."""
     for way in ways:
         if way.choices.reshuffles_all:
             return way
     labels = [way.label for way in ways]
-    raise InvalidParameter.of("ways", labels, "ways of which one reshuffles everything, such as 'global'")
+    raise InvalidParameter.of("ways", labels, "strategies of which one reshuffles everything, such as 'global'")
 
 
 def ways_of_a_part(part: Dataset, ways: Sequence[Way], n_workers: int) -> list[Way]:
-    """The ways that can shuffle a part of the dataset that they were made for."""
+    """The strategies that can shuffle a part of the dataset that they were made for."""
 
     def suits(way: Way) -> bool:
         try:

@@ -43,7 +43,7 @@ def orders_of_first_epochs(spec: ShuffleSpec, epochs: int) -> Iterator[Orders]:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCluster:
-    """A dataset in the memory of this process, on which sessions of any way of shuffling can be simulated.
+    """A dataset in the memory of this process, on which sessions of any strategy can be simulated.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class SimulatedCluster:
         return cls(dataset, rows, n_workers)
 
     def session(self, choices: Choices) -> SimulatedShuffler:
-        """Return a session of a way of shuffling.
+        """Return a session of a strategy.
 
         Its delivery makes no difference. Its caching only makes one if the assignment depends on who holds what.
 

@@ -1,4 +1,4 @@
-"""The ways of shuffling that a comparison runs."""
+"""The strategies that a comparison runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dshuffle.store import Dataset
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of shuffling and what a report calls it.
+    """A strategy and what a report calls it.
 
     Only a dataset can tell whether the labels and the sharding that the choices name exist.
 
@@ -78,11 +78,11 @@ def default_ways(
     Parameters
     ----------
     base
-        The cache fraction and the seed of all ways; its other choices are ignored.
+        The cache fraction and the seed of all strategies; its other choices are ignored.
     copy, copy_seconds
         The dataset in random order, and how long it took to write that.
     coded_fraction
-        Cache fraction of two more ways, ``server`` and ``clique``. Ignored if ``base`` has a cache fraction.
+        Cache fraction of two more strategies, ``server`` and ``clique``. Ignored if ``base`` has a cache fraction.
     """
 
     def way(label: str, assignment: Assignment, delivery: str, sharding: str = "random", **changes: Any) -> Way:
@@ -134,7 +134,7 @@ def product_of_ways(
     base
         All other choices.
     caching
-        The caching policy of all ways; by default the one that suits each assignment.
+        The caching policy of all strategies; by default the one that suits each assignment.
     epochs
         Which epochs have an exchange; every assignment that moves samples occurs with each.
 

@@ -69,7 +69,7 @@ SESSION = tuple(field.name for field in dataclasses.fields(SessionOptions) if fi
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TrainedWay:
-    """Result of the training with one way of shuffling.
+    """Result of the training with one strategy.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class TrainedWay:
     n_workers
         Number of workers that trained.
     pairs
-        Pairs of runs with the way and with one that reshuffles everything, if the pipeline has a test.
+        Pairs of runs with the strategy and with one that reshuffles everything, if the pipeline has a test.
     reported
         What a function of your own has said of its epochs with ``on_epoch``.
     """
@@ -126,7 +126,7 @@ class PipelineResult:
     Parameters
     ----------
     ways
-        The result of every way, in the order of the pipeline.
+        The result of every strategy, in the order of the pipeline.
     report
         The file of the report, if one was wanted.
     comparison
@@ -143,7 +143,7 @@ class PipelineResult:
 
     def _repr_html_(self) -> str:
         rows = [(way.label, way.n_workers, repr(way.value)[:200]) for way in self.ways]
-        return html_summary("Pipeline", {"report": self.report or "none"}, ("way", "workers", "result"), rows)
+        return html_summary("Pipeline", {"report": self.report or "none"}, ("strategy", "workers", "result"), rows)
 
     @property
     def model(self) -> Any:
@@ -174,7 +174,7 @@ class Pipeline:
     training
         The function that trains, with its options.
     shuffle
-        The way of shuffling: a :class:`dshuffle.Choices`, or the name of an assignment. Several ways are trained with
+        The strategy: a :class:`dshuffle.Choices`, or the name of an assignment. Several strategies are trained with
         one after the other, and compared in the report.
     cluster
         Where to run: :class:`LocalWorkers` (the default), :class:`RunningScheduler`, :class:`BatchJobs`, or an object
@@ -186,9 +186,9 @@ class Pipeline:
         File or object of the state, as for :class:`dshuffle.Shuffler`. With it, training goes on if the session is
         lost, and another run of the pipeline continues where this one ended. Only with a single way.
     report
-        Folder for a report of times, traffic and errors of every way, like that of ``dshuffle compare``.
+        Folder for a report of times, traffic and errors of every strategy, like that of ``dshuffle compare``.
     test
-        A :class:`PairedTest`: each way is then compared with one that reshuffles everything, in pairs of runs that
+        A :class:`PairedTest`: each strategy is then compared with one that reshuffles everything, in pairs of runs that
         share the ``seed`` of the training, if its function has such a parameter.
 
     Raises
@@ -238,14 +238,14 @@ class Pipeline:
         ways = tuple(map(as_way, self.shuffle if several else (self.shuffle,)))  # type: ignore[arg-type]
         labels, seeds = [way.label for way in ways], [way.choices.seed for way in ways]
         if not ways:
-            raise InvalidParameter.of("shuffle", self.shuffle, "at least one way of shuffling")
+            raise InvalidParameter.of("shuffle", self.shuffle, "at least one strategy")
         if len({*labels}) < len(ways):
             hint = "Give them names: Way(label, ...)."
-            raise InvalidParameter.of("shuffle", labels, "a sequence of ways with different labels", hint)
+            raise InvalidParameter.of("shuffle", labels, "a sequence of strategies with different labels", hint)
         if len({*seeds}) > 1:
-            raise InvalidParameter.of("shuffle", seeds, "a sequence of ways with the same seed")
+            raise InvalidParameter.of("shuffle", seeds, "a sequence of strategies with the same seed")
         if self.checkpoint is not None and len(ways) > 1:
-            raise InvalidParameter.of("checkpoint", self.checkpoint, "None with several ways of shuffling")
+            raise InvalidParameter.of("checkpoint", self.checkpoint, "None with several strategies")
         options = session if isinstance(session, SessionOptions) else SessionOptions(**session)
         values = {"shuffle": ways, "session": options}
         paths = {name: path and os.fspath(path) for name in ("checkpoint", "report") for path in [getattr(self, name)]}
@@ -263,7 +263,7 @@ class Pipeline:
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """The ways of shuffling."""
+        """The strategies."""
         assert isinstance(self.shuffle, tuple)
         return self.shuffle
 
@@ -368,7 +368,7 @@ class Pipeline:
 
 
 def as_way(way: Choices | Way | str) -> Way:
-    """A way of shuffling, from choices or the name of an assignment."""
+    """A strategy, from choices or the name of an assignment."""
     if isinstance(way, str):
         way = Choices(parse_assignment(way))
     if isinstance(way, Choices):
@@ -384,7 +384,7 @@ def train(
     write: Callable[[Comparison], Path] | None = None,
     tested: PairsByWay = MappingProxyType({}),
 ) -> PipelineResult:
-    """Check a pipeline, start its cluster, and train with each of its ways. ``tested`` are pairs for the report."""
+    """Check a pipeline, start its cluster, and train with its strategies. ``tested`` are pairs for the report."""
     whole, options = pipeline.check(), pipeline.options
     training, dataset = pipeline.training.on(whole, pipeline.ways[0].choices.seed)
     prepared = 2 if pipeline.report is None else 4
@@ -458,7 +458,7 @@ def check_test(test: PairedTest, training: Training, ways: Sequence[Way], n_work
     reference_of(ways)
     if all(way.choices.reshuffles_all for way in ways):
         labels = [way.label for way in ways]
-        raise InvalidParameter.of("shuffle", labels, f"ways to compare {test.metric} of, such as 'local', beside one")
+        raise InvalidParameter.of("shuffle", labels, f"strategies to compare {test.metric} of, such as 'local'")
 
 
 def numbers_in(value: object) -> dict[str, float]:
@@ -501,7 +501,7 @@ def pairs_of(
     timed: Sequence[tuple[Way, Sequence[EpochRecord]]],
     say: Advance,
 ) -> dict[str, PairedRuns]:
-    """Train in pairs, and return the pairs of each tested way by its label.
+    """Train in pairs, and return the pairs of each tested strategy by its label.
 
     If the cluster fails, or has only one worker or other workers than before, the pairs end with a warning.
     """
@@ -547,7 +547,7 @@ def _train(
     way: Way,
     on_epoch: Callable[[TrainingPoint], None],
 ) -> tuple[Any, Shuffler]:
-    """Train with one way, and return what the training returned, and the closed shuffler."""
+    """Train with one strategy, and return what the training returned, and the closed shuffler."""
     options = {**way.choices.keywords(), **pipeline.options.keywords()}
     if pipeline.checkpoint is None:
         with Shuffler(client, dataset, **options) as shuffler:
@@ -605,7 +605,7 @@ def _load_error(pickled: bytes) -> str:
 
 
 def _warm_up(pipeline: Pipeline, training: Training, client: Client, dataset: Dataset) -> None:
-    """Run two epochs, so that the first way does not pay for loading code and opening connections.
+    """Run two epochs, so that the first strategy does not pay for loading code and opening connections.
 
     A trainer of dshuffle trains in them. A function of the user, which may do other things as well, is only sent to the
     workers.

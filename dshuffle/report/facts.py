@@ -12,11 +12,11 @@ from dshuffle.records import slow_rank_of
 from dshuffle.report.summary import CPU_BOUND, Comparison, WayResult
 
 CLOSE = 1.5
-"""If the medians of two ways differ by more than this factor, one is called faster even if their ranges overlap. A
-single slow epoch can make ranges overlap."""
+"""If the medians of two strategies differ by more than this factor, one is called faster even if their ranges overlap.
+A single slow epoch can make ranges overlap."""
 
 ALIKE = 1.05
-"""If the medians of two ways differ by less than this factor, none is called faster even if their ranges are apart."""
+"""If the medians of two strategies differ by less than this factor, none is called faster, even if ranges are apart."""
 
 SERIES = ("gradients", "models", "unknown")
 """What a training averages, in the order of the report."""
@@ -24,7 +24,7 @@ SERIES = ("gradients", "models", "unknown")
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The ways that reshuffle everything: the fastest, those with times like its times, and the slower ones."""
+    """The strategies that reshuffle everything: the fastest, those with times like its times, and the slower ones."""
 
     fastest: WayResult
     alike: list[WayResult]
@@ -32,7 +32,7 @@ class Ranking:
 
     @classmethod
     def of(cls, ways: Iterable[WayResult]) -> Ranking | None:
-        """Rank the ways by their median; None if no way can be ranked."""
+        """Rank the strategies by their median; None if no strategy can be ranked."""
         timed = (way for way in ways if way.choices.reshuffles_all and way.figures.epoch_spread is not None)
         ranked = sorted(timed, key=_median)
         if not ranked:
@@ -58,7 +58,7 @@ class Ranking:
 
     @property
     def other(self) -> WayResult:
-        """The way to compare the fastest one with: one that reads again, or else the next slower one."""
+        """The strategy to compare the fastest one with: one that reads again, or else the next slower one."""
         return next((way for way in self.slower if way.choices.reads_store), self.slower[0])
 
     @property
@@ -73,7 +73,7 @@ def _median(way: WayResult) -> float:
 
 
 def overlap(fastest: WayResult, other: WayResult) -> bool:
-    """Whether an epoch with the other way was as fast as one with the fastest."""
+    """Whether an epoch with the other strategy was as fast as one with the fastest."""
     first, second = fastest.figures.epoch_spread, other.figures.epoch_spread
     return first is not None and second is not None and second.least <= first.greatest
 
@@ -85,7 +85,7 @@ class Series:
     Attributes
     ----------
     groups
-        Labels of ways that learn the same, and their pairs: one shuffle before training first.
+        Labels of strategies that learn the same, and their pairs: one shuffle before training first.
     """
 
     averages: str
@@ -95,7 +95,7 @@ class Series:
 
     @classmethod
     def of(cls, averages: str, ways: Sequence[WayResult]) -> Series:
-        """Collect the pairs of the ways that were tested with a training."""
+        """Collect the pairs of the strategies that were tested with a training."""
         tested = {way.label: way for way in ways if averages in way.pairs}
         labels: dict[int, list[str]] = {}
         for label, way in tested.items():
@@ -114,7 +114,7 @@ class Series:
 
     @property
     def others(self) -> list[dict[str, str]]:
-        """The other ways, and the answer of each by itself."""
+        """The other strategies, and the answer of each by itself."""
         return [
             {"label": label, "answer": runs.outcome.value if runs.outcome else "not clear yet"}
             for group, runs in self.groups[1:]
@@ -123,7 +123,7 @@ class Series:
 
     @property
     def subject(self) -> str | None:
-        """The way that the answer is about: one shuffle before training, or else the first that is not worse."""
+        """The strategy that the answer is about: one shuffle before training, or else the first that is not worse."""
         not_worse = (label for labels, _ in self.groups for label in labels if self.p_values[label] <= ERROR_RATE)
         return self.once or next(not_worse, None)
 
@@ -134,7 +134,7 @@ class Series:
 
     @property
     def by_chance(self) -> bool:
-        """Whether the way is not worse by itself, but perhaps by chance, as one of several."""
+        """Whether the strategy is not worse by itself, but perhaps by chance, as one of several."""
         runs = self.subject_runs
         is_not_worse = runs is not None and runs.outcome is PairedOutcome.NOT_WORSE
         return is_not_worse and self.p_values[self.subject or ""] > ERROR_RATE
@@ -150,7 +150,7 @@ class Series:
 
 
 def series_of(comparison: Comparison) -> list[Series]:
-    """The trainings that ways were tested with."""
+    """The trainings that strategies were tested with."""
     return [Series.of(name, comparison.ways) for name in SERIES if any(name in way.pairs for way in comparison.ways)]
 
 

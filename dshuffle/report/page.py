@@ -40,14 +40,14 @@ from dshuffle.units import (
 )
 
 MARGINS_SHOWN = 4.0
-"""The axis of pairs ends at this many margins, or beyond the pairs of the way that the answer is about."""
+"""The axis of pairs ends at this many margins, or beyond the pairs of the strategy that the answer is about."""
 
 LEVELS = 5
 """Heights at which the marks of pairs are drawn, so that equal ones do not hide each other."""
 
 
 def _shown(show: Callable[[float], str], name: str) -> Callable[[WayResult], str]:
-    """A column: how a figure of a way is shown; of a spread, its median."""
+    """A column: how a figure of a strategy is shown; of a spread, its median."""
 
     def cell(way: WayResult) -> str:
         value = getattr(way.figures, name)
@@ -92,7 +92,7 @@ FIRST = ("epoch", "exchange", "waited")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells of all ways, by label."""
+    """Cells of all strategies, by label."""
 
     title: str
     headings: tuple[str, ...]
@@ -131,7 +131,7 @@ def _averaged(series: Series) -> str:
 
 
 def _answer(way: WayResult, series: Series) -> str:
-    """How much worse a way is than reshuffling, or that it is not."""
+    """How much worse a strategy is than reshuffling, or that it is not."""
     if way.choices.reshuffles_all:
         return "reference"
     runs = way.pairs.get(series.averages)
@@ -180,7 +180,7 @@ def _epochs(comparison: Comparison) -> list[Table]:
 
 
 def _time_bars(comparison: Comparison) -> list[dict[str, Any]]:
-    """Widths of the parts of an epoch in percent of the longest one, the fastest way first."""
+    """Widths of the parts of an epoch in percent of the longest one, the fastest strategy first."""
     bars: list[dict[str, Any]] = []
     for place, way in enumerate(comparison.ways):
         of = way.figures
@@ -302,7 +302,7 @@ def _words() -> Any:
 
 
 def names_of(comparison: Comparison) -> dict[str, str]:
-    """What the name of each way means."""
+    """What the name of each strategy means."""
     return {way.label: " ".join(str(_words().explained(way)).split()) for way in comparison.ways}
 
 
@@ -359,7 +359,8 @@ def _wrapped(text: str, width: int, indent: str = "") -> str:
 
 
 def _as_text(one: Table, width: int) -> str:
-    table = rich.table.Table("way", box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("strategy")
     for heading in one.headings:
         table.add_column(heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
     for label, cells in one.rows.items():

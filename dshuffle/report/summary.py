@@ -43,7 +43,7 @@ class TrainingPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class WayResult:
-    """One way of shuffling: its choices, and for every epoch a record and a training point.
+    """One strategy: its choices, and for every epoch a record and a training point.
 
     Also the predicted time of an exchange, how much of it links and the store take, what it would be on other links by
     their names; the pairs of runs that compare it with reshuffling, by what the training averages ("gradients",
@@ -64,7 +64,7 @@ class WayResult:
 
     @functools.cached_property
     def figures(self) -> Figures:
-        """The way in numbers."""
+        """The strategy in numbers."""
         epochs = self.choices.exchange_epochs
         later = [record for record in self.records if not record.loaded]
         exchanged = [record for record in later if epochs.has_exchange(record.epoch)]
@@ -128,14 +128,14 @@ class WayResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison:
-    """All ways that were run, and what is needed to run them again.
+    """All strategies that were run, and what is needed to run them again.
 
     Parameters
     ----------
     ways
         In the order they were run.
     settings
-        Settings of the training by name, such as the step. Shared by all ways.
+        Settings of the training by name, such as the step. Shared by all strategies.
     command
         The command line, as it can be typed again.
     dataset, cluster, versions, machine
@@ -167,14 +167,14 @@ class Comparison:
     def __post_init__(self) -> None:
         labels = [way.label for way in self.ways]
         if len({*labels}) < len(labels):
-            raise InvalidParameter.of("ways", labels, "ways with different labels")
+            raise InvalidParameter.of("ways", labels, "strategies with different labels")
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(f'“{way.label}”' for way in self.ways)}>"
 
     def _repr_html_(self) -> str:
         rows = [(way.label, human_seconds(way.figures.epoch_seconds)) for way in self.ways]
-        return html_summary("Comparison", {"command": self.command, "seed": self.seed}, ("way", "epoch"), rows)
+        return html_summary("Comparison", {"command": self.command, "seed": self.seed}, ("strategy", "epoch"), rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,12 +200,12 @@ MEANS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """A way in numbers: medians of the epochs after the first, which is loaded and not exchanged.
+    """A strategy in numbers: medians of the epochs after the first, which is loaded and not exchanged.
 
     ``epoch_seconds`` is wall time; see :class:`~dshuffle.records.EpochRecord`. If only every K-th epoch has an
     exchange, ``epoch_spread`` and seconds of exchanges and phases are those of such epochs. All other figures are means
     per epoch: a K-th of the median of such epochs, and the rest from the median of the other ones.
-    ``None`` stands where a way ran for too few epochs to tell.
+    ``None`` stands where a strategy ran for too few epochs to tell.
     """
 
     epoch_seconds: float | None
@@ -239,7 +239,7 @@ def has_errors(comparison: Comparison) -> bool:
 
 FACTS = ("command", "seed", "settings", "dataset", "cluster", "versions", "machine", "emulated", "averages")
 PREDICTIONS = ("predicted_seconds", "predicted_wire_seconds", "on_other_links", "copy_seconds")
-"""What a summary has of a comparison, and of a way, beside its figures."""
+"""What a summary has of a comparison, and of a strategy, beside its figures."""
 
 
 def to_dict(comparison: Comparison, story: Sequence[str]) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def make_folder(folder: str | Path) -> None:
 
 
 def records_of(label: str, records: Iterable[EpochRecord], points: Iterable[TrainingPoint]) -> Iterator[str]:
-    """A line of JSON for each epoch of a way: its label as ``way``, the record's fields, and what training reported.
+    """A line of JSON for each epoch of a strategy: its label as ``way``, the record's fields, and what training said.
 
     An epoch whose error or validation metrics are known has them as ``error`` and ``validation``.
     """

@@ -94,9 +94,9 @@ def test_a_dataset_that_is_no_regression_names_the_options(elsewhere, tmp_path):
 
 def test_a_default_way_without_a_chunk_for_every_worker_is_left_out(elsewhere, url, monkeypatch):
     ran = []
-    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda pipeline, *rest: ran.extend(pipeline.ways) or 1 / 0)
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda one, *_, **__: ran.extend(one.ways) or 1 / 0)
     result = run(url, "--pairs", 0)
-    assert isinstance(result.exception, ZeroDivisionError), "all but that way would have been run"
+    assert isinstance(result.exception, ZeroDivisionError), "all but that strategy would have been run"
     assert "“chunks + storage” is left out: chunk_rows=400 is not allowed; it must be at most 133" in result.stderr
     assert [way.label for way in ran] == [way.label for way in default_ways() if not way.choices.assignment.in_chunks]
     ran.clear()
@@ -116,7 +116,7 @@ def test_results_are_printed_before_the_report_is_written(elsewhere, url, monkey
         raise OSError(28, "No space left on device")
 
     shown = []
-    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda *arguments: SimpleNamespace(comparison="figures"))
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda *_, **__: SimpleNamespace(comparison="figures"))
     monkeypatch.setattr("dshuffle.report.render_text", lambda comparison, width: shown.append(comparison))
     monkeypatch.setattr("dshuffle.report.write_report", full)
     result = run(url, "--pairs", 0)
@@ -283,7 +283,7 @@ def test_a_generated_dataset_can_be_written_again(tmp_path):
 
 
 def test_a_report_that_a_run_replaces_is_named(elsewhere, url, monkeypatch):
-    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda *arguments: 1 / 0)
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda *_, **__: 1 / 0)
     (elsewhere / "mine").mkdir()
     options = (url, "--pairs", 0, "--output", "mine")
     assert "replaces" not in run(*options).stderr

@@ -40,7 +40,7 @@ def test_trainings_that_cannot_be_compared(elsewhere, url, monkeypatch, options,
 
 
 def test_one_worker_has_nothing_to_compare(elsewhere, url, monkeypatch):
-    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda pipeline, *_: pytest.fail("ran"))
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda pipeline, *_, **__: pytest.fail("ran"))
     result = run(url, "--workers", 1)
     assert result.exit_code in (1, 2)
     assert "--workers=1 is not allowed; it must be an integer >= 2. One worker trains on all" in " ".join(
@@ -53,17 +53,20 @@ def test_one_worker_has_nothing_to_compare(elsewhere, url, monkeypatch):
     [
         (
             ("--delivery", "peer"),
-            "--pairs needs a way that reshuffles everything before every epoch, such as global, a",
+            "--pairs needs a strategy that reshuffles everything in every epoch, such as global, a",
         ),
-        (("--assignment", "local", "--assignment", "partial:0.5"), "--pairs needs a way that reshuffles everything"),
+        (
+            ("--assignment", "local", "--assignment", "partial:0.5"),
+            "--pairs needs a strategy that reshuffles everything",
+        ),
         (
             ("--assignment", "local", "--assignment", "global", "--choice", "every=2"),
-            "--pairs needs a way that reshuffles",
+            "--pairs needs a strategy that reshuffles",
         ),
     ],
 )
 def test_pairs_that_show_nothing_are_refused(elsewhere, url, monkeypatch, options, message):
-    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda pipeline, *_: 1 / 0)
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda pipeline, *_, **__: 1 / 0)
     result = run(url, "--pairs", 5, *options)
     assert result.exit_code in (1, 2)
     assert message in " ".join(result.stderr.split())
@@ -82,19 +85,14 @@ def test_pairs_that_show_nothing_are_refused(elsewhere, url, monkeypatch, option
 )
 def test_why_there_are_no_pairs_is_said(elsewhere, url, monkeypatch, options, hint):
     monkeypatch.setattr("dshuffle.compare.pairs.regression_in_pairs", lambda *_, **__: {})
-    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda pipeline, *_: 1 / 0)
-    sentence = "No pairs of runs: no way reshuffles everything before every epoch."
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda pipeline, *_, **__: 1 / 0)
+    sentence = "No pairs of runs: no strategy reshuffles everything before every epoch."
     assert (sentence in run(url, *options).stderr) == bool(hint)
 
 
 def test_large_datasets_are_not_read_into_this_process_unasked(elsewhere, url, monkeypatch):
-
-    def train(pipeline, advance, write, meanwhile):
-        if meanwhile is not None:
-            meanwhile()
-        return SimpleNamespace(comparison="figures")
-
-    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", train)
+    finished = SimpleNamespace(comparison="figures")
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda *_, **__: finished)
     monkeypatch.setattr("dshuffle.report.render_text", lambda *_: "")
     monkeypatch.setattr("dshuffle.report.write_report", lambda *_: "page")
     tested = []
@@ -114,7 +112,7 @@ def test_large_datasets_are_not_read_into_this_process_unasked(elsewhere, url, m
 
 def test_the_direction_of_an_accuracy_is_not_guessed(elsewhere, url, monkeypatch):
     tests = []
-    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda pipeline, *_: tests.append(pipeline.test) or 1 / 0)
+    monkeypatch.setattr("dshuffle.pipeline.pipeline.train", lambda one, *_, **__: tests.append(one.test) or 1 / 0)
     options = (url, "--train", "linear_regression", "--metric", "val_accuracy", "--step", 0.1)
     result = run(*options)
     assert result.exit_code == 1

@@ -196,7 +196,7 @@ def test_prices_of_all_ways_are_shown_beside_their_seconds():
     assert ran.exit_code == 0, ran.output
     assert max(map(len, ran.stdout.splitlines())) <= 80
     assert "first load" in ran.stdout
-    assert "Cheapest way to reshuffle everything: global + peer, 0 an epoch." in " ".join(ran.stdout.split())
+    assert "Cheapest strategy to reshuffle everything: global + peer, 0 an epoch." in " ".join(ran.stdout.split())
 
 
 def test_packets_are_counted_beside_a_bound_for_any_code():

@@ -146,7 +146,7 @@ def test_all_default_ways_on_a_real_cluster(tmp_path):
     counts = [done for done, most, _ in seen if most == 4 + 24]
     assert len(counts) == len(seen)
     assert counts == sorted(counts)
-    assert set(counts) == set(range(4 + 25)), "every epoch of eight ways moves the count"
+    assert set(counts) == set(range(4 + 25)), "every epoch of eight strategies moves the count"
     for way in comparison.ways:
         assert [record.epoch for record in way.records] == [0, 1, 2]
         assert {record.n_workers for record in way.records} == {2}, "the server must not train"

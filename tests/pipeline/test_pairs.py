@@ -119,7 +119,7 @@ def test_metrics_that_are_none_are_refused_after_the_first_way(digits, fit, opti
 
 @pytest.mark.slow
 def test_progress_counts_ways_and_then_pairs(digits):
-    """A function without on_epoch moves the count when a way has ended."""
+    """A function without on_epoch moves the count when a strategy has ended."""
     calls = []
     pipeline = Pipeline(
         digits[0], Training(scores, epochs=2, noise=1e-4, calls=[]), WAYS, HERE, test=PairedTest("loss")
@@ -241,7 +241,7 @@ declared.averages = "gradients"
         (WAYS, 1, 2, "test: epochs=1 is not allowed; it must be an integer >= 2. The first epoch is only loaded"),
         (WAYS, 2, 1, "test: workers=1 is not allowed; it must be an integer >= 2. One worker trains on all samples"),
         (("local", "partial:0.5"), 2, 2, "test: ways=.* of which one reshuffles everything, such as 'global'"),
-        (("global", Choices("global", "storage")), 2, 2, "test: shuffle=.* such as 'local', beside one"),
+        (("global", Choices("global", "storage")), 2, 2, "test: shuffle=.* such as 'local'"),
     ],
 )
 def test_what_cannot_be_tested_is_said_before_anything_runs(digits, ways, epochs, workers, message):

@@ -62,7 +62,7 @@ def test_several_ways_are_compared_in_the_report(tmp_path):
     pipeline = Pipeline(URL, LINEAR, shuffle=ways, cluster=HERE, report=tmp_path / "report")
     seen = []
     result = pipeline.run(progress=lambda *progress: seen.append(progress))
-    assert seen[-1] == (13, 13, "global + peer"), "4 preparations, and 3 epochs of each way"
+    assert seen[-1] == (13, 13, "global + peer"), "4 preparations, and 3 epochs of each strategy"
     assert [way.label for way in result.ways] == ["local", "from shared storage", "global + peer"]
     assert result.model is result.ways[0].model
     summary = json.loads((tmp_path / "report" / "summary.json").read_text())
@@ -219,11 +219,11 @@ def test_a_running_cluster_is_used_and_left_running():
             lambda: Pipeline(URL, "linear_regression"),
             "training='linear_regression' is not allowed",
         ),
-        (lambda: Pipeline(URL, LINEAR, shuffle=[]), "at least one way of shuffling"),
+        (lambda: Pipeline(URL, LINEAR, shuffle=[]), "at least one strategy"),
         (lambda: Pipeline(URL, LINEAR, shuffle=5), "shuffle=5 is not allowed"),
         (lambda: Pipeline(URL, LINEAR, shuffle="globall"), "globall"),
-        (lambda: Pipeline(URL, LINEAR, shuffle=["global", "global"]), "ways with different labels"),
-        (lambda: Pipeline(URL, LINEAR, shuffle=["local", Choices(seed=1)]), "ways with the same seed"),
+        (lambda: Pipeline(URL, LINEAR, shuffle=["global", "global"]), "strategies with different labels"),
+        (lambda: Pipeline(URL, LINEAR, shuffle=["local", Choices(seed=1)]), "strategies with the same seed"),
         (lambda: Pipeline(URL, LINEAR, cluster="tcp://x"), "cluster='tcp://x' is not allowed"),
         (
             lambda: Pipeline(URL, LINEAR, session={"seed": 1}),
@@ -233,7 +233,7 @@ def test_a_running_cluster_is_used_and_left_running():
             lambda: Pipeline(URL, LINEAR, session={"min_workers": 2}),  # a parameter of the cluster
             "session='min_workers' is not allowed",
         ),
-        (lambda: Pipeline(URL, LINEAR, shuffle=["local", "global"], checkpoint="x"), "None with several ways"),
+        (lambda: Pipeline(URL, LINEAR, shuffle=["local", "global"], checkpoint="x"), "None with several strategies"),
         (lambda: LocalWorkers(0), "n_workers=0 is not allowed"),
         (lambda: LocalWorkers(2, links="fast"), "links='fast' is not allowed; it must be a rate"),
         (lambda: LocalWorkers(2, store=25e6), "store=25000000.0 is not allowed; it must be None, or text such as"),

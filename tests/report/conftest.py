@@ -1,4 +1,4 @@
-"""A plausible comparison, made up: the six default ways, five epochs each."""
+"""A plausible comparison, made up: the six default strategies, five epochs each."""
 
 from __future__ import annotations
 

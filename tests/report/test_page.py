@@ -182,7 +182,7 @@ def test_without_a_history_nothing_is_empty(comparison):
     """A function that returns a dict reports no errors. Epochs and their times are recorded all the same."""
     ways = tuple(dataclasses.replace(way, history=()) for way in comparison.ways)
     plain = Page(render_html(dataclasses.replace(comparison, ways=ways))).text
-    assert "5 epochs per way" in plain
+    assert "5 epochs per strategy" in plain
     assert "rror against time" not in plain
     assert "last error" not in plain
     # Points that have no error, but a metric.

@@ -20,13 +20,13 @@ def only(comparison, *labels):
 
 
 def changed(comparison, change, *labels):
-    """The comparison with a change of the ways of these labels."""
+    """The comparison with a change of the strategies of these labels."""
     ways = [change(way) if way.label in labels else way for way in comparison.ways]
     return dataclasses.replace(comparison, ways=tuple(ways))
 
 
 def with_records(comparison, label, **values):
-    """Other values of the records of a way: one for all of them, or one for each in a list."""
+    """Other values of the records of a strategy: one for all of them, or one for each in a list."""
 
     def change(way):
         fields = [
@@ -61,7 +61,7 @@ def test_a_slow_rank_is_the_last_sentence(comparison):
     )
 
 
-UNTESTED = "Cannot tell whether to reshuffle: no way was tested in pairs of runs."
+UNTESTED = "Cannot tell whether to reshuffle: no strategy was tested in pairs of runs."
 
 
 def test_the_fastest_way_follows_the_answer(comparison):
@@ -107,7 +107,9 @@ def test_times_that_processors_limit_are_doubted(comparison):
     one = story(with_idle(comparison, idle | {"global + server": 0.1}))[-1]
     assert one.startswith("Processors were idle for less than 15 % of an exchange with “global + server”: they, or")
     whole = story(with_idle(comparison, dict.fromkeys(idle, 0.0)))[-1]
-    assert whole.startswith("Processors were idle for less than 15 % of an exchange with all of these ways: they, or")
+    assert whole.startswith(
+        "Processors were idle for less than 15 % of an exchange with all of these strategies: they, or"
+    )
 
 
 def test_processors_are_not_blamed_where_a_link_explains_the_time(comparison):
@@ -124,11 +126,11 @@ def test_processors_are_not_blamed_where_a_link_explains_the_time(comparison):
 
 def test_local_ways_are_never_the_fastest_shuffle(comparison):
     text = story(only(comparison, "local, as stored", "partial:0.1 + peer"))[1]
-    assert text.startswith("No way that reshuffles everything ran for two epochs")
+    assert text.startswith("No strategy that reshuffles everything ran for two epochs")
 
 
 def every_second(comparison, *labels):
-    """The comparison with ways that have an exchange for every second epoch only."""
+    """The comparison with strategies that have an exchange for every second epoch only."""
 
     def change(way):
         return dataclasses.replace(way, choices=dataclasses.replace(way.choices, every=2))
@@ -139,7 +141,7 @@ def every_second(comparison, *labels):
 def test_ways_that_reshuffle_every_second_epoch_alone_cannot_be_ranked(comparison):
     sparse = every_second(only(comparison, "local, shuffled once", "global + peer"), "global + peer")
     assert story(sparse)[1] == (
-        "No way reshuffles everything before every epoch, so none can be called the fastest. "
+        "No strategy reshuffles everything before every epoch, so none can be called the fastest. "
         "Add one with --choice every=1."
     )
 
@@ -223,10 +225,11 @@ def test_without_one_shuffle_the_answer_is_about_what_was_tested(comparison):
     partial = with_pairs(comparison, ["partial:0.1 + peer"], GOOD)
     assert story(partial)[0] == "No: “partial:0.1 + peer” is enough."
     assert story(with_pairs(comparison, ["partial:0.1 + peer"], BAD))[0] == (
-        "Yes: all other ways that were tested are worse."
+        "Yes: all other strategies that were tested are worse."
     )
     assert (
-        story(with_pairs(comparison, ["partial:0.1 + peer"], NOISY))[0] == "Cannot tell whether another way is enough."
+        story(with_pairs(comparison, ["partial:0.1 + peer"], NOISY))[0]
+        == "Cannot tell whether another strategy is enough."
     )
 
 
@@ -244,7 +247,7 @@ def test_why_follows_with_the_other_ways_by_answer(comparison):
 
 
 def test_one_of_several_ways_may_be_not_worse_by_chance(comparison):
-    """Its bound by itself is below the margin, and not with three ways at once."""
+    """Its bound by itself is below the margin, and not with three strategies at once."""
     close = [0.0, 0.006, -0.004, 0.0098, 0.002]
     alone = with_pairs(comparison, [ONCE], close)
     assert story(alone)[0] == "No: one shuffle before training is enough."
@@ -252,7 +255,7 @@ def test_one_of_several_ways_may_be_not_worse_by_chance(comparison):
     several = with_pairs(several, ["partial:0.1 + peer"], NOISY)
     answer, why, *_ = story(several)
     assert answer == "Cannot tell whether one shuffle before training is enough."
-    assert "By itself, “local, shuffled once” is not worse, but with 3 ways at once that may be chance" in why
+    assert "By itself, “local, shuffled once” is not worse, but with 3 strategies at once that may be chance" in why
 
 
 def test_ways_that_were_timed_alone_are_said_not_to_be_tested(comparison):
@@ -304,14 +307,14 @@ def test_what_a_test_lacks_is_said(comparison, runs, words):
     ],
 )
 def test_a_training_that_has_hardly_begun_is_said(comparison, errors, start, options, sentence):
-    """Ways that have hardly begun to learn do not differ yet."""
+    """Strategies that have hardly begun to learn do not differ yet."""
     text = said_of(with_pairs(trained(comparison, errors, start=start), ["local, shuffled once"], GOOD, **options))
     assert ("hardly begun" in text) == bool(sentence)
     assert f"With reshuffling, {sentence}" in text or not sentence
 
 
 def trained(comparison, errors, metrics=({},) * 3, start=None):
-    """The comparison with these errors, and metrics, after the epochs of all ways."""
+    """The comparison with these errors, and metrics, after the epochs of all strategies."""
     points = tuple(
         TrainingPoint(epoch=epoch, seconds=1.0 + epoch, error=error, validation=metrics[epoch])
         for epoch, error in enumerate(errors)
