@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
+from dshuffle.store.sources.source import stream
 
 from dshuffle.errors import CorruptChunk, DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.store import create_dataset, open_dataset, read_sources
-from dshuffle.store.sources.source import stream
 
 RNG = np.random.default_rng(0)
 X = RNG.random((1000, 3, 2), np.float32)

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
+from dshuffle.store.sources.source import stream
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.store import create_dataset, open_dataset, read_sources, watched
-from dshuffle.store.sources.source import stream
 
 RNG = np.random.default_rng(0)
 X = RNG.random((1000, 3, 2), np.float32)
