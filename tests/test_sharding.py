@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import warnings
 
 import dask.array as da
 import numpy as np
@@ -7,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.errors import InvalidParameter
-from dshuffle.sharding import ShardingWarning, distribution, distribution_aware
+from dshuffle import sharding as module
+from dshuffle.errors import InvalidParameter, ShardingWarning
+from dshuffle.sharding import Sharding, distribution_aware, stratified
 
-from ..conftest import at_most
+from .conftest import at_most
 
-pytestmark = pytest.mark.filterwarnings("ignore::dshuffle.sharding.ShardingWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dshuffle.errors.ShardingWarning")
 
 
 def blobs(sizes, width=6, seed=0):
@@ -49,7 +51,7 @@ def test_whatever_the_features_partitions_are_balanced_and_broadcast_is_what_is_
 
 def test_isolated_points_are_broadcast_and_counted_in_every_shard():
     x, cloud = blobs([300, 200, 5])
-    with pytest.warns(ShardingWarning, match="1 of 3 neighbourhoods .* 5 samples will be broadcast"):
+    with pytest.warns(ShardingWarning, match="5 samples are broadcast, because .* at most 8 samples"):
         sharding = distribution_aware(x, n_workers=8, clusters=3)
     np.testing.assert_array_equal(sharding.broadcast, np.flatnonzero(cloud == 2))
     assert sharding.counts(cloud)[2].tolist() == [5] * 8
@@ -63,18 +65,11 @@ def test_labels_give_twice_their_classes_as_neighbourhoods():
 
 
 def test_a_sample_of_what_does_not_fit_decides_for_the_rest(monkeypatch):
-    monkeypatch.setattr(distribution, "SAMPLE_NBYTES", 4000)
-    monkeypatch.setattr(distribution, "SLAB_NBYTES", 2000)
+    monkeypatch.setattr(module, "SAMPLE_NBYTES", 4000)
+    monkeypatch.setattr(module, "SLAB_NBYTES", 2000)
     x, cloud = blobs([2000, 900, 500, 600])
-    seen = []
-    sharding = distribution_aware(x, n_workers=12, clusters=4, progress=lambda *step: seen.append(step))
+    sharding = distribution_aware(x, n_workers=12, clusters=4)
     assert np.ptp(sharding.counts(cloud), axis=1).max() <= 1
-    assert {text for _, _, text in seen} == {
-        "samples read for PCA",
-        "samples read for k-means",
-        "samples assigned to neighbourhoods",
-    }
-    assert seen[-1][:2] == (4000, 4000)
 
 
 def test_too_many_clusters_are_refused_with_the_number_to_choose():
@@ -93,7 +88,7 @@ def with_nan(x):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        (with_nan(blobs([40])[0]), {"clusters": 2}, r"features\[17\].*not finite.*2 of samples 0 to 39"),
+        (with_nan(blobs([40])[0]), {"clusters": 2}, r"features\[17\].*not finite"),
         (blobs([40])[0], {"clusters": 41}, "clusters=41 .*at most 40, the number of samples"),
         (blobs([40])[0], {"clusters": 0}, "clusters=0"),
         (blobs([40])[0], {}, "clusters=None.*Give labels to get a default"),
@@ -133,3 +128,25 @@ print(peak)
 def test_a_million_samples_in_less_than_a_gibibyte():
     ran = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert int(ran.stdout) << 10 < 1 << 30
+
+
+def test_small_classes_are_allowed_warned_of_and_counted():
+    labels = np.repeat([0, 1, 2, 9], [50, 3, 2, 12])
+    with pytest.warns(ShardingWarning, match=r"2 of 4 classes .* workers \(12\).* smallest is 2 with 2"):
+        ranks = stratified(labels, 12)
+    sharding = Sharding(ranks, 12, np.empty(0, np.int64))
+    assert np.ptp(sharding.counts(labels), axis=1).max() <= 1
+    assert sharding.counts(labels).sum(axis=1).tolist() == [50, 3, 2, 12]
+
+
+def test_no_warning_where_every_worker_gets_some():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stratified(np.arange(24) % 2, 12)
+
+
+def test_ranks_and_broadcast_are_checked():
+    with pytest.raises(InvalidParameter, match=r"ranks\[1\]=2"):
+        Sharding(np.array([0, 2], np.int32), 2, np.empty(0, np.int64))
+    with pytest.raises(InvalidParameter, match="broadcast"):
+        Sharding(np.array([0, 1], np.int32), 2, np.array([2]))
