@@ -79,14 +79,6 @@ class Sharding:
         own = np.bincount(np.delete(self.ranks, self.broadcast), minlength=self.n_workers)
         return own + len(self.broadcast)
 
-    def counts(self, labels: ArrayLike) -> NDArray[np.int64]:
-        """``(classes, n_workers)``: number of samples of each class in each shard, including broadcast samples."""
-        codes, classes = label_codes(labels, len(self.ranks))
-        pairs = codes.astype(np.int64) * self.n_workers + self.ranks
-        own = np.delete(pairs, self.broadcast)  # every shard has the others
-        counts = np.bincount(own, minlength=len(classes) * self.n_workers).reshape(len(classes), self.n_workers)
-        return counts + np.bincount(codes[self.broadcast], minlength=len(classes))[:, np.newaxis]
-
 
 def stratified(labels: ArrayLike, n_workers: int, *, seed: int = 0) -> Ranks:
     """Deal the samples of each class to the workers in turn.

@@ -59,6 +59,8 @@ from dshuffle.store.view import Offsets, View, earlier_part, part_of_groups, par
 
 logger = logging.getLogger(__name__)
 
+Options = Mapping[str, Any]
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Dataset:
@@ -127,7 +129,7 @@ class Dataset:
         return self.layout.nbytes
 
     @property
-    def storage_options(self) -> Mapping[str, Any] | None:
+    def storage_options(self) -> Options | None:
         """Options of the store, with which it was opened. They may hold secrets."""
         return self._opening.location.storage_options
 
@@ -413,7 +415,7 @@ def open_dataset(
     arrays: Sequence[str] | None = None,
     sample_dim: str | int | None = None,
     decode: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Options | None = None,
     absent_chunks: str | None = None,
 ) -> Dataset:
     """Open a dataset: any Zarr group (v2 or v3) with arrays that share a dimension of samples.
@@ -611,7 +613,6 @@ def verify_dataset(
     dataset: Dataset | Place,
     *,
     progress: Callable[[int, int], None] | None = None,
-    memory_budget: int = reader.MEMORY_BUDGET,
 ) -> VerifyReport:
     """Read every chunk and report those that cannot be decoded.
 
@@ -624,8 +625,6 @@ def verify_dataset(
         Dataset to verify, or its URL or another place that :func:`open_dataset` opens.
     progress
         Called as ``progress(chunks done, total chunks)`` after each chunk, from another thread.
-    memory_budget
-        Bytes of chunks in flight at a time.
 
     Raises
     ------
@@ -645,21 +644,21 @@ def verify_dataset(
         for source in as_dataset(dataset)._sources.values()
         for index in itertools.product(*map(range, source.chunk_grid))
     ]
-    total, sizes = len(chunks), list[int]()
-    bad: list[tuple[str, tuple[int, ...], str]] = []
+    found: dict[tuple[str, tuple[int, ...]], int | str] = {}
 
     async def check(source: StoredArray, index: tuple[int, ...]) -> None:
+        box = tuple(slice(i * chunk, (i + 1) * chunk) for i, chunk in zip(index, source.array.chunks, strict=True))
         try:
-            box = tuple(slice(i * chunk, (i + 1) * chunk) for i, chunk in zip(index, source.array.chunks, strict=True))
-            sizes.append((await source.read_box(box)).nbytes)
+            found[source.name, index] = (await source.read_box(box)).nbytes
         except CorruptChunk as exc:
-            bad.append((source.name, index, str(exc)))
+            found[source.name, index] = str(exc)
         if progress is not None:
-            progress(len(sizes) + len(bad), total)
+            progress(len(found), len(chunks))
 
     jobs = ((reader.cost(source.chunk_nbytes), partial(check, source, index)) for source, index in chunks)
-    sync(reader.run_bounded(jobs, memory_budget))
-    return VerifyReport(n_chunks=total, bytes=sum(sizes), bad=tuple(message for _, _, message in sorted(bad)))
+    sync(reader.run_bounded(jobs, reader.MEMORY_BUDGET))
+    bad = tuple(text for _, text in sorted(found.items()) if isinstance(text, str))
+    return VerifyReport(len(chunks), sum(n for n in found.values() if isinstance(n, int)), bad)
 
 
 # -- Shardings that are stored with a dataset --------------------------------------------------------------------------
@@ -671,7 +670,7 @@ def write_sharding(
     ranks: ArrayLike,
     *,
     broadcast: ArrayLike = (),
-    about: Mapping[str, Any] | None = None,
+    about: Options | None = None,
     overwrite: bool = False,
 ) -> None:
     """Store a first assignment under a name that sessions can refer to.

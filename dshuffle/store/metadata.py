@@ -37,6 +37,11 @@ from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.store.patient_store import PROTOTYPE, AccessRefused, PatientStore
 from dshuffle.store.places import Location
 
+Stored = Array[Any]
+Arrays = dict[str, Stored]
+Reasons = dict[str, str]
+Attributes = dict[str, Any]
+
 DIMENSIONS = "_ARRAY_DIMENSIONS"
 """Attribute with the names of the dimensions of an array in Zarr v2."""
 
@@ -68,7 +73,7 @@ SAMPLED_NBYTES = 4096
 MOST_NAMED = 20
 
 
-def mark_of(group: Group) -> dict[str, Any]:
+def mark_of(group: Group) -> Attributes:
     """What dshuffle says about a group that it has written; empty if it has not."""
     mark = group.attrs.get("dshuffle")
     if not isinstance(mark, Mapping) or mark.keys() - {"uuid"} != {"version", "complete"}:
@@ -76,7 +81,7 @@ def mark_of(group: Group) -> dict[str, Any]:
     return dict(mark) if (type(mark["version"]), type(mark["complete"])) == (int, bool) else {}
 
 
-def new_mark(*, complete: bool, is_dataset: bool = False) -> dict[str, Any]:
+def new_mark(*, complete: bool, is_dataset: bool = False) -> Attributes:
     """The attribute of a group that dshuffle writes; a dataset that is complete has a random name."""
     mark = {"version": 1, "complete": complete}
     return {"dshuffle": mark | {"uuid": uuid.uuid4().hex} if is_dataset else mark}
@@ -117,14 +122,14 @@ class Opening:
 class SampleArrays(NamedTuple):
     """The arrays of samples of a group, their axes of samples, and why others are left out: each by name."""
 
-    arrays: dict[str, Array[Any]]
+    arrays: Arrays
     axes: dict[str, int]
-    skipped: dict[str, str]
+    skipped: Reasons
 
 
 def find_arrays(group: Group, opening: Opening) -> SampleArrays:
     """Find the arrays of samples."""
-    url, groups, skipped = opening.location.url, list[str](), dict[str, str]()
+    url, groups, skipped = opening.location.url, list[str](), Reasons()
     if opening.arrays is not None:
         arrays = {name: _array_named(group, name) for name in opening.arrays}
     else:
@@ -149,10 +154,10 @@ def find_arrays(group: Group, opening: Opening) -> SampleArrays:
     return SampleArrays({name: arrays[name] for name in sorted(axes)}, axes, dict(sorted(skipped.items())))
 
 
-def _axes(arrays: Mapping[str, Array[Any]], sample_dim: str | int | None) -> tuple[dict[str, int], dict[str, str]]:
+def _axes(arrays: Arrays, sample_dim: str | int | None) -> tuple[dict[str, int], Reasons]:
     """The axis of the samples of each array, and why other arrays have none."""
     axes: dict[str, int] = {}
-    skipped: dict[str, str] = {}
+    skipped: Reasons = {}
     if not arrays:
         return axes, skipped
     asked = sample_dim if isinstance(sample_dim, int) else 0
@@ -180,7 +185,7 @@ def _axes(arrays: Mapping[str, Array[Any]], sample_dim: str | int | None) -> tup
     return axes, skipped
 
 
-def dimensions(array: Array[Any]) -> tuple[str | None, ...] | None:
+def dimensions(array: Stored) -> tuple[str | None, ...] | None:
     """Names of the dimensions of an array; None if they have none."""
     names: Any = getattr(array.metadata, "dimension_names", None) or array.attrs.get(DIMENSIONS)
     if not isinstance(names, Sequence) or len(names) != array.ndim or not any(names):
@@ -188,7 +193,7 @@ def dimensions(array: Array[Any]) -> tuple[str | None, ...] | None:
     return tuple(name if isinstance(name, str) else None for name in names)
 
 
-def unreadable_items(array: Array[Any]) -> str:
+def unreadable_items(array: Stored) -> str:
     """Why the items of an array cannot be part of a row; empty if they can."""
     if array.ndim == 0:
         return "it is a scalar"
@@ -199,7 +204,7 @@ def unreadable_items(array: Array[Any]) -> str:
     return "" if grid["name"] == "regular" else f"its chunks differ in size (chunk grid {grid['name']!r})"
 
 
-def _all(group: Group) -> tuple[dict[str, Array[Any]], dict[str, str], list[str]]:
+def _all(group: Group) -> tuple[Arrays, Reasons, list[str]]:
     """All arrays directly below a group, why others are left out, and the names of the groups below.
 
     Of an AnnData store, the arrays with a row for each observation are taken, too.
@@ -223,10 +228,10 @@ def _all(group: Group) -> tuple[dict[str, Array[Any]], dict[str, str], list[str]
     return arrays, skipped, []
 
 
-def _members(group: Group) -> tuple[dict[str, Array[Any]], dict[str, Group], dict[str, str]]:
+def _members(group: Group) -> tuple[Arrays, dict[str, Group], Reasons]:
     """The arrays and groups directly below a group, and why others cannot be opened: each by name."""
-    members: dict[str, Any] = {}
-    skipped: dict[str, str] = {}
+    members: Attributes = {}
+    skipped: Reasons = {}
     try:
         members = dict(group.members())
     except Exception as failure:  # one of them may have metadata that zarr does not understand
@@ -265,7 +270,7 @@ def _listed(group: Group) -> list[str]:
     )
 
 
-def _array_named(group: Group, name: str) -> Array[Any]:
+def _array_named(group: Group, name: str) -> Stored:
     """Open one array of a group, by its name or its path."""
     try:
         node = group[name]
@@ -296,18 +301,18 @@ def _kind_of_group(name: str, node: Group) -> str:
 # -- What the numbers mean ---------------------------------------------------------------------------------------------
 
 
-def attributes_of(arrays: Mapping[str, Array[Any]]) -> dict[str, dict[str, Any]]:
+def attributes_of(arrays: Arrays) -> dict[str, Attributes]:
     """Return the attributes of arrays. Bounds of a time have its units and calendar, if they have none of their own."""
     attributes = {name: dict(array.attrs) for name, array in arrays.items()}
     for own in attributes.values():
         units, bounds = own.get("units"), own.get("bounds")
         if isinstance(units, str) and "since" in units and isinstance(bounds, str) and bounds in attributes:
-            shared: dict[str, Any] = {name: own[name] for name in ("units", "calendar") if name in own}
+            shared: Attributes = {name: own[name] for name in ("units", "calendar") if name in own}
             attributes[bounds] = shared | attributes[bounds]
     return attributes
 
 
-def encoding_of(array: Array[Any], attributes: Mapping[str, Any]) -> tuple[Encoding | None, str]:
+def encoding_of(array: Stored, attributes: Attributes) -> tuple[Encoding | None, str]:
     """Return the encoding of an array with these attributes, and why its numbers are not decoded.
 
     There is no encoding if the stored numbers are the values. The reason is empty if nothing remains undecoded.
@@ -342,7 +347,7 @@ def encoding_of(array: Array[Any], attributes: Mapping[str, Any]) -> tuple[Encod
     if absent and "scale_factor" in packing:  # integers have no NaN
         packing["scale_factor"] = float(packing["scale_factor"])
     numbers = _decoded(xarray, sample, packing | ({"missing_value": list(absent)} if absent else {})).dtype
-    times, reason = dict[str, Any](), ""
+    times, reason = Attributes(), ""
     if is_time:
         times, reason = _times(xarray, attributes, (numbers if packing else dtype).kind == "f")
     kind = sample.dtype.kind if sample.dtype != dtype else ""
@@ -352,7 +357,7 @@ def encoding_of(array: Array[Any], attributes: Mapping[str, Any]) -> tuple[Encod
     return Encoding(str(numbers), scale, offset, absent, kind, **times), reason
 
 
-def _times(xarray: Any, attributes: Mapping[str, Any], floats: bool) -> tuple[dict[str, Any], str]:
+def _times(xarray: Any, attributes: Attributes, floats: bool) -> tuple[Attributes, str]:
     """How numbers become dates or durations, by what xarray makes of 0 and 1; or why they do not."""
     chosen = {name: attributes[name] for name in ("units", "calendar", "dtype") if name in attributes}
     units, calendar = chosen.get("units"), str(chosen.get("calendar") or "standard").lower()
@@ -397,7 +402,7 @@ def _decoded(xarray: Any, numbers: Any, attributes: Any, times: Any = False, dur
     return values
 
 
-def _number(array: Array[Any], name: str, value: Any) -> Any:
+def _number(array: Stored, name: str, value: Any) -> Any:
     number = value[0] if isinstance(value, list) and len(value) == 1 else value  # as netCDF libraries write some
     if name == "_FillValue" and isinstance(number, str):  # as xarray writes floats in Zarr v3
         with contextlib.suppress(ValueError, struct.error):
@@ -448,7 +453,7 @@ def _meaning(chosen: SampleArrays, opening: Opening) -> str:
     return json.dumps(meaning, sort_keys=True, default=str) if meaning else ""
 
 
-def ends_of(store: Store, arrays: Iterable[Array[Any]]) -> str:
+def ends_of(store: Store, arrays: Iterable[Stored]) -> str:
     """Digest of the last bytes of a few chunks: those of a copy that is damaged or out of date may differ.
 
     A dataset from :func:`~dshuffle.store.create_dataset` has the checksums of chunks there. Whole chunks are not read,
@@ -458,7 +463,7 @@ def ends_of(store: Store, arrays: Iterable[Array[Any]]) -> str:
     return digest_of(b"".join(_ends(store, array, SAMPLED_BY_ALL) for array in largest))
 
 
-def _ends(store: Store, array: Array[Any], n_sampled: int) -> bytes:
+def _ends(store: Store, array: Stored, n_sampled: int) -> bytes:
     """The ends of stored objects spread over an array, which is where chunks have their checksums."""
     stored = array.shards or array.chunks
     grid = [math.ceil(size / each) for size, each in zip(array.shape, stored, strict=True)]

@@ -189,8 +189,8 @@ def shuffle_dataset(
             return rows[places]
 
         for rows in _ahead(ordered, range(len(filled))):
-            yield rows
             say(len(rows), "rows written")
+            yield rows
 
     def rows_of(name: str, info: ArrayInfo) -> RowSource:
         return stream(opened.url, (q, *info.shape), info.dtype, lambda: blocks(name))

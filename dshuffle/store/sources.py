@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +37,9 @@ _READ_NBYTES = 16 << 20
 _BLOCK_NBYTES = 4 << 20
 """Parquet is read this many bytes at a time; larger blocks are not faster."""
 
-Blocks = Iterator[NDArray[Any]]
+Values = NDArray[Any]
+Blocks = Iterator[Values]
+Sources = dict[str, "RowSource"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class RowSource:
     origin: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    read: Callable[[slice], NDArray[Any]]
+    read: Callable[[slice], Values]
     classes: tuple[str, ...] = ()
 
     @property
@@ -62,7 +64,7 @@ class RowSource:
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 0
 
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
+    def __getitem__(self, rows: slice) -> Values:
         """Read the rows of a slice without a step. The array must not be written to."""
         return self.read(rows)
 
@@ -78,7 +80,7 @@ def stream(origin: str, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Ca
     opened: Blocks = iter(())
     rest, at = none, n_rows + 1
 
-    def read(rows: slice) -> NDArray[Any]:
+    def read(rows: slice) -> Values:
         nonlocal opened, rest, at
         start, stop, _ = rows.indices(n_rows)
         if start < at:
@@ -103,11 +105,11 @@ def stream(origin: str, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Ca
     return RowSource(origin, shape, dtype, read)
 
 
-def watched(sources: Mapping[str, RowSource], progress: Callable[[int, int, str], None]) -> dict[str, RowSource]:
+def watched(sources: Sources, progress: Callable[[int, int, str], None]) -> Sources:
     """Wrap sources so that they call ``progress(rows read, total rows, text)``, counting the rows of all arrays."""
     total, done = sum(map(len, sources.values())), 0
 
-    def read(name: str, rows: slice) -> NDArray[Any]:
+    def read(name: str, rows: slice) -> Values:
         nonlocal done
         slab = sources[name][rows]
         done += len(slab)
@@ -138,7 +140,7 @@ def read_array(dataset: Dataset | Place, name: str) -> RowSource:
 # -- Files -------------------------------------------------------------------------------------------------------------
 
 
-def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str] | None = None) -> dict[str, RowSource]:
+def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str] | None = None) -> Sources:
     """Open the arrays in files, for :func:`~dshuffle.store.create_dataset`: all of them, or some by name.
 
     A file is one of these. Several files or folders of Parquet form one table, in the given order.
@@ -153,7 +155,7 @@ def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str]
     if isinstance(files, str | os.PathLike) or not files:
         raise InvalidParameter.of("files", files, "a list of at least one file")
     chosen = None if names is None else set(names)
-    sources: dict[str, RowSource] = {}
+    sources: Sources = {}
     tables: list[str] = []
     for place in map(canonical_url, files):
         suffix = os.path.splitext(place)[1].lower()
@@ -178,7 +180,7 @@ def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str]
     return sources
 
 
-def _add(sources: dict[str, RowSource], found: Mapping[str, RowSource], chosen: set[str] | None) -> None:
+def _add(sources: Sources, found: Sources, chosen: set[str] | None) -> None:
     for name, source in found.items():
         if name in sources:
             reason = f"{sources[name].origin} and {source.origin} both contain an array {name!r}"
@@ -187,16 +189,14 @@ def _add(sources: dict[str, RowSource], found: Mapping[str, RowSource], chosen: 
             sources[name] = source
 
 
-def _of_npy(path: str) -> dict[str, RowSource]:
-    def read(rows: slice) -> NDArray[Any]:
-        # Copy the rows and map each slab separately: mapped pages count as process memory while the mapping exists.
-        return np.array(np.load(path, mmap_mode="r")[rows], order="C")
-
-    whole = np.load(path, mmap_mode="r")
-    return {Path(path).stem: RowSource(path, whole.shape, whole.dtype, read)}
+def _of_npy(path: str) -> Sources:
+    load = partial(np.load, path, mmap_mode="r")
+    whole = load()
+    # Copy the rows and map each slab separately: mapped pages count as process memory while the mapping exists.
+    return {Path(path).stem: RowSource(path, whole.shape, whole.dtype, lambda rows: np.array(load()[rows], order="C"))}
 
 
-def _of_npz(path: str) -> dict[str, RowSource]:
+def _of_npz(path: str) -> Sources:
     def loaded(name: str) -> Blocks:
         with np.load(path) as archive:
             yield archive[name]
@@ -211,7 +211,7 @@ def _of_npz(path: str) -> dict[str, RowSource]:
     return sources
 
 
-def _of_zarr(url: str) -> dict[str, RowSource]:
+def _of_zarr(url: str) -> Sources:
     """The arrays directly below a group."""
     if is_local(url) and not os.path.isdir(url):
         kinds = f"a file of .npy, .npz, {', '.join(PARQUET)}, or a Zarr group"
@@ -232,7 +232,7 @@ def files_below(folder: str, hidden: str, key: Callable[[str], Any]) -> list[str
     return sorted(found, key=lambda file: [key(part) for part in file.split(os.sep)])
 
 
-def complete(label: str, values: NDArray[Any]) -> NDArray[Any]:
+def complete(label: str, values: Values) -> Values:
     """Return the values of a column of a table, in which NaN and NaT mean a missing value as nulls do."""
     if values.dtype.kind in "fcmM" and np.isnan(values).any():
         raise _missing(label)
@@ -278,7 +278,7 @@ def _parquet_files(place: str) -> list[str]:
     return parts
 
 
-def _of_parquet(paths: Sequence[str], chosen: set[str] | None) -> dict[str, RowSource]:
+def _of_parquet(paths: Sequence[str], chosen: set[str] | None) -> Sources:
     """The columns of files that together form one table.
 
     Batches come from the files themselves: a dataset of pyarrow decodes a whole row group at once, which may be the
@@ -291,25 +291,23 @@ def _of_parquet(paths: Sequence[str], chosen: set[str] | None) -> dict[str, RowS
     for path in paths:
         try:
             with parquet.ParquetFile(path, **options) as file:
-                opened[path] = file.metadata, file.schema_arrow, _with_nulls(file.metadata)
+                opened[path] = file.metadata, file.schema_arrow
         except Exception as error:
             raise unreadable(path, error) from error
-    first, (_, schema, _) = next(iter(opened.items()))
+    first, (_, schema) = next(iter(opened.items()))
 
     def column(name: str) -> RowSource:
         kind = schema.field(name).type
-        for path, (_, other, with_nulls) in opened.items():
+        for path, (_, other) in opened.items():
             label = f"{path}: column {name!r}"
             if name not in other.names:
                 raise InvalidParameter.because(label, f"it is missing, but exists in {first}")
             if other.field(name).type != kind:
                 reason = f"its type is {other.field(name).type}, but {kind} in {first}"
                 raise InvalidParameter.because(label, reason, "All files must have the same types.")
-            if name in with_nulls:
-                raise _missing(label)
 
         def blocks(rows: int) -> Blocks:
-            for path, (metadata, *_) in opened.items():
+            for path, (metadata, _) in opened.items():
                 # Without a buffer pyarrow fetches the whole column of a row group at once.
                 more = {"metadata": metadata, "buffer_size": 1 << 20, "pre_buffer": False}
                 with parquet.ParquetFile(path, **more, **options) as file:
@@ -318,7 +316,7 @@ def _of_parquet(paths: Sequence[str], chosen: set[str] | None) -> dict[str, RowS
                         yield arrow_column(f"{path}: column {name!r}", batch.column(name))
 
         sample = next(blocks(1), arrow_column(f"{first}: column {name!r}", pa.array([], kind)))
-        shape = (sum(metadata.num_rows for metadata, *_ in opened.values()), *sample.shape[1:])
+        shape = (sum(metadata.num_rows for metadata, _ in opened.values()), *sample.shape[1:])
 
         def alike() -> Blocks:
             for values in blocks(max(1, _BLOCK_NBYTES // max(1, sample[:1].nbytes))):
@@ -332,15 +330,7 @@ def _of_parquet(paths: Sequence[str], chosen: set[str] | None) -> dict[str, RowS
     return each(distinct([name for name in schema.names if chosen is None or name in chosen]), column)
 
 
-def _with_nulls(metadata: Any) -> set[str]:
-    """Columns of which the footer says so. It counts the items of lists, of which the empty ones would count, too."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    chunks = [(name, group.column(index)) for group in groups for index, name in enumerate(metadata.schema.names)]
-    known = [(name, chunk) for name, chunk in chunks if chunk.path_in_schema == name and chunk.statistics]
-    return {name for name, chunk in known if chunk.statistics.null_count}
-
-
-def arrow_table(data: Any) -> dict[str, NDArray[Any]]:
+def arrow_table(data: Any) -> dict[str, Values]:
     """Return the columns of a table in memory (anything with the Arrow PyCapsule interface) as arrays."""
     table = _library("pyarrow", "parquet").table(data)
     return each(distinct(table.column_names), lambda name: arrow_column(f"column {name!r}", table[name]))
@@ -353,7 +343,7 @@ def distinct(names: list[Any]) -> list[Any]:
     return names
 
 
-def arrow_column(label: str, values: Any) -> NDArray[Any]:
+def arrow_column(label: str, values: Any) -> Values:
     """Return the values of a column of Arrow, or of what Arrow makes one of: numbers, times, or lists of these."""
     pa, compute = _library("pyarrow", "parquet"), _library("pyarrow.compute", "parquet")
     hint = (
@@ -385,6 +375,7 @@ def arrow_column(label: str, values: Any) -> NDArray[Any]:
 # -- Folders of images -------------------------------------------------------------------------------------------------
 
 SUFFIXES = (".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+Size = tuple[int, int]
 CHANNELS = {"L": (), "RGB": (3,)}
 """Axes of a pixel in each mode: grey, and red, green and blue."""
 
@@ -407,15 +398,13 @@ class ImageFolder:
         Visible files beside the images, which were left out.
     """
 
-    arrays: dict[str, RowSource]
+    arrays: Sources
     classes: tuple[str, ...]
     other_files: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, folder: str | os.PathLike[str], *, size: Sequence[int] | None = None, mode: str | None = None) -> Self:
+    def of(cls, folder: str | os.PathLike[str], *, size: Sequence[int] | None = None) -> Self:
         """Find the images. They are read when the dataset is written."""
-        if mode not in (None, *CHANNELS):
-            raise InvalidParameter.of("mode", mode, f"one of {', '.join(CHANNELS)}, or None")
         if size is not None and np.shape(size) != (2,):
             raise InvalidParameter.of("size", size, "height and width, such as (64, 64)")
         asked = None if size is None else (as_integer("size[0]", size[0], 1), as_integer("size[1]", size[1], 1))
@@ -435,9 +424,9 @@ class ImageFolder:
             )
             raise InvalidParameter.of("folder", str(root), kinds, hint)
         paths = [path for path, _ in images]
-        shape, mode = (asked, mode) if asked and mode else _common(paths, asked, mode)
+        shape, mode = _common(paths, asked)
 
-        def read(rows: slice) -> NDArray[Any]:
+        def read(rows: slice) -> Values:
             with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders release the GIL
                 return np.stack(list(pool.map(lambda path: _pixels(path, shape, mode), paths[rows])))
 
@@ -447,10 +436,10 @@ class ImageFolder:
         return cls({"x": pixels, "y": numbers}, tuple(classes), tuple(p for p, _ in files if p not in known))
 
 
-def _common(paths: Sequence[Path], size: tuple[int, int] | None, mode: str | None) -> tuple[tuple[int, int], str]:
-    """The size and the mode of all images: as asked for, or by their headers."""
+def _common(paths: Sequence[Path], size: Size | None) -> tuple[Size, str]:
+    """The size of all images, and whether they are all grey, by their headers."""
 
-    def header(path: Path) -> tuple[Path, tuple[int, int], bool]:
+    def header(path: Path) -> tuple[Path, Size, bool]:
         """Height and width of an image, as its orientation in the EXIF data shows it, and whether it is grey."""
         with _opened(path) as image:
             turned = image.getexif().get(0x0112, 1) >= 5
@@ -470,7 +459,7 @@ def _common(paths: Sequence[Path], size: tuple[int, int] | None, mode: str | Non
             if size is not None and not all_grey:
                 break
     assert first is not None
-    return first, mode or ("L" if all_grey else "RGB")
+    return first, "L" if all_grey else "RGB"
 
 
 @contextmanager
@@ -483,7 +472,7 @@ def _opened(path: Path) -> Iterator[Any]:
         raise unreadable(str(path), error) from error
 
 
-def _pixels(path: Path, size: tuple[int, int], mode: str) -> NDArray[np.uint8]:
+def _pixels(path: Path, size: Size, mode: str) -> NDArray[np.uint8]:
     pillow, operations = _library("PIL.Image", "images"), _library("PIL.ImageOps", "images")
     with _opened(path) as image:
         if image.mode.startswith(("I", "F")):  # Pillow would clip the values

@@ -24,6 +24,8 @@ from dshuffle.store.metadata import digest_of
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 
 Box = tuple[slice, ...]
+Ids = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 Offsets = int | Sequence[int]
 
 ORDER = "Make windows of the whole dataset first, then patches, and parts of them afterwards."
@@ -38,7 +40,7 @@ class PatchedDim(NamedTuple):
     stride: int
 
     @property
-    def begins(self) -> NDArray[np.int64]:
+    def begins(self) -> Ids:
         """Where the patches begin that lie within the dimension."""
         return np.arange(0, self.length - self.size + 1, self.stride)
 
@@ -115,7 +117,7 @@ class View:
         return View(self.n_rows, self.offsets, self.patched, np.packbits(mask))
 
     @functools.cached_property
-    def ids(self) -> NDArray[np.int64] | None:
+    def ids(self) -> Ids | None:
         """Ascending numbers of the samples before the selection; None for all."""
         return None if self.bits is None else np.flatnonzero(np.unpackbits(self.bits, count=self.n_whole))
 
@@ -178,11 +180,11 @@ class View:
         """How the rows of an array are divided."""
         return cut_of(self.patched, source.dims, source.info.shape, source.chunks_across)
 
-    def items(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    def items(self, samples: Ids) -> Ids:
         """Items of samples, or of the anchors of their windows."""
         return (samples if self.ids is None else self.ids[samples]) + self.before
 
-    def apart(self, samples: NDArray[np.int64], other_samples: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def apart(self, samples: Ids, other_samples: Ids) -> Mask:
         """Whether the windows of samples share no row with those of other samples: ``(len(samples),)``."""
         if not self.offsets:
             return np.ones(len(samples), np.bool_)
@@ -241,7 +243,7 @@ class Cut:
         self._box_of = box_of.reshape(-1)
         self._whole = tuple(slice(0, length) for length in shape)
 
-    def boxes(self, items: NDArray[np.int64]) -> Iterator[tuple[Box, NDArray[np.int64]]]:
+    def boxes(self, items: Ids) -> Iterator[tuple[Box, Ids]]:
         """Boxes of whole chunks, and which of the items have their patches in them."""
         box_of = self._box_of[items % self.n_patches]
         order = np.argsort(box_of, kind="stable")
@@ -249,7 +251,7 @@ class Cut:
             first, last = self._boxes[box_of[group[0]]].reshape(2, -1).tolist()
             yield tuple(map(slice, first, last)), group
 
-    def runs(self, itemsize: int, box: Box | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    def runs(self, itemsize: int, box: Box | None = None) -> tuple[Ids, Ids, int]:
         """Where the bytes of patches are in a box of a row, or in the whole row: ``begins, offsets, nbytes``.
 
         Each patch in the box begins at its ``begins``, and consists of ``nbytes`` at each of the offsets from there.
@@ -272,7 +274,7 @@ class Cut:
 cut_of = functools.lru_cache(maxsize=64)(Cut)
 
 
-def part_of_groups(groups: NDArray[Any], ratio: Fraction, rng: np.random.Generator) -> NDArray[np.bool_]:
+def part_of_groups(groups: NDArray[Any], ratio: Fraction, rng: np.random.Generator) -> Mask:
     """A random part of this size; samples with the same number in ``groups`` stay together."""
     _, numbers, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     order = rng.permutation(len(sizes))
@@ -282,7 +284,7 @@ def part_of_groups(groups: NDArray[Any], ratio: Fraction, rng: np.random.Generat
     return chosen[numbers]
 
 
-def part_of_strata(labels: NDArray[Any], ratio: Fraction, rng: np.random.Generator) -> NDArray[np.bool_]:
+def part_of_strata(labels: NDArray[Any], ratio: Fraction, rng: np.random.Generator) -> Mask:
     """A random part of this size, with the same fraction of the samples of every label."""
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -293,10 +295,10 @@ def part_of_strata(labels: NDArray[Any], ratio: Fraction, rng: np.random.Generat
     return mask
 
 
-def earlier_part(times: NDArray[Any], ratio: Fraction) -> NDArray[np.bool_]:
+def earlier_part(times: NDArray[Any], ratio: Fraction) -> Mask:
     """The earlier samples, about this part. Samples of the same time stay together."""
     size = max(1, round(ratio * len(times)))
     last = np.partition(times, size - 1)[size - 1]
     earlier, up_to_last = times < last, times <= last
-    nearer: NDArray[np.bool_] = min(up_to_last, earlier, key=lambda part: abs(np.count_nonzero(part) - size))
+    nearer: Mask = min(up_to_last, earlier, key=lambda part: abs(np.count_nonzero(part) - size))
     return nearer

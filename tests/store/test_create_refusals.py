@@ -32,7 +32,7 @@ def unknown_length() -> Any:
 @pytest.mark.parametrize(
     ("arrays", "options", "words"),
     [
-        ({}, {}, "arrays=.*at least one name"),
+        ({}, {}, "arrays is not allowed: this dict has no columns"),
         ([OK], {}, "arrays="),
         ({"x": OK, "labels": np.zeros(3)}, {}, r"'x': 4, 'labels': 3"),
         ({"x": np.zeros((0, 2))}, {}, r"\{'x': 0\}.*at least one"),

@@ -153,10 +153,10 @@ def test_nulls_are_those_of_the_column_itself(tmp_path):
     assert sources["a"][0:4].tolist() == [0, 1, 2, 3]
     assert sources["c.d"][0:4].tolist() == [0, 10, 20, 30]
     assert sources["empty"].shape == (4, 0)
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter, match=r"column 'a\.b' is not allowed: it contains nulls"):
+        create_dataset(tmp_path / "out", read_sources([tmp_path / "t.parquet"], ["a", "a.b"]))
+    with pytest.raises(InvalidParameter, match="column 'c' is not allowed: its type is struct"):
         read_sources([tmp_path / "t.parquet"])
-    assert str(caught.value).count("is not allowed") == 2
-    assert "column 'a.b' is not allowed: it contains nulls" in str(caught.value)
 
 
 def test_formats_mix_and_what_is_not_named_is_not_looked_at(tmp_path):

@@ -131,7 +131,7 @@ def test_a_group_in_a_store_is_opened(tmp_path: Path, make: Callable[[Path], Sto
     store = make(tmp_path)
     zarr.create_group(store)
     fill(store, "deep/group")
-    with pytest.raises(DatasetError, match=r"it has groups: deep\."):
+    with pytest.raises(DatasetError, match=r"It has groups: deep\."):
         dshuffle.open_dataset(store)
     for place in (StorePath(store, "deep/group"), zarr.open_group(store, path="deep/group", mode="r")):
         dataset = pickle.loads(pickle.dumps(dshuffle.open_dataset(place)))
@@ -147,7 +147,7 @@ def test_an_error_says_how_to_open_a_group_in_a_store() -> None:
     store = MemoryStore()
     zarr.create_group(store)
     fill(store, "deep/group")
-    with pytest.raises(DatasetError, match=r"it has groups: group\. Open one of them, by its URL or a StorePath"):
+    with pytest.raises(DatasetError, match=r"It has groups: group\. Open one of them, by its URL or a StorePath"):
         dshuffle.open_dataset(StorePath(store, "deep"))
 
 

@@ -70,11 +70,8 @@ def test_a_file_system_that_cannot_be_reached_is_a_dataset_error(tmp_path: Path)
 
 def test_what_exists_instead_of_a_group(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "array", data=np.arange(3))
-    with pytest.raises(DatasetNotFound, match=r"is a Zarr array.*arrays=\[\.\.\.\] for this array alone"):
+    with pytest.raises(DatasetNotFound, match=r"is a Zarr array.*arrays=\[\.\.\.\], or give dask"):
         dshuffle.open_dataset(tmp_path / "array")
-    (tmp_path / "x.zip").write_bytes(b"")
-    with pytest.raises(DatasetNotFound, match=r"is a file.*open_dataset\(zarr.storage.ZipStore\('.*x.zip'\)\)"):
-        dshuffle.open_dataset(tmp_path / "x.zip")
 
 
 def test_a_url_is_accepted_where_a_dataset_is(place: str) -> None:
@@ -84,7 +81,7 @@ def test_a_url_is_accepted_where_a_dataset_is(place: str) -> None:
     write_sharding(place, "mine", [0, 1, 1, 0])
     assert stored_shardings(place) == ("mine",)
     assert read_sharding(place, "mine").tolist() == [0, 1, 1, 0]
-    with pytest.raises(DatasetError, match=r"x.zarr has no sharding 'yours'; it has mine"):
+    with pytest.raises(DatasetError, match=r"x.zarr has no complete sharding 'yours'; it has mine"):
         read_sharding(place, "yours")
     with pytest.raises(DatasetNotFound, match="no dataset exists at"):
         dshuffle.verify_dataset(place + "/absent")

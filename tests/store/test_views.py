@@ -284,10 +284,13 @@ def test_single_samples_that_overlap_cannot_be_divided(dataset):
         ({"fraction": 2}, "fraction=2 is not allowed"),
         (
             {"fraction": 0.5, "by": "x"},
-            "by='x' is not allowed; it must be 'sample', 'chunk', 'time', or one of the arrays group",
+            "by='x' is not allowed; it must be 'sample', 'chunk', 'time', or one of the arrays of one value .*: group",
         ),
         ({"fraction": 0.5, "seed": -1}, "seed=-1 is not allowed"),
-        ({"fraction": 0.5, "stratify": "x"}, "stratify='x' is not allowed; it must be one of the arrays group"),
+        (
+            {"fraction": 0.5, "stratify": "x"},
+            "stratify='x' is not allowed; it must be one of the arrays of one value .*: group",
+        ),
         ({"fraction": 0.5, "stratify": "group", "by": "chunk"}, "stratify='group' .* must be None with by='chunk'"),
         ({"fraction": 0.0, "stratify": "group"}, "leaves samples in both parts"),
         ({"fraction": 1.0, "by": "time"}, "leaves samples in both parts"),
