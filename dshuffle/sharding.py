@@ -57,9 +57,8 @@ class Sharding:
 
     Examples
     --------
-    >>> sharding = Sharding(np.array([0, 1, 0], np.int32), 2, broadcast=np.array([2]))
-    >>> sharding.sizes
-    array([2, 2])
+    >>> Sharding(np.array([0, 1, 0], np.int32), 2, broadcast=np.array([2])).broadcast
+    array([2])
     """
 
     ranks: Ranks
@@ -72,12 +71,6 @@ class Sharding:
         as_ranks("ranks", self.ranks, self.n_workers)
         if len(self.broadcast) and not 0 <= self.broadcast.min() <= self.broadcast.max() < len(self.ranks):
             raise InvalidParameter.of("broadcast", self.broadcast, f"samples in [0, {len(self.ranks)})")
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """``(n_workers,)``: number of samples in each shard, including broadcast samples."""
-        own = np.bincount(np.delete(self.ranks, self.broadcast), minlength=self.n_workers)
-        return own + len(self.broadcast)
 
 
 def stratified(labels: ArrayLike, n_workers: int, *, seed: int = 0) -> Ranks:

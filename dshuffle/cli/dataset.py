@@ -42,7 +42,7 @@ def dataset() -> None:
     "files",
     multiple=True,
     metavar="FILE",
-    help=".npy, .npz, .parquet or a folder of these, or a Zarr array or group (path or URL). May be repeated.",
+    help=".npy, .npz, .parquet or a folder of these, or a Zarr group (path or URL). May be repeated.",
 )
 @click.option(
     "--array",
@@ -200,7 +200,7 @@ def _say_what_is_missing(opened: Any) -> None:
 @click.option(
     "--temporary",
     metavar="FOLDER",
-    help="Folder on a local disk. A run that was killed continues there.  [default: the system's]",
+    help="Folder on a local disk with room for all samples.  [default: the system's]",
 )
 def shuffle(source: str, url: str, memory: str, **options: Any) -> None:
     """Write the dataset SOURCE to URL with its samples in random order.

@@ -15,7 +15,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import dask
@@ -41,12 +40,9 @@ _CHUNK_NBYTES = 4 << 20
 # NumPy arrays are passed to zarr in slabs of this many bytes, enough to write several chunks at a time.
 _SLAB_NBYTES = 32 << 20
 
-Arrays = tuple[dict[str, Any], dict[str, str], dict[str, tuple[str, ...]]]
-"""Name -> array, name -> why something is not one of the arrays, and name -> dimensions, if they have names."""
-
 HINT = (
-    'Give an array a name ({"x": array}), make a table of a Series (.to_frame()) or a LazyFrame (.collect()), and open '
-    "what is stored with open_dataset or dshuffle.store.read_sources."
+    'Give an array a name ({"x": array}), make a table of a Series (.to_frame()) or a LazyFrame (.collect()), write '
+    "what xarray has with its to_zarr, and open what is stored with open_dataset or dshuffle.store.read_sources."
 )
 
 
@@ -82,10 +78,7 @@ def create_dataset(
 
         In a DataFrame (pandas, Dask) or an Arrow table (pyarrow, Polars, DuckDB, ...), each column becomes an array.
         Columns with missing values (nulls, NaN, NaT) are refused, as in Parquet files. Arrays may have NaN.
-        From an ``xarray.Dataset``, all variables with the sample dimension are taken, which is the first dimension of
-        the largest variable (``ds.transpose("time", ...)`` chooses another one). :attr:`Dataset.skipped` names the
-        others. An ``xarray.DataArray`` with a name becomes an array, and so do its coordinates along its first
-        dimension.
+        What xarray has is written with its ``to_zarr``, and opened with :func:`open_dataset`.
     chunk_rows
         Samples in a chunk. By default each array's chunks hold about 4 MiB.
     shard_rows
@@ -128,7 +121,7 @@ def create_dataset(
         raise DatasetExists(f"{url} already exists; replace it with overwrite=True")
     if kind not in ("", GROUP):
         raise DatasetExists(f"{url} is {kind}; only a Zarr group can be replaced, so choose another URL")
-    sources, skipped, dimensions = arrays_of(arrays)
+    sources = arrays_of(arrays)
     checked = each(sources, lambda name: _checked(name, sources[name], shard is not None))
     lengths = {name: len(array) for name, array in checked.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
@@ -137,7 +130,7 @@ def create_dataset(
 
     def write(store: Store) -> None:
         group = zarr.create_group(store, overwrite=True, attributes=new_mark(complete=False))
-        new = {name: _new_array(group, name, a, chunk, shard, dimensions.get(name)) for name, a in checked.items()}
+        new = {name: _new_array(group, name, array, chunk, shard) for name, array in checked.items()}
         _write(checked, new, in_process=is_memory(url))
         group.attrs.update(new_mark(complete=True, is_dataset=True))
 
@@ -146,13 +139,13 @@ def create_dataset(
             if is_local(url):
                 _write_beside(os.path.realpath(url), write)
             else:
-                _refuse_own_source(url, checked, kind == GROUP)
+                _refuse_own_source(url, checked)
                 write(open_store(url, storage_options, read_only=False))
     except DatasetError:
         raise  # raised by the source; some are also OSErrors
     except OSError as exc:
         raise DatasetError(f"cannot write to {url}: {type(exc).__name__}: {exc}") from exc
-    return dataclasses.replace(open_dataset(url, storage_options=storage_options), skipped=MappingProxyType(skipped))
+    return open_dataset(url, storage_options=storage_options)
 
 
 def _new_array(
@@ -161,7 +154,6 @@ def _new_array(
     values: Any,
     chunk: int | None = None,
     shard: int | None = None,
-    dimensions: tuple[str, ...] | None = None,
 ) -> zarr.Array[Any]:
     """Create the array for these values. Chunks and shards are at most as long as it is."""
     dtype, n_samples = _packed_little_endian(values.dtype), len(values)
@@ -174,7 +166,6 @@ def _new_array(
         shape=values.shape,
         dtype=dtype,
         chunks=(chunk, *across),
-        dimension_names=dimensions,
         shards=shard and (min(shard, math.ceil(n_samples / chunk) * chunk) // chunk * chunk, *across),
         # Floats hardly compress and re-reading them is the hot path, so rows are stored uncompressed. The checksum
         # turns a flipped bit or a truncated file into an error.
@@ -228,14 +219,12 @@ def _packed_little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype([(name, _packed_little_endian(item.base), item.shape) for name, item in fields])
 
 
-def _refuse_own_source(url: str, arrays: Mapping[str, Any], replaces: bool) -> None:
+def _refuse_own_source(url: str, arrays: Mapping[str, Any]) -> None:
     # A local dataset is written to a temporary folder. On other stores the source would be deleted before it is read.
     for name, source in arrays.items():
-        if isinstance(source, RowSource):
-            is_place = os.path.isabs(source.origin) or source.origin.partition("://")[0].isalnum()
-            if (source.origin + "/").startswith(url + "/") or (replaces and not is_place):
-                allowed = f"another place than the source of array {name!r}, or one where nothing exists"
-                raise InvalidParameter.of("url", url, allowed, "Write the dataset to another URL.")
+        if isinstance(source, RowSource) and (source.origin + "/").startswith(url + "/"):
+            allowed = f"another place than the source of array {name!r}"
+            raise InvalidParameter.of("url", url, allowed, "Write the dataset to another URL.")
 
 
 def _write_beside(target: str, write: Callable[[Store], None]) -> None:
@@ -317,20 +306,17 @@ def remove_if_mine(folder: str, process: int) -> None:
 # -- What is accepted --------------------------------------------------------------------------------------------------
 
 
-def arrays_of(data: Any) -> Arrays:
+def arrays_of(data: Any) -> dict[str, Any]:
     """Return the arrays of what :func:`create_dataset` accepts."""
     libraries = {kind.__module__.partition(".")[0] for kind in type(data).__mro__}
-    if "xarray" in libraries:
-        return _of_xarray(data)
     if libraries & {"pandas", "dask", "dask_expr"} and hasattr(getattr(data, "columns", None), "has_duplicates"):
         arrays = each(distinct(list(data.columns)), lambda name: _of_series(f"column {name!r}", data[name]))
     elif hasattr(data, "__arrow_c_stream__") and not hasattr(data, "to_frame"):  # as a Series has it
         arrays = arrow_table(data)
-    elif isinstance(data, Mapping):
+    elif isinstance(data, Mapping) and "xarray" not in libraries:
         arrays = dict(data)
     else:
-        allowed = "a mapping of at least one name to an array, a table or an xarray.Dataset"
-        raise InvalidParameter.of("arrays", data, allowed, HINT)
+        raise InvalidParameter.of("arrays", data, "a mapping of at least one name to an array, or a table", HINT)
     if not arrays:
         raise InvalidParameter.because(
             "arrays", f"this {type(data).__name__} has no columns", "Give at least one name."
@@ -339,7 +325,7 @@ def arrays_of(data: Any) -> Arrays:
     unknown = {n: a for n, a in arrays.items() if isinstance(a, da.Array) and any(math.isnan(s) for s in a.shape)}
     for name, array in zip(unknown, dask.base.persist(*unknown.values()), strict=True):
         arrays[name] = array.compute_chunk_sizes()
-    return arrays, {}, {}
+    return arrays
 
 
 def _array_of(label: str, value: Any) -> Any:
@@ -375,39 +361,3 @@ def _of_series(label: str, series: Any) -> Any:
         hint = "Cast it to a NumPy dtype of numbers (.astype, .cat.codes), or leave it out."
         raise InvalidParameter.because(label, f"its dtype is {series.dtype}", hint)
     return series.to_dask_array().map_blocks(partial(complete, label), dtype=series.dtype)
-
-
-def _of_xarray(data: Any) -> Arrays:
-    """The arrays of a ``Dataset``, ``DataArray``, or ``DataTree`` of one node. Dask arrays stay lazy.
-
-    These are the variables with the first dimension of the largest one, or of the data array, which moves to the front.
-    """
-    tables = getattr(data, "data_vars", None)  # of a Dataset or a node of a DataTree
-    if tables is None and getattr(data, "name", None) is None:
-        raise InvalidParameter.of("arrays", data, 'an xarray.Dataset, or a DataArray with a name (.rename("x"))')
-    main = max(
-        [data.variable] if tables is None else tables.values(),
-        key=lambda variable: variable.nbytes if variable.ndim else -1,
-        default=None,
-    )
-    if main is None or not main.ndim or getattr(data, "children", None):
-        reason = f"this {type(data).__name__} has groups, or no variables with a dimension"
-        raise InvalidParameter.because("arrays", reason, "Give one of its groups, if it has some.")
-    if tables is None:
-        variables = {name: each.variable for name, each in data.coords.items()} | {data.name: main}
-    else:
-        variables = data.variables
-    samples = main.dims[0]
-    arrays: dict[Any, Any] = {}
-    skipped: dict[str, str] = {}
-    dimensions: dict[Any, tuple[str, ...]] = {}
-    for name, variable in variables.items():
-        dtype = variable.dtype
-        if samples not in variable.dims:
-            skipped[str(name)] = f"its dimensions are ({', '.join(map(str, variable.dims))}), without {samples}"
-        elif not isinstance(dtype, np.dtype) or dtype.hasobject or dtype.kind == "T":
-            skipped[str(name)] = f"its items are not of a dtype of NumPy with a fixed size ({dtype})"
-        else:
-            turned = variable.transpose(samples, ...)
-            arrays[name], dimensions[name] = turned.data, tuple(map(str, turned.dims))
-    return arrays, skipped, dimensions

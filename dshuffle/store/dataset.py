@@ -328,13 +328,15 @@ class Dataset:
         self._store.close()
 
     def _seen_as(self, view: View) -> Dataset:
-        infos = {name: view.info(name, source) for name, source in self._sources.items()}
-        items = {name: (source.dtype, infos[name].shape) for name, source in self._sources.items()}
+        sources = self._sources
+        infos = {name: view.info(name, source) for name, source in sources.items()}
+        items = {name: (source.dtype, infos[name].shape) for name, source in sources.items()}
+        encodings = {name: source.encoding for name, source in sources.items() if source.encoding is not None}
         return dataclasses.replace(
             self,
             n_samples=view.n_samples,
             arrays=MappingProxyType(infos),
-            layout=RowLayout.of(items, dict(self.layout.encodings)),
+            layout=RowLayout.of(items, encodings),
             _view=view,
         )
 
@@ -542,23 +544,20 @@ def open_stored(opening: Opening, view: View | None = None, decided: Decided | N
         for name, array in chosen.arrays.items()
         if name in encodings
     }
-    items = {name: (source.dtype, source.info.shape) for name, source in sources.items()}
-    encoded = {name: source.encoding for name, source in sources.items() if source.encoding is not None}
-    dataset = Dataset(
+    return Dataset(
         url=url,
         n_samples=n_samples,
-        arrays=MappingProxyType({name: source.info for name, source in sources.items()}),
+        arrays={},
         skipped=MappingProxyType(skipped),
         undecoded=MappingProxyType(undecoded),
-        layout=RowLayout.of(items, encoded),
+        layout=RowLayout(()),
         _stored_identity=identity,
         _store=store,
         _sources=sources,
         _meter=meter,
         _opening=opening,
         _view=View(n_samples),
-    )
-    return dataset if view is None or view.is_whole else dataset._seen_as(view)
+    )._seen_as(view or View(n_samples))
 
 
 def _not_found(location: Location, kind: str) -> DatasetNotFound:
@@ -670,7 +669,6 @@ def write_sharding(
     ranks: ArrayLike,
     *,
     broadcast: ArrayLike = (),
-    about: Options | None = None,
     overwrite: bool = False,
 ) -> None:
     """Store a first assignment under a name that sessions can refer to.
@@ -685,8 +683,6 @@ def write_sharding(
         ``(q,)`` integers, the worker of each sample.
     broadcast
         Ascending ids of the samples that every worker trains on.
-    about
-        Description of how the sharding was made, as JSON values.
     overwrite
         Replace an existing sharding of that name.
 
@@ -728,7 +724,7 @@ def write_sharding(
         group = shards.create_group(name, overwrite=True, attributes=new_mark(complete=False))
         for key, array in (("ranks", values), ("broadcast", np.asarray(broadcast, dtype=np.int64))):
             group.create_array(key, data=array, chunks=(max(1, min(len(array), 1 << 20)),))
-        group.attrs.update({"about": dict(about or {}), **new_mark(complete=True)})
+        group.attrs.update(new_mark(complete=True))
 
 
 def stored_shardings(dataset: Dataset | Place) -> tuple[str, ...]:

@@ -88,7 +88,7 @@ class View:
             names = (
                 f"the dimensions {', '.join(sorted(lengths))}" if lengths else "dimensions, which have no names here"
             )
-            hint = "" if lengths else "Give the arrays dimension_names, or write the dataset from xarray."
+            hint = "" if lengths else "Write the arrays with xarray, or with dimension_names."
             raise InvalidParameter.of("patches", sorted(unknown), f"lengths along {names}", hint)
         dims = []
         for name, value in sizes.items():

@@ -168,7 +168,7 @@ def test_what_is_refused_before_anything_is_read(tmp_path, monkeypatch):
         patched.setattr(os, "posix_fallocate", full)
         with pytest.raises(DatasetError, match=r"cannot hold 80 bytes .*No space left"):
             shuffle_dataset(source, tmp_path / "new")
-    with pytest.raises(DatasetError, match="nowhere' cannot hold the dataset: .*No such file"):
+    with pytest.raises(DatasetError, match=r"nowhere' cannot hold the dataset: .*No such file"):
         shuffle_dataset(source, tmp_path / "new", temporary=tmp_path / "nowhere")
     assert sorted(os.listdir(tmp_path)) == ["in", "out"]
 

@@ -439,42 +439,11 @@ def test_times_of_arrow(tmp_path, kind, dtype):
     assert found.tolist() == np.array(counts, "i8").view(dtype).tolist()
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_an_xarray_dataset_along_its_first_dimension_or_another(tmp_path, lazy):
-    data = xr.Dataset(
-        {
-            "t2m": (("time", "lat", "lon"), RNG.normal(size=(6, 4, 5)).astype("f4")),
-            "flag": (("lat", "time"), np.arange(24, dtype="i2").reshape(4, 6)),
-            "mask": (("lat", "lon"), np.ones((4, 5))),
-            "name": ("time", np.array(list("abcdef"), dtype=object)),
-        },
-        coords={"time": np.arange(6).astype("M8[D]").astype("M8[ns]"), "lat": np.arange(4.0)},
-    )
-    source = data.chunk({"time": 4}) if lazy else data
-    dataset = create_dataset(tmp_path / "d", source)
-    assert sorted(dataset.arrays) == ["flag", "t2m", "time"]
-    assert "without time" in dataset.skipped["mask"]
-    assert "not of a dtype of NumPy with a fixed size (object)" in dataset.skipped["name"]
-    found = contents(dataset)
-    np.testing.assert_array_equal(found["flag"], data["flag"].T)
-    np.testing.assert_array_equal(found["time"], data["time"])
-    with xr.open_zarr(tmp_path / "d", consolidated=False) as again:
-        xr.testing.assert_equal(again["t2m"].drop_vars("time"), data["t2m"].drop_vars(["time", "lat"]))
-    turned = contents(create_dataset(tmp_path / "turned", source.transpose("lat", ...)))
-    np.testing.assert_array_equal(turned["t2m"], data["t2m"].transpose("lat", "time", "lon"))
-    alone = contents(create_dataset(tmp_path / "alone", source["t2m"]))
-    assert set(alone) == {"t2m", "time"}
-    np.testing.assert_array_equal(alone["t2m"], data["t2m"])
-    only = create_dataset(tmp_path / "only", source["time"])
-    np.testing.assert_array_equal(only.read_rows([1])["time"], data["time"][[1]])
-
-
 # -- Arrays ------------------------------------------------------------------------------------------------------------
 
 MASKED = np.ma.masked_equal([1, 2], 1)
 SPARSE = scipy.sparse.csr_matrix(X[0])
 LAZY = da.from_array(X[0], chunks=2)
-TREE = xr.DataTree.from_dict({"/train": xr.Dataset({"x": ("t", [1])})})
 
 
 @pytest.mark.parametrize(
@@ -505,11 +474,8 @@ def test_a_value_that_is_no_array(tmp_path, value, words):
         (pd.Series([1, 2]), r"make a table of a Series \(\.to_frame\(\)\)"),
         (dd.from_pandas(pd.Series([1, 2]), npartitions=1), r"\.to_frame\(\)"),
         ("data.npy", "open what is stored with open_dataset or dshuffle.store.read_sources"),
-        (TREE, r"this DataTree has groups, or no variables with a dimension. Give one of its groups"),
-        (xr.DataArray(X), r'a DataArray with a name \(\.rename\("x"\)\)'),
-        (xr.DataArray(3.0, name="x"), "this DataArray has groups, or no variables with a dimension"),
-        (xr.Dataset({"scalar": 3.0}), "no variables with a dimension"),
-        (xr.Variable("t", [1]), "must be an xarray.Dataset, or a DataArray"),
+        (xr.Dataset({"x": ("t", [1])}), "write what xarray has with its to_zarr"),
+        (xr.DataArray(X), "write what xarray has with its to_zarr"),
         ({}, "at least one name"),
     ],
 )

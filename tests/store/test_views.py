@@ -336,7 +336,7 @@ def test_what_is_no_view(dataset, make, message):
 
 
 def test_dimensions_that_cannot_be_cut(plain, tmp_path):
-    with pytest.raises(InvalidParameter, match=r"have no names.*dimension_names"):
+    with pytest.raises(InvalidParameter, match=r"have no names here.*dimension_names"):
         plain.patches(lat=3)
     group = zarr.open_group(tmp_path / "d.zarr", mode="w")
     for name, length in (("a", 4), ("b", 6)):
