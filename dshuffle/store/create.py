@@ -130,14 +130,13 @@ def create_dataset(
 
     def write(store: Store) -> None:
         group = zarr.create_group(store, overwrite=True, attributes=new_mark(complete=False))
-        new = {name: _new_array(group, name, array, chunk, shard) for name, array in checked.items()}
-        _write(checked, new, in_process=is_memory(url))
+        _write(group, checked, chunk, shard, in_process=is_memory(url))
         group.attrs.update(new_mark(complete=True, is_dataset=True))
 
     try:
         with _unstable_dtypes_allowed():
             if is_local(url):
-                _write_beside(os.path.realpath(url), write)
+                _write_beside(os.path.realpath(url), write, overwrite)
             else:
                 _refuse_own_source(url, checked)
                 write(open_store(url, storage_options, read_only=False))
@@ -152,8 +151,8 @@ def _new_array(
     group: zarr.Group,
     name: str,
     values: Any,
-    chunk: int | None = None,
-    shard: int | None = None,
+    chunk: int | None,
+    shard: int | None,
 ) -> zarr.Array[Any]:
     """Create the array for these values. Chunks and shards are at most as long as it is."""
     dtype, n_samples = _packed_little_endian(values.dtype), len(values)
@@ -227,13 +226,13 @@ def _refuse_own_source(url: str, arrays: Mapping[str, Any]) -> None:
             raise InvalidParameter.of("url", url, allowed, "Write the dataset to another URL.")
 
 
-def _write_beside(target: str, write: Callable[[Store], None]) -> None:
+def _write_beside(target: str, write: Callable[[Store], None], overwrite: bool) -> None:
     parent, name = os.path.split(target)
     beside = os.path.join(parent, f".{name}.{uuid.uuid4().hex}")
     try:
         os.makedirs(parent, exist_ok=True)
         write(open_store(beside + ".partial", None, read_only=False))
-        if standing_at(target, None) == GROUP:
+        if overwrite and standing_at(target, None) == GROUP:
             os.rename(target, beside + ".replaced")
         try:
             os.rename(beside + ".partial", target)
@@ -250,7 +249,9 @@ def _write_beside(target: str, write: Callable[[Store], None]) -> None:
             time.sleep(0.1)
 
 
-def _write(arrays: Mapping[str, Any], targets: Mapping[str, zarr.Array[Any]], *, in_process: bool) -> None:
+def _write(
+    group: zarr.Group, arrays: Mapping[str, Any], chunk: int | None, shard: int | None, *, in_process: bool
+) -> None:
     lazy: list[tuple[da.Array, Any]] = []
     jobs: list[Any] = []
     nbytes = 0
@@ -262,7 +263,7 @@ def _write(arrays: Mapping[str, Any], targets: Mapping[str, zarr.Array[Any]], *,
         jobs, nbytes = [], 0
 
     for name, array in arrays.items():
-        target = targets[name]
+        target = _new_array(group, name, array, chunk, shard)
         rows = (target.shards or target.chunks)[0]
         if isinstance(array, da.Array):
             # One Dask block per stored object, so that no two tasks write to the same object.

@@ -261,9 +261,8 @@ class Dataset:
     def _values(self, parameter: str, name: str) -> NDArray[Any]:
         """An array of one value for each sample, named by a parameter of :meth:`split`."""
         if name not in self.scalars:
-            other_choices = "'sample', 'chunk', 'time', or " if parameter == "by" else ""
-            allowed = f"{other_choices}one of the arrays of one value for each sample: {', '.join(self.scalars)}"
-            raise InvalidParameter.of(parameter, name, allowed)
+            choices = ", ".join([*(("sample", "chunk", "time") if parameter == "by" else ()), *self.scalars])
+            raise InvalidParameter.of(parameter, name, f"one of {choices} (arrays of one value for each sample)")
         return self._only([name]).read_rows(np.arange(self.n_samples))[name]
 
     def _times(self) -> NDArray[Any]:
@@ -301,13 +300,11 @@ class Dataset:
         """
         lengths: dict[str, int] = {}
         for source in self._sources.values():
-            if repeated := [name for name in sizes if source.dims.count(name) > 1]:
-                raise InvalidParameter.because(repeated[0], f"{source.name} has this dimension twice")
             for name, length in zip(source.dims, source.info.shape, strict=True):
-                if name is not None and lengths.setdefault(name, length) != length:
-                    raise DatasetError(
-                        f"dimension {name} has length {lengths[name]} in one array, and {length} in {source.name}"
-                    )
+                if name in sizes and (source.dims.count(name) > 1 or lengths.get(name, length) != length):
+                    reason = f"array {source.name} has this dimension twice, or in another length than other arrays"
+                    raise InvalidParameter.because(name, reason)
+                lengths |= {name: length} if name else {}
         return self._seen_as(self._view.patches(sizes, stride, lengths))
 
     @property

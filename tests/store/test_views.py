@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dshuffle
-from dshuffle.errors import DatasetError, InvalidParameter
+from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import load_kernels
 from dshuffle.store import open_dataset, read_array, stored_shardings, write_sharding
 from dshuffle.store.shuffled_copy import _slabs
@@ -284,12 +284,12 @@ def test_single_samples_that_overlap_cannot_be_divided(dataset):
         ({"fraction": 2}, "fraction=2 is not allowed"),
         (
             {"fraction": 0.5, "by": "x"},
-            "by='x' is not allowed; it must be 'sample', 'chunk', 'time', or one of the arrays of one value .*: group",
+            "by='x' is not allowed; it must be one of sample, chunk, time, group",
         ),
         ({"fraction": 0.5, "seed": -1}, "seed=-1 is not allowed"),
         (
             {"fraction": 0.5, "stratify": "x"},
-            "stratify='x' is not allowed; it must be one of the arrays of one value .*: group",
+            "stratify='x' is not allowed; it must be one of group .arrays of one value",
         ),
         ({"fraction": 0.5, "stratify": "group", "by": "chunk"}, "stratify='group' .* must be None with by='chunk'"),
         ({"fraction": 0.0, "stratify": "group"}, "leaves samples in both parts"),
@@ -341,11 +341,11 @@ def test_dimensions_that_cannot_be_cut(plain, tmp_path):
     group = zarr.open_group(tmp_path / "d.zarr", mode="w")
     for name, length in (("a", 4), ("b", 6)):
         group.create_array(name, shape=(5, length), dtype="f4", dimension_names=("time", "lat"))
-    with pytest.raises(DatasetError, match="dimension lat has length 4 in one array, and 6 in b"):
+    with pytest.raises(InvalidParameter, match="array b has this dimension twice, or in another length"):
         open_dataset(tmp_path / "d.zarr").patches(lat=2)
     square = zarr.open_group(tmp_path / "square.zarr", mode="w")
     square.create_array("x", shape=(5, 4, 4), dtype="f4", dimension_names=("time", "self", "self"))
-    with pytest.raises(InvalidParameter, match="self is not allowed: x has this dimension twice"):
+    with pytest.raises(InvalidParameter, match="self is not allowed: array x has this dimension twice"):
         open_dataset(tmp_path / "square.zarr").patches(**{"self": 2})
 
 
