@@ -43,11 +43,6 @@ def unknown_length() -> Any:
         ({"x": np.zeros(3, np.longdouble)}, {}, r"arrays\['x'\]\.dtype='float128'.*Zarr"),
         ({"x": np.zeros(3, [("a", "f4", (2,))])}, {}, r"arrays\['x'\]\.dtype=.*array field of a struct"),
         ({"x": np.zeros(3, [("a", [("b", "f4", (2,))])])}, {}, r"arrays\['x'\]\.dtype=.*array field of a struct"),
-        (
-            {"x": np.zeros(4, [("a", "f4")])},
-            {"chunk_rows": 2, "shard_rows": 2},
-            r"arrays\['x'\]\.dtype=.*can store in shards",
-        ),
         ({"x": np.ma.masked_array([1, 2], [True, False])}, {}, "masked array.*filled"),
         ({"x": OK, "y": unknown_length()}, {}, r"'x': 4, 'y': 5"),
         ({"x": da.from_array(np.array([{}], dtype=object), chunks=1)}, {}, r"arrays\['x'\]\.dtype='object'"),
@@ -77,25 +72,6 @@ def test_refused_before_anything_is_written(
     with pytest.raises(InvalidParameter, match=words):
         create_dataset(tmp_path / "deep" / "d", arrays, overwrite=overwrite, **options)
     assert tree(tmp_path) == before
-
-
-@pytest.mark.parametrize("url", ["", " ", 3, "s3://", b"bytes"])
-def test_bad_urls(url: Any) -> None:
-    with pytest.raises(InvalidParameter, match="url="):
-        create_dataset(url, {"x": OK})
-
-
-def test_unknown_schemes_and_missing_packages(monkeypatch: Any) -> None:
-    with pytest.raises(InvalidParameter, match=r"url='nosuch://b/x'.*scheme.*Install"):
-        create_dataset("nosuch://b/x", {"x": OK})
-    import fsspec
-
-    def not_installed(*args: Any, **kwargs: Any) -> Any:
-        raise ImportError("Install gcsfs to access Google")
-
-    monkeypatch.setattr(fsspec, "url_to_fs", not_installed)
-    with pytest.raises(DatasetError, match="Install gcsfs"):
-        open_dataset("gs://bucket/x")
 
 
 def test_an_existing_dataset_stays_without_overwrite(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import zarr
 from PIL import Image
 
 import dshuffle
@@ -43,13 +42,6 @@ def test_pixels_and_labels_are_those_of_the_files(folder):
     rows = rows_of(images.arrays)
     assert rows["y"].tolist() == [0, 1, 1, 2, 2]
     np.testing.assert_array_equal(rows["x"], PIXELS[[4, 1, 0, 3, 2]])
-
-
-def test_the_dataset_has_the_names_of_the_classes(folder, tmp_path):
-    dshuffle.create_dataset(tmp_path / "images.zarr", ImageFolder.of(folder).arrays)
-    group = zarr.open_group(tmp_path / "images.zarr", mode="r")
-    assert dict(group["y"].attrs) == {"classes": ["ants", "cats", "dogs"]}
-    assert dict(group["x"].attrs) == {}
 
 
 @pytest.mark.parametrize("size", [None, (12, 16)])

@@ -13,9 +13,7 @@ import zarr
 
 from dshuffle.errors import CorruptChunk, DatasetChanged, DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.runtime.session_spec import DatasetReference
-from dshuffle.store import create_dataset, open_dataset, read_array, read_sources, verify_dataset, write_sharding
-from dshuffle.store.metadata import Opening
-from dshuffle.store.places import Location
+from dshuffle.store import create_dataset, open_dataset, read_array, verify_dataset, write_sharding
 
 RNG = np.random.default_rng(0)
 IDS = np.array([3, 0, 6, 3])
@@ -322,13 +320,6 @@ def test_copies_are_the_same_dataset(tmp_path, make):
     assert pickle.loads(pickle.dumps(part)).identity == part.identity
 
 
-def test_what_was_chosen_is_in_an_identity_as_in_earlier_releases():
-    """Checkpoints have identities. The name of a class in them was Wanted."""
-    place = Location.of("memory://here")
-    assert Opening(place).words == ""
-    assert Opening(place, ("x",), 0, False).words == "Wanted(arrays=('x',), sample_dim=0, decode=False)"
-
-
 def test_a_dataset_that_was_written_again_is_another_one(tmp_path):
     dataset = create(str(tmp_path / "a.zarr"))
     reference = DatasetReference.of(dataset)
@@ -358,16 +349,6 @@ def test_a_group_from_elsewhere_is_known_by_its_metadata_and_some_chunks(tmp_pat
     with pytest.raises(DatasetChanged):
         dataset.check_unchanged()
     assert dataset.traffic == before, "looking at a dataset is not reading it"
-
-
-def test_datasets_of_older_releases_have_a_digest(tmp_path):
-    dataset = create(str(tmp_path / "a.zarr"))
-    zarr.open_group(tmp_path / "a.zarr").attrs["dshuffle"] = {"version": 1, "complete": True}
-    older = open_dataset(tmp_path / "a.zarr")
-    assert older.identity not in (dataset.identity, "incomplete")
-    older.check_unchanged()
-    again = create_dataset(tmp_path / "b.zarr", read_sources([str(tmp_path / "a.zarr")]))
-    assert len({dataset.identity, older.identity, again.identity}) == 3
 
 
 @pytest.mark.parametrize("make", [create, foreign, foreign2])

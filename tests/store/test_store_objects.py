@@ -143,20 +143,6 @@ def test_a_group_in_a_store_is_opened(tmp_path: Path, make: Callable[[Path], Sto
     assert "shards" in zarr.open_group(store, path="deep/group", mode="r")
 
 
-def test_an_error_says_how_to_open_a_group_in_a_store() -> None:
-    store = MemoryStore()
-    zarr.create_group(store)
-    fill(store, "deep/group")
-    with pytest.raises(DatasetError, match=r"It has groups: group\. Open one of them, by its URL or a StorePath"):
-        dshuffle.open_dataset(StorePath(store, "deep"))
-
-
-def test_a_local_store_is_its_path(tmp_path: Path) -> None:
-    store = filled(local)(tmp_path)
-    dataset = dshuffle.open_dataset(store)
-    assert dataset.url == str(tmp_path / "local")
-
-
 def test_a_store_that_cannot_be_pickled_is_refused() -> None:
     stores = pytest.importorskip("obstore.store", reason="obstore is not installed")
     store = ObjectStore(stores.MemoryStore())

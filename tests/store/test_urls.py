@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zarr
 
 import dshuffle
 from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
@@ -58,20 +57,9 @@ def test_what_is_no_url(url: object, words: str) -> None:
         dshuffle.create_dataset(url, {"x": [1]})  # type: ignore[arg-type]
 
 
-def test_schemes_have_no_case() -> None:
-    dshuffle.create_dataset("memory://urls-case", {"x": [1]}, overwrite=True)
-    assert dshuffle.open_dataset("MEMORY://urls-case").url == "memory://urls-case"
-
-
 def test_a_file_system_that_cannot_be_reached_is_a_dataset_error(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"cannot open zip://x.zarr::.*No such file"):
         dshuffle.open_dataset(f"zip://x.zarr::{tmp_path}/absent.zip")
-
-
-def test_what_exists_instead_of_a_group(tmp_path: Path) -> None:
-    zarr.create_array(tmp_path / "array", data=np.arange(3))
-    with pytest.raises(DatasetNotFound, match=r"is a Zarr array.*arrays=\[\.\.\.\], or give dask"):
-        dshuffle.open_dataset(tmp_path / "array")
 
 
 def test_a_url_is_accepted_where_a_dataset_is(place: str) -> None:

@@ -7,7 +7,6 @@ import itertools
 import pickle
 from fractions import Fraction
 
-import dask.array as da
 import numpy as np
 import pytest
 import zarr
@@ -142,12 +141,6 @@ def test_every_view_has_an_identity_of_its_own(dataset):
             write_sharding(view, "mine", np.zeros(view.n_samples, int))
 
 
-def test_a_part_is_pickled_by_a_bit_a_sample(plain):
-    part = plain.select(np.arange(0, 200, 3))
-    assert len(pickle.dumps(part)) - len(pickle.dumps(plain)) < 200 / 8 + 300
-    assert "67 of 200 samples" in repr(part)
-
-
 def requests(view, ids=None):
     before = view.traffic
     view.read_rows(np.arange(view.n_samples) if ids is None else ids)
@@ -243,24 +236,6 @@ def test_parts_of_windows_share_no_row(plain, by, caplog):
         assert by != "time" or left_out == 3
     first, second = plain.windows(5).split(0.5, by="chunk")  # of one row each
     assert first.n_samples + second.n_samples == 195
-
-
-def test_parts_of_patches_of_windows_share_no_row(dataset):
-    patches = dataset.windows({"t": (0, 1)}).patches(lat=3)
-    seen = [whole(part)["t"] for part in patches.split(0.5, by="season", seed=3)]
-    items = [{patch.tobytes() for window in windows for patch in window} for windows in seen]
-    assert min(map(len, items)) > 0
-    assert not items[0] & items[1]
-
-
-def test_parts_of_patches_are_complete(dataset):
-    patches = dataset.patches(lat=3, lon=5)
-    for by in ("sample", "chunk", "season"):
-        parts = patches.split(0.6, by=by, seed=1)
-        assert sum(part.n_samples for part in parts) == patches.n_samples
-        ids = [set(whole(part)["season"].tolist()) for part in parts]
-        assert by != "season" or not ids[0] & ids[1]
-    dataset.patches(lat=9, stride=2).split(0.5)  # a single patch of each row
 
 
 def test_single_samples_that_overlap_cannot_be_divided(dataset):
@@ -376,21 +351,6 @@ def test_views_are_shuffled_like_any_dataset(client, dataset, make, assignment, 
         for epoch in shuffler.epochs(2):
             samples = np.concatenate(client.gather(epoch.map(checked)))
             assert np.array_equal(np.sort(samples), np.arange(view.n_samples))
-
-
-def test_labels_of_a_part_balance_its_workers(client, plain):
-    part, _ = plain.split(0.5)
-    with dshuffle.Shuffler(client, part, balance="group") as shuffler:
-        for epoch in shuffler.epochs(2):
-            counts = [np.bincount(one, minlength=11) for one in client.gather(epoch.map(lambda p: p["group"]))]
-            assert abs(counts[0] - counts[1]).max() <= 1
-
-
-def test_windows_as_a_dask_array(client, dataset):
-    with client.as_current():
-        taken = dshuffle.take(client, dataset.windows({"t": (0, 1)}), [5, 5, 0])["t"]
-        assert isinstance(taken, da.Array)
-        np.testing.assert_array_equal(taken.compute(), expected("t", {"t": [0, 1]}, {}, {})[[5, 5, 0]])
 
 
 def test_a_single_patch_of_narrow_columns(tmp_path):
