@@ -10,6 +10,8 @@ import numpy as np
 from dask.delayed import delayed
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float32]
+
 # Rows per block. Each block has its own seed, so the data do not depend on the chunks. A block with a few hundred
 # features takes a few tens of MB.
 BLOCK_ROWS = 16384
@@ -74,7 +76,7 @@ def _by_block(
 
 def _keyed_block(
     start: int, rows: int, n_samples: int, width: int, n_keys: int, seed: int, sort: bool, noise: float
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+) -> tuple[Floats, Floats]:
     n_dense = width - n_keys
     rng = np.random.default_rng([seed, 1, start])
     keys = _groups(start, rows, n_samples, n_keys) if sort else rng.integers(n_keys, size=rows)
@@ -87,7 +89,7 @@ def _keyed_block(
 
 def _rare_keys_block(
     start: int, rows: int, n_samples: int, n_keys: int, seed: int, noise: float
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+) -> tuple[Floats, Floats]:
     rng = np.random.default_rng([seed, 1, start])
     own = rng.standard_normal((rows, n_keys)) * np.sqrt(OWN_PART / n_keys)
     # Rows of the orthonormal DCT-II matrix. Codes of one number each, as of one-hot keys, would be compressed to
@@ -104,9 +106,7 @@ def _groups(start: int, rows: int, n_samples: int, n_groups: int) -> NDArray[np.
     return np.arange(start, start + rows) * n_groups // n_samples
 
 
-def _targets(
-    x: NDArray[np.float32], weights: NDArray[np.float64], noise: float, rng: np.random.Generator
-) -> NDArray[np.float32]:
+def _targets(x: Floats, weights: NDArray[np.float64], noise: float, rng: np.random.Generator) -> Floats:
     y = x @ weights
     if noise:
         y += noise * rng.standard_normal(len(y))
@@ -115,7 +115,7 @@ def _targets(
 
 def _blob_block(
     start: int, rows: int, n_samples: int, n_features: int, n_classes: int, seed: int, separation: float, sort: bool
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+) -> tuple[Floats, NDArray[np.int64]]:
     # The squared distance of two centres has an expectation of 2 * n_features * scale**2.
     scale = separation / np.sqrt(2 * n_features)
     centres = np.random.default_rng([seed, 0]).standard_normal((n_classes, n_features), np.float32) * np.float32(scale)

@@ -22,6 +22,7 @@ import dask.array as da
 import dask.base
 import numpy as np
 import zarr
+from numpy.lib.recfunctions import repack_fields
 from zarr.abc.store import Store
 from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.core.sync import sync
@@ -212,10 +213,8 @@ def _is_kept(dtype: np.dtype[Any], sharded: bool) -> bool:
 
 
 def _packed_little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    if dtype.fields is None:
-        return dtype.newbyteorder("<")
-    fields = [(name, dtype.fields[name][0]) for name in dtype.names or ()]
-    return np.dtype([(name, _packed_little_endian(item.base), item.shape) for name, item in fields])
+    packed: np.dtype[Any] = repack_fields(dtype, recurse=True)
+    return packed.newbyteorder("<")
 
 
 def _refuse_own_source(url: str, arrays: Mapping[str, Any]) -> None:

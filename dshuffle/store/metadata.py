@@ -134,11 +134,8 @@ def find_arrays(group: Group, opening: Opening) -> SampleArrays:
         arrays = {name: _array_named(group, name) for name in opening.arrays}
     else:
         arrays, skipped, groups = _all(group)
-    for name in list(arrays):
-        if reason := unreadable_items(arrays[name]):
-            skipped[name] = reason
-            del arrays[name]
-    axes, reasons = _axes(arrays, opening.sample_dim)
+    skipped |= {name: reason for name, array in arrays.items() if (reason := unreadable_items(array))}
+    axes, reasons = _axes({name: arrays[name] for name in arrays if name not in skipped}, opening.sample_dim)
     skipped |= reasons
     said = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
     if opening.arrays is not None and skipped:
@@ -158,16 +155,15 @@ def _axes(arrays: Arrays, sample_dim: str | int | None) -> tuple[dict[str, int],
     """The axis of the samples of each array, and why other arrays have none."""
     axes: dict[str, int] = {}
     skipped: Reasons = {}
-    if not arrays:
-        return axes, skipped
     asked = sample_dim if isinstance(sample_dim, int) else 0
-    has_axis = [name for name, array in arrays.items() if array.ndim > asked] or list(arrays)
-    main = max(has_axis, key=lambda name: (arrays[name].nbytes, arrays[name].ndim, name))
-    dim: str | None = sample_dim if isinstance(sample_dim, str) else None
-    length: int | None = None
-    if dim is None and arrays[main].ndim > asked:
-        names = dimensions(arrays[main])
-        dim, length = None if names is None else names[asked], arrays[main].shape[asked]
+    dim, length = sample_dim if isinstance(sample_dim, str) else None, None
+
+    def rank(name: str) -> Any:
+        return arrays[name].ndim > asked, arrays[name].nbytes, arrays[name].ndim, name
+
+    main = max(arrays, key=rank, default="")
+    if main and dim is None and arrays[main].ndim > asked:
+        dim, length = (dimensions(arrays[main]) or {asked: None})[asked], arrays[main].shape[asked]
     for name, array in arrays.items():
         names, axis = dimensions(array), asked
         if dim is not None and names is not None:
