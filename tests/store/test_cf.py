@@ -53,79 +53,27 @@ SINCE_2000 = {"units": "days since 2000-01-01"}
     [
         # Numbers are unpacked first.
         ([0, NAT, 2], "i8", SINCE_2000, GAP),
-        ([0, -99, 2], "i2", SINCE_2000 | {"_FillValue": -99}, GAP),
         ([0, -1, 4], "i1", SINCE_2000 | {"scale_factor": 0.5, "_FillValue": -1}, GAP),
-        (
-            [0, -1, 2],
-            "i1",
-            SINCE_2000 | {"_Unsigned": "true"},
-            dates("2000-01-01", "2000-09-12", "2000-01-03"),
-        ),
-        (
-            [0, 0.25, 2**-20],
-            "f8",
-            SINCE_2000,
-            dates("2000-01-01", "2000-01-01T06", "2000-01-01T00:00:00.082397460"),
-        ),
+        ([0, 1, -1], "i1", SINCE_2000 | {"_Unsigned": "true"}, dates("2000-01-01", "2000-01-02", "2000-09-12")),
+        ([0, 0.25, 2**-20], "f8", SINCE_2000, dates("2000-01-01", "2000-01-01T06", "2000-01-01T00:00:00.082397460")),
         # Integers reach farther than nanoseconds. A count of them may not fit 64 bits, although the date does.
+        ([0, 200_000, 1], "i4", SINCE_2000, np.array([0, 200_000, 1], "m8[D]") + np.datetime64("2000-01-01", "us")),
+        ([107_016.0, np.nan], "f8", {"units": "days since 1707-01-01"}, dates("2000-01-01", "NaT")),
         (
-            [0, 200_000, -90_000],
-            "i4",
-            SINCE_2000,
-            np.datetime64("2000-01-01", "us") + np.array([0, 200_000, -90_000], "m8[D]"),
-        ),
-        (
-            [107_016.0, np.nan, 0.5],
-            "f8",
-            {"units": "days since 1707-01-01"},
-            dates("2000-01-01", "NaT", "1707-01-01T12"),
-        ),
-        # Origins and units.
-        (
-            [0, 1, 2],
+            [0, 1],
             "i4",
             {"units": "hours since 2000-01-01 00:00:00 +05:30"},
-            dates("1999-12-31T18:30", "1999-12-31T19:30", "1999-12-31T20:30"),
-        ),
-        (
-            [0, 1, 2],
-            "i4",
-            {"units": "msecs since 2000-01-01"},
-            dates("2000-01-01", "2000-01-01T00:00:00.001", "2000-01-01T00:00:00.002"),
+            dates("1999-12-31T18:30", "1999-12-31T19:30"),
         ),
         ([0, 1, 2], "i4", {"units": "Days since 2000-01"}, DAYS),
-        (
-            [0, 1, 2],
-            "i4",
-            {"units": "days since 1650-01-01 01"},
-            np.array(["1650-01-01T01", "1650-01-02T01", "1650-01-03T01"], "M8[us]"),
-        ),
-        (
-            [730_119, 1, 2],
-            "i4",
-            {"units": "days since 0001-01-01", "calendar": "proleptic_gregorian"},
-            np.array(["2000-01-01", "0001-01-02", "0001-01-03"], "M8[us]"),
-        ),
-        ([10**18 + 1], "i8", {"scale_factor": 1, "units": "nanoseconds since 1970-01-01"}, dates(10**18 + 1)),
-        # Durations.
         ([1, 2, NAT], "i8", {"units": "hours", "dtype": "timedelta64[ns]"}, np.array([1, 2, "NaT"], "m8[h]")),
-        ([1, 2, 3], "i4", {"units": "days", "dtype": "timedelta64[s]"}, np.array([1, 2, 3], "m8[D]")),
         ([0.5, 1, np.nan], "f8", {"units": "minutes", "dtype": "timedelta64[ns]"}, np.array([30, 60, "NaT"], "m8[s]")),
-        (
-            [1, 2, 3],
-            "i2",
-            {"units": "seconds", "dtype": "timedelta64[ms]", "scale_factor": 0.5},
-            np.array([500, 1000, 1500], "m8[ms]"),
-        ),
-        # Numbers. Large integers keep their digits, and fill values are compared as they are stored.
+        # Large integers keep their digits, and fill values are compared as they are stored.
         ([2**53 + 1, 3, 2**61], "i8", {"scale_factor": 1}, np.array([2**53 + 1, 3, 2**61])),
         ([1, 2, 1e20], "f4", {"_FillValue": 1e20}, np.array([1, 2, np.nan])),
-        ([0, -1], "i1", {"_Unsigned": "true"}, np.array([0, 255], "u1")),
         ([0, -1], "i1", {"_Unsigned": 1}, np.array([0, -1])),
         # As some writers of netCDF leave it. (xarray makes Python objects of it.)
         ([0, 3], "i2", {"scale_factor": [0.5], "add_offset": [1.0]}, np.array([1.0, 2.5])),
-        # Times that NumPy does not know stay numbers.
-        ([3, 4], "i8", {"units": "fortnights since 2000-01-01"}, np.array([3, 4])),
     ],
     ids=str,
 )

@@ -161,18 +161,6 @@ def test_a_chunk_is_read_once_for_all_windows_and_patches(dataset, tmp_path):
     assert requests(open_dataset(tmp_path / "d.zarr").patches(a=5, b=5)) == 2 * 4 * 4
 
 
-def test_slabs_begin_with_chunks(dataset):
-    chunk = dataset.arrays["rain"].chunk_rows
-    patches = dataset.patches(lat=4, lon=4)
-    assert patches.arrays["rain"].chunk_rows == 4 * chunk
-    assert len(list(_slabs(patches.select(np.arange(0, patches.n_samples, 3)), 1))) == -(-N // chunk)
-    windows = dataset.windows({"t": (-3, 0), "season": 3})
-    for view in (windows, windows.select(np.arange(0, windows.n_samples, 2))):
-        first_rows = [int(view.read_rows(ids[:1])["y"][0]) for ids in list(_slabs(view, 1))[1:]]
-        assert len(first_rows) >= 3
-        assert all(row % chunk <= 1 for row in first_rows)  # every other anchor is missing from a part
-
-
 @pytest.mark.parametrize("by", ["sample", "chunk", "group"])
 def test_parts_of_a_split_are_complete_disjoint_and_reproducible(plain, by):
     first, second = plain.split(0.7, by=by, seed=3)
