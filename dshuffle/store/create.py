@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import os
 import shutil
@@ -13,7 +12,7 @@ import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,6 @@ from zarr.abc.store import Store
 from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.core.sync import sync
 from zarr.errors import UnstableSpecificationWarning
-from zarr.storage import MemoryStore
 
 from dshuffle.checks import as_integer, each
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
@@ -128,6 +126,10 @@ def create_dataset(
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         hint = "The first axis of every array must be the samples, at least one."
         raise InvalidParameter.because("arrays", f"their lengths are {lengths}", hint)
+    origins = [array.origin for array in checked.values() if isinstance(array, RowSource)]
+    if not is_local(url) and any((origin + "/").startswith(url + "/") for origin in origins):
+        # A local dataset is written to a temporary folder. Elsewhere the source would be deleted before it is read.
+        raise InvalidParameter.of("url", url, "another place than the source of an array")
 
     def write(store: Store) -> None:
         group = zarr.create_group(store, overwrite=True, attributes=new_mark(complete=False))
@@ -135,11 +137,12 @@ def create_dataset(
         group.attrs.update(new_mark(complete=True, is_dataset=True))
 
     try:
-        with _unstable_dtypes_allowed():
+        # Fixed-length strings and structs do not have a Zarr v3 specification yet. The documentation says so, so do not
+        # warn at every write.
+        with warnings.catch_warnings(action="ignore", category=UnstableSpecificationWarning):
             if is_local(url):
                 _write_beside(os.path.realpath(url), write, overwrite)
             else:
-                _refuse_own_source(url, checked)
                 write(open_store(url, storage_options, read_only=False))
     except DatasetError:
         raise  # raised by the source; some are also OSErrors
@@ -188,7 +191,7 @@ def _checked(name: object, value: Any, sharded: bool) -> Any:
     array = _array_of(label, value)
     if array.ndim == 0:
         raise InvalidParameter.of(f"{label}.shape", (), "(n_samples, ...)")
-    if not _is_kept(array.dtype, sharded):
+    if not _is_kept(array.dtype) or (sharded and array.dtype.fields):
         allowed = "a dtype of fixed size that Zarr v3 can store" + " in shards" * sharded
         hint = "Cast it to numbers or fixed-length strings of NumPy, or store each array field of a struct as an array."
         raise InvalidParameter.of(f"{label}.dtype", str(array.dtype), allowed, hint)
@@ -196,33 +199,17 @@ def _checked(name: object, value: Any, sharded: bool) -> Any:
     return array.astype(_packed_little_endian(array.dtype)) if isinstance(array, da.Array) else array
 
 
-@functools.cache
-def _is_kept(dtype: np.dtype[Any], sharded: bool) -> bool:
-    """Whether Zarr keeps items of a dtype, by a trial: it may store some wrongly."""
-    # New dtypes, such as those of other libraries, have no byte order.
-    if dtype.hasobject or dtype.kind in "OT" or dtype.type.__module__ != "numpy":
-        return False
-    ones = np.ones(1, _packed_little_endian(dtype))
-    try:
-        with _unstable_dtypes_allowed():
-            trial = _new_array(zarr.create_group(MemoryStore()), "trial", ones, 1, 1 if sharded else None)
-            trial[:] = ones
-            return bool(trial.dtype == ones.dtype and np.array_equal(trial[:], ones))
-    except Exception:  # whatever Zarr says of it
-        return False
+def _is_kept(dtype: np.dtype[Any]) -> bool:
+    """Whether Zarr keeps items of a dtype."""
+    if dtype.fields:
+        return all(_is_kept(field[0]) for field in dtype.fields.values())
+    # Dtypes of other libraries may have these kinds, too.
+    return dtype.kind in "biufcSUmM" and dtype.char not in "gG" and dtype.type.__module__ == "numpy"
 
 
 def _packed_little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
     packed: np.dtype[Any] = repack_fields(dtype, recurse=True)
     return packed.newbyteorder("<")
-
-
-def _refuse_own_source(url: str, arrays: Mapping[str, Any]) -> None:
-    # A local dataset is written to a temporary folder. On other stores the source would be deleted before it is read.
-    for name, source in arrays.items():
-        if isinstance(source, RowSource) and (source.origin + "/").startswith(url + "/"):
-            allowed = f"another place than the source of array {name!r}"
-            raise InvalidParameter.of("url", url, allowed, "Write the dataset to another URL.")
 
 
 def _write_beside(target: str, write: Callable[[Store], None], overwrite: bool) -> None:
@@ -282,15 +269,6 @@ def _write(
         # A memory store exists in this process only: workers of a cluster would each fill their own.
         with dask.config.set(scheduler="threads") if in_process else contextlib.nullcontext():
             da.store([array for array, _ in lazy], [target for _, target in lazy], lock=False)
-
-
-@contextlib.contextmanager
-def _unstable_dtypes_allowed() -> Iterator[None]:
-    # Fixed-length strings and structs do not have a Zarr v3 specification yet. The documentation says so, so do not
-    # warn at every write.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnstableSpecificationWarning)
-        yield
 
 
 class TemporaryFolder(str):

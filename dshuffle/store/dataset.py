@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import zarr
@@ -581,8 +581,7 @@ def _decided(chosen: SampleArrays, opening: Opening) -> Decided:
     return {name: encoding for name, (encoding, _) in found.items()}, undecoded, chosen.skipped
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
+class VerifyReport(NamedTuple):
     """Result of :func:`verify_dataset`.
 
     Parameters

@@ -12,9 +12,9 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import numpy as np
 from dask.utils import parse_bytes
@@ -36,9 +36,6 @@ PARTS = 8
 
 MOST_BUCKETS = 1 << 16
 """With more, the rows of a bucket in a slab would be too few to write them quickly."""
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def shuffle_dataset(
@@ -232,14 +229,13 @@ def _bytes(rows: NDArray[Any]) -> memoryview:
     return memoryview(flat)
 
 
-def _ahead(function: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:
+def _ahead(function: Callable[[Any], Any], values: Iterable[Any]) -> Iterator[Any]:
     """The results of a function, of which the next one is computed in a thread while one is used."""
     with ThreadPoolExecutor(1) as thread:
-        coming: Future[R] | None = None
+        coming = None
         for value in values:
-            following = thread.submit(function, value)
-            if coming is not None:
-                yield coming.result()
-            coming = following
+            coming, previous = thread.submit(function, value), coming
+            if previous is not None:
+                yield previous.result()
         if coming is not None:
             yield coming.result()
