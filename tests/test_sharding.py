@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import warnings
 
 import dask.array as da
 import numpy as np
@@ -145,12 +144,6 @@ def test_small_classes_are_allowed_warned_of_and_counted():
         ranks = stratified(labels, 12)
     sharding = Sharding(ranks, 12, np.empty(0, np.int64))
     assert np.ptp(counts(sharding, labels), axis=1).max() <= 1
-
-
-def test_no_warning_where_every_worker_gets_some():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        stratified(np.arange(24) % 2, 12)
 
 
 def test_ranks_and_broadcast_are_checked():

@@ -30,16 +30,6 @@ def test_rows_are_sorted_by_a_balanced_key_and_have_unit_norm():
     np.testing.assert_allclose(x @ keyed_weights(7, 5), y, atol=1e-6)
 
 
-def test_the_data_depend_on_the_seed_alone():
-    x, y = computed(BLOCK_ROWS + 10, seed=3)
-    again_x, again_y = computed(BLOCK_ROWS + 10, seed=3)
-    other_x, _ = computed(BLOCK_ROWS + 10, seed=4)
-    assert np.array_equal(x, again_x)
-    assert np.array_equal(y, again_y)
-    assert not np.array_equal(x, other_x)
-    assert not np.array_equal(x[:10, 60:], x[BLOCK_ROWS:, 60:]), "blocks must not repeat each other"
-
-
 def test_noise_is_added_to_the_targets_alone():
     (x, y), (same_x, clean) = computed(BLOCK_ROWS + 1000, noise=0.3), computed(BLOCK_ROWS + 1000)
     np.testing.assert_array_equal(x, same_x)

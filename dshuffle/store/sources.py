@@ -332,7 +332,10 @@ def _of_parquet(paths: Sequence[str], chosen: set[str] | None) -> Sources:
 
 def arrow_table(data: Any) -> dict[str, Values]:
     """Return the columns of a table in memory (anything with the Arrow PyCapsule interface) as arrays."""
-    table = _library("pyarrow", "parquet").table(data)
+    try:
+        table = _library("pyarrow", "parquet").table(data)
+    except (TypeError, ValueError) as error:  # that of Arrow is one
+        raise InvalidParameter.because("arrays", f"{type(data).__name__} is not a table ({error})") from error
     return each(distinct(table.column_names), lambda name: arrow_column(f"column {name!r}", table[name]))
 
 

@@ -13,10 +13,8 @@ import warnings
 import numpy as np
 import pytest
 import zarr
-from click.testing import CliRunner
 
 import dshuffle
-from dshuffle.cli import main
 from dshuffle.errors import DatasetError
 from dshuffle.store import open_dataset, read_sources
 
@@ -127,20 +125,6 @@ def test_what_is_undecoded_is_scaled_and_listed(tmp_path, caplog, attributes, re
     [line] = [record.getMessage() for record in caplog.records]
     assert re.search(reason, dataset.undecoded["t"])
     assert line == f"Array 't' of {path} is not decoded: {dataset.undecoded['t']}"
-
-
-def test_undecoded_arrays_are_told_everywhere(tmp_path, caplog):
-    path = stored(tmp_path / "g", [0, 1, 2], "i4", **SINCE_2000, calendar="360_day")
-    dataset = open_dataset(path)
-    assert repr(dataset).endswith("(t: int32 ()), not decoded: t>")
-    runner = CliRunner()
-    assert "not decoded: t (its calendar is '360_day'" in runner.invoke(main, ["dataset", "info", str(path)]).output
-    assert "not decoded: t" in runner.invoke(main, ["dataset", "shuffle", str(path), str(tmp_path / "copy")]).output
-    assert open_dataset(path, decode=False).undecoded == {}
-    assert dataset.select([0, 1]).undecoded == dataset.undecoded
-    caplog.clear()
-    assert pickle.loads(pickle.dumps(dataset)).undecoded == dataset.undecoded
-    assert not caplog.records  # the process that opened it has logged it
 
 
 def test_workers_decode_as_the_client_does(tmp_path, monkeypatch):

@@ -471,6 +471,7 @@ def test_a_value_that_is_no_array(tmp_path, value, words):
     ("data", "words"),
     [
         (X, r'Give an array a name \(\{"x": array\}\)'),
+        (pa.chunked_array([[1, 2]]), "ChunkedArray is not a table"),
         (pd.Series([1, 2]), r"make a table of a Series \(\.to_frame\(\)\)"),
         (dd.from_pandas(pd.Series([1, 2]), npartitions=1), r"\.to_frame\(\)"),
         ("data.npy", "open what is stored with open_dataset or dshuffle.store.read_sources"),
