@@ -402,10 +402,9 @@ class Dataset:
         return f"<Dataset {hide_secrets(self.url)!r}, {samples} ({arrays}){left_out}{raw}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The store does not record which arrays were left out when it was written. How arrays are decoded may depend on
-        # the packages of the process that opens it first.
+        # How arrays are decoded may depend on the packages of the process that opens it first.
         encodings = {name: source.encoding for name, source in self._sources.items()}
-        return open_stored, (self._opening, self._view, (encodings, dict(self.undecoded), dict(self.skipped)))
+        return open_stored, (self._opening, self._view, (encodings, dict(self.undecoded)))
 
 
 def open_dataset(
@@ -507,16 +506,23 @@ def blank_dataset(n_samples: int, row_nbytes: int = 1, chunk_rows: int | None = 
     return open_dataset(store)
 
 
-Decided = tuple[dict[str, Encoding | None], dict[str, str], dict[str, str]]
-"""How arrays are decoded, why others are not, and why others are left out: each by name."""
+Decoding = tuple[dict[str, Encoding | None], dict[str, str]]
+"""How arrays are decoded, and why others are not: each by name."""
 
 
-def open_stored(opening: Opening, view: View | None = None, decided: Decided | None = None) -> Dataset:
+def open_stored(opening: Opening, view: View | None = None, decoding: Decoding | None = None) -> Dataset:
     """Open a dataset as :func:`open_dataset` does, or again as another process has decided."""
     location, url, meter = opening.location, opening.location.url, Meter()
     store, standing = location.open_to_read(opening.absent_chunks, meter)
+    if not standing.kind:
+        hint = "memory:// URLs exist only in the process that created them; " if is_memory(url) else ""
+        raise DatasetNotFound(
+            f"no dataset exists at {url}; {hint}create one with create_dataset (dshuffle dataset create)"
+        )
     if standing.kind != GROUP:
-        raise _not_found(location, standing.kind)
+        hint = ". Open the group that has it with arrays=[...], or give dask.array.from_zarr to create_dataset"
+        what = f"{standing.kind}, but a dataset is a Zarr group of arrays{hint if standing.kind == ARRAY else ''}"
+        raise DatasetNotFound(f"{url} is {what}")
     try:
         group = opening.group(store, standing.zarr_format)
         mark = mark_of(group)
@@ -535,7 +541,7 @@ def open_stored(opening: Opening, view: View | None = None, decided: Decided | N
     n_samples = next(chosen.arrays[name].shape[axis] for name, axis in chosen.axes.items())
     if n_samples == 0:
         raise DatasetError(f"the dataset at {url} has no samples")
-    encodings, undecoded, skipped = _decided(chosen, opening) if decided is None else decided
+    encodings, undecoded = decoding or _decoding(chosen, opening)
     sources = {
         name: StoredArray.of(url, name, array, axis=chosen.axes[name], encoding=encodings[name])
         for name, array in chosen.arrays.items()
@@ -545,7 +551,7 @@ def open_stored(opening: Opening, view: View | None = None, decided: Decided | N
         url=url,
         n_samples=n_samples,
         arrays={},
-        skipped=MappingProxyType(skipped),
+        skipped=MappingProxyType(chosen.skipped),
         undecoded=MappingProxyType(undecoded),
         layout=RowLayout(()),
         _stored_identity=identity,
@@ -557,28 +563,16 @@ def open_stored(opening: Opening, view: View | None = None, decided: Decided | N
     )._seen_as(view or View(n_samples))
 
 
-def _not_found(location: Location, kind: str) -> DatasetNotFound:
-    """The error for a place where something else exists, or nothing."""
-    url, hint = location.url, "create one with create_dataset (dshuffle dataset create)"
-    if kind:
-        hint = ". Open the group that has it with arrays=[...], or give dask.array.from_zarr to create_dataset"
-        more = hint if kind == ARRAY else ""
-        return DatasetNotFound(f"{url} is {kind}, but a dataset is a Zarr group of arrays{more}")
-    if is_memory(url):
-        hint = "memory:// URLs exist only in the process that created them"
-    return DatasetNotFound(f"no dataset exists at {url}; {hint}")
-
-
-def _decided(chosen: SampleArrays, opening: Opening) -> Decided:
+def _decoding(chosen: SampleArrays, opening: Opening) -> Decoding:
     """How the numbers of each array become values, and why arrays are left out."""
     if not opening.decode:
-        return dict.fromkeys(chosen.arrays), {}, chosen.skipped
+        return dict.fromkeys(chosen.arrays), {}
     found = {name: encoding_of(chosen.arrays[name], own) for name, own in attributes_of(chosen.arrays).items()}
     undecoded = {name: reason for name, (_, reason) in found.items() if reason}
     for reason in dict.fromkeys(undecoded.values()):
         names = ", ".join(repr(name) for name, its in undecoded.items() if its == reason)
         logger.warning("Array %s of %s is not decoded: %s", names, hide_secrets(opening.location.url), reason)
-    return {name: encoding for name, (encoding, _) in found.items()}, undecoded, chosen.skipped
+    return {name: encoding for name, (encoding, _) in found.items()}, undecoded
 
 
 class VerifyReport(NamedTuple):
