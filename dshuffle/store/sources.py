@@ -415,28 +415,29 @@ class ImageFolder:
         if not root.is_dir():
             raise DatasetNotFound(f"{root} is not a folder")
         classes = [path.name for path in sorted(root.iterdir()) if path.is_dir() and path.name[0] != "."]
-        files = [
-            (Path(f), label) for label, name in enumerate(classes) for f in files_below(str(root / name), ".", str)
-        ]
-        images = [(path, label) for path, label in files if path.suffix.lower() in SUFFIXES]
-        labels = np.array([label for _, label in images], np.int64)
-        if len(empty := sorted({*range(len(classes))} - {*labels.tolist()})) or not classes:
+        paths: list[Path] = []
+        others: list[Path] = []
+        sizes = []
+        for name in classes:
+            found = [Path(file) for file in files_below(str(root / name), ".", str)]
+            images = [path for path in found if path.suffix.lower() in SUFFIXES]
+            paths += images
+            others += [path for path in found if path.suffix.lower() not in SUFFIXES]
+            sizes.append(len(images))
+        if not all(sizes) or not classes:
             kinds = f"a folder with a folder of images ({', '.join(SUFFIXES)}) for each class"
-            hint = "".join(
-                f"{root / classes[label]} has no image. Convert its files, or move it." for label in empty[:1]
-            )
+            hint = f"{root / classes[sizes.index(0)]} has no image. Convert its files, or move it." if classes else ""
             raise InvalidParameter.of("folder", str(root), kinds, hint)
-        paths = [path for path, _ in images]
+        labels = np.repeat(np.arange(len(classes)), sizes)
         shape, mode = _common(paths, asked)
 
         def read(rows: slice) -> Values:
             with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders release the GIL
                 return np.stack(list(pool.map(lambda path: _pixels(path, shape, mode), paths[rows])))
 
-        pixels = RowSource(str(root), (len(images), *shape, *CHANNELS[mode]), np.dtype(np.uint8), read)
+        pixels = RowSource(str(root), (len(paths), *shape, *CHANNELS[mode]), np.dtype(np.uint8), read)
         numbers = RowSource(str(root), labels.shape, labels.dtype, labels.__getitem__, tuple(classes))
-        known = set(paths)
-        return cls({"x": pixels, "y": numbers}, tuple(classes), tuple(p for p, _ in files if p not in known))
+        return cls({"x": pixels, "y": numbers}, tuple(classes), tuple(others))
 
 
 def _common(paths: Sequence[Path], size: Size | None) -> tuple[Size, str]:
