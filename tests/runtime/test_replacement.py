@@ -215,7 +215,7 @@ def test_a_task_waits_until_another_worker_holds_the_partition(monkeypatch, smal
 
     def lose(address, dask_scheduler):
         [coordinator] = dask_scheduler.extensions["dshuffle"].coordinators.values()
-        coordinator._candidates.refuse(address)  # it does not answer at first
+        coordinator.candidates.refuse(address)  # it does not answer at first
         coordinator.lose(address)
 
     monkeypatch.setattr(WorkerSession, "restore", slowly)

@@ -6,8 +6,7 @@ from typing import Any
 
 from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.messages import Counts, Vote
-from dshuffle.runtime.scheduler.machine import SessionMachine
-from dshuffle.runtime.scheduler.machine_state import PhaseOrder, ProcessQuestion
+from dshuffle.runtime.scheduler.machine import PhaseOrder, ProcessQuestion, SessionMachine
 
 from .simulator import HEARTBEAT, TIMEOUT
 

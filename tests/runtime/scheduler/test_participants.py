@@ -10,7 +10,7 @@ import numpy as np
 
 from dshuffle.planning import SERVER, Choices, Remainder, ShuffleSpec
 from dshuffle.rows import RowLayout
-from dshuffle.runtime.scheduler.participants import Participants
+from dshuffle.runtime.scheduler.coordinator import Participants
 from dshuffle.runtime.session_spec import DatasetReference, PartitionSources, SessionOptions, SessionSpec
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker.reports import MemberAddresses
@@ -67,21 +67,13 @@ def test_thousands_of_addresses_are_short() -> None:
     assert len(participants_of(spec_of(addresses)).packed_spec(0, None)) < 30_000
 
 
-def test_epochs_share_the_addresses_that_they_had() -> None:
-    participants = participants_of(spec_of({0: "a", 1: "b", 2: "c"}))
-    before = participants.snapshot
-    assert participants.snapshot is before
-    participants.move(1, "d")
-    assert (before[1], participants.snapshot[1]) == ("b", "d")
-
-
 def test_a_worker_at_the_address_of_one_that_has_retired_is_another_one() -> None:
     """As with fixed ports."""
     participants = participants_of(spec_of({0: "a", 1: "b", 2: "c"}))
-    participants.retires("a", [0, 1, 2], 1.0)
-    assert participants.has_retired(0, 2.0, recently=False)
+    before = participants.addresses
+    participants.hand_over("a", [0, 1, 2])
     assert participants.handed_over == {0: ("a", "session")}
     participants.move(0, "a")
-    assert not participants.has_retired(0, 2.0, recently=False)
-    assert not participants.handed_over
-    assert not participants.is_read("a", [], 2.0)
+    assert not participants.hands_over("a")
+    participants.move(1, "d")
+    assert (before[1], participants.addresses[1]) == ("b", "d")  # epochs keep the addresses that they had

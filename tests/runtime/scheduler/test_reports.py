@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dshuffle.records import Measures
-from dshuffle.runtime.scheduler.participants import next_rate, rate_of
+from dshuffle.runtime.scheduler.snapshot import next_rate, rate_of
 
 
 def measures(nbytes, seconds):

@@ -8,8 +8,7 @@ import pytest
 from dshuffle.errors import ExchangeError
 from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.messages import CommitReply, Vote
-from dshuffle.runtime.scheduler.machine import ATTEMPTS
-from dshuffle.runtime.scheduler.machine_state import EpochCommitted, EpochFailed, Phase, PhaseOrder
+from dshuffle.runtime.scheduler.machine import ATTEMPTS, CallEnded, EpochCommitted, Phase, PhaseOrder
 
 from .machines import given_order, machine_of, pass_time, vote
 from .simulator import COMMITTED, TIMEOUT
@@ -59,7 +58,7 @@ def test_what_another_run_would_not_mend_is_not_repeated(wrong: dict) -> None:
     assert machine.voted(1, 1, wrong, 0.1) == [PhaseOrder("abort", 0, 1), PhaseOrder("abort", 1, 1)]
     machine.answered(given_order(machine, "abort", 0, 1), None, 0.2)
     [failed] = machine.answered(given_order(machine, "abort", 1, 1), None, 0.2)
-    assert isinstance(failed, EpochFailed)
+    assert isinstance(failed, CallEnded)
 
 
 def test_a_prefetch_that_failed_is_told_once() -> None:
@@ -68,7 +67,7 @@ def test_a_prefetch_that_failed_is_told_once() -> None:
     machine.voted(1, 0, vote(reason="no store", again=False), 0.1)
     assert machine.answered(given_order(machine, "abort", 0, 1), None, 0.1) == []
     assert machine.begin(0.2) == []
-    assert [type(instruction) for instruction in machine.advance(0.3)] == [EpochFailed]
+    assert [type(instruction) for instruction in machine.advance(0.3)] == [CallEnded]
     assert machine.advance(0.4) == [PhaseOrder("begin", 0, 2)]
 
 
@@ -85,7 +84,7 @@ def test_a_task_that_hangs_fails_the_epoch_after_the_timeout_and_not_the_session
         instructions = pass_time(machine, now, now + 5.5)
         now += 5.5
         assert PhaseOrder("commit", 1, 1) in instructions
-    [failed] = [instruction for instruction in instructions if isinstance(instruction, EpochFailed)]
+    [failed] = [instruction for instruction in instructions if isinstance(instruction, CallEnded)]
     assert "the next epoch cannot begin: waiting to begin epoch 0: rank 1" in str(failed.error)
     assert machine.advance(now) == []
     [committed] = machine.answered(given_order(machine, "commit", 1, 1), COMMITTED, now)
@@ -99,5 +98,5 @@ def test_votes_and_answers_that_are_out_of_date_change_nothing() -> None:
     assert machine.voted(0, 0, vote(), 0.1) == []
     assert machine.answered(given_order(machine, "commit", 0, 1), None, 0.1) == []
     assert machine.answered(given_order(machine, "begin", 0, 1), None, 0.1) == []
-    assert machine.refused(given_order(machine, "commit", 0, 1), ExchangeError("late"), 0.1) == []
+    assert machine.refused(PhaseOrder("commit", 0, 1, machine.turn - 1), ExchangeError("late"), 0.1) == []
     assert machine.phase is Phase.EXCHANGING

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dshuffle.errors import WorkerLost
 from dshuffle.runtime.messages import MemberState
-from dshuffle.runtime.scheduler.machine import MOST_LOSSES, SessionMachine
-from dshuffle.runtime.scheduler.machine_state import (
+from dshuffle.runtime.scheduler.machine import (
+    MOST_LOSSES,
+    CallEnded,
     Phase,
     PhaseOrder,
     ProcessQuestion,
     ReplacementSearch,
     SessionEnded,
-    SessionOpened,
+    SessionMachine,
 )
 
 from .machines import given_order, machine_of, pass_time, replacing_machine, vote
@@ -75,7 +76,7 @@ def test_what_a_worker_said_before_it_had_opened_the_session_is_out_of_date() ->
     machine = SessionMachine([0], first_epoch=0, heartbeat=HEARTBEAT, timeout=TIMEOUT, name_of="rank {}".format)
     machine.open(0.0)
     asked = given_order(machine, "status", 0, 0)
-    assert machine.answered(given_order(machine, "open", 0, 0), None, 7.0) == [SessionOpened()]
+    assert machine.answered(given_order(machine, "open", 0, 0), None, 7.0) == [CallEnded()]
     assert machine.answered(asked, MemberState(open=False), 8.0) == []
     assert machine.phase is Phase.IDLE
 
@@ -187,6 +188,7 @@ def test_an_answer_about_a_process_does_not_speak_for_the_next_worker_of_the_ran
     machine.lost([1], "has left", 6.0)
     machine.answered(given_order(machine, "abort", 0, 1), None, 6.1)
     machine.replaced(1, 6.2)
+    machine.answered(given_order(machine, "members", 0, 0), None, 6.2)
     machine.note_running(question, 6.3)
     assert "its process runs" not in machine.waiting_for()
     assert ReplacementSearch((1,)) not in pass_time(machine, 6.3, 6.2 + HEARTBEAT - 0.5)

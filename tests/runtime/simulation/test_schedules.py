@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import random
 import subprocess
@@ -18,8 +17,6 @@ import pytest
 import dshuffle.runtime.scheduler.machine
 from dshuffle.runtime.client.epoch_tasks import EpochTasks
 from dshuffle.runtime.messages import CloseOrder
-from dshuffle.runtime.scheduler.machine import SessionMachine
-from dshuffle.runtime.scheduler.machine_state import Instruction
 from dshuffle.runtime.worker.sessions import WorkerSessions
 from dshuffle.runtime.worker.worker_plugin import OPERATIONS
 
@@ -111,23 +108,6 @@ def test_samples_that_are_lost_are_noticed(monkeypatch: pytest.MonkeyPatch, stor
     monkeypatch.setattr(dshuffle.runtime.scheduler.machine, "check_votes", lambda *_: None)
     with pytest.raises(AssertionError, match="samples were lost or doubled"):
         Simulation(store).run(Schedule(1, 0, 3, EPOCHS, frozenset({BUILD})))
-
-
-@pytest.mark.slow
-def test_workers_that_were_only_silent_are_taken_back(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
-    """Some of those that are stopped or cut from the network for longer than a heartbeat: one in about thirty."""
-    replaced, kept_ranks = SessionMachine.replaced, []
-
-    def counted(machine: SessionMachine, rank: int, now: float, **how: bool) -> list[Instruction]:
-        kept_ranks.extend([rank] * how.get("kept", False))
-        return replaced(machine, rank, now, **how)
-
-    monkeypatch.setattr(SessionMachine, "replaced", counted)
-    simulation = Simulation(store)
-    for seed in range(250):
-        if not kept_ranks:
-            simulation.run(dataclasses.replace(Schedule.of(seed), faults=frozenset({"stop", "cut"})))
-    assert kept_ranks
 
 
 def test_a_schedule_follows_from_its_seed() -> None:
