@@ -317,10 +317,11 @@ class Coordinator:
 
     def alive(self, participant: int, secret: str, heard: Mapping[int, float]) -> None:
         """Note a sign of life of a participant, and from which others it had bytes some seconds ago."""
-        now = self._loop.time()
-        if secret == self.spec.secret and participant in self.machine.participants:
+        machine = self.machine
+        machine.now = self._loop.time()
+        if secret == self.spec.secret and participant in machine.participants:
             for sender, seconds in {**heard, participant: 0.0}.items():
-                self.machine.alive(sender, now - max(0.0, seconds))
+                machine.alive(sender, max(0.0, seconds))
 
     async def training_times(self) -> list[TrainingTime]:
         """Time of training since the last commit, by rank. A rank whose worker is lost counts 0."""
@@ -482,19 +483,22 @@ class Coordinator:
 
     # -- what drives the machine ---------------------------------------------------------------------------------
 
-    def run(self, method: Callable[..., list[Instruction]], *arguments: Any, **options: Any) -> None:
-        """Call a method of the machine with the time, and carry out the instructions that it returns."""
+    def run(self, method: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        """Call a method of the machine, and carry out the instructions that follow."""
+        machine = self.machine
+        machine.now = self._loop.time()
         try:
-            told = method(*arguments, now=self._loop.time(), **options)
+            method(*arguments, **options)
         except Exception as error:  # a bug: nobody must wait for what does not come
             logger.exception("dshuffle: session %s failed", self.spec.session_id)
-            told = self.machine.close(ClusterError(f"{type(error).__name__}: {error}"), self._loop.time())
+            machine.close(ClusterError(f"{type(error).__name__}: {error}"))
+        told, machine.told = machine.told, []
         for instruction in told:
             self._carry_out(instruction)
-        if self.machine.busy and not self._ticking:
+        if machine.busy and not self._ticking:
             self._ticking = True
             # Time does not count as silence where looks are further apart than a third of the heartbeat.
-            self._loop.call_later(min(TICK, self.machine.heartbeat / 6), self._tick)
+            self._loop.call_later(min(TICK, machine.heartbeat / 6), self._tick)
 
     def _tick(self) -> None:
         self._ticking = False
@@ -507,7 +511,7 @@ class Coordinator:
         task.add_done_callback(self.tasks.discard)
         return task
 
-    async def _wait(self, method: Callable[..., list[Instruction]]) -> None:
+    async def _wait(self, method: Callable[..., None]) -> None:
         """Give the machine an event, and wait for the end of the phases that follow."""
         if self._call is None:
             self._call = self._loop.create_future()

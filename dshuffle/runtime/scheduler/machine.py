@@ -284,6 +284,8 @@ class SessionMachine:
         self.participants = tuple(participants)
         self.epoch = first_epoch - 1
         self.phase = Phase.OPENING
+        self.now = 0.0
+        self.told: list[Instruction] = []
         self.turn = 0  # number of the phases in which participants owe answers
         self.owing: dict[int, Debt] = {}
         self.reports: dict[int, Report] = {}  # of participants that have swapped
@@ -353,80 +355,80 @@ class SessionMachine:
 
     # -- what happens --------------------------------------------------------------------------------------------
 
-    def open(self, now: float) -> list[Instruction]:
+    def open(self) -> None:
         """Open the session on all participants."""
-        return self._enter(now, Phase.OPENING)
+        self._enter(Phase.OPENING)
 
-    def begin(self, now: float) -> list[Instruction]:
+    def begin(self) -> None:
         """Start the next epoch's exchange unless it has already started."""
-        return self.take("begin", now)
+        self.take("begin")
 
-    def advance(self, now: float) -> list[Instruction]:
+    def advance(self) -> None:
         """Let all participants swap to the next epoch once they are ready for it."""
         error, self.unreported = self.error or self.unreported, None
         if error is not None:
-            return [CallEnded(error)]
-        self.client_waits = True
-        return self.take("advance", now)
+            self.told.append(CallEnded(error))
+        else:
+            self.client_waits = True
+            self.take("advance")
 
-    def alive(self, participant: int, when: float) -> None:
-        """Note that a participant was alive at a time: it has said so, or bytes of it have arrived at another one."""
+    def alive(self, participant: int, seconds: float = 0.0) -> None:
+        """Note that a participant was alive some seconds ago: it says so, or bytes of it arrived at another one."""
         if (debt := self.owing.get(participant)) is not None:
-            debt.heard = max(when, debt.heard)
+            debt.heard = max(self.now - seconds, debt.heard)
 
-    def voted(self, run_id: int, participant: int, vote: Vote, now: float) -> list[Instruction]:
+    def voted(self, run_id: int, participant: int, vote: Vote) -> None:
         """Record the vote of a participant on a run. It may come twice: by itself, and as an answer."""
-        self.alive(participant, now)
+        self.alive(participant)
         run = self.run
         if run is None or run.run_id != run_id or not self.owes_rows(participant):
-            return []
+            return
         if vote.reason is not None or vote.counts is None:
             words = f"epoch {run.epoch} could not be exchanged: {self.name_of(participant)}: {vote.reason}"
-            return self.take("failed", now, ExchangeError(words), vote.again)
-        run.votes[participant] = vote.counts
-        del self.owing[participant]
-        return self._follow(now)
+            self.take("failed", ExchangeError(words), vote.again)
+        else:
+            run.votes[participant] = vote.counts
+            self._answered(participant)
 
-    def note_running(self, question: ProcessQuestion, now: float) -> list[Instruction]:
+    def note_running(self, question: ProcessQuestion) -> None:
         """Note that the process of a silent participant runs. So the participant may be busy, and is not lost."""
         if question.turn == self.turn and question.participant in self.owing:
-            self.owing[question.participant].seen_running = now
-        return []
+            self.owing[question.participant].seen_running = self.now
 
-    def answered(self, order: PhaseOrder, answer: Answer, now: float) -> list[Instruction]:
+    def answered(self, order: PhaseOrder, answer: Answer) -> None:
         """Record that a participant has carried out an order, or what it says of its state."""
         participant = order.participant
         if order.turn != self.turn or participant not in self.owing:
-            return []
+            return
+        self.alive(participant)
         debt = self.owing[participant]
-        debt.heard, debt.unreachable = max(now, debt.heard), ""
+        debt.unreachable = ""
         if isinstance(answer, MemberState):
-            return self._described(participant, answer, now)
-        if not self.is_due(order) or self.phase is Phase.EXCHANGING:  # participants answer the order to begin by votes
-            return []
-        if answer is not None and answer.busy is not None:
+            self._described(participant, answer)
+        elif answer is not None and answer.busy is not None:
             debt.busy, debt.repeats = answer.busy, True
-            return []
-        if answer is not None and answer.report is not None:
-            self.reports[participant] = answer.report
-        del self.owing[participant]
-        return self._follow(now)
+        elif self.phase is not Phase.EXCHANGING:  # participants answer the order to begin by votes
+            if answer is not None and answer.report is not None:
+                self.reports[participant] = answer.report
+            self._answered(participant)
 
-    def _described(self, participant: int, state: MemberState, now: float) -> list[Instruction]:
+    def _described(self, participant: int, state: MemberState) -> None:
         """Use a participant's description of its state: it may contain a vote, or show that it missed an order."""
         if not state.open:
-            opening = self.phase is Phase.OPENING or participant in self.newcomers
-            return [] if opening else self.lost([participant], "no longer has the session open", now)
-        if self.run is None or self.phase is not Phase.EXCHANGING:
-            return []
-        if state.run_id != self.run.run_id:
-            return [self._order(participant)]
-        self.owing[participant].arrived = state.arrived
-        return [] if state.vote is None else self.voted(state.run_id, participant, state.vote, now)
+            if self.phase is not Phase.OPENING and participant not in self.newcomers:
+                self.lost([participant], "no longer has the session open")
+        elif self.run is not None and self.phase is Phase.EXCHANGING:
+            if state.run_id != self.run.run_id:
+                self._order(participant)
+                return
+            self.owing[participant].arrived = state.arrived
+            if state.vote is not None:
+                self.voted(state.run_id, participant, state.vote)
 
-    def refused(self, order: PhaseOrder, error: DShuffleError, now: float) -> list[Instruction]:
+    def refused(self, order: PhaseOrder, error: DShuffleError) -> None:
         """Record that a participant cannot carry out an order."""
-        return self.take("refused", now, order.participant, error) if self.is_due(order) else []
+        if self.is_due(order):
+            self.take("refused", order.participant, error)
 
     def unreachable(self, order: PhaseOrder, reason: str) -> None:
         """Record that an order may not have reached a participant. It is sent again at a later :meth:`tick`."""
@@ -437,11 +439,9 @@ class SessionMachine:
         """Whether an order was given in this phase, and has not been answered."""
         return order.turn == self.turn and order.name != STATUS and order.participant in self.owing
 
-    def lost(self, participants: Iterable[int], reason: str, now: float, *, retires: bool = False) -> list[Instruction]:
+    def lost(self, participants: Iterable[int], reason: str, *, retires: bool = False) -> None:
         """Replace participants that have left the cluster or do not answer, or end the session."""
         clauses = {each: f"{self.name_of(each)} {reason}" for each in participants if each not in self.losses}
-        if not clauses:
-            return []
         self._loss_counts.update(() if retires else list(clauses))
         often = [rank for rank in clauses.keys() - self.optional if self._loss_counts[rank] > MOST_LOSSES]
         for rank in often:
@@ -449,31 +449,32 @@ class SessionMachine:
             clauses[rank] += f", {times}. Perhaps a task blocks or ends its worker"
         nobody_is_left = {*self.losses, *clauses} >= set(self.participants)
         for_good = often or nobody_is_left or not self.replaceable.issuperset(clauses)
-        return self.take("lost for good" if for_good else "lost", now, clauses)
+        if clauses:
+            self.take("lost for good" if for_good else "lost", clauses)
 
-    def replaced(self, participant: int, now: float) -> list[Instruction]:
+    def replaced(self, participant: int) -> None:
         """Record that another worker takes a lost rank."""
-        return self.take("replaced", now, participant) if participant in self.missing else []
+        if participant in self.missing:
+            self.take("replaced", participant)
 
-    def not_replaced(self, participants: Iterable[int], now: float) -> list[Instruction]:
+    def not_replaced(self, participants: Iterable[int]) -> None:
         """Go on without lost participants, or end the session, because no other worker can come for them."""
-        missing = set(self.missing) & set(participants)
-        return self.take("unreplaced", now, missing) if missing else []
+        if missing := set(self.missing) & set(participants):
+            self.take("unreplaced", missing)
 
-    def close(self, error: DShuffleError, now: float) -> list[Instruction]:
+    def close(self, error: DShuffleError) -> None:
         """End the session."""
-        return self.take("closed", now, error)
+        self.take("closed", error)
 
-    def tick(self, now: float) -> list[Instruction]:
+    def tick(self) -> None:
         """Let time pass. Participants that owe an answer are asked, and silent participants are given up."""
-        gap, self._ticked = now - self._ticked, now
+        now, gap, self._ticked = self.now, self.now - self._ticked, self.now
         if gap >= self.heartbeat / 3:  # it does not count: nobody read the answers that came
             self._since, self._search_began = self._since + gap, self._search_began + gap
             for debt in self.owing.values():
                 debt.heard, debt.asked, debt.seen_running = debt.heard + gap, debt.asked + gap, debt.seen_running + gap
-        if now - self._search_began >= self.replacement_timeout and self.missing:
-            return self.not_replaced(self.missing, now)
-        told: list[Instruction] = []
+        if now - self._search_began >= self.replacement_timeout:
+            self.not_replaced(self.missing)
         for participant, debt in sorted(self.owing.items()):
             silent, runs = now - debt.heard, now - debt.seen_running < self.heartbeat
             if silent >= max(self.heartbeat, self.timeout) or (silent >= self.heartbeat and not runs):
@@ -482,208 +483,220 @@ class SessionMachine:
                     once_ran = debt.seen_running > -math.inf
                     limit = "dshuffle.stopped-timeout if it has no nanny" if once_ran else "dshuffle.heartbeat"
                     words = f"has not answered for {silent if once_ran else self.heartbeat:.3g} s ({limit})"
-                words += f" ({debt.unreachable})" if debt.unreachable else ""
-                return told + self.lost([participant], words, now)
+                self.lost([participant], words + (f" ({debt.unreachable})" if debt.unreachable else ""))
+                return
             if now - debt.asked >= self.heartbeat / 3:
                 repeats, debt.asked, debt.repeats = debt.repeats, now, False
-                told += [self._order(participant)] if repeats else []
+                if repeats:
+                    self._order(participant)
                 if not repeats or self.phase is Phase.EXCHANGING:  # a vote may have been lost as well
-                    told.append(self._order(participant, STATUS))
+                    self._order(participant, STATUS)
                 if silent >= self.heartbeat / 3:
-                    told.append(ProcessQuestion(participant, silent, self.turn))
+                    self.told.append(ProcessQuestion(participant, silent, self.turn))
         if self.phase is Phase.COMMITTING and self.client_waits and now - self._since >= self.timeout:
-            self.client_waits = False
-            told.append(CallEnded(ExchangeError(f"the next epoch cannot begin: {self.waiting_for()}")))
-        return told
+            self._answer_client(ExchangeError(f"the next epoch cannot begin: {self.waiting_for()}"))
 
     # -- the table -----------------------------------------------------------------------------------------------
 
-    def take(self, event: Event, now: float, *details: Any) -> list[Instruction]:
+    def take(self, event: Event, *details: Any) -> None:
         """Let an event happen, and then what follows from it: that nobody owes an answer any longer."""
         handler = self.TRANSITIONS[self.phase].get(event)
         if handler is None:
             raise IllegalTransition(f"a session in the phase {self.phase.name} cannot take the event {event!r}")
-        told: list[Instruction] = handler(self, now, *details)
-        return told + self._follow(now)
+        handler(self, *details)
+        self._answered()
 
-    def _follow(self, now: float) -> list[Instruction]:
-        if self.owing or not self._asked:
-            return []
-        self._asked = False
-        return self.take("answered", now)
+    def _answered(self, *participants: int) -> None:
+        for participant in participants:
+            self.owing.pop(participant, None)
+        if self._asked and not self.owing:
+            self._asked = False
+            self.take("answered")
 
-    def _order(self, participant: int, name: str = "") -> PhaseOrder:
-        """An order to a participant: by default that of the present phase."""
+    def _order(self, participant: int, name: str = "") -> None:
+        """Give a participant an order: by default that of the present phase."""
         restores = self.phase is Phase.RESTORING
         if not name:
             name = "members" if restores and participant not in self.newcomers else self.phase.value
         # A worker that takes a rank must refuse all runs so far: orders to begin them may arrive late.
         run_id = self.n_runs if restores else 0 if self.run is None else self.run.run_id
-        return PhaseOrder(name, participant, run_id, self.turn)
+        self.told.append(PhaseOrder(name, participant, run_id, self.turn))
 
-    def _enter(self, now: float, phase: Phase) -> list[Instruction]:
+    def _answer_client(self, error: DShuffleError | None = None) -> None:
+        self.client_waits = False
+        self.told.append(CallEnded(error))
+
+    def _enter(self, phase: Phase) -> None:
         """Enter a phase in which participants owe an answer, and give its order to all."""
-        self.phase, self.turn, self._asked = phase, self.turn + 1, True
-        self._since = self._ticked = now
-        self.owing = {each: Debt(now, now) for each in self.participants if each not in self.losses}
-        self.reports = {}
-        return [self._order(participant) for participant in self.owing]
+        self.phase, self.turn, self._asked, self.reports = phase, self.turn + 1, True, {}
+        self._since = self._ticked = self.now
+        self.owing = {each: Debt(self.now, self.now) for each in self.participants if each not in self.losses}
+        for participant in self.owing:
+            self._order(participant)
 
-    def _begin_run(self, now: float, attempt: int) -> list[Instruction]:
+    def _begin_run(self, attempt: int = 1) -> None:
         """Begin an attempt at the exchange of the next epoch. Its run has a new id, so old messages can be refused."""
         self.n_runs += 1
-        self.run = Run(self.n_runs, self.epoch + 1, now, attempt)
-        return self._enter(now, Phase.EXCHANGING)
+        self.run = Run(self.n_runs, self.epoch + 1, self.now, attempt)
+        self._enter(Phase.EXCHANGING)
 
-    def _become_idle(self, now: float) -> list[Instruction]:
+    def _become_idle(self) -> None:
         """Become idle, or begin the next run at once if it is waited for or was interrupted by a loss."""
-        self.phase, self.run = Phase.IDLE, None
+        self.phase, self.run, self._search_began = Phase.IDLE, None, math.inf
         repeats_run, self._repeats_run = self._repeats_run, False
-        return self._begin_run(now, 1) if self.client_waits or repeats_run else []
+        if self.client_waits or repeats_run:
+            self._begin_run()
 
-    def _seek(self, now: float) -> list[Instruction]:
+    def _seek(self) -> None:
         """Wait for other workers that take the lost ranks."""
-        self._search_began = min(self._search_began, now)
-        self.phase, self.run, self.owing, self._asked, self._ticked = Phase.RESTORING, None, {}, False, now
-        return [ReplacementSearch(self.missing)]
+        self._search_began, self._ticked = min(self._search_began, self.now), self.now
+        self.phase, self.run, self.owing, self._asked = Phase.RESTORING, None, {}, False
+        self.told.append(ReplacementSearch(self.missing))
 
-    def _ignore(self, now: float, *details: Any) -> list[Instruction]:
+    def _ignore(self, *details: Any) -> None:
         """The event comes too late, or asks for what the session does already."""
-        return []
 
-    def _opened(self, now: float) -> list[Instruction]:
+    def _opened(self) -> None:
         self.phase = Phase.IDLE
-        return [CallEnded()]
+        self._answer_client()
 
-    def _prefetch(self, now: float) -> list[Instruction]:
-        # If the last prefetch has failed, the client hears of it first.
-        return [] if self.unreported is not None else self._begin_run(now, 1)
+    def _prefetch(self) -> None:
+        if self.unreported is None:  # else the client hears of it first
+            self._begin_run()
 
-    def _commit(self, now: float) -> list[Instruction]:
-        return [] if self.owing else self._enter(now, Phase.COMMITTING)
+    def _commit(self) -> None:
+        if not self.owing:
+            self._enter(Phase.COMMITTING)
 
-    def _wait_again(self, now: float) -> list[Instruction]:
+    def _wait_again(self) -> None:
         """An earlier call failed because tasks were still running."""
-        self._since = now
-        return []
+        self._since = self.now
 
-    def _compare_votes(self, now: float) -> list[Instruction]:
+    def _compare_votes(self) -> None:
         """All participants are ready. Abort the run if what they counted does not fit together."""
         run = self.run
         assert run is not None
-        run.ready_after = now - run.started
+        run.ready_after = self.now - run.started
         if (mismatch := check_votes(run.epoch, run.votes.values())) is not None:
-            return self._abort(now, ExchangeError(mismatch, transient=False), False)
-        return [RunReady(run), *(self._enter(now, Phase.COMMITTING) if self.client_waits else ())]
+            self._abort(ExchangeError(mismatch, transient=False))
+            return
+        self.told.append(RunReady(run))
+        if self.client_waits:
+            self._commit()
 
-    def _abort(self, now: float, error: DShuffleError, again: bool) -> list[Instruction]:
+    def _abort(self, error: DShuffleError, again: bool = False) -> None:
         self._failure = error, again
-        return self._enter(now, Phase.ABORTING)
+        self._enter(Phase.ABORTING)
 
-    def _abort_refused(self, now: float, participant: int, error: DShuffleError) -> list[Instruction]:
-        return self._abort(now, error, False)
+    def _abort_refused(self, participant: int, error: DShuffleError) -> None:
+        self._abort(error)
 
-    def _leave_aborted(self, now: float) -> list[Instruction]:
+    def _leave_aborted(self) -> None:
         """All have aborted the run: replace those that are lost, try again, or say why the epoch failed."""
         run, failure, self._failure = self.run, self._failure, None
         if self.losses:
             self._repeats_run = True
-            return self._seek(now)
+            self._seek()
+            return
         assert run is not None
         assert failure is not None
         error, again = failure
         if again and run.attempt < ATTEMPTS:
-            return self._begin_run(now, run.attempt + 1)
+            self._begin_run(run.attempt + 1)
+            return
         self.phase, self.run = Phase.IDLE, None
-        if not self.client_waits:
+        if self.client_waits:
+            self._answer_client(error)
+        else:
             self.unreported = error
-            return []
-        self.client_waits = False
-        return [CallEnded(error)]
 
-    def _committed(self, now: float) -> list[Instruction]:
+    def _committed(self) -> None:
         run = self.run
         assert run is not None
         self.phase, self.epoch, self.run, self.client_waits = Phase.IDLE, run.epoch, None, False
         self.digests = {rank: counts.drawn for rank, counts in run.votes.items() if counts.drawn is not None}
         self._loss_counts.clear()
-        return [EpochCommitted(run, self.reports), *(self._seek(now) if self.losses else ())]
+        self.told.append(EpochCommitted(run, self.reports))
+        if self.losses:
+            self._seek()
 
-    def _end_commit(self, now: float, participant: int, error: DShuffleError) -> list[Instruction]:
+    def _end_commit(self, participant: int, error: DShuffleError) -> None:
         """Some participants have swapped, and one cannot."""
         words = f"all workers were ready for epoch {self.epoch + 1}, but the commit failed: {error}"
-        return self._end(now, ClusterError(words, transient=error.transient))
+        self._end(ClusterError(words, transient=error.transient))
 
-    def _end(self, now: float, error: DShuffleError) -> list[Instruction]:
+    def _end(self, error: DShuffleError) -> None:
         self.phase, self.error, self.run, self.owing, self._asked = Phase.ENDED, error, None, {}, False
-        return [SessionEnded(error)]
+        self.told.append(SessionEnded(error))
 
-    def _end_refused(self, now: float, participant: int, error: DShuffleError) -> list[Instruction]:
-        return self._end(now, error)
+    def _end_refused(self, participant: int, error: DShuffleError) -> None:
+        self._end(error)
 
-    def _end_lost(self, now: float, clauses: Mapping[int, str]) -> list[Instruction]:
+    def _end_lost(self, clauses: Mapping[int, str]) -> None:
         error = worker_lost(clauses.values(), searched=bool(self.losses))
-        self._excuse(now, clauses)
-        return self._end(now, error)
+        self._excuse(clauses)
+        self._end(error)
 
-    def _excuse(self, now: float, clauses: Mapping[int, str]) -> list[Instruction]:
+    def _excuse(self, clauses: Mapping[int, str]) -> None:
         """Let the phase end without the answers of lost participants."""
         self.losses |= clauses
         self.newcomers -= clauses.keys()
         for participant in clauses:
             self.owing.pop(participant, None)
-        return []
 
-    def _replace(self, now: float, clauses: Mapping[int, str]) -> list[Instruction]:
+    def _replace(self, clauses: Mapping[int, str]) -> None:
         """Search for other workers: nothing is under way that has to end first."""
-        return self._excuse(now, clauses) + self._seek(now)
+        self._excuse(clauses)
+        self._seek()
 
-    def _abort_lost(self, now: float, clauses: Mapping[int, str]) -> list[Instruction]:
+    def _abort_lost(self, clauses: Mapping[int, str]) -> None:
         """Abort the run before other workers are searched for. It is repeated with them."""
-        return self._excuse(now, clauses) + self._enter(now, Phase.ABORTING)
+        self._excuse(clauses)
+        self._enter(Phase.ABORTING)
 
-    def _take_rank(self, now: float, participant: int) -> list[Instruction]:
+    def _take_rank(self, participant: int) -> None:
         """Let another worker take a lost rank. Once all ranks are taken, they are restored together."""
         del self.losses[participant]
         self.newcomers.add(participant)
-        return [] if self.losses else self._enter(now, Phase.RESTORING)
+        if not self.losses:
+            self._enter(Phase.RESTORING)
 
-    def _go_without(self, now: float, participants: Collection[int]) -> list[Instruction]:
+    def _go_without(self, participants: Collection[int]) -> None:
         """Drop lost participants that are optional, or end the session."""
         if not self.optional.issuperset(participants):
             for rank, reason in self.unfit_reasons.items():
                 if reason not in (how := self.losses.get(rank, reason)):
                     self.losses[rank] = f"{how}; {reason}"
-            return self._end(now, worker_lost(self.losses.values(), searched=True))
-        dropped: list[Instruction] = [ParticipantDropped(participant) for participant in participants]
-        self.participants = tuple(rank for rank in self.participants if rank not in participants)
+            self._end(worker_lost(self.losses.values(), searched=True))
+            return
+        self.participants = tuple(each for each in self.participants if each not in participants)
         for participant in participants:
+            self.told.append(ParticipantDropped(participant))
             del self.losses[participant]
-        if self.losses:
-            return dropped
-        if self.newcomers:
-            return dropped + self._enter(now, Phase.RESTORING)
-        self._search_began = math.inf
-        return dropped + self._become_idle(now)
+        if self.newcomers and not self.losses:
+            self._enter(Phase.RESTORING)
+        elif not self.losses:
+            self._become_idle()
 
-    def _search_again(self, now: float, participant: int, error: DShuffleError) -> list[Instruction]:
+    def _search_again(self, participant: int, error: DShuffleError) -> None:
         """Search for another worker, because the one that was to take a rank cannot."""
         if participant not in self.newcomers:
-            return self._end(now, error)
+            self._end(error)
+            return
         words = f"{self.name_of(participant)} cannot take a lost rank ({error})"
         self.unfit_reasons[participant] = words
-        return self._replace(now, {participant: words})
+        self._replace({participant: words})
 
-    def _restored(self, now: float) -> list[Instruction]:
+    def _restored(self) -> None:
         """The newcomers hold their partitions, and all others know the new addresses."""
-        restored: list[Instruction] = [RanksRestored(tuple(sorted(self.newcomers)))]
-        self.newcomers, self.unfit_reasons, self._search_began = set(), {}, math.inf
-        return restored + self._become_idle(now)
+        self.told.append(RanksRestored(tuple(sorted(self.newcomers))))
+        self.newcomers, self.unfit_reasons = set(), {}
+        self._become_idle()
 
-    LATE: ClassVar[dict[Event, Callable[..., list[Instruction]]]] = {"begin": _ignore, "advance": _ignore}
-    ALWAYS: ClassVar[dict[Event, Callable[..., list[Instruction]]]] = {"lost for good": _end_lost, "closed": _end}
+    LATE: ClassVar[dict[Event, Callable[..., None]]] = {"begin": _ignore, "advance": _ignore}
+    ALWAYS: ClassVar[dict[Event, Callable[..., None]]] = {"lost for good": _end_lost, "closed": _end}
 
-    TRANSITIONS: ClassVar[dict[Phase, dict[Event, Callable[..., list[Instruction]]]]] = {
+    TRANSITIONS: ClassVar[dict[Phase, dict[Event, Callable[..., None]]]] = {
         Phase.OPENING: LATE | ALWAYS | {
             "answered": _opened,  # IDLE
             "refused": _end_refused,  # ENDED

@@ -40,6 +40,10 @@ from dshuffle.runtime.scheduler.machine import (
 
 COMMITTED = CommitReply(report=Report(measures=Measures()))
 
+DRIVEN = {
+    *("open", "begin", "advance", "alive", "voted", "note_running", "answered", "refused", "lost", "replaced"),
+    *("not_replaced", "close", "tick", "take"),
+}
 HEARTBEAT, TIMEOUT = 15.0, 300.0
 FAULTS = {"lose": 0.1, "fail": 0.05, "crash": 0.01, "stop": 0.02, "hang": 0.02, "busy": 0.01}
 
@@ -64,6 +68,26 @@ class Member:
     aborted: set[int] = field(default_factory=set)
 
 
+class Driven:
+    """A session machine. Its methods take the time as the last argument, and return what the machine tells."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        self._machine = SessionMachine(*args, **options)
+
+    def __getattr__(self, name: str) -> object:
+        value, machine = getattr(self._machine, name), self._machine
+        if name not in DRIVEN:
+            return value
+
+        def call(*args: object, **options: object) -> list[object]:
+            *args, machine.now = args
+            value(*args, **options)
+            told, machine.told = machine.told, []
+            return told
+
+        return call
+
+
 class World:
     """A client, the machine, its members, and the messages between them, in virtual time."""
 
@@ -73,7 +97,7 @@ class World:
         self.faults = {name: rate * self.rng.choice([0, 1, 1]) for name, rate in faults.items()}
         self.members = {rank: Member(rank) for rank in range(self.rng.randint(1, 5))}
         self.replaces = self.rng.random() < 0.7
-        self.machine = SessionMachine(
+        self.machine = Driven(
             self.members,
             first_epoch=0,
             heartbeat=HEARTBEAT,

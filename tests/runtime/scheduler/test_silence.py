@@ -12,11 +12,10 @@ from dshuffle.runtime.scheduler.machine import (
     ProcessQuestion,
     ReplacementSearch,
     SessionEnded,
-    SessionMachine,
 )
 
 from .machines import given_order, machine_of, pass_time, replacing_machine, vote
-from .simulator import HEARTBEAT, TIMEOUT
+from .simulator import HEARTBEAT, TIMEOUT, Driven
 
 
 def test_a_vote_that_was_lost_is_asked_for() -> None:
@@ -73,7 +72,7 @@ def test_a_worker_that_has_forgotten_the_session_is_lost() -> None:
 
 
 def test_what_a_worker_said_before_it_had_opened_the_session_is_out_of_date() -> None:
-    machine = SessionMachine([0], first_epoch=0, heartbeat=HEARTBEAT, timeout=TIMEOUT, name_of="rank {}".format)
+    machine = Driven([0], first_epoch=0, heartbeat=HEARTBEAT, timeout=TIMEOUT, name_of="rank {}".format)
     machine.open(0.0)
     asked = given_order(machine, "status", 0, 0)
     assert machine.answered(given_order(machine, "open", 0, 0), None, 7.0) == [CallEnded()]
@@ -81,7 +80,7 @@ def test_what_a_worker_said_before_it_had_opened_the_session_is_out_of_date() ->
     assert machine.phase is Phase.IDLE
 
 
-def ends(machine: SessionMachine, start: float, end: float) -> list[SessionEnded]:
+def ends(machine: Driven, start: float, end: float) -> list[SessionEnded]:
     """How the session ends while time passes, if it does."""
     return [instruction for instruction in pass_time(machine, start, end) if isinstance(instruction, SessionEnded)]
 
@@ -113,8 +112,8 @@ def test_bytes_that_arrive_at_another_worker_count_from_when_they_arrived() -> N
     machine.advance(0.0)
     machine.voted(1, 0, vote(), 0.1)
     assert not ends(machine, 0.1, 10.0)
-    machine.alive(1, 8.0)  # what another worker has received two seconds ago
-    machine.alive(1, 6.0)  # an older sign that comes later changes nothing
+    machine.alive(1, 2.0, 10.0)  # what another worker has received two seconds ago
+    machine.alive(1, 4.0, 10.0)  # an older sign that comes later changes nothing
     assert not ends(machine, 10.0, 8.0 + HEARTBEAT - 0.5)
     assert ends(machine, 8.0 + HEARTBEAT - 0.5, 8.0 + HEARTBEAT)
 

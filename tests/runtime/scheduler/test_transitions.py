@@ -40,9 +40,9 @@ def test_random_schedules_take_every_row(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_session_can_be_closed_and_lost_in_every_phase(phase: Phase) -> None:
     for event in ("closed", "lost for good"):
         machine = machine_of(2)
-        machine.phase = phase
+        machine._machine.phase = phase
         details = ExchangeError("closed") if event == "closed" else {0: "rank 0 has left", 1: "rank 1 has left"}
-        [ended] = machine.take(event, 1.0, details)
+        [ended] = machine.take(event, details, 1.0)
         assert isinstance(ended, SessionEnded)
         assert (machine.phase, machine.busy) == (Phase.ENDED, False)
         assert machine.close(ExchangeError("again"), 2.0) == machine.begin(2.0) == []
@@ -52,7 +52,7 @@ def test_a_session_can_be_closed_and_lost_in_every_phase(phase: Phase) -> None:
 def test_an_event_that_the_table_does_not_have_is_refused(phase: Phase) -> None:
     machine = new_machine(2)
     for event in {event for _, event in ROWS if (phase, event) not in ROWS}:
-        machine.phase = phase
+        machine._machine.phase = phase
         with pytest.raises(IllegalTransition, match=f"the phase {phase.name} cannot take the event '{event}'"):
             machine.take(event, 1.0)
 
@@ -61,7 +61,7 @@ def test_a_bug_ends_the_session_and_says_why(caplog: pytest.LogCaptureFixture) -
     async def drive() -> SessionEnded:
         session: Any = Coordinator.__new__(Coordinator)
         told: list[Any] = []
-        session.machine, session.spec, session._loop = new_machine(1), None, asyncio.get_running_loop()
+        session.machine, session._loop = new_machine(1)._machine, asyncio.get_running_loop()
         session.spec = type("Spec", (), {"session_id": "session-7"})
         session._carry_out = told.append
         session.run(session.machine.take, "replaced")
