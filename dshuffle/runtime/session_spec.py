@@ -9,7 +9,7 @@ import secrets
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 from distributed.protocol.pickle import dumps, loads
 
@@ -36,28 +36,12 @@ MOST_NAMES = 8
 """Number of workers that an error lists."""
 
 
-class DaskWorker(Protocol):
-    """What a choice looks at of a worker. The scheduler's own ``WorkerState`` has it."""
-
-    @property
-    def address(self) -> str:
-        """Its address."""
-
-    @property
-    def name(self) -> object:
-        """Its name, which stays the same if its nanny starts it again."""
-
-    @property
-    def nanny(self) -> str | None:
-        """Address of its nanny, if it has one."""
-
-    @property
-    def resources(self) -> dict[str, float]:
-        """Its Dask resources, used or not."""
+DaskWorker = Any
+"""What a choice looks at of a worker: a :class:`WorkerFacts`, or the scheduler's own ``WorkerState``."""
 
 
 class WorkerFacts(NamedTuple):
-    """The same of a worker that the scheduler has described to a client."""
+    """A worker that the scheduler has described to a client. Its nanny starts it again with the same name."""
 
     address: str
     name: object

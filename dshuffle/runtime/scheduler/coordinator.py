@@ -57,112 +57,6 @@ class ParticipantUnreachable(WorkerLost):
     """A participant does not answer. It may be lost without anybody having noticed, or busy."""
 
 
-class Participants:
-    """Where the workers of one session are, and what they are asked."""
-
-    def __init__(self, scheduler: Scheduler, spec: SessionSpec) -> None:
-        self.session_id = spec.session_id
-        self.addresses = dict(spec.addresses)  # replaced when somebody moves, so that many epochs can keep it
-        self.handed_over: dict[int, tuple[str, str]] = {}  # partitions of workers that retire, until they are taken
-        self._moved: set[int] = set()  # participants that were at another address
-        self._packed: bytes | None = None  # the session as all open it together, while nobody moves
-        self._substitutes: dict[tuple[str, str], str] = {}  # (load, late reader) -> who reads in its place
-        self._scheduler = scheduler
-        self._spec = spec
-
-    def move(self, participant: int, address: str) -> None:
-        """Note that another worker is a participant from now on."""
-        self.forget(address)  # of one that has closed, and had the same address
-        self.addresses = self.addresses | {participant: address}
-        self._moved.add(participant)
-        self._packed = None
-
-    def drop(self, participant: int) -> str:
-        """Forget a participant, and return where it was."""
-        before, self._packed = self.addresses, None
-        self.addresses = {each: address for each, address in before.items() if each != participant}
-        return before[participant]
-
-    @property
-    def moved(self) -> dict[int, str]:
-        """Addresses of the participants that have moved since the session was opened."""
-        return {participant: self.addresses[participant] for participant in self._moved & self.addresses.keys()}
-
-    def name_of(self, participant: int) -> str:
-        """Name and address of a participant."""
-        return f"{name_of(participant)} ({self.addresses.get(participant, 'gone')})"
-
-    @property
-    def places(self) -> dict[str, int]:
-        """Rank of every worker that trains, by address."""
-        return {address: rank for rank, address in self.addresses.items() if rank != SERVER}
-
-    def hand_over(self, address: str, settled: Iterable[int]) -> None:
-        """Note that a worker closes, and that its partitions can be read for a while."""
-        held = [rank for rank in settled if rank != SERVER and self.addresses[rank] == address]
-        self.handed_over |= dict.fromkeys(held, (address, self.session_id))
-
-    def hands_over(self, address: str) -> bool:
-        """Whether a worker closes whose partitions have not been taken yet."""
-        return any(holder == address for holder, _ in self.handed_over.values())
-
-    def forget(self, address: str) -> None:
-        """Note that the partitions of a worker that closes cannot be read any longer."""
-        self.handed_over = {rank: holder for rank, holder in self.handed_over.items() if holder[0] != address}
-
-    def together(self, ranks: Collection[int]) -> Together:
-        """Who loads together if these ranks do: others read the store for them."""
-        readers = {address: None for rank, address in sorted(self.addresses.items()) if rank not in ranks}
-        places = self.places
-        without_server = [address for address in readers if address in places]  # in the same order on all workers
-        by_rank = [rank for rank in sorted(ranks) if rank != SERVER]
-        return Together(ranks=by_rank, readers=without_server or list(readers))
-
-    def reader_for(self, load: str, address: str, missing: Collection[int], reason: str) -> str:
-        """The worker that reads in place of one that is late or lost, the same for all who load together."""
-        if (load, address) not in self._substitutes:
-            of_load = {late: reader for (name, late), reader in self._substitutes.items() if name == load}
-            out, busy = {*of_load, address}, Counter(of_load.values())
-            ranks = (rank for rank in sorted(self.addresses) if rank != SERVER and rank not in missing)
-            left = [self.addresses[rank] for rank in ranks if self.addresses[rank] not in out]
-            if not left:
-                raise WorkerLost(f"{address} cannot read the store ({reason}), and no other worker can", transient=True)
-            chosen = self._substitutes[load, address] = min(left, key=busy.__getitem__)
-            logger.warning("dshuffle: %s reads the store in place of %s (%s)", chosen, address, reason)
-        return self._substitutes[load, address]
-
-    def packed_spec(self, participant: int, epoch: int | None) -> bytes:
-        """The session as a participant opens it, with the addresses of all participants.
-
-        ``epoch`` is that of the partition which it reads; None if it opens the session together with all others. It is
-        packed once for these.
-        """
-        spec = dataclasses.replace(self._spec, addresses=self.addresses)
-        if epoch is not None:
-            holder = self.handed_over.get(participant)
-            former = None if holder is None else PartitionSources(epoch, {participant: holder})
-            return dataclasses.replace(spec, former=former).packed()
-        self._packed = self._packed or spec.packed()
-        return self._packed
-
-    async def request(self, order: str, participant: int, message: dict[str, Any]) -> Any:
-        """Send an order, and return the answer."""
-        return await getattr(self._scheduler.rpc(self.addresses[participant]), f"dshuffle_{order}")(**message)
-
-    async def ask(self, kind: type[T], order: str, participant: int, **message: Any) -> T:
-        """Send an order that is not part of an epoch, and return the message in the reply.
-
-        It must be answered within a heartbeat.
-        """
-        message["session_id"] = self.session_id
-        try:
-            reply = await within(self._spec.settings.heartbeat, self.request(order, participant, message))
-        except OSError as error:
-            words = f"{self.name_of(participant)} cannot be reached ({type(error).__name__}: {error})"
-            raise ParticipantUnreachable(words) from error
-        return message_in(reply, kind, self.name_of(participant))
-
-
 class EpochDeliveries:
     """The delivery of each epoch. It is chosen once, because a retry may find the epoch already planned.
 
@@ -234,7 +128,11 @@ class Coordinator:
         self.ranks = range(spec.shuffle.n_workers)
         self.tasks: set[asyncio.Task[Any]] = set()  # coroutines that end with the session
         self._loop = asyncio.get_running_loop()
-        self.participants = Participants(scheduler, spec)
+        self.addresses = dict(spec.addresses)  # replaced when somebody moves, so that many epochs can keep it
+        self.handed_over: dict[int, tuple[str, str]] = {}  # partitions of workers that retire, until they are taken
+        self._moved: set[int] = set()  # participants that were at another address
+        self._packed: bytes | None = None  # the session as all open it together, while nobody moves
+        self._substitutes: dict[tuple[str, str], str] = {}  # (load, late reader) -> who reads in its place
         dedicated = server_role(spec.addresses) == "dedicated"
         participants = [participant for participant in self.addresses if participant != SERVER or dedicated]
         settings = spec.settings
@@ -243,7 +141,7 @@ class Coordinator:
             first_epoch=spec.shuffle.first_epoch,
             heartbeat=settings.heartbeat,
             timeout=settings.timeout,
-            name_of=self.participants.name_of,
+            name_of=self.name_of,
             replaceable=() if spec.options.on_loss == "raise" else participants,
             replacement_timeout=settings.replacement_timeout,
             optional=[SERVER],
@@ -259,11 +157,6 @@ class Coordinator:
         self._closed_by_client = False
         self._freed: asyncio.Task[None] | None = None
         self._fetched = asyncio.Event()  # set once nobody needs the partitions of the ended session any more
-
-    @property
-    def addresses(self) -> dict[int, str]:
-        """Address of every rank, and of the server."""
-        return self.participants.addresses
 
     @property
     def ended(self) -> bool:
@@ -312,7 +205,7 @@ class Coordinator:
         if secret != self.spec.secret or participant not in self.machine.participants:
             reason = f"session {self.spec.session_id} refused a vote: it does not come from one of its workers"
             raise ClusterError(reason, transient=False)
-        checked = from_fields(Vote, vote, self.participants.name_of(participant))
+        checked = from_fields(Vote, vote, self.name_of(participant))
         self.run(self.machine.voted, run_id, participant, checked)
 
     def alive(self, participant: int, secret: str, heard: Mapping[int, float]) -> None:
@@ -329,7 +222,7 @@ class Coordinator:
 
         async def of(rank: int) -> TrainingTime:
             lost = rank in self.machine.unsettled
-            return TrainingTime() if lost else await self.participants.ask(TrainingTime, "training", rank)
+            return TrainingTime() if lost else await self.ask(TrainingTime, "training", rank)
 
         times = await asyncio.gather(*map(of, self.ranks))
         count_training(times)
@@ -347,7 +240,7 @@ class Coordinator:
         settings, began = self.spec.settings, self._loop.time()
         while rank not in self.machine.unsettled:
             try:
-                return await self.participants.ask(SampleDigest, "trained", rank, epoch=epoch)
+                return await self.ask(SampleDigest, "trained", rank, epoch=epoch)
             except WorkerLost as error:  # perhaps nobody has noticed that it is lost, or a task blocks it
                 seconds = self._loop.time() - began
                 may_be_busy = isinstance(error, ParticipantUnreachable) and seconds < settings.timeout
@@ -365,11 +258,6 @@ class Coordinator:
         """How the workers of the cluster differ from the members."""
         self.check()
         return member_changes(self.scheduler, self.spec.choice, self.addresses)
-
-    def substitute_reader(self, load: str, address: str, reason: str) -> str:
-        """Address of the worker that reads the store in place of one that is late or lost."""
-        self.check()
-        return self.participants.reader_for(load, address, self.machine.unsettled, reason)
 
     def end_collective(self, address: str, **call: Any) -> None:
         """Fail the ranks that wait for a mean at rank 0. If rank 0 has left this address, nobody waits there."""
@@ -400,7 +288,7 @@ class Coordinator:
             silent = time() - workers[address].last_seen if address in workers and workers[address].processing else 0.0
             if silent >= self.spec.settings.heartbeat:
                 reasons.append(
-                    f"waiting for tasks on {self.participants.name_of(rank)}, which has not answered for {silent:.0f} "
+                    f"waiting for tasks on {self.name_of(rank)}, which has not answered for {silent:.0f} "
                     "s: it is stopped or cut off, or a task holds Python's global lock"
                 )
         return reasons
@@ -412,12 +300,12 @@ class Coordinator:
         machine = self.machine
         lost = [participant for participant in machine.participants if self.addresses[participant] == address]
         if retires and self.epoch >= machine.first_epoch and (self.is_source or not self.ended):
-            self.participants.hand_over(address, machine.settled)
+            self.hand_over(address, machine.settled)
         self.run(machine.lost, lost, reason, retires=retires)
 
     def needs(self, address: str) -> bool:
         """Whether another worker still reads the partition of a worker that retires, or may do so soon."""
-        hands_over, former = self.participants.hands_over(address), self.spec.former
+        hands_over, former = self.hands_over(address), self.spec.former
         if self.ended:  # a worker does not wait for a session that may never come
             is_followed = self.follower is not None and not self.follower.ended
             waits = is_followed or (self.spec.options.elastic and not self.client_left)
@@ -442,7 +330,7 @@ class Coordinator:
         places = {rank: self.addresses[rank] for rank in self.machine.settled if rank != SERVER}
         session_id, workers = self.spec.session_id, self.scheduler.workers
         present = {rank: (address, session_id) for rank, address in places.items() if address in workers}
-        holders = self.participants.handed_over | present
+        holders = self.handed_over | present
         return PartitionSources(self.epoch, holders, self.spec.shuffle) if holders or not self.ended else None
 
     def can_be_read_by(self, request: SessionRequest) -> bool:
@@ -553,13 +441,13 @@ class Coordinator:
                     self._search = self.spawn(self._find_all())
             case instructions.RanksRestored(ranks):
                 for rank in ranks:
-                    self.participants.handed_over.pop(rank, None)
+                    self.handed_over.pop(rank, None)
                 self._move_tasks(self)
             case instructions.ParticipantDropped(participant):
                 words = "dshuffle: no other worker can replace %s; peers send the rows from now on"
-                logger.warning(words, self.participants.name_of(participant))
+                logger.warning(words, self.name_of(participant))
                 self._deliveries.has_server = False
-                self._close_later({self.participants.drop(participant)})
+                self._close_later({self.drop(participant)})
             case instructions.SessionEnded(error):
                 for task in self.tasks:
                     task.cancel()
@@ -580,20 +468,17 @@ class Coordinator:
             self._status_queries.add(address)
         kind: type[Answer] = {STATUS: MemberState, "commit": CommitReply}.get(name, type(None))
         try:
-            reply = await self.participants.request("open" if name == "restore" else name, participant, message)
-            answer = message_in(reply, kind, self.participants.name_of(participant))
+            reply = await self.request("open" if name == "restore" else name, participant, message)
+            answer = message_in(reply, kind, self.name_of(participant))
         except WorkerLost as error:  # it closes, or has lost its partition
             if machine.is_due(order):
                 self.lose(address, f"is lost ({error})")
+        except DShuffleError as error:  # before OSError: some are both
+            self._refused(order, address, error.raised_by(self.name_of(participant)))
         except OSError as error:
-            if isinstance(error, DShuffleError):  # some are both
-                self._refused(order, address, error.raised_by(self.participants.name_of(participant)))
-            else:
-                machine.unreachable(order, f"{type(error).__name__}: {error}")
-        except DShuffleError as error:
-            self._refused(order, address, error.raised_by(self.participants.name_of(participant)))
+            machine.unreachable(order, f"{type(error).__name__}: {error}")
         except Exception as error:  # whatever it is, the session must not wait for an answer
-            words = f"{self.participants.name_of(participant)}: {type(error).__name__}: {error}"
+            words = f"{self.name_of(participant)}: {type(error).__name__}: {error}"
             self._refused(order, address, ClusterError(words))
         else:
             self.run(machine.answered, order, answer)
@@ -615,12 +500,14 @@ class Coordinator:
                     restore=restore,
                     epoch=epoch,
                     digest=machine.digests.get(participant) if restore else None,
-                    together=self.participants.together(machine.newcomers) if restore else Together(),
+                    together=self.together(machine.newcomers) if restore else Together(),
                 )
-                spec = self.participants.packed_spec(participant, epoch if restore else None)
+                spec = self.packed_spec(participant, epoch if restore else None)
                 return {**to_fields(message), "spec": to_serialize(spec)}  # as a frame, which is not copied
             case "members":
-                return {**session, "addresses": self.participants.moved, "number": order.turn}
+                # Of all that have moved since the session was opened: others may not have heard of some.
+                moved = {each: self.addresses[each] for each in self._moved & self.addresses.keys()}
+                return {**session, "addresses": moved, "number": order.turn}
             case "begin":
                 run = machine.run
                 if run is None or run.run_id != run_id:
@@ -646,11 +533,9 @@ class Coordinator:
     async def _tell(self, order: str, participant: int, **message: Any) -> None:
         """Send an order whose loss is harmless."""
         try:
-            await self.participants.ask(type(None), order, participant, **message)
+            await self.ask(type(None), order, participant, **message)
         except DShuffleError as error:  # its worker or the call has ended; the next run plans its epoch itself
-            logger.debug(
-                "dshuffle: %s could not be told to %s: %s", order, self.participants.name_of(participant), error
-            )
+            logger.debug("dshuffle: %s could not be told to %s: %s", order, self.name_of(participant), error)
 
     # -- other workers take lost ranks -----------------------------------------------------------------------------
 
@@ -667,7 +552,7 @@ class Coordinator:
 
     async def _find(self, participant: int) -> None:
         machine, lost = self.machine, self.addresses[participant]
-        elastic, retired = self.spec.options.elastic, participant in self.participants.handed_over
+        elastic, retired = self.spec.options.elastic, participant in self.handed_over
         # Another session follows, and reads the rows from the retired worker, unless tasks are left that need them. All
         # ranks are restored together, so those of other ranks count.
         if elastic and retired and not machine.client_waits and not self._has_tasks(machine.unsettled):
@@ -681,13 +566,13 @@ class Coordinator:
             machine.unfit_reasons[participant] = why_unfit
         if worker is not None:
             words = "answers again" if worker.address == lost else f"is replaced by {worker.address}"
-            logger.warning("dshuffle: %s %s", self.participants.name_of(participant), words)
-            if worker.address != lost and lost not in members and not self.participants.hands_over(lost):
+            logger.warning("dshuffle: %s %s", self.name_of(participant), words)
+            if worker.address != lost and lost not in members and not self.hands_over(lost):
                 self._close_later({lost})  # it may be stopped, and answer later
             for member, address in self.addresses.items():
                 beside = address == lost and member not in machine.participants  # a server beside the rank
                 if member == participant or beside:
-                    self.participants.move(member, worker.address)
+                    self.move(member, worker.address)
             self.candidates.remember(worker)
             self.run(machine.replaced, participant)
             self._move_tasks(self)
@@ -698,7 +583,7 @@ class Coordinator:
         follows = former is not None and not former.kept and self.epoch < machine.first_epoch
         if (elastic and (retired or follows)) or not await self.candidates.may_come(lost):
             words = "has retired" if retired else "is lost, and no other worker can come"
-            logger.warning("dshuffle: %s %s", self.participants.name_of(participant), words)
+            logger.warning("dshuffle: %s %s", self.name_of(participant), words)
             self.run(machine.not_replaced, [participant])
 
     def _has_tasks(self, ranks: Collection[int]) -> bool:
@@ -708,6 +593,96 @@ class Coordinator:
             for key, task in self.scheduler.tasks.items()
             if task.state in ("waiting", "queued", "no-worker", "processing")
         )
+
+    # -- where the participants are, and what they are asked -----------------------------------------------------
+
+    def move(self, participant: int, address: str) -> None:
+        """Note that another worker is a participant from now on."""
+        self.forget(address)  # of one that has closed, and had the same address
+        self.addresses = self.addresses | {participant: address}
+        self._moved.add(participant)
+        self._packed = None
+
+    def drop(self, participant: int) -> str:
+        """Forget a participant, and return where it was."""
+        before, self._packed = self.addresses, None
+        self.addresses = {each: address for each, address in before.items() if each != participant}
+        return before[participant]
+
+    def name_of(self, participant: int) -> str:
+        """Name and address of a participant."""
+        return f"{name_of(participant)} ({self.addresses.get(participant, 'gone')})"
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Rank of every worker that trains, by address."""
+        return {address: rank for rank, address in self.addresses.items() if rank != SERVER}
+
+    def hand_over(self, address: str, settled: Iterable[int]) -> None:
+        """Note that a worker closes, and that its partitions can be read for a while."""
+        held = [rank for rank in settled if rank != SERVER and self.addresses[rank] == address]
+        self.handed_over |= dict.fromkeys(held, (address, self.spec.session_id))
+
+    def hands_over(self, address: str) -> bool:
+        """Whether a worker closes whose partitions have not been taken yet."""
+        return any(holder == address for holder, _ in self.handed_over.values())
+
+    def forget(self, address: str) -> None:
+        """Note that the partitions of a worker that closes cannot be read any longer."""
+        self.handed_over = {rank: holder for rank, holder in self.handed_over.items() if holder[0] != address}
+
+    def together(self, ranks: Collection[int]) -> Together:
+        """Who loads together if these ranks do: others read the store for them."""
+        readers = {address: None for rank, address in sorted(self.addresses.items()) if rank not in ranks}
+        places = self.places
+        without_server = [address for address in readers if address in places]  # in the same order on all workers
+        by_rank = [rank for rank in sorted(ranks) if rank != SERVER]
+        return Together(ranks=by_rank, readers=without_server or list(readers))
+
+    def substitute_reader(self, load: str, address: str, reason: str) -> str:
+        """The worker that reads the store in place of one that is late or lost, the same for all who load together."""
+        self.check()
+        if (load, address) not in self._substitutes:
+            of_load = {late: reader for (name, late), reader in self._substitutes.items() if name == load}
+            out, busy = {*of_load, address}, Counter(of_load.values())
+            ranks = (rank for rank in sorted(self.machine.settled) if rank != SERVER)
+            left = [self.addresses[rank] for rank in ranks if self.addresses[rank] not in out]
+            if not left:
+                raise WorkerLost(f"{address} cannot read the store ({reason}), and no other worker can", transient=True)
+            chosen = self._substitutes[load, address] = min(left, key=busy.__getitem__)
+            logger.warning("dshuffle: %s reads the store in place of %s (%s)", chosen, address, reason)
+        return self._substitutes[load, address]
+
+    def packed_spec(self, participant: int, epoch: int | None) -> bytes:
+        """The session as a participant opens it, with the addresses of all participants.
+
+        ``epoch`` is that of the partition which it reads; None if it opens the session together with all others. It is
+        packed once for these.
+        """
+        spec = dataclasses.replace(self.spec, addresses=self.addresses)
+        if epoch is not None:
+            holder = self.handed_over.get(participant)
+            former = None if holder is None else PartitionSources(epoch, {participant: holder})
+            return dataclasses.replace(spec, former=former).packed()
+        self._packed = self._packed or spec.packed()
+        return self._packed
+
+    async def request(self, order: str, participant: int, message: dict[str, Any]) -> Any:
+        """Send an order, and return the answer."""
+        return await getattr(self.scheduler.rpc(self.addresses[participant]), f"dshuffle_{order}")(**message)
+
+    async def ask(self, kind: type[T], order: str, participant: int, **message: Any) -> T:
+        """Send an order that is not part of an epoch, and return the message in the reply.
+
+        It must be answered within a heartbeat.
+        """
+        message["session_id"] = self.spec.session_id
+        try:
+            reply = await within(self.spec.settings.heartbeat, self.request(order, participant, message))
+        except OSError as error:
+            words = f"{self.name_of(participant)} cannot be reached ({type(error).__name__}: {error})"
+            raise ParticipantUnreachable(words) from error
+        return message_in(reply, kind, self.name_of(participant))
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -720,7 +695,7 @@ class Coordinator:
         members = set(self.addresses.values())
         if self.is_source:
             sources = {self.addresses[participant] for participant in self.machine.settled}
-            sources |= {address for address, _ in self.participants.handed_over.values()}
+            sources |= {address for address, _ in self.handed_over.values()}
             self._close_later(sources, keeps=True)
             self._close_later(members - sources)
             limit = None if self.spec.options.elastic else self.spec.settings.replacement_timeout

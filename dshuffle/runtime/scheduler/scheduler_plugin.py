@@ -24,7 +24,7 @@ from dshuffle.errors import CacheBudgetError, ClusterError, DShuffleError, Worke
 from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.planning import AutoDelivery, get_delivery
 from dshuffle.runtime.messages import OpenedSession, message_in, replying, within
-from dshuffle.runtime.process import Timeline, too_few_files
+from dshuffle.runtime.process import too_few_files
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.members import (
     SETUP_TIMEOUT,
@@ -92,7 +92,7 @@ class DShuffleScheduler(SchedulerPlugin):
         needed = any(coordinator.needs(address) for coordinator in self.coordinators.values())
         if not needed:  # the worker does not wait any longer
             for coordinator in self.coordinators.values():
-                coordinator.participants.forget(address)
+                coordinator.forget(address)
         return needed
 
     def waiting(self, session_id: str, tasks: bool = False) -> str:
@@ -140,10 +140,8 @@ class DShuffleScheduler(SchedulerPlugin):
             self._opening.discard(session_id)
 
     async def _open(self, order: SessionRequest) -> OpenedSession:
-        timeline = Timeline(f"the scheduler opens session {order.session_id}")
         fewest = order.options.min_workers if order.options.elastic else None
         ready = await workers_set_up(self._scheduler, self._hello, order.settings, order.choice, fewest)
-        timeline.end_step("workers set up")
         # Sessions that have ended may still take memory.
         ended = [*self.coordinators.values(), *self._freeing]
         await asyncio.gather(*(coordinator.freed() for coordinator in ended if not coordinator.is_source))
@@ -152,7 +150,6 @@ class DShuffleScheduler(SchedulerPlugin):
         former = None if source is None else source.partitions()
         kept = {} if former is not None else await self._kept_partitions(order, ready)
         spec = choose_members(self._scheduler, self._with_present_ranks(order), ready, former, kept)
-        timeline.end_step("members chosen")
         coordinator = Coordinator(
             self._scheduler, spec, order.client_id, AutoDelivery(order.deliveries), self._tasks.move
         )
@@ -169,8 +166,6 @@ class DShuffleScheduler(SchedulerPlugin):
                 await asyncio.gather(*(source.close() for source in sources))
                 error.transient = True
             raise
-        timeline.end_step("partitions read")
-        timeline.log()
         workers = [each for each in self._scheduler.workers.values() if order.choice.allows(each)]
         paused = {each.address for each in workers if each.status == Status.paused}
         shuffle, files = spec.shuffle, ""
@@ -292,9 +287,7 @@ class DShuffleScheduler(SchedulerPlugin):
             return request
         if carried.history != coordinator.spec.shuffle.history:  # nobody has trained in that session
             return request
-        return dataclasses.replace(
-            request, carried=dataclasses.replace(carried, places=coordinator.participants.places)
-        )
+        return dataclasses.replace(request, carried=dataclasses.replace(carried, places=coordinator.places))
 
     async def _kept_partitions(self, request: SessionRequest, ready: Collection[str]) -> KeptPartitions:
         """The partitions that earlier sessions have kept on the disks of the workers."""

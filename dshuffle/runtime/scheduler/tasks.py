@@ -6,6 +6,7 @@ A task is restricted to the worker of its rank. When the rank moves, the restric
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Mapping
 from enum import StrEnum
@@ -58,14 +59,12 @@ def record_outcome(outcomes: dict[TaskPlace, str], place: TaskPlace, outcome: Ou
 
 def unfinished_tasks(session: Coordinator, epoch: int, calls: list[int]) -> list[UnfinishedTask]:
     """The tasks of some calls in an epoch that did not finish, each with its outcome."""
-    session_id = session.spec.session_id
-    places = (TaskPlace(session_id, epoch, call, rank) for call in calls for rank in session.ranks)
-    outcomes = {place: session.outcomes.get(place, Outcome.CANCELLED) for place in places}
-    return [
-        UnfinishedTask(place.call, place.rank, str(outcome))
-        for place, outcome in outcomes.items()
-        if outcome != Outcome.FINISHED
-    ]
+    unfinished = []
+    for call, rank in itertools.product(calls, session.ranks):
+        outcome = session.outcomes.get(TaskPlace(session.spec.session_id, epoch, call, rank), Outcome.CANCELLED)
+        if outcome != Outcome.FINISHED:
+            unfinished.append(UnfinishedTask(call, rank, str(outcome)))
+    return unfinished
 
 
 class PartitionTasks:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dshuffle.errors import CacheBudgetError, DatasetChanged, WorkerLost
 from dshuffle.runtime.scheduler.machine import (
-    EpochCommitted,
     ParticipantDropped,
     PhaseOrder,
     RanksRestored,
     ReplacementSearch,
 )
 
-from .machines import given_order, pass_time, replacing_machine, vote
-from .simulator import COMMITTED
+from .machines import given_order, pass_time, replacing_machine
 
 
 def test_a_rank_is_restored_before_the_others_go_on() -> None:
@@ -41,18 +39,6 @@ def test_after_two_close_losses_the_others_hear_of_both_workers_together() -> No
         assert machine.answered(given_order(machine, "restore", rank, 0), None, 3.0) == []
     assert machine.newcomers == {1, 2}  # so tasks of both ranks wait
     assert machine.answered(given_order(machine, "members", 0, 0), None, 3.1) == [RanksRestored((1, 2))]
-
-
-def test_a_worker_that_is_lost_in_a_commit_does_not_stop_it() -> None:
-    machine = replacing_machine(2)
-    machine.advance(0.0)
-    for rank in (0, 1):
-        machine.voted(1, rank, vote(), 0.1)
-    machine.lost([1], "has left", 0.2)
-    committed, replace = machine.answered(given_order(machine, "commit", 0, 1), COMMITTED, 0.3)
-    assert isinstance(committed, EpochCommitted)
-    assert replace == ReplacementSearch((1,))
-    assert machine.epoch == 0
 
 
 def test_nobody_comes() -> None:
@@ -105,13 +91,6 @@ def test_nobody_comes_for_a_participant_that_is_optional() -> None:
     assert machine.answered(given_order(machine, "abort", 0, 1), None, 1.1) == [ReplacementSearch((1,))]
     assert machine.not_replaced([1], 2.0) == [ParticipantDropped(1), PhaseOrder("begin", 0, 2)]
     assert machine.participants == (0,)
-
-
-def test_if_all_are_lost_the_session_ends() -> None:
-    machine = replacing_machine(2)
-    machine.lost([1], "has left", 0.0)
-    [ended] = machine.lost([0], "has left", 0.1)
-    assert isinstance(ended.error, WorkerLost)
 
 
 def test_if_all_ranks_are_replaced_one_after_the_other_the_session_goes_on() -> None:

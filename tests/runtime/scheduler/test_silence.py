@@ -18,24 +18,6 @@ from .machines import given_order, machine_of, pass_time, replacing_machine, vot
 from .simulator import HEARTBEAT, TIMEOUT, Driven
 
 
-def test_a_vote_that_was_lost_is_asked_for() -> None:
-    machine = machine_of(2)
-    machine.advance(0.0)
-    machine.voted(1, 0, vote(), 0.1)
-    assert pass_time(machine, 0.1, 4.5) == []
-    assert pass_time(machine, 4.5, 6.0) == [PhaseOrder("status", 1, 1)]
-    ready = machine.answered(given_order(machine, "status", 1, 1), MemberState(open=True, run_id=1, vote=vote()), 6.1)
-    assert ready[1:] == [PhaseOrder("commit", 0, 1), PhaseOrder("commit", 1, 1)]
-
-
-def test_an_order_that_was_lost_is_repeated() -> None:
-    machine = machine_of(1)
-    machine.advance(0.0)
-    assert machine.answered(given_order(machine, "status", 0, 1), MemberState(open=True), 6.0) == [
-        PhaseOrder("begin", 0, 1)
-    ]
-
-
 def test_whom_a_session_waits_for_and_how_far_they_are() -> None:
     machine = machine_of(5)
     machine.advance(0.0)
@@ -137,17 +119,6 @@ def test_a_worker_whose_process_runs_is_waited_for_and_named() -> None:
     assert machine.answered(given_order(machine, "status", 1, 1), state, now) == []
     assert machine.waiting_for() == "waiting for the samples of epoch 0: rank 1 has 50%"
     assert machine.phase is Phase.EXCHANGING
-
-
-def test_a_worker_is_lost_a_heartbeat_after_its_process_was_last_seen_to_run() -> None:
-    machine = machine_of(2)
-    machine.advance(0.0)
-    machine.voted(1, 0, vote(), 0.1)
-    assert not ends(machine, 0.1, 10.0)
-    machine.note_running(ProcessQuestion(1, 0.0, machine.turn), 10.0)
-    assert not ends(machine, 10.0, 10.0 + HEARTBEAT - 0.5)
-    [ended] = ends(machine, 10.0 + HEARTBEAT - 0.5, 10.0 + HEARTBEAT)
-    assert "rank 1 has not answered for 25 s (dshuffle.stopped-timeout if it has no nanny)" in str(ended.error)
 
 
 def test_nobody_waits_for_ever_for_a_worker_whose_process_runs() -> None:
