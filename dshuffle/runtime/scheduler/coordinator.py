@@ -146,7 +146,7 @@ class Coordinator:
             replacement_timeout=settings.replacement_timeout,
             optional=[SERVER],
         )
-        self.candidates = Candidates(scheduler, self.addresses.values(), spec.choice, new_workers=settings.new_workers)
+        self.candidates = Candidates(scheduler, spec)
         self.log = ExchangeLog(len(self.ranks))
         self._deliveries = EpochDeliveries(deliveries, spec)
         self._move_tasks = move_tasks

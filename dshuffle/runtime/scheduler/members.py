@@ -376,25 +376,15 @@ UNFIT_FOR = 5.0
 
 
 class Candidates:
-    """Workers that may take lost ranks of one session.
+    """Workers that may take lost ranks of one session."""
 
-    Parameters
-    ----------
-    members
-        Addresses of the session's workers. Their names and nannies are remembered, because Dask forgets lost workers.
-    choice
-        The workers that the session may have.
-    new_workers
-        Whether the cluster starts new workers in place of lost ones.
-    """
-
-    def __init__(
-        self, scheduler: Scheduler, members: Iterable[str], choice: WorkerChoice, *, new_workers: bool
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, spec: SessionSpec) -> None:
         self._scheduler = scheduler
-        self._choice = choice
-        self._new_workers = new_workers
-        self._members = {address: scheduler.workers[address] for address in members if address in scheduler.workers}
+        self._spec = spec
+        # Their names and nannies are remembered, because Dask forgets lost workers.
+        self._members = {
+            where: scheduler.workers[where] for where in spec.addresses.values() if where in scheduler.workers
+        }
         self._refused: dict[str, float] = {}  # until when workers that could not take a rank are not asked
 
     def remember(self, worker: WorkerState) -> None:
@@ -418,7 +408,7 @@ class Candidates:
             if worker.address not in members
             and self._refused.get(worker.address, now) <= now
             and worker.status == Status.running
-            and self._choice.allows(worker)
+            and self._spec.choice.allows(worker)
             and (serves or not only_serves(worker.resources))
         ]
 
@@ -438,10 +428,10 @@ class Candidates:
 
         The cluster starts new ones, or one is starting or was refused, or a nanny may start the lost one again.
         """
-        present = {each.address: each for each in self._scheduler.workers.values() if self._choice.allows(each)}
+        present = {each.address: each for each in self._scheduler.workers.values() if self._spec.choice.allows(each)}
         starting = (worker.status in (Status.init, Status.starting) for worker in present.values())
         refused = (self._refused.get(address, math.inf) < math.inf for address in present)
-        if self._new_workers or any(starting) or any(refused):
+        if self._spec.settings.new_workers or any(starting) or any(refused):
             return True
         runs = lost in present and lost in self._refused  # no nanny starts a worker that runs
         nanny = self._members[lost].nanny if lost in self._members and not runs else None

@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any
 
 from distributed import Scheduler
@@ -27,19 +26,10 @@ from dshuffle.runtime.task_keys import TaskPlace, place_of_key
 logger = logging.getLogger(__name__)
 
 
-class Outcome(StrEnum):
-    """What became of a task.
+FINISHED, FAILED, CANCELLED, LOST = "finished", "failed", "cancelled", "lost"
+"""What became of a task. If the worker that holds the result of a finished one is lost, the task has still trained."""
 
-    ``FINISHED`` is final: if the worker that holds the result is lost later, the task has still trained.
-    """
-
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    LOST = "lost"
-
-
-OUTCOME_OF_STATE = {"memory": Outcome.FINISHED, "erred": Outcome.FAILED, "forgotten": Outcome.CANCELLED}
+OUTCOME_OF_STATE = {"memory": FINISHED, "erred": FAILED, "forgotten": CANCELLED}
 """Outcome of a task that enters a state of Dask. Dask forgets a task that has no outcome if nobody wants it."""
 
 WARN_AFTER = 10.0
@@ -49,11 +39,11 @@ NOBODY = "nobody"
 """In place of a worker's address in the restrictions of a task that no worker can run yet."""
 
 
-def record_outcome(outcomes: dict[TaskPlace, str], place: TaskPlace, outcome: Outcome) -> None:
+def record_outcome(outcomes: dict[TaskPlace, str], place: TaskPlace, outcome: str) -> None:
     """Record the outcome of a task, which replaces an earlier one unless the task has finished."""
     before = outcomes.get(place)
     # A result, or an error, that is not needed any longer is forgotten.
-    if before != Outcome.FINISHED and (before is None or outcome is not Outcome.CANCELLED):
+    if before != FINISHED and (before is None or outcome != CANCELLED):
         outcomes[place] = outcome
 
 
@@ -61,9 +51,9 @@ def unfinished_tasks(session: Coordinator, epoch: int, calls: list[int]) -> list
     """The tasks of some calls in an epoch that did not finish, each with its outcome."""
     unfinished = []
     for call, rank in itertools.product(calls, session.ranks):
-        outcome = session.outcomes.get(TaskPlace(session.spec.session_id, epoch, call, rank), Outcome.CANCELLED)
-        if outcome != Outcome.FINISHED:
-            unfinished.append(UnfinishedTask(call, rank, str(outcome)))
+        outcome = session.outcomes.get(TaskPlace(session.spec.session_id, epoch, call, rank), CANCELLED)
+        if outcome != FINISHED:
+            unfinished.append(UnfinishedTask(call, rank, outcome))
     return unfinished
 
 
@@ -161,7 +151,7 @@ class PartitionTasks:
         cause = None if session is None else session.cause
         self._fail(task, cause or WorkerLost(f"{words}. Make a new Shuffler"))
         if session is not None:
-            record_outcome(session.outcomes, place, Outcome.LOST)
+            record_outcome(session.outcomes, place, LOST)
 
     def _fail(self, task: TaskState, error: DShuffleError) -> None:
         """Let a task that waits or runs fail with an error."""

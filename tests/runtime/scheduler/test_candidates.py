@@ -38,8 +38,10 @@ def scheduler_with(reply: Any) -> Any:
     ],
 )
 def test_why_a_worker_cannot_take_a_rank(reply: Any, reason: str) -> None:
+    spec: Any = SimpleNamespace(addresses={}, choice=EVERY_WORKER)
+
     async def find() -> None:
-        candidates = Candidates(scheduler_with(reply), [], EVERY_WORKER, new_workers=False)
+        candidates = Candidates(scheduler_with(reply), spec)
         worker, why_unfit = await candidates.find("tcp://10.0.0.1:1", [], serves=False)
         assert (worker is None) is bool(reason)
         assert why_unfit == (f"{WORKER} {reason}" if reason else "")
