@@ -156,6 +156,7 @@ class Coordinator:
         self._search: asyncio.Task[Any] | None = None
         self._closed_by_client = False
         self._freed: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
         self._fetched = asyncio.Event()  # set once nobody needs the partitions of the ended session any more
 
     @property
@@ -719,7 +720,9 @@ class Coordinator:
             while late := await self._close_on(late, number, keeps=keeps):
                 await asyncio.sleep(self.machine.heartbeat)
 
-        self.scheduler._ongoing_background_tasks.call_soon(close)
+        task = self._loop.create_task(close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def _close_on(self, addresses: Collection[str], number: int, *, keeps: bool = False) -> set[str]:
         """Close the session on workers, and return those that are in the cluster and did not answer."""
