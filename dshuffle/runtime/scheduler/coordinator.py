@@ -96,16 +96,7 @@ class EpochDeliveries:
 class Coordinator:
     """Gives the :class:`SessionMachine` of one session its events, and carries out its instructions.
 
-    Parameters
-    ----------
-    scheduler
-        The Dask scheduler, used for its comms.
-    client_id
-        Client that owns the session.
-    deliveries
-        Chooses the delivery of each epoch.
-    move_tasks
-        Called with this coordinator when another worker takes a lost rank, and again when it holds the partition.
+    It calls ``move_tasks`` with itself when another worker takes a lost rank, and again when that holds the partition.
     """
 
     def __init__(

@@ -240,25 +240,6 @@ class SessionMachine:
 
     Methods ignore messages that are out of date. Of the others they make events, and the table below says what an event
     does. All return instructions.
-
-    Parameters
-    ----------
-    participants
-        All ranks, and the server if it is dedicated. Each has one vote.
-    heartbeat
-        Seconds of silence after which a participant that owes an answer is lost, unless its process is known to run.
-        Until then it is asked every third of a heartbeat.
-    timeout
-        Seconds after which a call of the client fails if the commit still waits for tasks of the previous epoch. The
-        commit goes on. A participant that says nothing for so long is lost although its process runs.
-    name_of
-        Name and address of a participant, for errors.
-    replaceable
-        Participants that another worker can replace.
-    replacement_timeout
-        Seconds to wait for replacements.
-    optional
-        Participants without which the session can go on if no other worker replaces them.
     """
 
     def __init__(
@@ -274,14 +255,18 @@ class SessionMachine:
         optional: Iterable[int] = (),
     ) -> None:
         self.first_epoch = first_epoch
+        # Seconds of silence after which a participant that owes an answer is lost, unless its process is known to run.
+        # Until then it is asked every third of a heartbeat.
         self.heartbeat = heartbeat
+        # Seconds after which a call of the client fails if the commit still waits for tasks of the previous epoch. The
+        # commit goes on. A participant that says nothing for so long is lost although its process runs.
         self.timeout = timeout
-        self.name_of = name_of
+        self.name_of = name_of  # name and address of a participant, for errors
         self.replaceable = frozenset(replaceable)
-        self.replacement_timeout = replacement_timeout
-        self.optional = frozenset(optional)
+        self.replacement_timeout = replacement_timeout  # seconds to wait for replacements
+        self.optional = frozenset(optional)  # without them the session can go on if no other worker replaces them
 
-        self.participants = tuple(participants)
+        self.participants = tuple(participants)  # all ranks, and the server if it is dedicated. Each has one vote.
         self.epoch = first_epoch - 1
         self.phase = Phase.OPENING
         self.now = 0.0
