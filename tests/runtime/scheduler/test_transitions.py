@@ -1,4 +1,4 @@
-"""The table of the session machine: random schedules take every row, and other events are refused."""
+"""The table of the session machine, under random schedules and event by event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.machine import IllegalTransition, Phase, SessionEnded, SessionMachine
 
 from .machines import machine_of, new_machine
-from .simulator import simulate
+from .simulator import FAULTS, simulate
 
 ROWS = {(phase, event) for phase, row in SessionMachine.TRANSITIONS.items() for event in row}
 
@@ -71,3 +71,18 @@ def test_a_bug_ends_the_session_and_says_why(caplog: pytest.LogCaptureFixture) -
     assert isinstance(ended.error, ClusterError)
     assert "IllegalTransition: a session in the phase OPENING cannot take the event 'replaced'" in str(ended.error)
     assert "session session-7 failed" in caplog.text
+
+
+def test_nobody_is_lost_because_a_task_keeps_its_worker_from_answering() -> None:
+    seen = simulate(range(300), dict.fromkeys(FAULTS, 0.0) | {"busy": 0.02})
+    assert seen["busy"] > 100, seen
+    assert seen["committed"] + seen["ExchangeError"] == 300 * 6, seen
+    assert seen["ExchangeError"] < 10, seen  # calls that have waited for the timeout; they are made again
+    assert seen["searched"] == seen["ended"] == 0, seen
+
+
+@pytest.mark.parametrize(("count", "least"), [(250, 4), pytest.param(2000, 50, marks=pytest.mark.slow)])
+def test_random_schedules(count: int, least: int) -> None:
+    seen = simulate(range(count))
+    expected = [*FAULTS, "committed", "ExchangeError", "WorkerLost", "replaced"]
+    assert min(seen[what] for what in expected) > least, seen

@@ -1,18 +1,22 @@
-"""Addresses go to each participant once, and afterwards only those that have changed."""
+"""What the scheduler says to participants, and what it makes of their measurements."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dshuffle.planning import SERVER, AutoDelivery, Choices, Remainder, ShuffleSpec
+from dshuffle.records import Measures
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.machine import PhaseOrder
+from dshuffle.runtime.scheduler.snapshot import next_rate, rate_of
 from dshuffle.runtime.session_spec import DatasetReference, PartitionSources, SessionOptions, SessionSpec
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker.reports import MemberAddresses
@@ -84,3 +88,29 @@ def test_a_worker_at_the_address_of_one_that_has_retired_is_another_one() -> Non
     assert not session.hands_over("a")
     session.move(1, "d")
     assert (before[1], session.addresses[1]) == ("b", "d")  # epochs keep the addresses that they had
+
+
+def measures(nbytes, seconds):
+    return Measures(wire_received_bytes=(nbytes,), transfer_seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("measured", "cpu_idle", "rate"),
+    [
+        ([measures(10**6, 1.0), measures(10**6, 0.5), measures(10**6, 0.1)], 0.6, 2e6),
+        ([measures(10**6, 1.0), measures(0, 0.0)], 0.6, 1e6),  # a server receives nothing
+        ([measures(10**6, 1.0)], 0.1, math.inf),  # the processors were busy, so the link may be faster
+        ([measures(1000, 1.0)], 0.6, None),
+        ([], 1.0, None),
+    ],
+)
+def test_the_rate_of_the_links_is_what_workers_received(measured, cpu_idle, rate):
+    assert rate_of(measured, cpu_idle) == rate
+
+
+@pytest.mark.parametrize(
+    ("before", "measured", "rate"),
+    [(None, None, None), (None, 5.0, 5.0), (5.0, None, 5.0), (8.0, 1.0, 4.0), (8.0, 9.0, 9.0), (math.inf, 9.0, 9.0)],
+)
+def test_the_rate_falls_by_half_at_most(before, measured, rate):
+    assert next_rate(before, measured) == rate
