@@ -439,7 +439,7 @@ class Coordinator:
                 words = "dshuffle: no other worker can replace %s; peers send the rows from now on"
                 logger.warning(words, self.name_of(participant))
                 self._deliveries.has_server = False
-                self._close_later({self.drop(participant)})
+                self._close_on({self.drop(participant)})
             case instructions.SessionEnded(error):
                 for task in self.tasks:
                     task.cancel()
@@ -560,7 +560,7 @@ class Coordinator:
             words = "answers again" if worker.address == lost else f"is replaced by {worker.address}"
             logger.warning("dshuffle: %s %s", self.name_of(participant), words)
             if worker.address != lost and lost not in members and not self.hands_over(lost):
-                self._close_later({lost})  # it may be stopped, and answer later
+                self._close_on({lost})  # it may be stopped, and answer later
             for member, address in self.addresses.items():
                 beside = address == lost and member not in machine.participants  # a server beside the rank
                 if member == participant or beside:
@@ -688,46 +688,39 @@ class Coordinator:
         if self.is_source:
             sources = {self.addresses[participant] for participant in self.machine.settled}
             sources |= {address for address, _ in self.handed_over.values()}
-            self._close_later(sources, keeps=True)
-            self._close_later(members - sources)
+            self._close_on(sources, keeps=True)
+            self._close_on(members - sources)
             limit = None if self.spec.options.elastic else self.spec.settings.replacement_timeout
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._fetched.wait(), limit)
             self.is_source = False
-        late = await self._close_on(members, self.machine.turn)
+        late = self._close_on(members)
         if late:
-            logger.warning("dshuffle: session %s is not closed yet on %s", self.spec.session_id, ", ".join(late))
-            self._close_later(late)
+            _, late = await asyncio.wait(late, timeout=self.machine.heartbeat)
+        if late:
+            names = ", ".join(sorted(task.get_name() for task in late))
+            logger.warning("dshuffle: session %s is not closed yet on %s", self.spec.session_id, names)
 
-    def _close_later(self, addresses: set[str], *, keeps: bool = False) -> None:
+    def _close_on(self, addresses: Iterable[str], *, keeps: bool = False) -> set[asyncio.Task[None]]:
         """Close the session on workers, until they answer or Dask gives them up. They may get a rank again meanwhile.
 
         With ``keeps``, they keep their partitions as sources, and only the tasks end.
         """
-        number = self.machine.turn  # a worker does not obey if it has been given a rank since
+        # A worker does not obey if it has been given a rank since.
+        order = {"session_id": self.spec.session_id, "number": self.machine.turn, "keeps": keeps}
 
-        async def close() -> None:
-            late = addresses
-            while late := await self._close_on(late, number, keeps=keeps):
-                await asyncio.sleep(self.machine.heartbeat)
+        async def close(address: str) -> None:
+            while address in self.scheduler.workers:
+                rpc: Any = self.scheduler.rpc(address)
+                try:  # tasks that come later raise the cause
+                    await within(self.machine.heartbeat, rpc.dshuffle_close(**order, cause=ToPickle(self.cause)))
+                except OSError:
+                    await asyncio.sleep(self.machine.heartbeat)
+                else:
+                    return
 
-        task = self._loop.create_task(close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
-    async def _close_on(self, addresses: Collection[str], number: int, *, keeps: bool = False) -> set[str]:
-        """Close the session on workers, and return those that are in the cluster and did not answer."""
-        order = {"session_id": self.spec.session_id, "number": number, "keeps": keeps}
-
-        async def is_late(address: str) -> bool:
-            rpc: Any = self.scheduler.rpc(address)
-            try:
-                # Tasks that come later raise the cause.
-                await within(self.machine.heartbeat, rpc.dshuffle_close(**order, cause=ToPickle(self.cause)))
-            except OSError:
-                return address in self.scheduler.workers
-            return False
-
-        present = sorted(self.scheduler.workers.keys() & addresses)
-        late = await asyncio.gather(*map(is_late, present))
-        return {address for address, is_late in zip(present, late, strict=True) if is_late}
+        tasks = {self._loop.create_task(close(address), name=address) for address in sorted(addresses)}
+        self._closing |= tasks
+        for task in tasks:
+            task.add_done_callback(self._closing.discard)
+        return tasks
