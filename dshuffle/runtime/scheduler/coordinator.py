@@ -30,6 +30,7 @@ from dshuffle.runtime.messages import (
     Vote,
     from_fields,
     message_in,
+    retrieve,
     to_fields,
     within,
 )
@@ -395,7 +396,7 @@ class Coordinator:
         """Give the machine an event, and wait for the end of the phases that follow."""
         if self._call is None:
             self._call = self._loop.create_future()
-            self._call.add_done_callback(asyncio.Future.exception)  # also if nobody waits any more
+            self._call.add_done_callback(retrieve)  # also if nobody waits any more
         call = self._call
         self.run(method)
         await asyncio.shield(call)
