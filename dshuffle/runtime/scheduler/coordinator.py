@@ -448,7 +448,8 @@ class Coordinator:
                 # Kept partitions are read from disks.
                 is_lost = isinstance(error, WorkerLost) and self.epoch >= self.machine.first_epoch
                 self.is_source = is_lost and bool(self.machine.losses) and not self.spec.options.keep_cache
-                self._loop.call_soon(self._move_tasks, self)  # a worker that is stopped never ends its tasks
+                if self.machine.losses:  # a worker that is stopped never ends its tasks
+                    self._loop.call_soon(self._move_tasks, self)
                 self._freed = self._loop.create_task(self._free())
 
     async def _send(self, order: PhaseOrder) -> None:
