@@ -56,91 +56,50 @@ def _check_names(fields: Any, known: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What a participant counted in a run. The scheduler checks that the counts of all participants fit together.
+    """What a participant counted in a run. The scheduler checks that the counts of all participants fit together."""
 
-    Parameters
-    ----------
-    digest
-        Digest of what the plan depends on, the same for all.
-    needed, packets, expected
-        Samples that have to move, packets that carry them, and rows in these packets. They are sums over all workers,
-        or those of one worker that planned its own part.
-    leaving, arriving
-        Rows that a worker which planned its own part sends to others, and receives from others. Otherwise None.
-    drawn, due
-        Digest of the samples that the worker will train on, and its part of the digest of all samples that are due.
-        None for a server.
-    """
-
-    digest: int
+    digest: int  # digest of what the plan depends on, the same for all
+    # Samples that have to move, packets that carry them, and rows in these packets. They are sums over all workers, or
+    # those of one worker that planned its own part.
     needed: int = 0
     packets: int = 0
     expected: int
+    # Rows that a worker which planned its own part sends to others, and receives from others. Otherwise None.
     leaving: int | None = None
     arriving: int | None = None
     rows: int
+    # Digest of the samples that the worker will train on, and its part of the digest of all samples that are due. None
+    # for a server.
     drawn: SampleDigest | None = None
     due: SampleDigest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """Whether a participant is ready to swap to the epoch of a run.
+    """Whether a participant is ready to swap to the epoch of a run."""
 
-    Parameters
-    ----------
-    reason
-        Why it is not; None if it is.
-    again
-        Whether another run can succeed.
-    counts
-        What it counted; None if it has no plan.
-    """
-
-    reason: str | None = None
-    again: bool = False
-    counts: Counts | None = None
+    reason: str | None = None  # why it is not; None if it is
+    again: bool = False  # whether another run can succeed
+    counts: Counts | None = None  # what it counted; None if it has no plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberState:
-    """What a participant says of its state, in case an order or a vote was lost.
+    """What a participant says of its state, in case an order or a vote was lost."""
 
-    Parameters
-    ----------
-    open
-        Whether the session is open there.
-    epoch
-        The epoch whose partition it holds; None if it holds none yet.
-    run_id
-        Number of the last run that has begun there.
-    arrived
-        Fraction of the run's rows that have arrived, if it is known.
-    vote
-        Its vote on the run, once it has one.
-    """
-
-    open: bool
-    epoch: int | None = None
-    run_id: int = 0
-    arrived: float | None = None
-    vote: Vote | None = None
+    open: bool  # whether the session is open there
+    epoch: int | None = None  # the epoch whose partition it holds; None if it holds none yet
+    run_id: int = 0  # number of the last run that has begun there
+    arrived: float | None = None  # fraction of the run's rows that have arrived, if it is known
+    vote: Vote | None = None  # its vote on the run, once it has one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingTime:
-    """Time of a rank's tasks in an epoch.
+    """Time of a rank's tasks in an epoch."""
 
-    Parameters
-    ----------
-    seconds
-        Total time of the tasks.
-    waiting
-        The part of it in which tasks waited for other ranks, for example to average gradients.
-    """
-
-    seconds: float = 0.0
-    waiting: float = 0.0
+    seconds: float = 0.0  # total time of the tasks
+    waiting: float = 0.0  # the part of it in which tasks waited for other ranks, for example to average gradients
 
     @property
     def own(self) -> float:
@@ -150,20 +109,11 @@ class TrainingTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a participant measured in the exchange that it has committed.
+    """What a participant measured in the exchange that it has committed."""
 
-    Parameters
-    ----------
-    measures
-        Traffic and times of the exchange.
-    training
-        Time of training in the epoch that has ended.
-    links
-        Sender -> bytes that came from it over the network, and seconds in which they came.
-    """
-
-    measures: Measures
-    training: TrainingTime = TrainingTime()
+    measures: Measures  # traffic and times of the exchange
+    training: TrainingTime = TrainingTime()  # time of training in the epoch that has ended
+    # sender -> bytes that came from it over the network, and seconds in which they came
     links: dict[int, tuple[int, float]] = field(default_factory=dict)
     held: int = 0
 
@@ -182,77 +132,40 @@ Answer = MemberState | CommitReply | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSession:
-    """A session that has been opened for a client.
+    """A session that has been opened for a client."""
 
-    Parameters
-    ----------
-    addresses
-        Address of every rank, and of the server.
-    server
-        Role of the server: ``"dedicated"``, ``"beside rank R"``, or empty.
-    left_out
-        Paused workers that do not take part.
-    history
-        Number of workers, and how it has changed.
-    too_few_files
-        What to do about workers that may not have enough open files; empty if all may.
-    """
-
-    addresses: dict[int, str]
-    server: str
-    left_out: tuple[str, ...]
-    history: WorkerHistory
-    too_few_files: str = ""
+    addresses: dict[int, str]  # address of every rank, and of the server
+    server: str  # role of the server: ``"dedicated"``, ``"beside rank R"``, or empty
+    left_out: tuple[str, ...]  # paused workers that do not take part
+    history: WorkerHistory  # number of workers, and how it has changed
+    too_few_files: str = ""  # what to do about workers that may not have enough open files; empty if all may
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochExchange:
-    """What the exchange for an epoch moved and took, and the training of the epoch before.
+    """What the exchange for an epoch moved and took, and the training of the epoch before."""
 
-    Parameters
-    ----------
-    epoch, run_id, delivery
-        The epoch, the run that succeeded, and its delivery.
-    needed, packets, components
-        Samples that had to move, packets that carried them, and rows in these packets.
-    exchange_seconds, waited_seconds
-        Time of the exchange, and how long the client waited for it.
-    addresses
-        Address of every rank, and of the server.
-    training_before
-        Time of training in the epoch before, by rank; None if it is not known.
-    """
-
-    epoch: int
+    epoch: int  # the epoch, the run that succeeded, and its delivery
     run_id: int
     delivery: str
-    needed: int
+    needed: int  # samples that had to move, packets that carried them, and rows in these packets
     packets: int
     components: int
-    exchange_seconds: float
+    exchange_seconds: float  # time of the exchange, and how long the client waited for it
     waited_seconds: float
     measures: Measures
-    addresses: dict[int, str]
+    addresses: dict[int, str]  # address of every rank, and of the server
+    # time of training in the epoch before, by rank; None if it is not known
     training_before: tuple[TrainingTime, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberChanges:
-    """How the workers of a cluster differ from the members of a session.
+    """How the workers of a cluster differ from the members of a session."""
 
-    Parameters
-    ----------
-    joined
-        Workers that could train and are not members.
-    leaving
-        Members that have left or are about to leave.
-    n_available
-        Number of workers that could train.
-    """
-
-    joined: tuple[str, ...]
-    leaving: tuple[str, ...]
-    n_available: int
+    joined: tuple[str, ...]  # workers that could train and are not members
+    leaving: tuple[str, ...]  # members that have left or are about to leave
+    n_available: int  # number of workers that could train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,30 +204,15 @@ class Together(Order, frozen=True):
 
 
 class OpenOrder(Order, frozen=True, rename={"digest": "drawn"}):
-    """Open a session.
+    """Open a session."""
 
-    Parameters
-    ----------
-    number
-        Number of the order. Orders that were given before the session was closed here are refused.
-    last_run
-        Number of the last run that has begun elsewhere. The worker takes part in later ones only.
-    restore
-        Whether the worker takes a lost rank.
-    epoch
-        With ``restore``, the epoch whose partition is read; None if the first epoch has not begun.
-    digest
-        Digest of the samples of the rank in this epoch; None if it is not known.
-    together
-        With ``restore``, who loads together.
-    """
-
-    number: int
-    last_run: int = 0
-    restore: bool = False
+    number: int  # Number of the order. Orders that were given before the session was closed here are refused.
+    last_run: int = 0  # Number of the last run that has begun elsewhere. The worker takes part in later ones only.
+    restore: bool = False  # whether the worker takes a lost rank
+    # with ``restore``, the epoch whose partition is read; None if the first epoch has not begun
     epoch: int | None = None
-    digest: SampleDigest | None = None
-    together: Together = Together()
+    digest: SampleDigest | None = None  # digest of the samples of the rank in this epoch; None if it is not known
+    together: Together = Together()  # with ``restore``, who loads together
 
 
 class CloseOrder(SessionOrder, frozen=True):
@@ -338,20 +236,12 @@ class MembersOrder(Order, frozen=True):
 
 
 class BeginOrder(Order, frozen=True):
-    """Begin an attempt at an epoch's exchange.
+    """Begin an attempt at an epoch's exchange."""
 
-    Parameters
-    ----------
-    run_id, epoch, delivery
-        Number of the attempt, its epoch and its delivery.
-    rate
-        Rate of the workers' links in bytes per second, as far as it is known.
-    """
-
-    run_id: int
+    run_id: int  # number of the attempt, its epoch and its delivery
     epoch: int
     delivery: str
-    rate: float | None
+    rate: float | None  # rate of the workers' links in bytes per second, as far as it is known
 
 
 class PlanOrder(Order, frozen=True):
@@ -393,36 +283,20 @@ class RowsQuery(SessionOrder, frozen=True):
 
 
 class BlockQuery(SessionOrder, frozen=True):
-    """Send rows of a block of the store, whose numbers are beside the fields.
-
-    Parameters
-    ----------
-    owner, n_owners
-        The participant that needs the rows, and how many take part in the load.
-    block
-        Number of the block. With -1, blocks are announced whose rows the participant will ask for.
-    """
+    """Send rows of a block of the store, whose numbers are beside the fields."""
 
     load: str
-    owner: int
+    owner: int  # the participant that needs the rows, and how many take part in the load
     n_owners: int
-    block: int
+    block: int  # Number of the block. With -1, blocks are announced whose rows the participant will ask for.
 
 
 class MeanQuery(SessionOrder, frozen=True):
-    """Wait for the mean of the values of all ranks. Those of one rank are beside the fields.
+    """Wait for the mean of the values of all ranks. Those of one rank are beside the fields."""
 
-    Parameters
-    ----------
-    number, step
-        Number of the call of :meth:`dshuffle.Epoch.together`, and of the mean in this call.
-    size, rank, weight
-        Number of ranks, and the rank and the weight of the values.
-    """
-
-    number: int
+    number: int  # number of the call of :meth:`dshuffle.Epoch.together`, and of the mean in this call
     step: int
-    size: int
+    size: int  # number of ranks, and the rank and the weight of the values
     rank: int
     weight: float
 

@@ -9,7 +9,7 @@ import secrets
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 from distributed.protocol.pickle import dumps, loads
 
@@ -36,28 +36,12 @@ MOST_NAMES = 8
 """Number of workers that an error lists."""
 
 
-class DaskWorker(Protocol):
-    """What a choice looks at of a worker. The scheduler's own ``WorkerState`` has it."""
-
-    @property
-    def address(self) -> str:
-        """Its address."""
-
-    @property
-    def name(self) -> object:
-        """Its name, which stays the same if its nanny starts it again."""
-
-    @property
-    def nanny(self) -> str | None:
-        """Address of its nanny, if it has one."""
-
-    @property
-    def resources(self) -> dict[str, float]:
-        """Its Dask resources, used or not."""
+DaskWorker = Any
+"""What a choice looks at of a worker: a :class:`WorkerFacts`, or the scheduler's own ``WorkerState``."""
 
 
 class WorkerFacts(NamedTuple):
-    """The same of a worker that the scheduler has described to a client."""
+    """A worker that the scheduler has described to a client. Its nanny starts it again with the same name."""
 
     address: str
     name: object
@@ -80,21 +64,12 @@ def identities(worker: DaskWorker) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerChoice:
-    """The workers that may be members of a session, now and later. By default all of them.
+    """The workers that may be members of a session, now and later. By default all of them."""
 
-    Parameters
-    ----------
-    workers
-        Addresses and names of the workers; None for all.
-    resources
-        Amounts of Dask resources that a worker must have to train.
-    server
-        Addresses and names of the worker that serves. It may be beside the others.
-    """
-
-    workers: frozenset[str] | None = None
+    workers: frozenset[str] | None = None  # addresses and names of the workers; None for all
+    # amounts of Dask resources that a worker must have to train
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    server: frozenset[str] = frozenset()
+    server: frozenset[str] = frozenset()  # Addresses and names of the worker that serves. It may be beside the others.
 
     @property
     def is_restricted(self) -> bool:
@@ -156,42 +131,23 @@ class SessionOptions:
 
     They are checked here. A pipeline, the request for a session, and the session on its workers hold them as one value.
     A checkpoint holds only the way of shuffling, because a job that goes on may run on another cluster.
-
-    Parameters
-    ----------
-    on_loss
-        What happens when a worker is lost.
-    memory_limit
-        Maximum bytes of a worker's partition; None for a part of the worker's own limit. Text such as ``"2 GiB"`` is
-        parsed.
-    cache_directory
-        Folder for the rows on each worker, or ``"local"`` for the worker's own; None to keep them in memory.
-    keep_cache
-        Whether partitions outlive the session.
-    server
-        Address or name of the worker that serves. A number is taken as a name.
-    workers
-        Addresses or names of the workers that may be members; None for all. Numbers are taken as names.
-    resources
-        Amounts of Dask resources that a worker must have to train; None for any.
-    cluster
-        Rates for the delivery ``"auto"``.
-    elastic
-        Whether workers may join and leave between epochs.
-    min_workers
-        Number of workers to wait for, and that must stay.
     """
 
-    on_loss: str = "replace"
+    on_loss: str = "replace"  # what happens when a worker is lost
+    # Maximum bytes of a worker's partition; None for a part of the worker's own limit. Text such as ``"2 GiB"`` is
+    # parsed.
     memory_limit: int | None = None
+    # folder for the rows on each worker, or ``"local"`` for the worker's own; None to keep them in memory
     cache_directory: str | None = None
-    keep_cache: bool = False
-    server: str | None = None
+    keep_cache: bool = False  # whether partitions outlive the session
+    server: str | None = None  # Address or name of the worker that serves. A number is taken as a name.
+    # Addresses or names of the workers that may be members; None for all. Numbers are taken as names.
     workers: tuple[str, ...] | None = None
+    # amounts of Dask resources that a worker must have to train; None for any
     resources: dict[str, float] | None = None
-    cluster: ClusterRates | None = None
-    elastic: bool = False
-    min_workers: int = 1
+    cluster: ClusterRates | None = None  # rates for the delivery ``"auto"``
+    elastic: bool = False  # whether workers may join and leave between epochs
+    min_workers: int = 1  # number of workers to wait for, and that must stay
 
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):
@@ -378,45 +334,26 @@ class DatasetReference:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSources:
-    """Partitions that a worker can read its first partition from, instead of from the dataset.
+    """Partitions that a worker can read its first partition from, instead of from the dataset."""
 
-    Parameters
-    ----------
-    epoch
-        The epoch that the partitions are of.
-    holders
-        Address of the worker that holds the partition of a rank, and the id of the session that it belongs to. Ranks
-        whose workers are lost are missing.
-    shuffle
-        Says which rank has which sample. None if all samples are in one partition.
-    kept
-        Whether the partitions are kept on disks, from sessions that have ended. Instead of the id of a session, each
-        has the name of its folder.
-    """
-
-    epoch: int
+    epoch: int  # the epoch that the partitions are of
+    # Address of the worker that holds the partition of a rank, and the id of the session that it belongs to. Ranks
+    # whose workers are lost are missing.
     holders: dict[int, tuple[str, str]]
-    shuffle: ShuffleSpec | None = None
+    shuffle: ShuffleSpec | None = None  # Says which rank has which sample. None if all samples are in one partition.
+    # Whether the partitions are kept on disks, from sessions that have ended. Instead of the id of a session, each has
+    # the name of its folder.
     kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierWorkers:
-    """The workers of an earlier session, whose samples stay where they are as far as possible.
+    """The workers of an earlier session, whose samples stay where they are as far as possible."""
 
-    Parameters
-    ----------
-    history
-        These workers, and those before them.
-    epoch
-        The last epoch in which they trained.
-    places
-        Rank of every worker, by address. None if the workers have other addresses now, as in another job. Then
-        rank 0 goes on with the samples of rank 0, and so on.
-    """
-
-    history: WorkerHistory
-    epoch: int
+    history: WorkerHistory  # these workers, and those before them
+    epoch: int  # the last epoch in which they trained
+    # Rank of every worker, by address. None if the workers have other addresses now, as in another job. Then rank 0
+    # goes on with the samples of rank 0, and so on.
     places: Mapping[str, int] | None = None
 
     @classmethod
@@ -466,89 +403,56 @@ class EarlierWorkers:
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """Request of a client for a session, before ranks are assigned.
-
-    Parameters
-    ----------
-    deliveries
-        The deliveries to choose from in each epoch, and the expected seconds of an exchange with each.
-    options, settings
-        What the user has chosen beside the way of shuffling, and what the client's configuration says.
-    start
-        The first epoch, and what earlier sessions have trained on in it.
-    kept_as
-        Digest of all that decides who trains on which sample, except the workers. Partitions on disk carry it, so that
-        a later session knows whether it may read them. None if partitions end with the session.
-    reads_kept
-        Whether first partitions are read from partitions that earlier sessions have kept.
-    former
-        Id of the session that this one follows, which is open or was lost. Workers read their first partitions from its
-        workers.
-    carried
-        The workers of the session that this one goes on from.
-    weights
-        Weight of the share of each worker, by address, in rank order. Only these workers train then, with these ranks.
-        None if the choices say how large shares are.
-    choice
-        The workers that may be members, by all names that the client knows of them.
-    """
+    """Request of a client for a session, before ranks are assigned."""
 
     session_id: str
     client_id: str
     dataset: DatasetReference
     choices: Choices
+    # the deliveries to choose from in each epoch, and the expected seconds of an exchange with each
     deliveries: dict[str, float]
+    # what the user has chosen beside the way of shuffling, and what the client's configuration says
     options: SessionOptions
     settings: Settings
-    start: Remainder
+    start: Remainder  # the first epoch, and what earlier sessions have trained on in it
+    # Digest of all that decides who trains on which sample, except the workers. Partitions on disk carry it, so that a
+    # later session knows whether it may read them. None if partitions end with the session.
     kept_as: str | None = None
-    reads_kept: bool = True
+    reads_kept: bool = True  # whether first partitions are read from partitions that earlier sessions have kept
+    # Id of the session that this one follows, which is open or was lost. Workers read their first partitions from its
+    # workers.
     former: str | None = None
-    carried: EarlierWorkers | None = None
+    carried: EarlierWorkers | None = None  # the workers of the session that this one goes on from
+    # Weight of the share of each worker, by address, in rank order. Only these workers train then, with these ranks.
+    # None if the choices say how large shares are.
     weights: Mapping[str, int] | None = None
+    # the workers that may be members, by all names that the client knows of them
     choice: WorkerChoice = field(default_factory=WorkerChoice)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """A session after ranks were assigned; the same object on every participant.
-
-    Parameters
-    ----------
-    shuffle
-        Everything that plans depend on. If epochs may use different deliveries, it names the one that needs the most
-        memory.
-    deliveries
-        Deliveries that epochs may use.
-    start
-        The first epoch, and what earlier sessions have trained on in it.
-    addresses
-        Address of every rank, and of the server under :data:`dshuffle.planning.SERVER` if a delivery needs one.
-    secret
-        Random word that only the participants and the scheduler know. A vote without it is refused.
-    kept_as
-        The digest of the request.
-    former
-        Partitions from which the first partitions are read, as far as they have the samples.
-    choice
-        The workers that may be members.
-    memory_limit
-        Bytes that one worker has for its partition or the rows of its server, once it has reserved them; None for any
-        number.
-    """
+    """A session after ranks were assigned; the same object on every participant."""
 
     session_id: str
     dataset: DatasetReference
+    # Everything that plans depend on. If epochs may use different deliveries, it names the one that needs the most
+    # memory.
     shuffle: ShuffleSpec
-    deliveries: tuple[str, ...]
+    deliveries: tuple[str, ...]  # deliveries that epochs may use
     options: SessionOptions
     settings: Settings
-    start: Remainder
+    start: Remainder  # the first epoch, and what earlier sessions have trained on in it
+    # address of every rank, and of the server under :data:`dshuffle.planning.SERVER` if a delivery needs one
     addresses: dict[int, str] = field(default_factory=dict)
+    # Random word that only the participants and the scheduler know. A vote without it is refused.
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
-    kept_as: str | None = None
+    kept_as: str | None = None  # the digest of the request
+    # partitions from which the first partitions are read, as far as they have the samples
     former: PartitionSources | None = None
-    choice: WorkerChoice = field(default_factory=WorkerChoice)
+    choice: WorkerChoice = field(default_factory=WorkerChoice)  # the workers that may be members
+    # bytes that one worker has for its partition or the rows of its server, once it has reserved them; None for any
+    # number
     memory_limit: int | None = None
 
     @property

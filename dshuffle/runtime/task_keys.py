@@ -22,30 +22,26 @@ def task_key(name: str, session_id: str, epoch: int, call: int, rank: int) -> st
     return f"{name}-{MARK}-{session_id}-{epoch}-{call}-{rank}"
 
 
-def session_of_key(key: object) -> str | None:
-    """Return the session of a task; None if it is not a partition task."""
-    parts = key.split("-") if isinstance(key, str) else []
-    return parts[2] if len(parts) == PARTS and parts[1] == MARK else None
-
-
 def rank_of_key(key: str) -> int:
     """Return the rank of a partition task."""
     return int(key.rsplit("-", 1)[1])
 
 
 class TaskPlace(NamedTuple):
-    """The epoch, the call within the epoch, and the rank of a partition task."""
+    """The session and the epoch of a partition task, its call within the epoch, and its rank."""
 
+    session_id: str
     epoch: int
     call: int
     rank: int
 
 
 def place_of_key(key: object) -> TaskPlace | None:
-    """Return the place of a partition task; None if it is not one."""
-    if session_of_key(key) is None:
+    """Return the place of a task; None if it is not a partition task."""
+    parts = key.split("-") if isinstance(key, str) else []
+    if len(parts) != PARTS or parts[1] != MARK:
         return None
-    return TaskPlace(*map(int, str(key).split("-")[3:]))
+    return TaskPlace(parts[2], *map(int, parts[3:]))
 
 
 def task_name(fn: Callable[..., Any], args: Sequence[Any] = ()) -> str:

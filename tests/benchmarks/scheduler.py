@@ -186,7 +186,7 @@ class Member:
         return {
             "run_id": run_id,
             "participant": rank,
-            "secret": self._cluster.coordinator.members.spec.secret,
+            "secret": self._cluster.coordinator.spec.secret,
             "vote": vote,
         }
 
@@ -226,7 +226,7 @@ async def session(count: int, epochs: int, *, memory: bool) -> dict[str, Phase]:
         for rank in range(count):
 
             async def send(heard: dict[int, float], rank: int = rank) -> None:
-                secret = cluster.coordinator.members.spec.secret
+                secret = cluster.coordinator.spec.secret
                 sign = {"session_id": "session0", "participant": rank, "secret": secret, "heard": heard}
                 plugin.alive(**loads(cluster.outside(lambda: dumps(sign))))
 

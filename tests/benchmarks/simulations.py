@@ -140,7 +140,6 @@ def main(kind: str, schedules: int, first: int, processes: int, seconds: float) 
     print(f"\n{total.n_schedules / total.cpu_seconds:.1f} schedules a second of processor time")
     print(", ".join(f"{name}: {count}" for name, count in total.seen.most_common()))
     if kind == "sessions":
-        print(total.coverage.table())
         print(total.coverage.summary(possible()))
     if total.failures:
         sys.exit(f"these seeds failed: {' '.join(map(str, total.failures))}")

@@ -42,7 +42,7 @@ def remembered(dask_scheduler: Any) -> dict[str, float]:
     """What the scheduler remembers, beside its process."""
     plugin = dask_scheduler.plugins["dshuffle"]
     [coordinator] = plugin.coordinators.values()
-    return {"tasks": len(dask_scheduler.tasks), "coroutines of the session": len(coordinator.driver.tasks)}
+    return {"tasks": len(dask_scheduler.tasks), "coroutines of the session": len(coordinator.tasks)}
 
 
 def main(argv: list[str] | None = None) -> dict[str, list[float]]:

@@ -96,7 +96,7 @@ def test_a_worker_takes_a_rank_once_its_disk_has_room(small, check_ids, tmp_path
 
     def lose(address, dask_scheduler):
         [coordinator] = dask_scheduler.extensions["dshuffle"].coordinators.values()
-        coordinator._candidates._refused[address] = math.inf  # its successor must be the new worker
+        coordinator.candidates._refused[address] = math.inf  # its successor must be the new worker
         coordinator.lose(address)
 
     monkeypatch.setattr(candidates, "UNFIT_FOR", 0.3)
@@ -114,8 +114,6 @@ def test_a_worker_takes_a_rank_once_its_disk_has_room(small, check_ids, tmp_path
             samples = within(30, lambda epoch=epoch: client.gather(epoch.map(check_ids)))
             assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
     assert len(attempts) == 3
-    assert caplog.text.count("could not take the rank before, and tries again") == 2
-    assert "answers again" not in caplog.text
     assert caplog.text.count("cannot take a lost rank: rank 1") == 2
     assert "are free there" in caplog.text
 

@@ -263,7 +263,7 @@ def test_a_worker_that_takes_a_rank_reads_what_the_lost_one_left(
 
     def lose(address, dask_scheduler):
         [coordinator] = dask_scheduler.extensions["dshuffle"].coordinators.values()
-        coordinator._candidates.refuse(address)
+        coordinator.candidates.refuse(address)
         coordinator.lose(address)
 
     monkeypatch.setattr(opening, "kept_here", later)

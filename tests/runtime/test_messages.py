@@ -35,10 +35,8 @@ from dshuffle.runtime.messages import (
     from_fields,
     to_fields,
 )
-from dshuffle.runtime.scheduler import participants as exchange_log
 from dshuffle.runtime.scheduler import scheduler_plugin, snapshot
-from dshuffle.runtime.scheduler.participants import LinkFigures
-from dshuffle.runtime.scheduler.snapshot import Participant, SessionSnapshot
+from dshuffle.runtime.scheduler.snapshot import LinkFigures, Participant, SessionSnapshot
 from dshuffle.runtime.session_spec import PROTOCOL
 from dshuffle.runtime.worker import sessions as row_handlers
 from dshuffle.runtime.worker import worker_plugin
@@ -46,7 +44,7 @@ from dshuffle.runtime.worker import worker_plugin
 MESSAGES_OF = (35, 644751331)
 """The protocol, and the checksum of its messages. If they change, so does the number: see the failure of the test."""
 
-SPOKEN = (messages, orders, replies, row_handlers, exchange_log, snapshot, session_spec)
+SPOKEN = (messages, orders, replies, row_handlers, snapshot, session_spec)
 """Modules whose dataclasses and structs travel between processes, and those that these contain."""
 
 DIGEST = SampleDigest(5, 2**63, 2**64 - 1, 0)

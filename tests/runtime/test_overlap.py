@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.runtime.scheduler.machine_state import Phase
 
 pytestmark = pytest.mark.slow
 
@@ -39,9 +38,9 @@ def test_rows_arrive_during_training_and_leave_its_partition_alone(processes, la
             hashes.add(rows.hexdigest())
         return hashes
 
-    def phase(dask_scheduler):
+    def is_ready(dask_scheduler):
         [coordinator] = dask_scheduler.plugins["dshuffle"].coordinators.values()
-        return coordinator.machine.phase
+        return coordinator.machine.run is not None and not coordinator.machine.owing
 
     partitions = set()
     with Shuffler(processes, large, delivery=delivery) as shuffler:
@@ -49,7 +48,7 @@ def test_rows_arrive_during_training_and_leave_its_partition_alone(processes, la
             end = tmp_path / f"end of epoch {epoch.number}"
             futures = epoch.map(fingerprints, str(end))
             if epoch.number < N_EPOCHS - 1:
-                eventually(lambda: processes.run_on_scheduler(phase) is Phase.READY, seconds=60)
+                eventually(lambda: processes.run_on_scheduler(is_ready), seconds=60)
             assert not any(future.done() for future in futures)
             end.touch()
             hashes = processes.gather(futures)

@@ -131,7 +131,7 @@ def test_the_scheduler_does_the_same_whatever_the_number_of_samples(cluster_of, 
             if name.startswith("dshuffle_")
         }
         for coordinator in plugin.coordinators.values():
-            request = coordinator.participants.request
+            request = coordinator.request
 
             async def told(order, who, message, request=request):
                 tally[order + " sent"] += 1
@@ -140,7 +140,7 @@ def test_the_scheduler_does_the_same_whatever_the_number_of_samples(cluster_of, 
                 tally["bytes"] += len(pickle.dumps(reply))
                 return reply
 
-            coordinator.participants.request = told
+            coordinator.request = told
         dask_scheduler.tally = tally
 
     for n_samples in (1_000, 100_000):

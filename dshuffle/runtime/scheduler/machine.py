@@ -1,12 +1,9 @@
-"""The state machine of a session, as its driver uses it.
+"""The state machine of a session: a table that says what each event does in each phase.
 
 It uses no comm, clock or task: whoever drives it passes the time in, and carries out the instructions. Tests take it
 through any order of events. An epoch has two phases. First every participant receives rows into free slots and votes.
 Once all are ready and the client waits for the epoch, all are ordered to swap. If a run fails, it is aborted
 everywhere, and all participants stay on the previous epoch.
-
-The methods of :class:`SessionMachine` ignore messages that are out of date. Of the others they make events, and
-:data:`TRANSITIONS` says what an event does in each phase.
 
 Every wait for an answer has a limit. A participant that owes an answer is asked for its state every third of a
 heartbeat, in case a vote or an order was lost on the way. A participant that says nothing for a heartbeat is lost,
@@ -15,47 +12,160 @@ unless its process is known to run.
 
 from __future__ import annotations
 
-import dataclasses
+import enum
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, WorkerLost
 from dshuffle.planning.remainder import SAME_BUILD, SampleDigest
-from dshuffle.runtime.messages import Answer, Counts, MemberState, Vote
-from dshuffle.runtime.scheduler import machine_state as events
-from dshuffle.runtime.scheduler.machine_state import (
-    OWING,
-    PURPOSE,
-    EpochCommitted,
-    EpochFailed,
-    Instruction,
-    ParticipantDropped,
-    Phase,
-    PhaseOrder,
-    ProcessQuestion,
-    RanksRestored,
-    RunReady,
-    SessionOpened,
-    SessionState,
-)
+from dshuffle.runtime.messages import Answer, Counts, MemberState, Report, Vote
+
+ATTEMPTS = 3
+"""Runs of one epoch before its exchange counts as failed."""
+
+MOST_LOSSES = 10
+"""How often the worker of a rank may be lost in one epoch, unless it retires. Each time, the rank's task runs again."""
+
+MOST_NAMES = 3
+"""Number of participants that are named when a session says whom it waits for."""
+
+STATUS = "status"
+"""Name of the order that asks a participant for its state."""
+
+
+class Phase(enum.Enum):
+    """Phase of a session. The value is the name of the order that begins it, if there is one."""
+
+    OPENING = "open"
+    IDLE = "idle"
+    EXCHANGING = "begin"  # until the client moves on, also when all are ready
+    COMMITTING = "commit"
+    ABORTING = "abort"
+    RESTORING = "restore"  # waits for workers that take lost ranks, then for their partitions
+    ENDED = "ended"
+
+
+PURPOSE = {
+    Phase.OPENING: "to open the session",
+    Phase.EXCHANGING: "for the samples of epoch {}",
+    Phase.COMMITTING: "to end epoch {}",
+    Phase.ABORTING: "to stop an exchange",
+    Phase.RESTORING: "for replacements of lost workers to load their partitions",
+}
+"""What the session waits for in a phase, in words."""
+
+
+Event = Literal[
+    "begin",  # the client prefetches the next epoch
+    "advance",  # the client waits for the next epoch
+    "answered",  # all participants have carried out the order of the phase
+    "failed",  # a run has failed
+    "refused",  # a participant cannot carry out the order of the phase
+    "lost",  # participants are lost that other workers can replace
+    "lost for good",  # participants are lost that no other worker can replace, or all are lost
+    "replaced",  # another worker takes a lost rank
+    "unreplaced",  # no other worker comes for lost participants
+    "closed",
+]
+
+
+@dataclass(slots=True)
+class Run:
+    """One attempt at an epoch's exchange, and what participants counted that are ready."""
+
+    run_id: int
+    epoch: int
+    started: float
+    attempt: int
+    votes: dict[int, Counts] = field(default_factory=dict)
+    ready_after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
-    """Samples that had to move in an epoch, packets that carried them, and rows in these packets."""
+class PhaseOrder:
+    """Give a participant an order, and report the answer.
 
-    needed: int
-    packets: int
-    expected: int
+    The turn is that of the phase: an answer may come when the phase has ended, and perhaps has begun again.
+    """
 
-    @classmethod
-    def of(cls, counts: Collection[Counts]) -> Self:
-        """Sums over workers that planned their own parts, else what all of them found."""
-        first = next(iter(counts))
-        summed = counts if first.leaving is not None else [first]
-        return cls(*(sum(getattr(member, field.name) for member in summed) for field in dataclasses.fields(cls)))
+    name: str
+    participant: int
+    run_id: int
+    turn: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """Answer the client: the session is open, or an epoch has failed and the client may ask again."""
+
+    error: DShuffleError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunReady:
+    """All participants are ready for the run's epoch."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCommitted:
+    """All participants have swapped to the run's epoch; what they report."""
+
+    run: Run
+    reports: Mapping[int, Report]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessQuestion:
+    """Find out whether the process of a silent participant runs, and report it: `SessionMachine.note_running`."""
+
+    participant: int
+    silent_seconds: float
+    turn: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacementSearch:
+    """Find workers for these ranks, and report them with :meth:`SessionMachine.replaced`."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RanksRestored:
+    """These ranks have new workers, which hold their partitions. Their tasks can run."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantDropped:
+    """The session goes on without a participant that was lost, because no other worker can come for it."""
+
+    participant: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    """Tell the client that the session has ended, and free the participants that are left."""
+
+    error: DShuffleError
+
+
+Instruction = (
+    PhaseOrder | CallEnded | RunReady | EpochCommitted | ProcessQuestion | ReplacementSearch | RanksRestored
+    | ParticipantDropped | SessionEnded
+)  # fmt: skip
+
+
+def total_of(counts: Collection[Counts], name: str) -> int:
+    """The sum of a count over workers that planned their own parts, else what all of them found."""
+    first = next(iter(counts))
+    return sum(getattr(member, name) for member in (counts if first.leaving is not None else [first]))
 
 
 def check_votes(epoch: int, counts: Collection[Counts]) -> str | None:
@@ -75,7 +185,7 @@ def check_votes(epoch: int, counts: Collection[Counts]) -> str | None:
             f"epoch {epoch}: the workers drew {samples}. Some samples would be trained on twice, or not at all. "
             f"Workers draw differently if their builds of dshuffle differ. {SAME_BUILD}"
         )
-    expected = Totals.of(counts).expected
+    expected = total_of(counts, "expected")
     arrived = sum(member.rows for member in counts)
     if arrived != expected:
         return f"epoch {epoch}: {arrived} rows arrived, but {expected} were expected"
@@ -84,202 +194,6 @@ def check_votes(epoch: int, counts: Collection[Counts]) -> str | None:
     if leaving != arriving:
         return f"epoch {epoch}: the workers planned to send {leaving} rows and to receive {arriving}. {SAME_BUILD}"
     return None
-
-
-ATTEMPTS = 3
-"""Runs of one epoch before its exchange counts as failed."""
-
-
-def open_members(state: SessionState, event: events.OpenCall, now: float) -> list[Instruction]:
-    """Let all participants open the session."""
-    return state.enter(Phase.OPENING, now)
-
-
-def be_open(state: SessionState, event: events.AllAnswers, now: float) -> list[Instruction]:
-    """All participants have opened the session."""
-    state.phase = Phase.IDLE
-    return [SessionOpened()]
-
-
-def prefetch(state: SessionState, event: events.BeginCall, now: float) -> list[Instruction]:
-    """Begin the exchange of the next epoch before the client waits for it."""
-    # If the last prefetch has failed, the client hears of it first.
-    return [] if state.unreported is not None else state.begin_run(now, 1)
-
-
-def fetch(state: SessionState, event: events.AdvanceCall, now: float) -> list[Instruction]:
-    """Begin the exchange of the next epoch, for which the client waits."""
-    return state.become_idle(now)
-
-
-def commit(state: SessionState, event: events.AdvanceCall, now: float) -> list[Instruction]:
-    """Let all participants swap to the epoch, because all are ready."""
-    return state.enter(Phase.COMMITTING, now)
-
-
-def wait_for_commit(state: SessionState, event: events.AdvanceCall, now: float) -> list[Instruction]:
-    """Let the client wait for a commit once more. An earlier call failed because tasks were still running."""
-    state.silence.extend(now)
-    return []
-
-
-def compare_votes(state: SessionState, event: events.AllVotes, now: float) -> list[Instruction]:
-    """All participants are ready. Abort the run if what they counted does not fit together."""
-    run = state.run
-    assert run is not None
-    run.ready_after = now - run.started
-    mismatch = check_votes(run.epoch, run.votes.values())
-    if mismatch is not None:
-        return abort(state, events.RunFailure(ExchangeError(mismatch, transient=False), again=False), now)
-    state.phase = Phase.READY
-    ready: list[Instruction] = [RunReady(run)]
-    return ready + state.enter(Phase.COMMITTING, now) if state.client_waits else ready
-
-
-def abort(state: SessionState, event: events.RunFailure, now: float) -> list[Instruction]:
-    """Abort a run that has failed. All participants stay on the previous epoch."""
-    state.failure = event
-    return state.enter(Phase.ABORTING, now)
-
-
-def abort_refused(state: SessionState, event: events.Refusal, now: float) -> list[Instruction]:
-    """Abort a run that a participant cannot begin."""
-    return abort(state, events.RunFailure(event.error, again=False), now)
-
-
-def leave_aborted(state: SessionState, event: events.AllAnswers, now: float) -> list[Instruction]:
-    """All participants have aborted the run: replace those that are lost, try again, or say why the epoch failed."""
-    run, failure = state.run, state.failure
-    if state.losses:
-        state.failure, state.repeats_run = None, True
-        return state.search(now)
-    assert run is not None
-    assert failure is not None
-    state.failure = None
-    if failure.again and run.attempt < ATTEMPTS:
-        return state.begin_run(now, run.attempt + 1)
-    state.phase, state.run = Phase.IDLE, None
-    if not state.client_waits:
-        state.unreported = failure.error
-        return []
-    state.client_waits = False
-    return [EpochFailed(failure.error)]
-
-
-def complete_commit(state: SessionState, event: events.AllAnswers, now: float) -> list[Instruction]:
-    """All participants are on the next epoch."""
-    run = state.run
-    assert run is not None
-    state.phase, state.epoch, state.run, state.client_waits = Phase.IDLE, run.epoch, None, False
-    state.digests = {rank: counts.drawn for rank, counts in run.votes.items() if counts.drawn is not None}
-    state.loss_counts.clear()
-    committed: list[Instruction] = [EpochCommitted(run, state.answers.reports)]
-    return committed + (state.search(now) if state.losses else [])
-
-
-def end_commit(state: SessionState, event: events.Refusal, now: float) -> list[Instruction]:
-    """End the session: some participants have swapped, and one cannot."""
-    words = f"all workers were ready for epoch {state.epoch + 1}, but the commit failed: {event.error}"
-    return state.end(ClusterError(words, transient=event.error.transient))
-
-
-def end_session(state: SessionState, event: events.Refusal | events.Closure, now: float) -> list[Instruction]:
-    """End the session with the error of the event."""
-    return state.end(event.error)
-
-
-def end_lost(state: SessionState, event: events.Loss | events.FinalLoss, now: float) -> list[Instruction]:
-    """End the session, because it cannot go on without a participant that is lost."""
-    error = worker_lost(event.clauses.values(), searched=bool(state.losses))
-    _note(state, event)
-    return state.end(error)
-
-
-def search_at_once(state: SessionState, event: events.Loss, now: float) -> list[Instruction]:
-    """Search for other workers: nothing is under way that has to end first."""
-    _note(state, event)
-    return state.search(now)
-
-
-def abort_lost(state: SessionState, event: events.Loss, now: float) -> list[Instruction]:
-    """Abort the run before other workers are searched for. It is repeated with them."""
-    _note(state, event)
-    state.failure, state.repeats_run = None, True
-    return state.enter(Phase.ABORTING, now)
-
-
-def excuse_lost(state: SessionState, event: events.Loss, now: float) -> list[Instruction]:
-    """Let the phase end without the answers of lost participants."""
-    _note(state, event)
-    state.answers.owing -= event.clauses.keys()
-    return []
-
-
-def _note(state: SessionState, event: events.Loss | events.FinalLoss) -> None:
-    state.losses |= event.clauses
-    state.newcomers -= event.clauses.keys()
-    state.kept -= event.clauses.keys()
-
-
-def take_rank(state: SessionState, event: events.Replacement, now: float) -> list[Instruction]:
-    """Let another worker take a lost rank. Once all ranks are taken, they are restored together."""
-    rank = event.participant
-    del state.losses[rank]
-    state.newcomers.add(rank)
-    if event.kept:
-        state.kept.add(rank)
-    return [] if state.losses else state.enter(Phase.RESTORING, now)
-
-
-def go_without(state: SessionState, event: events.NoReplacement, now: float) -> list[Instruction]:
-    """Drop lost participants that are optional, or end the session."""
-    if set(event.participants) - state.optional:
-        return state.end(worker_lost(loss_clauses(state), searched=True))
-    dropped: list[Instruction] = [ParticipantDropped(participant) for participant in event.participants]
-    state.participants = tuple(rank for rank in state.participants if rank not in event.participants)
-    for participant in event.participants:
-        del state.losses[participant]
-    if state.losses:
-        return dropped
-    if state.newcomers:
-        return dropped + state.enter(Phase.RESTORING, now)
-    state.search_began = math.inf
-    return dropped + state.become_idle(now)
-
-
-def search_again(state: SessionState, event: events.Refusal, now: float) -> list[Instruction]:
-    """Search for another worker, because the one that was to take a rank cannot."""
-    rank = event.participant
-    state.newcomers.discard(rank)
-    state.kept.discard(rank)
-    state.losses[rank] = f"{state.name_of(rank)} cannot take a lost rank ({event.error})"
-    state.unfit_reasons[rank] = state.losses[rank]
-    return state.search(now)
-
-
-def inform(state: SessionState, event: events.AllAnswers, now: float) -> list[Instruction]:
-    """The newcomers hold their partitions. Tell all others the new addresses, if there are any others."""
-    if len(state.newcomers) < len(state.participants):
-        return state.enter(Phase.INFORMING, now)
-    return complete_replacement(state, event, now)
-
-
-def complete_replacement(state: SessionState, event: events.AllAnswers, now: float) -> list[Instruction]:
-    """All participants know the new addresses: go on, or replace those that were lost meanwhile."""
-    restored: list[Instruction] = [RanksRestored(tuple(sorted(state.newcomers)))]
-    state.newcomers, state.kept = set(), set()
-    state.unfit_reasons.clear()
-    state.search_began = math.inf
-    return restored + (state.search(now) if state.losses else state.become_idle(now))
-
-
-def loss_clauses(state: SessionState) -> list[str]:
-    """How participants were lost, and why other workers could not take their ranks."""
-    clauses = []
-    for rank, clause in state.losses.items():
-        reason = state.unfit_reasons.get(rank, "")
-        clauses.append(clause if reason in clause else f"{clause}; {reason}")
-    return clauses
 
 
 def worker_lost(clauses: Iterable[str], *, searched: bool) -> WorkerLost:
@@ -291,309 +205,518 @@ def worker_lost(clauses: Iterable[str], *, searched: bool) -> WorkerLost:
     )
 
 
-Handler = Callable[[SessionState, Any, float], list[Instruction]]
-
-
 class IllegalTransition(RuntimeError):
-    """An event that cannot happen in a phase, or leads to a phase that it must not lead to: a bug."""
+    """An event that cannot happen in a phase: a bug."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """What an event does in a phase.
+@dataclass(slots=True)
+class Debt:
+    """What is known of a participant that owes an answer.
 
-    Parameters
-    ----------
-    handler
-        Carries it out on the state, and returns instructions. It may set ``state.phase``.
-    targets
-        Phases in which the session may be afterwards, each with its condition in words.
+    ``heard``, ``asked`` and ``seen_running`` are times: when it last said something, was last given an order, and when
+    its process was last seen to run. ``unreachable`` and ``busy`` are reasons why it has not carried the order out, and
+    ``repeats`` says that it must get the order again. ``arrived`` is the fraction of its rows that it has.
     """
 
-    handler: Handler
-    targets: Mapping[Phase, str]
+    heard: float
+    asked: float
+    seen_running: float = -math.inf
+    unreachable: str = ""
+    busy: str = ""
+    repeats: bool = False
+    arrived: float | None = None
+
+    def in_words(self, name: str) -> str:
+        """Why the answer is due."""
+        if self.busy:
+            return f"{name}: {self.busy}"
+        if self.seen_running > self.heard:
+            return f"{name} does not answer, but its process runs: a task may hold Python's global lock"
+        return name if self.arrived is None else f"{name} has {self.arrived:.0%}"
 
 
-def ignore(state: SessionState, event: events.Event, now: float) -> list[Instruction]:
-    """Do nothing: the event comes too late, or asks for what the session does already."""
-    return []
+class SessionMachine:
+    """The phase of a session, who owes an answer, and which participants are lost.
 
-
-NEW, OPENING, IDLE, EXCHANGING, READY, COMMITTING, ABORTING, WAITING, RESTORING, INFORMING, ENDED = Phase
-OPEN = tuple(phase for phase in Phase if phase not in (NEW, ENDED))
-
-# fmt: off
-ROWS: tuple[tuple[tuple[Phase, ...], type[events.Event], Handler, dict[Phase, str]], ...] = (
-    # The session is opened.
-    ((NEW,), events.OpenCall, open_members, {OPENING: ""}),
-    ((OPENING,), events.AllAnswers, be_open, {IDLE: ""}),
-    ((OPENING,), events.Refusal, end_session, {ENDED: ""}),
-    ((OPENING,), events.Loss, end_lost, {ENDED: ""}),
-    # Rows are exchanged.
-    ((IDLE,), events.BeginCall, prefetch,
-        {EXCHANGING: "", IDLE: "a failure is reported first"}),
-    ((IDLE,), events.AdvanceCall, fetch, {EXCHANGING: ""}),
-    ((EXCHANGING,), events.AllVotes, compare_votes,
-        {READY: "", COMMITTING: "the client waits", ABORTING: "the votes do not fit together"}),
-    # All swap to the epoch.
-    ((READY,), events.AdvanceCall, commit, {COMMITTING: ""}),
-    ((COMMITTING,), events.AdvanceCall, wait_for_commit, {}),
-    ((COMMITTING,), events.AllAnswers, complete_commit, {IDLE: "", WAITING: "a participant is lost"}),
-    ((COMMITTING,), events.Refusal, end_commit, {ENDED: ""}),
-    # A run has failed.
-    ((EXCHANGING,), events.RunFailure, abort, {ABORTING: ""}),
-    ((EXCHANGING,), events.Refusal, abort_refused, {ABORTING: ""}),
-    ((ABORTING,), events.AllAnswers, leave_aborted,
-        {EXCHANGING: "another run can succeed", IDLE: "the epoch has failed", WAITING: "a participant is lost"}),
-    ((ABORTING,), events.Refusal, end_session, {ENDED: ""}),
-    # Participants are lost.
-    ((IDLE, WAITING, RESTORING), events.Loss, search_at_once, {WAITING: ""}),
-    ((EXCHANGING, READY), events.Loss, abort_lost, {ABORTING: ""}),
-    ((COMMITTING, ABORTING, INFORMING), events.Loss, excuse_lost, {}),
-    (OPEN, events.FinalLoss, end_lost, {ENDED: ""}),
-    # Other workers take lost ranks.
-    ((WAITING,), events.Replacement, take_rank, {RESTORING: "all ranks are taken", WAITING: "others are lost"}),
-    ((WAITING,), events.NoReplacement, go_without,
-        {ENDED: "somebody is needed", WAITING: "nobody is needed, and others are lost",
-         RESTORING: "nobody is needed, and other ranks are taken", IDLE: "nobody is needed",
-         EXCHANGING: "nobody is needed, and a run is due"}),
-    ((RESTORING,), events.AllAnswers, inform,
-        {INFORMING: "there are others", IDLE: "there are no others",
-         EXCHANGING: "there are no others, and a run is due"}),
-    ((RESTORING,), events.Refusal, search_again, {WAITING: ""}),
-    ((INFORMING,), events.AllAnswers, complete_replacement,
-        {IDLE: "", EXCHANGING: "a run is due", WAITING: "a participant is lost"}),
-    ((INFORMING,), events.Refusal, end_session, {ENDED: ""}),
-    # The driver ends the session.
-    ((NEW, *OPEN), events.Closure, end_session, {ENDED: ""}),
-    # The event is late or superfluous.
-    ((OPENING, EXCHANGING, READY, COMMITTING, ABORTING, WAITING, RESTORING, INFORMING, ENDED), events.BeginCall,
-        ignore, {}),
-    ((OPENING, EXCHANGING, ABORTING, WAITING, RESTORING, INFORMING), events.AdvanceCall, ignore, {}),
-    ((COMMITTING, ABORTING, INFORMING, ENDED), events.Replacement, ignore, {}),
-    ((COMMITTING, ABORTING, INFORMING, ENDED), events.NoReplacement, ignore, {}),
-    ((ENDED,), events.Loss, ignore, {}),
-    ((ENDED,), events.FinalLoss, ignore, {}),
-    ((ENDED,), events.Closure, ignore, {}),
-)
-# fmt: on
-"""Phases, an event, what the event does in them, and the phases that may follow, each with its condition."""
-
-TRANSITIONS = {
-    (phase, event): Transition(handler, targets or {phase: ""})
-    for phases, event, handler, targets in ROWS
-    for phase in phases
-}
-"""The table that the session machine runs."""
-
-
-def take(state: SessionState, event: events.Event, now: float) -> list[Instruction]:
-    """Let an event happen, and then what follows from it: that nobody owes an answer any longer.
-
-    Raises
-    ------
-    IllegalTransition
-        If the table does not have the event in this phase, or not the phase that follows.
+    Methods ignore messages that are out of date. Of the others they make events, and the table below says what an event
+    does. All return instructions.
     """
-    phase = state.phase
-    transition = TRANSITIONS.get((phase, type(event)))
-    if transition is None:
-        raise IllegalTransition(f"a session in the phase {phase.name} cannot take the event {event}")
-    instructions = transition.handler(state, event, now)
-    if state.phase not in transition.targets:
-        raise IllegalTransition(f"the event {event} must not lead from the phase {phase.name} to {state.phase.name}")
-    return instructions + follow(state, now)
 
+    def __init__(
+        self,
+        participants: Iterable[int],
+        *,
+        first_epoch: int,
+        heartbeat: float,
+        timeout: float,
+        name_of: Callable[[int], str],
+        replaceable: Iterable[int] = (),
+        replacement_timeout: float = 60.0,
+        optional: Iterable[int] = (),
+    ) -> None:
+        self.first_epoch = first_epoch
+        # Seconds of silence after which a participant that owes an answer is lost, unless its process is known to run.
+        # Until then it is asked every third of a heartbeat.
+        self.heartbeat = heartbeat
+        # Seconds after which a call of the client fails if the commit still waits for tasks of the previous epoch. The
+        # commit goes on. A participant that says nothing for so long is lost although its process runs.
+        self.timeout = timeout
+        self.name_of = name_of  # name and address of a participant, for errors
+        self.replaceable = frozenset(replaceable)
+        self.replacement_timeout = replacement_timeout  # seconds to wait for replacements
+        self.optional = frozenset(optional)  # without them the session can go on if no other worker replaces them
 
-def follow(state: SessionState, now: float) -> list[Instruction]:
-    """Let happen what follows once nobody owes an answer."""
-    if state.phase not in OWING or state.answers.owing:
-        return []
-    return take(state, events.AllVotes() if state.phase is EXCHANGING else events.AllAnswers(), now)
+        self.participants = tuple(participants)  # all ranks, and the server if it is dedicated. Each has one vote.
+        self.epoch = first_epoch - 1
+        self.phase = Phase.OPENING
+        self.now = 0.0
+        self.told: list[Instruction] = []
+        self.turn = 0  # number of the phases in which participants owe answers
+        self.owing: dict[int, Debt] = {}
+        self.reports: dict[int, Report] = {}  # of participants that have swapped
+        self.error: DShuffleError | None = None  # with which the session has ended
+        self._asked = False  # whether answers have not been dealt with, also if none is due any more
+        self._since = self._ticked = 0.0
 
+        self.client_waits = False  # for the next epoch
+        self.unreported: DShuffleError | None = None  # an epoch failed while the client did not wait for it
+        self.n_runs = 0
+        self.run: Run | None = None
+        self._failure: tuple[DShuffleError, bool] | None = None  # of a run, and whether another one can succeed
+        self._repeats_run = False  # whether a run was aborted because of a lost worker
+        self.digests: dict[int, SampleDigest] = {}  # of the samples that each rank trains on in the epoch
 
-MOST_LOSSES = 10
-"""How often the worker of a rank may be lost in one epoch, unless it retires. Each time, the rank's task runs again."""
+        self.losses: dict[int, str] = {}  # lost participants, and how they were lost
+        self._loss_counts: Counter[int] = Counter()  # how often each rank was lost in the epoch
+        self.newcomers: set[int] = set()  # replacements that do not hold their partitions yet, or are not known to all
+        self.unfit_reasons: dict[int, str] = {}  # why other workers could not take a lost rank
+        self._search_began = math.inf
 
-STATUS = "status"
-"""Name of the order that asks a participant for its state."""
+    @property
+    def unsettled(self) -> set[int]:
+        """Participants that are lost and being replaced, or whose new workers do not hold their partitions yet."""
+        return self.newcomers.union(self.losses)
 
+    @property
+    def settled(self) -> list[int]:
+        """Participants that hold their partitions, or serve."""
+        unsettled = self.unsettled
+        return [participant for participant in self.participants if participant not in unsettled]
 
-class SessionMachine(SessionState):
-    """The state machine of a session. See :class:`SessionState` for its parameters."""
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Lost participants that wait for a replacement now."""
+        return tuple(sorted(self.losses)) if self.phase is Phase.RESTORING else ()
 
     @property
     def busy(self) -> bool:
         """Whether participants owe answers, so that time matters."""
-        return self.phase in OWING or self.phase is Phase.WAITING
+        return bool(self.owing or self.missing)
 
     def owes_rows(self, participant: int) -> bool:
         """Whether a participant still exchanges rows of the next epoch."""
-        return self.phase is Phase.EXCHANGING and participant in self.answers.owing
-
-    def open(self, now: float) -> list[Instruction]:
-        """Open the session on all participants."""
-        return take(self, events.OpenCall(), now)
-
-    def begin(self, now: float) -> list[Instruction]:
-        """Start the next epoch's exchange unless it has already started."""
-        return take(self, events.BeginCall(), now)
-
-    def advance(self, now: float) -> list[Instruction]:
-        """Let all participants swap to the next epoch once they are ready for it."""
-        error = self.error or self.unreported
-        if error is not None:
-            self.unreported = None
-            return [EpochFailed(error)]
-        self.client_waits = True
-        return take(self, events.AdvanceCall(), now)
-
-    def voted(self, run_id: int, participant: int, vote: Vote, now: float) -> list[Instruction]:
-        """Record the vote of a participant on a run. It may come twice: by itself, and as an answer."""
-        self.silence.hear(participant, now)
-        run = self.run
-        if run is None or run.run_id != run_id or not self.owes_rows(participant):
-            return []
-        if vote.reason is not None or vote.counts is None:
-            words = f"epoch {run.epoch} could not be exchanged: {self.name_of(participant)}: {vote.reason}"
-            return take(self, events.RunFailure(ExchangeError(words), vote.again), now)
-        run.votes[participant] = vote.counts
-        self.answers.owing.discard(participant)
-        return follow(self, now)
-
-    def alive(self, participant: int, when: float) -> None:
-        """Note that a participant was alive at a time: it has said so, or bytes of it have arrived at another one."""
-        self.silence.hear(participant, when)
-
-    def note_running(self, question: ProcessQuestion, now: float) -> list[Instruction]:
-        """Note that the process of a silent participant runs. So the participant may be busy, and is not lost."""
-        if question.turn == self.turn and question.participant in self.answers.owing:
-            self.silence.excuse(question.participant, now)
-            self.answers.note_running(question.participant)
-        return []
-
-    def answered(self, order: PhaseOrder, answer: Answer, now: float) -> list[Instruction]:
-        """Record that a participant has carried out an order, or what it says of its state."""
-        participant = order.participant
-        if order.turn != self.turn:
-            return []
-        self.silence.hear(participant, now)
-        self.answers.reached(participant)
-        if isinstance(answer, MemberState):
-            return self._described(participant, answer, now)
-        if not self.is_due(order) or self.phase is Phase.EXCHANGING:  # participants answer the order to begin by votes
-            return []
-        if answer is not None and answer.busy is not None:
-            self.answers.busy(participant, answer.busy)
-        else:
-            self.answers.carried_out(participant, None if answer is None else answer.report)
-        return follow(self, now)
-
-    def _described(self, participant: int, state: MemberState, now: float) -> list[Instruction]:
-        """Use a participant's description of its state: it may contain a vote, or show that it missed an order."""
-        run = self.run
-        if participant not in self.answers.owing:  # it has answered since
-            return []
-        if not state.open:
-            opening = self.phase is Phase.OPENING or participant in self.newcomers
-            return [] if opening else self.lost([participant], "no longer has the session open", now)
-        if run is None or self.phase is not Phase.EXCHANGING:
-            return []
-        if state.run_id != run.run_id:
-            return [self.order(Phase.EXCHANGING.value, participant)]
-        self.answers.arrived[participant] = state.arrived
-        return [] if state.vote is None else self.voted(run.run_id, participant, state.vote, now)
-
-    def refused(self, order: PhaseOrder, error: DShuffleError, now: float) -> list[Instruction]:
-        """Record that a participant cannot carry out an order."""
-        if not self.is_due(order):
-            return []
-        self.silence.hear(order.participant, now)
-        return take(self, events.Refusal(order.participant, error), now)
-
-    def unreachable(self, order: PhaseOrder, reason: str) -> None:
-        """Record that an order may not have reached a participant. It is sent again at a later :meth:`tick`."""
-        if order.turn == self.turn:
-            self.answers.unreachable(order.participant, reason)
-
-    def is_due(self, order: PhaseOrder) -> bool:
-        """Whether an order was given in this phase, and has not been answered."""
-        current = self.phase in OWING and order.turn == self.turn and order.name == self.phase.value
-        return current and order.participant in self.answers.owing
-
-    def lost(self, participants: Iterable[int], reason: str, now: float, *, retires: bool = False) -> list[Instruction]:
-        """Replace participants that have left the cluster or do not answer, or end the session."""
-        new = [participant for participant in participants if participant not in self.losses]
-        if not new:
-            return []
-        clauses = {participant: f"{self.name_of(participant)} {reason}" for participant in new}
-        self.loss_counts.update(() if retires else new)
-        needed = [participant for participant in new if participant not in self.optional]
-        often = [participant for participant in needed if self.loss_counts[participant] > MOST_LOSSES]
-        for participant in often:
-            times = f"for the {self.loss_counts[participant]}th time in one epoch"
-            clauses[participant] += f", {times}. Perhaps a task blocks or ends its worker"
-        somebody_is_left = {*self.losses, *new} < set(self.participants)
-        replaceable = self.replaceable.issuperset(new) and somebody_is_left and not often
-        return take(self, events.Loss(clauses) if replaceable else events.FinalLoss(clauses), now)
-
-    def replaced(self, participant: int, now: float, *, kept: bool = False) -> list[Instruction]:
-        """Record that another worker takes a lost rank; ``kept`` if the lost one answers again, with its partition."""
-        return take(self, events.Replacement(participant, kept), now) if participant in self.losses else []
-
-    def not_replaced(self, participants: Iterable[int], now: float) -> list[Instruction]:
-        """Go on without lost participants, or end the session, because no other worker can come for them."""
-        lost = self.losses.keys() & set(participants)
-        return take(self, events.NoReplacement(lost), now) if lost else []
-
-    def note_unfit(self, participant: int, reason: str) -> None:
-        """Note why another worker cannot take a lost rank. The error has it if no worker comes."""
-        self.unfit_reasons[participant] = reason
-
-    def close(self, error: DShuffleError, now: float) -> list[Instruction]:
-        """End the session."""
-        return take(self, events.Closure(error), now)
-
-    def tick(self, now: float) -> list[Instruction]:
-        """Let time pass. Participants that owe an answer are asked, and silent participants are given up."""
-        self.search_began += self.silence.tick(now)
-        if self.phase is Phase.WAITING and now - self.search_began >= self.replacement_timeout:
-            return self.not_replaced(self.losses, now)
-        if self.phase not in OWING:
-            return []
-        instructions: list[Instruction] = []
-        for participant in sorted(self.answers.owing):
-            if self.silence.is_lost(participant, now):
-                return instructions + self.lost([participant], self._silence_in_words(participant, now), now)
-            if self.silence.is_due(participant, now):
-                repeats = self.answers.pop_repeat(participant)
-                instructions.append(self.order(self.phase.value if repeats else STATUS, participant))
-                if repeats and self.phase is Phase.EXCHANGING:  # a vote may have been lost as well
-                    instructions.append(self.order(STATUS, participant))
-                silent_seconds = self.silence.seconds(participant, now)
-                if silent_seconds >= self.heartbeat / 3:
-                    instructions.append(ProcessQuestion(participant, silent_seconds, self.turn))
-        if self.phase is Phase.COMMITTING and self.client_waits and self.silence.lasts(now) >= self.timeout:
-            self.client_waits = False
-            instructions.append(EpochFailed(ExchangeError(f"the next epoch cannot begin: {self.waiting_for()}")))
-        return instructions
-
-    def _silence_in_words(self, participant: int, now: float) -> str:
-        if self.silence.is_excused(participant, now):
-            return f"has not answered for {self.timeout:g} s (dshuffle.timeout), although its process runs"
-        limit, seconds = "dshuffle.heartbeat", self.heartbeat
-        if self.silence.was_excused(participant):
-            limit, seconds = "dshuffle.stopped-timeout if it has no nanny", self.silence.seconds(participant, now)
-        return f"has not answered for {seconds:.3g} s ({limit}){self.answers.why_unreachable(participant)}"
+        return self.phase is Phase.EXCHANGING and participant in self.owing
 
     def waiting_for(self) -> str:
         """Whom the session waits for, in words; empty if it does not wait."""
-        if self.phase is Phase.WAITING:
-            return f"waiting for other workers to replace {', '.join(map(self.name_of, sorted(self.losses)))}"
-        if self.phase not in OWING or not self.answers.owing:
+        if self.missing:
+            return f"waiting for other workers to replace {', '.join(map(self.name_of, self.missing))}"
+        if not self.owing:
             return ""
         if self.phase is Phase.COMMITTING and self.epoch < self.first_epoch:
             purpose = f"to begin epoch {self.first_epoch}"  # there is none to end
         else:
-            purpose = PURPOSE[self.phase].format(self.epoch + 1 if self.phase is Phase.EXCHANGING else self.epoch)
-        return f"waiting {purpose}: {self.answers.in_words(self.name_of)}"
+            purpose = PURPOSE[self.phase].format(self.epoch + (self.phase is Phase.EXCHANGING))
+
+        def urgency(participant: int) -> tuple[bool, float, int]:
+            debt = self.owing[participant]
+            has_reason = bool(debt.busy) or debt.seen_running > debt.heard
+            return not has_reason, 1.0 if debt.arrived is None else debt.arrived, participant
+
+        first = sorted(self.owing, key=urgency)[:MOST_NAMES]  # those with a reason, then those with the fewest rows
+        names = ", ".join(self.owing[participant].in_words(self.name_of(participant)) for participant in first)
+        more = len(self.owing) - len(first)
+        return f"waiting {purpose}: {names}{f' and {more} more' if more else ''}"
+
+    # -- what happens --------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open the session on all participants."""
+        self._enter(Phase.OPENING)
+
+    def begin(self) -> None:
+        """Start the next epoch's exchange unless it has already started."""
+        self.take("begin")
+
+    def advance(self) -> None:
+        """Let all participants swap to the next epoch once they are ready for it."""
+        error, self.unreported = self.error or self.unreported, None
+        if error is not None:
+            self.told.append(CallEnded(error))
+        else:
+            self.client_waits = True
+            self.take("advance")
+
+    def alive(self, participant: int, seconds: float = 0.0) -> None:
+        """Note that a participant was alive some seconds ago: it says so, or bytes of it arrived at another one."""
+        if (debt := self.owing.get(participant)) is not None:
+            debt.heard = max(self.now - seconds, debt.heard)
+
+    def voted(self, run_id: int, participant: int, vote: Vote) -> None:
+        """Record the vote of a participant on a run. It may come twice: by itself, and as an answer."""
+        self.alive(participant)
+        run = self.run
+        if run is None or run.run_id != run_id or not self.owes_rows(participant):
+            return
+        if vote.reason is not None or vote.counts is None:
+            words = f"epoch {run.epoch} could not be exchanged: {self.name_of(participant)}: {vote.reason}"
+            self.take("failed", ExchangeError(words), vote.again)
+        else:
+            run.votes[participant] = vote.counts
+            self._answered(participant)
+
+    def note_running(self, question: ProcessQuestion) -> None:
+        """Note that the process of a silent participant runs. So the participant may be busy, and is not lost."""
+        if question.turn == self.turn and question.participant in self.owing:
+            self.owing[question.participant].seen_running = self.now
+
+    def answered(self, order: PhaseOrder, answer: Answer) -> None:
+        """Record that a participant has carried out an order, or what it says of its state."""
+        participant = order.participant
+        if order.turn != self.turn or participant not in self.owing:
+            return
+        self.alive(participant)
+        debt = self.owing[participant]
+        debt.unreachable = ""
+        if isinstance(answer, MemberState):
+            self._described(participant, answer)
+        elif answer is not None and answer.busy is not None:
+            debt.busy, debt.repeats = answer.busy, True
+        elif self.phase is not Phase.EXCHANGING:  # participants answer the order to begin by votes
+            if answer is not None and answer.report is not None:
+                self.reports[participant] = answer.report
+            self._answered(participant)
+
+    def _described(self, participant: int, state: MemberState) -> None:
+        """Use a participant's description of its state: it may contain a vote, or show that it missed an order."""
+        if not state.open:
+            if self.phase is not Phase.OPENING and participant not in self.newcomers:
+                self.lost([participant], "no longer has the session open")
+        elif self.run is not None and self.phase is Phase.EXCHANGING:
+            if state.run_id != self.run.run_id:
+                self._order(participant)
+                return
+            self.owing[participant].arrived = state.arrived
+            if state.vote is not None:
+                self.voted(state.run_id, participant, state.vote)
+
+    def refused(self, order: PhaseOrder, error: DShuffleError) -> None:
+        """Record that a participant cannot carry out an order."""
+        if self.is_due(order):
+            self.take("refused", order.participant, error)
+
+    def unreachable(self, order: PhaseOrder, reason: str) -> None:
+        """Record that an order may not have reached a participant. It is sent again at a later :meth:`tick`."""
+        if order.turn == self.turn and (debt := self.owing.get(order.participant)) is not None:
+            debt.unreachable, debt.repeats = reason, True
+
+    def is_due(self, order: PhaseOrder) -> bool:
+        """Whether an order was given in this phase, and has not been answered."""
+        return order.turn == self.turn and order.name != STATUS and order.participant in self.owing
+
+    def lost(self, participants: Iterable[int], reason: str, *, retires: bool = False) -> None:
+        """Replace participants that have left the cluster or do not answer, or end the session."""
+        clauses = {each: f"{self.name_of(each)} {reason}" for each in participants if each not in self.losses}
+        self._loss_counts.update(() if retires else list(clauses))
+        often = [rank for rank in clauses.keys() - self.optional if self._loss_counts[rank] > MOST_LOSSES]
+        for rank in often:
+            times = f"for the {self._loss_counts[rank]}th time in one epoch"
+            clauses[rank] += f", {times}. Perhaps a task blocks or ends its worker"
+        nobody_is_left = {*self.losses, *clauses} >= set(self.participants)
+        for_good = often or nobody_is_left or not self.replaceable.issuperset(clauses)
+        if clauses:
+            self.take("lost for good" if for_good else "lost", clauses)
+
+    def replaced(self, participant: int) -> None:
+        """Record that another worker takes a lost rank."""
+        if participant in self.missing:
+            self.take("replaced", participant)
+
+    def not_replaced(self, participants: Iterable[int]) -> None:
+        """Go on without lost participants, or end the session, because no other worker can come for them."""
+        if missing := set(self.missing) & set(participants):
+            self.take("unreplaced", missing)
+
+    def close(self, error: DShuffleError) -> None:
+        """End the session."""
+        self.take("closed", error)
+
+    def tick(self) -> None:
+        """Let time pass. Participants that owe an answer are asked, and silent participants are given up."""
+        now, gap, self._ticked = self.now, self.now - self._ticked, self.now
+        if gap >= self.heartbeat / 3:  # it does not count: nobody read the answers that came
+            self._since, self._search_began = self._since + gap, self._search_began + gap
+            for debt in self.owing.values():
+                debt.heard, debt.asked, debt.seen_running = debt.heard + gap, debt.asked + gap, debt.seen_running + gap
+        if now - self._search_began >= self.replacement_timeout:
+            self.not_replaced(self.missing)
+        for participant, debt in sorted(self.owing.items()):
+            silent, runs = now - debt.heard, now - debt.seen_running < self.heartbeat
+            if silent >= max(self.heartbeat, self.timeout) or (silent >= self.heartbeat and not runs):
+                words = f"has not answered for {self.timeout:g} s (dshuffle.timeout), although its process runs"
+                if not runs:
+                    once_ran = debt.seen_running > -math.inf
+                    limit = "dshuffle.stopped-timeout if it has no nanny" if once_ran else "dshuffle.heartbeat"
+                    words = f"has not answered for {silent if once_ran else self.heartbeat:.3g} s ({limit})"
+                self.lost([participant], words + (f" ({debt.unreachable})" if debt.unreachable else ""))
+                return
+            if now - debt.asked >= self.heartbeat / 3:
+                repeats, debt.asked, debt.repeats = debt.repeats, now, False
+                if repeats:
+                    self._order(participant)
+                if not repeats or self.phase is Phase.EXCHANGING:  # a vote may have been lost as well
+                    self._order(participant, STATUS)
+                if silent >= self.heartbeat / 3:
+                    self.told.append(ProcessQuestion(participant, silent, self.turn))
+        if self.phase is Phase.COMMITTING and self.client_waits and now - self._since >= self.timeout:
+            self._answer_client(ExchangeError(f"the next epoch cannot begin: {self.waiting_for()}"))
+
+    # -- the table -----------------------------------------------------------------------------------------------
+
+    def take(self, event: Event, *details: Any) -> None:
+        """Let an event happen, and then what follows from it: that nobody owes an answer any longer."""
+        handler = self.TRANSITIONS[self.phase].get(event)
+        if handler is None:
+            raise IllegalTransition(f"a session in the phase {self.phase.name} cannot take the event {event!r}")
+        handler(self, *details)
+        self._answered()
+
+    def _answered(self, *participants: int) -> None:
+        for participant in participants:
+            self.owing.pop(participant, None)
+        if self._asked and not self.owing:
+            self._asked = False
+            self.take("answered")
+
+    def _order(self, participant: int, name: str = "") -> None:
+        """Give a participant an order: by default that of the present phase."""
+        restores = self.phase is Phase.RESTORING
+        if not name:
+            name = "members" if restores and participant not in self.newcomers else self.phase.value
+        # A worker that takes a rank must refuse all runs so far: orders to begin them may arrive late.
+        run_id = self.n_runs if restores else 0 if self.run is None else self.run.run_id
+        self.told.append(PhaseOrder(name, participant, run_id, self.turn))
+
+    def _answer_client(self, error: DShuffleError | None = None) -> None:
+        self.client_waits = False
+        self.told.append(CallEnded(error))
+
+    def _enter(self, phase: Phase) -> None:
+        """Enter a phase in which participants owe an answer, and give its order to all."""
+        self.phase, self.turn, self._asked, self.reports = phase, self.turn + 1, True, {}
+        self._since = self._ticked = self.now
+        self.owing = {each: Debt(self.now, self.now) for each in self.participants if each not in self.losses}
+        for participant in self.owing:
+            self._order(participant)
+
+    def _begin_run(self, attempt: int = 1) -> None:
+        """Begin an attempt at the exchange of the next epoch. Its run has a new id, so old messages can be refused."""
+        self.n_runs += 1
+        self.run = Run(self.n_runs, self.epoch + 1, self.now, attempt)
+        self._enter(Phase.EXCHANGING)
+
+    def _become_idle(self) -> None:
+        """Become idle, or begin the next run at once if it is waited for or was interrupted by a loss."""
+        self.phase, self.run, self._search_began = Phase.IDLE, None, math.inf
+        repeats_run, self._repeats_run = self._repeats_run, False
+        if self.client_waits or repeats_run:
+            self._begin_run()
+
+    def _seek(self) -> None:
+        """Wait for other workers that take the lost ranks."""
+        self._search_began, self._ticked = min(self._search_began, self.now), self.now
+        self.phase, self.run, self.owing, self._asked = Phase.RESTORING, None, {}, False
+        self.told.append(ReplacementSearch(self.missing))
+
+    def _ignore(self, *details: Any) -> None:
+        """The event comes too late, or asks for what the session does already."""
+
+    def _opened(self) -> None:
+        self.phase = Phase.IDLE
+        self._answer_client()
+
+    def _prefetch(self) -> None:
+        if self.unreported is None:  # else the client hears of it first
+            self._begin_run()
+
+    def _commit(self) -> None:
+        if not self.owing:
+            self._enter(Phase.COMMITTING)
+
+    def _wait_again(self) -> None:
+        """An earlier call failed because tasks were still running."""
+        self._since = self.now
+
+    def _compare_votes(self) -> None:
+        """All participants are ready. Abort the run if what they counted does not fit together."""
+        run = self.run
+        assert run is not None
+        run.ready_after = self.now - run.started
+        if (mismatch := check_votes(run.epoch, run.votes.values())) is not None:
+            self._abort(ExchangeError(mismatch, transient=False))
+            return
+        self.told.append(RunReady(run))
+        if self.client_waits:
+            self._commit()
+
+    def _abort(self, error: DShuffleError, again: bool = False) -> None:
+        self._failure = error, again
+        self._enter(Phase.ABORTING)
+
+    def _abort_refused(self, participant: int, error: DShuffleError) -> None:
+        self._abort(error)
+
+    def _leave_aborted(self) -> None:
+        """All have aborted the run: replace those that are lost, try again, or say why the epoch failed."""
+        run, failure, self._failure = self.run, self._failure, None
+        if self.losses:
+            self._repeats_run = True
+            self._seek()
+            return
+        assert run is not None
+        assert failure is not None
+        error, again = failure
+        if again and run.attempt < ATTEMPTS:
+            self._begin_run(run.attempt + 1)
+            return
+        self.phase, self.run = Phase.IDLE, None
+        if self.client_waits:
+            self._answer_client(error)
+        else:
+            self.unreported = error
+
+    def _committed(self) -> None:
+        run = self.run
+        assert run is not None
+        self.phase, self.epoch, self.run, self.client_waits = Phase.IDLE, run.epoch, None, False
+        self.digests = {rank: counts.drawn for rank, counts in run.votes.items() if counts.drawn is not None}
+        self._loss_counts.clear()
+        self.told.append(EpochCommitted(run, self.reports))
+        if self.losses:
+            self._seek()
+
+    def _end_commit(self, participant: int, error: DShuffleError) -> None:
+        """Some participants have swapped, and one cannot."""
+        words = f"all workers were ready for epoch {self.epoch + 1}, but the commit failed: {error}"
+        self._end(ClusterError(words, transient=error.transient))
+
+    def _end(self, error: DShuffleError) -> None:
+        self.phase, self.error, self.run, self.owing, self._asked = Phase.ENDED, error, None, {}, False
+        self.told.append(SessionEnded(error))
+
+    def _end_refused(self, participant: int, error: DShuffleError) -> None:
+        self._end(error)
+
+    def _end_lost(self, clauses: Mapping[int, str]) -> None:
+        error = worker_lost(clauses.values(), searched=bool(self.losses))
+        self._excuse(clauses)
+        self._end(error)
+
+    def _excuse(self, clauses: Mapping[int, str]) -> None:
+        """Let the phase end without the answers of lost participants."""
+        self.losses |= clauses
+        self.newcomers -= clauses.keys()
+        for participant in clauses:
+            self.owing.pop(participant, None)
+
+    def _replace(self, clauses: Mapping[int, str]) -> None:
+        """Search for other workers: nothing is under way that has to end first."""
+        self._excuse(clauses)
+        self._seek()
+
+    def _abort_lost(self, clauses: Mapping[int, str]) -> None:
+        """Abort the run before other workers are searched for. It is repeated with them."""
+        self._excuse(clauses)
+        self._enter(Phase.ABORTING)
+
+    def _take_rank(self, participant: int) -> None:
+        """Let another worker take a lost rank. Once all ranks are taken, they are restored together."""
+        del self.losses[participant]
+        self.newcomers.add(participant)
+        if not self.losses:
+            self._enter(Phase.RESTORING)
+
+    def _go_without(self, participants: Collection[int]) -> None:
+        """Drop lost participants that are optional, or end the session."""
+        if not self.optional.issuperset(participants):
+            for rank, reason in self.unfit_reasons.items():
+                if reason not in (how := self.losses.get(rank, reason)):
+                    self.losses[rank] = f"{how}; {reason}"
+            self._end(worker_lost(self.losses.values(), searched=True))
+            return
+        self.participants = tuple(each for each in self.participants if each not in participants)
+        for participant in participants:
+            self.told.append(ParticipantDropped(participant))
+            del self.losses[participant]
+        if self.newcomers and not self.losses:
+            self._enter(Phase.RESTORING)
+        elif not self.losses:
+            self._become_idle()
+
+    def _search_again(self, participant: int, error: DShuffleError) -> None:
+        """Search for another worker, because the one that was to take a rank cannot."""
+        if participant not in self.newcomers:
+            self._end(error)
+            return
+        words = f"{self.name_of(participant)} cannot take a lost rank ({error})"
+        self.unfit_reasons[participant] = words
+        self._replace({participant: words})
+
+    def _restored(self) -> None:
+        """The newcomers hold their partitions, and all others know the new addresses."""
+        self.told.append(RanksRestored(tuple(sorted(self.newcomers))))
+        self.newcomers, self.unfit_reasons = set(), {}
+        self._become_idle()
+
+    LATE: ClassVar[dict[Event, Callable[..., None]]] = {"begin": _ignore, "advance": _ignore}
+    ALWAYS: ClassVar[dict[Event, Callable[..., None]]] = {"lost for good": _end_lost, "closed": _end}
+
+    TRANSITIONS: ClassVar[dict[Phase, dict[Event, Callable[..., None]]]] = {
+        Phase.OPENING: LATE | ALWAYS | {
+            "answered": _opened,  # IDLE
+            "refused": _end_refused,  # ENDED
+            "lost": _end_lost,  # ENDED
+        },
+        Phase.IDLE: ALWAYS | {
+            "begin": _prefetch,  # EXCHANGING
+            "advance": _become_idle,  # EXCHANGING
+            "lost": _replace,  # RESTORING
+        },
+        Phase.EXCHANGING: LATE | ALWAYS | {
+            "advance": _commit,  # COMMITTING once all are ready
+            "answered": _compare_votes,  # COMMITTING if the client waits; or ABORTING
+            "failed": _abort,  # ABORTING
+            "refused": _abort_refused,  # ABORTING
+            "lost": _abort_lost,  # ABORTING
+        },
+        Phase.COMMITTING: LATE | ALWAYS | {
+            "advance": _wait_again,
+            "answered": _committed,  # IDLE, or RESTORING if some are lost
+            "refused": _end_commit,  # ENDED
+            "lost": _excuse,
+        },
+        Phase.ABORTING: LATE | ALWAYS | {
+            "answered": _leave_aborted,  # EXCHANGING, IDLE, or RESTORING if some are lost
+            "refused": _end_refused,  # ENDED
+            "lost": _excuse,
+        },
+        Phase.RESTORING: LATE | ALWAYS | {
+            "answered": _restored,  # IDLE, or EXCHANGING if a run is due
+            "refused": _search_again,
+            "lost": _replace,
+            "replaced": _take_rank,
+            "unreplaced": _go_without,  # ENDED, or IDLE or EXCHANGING without a server
+        },
+        Phase.ENDED: {"begin": _ignore, "lost": _ignore, "lost for good": _ignore, "closed": _ignore},
+    }  # fmt: skip
+    """What an event does in each phase, and the phases that may follow."""

@@ -9,7 +9,6 @@ import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -28,7 +27,6 @@ from dshuffle.planning.shares import ShareBounds, bounded_weights
 from dshuffle.process_state import worker_process_runs
 from dshuffle.runtime.messages import MemberChanges, within
 from dshuffle.runtime.session_spec import (
-    PLUGIN,
     PROTOCOL,
     SERVER_RESOURCE,
     EarlierWorkers,
@@ -44,32 +42,24 @@ from dshuffle.runtime.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-
 ANSWER_WITHIN = 3.0
 """Seconds in which a nanny must answer."""
 
+LEAVING = (Status.closing, Status.closing_gracefully, Status.closed)
+"""States of workers that Dask retires or closes."""
+
 
 async def process_runs(scheduler: Scheduler, worker: WorkerState, silent_seconds: float, settings: Settings) -> bool:
-    """Return whether a silent worker may be busy, by what others know of it."""
-    if worker.nanny:
-        return await nanny_says_it_runs(scheduler, worker)
-    return bool(worker.processing) and silent_seconds < settings.stopped_timeout
-
-
-async def nanny_says_it_runs(scheduler: Scheduler, worker: WorkerState) -> bool:
-    """Return whether the nanny of a worker answers, and says that the worker's process runs."""
+    """Whether a silent worker may be busy: its nanny says so, or it has a task and no nanny."""
+    if not worker.nanny:
+        return bool(worker.processing) and silent_seconds < settings.stopped_timeout
     try:
-        call = scheduler.rpc(worker.nanny).run(function=dumps(worker_process_runs))
-        reply = await within(ANSWER_WITHIN, call)
+        reply = await within(ANSWER_WITHIN, scheduler.rpc(worker.nanny).run(function=dumps(worker_process_runs)))
     except Exception as error:  # it may have another release of dshuffle, or none, and Dask raises what it raised
         logger.debug("dshuffle: the nanny of %s cannot say whether it runs: %r", worker.address, error)
         return False
     result = reply.get("result") if isinstance(reply, dict) else None
     return (deserialize(result.header, result.frames) if isinstance(result, Serialized) else result) is True
-
-
-LEAVING = (Status.closing, Status.closing_gracefully, Status.closed)
-"""States of workers that Dask retires or closes."""
 
 
 def member_changes(scheduler: Scheduler, choice: WorkerChoice, addresses: Mapping[int, str]) -> MemberChanges:
@@ -82,11 +72,8 @@ def member_changes(scheduler: Scheduler, choice: WorkerChoice, addresses: Mappin
     }
     ranks = {address for participant, address in addresses.items() if participant != SERVER}
     left = {address for address in ranks if address not in workers or workers[address].status in LEAVING}
-    return MemberChanges(
-        joined=tuple(sorted(training - set(addresses.values()))),
-        leaving=tuple(sorted(left)),
-        n_available=len(training),
-    )
+    joined = tuple(sorted(training.difference(addresses.values())))
+    return MemberChanges(joined=joined, leaving=tuple(sorted(left)), n_available=len(training))
 
 
 SETUP_TIMEOUT = 60.0
@@ -103,64 +90,54 @@ async def workers_set_up(
     choice: WorkerChoice,
     fewest: int | None = None,
 ) -> dict[str, int | None]:
-    """Wait until every worker that a session may have has set up the worker plugin.
+    """Wait until every worker that a session may have has set up the worker plugin, and return those that run tasks.
 
     The scheduler asks the workers, so that it does not have to remember which worker sent a hello to which plugin. A
     hello only makes it ask immediately.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(settings.timeout, SETUP_TIMEOUT)
-    installed_again: set[str] = set()
-    question = {"op": "dshuffle_protocol"}
     while True:
         hello.clear()
-        if not scheduler.workers:
+        workers = scheduler.workers
+        if not workers:
             raise ClusterError(
                 "the cluster does not have any workers; start some and wait for them with client.wait_for_workers"
             )
-        present = [
-            address
-            for address, worker in scheduler.workers.items()
-            if worker.status not in LEAVING and choice.allows(worker)
-        ]
+        present = [each.address for each in workers.values() if each.status not in LEAVING and choice.allows(each)]
         if not present:
-            workers = list(scheduler.workers.values())
             raise ClusterError(
                 f"none of the {len(workers)} workers of the cluster is one that the session may have (workers=, "
-                f"resources=): {in_words(workers)}"
+                f"resources=): {in_words(list(workers.values()))}"
             )
-        replies = await ask_all(scheduler, question, present, settings.heartbeat)
+        replies = await ask_all(scheduler, {"op": "dshuffle_protocol"}, present, settings.heartbeat)
         late = {address: reply for address, reply in replies.items() if not _is_set_up(reply)}
         if not late:
             break
         if fewest is not None and len(replies) - len(late) >= fewest and await _are_silent(scheduler, late, settings):
             logger.warning("dshuffle: left out, because they do not answer: %s", ", ".join(sorted(late)))
-            replies = {address: reply for address, reply in replies.items() if address not in late}
             break
         if loop.time() > deadline:
             raise _not_set_up(late, len(replies))
-        # Only workers that surely lack the plugin: Dask would tear down one that is there, with its sessions.
-        bare = [address for address, reply in late.items() if reply is None and address not in installed_again]
-        second_replies = await ask_all(scheduler, question, bare, settings.heartbeat)
-        bare = [address for address, reply in second_replies.items() if reply is None]
-        if bare:
-            installed_again.update(bare)
-            message = {"op": "plugin-add", "plugin": scheduler.worker_plugins[PLUGIN], "name": PLUGIN}
-            answers = await ask_all(scheduler, message, bare, settings.heartbeat)
-            refusals = {address: reply for address, reply in answers.items() if _is_error(reply)}
-            if refusals:
-                raise _not_set_up(refusals, len(replies))
-            continue
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(hello.wait(), ASK_AGAIN)
-    for address, reply in replies.items():
+    ready = {address: reply for address, reply in replies.items() if address not in late}
+    for address, reply in ready.items():
         if reply.get("protocol") != PROTOCOL:
             raise ClusterError(
                 f"worker {address} uses protocol {reply.get('protocol')} and the scheduler uses protocol "
                 f"{PROTOCOL}. Install the same version of dshuffle on both",
                 transient=False,
             )
-    return {address: replies[address].get("open_files") for address in _running(scheduler, replies)}
+    states = {address: scheduler.workers[address].status for address in ready if address in scheduler.workers}
+    running = {address for address, status in states.items() if status == Status.running}
+    if not running:
+        words = ", ".join(f"{address} ({states[address].name})" for address in sorted(states))
+        raise ClusterError(
+            f"none of the workers can run tasks: {words}. Dask pauses a worker that uses more than 80 % of its "
+            "memory limit. Free memory on these workers, or start workers with a larger limit"
+        )
+    return {address: ready[address].get("open_files") for address in running}
 
 
 async def _are_silent(scheduler: Scheduler, replies: dict[str, Any], settings: Settings) -> bool:
@@ -170,18 +147,6 @@ async def _are_silent(scheduler: Scheduler, replies: dict[str, Any], settings: S
     workers = [scheduler.workers[address] for address in replies if address in scheduler.workers]
     looks = (process_runs(scheduler, worker, settings.heartbeat, settings) for worker in workers)
     return not any(await asyncio.gather(*looks))
-
-
-def _running(scheduler: Scheduler, addresses: Iterable[str]) -> set[str]:
-    states = {address: scheduler.workers[address].status for address in addresses if address in scheduler.workers}
-    running = {address for address, status in states.items() if status == Status.running}
-    if not running:
-        words = ", ".join(f"{address} ({states[address].name})" for address in sorted(states))
-        raise ClusterError(
-            f"none of the workers can run tasks: {words}. Dask pauses a worker that uses more than 80 % of its "
-            "memory limit. Free memory on these workers, or start workers with a larger limit"
-        )
-    return running
 
 
 async def ask_all(
@@ -204,26 +169,16 @@ def _is_set_up(reply: Any) -> bool:
     return isinstance(reply, dict) and "protocol" in reply and bool(reply.get("is_set_up", True))
 
 
-def _is_error(reply: Any) -> bool:
-    return isinstance(reply, dict) and reply.get("status") == "error"
-
-
 def _not_set_up(replies: dict[str, Any], n_workers: int) -> ClusterError:
     address, reply = min(replies.items())
-    reason = "the worker's log has the reason"
+    reason = f"{type(reply).__name__}: {reply}" if isinstance(reply, OSError) else "the worker's log has the reason"
     advice = "Make sure that the worker runs and that the same version of dshuffle is installed there"
-    if isinstance(reply, BaseException):
-        reason = f"{type(reply).__name__}: {reply}"
-    elif isinstance(reply, dict) and reply.get("is_set_up") is False:
+    if isinstance(reply, dict):
         reason = "it still loads or compiles kernels"
         advice = "Run dshuffle warmup on its machine, or open the session again later"
-    elif _is_error(reply):
-        reason = f"{reply.get('exception_text', 'the plugin was refused')}"
-    # Another attempt would install the same plugin on the same worker.
     return ClusterError(
         f"dshuffle could not be set up on {len(replies)} of {n_workers} workers, among them {address} ({reason}). "
-        f"{advice}",
-        transient=not _is_error(reply),
+        f"{advice}"
     )
 
 
@@ -265,7 +220,7 @@ def choose_kept(
         return None
     partitions = groups[best_history, epoch]
     ranks = _placed(partitions, workers)
-    holders, asked = {}, defaultdict[str, int](int)
+    holders, asked = {}, Counter[str]()
     for rank, where in partitions.items():
         is_holder = rank < len(ranks) and ranks[rank] in where
         address = ranks[rank] if is_holder else min(where, key=lambda holder: (asked[holder], holder))
@@ -274,29 +229,25 @@ def choose_kept(
     return PartitionSources(epoch, holders, former, kept=True), ranks
 
 
-def _placed(partitions: Mapping[int, Mapping[str, str]], workers: Sequence[str]) -> list[str]:
+def _placed(partitions: Mapping[int, Collection[str]], workers: Sequence[str]) -> list[str]:
     """The workers by rank. Those that have partitions get their ranks, and the others get what is left, in order."""
-    ranks: dict[int, str] = {}
-    placed: set[str] = set()
+    placed: dict[str, int] = {}
     usable = [rank for rank in partitions if rank < len(workers)]
     for rank in sorted(usable, key=lambda rank: (len(partitions[rank]), rank)):
         free = next((address for address in partitions[rank] if address not in placed), None)
         if free is not None:
-            ranks[rank] = free
-            placed.add(free)
+            placed[free] = rank
+    ranks = {rank: address for address, rank in placed.items()}
     unplaced = (address for address in workers if address not in placed)
     return [ranks[rank] if rank in ranks else next(unplaced) for rank in range(len(workers))]
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
-    """The participants of a session, and the role of its server.
-
-    ``server_role`` is ``"dedicated"``, ``"beside rank R"``, or empty if the session does not have a server.
-    """
-
-    spec: SessionSpec
-    server_role: str
+def server_role(addresses: Mapping[int, str]) -> str:
+    """Role of the server: ``"dedicated"``, ``"beside rank R"``, or empty if the session does not have one."""
+    if SERVER not in addresses:
+        return ""
+    ranks = (rank for rank, address in addresses.items() if rank != SERVER and address == addresses[SERVER])
+    return next((f"beside rank {rank}" for rank in ranks), "dedicated")
 
 
 def choose_members(
@@ -305,7 +256,7 @@ def choose_members(
     ready: Collection[str],
     former: PartitionSources | None = None,
     kept: KeptPartitions = MappingProxyType({}),
-) -> Members:
+) -> SessionSpec:
     """Assign ranks in the order of worker names, so that the same cluster always gets the same ranks.
 
     The workers of a host have consecutive ranks.
@@ -332,37 +283,33 @@ def choose_members(
     most = max(map(get_delivery, order.deliveries), key=lambda delivery: delivery.demands)
     choices = dataclasses.replace(order.choices, delivery=most.name)
     plan = ShuffleSpec(order.dataset.n_samples, len(training), choices, first_epoch=order.start.epoch)
-    ranks, carried = [worker.address for worker in training], order.carried
-    history = None if carried is None else carried.history
-    choice = None
+    ranks, carried, choice = [worker.address for worker in training], order.carried, None
     if former is None:
-        choice = choose_kept(kept, order.kept_as, plan, ranks, history)
+        choice = choose_kept(kept, order.kept_as, plan, ranks, None if carried is None else carried.history)
     elif order.former is None:
-        present = {rank: dict([holder]) for rank, holder in former.holders.items() if holder[0] in ranks}
+        present = {rank: [address] for rank, (address, _) in former.holders.items() if address in ranks}
         choice = former, _placed(present, ranks)
     if choice is not None:
         former, ranks = choice
-        training = [scheduler.workers[address] for address in ranks]
-        if carried is not None:
-            carried = carried.placed(former, ranks)
+        carried = None if carried is None else carried.placed(former, ranks)
     elif order.start.trained and carried is not None and carried.places and len(ranks) == carried.history.n_workers:
         # What is left of an epoch is counted by rank: ranks stay, and new workers take those of lost ones.
-        ranks = _placed({rank: {where: ""} for where, rank in carried.places.items() if where in ranks}, ranks)
-        training = [scheduler.workers[where] for where in ranks]
+        ranks = _placed({rank: [where] for where, rank in carried.places.items() if where in ranks}, ranks)
         carried = dataclasses.replace(carried, places={where: rank for rank, where in enumerate(ranks)})
+    training = [scheduler.workers[address] for address in ranks]
     weights = _weights(order, training, carried, plan)
     if carried is not None:
         plan = carried.onto(plan, ranks, weights)
     else:
         plan = dataclasses.replace(plan, first_weights=weights)
-    plan = dataclasses.replace(plan, hosts=_shared_hosts(training))
-    addresses = {rank: worker.address for rank, worker in enumerate(training)}
-    role = ""
+    # Number of each worker's host; empty if all are on one host, or each on its own.
+    hosts = {name: number for number, name in enumerate(dict.fromkeys(worker.host for worker in training))}
+    if 1 < len(hosts) < len(training):
+        plan = dataclasses.replace(plan, hosts=tuple(hosts[worker.host] for worker in training))
+    addresses = dict(enumerate(ranks))
     if any(get_delivery(name).needs_server for name in order.deliveries):
-        serving = server if server is not None else training[0]
-        addresses[SERVER] = serving.address
-        role = "dedicated" if serving not in training else f"beside rank {training.index(serving)}"
-    spec = SessionSpec(
+        addresses[SERVER] = ranks[0] if server is None else server.address
+    return SessionSpec(
         order.session_id,
         order.dataset,
         plan,
@@ -375,7 +322,6 @@ def choose_members(
         former=former,
         choice=order.choice,
     )
-    return Members(spec, role)
 
 
 def _weights(
@@ -406,13 +352,10 @@ def _weights(
 
 
 def _find_server(workers: list[WorkerState], server: str | None, *, may_be_lost: bool) -> WorkerState | None:
-    for worker in workers if server is not None else ():
-        if server in (worker.address, str(worker.name)):
-            return worker
-    if server is None or may_be_lost:
-        marked = [worker for worker in workers if only_serves(worker.resources)]
-        return marked[0] if marked else None
-    raise InvalidParameter.of("server", server, f"the name or address of one of these workers: {in_words(workers)}")
+    named = [worker for worker in workers if server in (worker.address, str(worker.name))]
+    if not named and server is not None and not may_be_lost:
+        raise InvalidParameter.of("server", server, f"the name or address of one of these workers: {in_words(workers)}")
+    return next(iter(named or [worker for worker in workers if only_serves(worker.resources)]), None)
 
 
 def in_rank_order(workers: Iterable[WorkerState]) -> list[WorkerState]:
@@ -420,13 +363,6 @@ def in_rank_order(workers: Iterable[WorkerState]) -> list[WorkerState]:
     ordered = sorted(workers, key=by_name)
     hosts = {worker.host: place for place, worker in reversed(list(enumerate(ordered)))}
     return sorted(ordered, key=lambda worker: hosts[worker.host])  # keeps the order of a host's workers
-
-
-def _shared_hosts(training: Sequence[WorkerState]) -> tuple[int, ...]:
-    """Number of each worker's host; empty if all are on one host, or each on its own."""
-    names = [worker.host for worker in training]
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return tuple(numbers[name] for name in names) if 1 < len(numbers) < len(names) else ()
 
 
 def by_name(worker: WorkerState) -> tuple[bool, int, str, str]:
@@ -439,93 +375,66 @@ UNFIT_FOR = 5.0
 """Seconds for which a worker that could not take a lost rank is not asked again."""
 
 
-MOST_REFUSALS = 3
-"""Refused connections in a row after which a nanny is gone."""
-
-
 class Candidates:
-    """Workers that may take lost ranks of one session.
+    """Workers that may take lost ranks of one session."""
 
-    Parameters
-    ----------
-    members
-        Addresses of the session's workers. Their names and nannies are remembered, because Dask forgets lost workers.
-    choice
-        The workers that the session may have.
-    new_workers
-        Whether the cluster starts new workers in place of lost ones.
-    """
-
-    def __init__(
-        self, scheduler: Scheduler, members: Iterable[str], choice: WorkerChoice, *, new_workers: bool
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, spec: SessionSpec) -> None:
         self._scheduler = scheduler
-        self._choice = choice
-        self._new_workers = new_workers
-        self._members = {address: scheduler.workers[address] for address in members if address in scheduler.workers}
-        self._refused: dict[str, float] = {}  # when workers could not take a rank
-        self._retiring: dict[str, WorkerState | None] = {}  # another worker may come at the same address
-        self._refusals: Counter[str] = Counter()  # of connections to nannies, in a row
-        self.why_unfit = ""  # why the last worker that was looked at cannot take a rank
+        self._spec = spec
+        # Their names and nannies are remembered, because Dask forgets lost workers.
+        self._members = {
+            where: scheduler.workers[where] for where in spec.addresses.values() if where in scheduler.workers
+        }
+        self._refused: dict[str, float] = {}  # until when workers that could not take a rank are not asked
 
     def remember(self, worker: WorkerState) -> None:
         """Note that a worker has become a member."""
         self._members[worker.address] = worker
 
-    def _is_refused(self, address: str) -> bool:
-        """Whether a worker retires, could not take a rank a moment ago, or never can."""
-        if address in self._retiring and self._scheduler.workers.get(address) in (None, self._retiring[address]):
-            return True
-        return self._refused.get(address, -math.inf) > asyncio.get_running_loop().time() - UNFIT_FOR
-
-    def retire(self, address: str) -> None:
-        """Note that a worker closes."""
-        self._retiring[address] = self._members.get(address)
-
     def refuse(self, address: str, *, for_good: bool = False) -> None:
         """Note that a worker could not take a rank, and whether it never can."""
-        self._refused[address] = math.inf if for_good else asyncio.get_running_loop().time()
+        self._refused[address] = math.inf if for_good else asyncio.get_running_loop().time() + UNFIT_FOR
 
-    async def find(self, lost: str, members: Collection[str], *, serves: bool) -> WorkerState | None:
-        """A worker that runs tasks, is set up and is not a member; preferably one with the name of the lost worker.
+    async def find(self, lost: str, members: Collection[str], *, serves: bool) -> tuple[WorkerState | None, str]:
+        """A worker that runs tasks, is set up and is not a member; and why the last one that was asked cannot take it.
 
-        Only a server can be replaced by a worker that does not train, and preferably is.
+        Preferably it has the name of the lost worker. Only a server can be replaced by a worker that does not train,
+        and preferably is.
         """
+        now, name = asyncio.get_running_loop().time(), self._members[lost].name if lost in self._members else None
         candidates = [
             worker
             for worker in self._scheduler.workers.values()
             if worker.address not in members
-            and not self._is_refused(worker.address)
+            and self._refused.get(worker.address, now) <= now
             and worker.status == Status.running
-            and self._choice.allows(worker)
+            and self._spec.choice.allows(worker)
             and (serves or not only_serves(worker.resources))
         ]
-        name = self._members[lost].name if lost in self._members else None
 
         def preference(worker: WorkerState) -> tuple[bool, bool, tuple[bool, int, str, str]]:
             return worker.name != name, serves and not only_serves(worker.resources), by_name(worker)
 
-        self.why_unfit = ""
+        why_unfit = ""
         for worker in sorted(candidates, key=preference):
             reason = await self._why_unfit(worker.address)
             if not reason:
-                return worker
-            self.why_unfit = f"{worker.address} {reason}"
-        return None
+                return worker, ""
+            why_unfit = f"{worker.address} {reason}"
+        return None, why_unfit
 
     async def may_come(self, lost: str) -> bool:
         """Whether a worker may still come.
 
         The cluster starts new ones, or one is starting or was refused, or a nanny may start the lost one again.
         """
-        workers = [worker for worker in self._scheduler.workers.values() if self._choice.allows(worker)]
-        if self._new_workers or any(worker.status in (Status.init, Status.starting) for worker in workers):
+        present = {each.address: each for each in self._scheduler.workers.values() if self._spec.choice.allows(each)}
+        starting = (worker.status in (Status.init, Status.starting) for worker in present.values())
+        refused = (self._refused.get(address, math.inf) < math.inf for address in present)
+        if self._spec.settings.new_workers or any(starting) or any(refused):
             return True
-        present = {worker.address for worker in workers}
-        if any(since < math.inf for address, since in self._refused.items() if address in present):
-            return True
-        stays = lost in present and self._refused.get(lost) == math.inf  # no nanny starts a worker that runs
-        nanny = self._members[lost].nanny if lost in self._members and not stays else None
+        runs = lost in present and lost in self._refused  # no nanny starts a worker that runs
+        nanny = self._members[lost].nanny if lost in self._members and not runs else None
         if not nanny:
             return False
         # Not through Dask, which tries again for half a minute if a connection is refused.
@@ -533,13 +442,11 @@ class Candidates:
             host, port = get_address_host_port(nanny)
             _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), ANSWER_WITHIN)
         except ConnectionRefusedError:
-            self._refusals[nanny] += 1
-            return self._refusals[nanny] < MOST_REFUSALS
+            return False
         except (OSError, ValueError, NotImplementedError) as error:  # the nanny may be busy, or its address has no port
             logger.debug("dshuffle: the nanny at %s could not be reached: %r", nanny, error)
-            return True
-        writer.close()
-        del self._refusals[nanny]
+        else:
+            writer.close()
         return True
 
     async def _why_unfit(self, address: str) -> str:

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from distributed import Scheduler, Status
@@ -23,22 +23,20 @@ from distributed.scheduler import WorkerState
 from dshuffle.errors import CacheBudgetError, ClusterError, DShuffleError, WorkerLost
 from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.planning import AutoDelivery, get_delivery
-from dshuffle.runtime.messages import KeptQuery, OpenedSession, message_in, replying, to_fields, within
-from dshuffle.runtime.process import Timeline, too_few_files
-from dshuffle.runtime.scheduler import snapshot as session_queries
+from dshuffle.runtime.messages import OpenedSession, message_in, replying, within
+from dshuffle.runtime.process import too_few_files
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.members import (
     SETUP_TIMEOUT,
     KeptPartitions,
-    Members,
     ask_all,
     choose_members,
+    server_role,
     workers_set_up,
 )
-from dshuffle.runtime.scheduler.snapshot import SessionSnapshot, add_page, snapshot_of
-from dshuffle.runtime.scheduler.tasks import LateReruns, UnrunnableTasks, move_to_rank
+from dshuffle.runtime.scheduler.snapshot import SessionSnapshot, add_page
+from dshuffle.runtime.scheduler.tasks import PartitionTasks, unfinished_tasks
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionRequest
-from dshuffle.runtime.task_keys import session_of_key
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
 logger = logging.getLogger(__name__)
@@ -52,71 +50,58 @@ class DShuffleScheduler(SchedulerPlugin):
 
     name = PLUGIN
     idempotent = True
+    _scheduler: Scheduler
+    _hello: asyncio.Event
+    _tasks: PartitionTasks
 
     def __init__(self) -> None:
         self.coordinators: dict[str, Coordinator] = {}
-        self._scheduler: Scheduler | None = None
-        self._hello: asyncio.Event | None = None
         self._opening: set[str] = set()
         self._freeing: set[Coordinator] = set()
-        self._unrunnable = UnrunnableTasks()
-        self._late_reruns = LateReruns()
 
     async def start(self, scheduler: Scheduler) -> None:
         """Register the handlers, then install the worker plugin on all current and future workers."""
-        self._scheduler = scheduler
         # If two clients connect at the same time, both start a plugin. They share the state of the first one.
         first = scheduler.extensions.setdefault(PLUGIN, self)
-        self.coordinators, self._opening, self._freeing = first.coordinators, first._opening, first._freeing
-        self._unrunnable, self._late_reruns = first._unrunnable, first._late_reruns
-        self._hello = first._hello = first._hello or asyncio.Event()
-
-        for name in (*OPERATIONS, *OF_SESSION):
-            scheduler.handlers[f"dshuffle_{name}"] = replying(name, functools.partial(_carry_out, scheduler, name))
+        self.__dict__ = first.__dict__
         if first is self:
+            self._scheduler, self._hello = scheduler, asyncio.Event()
+            self._tasks = PartitionTasks(scheduler, self.coordinators)
+            for name in (*OPERATIONS, *OF_SESSION):
+                scheduler.handlers[f"dshuffle_{name}"] = replying(name, functools.partial(_carry_out, scheduler, name))
             add_page(scheduler, self.snapshots)
         await self._install()
 
     def hello(self) -> None:
         """Note that a worker is ready, so that waiting calls ask the workers again."""
-        assert self._hello is not None
         self._hello.set()
 
     def report(self, session_id: str, **vote: Any) -> None:
         """Pass on a vote, unless the session was closed."""
-        coordinator = self.coordinators.get(session_id)
-        if coordinator is not None:
+        if (coordinator := self.coordinators.get(session_id)) is not None:
             coordinator.vote(**vote)
 
     def alive(self, session_id: str, **sign: Any) -> None:
         """Pass on a sign of life, unless the session was closed."""
-        coordinator = self.coordinators.get(session_id)
-        if coordinator is not None:
+        if (coordinator := self.coordinators.get(session_id)) is not None:
             coordinator.alive(**sign)
 
     def retiring(self, address: str) -> bool:
         """Let other workers take the ranks of a worker that is closing; whether they still need its partitions."""
-        for coordinator in self.coordinators.values():
-            if address in coordinator.addresses.values():
-                coordinator.lose(address, retires=True)
+        self._lose(address, retires=True)
         needed = any(coordinator.needs(address) for coordinator in self.coordinators.values())
         if not needed:  # the worker does not wait any longer
             for coordinator in self.coordinators.values():
-                coordinator.participants.forget(address)
+                coordinator.forget(address)
         return needed
 
     def waiting(self, session_id: str, tasks: bool = False) -> str:
         """What a session waits for, in words, or what its tasks wait for alone; empty if it does not wait."""
-        assert self._scheduler is not None
-        coordinator, reasons = self.coordinators.get(session_id), self._unrunnable.waiting_for(self._scheduler)
+        coordinator, reasons = self.coordinators.get(session_id), self._tasks.waiting_for()
         if coordinator is not None:
             exchange = "" if tasks and not coordinator.machine.missing else coordinator.waiting_for()
-            reasons += [exchange, *(session_queries.silent_tasks(coordinator) if tasks else ())]
+            reasons += [exchange, *(coordinator.silent_tasks() if tasks else ())]
         return "; ".join(filter(None, reasons))
-
-    def snapshot(self, session_id: str) -> SessionSnapshot:
-        """What a session does at this moment."""
-        return snapshot_of(session_id, self.coordinator(session_id))
 
     async def close_session(self, session_id: str) -> None:
         """Close a session."""
@@ -125,7 +110,7 @@ class DShuffleScheduler(SchedulerPlugin):
 
     def snapshots(self) -> list[SessionSnapshot]:
         """What all open sessions do at this moment."""
-        return [snapshot_of(*item) for item in self.coordinators.items()]
+        return [coordinator.snapshot() for coordinator in self.coordinators.values()]
 
     def coordinator(self, session_id: str) -> Coordinator:
         """An open session."""
@@ -148,67 +133,63 @@ class DShuffleScheduler(SchedulerPlugin):
                 "Install the same version of dshuffle on both",
                 transient=False,
             )
-        return await self._open(session_id, loads(order))
-
-    async def _open(self, session_id: str, order: SessionRequest) -> OpenedSession:
-        assert self._scheduler is not None
-        assert self._hello is not None
         self._opening.add(session_id)
-        timeline = Timeline(f"the scheduler opens session {session_id}")
         try:
-            fewest = order.options.min_workers if order.options.elastic else None
-            ready = await workers_set_up(self._scheduler, self._hello, order.settings, order.choice, fewest)
-            timeline.end_step("workers set up")
-            # Sessions that have ended may still take memory.
-            ended = [*self.coordinators.values(), *self._freeing]
-            await asyncio.gather(*(coordinator.freed() for coordinator in ended if not coordinator.is_source))
-            self._check_client_waits(order)
-            source = self._source(order)
-            former = None if source is None else source.partitions()
-            kept = {} if former is not None else await self._kept_partitions(order, ready)
-            request = self._with_present_ranks(order)
-            members = choose_members(self._scheduler, request, ready, former, kept)
-            timeline.end_step("members chosen")
-            deliveries = AutoDelivery(order.deliveries)
-            coordinator = Coordinator(self._scheduler, members, order.client_id, deliveries, self._move_tasks)
-            self.coordinators[order.session_id] = coordinator  # from here on it hears of lost workers and clients
-            if source is not None:
-                source.follower, coordinator.source = coordinator, source
-            try:
-                await coordinator.open()
-                self._check_client_waits(order)
-            except BaseException as error:
-                await self._close(order.session_id)
-                sources = [coordinator for coordinator in self.coordinators.values() if coordinator.is_source]
-                if isinstance(error, CacheBudgetError) and sources:  # there is not enough memory for both
-                    await asyncio.gather(*(source.close() for source in sources))
-                    error.transient = True
-                raise
-            timeline.end_step("partitions read")
-            timeline.log()
+            return await self._open(loads(order))
         finally:
-            self._opening.discard(order.session_id)
-        paused = [
-            address
-            for address, worker in self._scheduler.workers.items()
-            if worker.status == Status.paused and order.choice.allows(worker)
-        ]
+            self._opening.discard(session_id)
+
+    async def _open(self, order: SessionRequest) -> OpenedSession:
+        fewest = order.options.min_workers if order.options.elastic else None
+        ready = await workers_set_up(self._scheduler, self._hello, order.settings, order.choice, fewest)
+        # Sessions that have ended may still take memory.
+        ended = [*self.coordinators.values(), *self._freeing]
+        await asyncio.gather(*(coordinator.freed() for coordinator in ended if not coordinator.is_source))
+        self._check_client_waits(order)
+        source = self._source(order)
+        former = None if source is None else source.partitions()
+        kept = {} if former is not None else await self._kept_partitions(order, ready)
+        spec = choose_members(self._scheduler, self._with_present_ranks(order), ready, former, kept)
+        coordinator = Coordinator(
+            self._scheduler, spec, order.client_id, AutoDelivery(order.deliveries), self._tasks.move
+        )
+        self.coordinators[order.session_id] = coordinator  # from here on it hears of lost workers and clients
+        if source is not None:
+            source.follower, coordinator.source = coordinator, source
+        try:
+            await coordinator.open()
+            self._check_client_waits(order)
+        except BaseException as error:
+            await self._close(order.session_id)
+            sources = [coordinator for coordinator in self.coordinators.values() if coordinator.is_source]
+            if isinstance(error, CacheBudgetError) and sources:  # there is not enough memory for both
+                await asyncio.gather(*(source.close() for source in sources))
+                error.transient = True
+            raise
+        workers = [each for each in self._scheduler.workers.values() if order.choice.allows(each)]
+        paused = {each.address for each in workers if each.status == Status.paused}
+        shuffle, files = spec.shuffle, ""
+        if shuffle.choices.assignment.moves:
+            connections = (
+                0 if all(get_delivery(name).reads_store for name in spec.deliveries) else shuffle.n_workers - 1
+            )
+            files = too_few_files({address: ready.get(address) for address in spec.addresses.values()}, connections)
         return OpenedSession(
-            addresses=members.spec.addresses,
-            server=members.server_role,
-            left_out=tuple(sorted(set(paused) - ready.keys())),
-            history=members.spec.shuffle.history,
-            too_few_files=_too_few_files(members, ready),
+            addresses=spec.addresses,
+            server=server_role(spec.addresses),
+            left_out=tuple(sorted(paused - ready.keys())),
+            history=shuffle.history,
+            too_few_files=files,
         )
 
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
         """Replace a worker that has left the cluster in all its sessions, or end the sessions."""
-        retires = stimulus_id.startswith(RETIREMENTS)
+        self._lose(worker, retires=stimulus_id.startswith(RETIREMENTS))
+
+    def _lose(self, address: str, *, retires: bool) -> None:
         for coordinator in self.coordinators.values():
-            if worker in coordinator.addresses.values():
-                coordinator.lose(worker, retires=retires)
-        # Dask may make tasks wait for this worker without any further event.
-        asyncio.get_running_loop().call_soon(self._unrunnable.check, scheduler)
+            if address in coordinator.addresses.values():
+                coordinator.lose(address, retires=retires)
 
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[WorkerState]) -> list[WorkerState]:
         """Workers that an adaptive cluster may remove: not members of open sessions, which hold partitions.
@@ -221,29 +202,13 @@ class DShuffleScheduler(SchedulerPlugin):
         return [worker for worker in workers if worker.address not in members]
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Record what becomes of partition tasks, and take care of those that cannot run where Dask sends them.
-
-        Tasks that no worker can run are watched. Tasks that were sent to a replaced worker are moved.
-        """
-        if session_of_key(key) is None:
-            return
-        assert self._scheduler is not None
-        session = self._session_of(key)
-        if session is not None:
-            session.outcomes.enter_state(key, finish)
-        self._late_reruns.note(key, start, finish)
-        if finish in ("no-worker", "processing"):
-            self._late_reruns.fail_if_late(key, self._scheduler, None if session is None else session.epoch)
-        if finish == "no-worker":
-            self._unrunnable.add(key, self._scheduler, session)
-        elif finish == "processing" and session is not None:
-            asyncio.get_running_loop().call_soon(move_to_rank, key, self._scheduler, session)
+        """Record what becomes of partition tasks, and take care of those that cannot run where Dask sends them."""
+        self._tasks.enter_state(key, finish)
 
     def add_client(self, scheduler: Scheduler, client: str) -> None:
         """Note that the client of a session has connected again."""
         for coordinator in self.coordinators.values():
-            if coordinator.client_id == client:
-                coordinator.client_reconnected = True
+            coordinator.client_reconnected |= coordinator.client_id == client
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Close the sessions of a client that has left, or that does not come back after its connection was lost.
@@ -256,7 +221,7 @@ class DShuffleScheduler(SchedulerPlugin):
         for session_id, coordinator in self.coordinators.items():
             if coordinator.client_id == client:
                 may_come_back = lost or coordinator.client_reconnected
-                seconds = coordinator.settings.heartbeat if may_come_back else 0.0
+                seconds = coordinator.spec.settings.heartbeat if may_come_back else 0.0
                 scheduler._ongoing_background_tasks.call_soon(self._close_unless_back, session_id, seconds)
 
     def restart(self, scheduler: Scheduler) -> None:
@@ -269,7 +234,6 @@ class DShuffleScheduler(SchedulerPlugin):
 
     async def _install(self) -> None:
         """Install the worker plugin. Workers that miss it are asked again, and named, when a session opens."""
-        assert self._scheduler is not None
         install = self._scheduler.register_worker_plugin(None, dumps(DShuffleWorker()), name=PLUGIN, idempotent=True)
         try:
             await within(SETUP_TIMEOUT, install)
@@ -282,7 +246,6 @@ class DShuffleScheduler(SchedulerPlugin):
         if coordinator is None:
             return
         if coordinator.is_source:
-            assert self._scheduler is not None
             coordinator.client_left = True
             self._scheduler._ongoing_background_tasks.call_soon(self._close_source, session_id, coordinator)
             return
@@ -296,13 +259,12 @@ class DShuffleScheduler(SchedulerPlugin):
     async def _close_source(self, session_id: str, coordinator: Coordinator) -> None:
         """Close an ended session once another one has read its partitions, or after some time."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(coordinator.freed(), coordinator.settings.replacement_timeout)
+            await asyncio.wait_for(coordinator.freed(), coordinator.spec.settings.replacement_timeout)
         coordinator.release()
         await self._close(session_id)
 
     async def _close_unless_back(self, session_id: str, seconds: float) -> None:
         """Close a session after some seconds, unless its client has connected again."""
-        assert self._scheduler is not None
         await asyncio.sleep(seconds)
         coordinator = self.coordinators.get(session_id)
         if coordinator is not None and coordinator.client_id not in self._scheduler.clients:
@@ -320,22 +282,19 @@ class DShuffleScheduler(SchedulerPlugin):
 
     def _with_present_ranks(self, request: SessionRequest) -> SessionRequest:
         """The request, with the ranks that workers have now in the session that it takes over from."""
-        coordinator = None if request.former is None else self.coordinators.get(request.former)
-        if coordinator is None or request.carried is None or request.carried.places is None:
+        coordinator, carried = self.coordinators.get(request.former or ""), request.carried
+        if coordinator is None or carried is None or carried.places is None:
             return request
-        if request.carried.history != coordinator.members.spec.shuffle.history:  # nobody has trained in that session
+        if carried.history != coordinator.spec.shuffle.history:  # nobody has trained in that session
             return request
-        carried = dataclasses.replace(request.carried, places=coordinator.participants.places)
-        return dataclasses.replace(request, carried=carried)
+        return dataclasses.replace(request, carried=dataclasses.replace(carried, places=coordinator.places))
 
     async def _kept_partitions(self, request: SessionRequest, ready: Collection[str]) -> KeptPartitions:
         """The partitions that earlier sessions have kept on the disks of the workers."""
-        assert self._scheduler is not None
         directory = request.options.cache_directory
         if directory is None or request.kept_as is None or not request.reads_kept:
             return {}
-        query = KeptQuery(directory=directory, dataset=request.dataset.identity)
-        message = {"op": "dshuffle_kept", **to_fields(query)}
+        message = {"op": "dshuffle_kept", "directory": directory, "dataset": request.dataset.identity}
         replies = await ask_all(self._scheduler, message, sorted(ready), request.settings.heartbeat)
         folders = {}
         for address, reply in replies.items():
@@ -347,31 +306,8 @@ class DShuffleScheduler(SchedulerPlugin):
 
     def _check_client_waits(self, request: SessionRequest) -> None:
         """Refuse to open a session whose client has left, or has closed it in the meantime."""
-        assert self._scheduler is not None
         if request.session_id not in self._opening or request.client_id not in self._scheduler.clients:
             raise ClusterError(f"session {request.session_id} was closed before all workers had opened it")
-
-    def _session_of(self, key: Any) -> Coordinator | None:
-        session_id = session_of_key(key)
-        return None if session_id is None else self.coordinators.get(session_id)
-
-    def _move_tasks(self, coordinator: Coordinator) -> None:
-        """Let the tasks of lost ranks run on their new workers, once those hold the partitions."""
-        assert self._scheduler is not None
-        self._unrunnable.check(self._scheduler)
-        for key in list(self._scheduler.tasks):
-            if self._session_of(key) is coordinator:
-                move_to_rank(key, self._scheduler, coordinator)
-
-
-def _too_few_files(members: Members, limits: Mapping[str, int | None]) -> str:
-    """What to do about members that may not have enough open files; empty if all may."""
-    spec = members.spec
-    if not spec.shuffle.choices.assignment.moves:
-        return ""
-    n_workers = spec.shuffle.n_workers
-    connections = 0 if all(get_delivery(name).reads_store for name in spec.deliveries) else n_workers - 1
-    return too_few_files({address: limits.get(address) for address in spec.addresses.values()}, connections)
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -381,7 +317,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "alive": DShuffleScheduler.alive,
     "retiring": DShuffleScheduler.retiring,
     "waiting": DShuffleScheduler.waiting,
-    "snapshot": DShuffleScheduler.snapshot,
     "close": DShuffleScheduler.close_session,
 }
 """What clients and workers may ask of the plugin, by name."""
@@ -389,13 +324,14 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 OF_SESSION: dict[str, Callable[..., Any]] = {
     "advance": Coordinator.advance,
     "prefetch": Coordinator.begin,
-    "training": session_queries.training_times,
-    "trained": session_queries.trained_samples,
-    "unfinished": session_queries.unfinished_tasks,
-    "members": session_queries.member_addresses,
-    "membership": session_queries.membership,
-    "end_collective": session_queries.end_collective,
-    "reader": session_queries.substitute_reader,
+    "snapshot": Coordinator.snapshot,
+    "training": Coordinator.training_times,
+    "trained": Coordinator.trained_samples,
+    "unfinished": unfinished_tasks,
+    "members": Coordinator.members,
+    "membership": Coordinator.membership,
+    "end_collective": Coordinator.end_collective,
+    "reader": Coordinator.substitute_reader,
 }
 """What clients and workers may ask of an open session, by name."""
 

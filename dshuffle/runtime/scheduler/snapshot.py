@@ -1,35 +1,129 @@
-"""What a session does at a moment: for clients, and as a page of the Dask dashboard."""
+"""What a session measured and does: for clients, and as a page of the Dask dashboard."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any
 
 from distributed import Scheduler
-from distributed.metrics import time
 from tornado.web import RequestHandler
 
 from dshuffle import units
-from dshuffle.errors import ClusterError, WorkerLost
 from dshuffle.notebook import html_from
-from dshuffle.planning import SERVER, name_of
-from dshuffle.planning.remainder import SampleDigest
-from dshuffle.records import slow_rank_in_words
-from dshuffle.runtime.messages import MemberChanges, TrainedSamples, TrainingTime, UnfinishedTask
-from dshuffle.runtime.process import count_training
-from dshuffle.runtime.scheduler.coordinator import Coordinator
-from dshuffle.runtime.scheduler.driver import TICK
-from dshuffle.runtime.scheduler.members import member_changes
-from dshuffle.runtime.scheduler.participants import LinkFigures, ParticipantUnreachable
+from dshuffle.planning import SERVER, get_delivery, name_of
+from dshuffle.records import Measures, slow_rank_in_words
+from dshuffle.runtime.messages import EpochExchange, Report
+from dshuffle.runtime.scheduler.machine import Run, SessionMachine, total_of
+from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.units import human_seconds
 
 logger = logging.getLogger(__name__)
+
+CPU_BOUND = 0.2
+"""With a smaller share of idle processors, the time of an exchange says nothing about the links."""
+
+TIMED_NBYTES = 256 * 2**10
+"""Bytes that a worker must have received for its rate to say something about its link."""
+
+KEPT = 200
+"""Epochs that a session keeps measurements of."""
+
+NOTHING = Report(measures=Measures(wire_sent_bytes=(0,), wire_received_bytes=(0,)))
+"""The report of a participant that was lost."""
+
+
+def next_rate(before: float | None, measured: float | None) -> float | None:
+    """The rate for the next exchange. It falls by half at most, so that one slow exchange does not decide."""
+    if before is None or measured is None:
+        return measured or before
+    return measured if math.isinf(before) else max(measured, before / 2)
+
+
+def rate_of(measured: Iterable[Measures], cpu_idle: float) -> float | None:
+    """Median rate of messages into a worker, in bytes per second; None if next to nothing was sent.
+
+    If processors were the limit, links may be faster, and messages should be long: each of them costs processor time.
+    """
+    rates = [
+        sum(measures.wire_received_bytes) / measures.transfer_seconds
+        for measures in measured
+        if sum(measures.wire_received_bytes) > TIMED_NBYTES and measures.transfer_seconds > 0
+    ]
+    if not rates:
+        return None
+    return statistics.median(rates) if cpu_idle >= CPU_BOUND else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFigures:
+    """What one participant received from another one in an exchange, from its first request to the last answer."""
+
+    receiver: str
+    sender: str
+    nbytes: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self.nbytes / self.seconds if self.seconds else 0.0
+
+
+class ExchangeLog:
+    """The last exchanges of a session."""
+
+    def __init__(self, n_workers: int) -> None:
+        self.exchanges: deque[EpochExchange] = deque(maxlen=KEPT)
+        self.links: tuple[LinkFigures, ...] = ()  # of the last exchange
+        self.n_held: dict[int, int] = {}  # samples that each rank holds
+        self.rate: float | None = None  # of links into workers, in bytes per second
+        self.client_asked = 0.0  # when the client began to wait for the epoch
+        self._n_workers = n_workers
+
+    def add(
+        self,
+        run: Run,
+        reports: Mapping[int, Report],
+        participants: Iterable[int],
+        delivery: str,
+        addresses: dict[int, str],
+    ) -> EpochExchange:
+        """Add the exchange of a run, from the reports of the participants that have swapped to its epoch."""
+        in_order = [reports.get(participant, NOTHING) for participant in participants]
+        measured = [report.measures for report in in_order]
+        measures = Measures.combined(measured)
+        self.links = tuple(
+            LinkFigures(receiver=name_of(receiver), sender=name_of(sender), nbytes=nbytes, seconds=seconds)
+            for receiver, report in sorted(reports.items())
+            for sender, (nbytes, seconds) in sorted(report.links.items())
+        )
+        self.n_held = {rank: report.held for rank, report in reports.items() if rank != SERVER}
+        if not get_delivery(delivery).needs_server:
+            self.rate = next_rate(self.rate, rate_of(measured, measures.cpu_idle))
+        counts = run.votes.values()
+        exchange = EpochExchange(
+            epoch=run.epoch,
+            run_id=run.run_id,
+            delivery=delivery,
+            needed=total_of(counts, "needed"),
+            packets=total_of(counts, "packets"),
+            components=total_of(counts, "expected"),
+            exchange_seconds=run.ready_after,
+            waited_seconds=max(0.0, run.started + run.ready_after - self.client_asked),
+            measures=measures,
+            addresses=addresses,
+            training_before=tuple(report.training for report in in_order[: self._n_workers]),
+        )
+        self.exchanges.append(exchange)
+        return exchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +202,10 @@ class SessionSnapshot:
         return html_from("session", session=self, links=links, units=units)
 
 
-def snapshot_of(session_id: str, coordinator: Coordinator) -> SessionSnapshot:
+def snapshot_of(
+    spec: SessionSpec, machine: SessionMachine, log: ExchangeLog, addresses: Mapping[int, str], waiting_for: str
+) -> SessionSnapshot:
     """What the coordinator of a session knows."""
-    spec, machine, log = coordinator.members.spec, coordinator.machine, coordinator.log
 
     def state(participant: int) -> str:
         lost = participant in machine.unsettled
@@ -133,19 +228,18 @@ def snapshot_of(session_id: str, coordinator: Coordinator) -> SessionSnapshot:
         )
         for exchange, ranks in zip(log.exchanges, training, strict=False)
     )
-    # The ranks by number, then the server.
-    addresses = sorted(coordinator.addresses.items(), key=lambda item: (item[0] == SERVER, item[0]))
     return SessionSnapshot(
-        session_id=session_id,
+        session_id=spec.session_id,
         way=spec.shuffle.choices.label,
         n_samples=spec.shuffle.n_samples,
         row_nbytes=spec.dataset.layout.nbytes,
         epoch=machine.epoch if machine.epoch >= machine.first_epoch else None,
         phase=machine.phase.name.lower(),
-        waiting_for=coordinator.waiting_for(),
+        waiting_for=waiting_for,
         participants=tuple(
             Participant(name=name_of(number), address=address, state=state(number), held=log.n_held.get(number))
-            for number, address in addresses
+            # The ranks by number, then the server.
+            for number, address in sorted(addresses.items(), key=lambda item: (item[0] == SERVER, item[0]))
         ),
         epochs=epochs,
         links=log.links,
@@ -190,92 +284,3 @@ def add_page(scheduler: Scheduler, snapshots: Snapshots) -> None:
             served.add_handlers(r".*", [route])
     except Exception:  # training must not depend on it
         logger.warning("dshuffle: its page could not be added to the dashboard", exc_info=True)
-
-
-async def training_times(session: Coordinator) -> list[TrainingTime]:
-    """Time of training since the last commit, by rank. A rank whose worker is lost counts 0."""
-    session.check()
-
-    async def of(rank: int) -> TrainingTime:
-        if rank in session.machine.unsettled:
-            return TrainingTime()
-        return await session.participants.ask(TrainingTime, "training", rank)
-
-    times = await asyncio.gather(*map(of, session.ranks))
-    count_training(times)
-    return times
-
-
-async def trained_samples(session: Coordinator) -> TrainedSamples:
-    """The current epoch, how many of its samples each rank has trained on, and the digest of all of these."""
-    session.check()
-    epoch = session.epoch
-    digests = await asyncio.gather(*(_trained_by(session, rank, epoch) for rank in session.ranks))
-    counts = tuple(digest.count for digest in digests)
-    return TrainedSamples(epoch=epoch, counts=counts, digest=SampleDigest.summed(digest.fields for digest in digests))
-
-
-async def _trained_by(session: Coordinator, rank: int, epoch: int) -> SampleDigest:
-    loop, settings = asyncio.get_running_loop(), session.settings
-    began = loop.time()
-    while rank not in session.machine.unsettled:
-        try:
-            return await session.participants.ask(SampleDigest, "trained", rank, epoch=epoch)
-        except WorkerLost as error:  # perhaps nobody has noticed that it is lost, or a task blocks it
-            seconds = loop.time() - began
-            may_be_busy = isinstance(error, ParticipantUnreachable) and seconds < settings.timeout
-            if seconds >= settings.heartbeat and not (may_be_busy and await session.process_runs(rank, seconds)):
-                raise
-        await asyncio.sleep(TICK)
-        session.check()
-    return SampleDigest()  # the task of a lost worker runs again
-
-
-def unfinished_tasks(session: Coordinator, epoch: int, calls: list[int]) -> list[UnfinishedTask]:
-    """The tasks of some calls in an epoch that did not finish, each with its outcome."""
-    return session.outcomes.unfinished(epoch, calls, len(session.ranks))
-
-
-def silent_tasks(session: Coordinator) -> list[str]:
-    """Which members run tasks and have not answered Dask for a heartbeat, in words."""
-    reasons = []
-    for rank, address in session.addresses.items():
-        worker = session.scheduler.workers.get(address)
-        silent = 0.0 if worker is None or not worker.processing else time() - worker.last_seen
-        if silent >= session.settings.heartbeat:
-            name = session.participants.name_of(rank)
-            reasons.append(
-                f"waiting for tasks on {name}, which has not answered for {silent:.0f} s: it is stopped or cut off, "
-                "or a task holds Python's global lock"
-            )
-    return reasons
-
-
-def member_addresses(session: Coordinator) -> dict[int, str]:
-    """Address of every rank, and of the server."""
-    return dict(session.addresses)
-
-
-def membership(session: Coordinator) -> MemberChanges:
-    """How the workers of the cluster differ from the members."""
-    session.check()
-    return member_changes(session.scheduler, session.choice, session.addresses)
-
-
-def substitute_reader(session: Coordinator, load: str, address: str, reason: str) -> str:
-    """Address of the worker that reads the store in place of one that is late or lost."""
-    session.check()
-    return session.participants.reader_for(load, address, session.machine.unsettled, reason)
-
-
-def end_collective(session: Coordinator, address: str, **call: Any) -> None:
-    """Fail the ranks that wait for a mean at rank 0. If rank 0 has left this address, nobody waits there."""
-    if session.addresses[0] == address:
-        session.driver.spawn(_end_collective(session, **call))
-
-
-async def _end_collective(session: Coordinator, reason: str, **call: Any) -> None:
-    try:
-        await session.participants.ask(type(None), "end_collective", 0, reason=reason, **call)
-    except ClusterError as error:  # its worker or the call has ended
-        logger.debug("dshuffle: rank 0 could not be told that %s: %s", reason, error)

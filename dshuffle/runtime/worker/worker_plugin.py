@@ -41,7 +41,7 @@ from dshuffle.runtime.messages import (
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.process import Timeline, raise_limit
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL
-from dshuffle.runtime.task_keys import session_of_key
+from dshuffle.runtime.task_keys import place_of_key
 from dshuffle.runtime.worker.disk import KeptPartitions
 from dshuffle.runtime.worker.session import ReservedMemory, SharedParts, WorkerSession
 from dshuffle.runtime.worker.sessions import WorkerSessions, hand_over, row_handlers
@@ -53,7 +53,7 @@ def is_worth_a_line(record: logging.LogRecord) -> bool:
     """Whether a record of Dask's worker is anything but a partition task that failed because another rank did."""
     match record.args:
         case (key, _, _, str(error), _) if record.msg.startswith("Compute Failed"):
-            return session_of_key(key) is None or not error.startswith(f"{PeerFailed.__name__}(")
+            return place_of_key(key) is None or not error.startswith(f"{PeerFailed.__name__}(")
     return True
 
 

@@ -57,22 +57,6 @@ def test_workers_join_and_retire(labelled, checked, way):
                     np.testing.assert_array_equal(one, other)
 
 
-def test_a_worker_in_place_of_another_one_is_said(labelled, caplog):
-    with (
-        LocalCluster(n_workers=3, processes=False, memory_limit=0, **OPTIONS) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, labelled, elastic=True) as shuffler,
-    ):
-        for epoch in shuffler.epochs(4):
-            client.gather(epoch.map(len))
-            if epoch.number == 1:
-                cluster.scale(4)
-                client.wait_for_workers(4)
-                client.retire_workers([shuffler.addresses[0]])
-        assert shuffler.n_workers == 3
-    assert "is trained on by 3 workers, 1 of which is new" in caplog.text
-
-
 @pytest.mark.parametrize("assignment", ["local", "partial:0.1"])
 @pytest.mark.parametrize("way", [{}, {"delivery": "server"}, {"sharding": "contiguous"}], ids=str)
 def test_workers_that_stay_keep_their_samples(tmp_path, assignment, way):
@@ -110,21 +94,6 @@ def test_workers_that_stay_keep_their_samples(tmp_path, assignment, way):
             received = sum(records[epoch].wire_received_bytes)
             assert moved * row_nbytes <= received <= 1.01 * moved * row_nbytes
             assert records[epoch].store_bytes == 0
-
-
-def test_rows_come_from_the_workers_that_have_them(labelled, checked):
-    """The dataset is read once, in the first epoch."""
-    with LocalCluster(n_workers=4, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
-        with Shuffler(client, labelled, elastic=True) as shuffler:
-            for epoch in shuffler.epochs(5):
-                client.gather(epoch.map(checked))
-                if epoch.number == 1:
-                    cluster.scale(5)
-                    client.wait_for_workers(5)
-                elif epoch.number == 3:
-                    client.retire_workers([shuffler.addresses[0]])
-        assert shuffler.n_workers == 4
-        assert [record.store_bytes > 0 for record in shuffler.records] == [True, False, False, False, False]
 
 
 def test_too_few_workers(labelled):

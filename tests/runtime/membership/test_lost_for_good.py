@@ -10,7 +10,6 @@ import time
 import dask
 import numpy as np
 import pytest
-from distributed import Client
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import WorkerLost
@@ -163,29 +162,6 @@ def test_ranks_that_run_together_start_again_on_fewer_workers(lonely, labelled, 
                 continue
     assert [len(each) for each in totals] == [3, 2, 2]
     assert np.unique(np.concatenate(totals)) == pytest.approx([sum(range(1000))])
-
-
-def test_a_lost_worker_is_replaced_if_another_one_can_come(labelled, checked, new_processes, within):
-    with new_processes(3) as cluster, Client(cluster) as client, Shuffler(client, labelled, elastic=True) as shuffler:
-        for epoch in shuffler.epochs(3):
-            futures = epoch.map(checked, 0.5)
-            if epoch.number == 1:
-                kill(client, shuffler.addresses[1])
-            assert is_whole(within(40, lambda futures=futures: client.gather(futures)))
-        assert shuffler.n_workers == 3
-
-
-def test_a_session_that_is_not_elastic_ends(lonely, labelled, checked, within):
-    """Samples of the lost worker may not have been trained on."""
-
-    def train(shuffler):
-        for epoch in shuffler.epochs(3):
-            epoch.map(checked, 0.5)
-            if epoch.number == 1:
-                kill(lonely, shuffler.addresses[2])
-
-    with Shuffler(lonely, labelled) as shuffler, pytest.raises(WorkerLost, match="Make a new Shuffler"):
-        within(40, lambda: train(shuffler))
 
 
 def test_partitions_of_a_session_that_was_lost_are_freed_after_a_while(lonely, labelled, checked, within, eventually):

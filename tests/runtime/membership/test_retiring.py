@@ -10,7 +10,6 @@ from distributed import Client, LocalCluster
 
 from dshuffle import Dataset, PerRank, Shuffler
 from dshuffle.errors import WorkerLost
-from dshuffle.runtime.scheduler import participants
 from dshuffle.runtime.worker.loading import Loader
 
 from ..conftest import OPTIONS
@@ -63,8 +62,6 @@ def test_a_worker_that_retires_sends_its_rows_once(labelled, checked, again, wit
         return await ask(self, attempt, former, rank, sample_ids)
 
     monkeypatch.setattr(Loader, "_ask_former", counted)
-    monkeypatch.setattr(participants, "FOLLOWED_WITHIN", 30.0)
-    monkeypatch.setattr(participants, "CHOSEN_WITHIN", 60.0)
     with (
         LocalCluster(n_workers=3, processes=False, memory_limit=0, **OPTIONS) as cluster,
         Client(cluster) as client,
@@ -86,10 +83,8 @@ def test_a_worker_that_retires_sends_its_rows_once(labelled, checked, again, wit
     assert sorted(np.concatenate(asked)) == sorted(cached)
 
 
-def test_a_rank_that_nobody_needs_does_not_keep_another_one_waiting(labelled, checked, within, monkeypatch):
+def test_a_rank_that_nobody_needs_does_not_keep_another_one_waiting(labelled, checked, within):
     """Two workers retire: the task of one has ended, and that of the other one has to run again."""
-    monkeypatch.setattr(participants, "FOLLOWED_WITHIN", 120.0)
-    monkeypatch.setattr(participants, "CHOSEN_WITHIN", 120.0)
     with (
         LocalCluster(n_workers=4, processes=False, memory_limit=0, **OPTIONS) as cluster,
         Client(cluster) as client,
@@ -109,25 +104,3 @@ def test_a_rank_that_nobody_needs_does_not_keep_another_one_waiting(labelled, ch
             assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
         assert shuffler.n_workers == 2
         assert numbers == [0, 1, 1, 2]
-
-
-def test_a_rank_is_taken_after_all_if_the_session_that_follows_is_gone(labelled, checked, within, eventually, caplog):
-    with (
-        LocalCluster(n_workers=3, processes=False, memory_limit=0, **OPTIONS) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, labelled, elastic=True) as shuffler,
-    ):
-        epochs = shuffler.epochs(9)
-        client.gather(next(epochs).map(checked))
-        cluster.scale(4)
-        client.wait_for_workers(4)
-        membership = shuffler._sequence.membership
-        while membership._following is None:  # an exchange may have begun without the worker that joined
-            epoch = next(epochs)
-            client.gather(epoch.map(checked))
-        assert shuffler.n_workers == 3
-        client.retire_workers([shuffler.addresses[2]])
-        membership._following.close()
-        eventually(lambda: "is replaced by" in caplog.text)
-        samples = within(30, lambda: client.gather(epoch.map(checked)))
-        assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))

@@ -13,7 +13,6 @@ from dshuffle import Shuffler
 from dshuffle.errors import WorkerLost
 from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.runtime.memory import member_nbytes
-from dshuffle.runtime.worker.loading import Loader
 
 from ..conftest import OPTIONS
 
@@ -85,27 +84,3 @@ def test_a_session_that_was_lost_is_followed_by_one_that_reads_the_dataset_if_th
         assert shuffler.n_workers == 2
         shuffler.close()
     assert [record.store_bytes > 0 for record in shuffler.records if record.n_workers == 2] == [True, False]
-
-
-def test_later_epochs_do_not_ask_for_former_partitions(labelled, checked, monkeypatch):
-    """With "storage", every epoch reads the dataset like the first one."""
-    asked = []
-    bring_former = Loader._bring_former
-
-    def counted(*args):
-        asked.append(args)
-        return bring_former(*args)
-
-    monkeypatch.setattr(Loader, "_bring_former", counted)
-    with (
-        LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, labelled, elastic=True, delivery="storage") as shuffler,
-    ):
-        for epoch in shuffler.epochs(6):
-            client.gather(epoch.map(checked))
-            if epoch.number == 0:
-                cluster.scale(3)
-                client.wait_for_workers(3)
-        assert shuffler.n_workers == 3
-    assert len(asked) == 3, "more than the first partition of each worker"

@@ -6,24 +6,23 @@ from typing import Any
 
 from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.messages import Counts, Vote
-from dshuffle.runtime.scheduler.machine import SessionMachine
-from dshuffle.runtime.scheduler.machine_state import PhaseOrder, ProcessQuestion
+from dshuffle.runtime.scheduler.machine import PhaseOrder, ProcessQuestion
 
-from .simulator import HEARTBEAT, TIMEOUT
+from .simulator import HEARTBEAT, TIMEOUT, Driven
 
 
-def given_order(machine: SessionMachine, name: str, rank: int, run_id: int) -> PhaseOrder:
+def given_order(machine: Driven, name: str, rank: int, run_id: int) -> PhaseOrder:
     """An order as the machine has given it in its present phase."""
     return PhaseOrder(name, rank, run_id, machine.turn)
 
 
-def new_machine(n_members: int, **options: Any) -> SessionMachine:
-    return SessionMachine(
+def new_machine(n_members: int, **options: Any) -> Driven:
+    return Driven(
         range(n_members), first_epoch=0, heartbeat=HEARTBEAT, timeout=TIMEOUT, name_of="rank {}".format, **options
     )
 
 
-def machine_of(n_members: int, **options: Any) -> SessionMachine:
+def machine_of(n_members: int, **options: Any) -> Driven:
     """A machine whose session is open."""
     machine = new_machine(n_members, **options)
     machine.open(0.0)
@@ -32,12 +31,12 @@ def machine_of(n_members: int, **options: Any) -> SessionMachine:
     return machine
 
 
-def replacing_machine(n_members: int, optional: tuple[int, ...] = ()) -> SessionMachine:
+def replacing_machine(n_members: int, optional: tuple[int, ...] = ()) -> Driven:
     """A machine whose session is open, and whose participants can all be replaced."""
     return machine_of(n_members, replaceable=range(n_members), optional=optional)
 
 
-def pass_time(machine: SessionMachine, start: float, end: float) -> list[object]:
+def pass_time(machine: Driven, start: float, end: float) -> list[object]:
     """What the machine says while time passes as it does for its driver, except questions about processes."""
     instructions: list[object] = []
     now = start

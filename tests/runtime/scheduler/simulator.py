@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from dshuffle.errors import DShuffleError, ExchangeError, WorkerLost
 from dshuffle.records import Measures
 from dshuffle.runtime.messages import Answer, CommitReply, Counts, MemberState, Report, Vote
-from dshuffle.runtime.scheduler.machine import ATTEMPTS, SessionMachine
-from dshuffle.runtime.scheduler.machine_state import (
+from dshuffle.runtime.scheduler.machine import (
+    ATTEMPTS,
+    CallEnded,
     EpochCommitted,
-    EpochFailed,
     ParticipantDropped,
     Phase,
     PhaseOrder,
@@ -35,11 +35,15 @@ from dshuffle.runtime.scheduler.machine_state import (
     ReplacementSearch,
     RunReady,
     SessionEnded,
-    SessionOpened,
+    SessionMachine,
 )
 
 COMMITTED = CommitReply(report=Report(measures=Measures()))
 
+DRIVEN = {
+    *("open", "begin", "advance", "alive", "voted", "note_running", "answered", "refused", "lost", "replaced"),
+    *("not_replaced", "close", "tick", "take"),
+}
 HEARTBEAT, TIMEOUT = 15.0, 300.0
 FAULTS = {"lose": 0.1, "fail": 0.05, "crash": 0.01, "stop": 0.02, "hang": 0.02, "busy": 0.01}
 
@@ -64,6 +68,26 @@ class Member:
     aborted: set[int] = field(default_factory=set)
 
 
+class Driven:
+    """A session machine. Its methods take the time as the last argument, and return what the machine tells."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        self._machine = SessionMachine(*args, **options)
+
+    def __getattr__(self, name: str) -> object:
+        value, machine = getattr(self._machine, name), self._machine
+        if name not in DRIVEN:
+            return value
+
+        def call(*args: object, **options: object) -> list[object]:
+            *args, machine.now = args
+            value(*args, **options)
+            told, machine.told = machine.told, []
+            return told
+
+        return call
+
+
 class World:
     """A client, the machine, its members, and the messages between them, in virtual time."""
 
@@ -73,7 +97,7 @@ class World:
         self.faults = {name: rate * self.rng.choice([0, 1, 1]) for name, rate in faults.items()}
         self.members = {rank: Member(rank) for rank in range(self.rng.randint(1, 5))}
         self.replaces = self.rng.random() < 0.7
-        self.machine = SessionMachine(
+        self.machine = Driven(
             self.members,
             first_epoch=0,
             heartbeat=HEARTBEAT,
@@ -118,8 +142,8 @@ class World:
                     arrives = self.rng.expovariate(100)
                     order = instruction, self.members[instruction.participant], self.machine.epoch
                     self.later(arrives, lambda order=order: self.deliver(*order))
-                case SessionOpened():
-                    self.answer = "opened"
+                case CallEnded(error):
+                    self.answer = error or "opened"
                 case RunReady(run):
                     ready = [m for m in self.members.values() if m.run_id == run.run_id and is_ready(m)]
                     assert len(ready) == len(self.members)
@@ -143,8 +167,6 @@ class World:
                 case ParticipantDropped(rank):
                     self.seen["went on without"] += 1
                     del self.members[rank]
-                case EpochFailed(error):
-                    self.answer = error
                 case SessionEnded(error):
                     self.ended = self.answer = error
                     if isinstance(error, WorkerLost):  # the others keep their partitions for a session that follows
@@ -174,19 +196,15 @@ class World:
             elif max(lost.stopped_until, lost.busy_until) > self.now:
                 self.later(max(lost.stopped_until, lost.busy_until) - self.now, join)
                 return
-            # The scheduler asks the worker for the epoch of its partition.
-            kept = self.members[rank] is lost and lost.epoch == self.machine.epoch
-            self.seen["kept"] += kept
-            self.perform(self.machine.replaced(rank, self.now, kept=kept))
+            self.seen["returned"] += self.members[rank] is lost
+            self.perform(self.machine.replaced(rank, self.now))
 
         self.later(self.rng.uniform(0, 20), join)
 
     def deliver(self, order: PhaseOrder, member: Member, epoch: int) -> None:
         """An order arrives at a member, or not; its answer travels back, or is lost."""
         if self.happens("crash"):
-            member.crashed = True
-            if self.rng.random() < 0.7:  # the scheduler notices; otherwise the connection just stays silent
-                self.later(self.rng.uniform(0, 5), lambda: self.leave(member))
+            self.crash(member)
         if self.happens("stop"):
             member.stopped_until = self.now + self.rng.choice([2, 5, 40])
         if self.happens("busy"):
@@ -213,6 +231,11 @@ class World:
 
     # -- a worker ------------------------------------------------------------------------------------------------
 
+    def crash(self, member: Member) -> None:
+        member.crashed = True
+        if self.rng.random() < 0.7:  # the scheduler notices; otherwise the connection just stays silent
+            self.later(self.rng.uniform(0, 5), lambda: self.leave(member))
+
     def leave(self, member: Member) -> None:
         if self.members.get(member.rank) is member:
             self.perform(self.machine.lost([member.rank], "has left", self.now))
@@ -223,6 +246,8 @@ class World:
                 member.opened = True
             case "restore" | "members" if order.turn <= member.number:
                 pass  # the order was given before the last one that arrived
+            case "restore" if self.happens("fail"):
+                return ExchangeError("no room here")
             case "restore":
                 member.number = order.turn
                 if member.epoch != epoch or not member.opened:
@@ -294,10 +319,8 @@ class World:
     def check(self) -> None:
         epochs = {m.epoch for rank, m in self.members.items() if rank not in self.machine.unsettled}
         assert max(epochs, default=0) - min(epochs, default=0) <= 1
-        if self.machine.phase in (Phase.IDLE, Phase.EXCHANGING, Phase.READY, Phase.ABORTING):
+        if self.machine.phase in (Phase.IDLE, Phase.EXCHANGING, Phase.ABORTING):
             assert epochs <= {self.machine.epoch}
-        assert self.machine.kept <= self.machine.newcomers
-        assert all(self.members[rank].epoch == self.machine.epoch for rank in self.machine.kept)
 
     def run(self, epochs: int) -> None:
         answer = self.call(self.machine.open(self.now))
@@ -305,12 +328,14 @@ class World:
             if self.ended is not None:
                 break
             assert answer is not None
-            if self.rng.random() < 0.5:  # prefetch, and train meanwhile
+            if self.rng.random() < 0.5:  # prefetch
                 self.perform(self.machine.begin(self.now))
-                until = self.now + self.rng.choice([0, 5, 60])
-                while self.events and self.events[0][0] < until:
-                    self.step()
-                self.now = max(self.now, until)
+            if self.happens("crash"):  # in training
+                self.crash(self.members[self.rng.choice(list(self.members))])
+            until = self.now + self.rng.choice([0, 5, 60])
+            while self.events and self.events[0][0] < until:
+                self.step()
+            self.now = max(self.now, until)
             if self.ended is None:
                 answer = self.call(self.machine.advance(self.now))
                 self.seen[answer if isinstance(answer, str) else type(answer).__name__] += 1
@@ -318,7 +343,7 @@ class World:
             self.seen["ended"] += 1
             reasons = self.broken or self.faults["lose"] > 0
             assert reasons, f"the session ended for no reason: {self.ended}"
-            assert [EpochFailed(self.ended)] == self.machine.advance(self.now)
+            assert [CallEnded(self.ended)] == self.machine.advance(self.now)
         while self.step():  # nothing goes on for ever
             assert self.now < 10**5
 

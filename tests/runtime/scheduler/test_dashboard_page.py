@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import re
-import shutil
-import subprocess
 import sys
-import time
 import urllib.request
-from contextlib import aclosing
 from urllib.error import HTTPError
 
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
-from tornado.httpclient import AsyncHTTPClient, HTTPRequest
-from tornado.websocket import websocket_connect
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.runtime.scheduler.participants import LinkFigures
-from dshuffle.runtime.scheduler.snapshot import EpochFigures, Participant, SessionSnapshot
-from dshuffle.runtime.worker import run as run_measures
+from dshuffle.runtime.scheduler.snapshot import EpochFigures, LinkFigures, Participant, SessionSnapshot
 
 from ..conftest import OPTIONS
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 FIGURES = EpochFigures(
     epoch=7,
@@ -120,17 +109,6 @@ def test_links_have_what_crossed_the_network(threads, small, check_ids, delivery
     )
 
 
-def test_many_workers_do_not_report_their_links(threads, small, check_ids, monkeypatch):
-    monkeypatch.setattr(run_measures, "MOST_LINKS", 4)
-    port = threads.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.port)
-    with Shuffler(threads, small) as shuffler:
-        for epoch in shuffler.epochs(2):
-            threads.gather(epoch.map(check_ids))
-        [session] = json.loads(read(f"http://127.0.0.1:{port}/dshuffle.json"))
-    assert session["links"] == []
-    assert sum(shuffler.records[-1].wire_received_bytes) > 0
-
-
 @pytest.fixture(scope="module")
 def dashboard():
     """A cluster with a dashboard at a prefix, as behind a proxy, and where it is."""
@@ -154,41 +132,6 @@ def read(url):
 def counted(url):
     found = re.findall(r"^dshuffle_(\w+)_total (\S+)$", read(f"{url}/metrics"), re.MULTILINE)
     return {name: float(value) for name, value in found}
-
-
-def trained(url):
-    found = re.findall(
-        r'^dshuffle_rank_training_seconds_total{rank="(\d+)"} (\S+)$', read(f"{url}/metrics"), re.MULTILINE
-    )
-    return {int(rank): float(seconds) for rank, seconds in found}
-
-
-@pytest.mark.slow
-def test_the_training_of_each_rank_is_counted_and_a_slow_one_named(dashboard, tmp_path):
-    client, url = dashboard
-    data = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((600, 3))})
-
-    def slow_on_rank_1(partition):
-        time.sleep(0.4 if partition.rank == 1 else 0.1)
-
-    with Shuffler(client, data) as shuffler:
-        ranks_before, idle_before = trained(url), counted(url)["idle_seconds"]
-        for epoch in shuffler.epochs(3):
-            client.gather(epoch.map(slow_on_rank_1))
-        for epoch in shuffler.epochs(1):
-            [session] = json.loads(read(f"{url}/dshuffle.json"))
-            client.gather(epoch.map(len))
-        after = trained(url)
-        idle = counted(url)["idle_seconds"] - idle_before
-    assert re.fullmatch(r"rank 1 trained [34]\.\d times as long as .*", session["slow_rank"])
-    records = shuffler.records
-    for rank in range(shuffler.n_workers):
-        seconds = sum(record.rank_training_seconds[rank] for record in records)
-        assert after[rank] - ranks_before.get(rank, 0) == pytest.approx(seconds)
-    waited = sum(
-        max(record.rank_training_seconds) - seconds for record in records for seconds in record.rank_training_seconds
-    )
-    assert idle == pytest.approx(waited)
 
 
 @pytest.mark.slow
@@ -249,62 +192,3 @@ def test_a_page_that_cannot_be_added_does_not_stop_training(small, caplog, monke
             assert client.gather(epoch.map(len)) == [1000]
         cluster.scheduler.http_application.applications.pop()
     assert "could not be added to the dashboard" in caplog.text
-
-
-SHOWN = """(() => {
-    const tables = [...document.querySelectorAll("main table")].map((one) => one.getBoundingClientRect());
-    return {
-        tables: tables.filter((box) => box.width > 100 && box.height > 20).length,
-        text: document.querySelector("main").innerText,
-    };
-})()"""
-"""JavaScript for what the page shows: the number of tables, and all text."""
-
-
-async def seen_in(browser, url):
-    """What the page shows at a moment, again and again."""
-    port = re.search(r"127\.0\.0\.1:(\d+)", next(line for line in browser.stderr if "DevTools listening" in line))[1]
-    opening = HTTPRequest(f"http://127.0.0.1:{port}/json/new?{url}", method="PUT", body="")
-    page = json.loads((await AsyncHTTPClient().fetch(opening)).body)
-    connection = await websocket_connect(page["webSocketDebuggerUrl"])
-    evaluate = {"method": "Runtime.evaluate", "params": {"expression": SHOWN, "returnByValue": True}}
-    try:
-        while True:
-            await connection.write_message(json.dumps({"id": 1, **evaluate}))
-            answer = json.loads(await connection.read_message())["result"]["result"]
-            if "value" in answer:  # else the expression failed, as the browser has no document yet
-                yield answer["value"]
-            await asyncio.sleep(0.2)
-    finally:
-        connection.close()
-        await connection.read_message()  # until it is closed
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt install chromium)")
-def test_a_browser_shows_epochs_as_they_go_by(dashboard, small, tmp_path):
-    client, url = dashboard
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-port=0"]
-    browser = subprocess.Popen(
-        [str(CHROMIUM), *options, f"--user-data-dir={tmp_path / 'browser'}"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-    async def look():
-        with Shuffler(client, small) as shuffler:
-            epochs = shuffler.epochs(3)
-            async with aclosing(seen_in(browser, f"{url}/dshuffle")) as page:
-                for number in range(3):
-                    await asyncio.to_thread(next, epochs)
-                    n_tables = 3 + (number > 0)  # with links, after the first exchange
-                    async for seen in page:
-                        if f"epoch {number}," in seen["text"] and seen["tables"] == n_tables:
-                            break
-
-    try:
-        asyncio.run(asyncio.wait_for(look(), 60))
-    finally:
-        browser.kill()
-        browser.communicate()

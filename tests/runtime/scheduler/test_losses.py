@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dshuffle.errors import CacheBudgetError, DatasetChanged, WorkerLost
-from dshuffle.runtime.scheduler.machine_state import (
-    EpochCommitted,
+from dshuffle.runtime.scheduler.machine import (
     ParticipantDropped,
     PhaseOrder,
     RanksRestored,
     ReplacementSearch,
 )
 
-from .machines import given_order, pass_time, replacing_machine, vote
-from .simulator import COMMITTED
+from .machines import given_order, pass_time, replacing_machine
 
 
 def test_a_rank_is_restored_before_the_others_go_on() -> None:
@@ -21,8 +19,8 @@ def test_a_rank_is_restored_before_the_others_go_on() -> None:
     assert machine.lost([1], "has left", 1.0) == [PhaseOrder("abort", 0, 1)]
     assert machine.answered(given_order(machine, "abort", 0, 1), None, 1.1) == [ReplacementSearch((1,))]
     assert machine.waiting_for() == "waiting for other workers to replace rank 1"
-    assert machine.replaced(1, 2.0) == [PhaseOrder("restore", 1, 1)]
-    assert machine.answered(given_order(machine, "restore", 1, 0), None, 3.0) == [PhaseOrder("members", 0, 0)]
+    assert machine.replaced(1, 2.0) == [PhaseOrder("members", 0, 1), PhaseOrder("restore", 1, 1)]
+    assert machine.answered(given_order(machine, "restore", 1, 0), None, 3.0) == []
     assert machine.answered(given_order(machine, "members", 0, 0), None, 3.1) == [
         RanksRestored((1,)),
         PhaseOrder("begin", 0, 2),
@@ -35,60 +33,12 @@ def test_after_two_close_losses_the_others_hear_of_both_workers_together() -> No
     machine.lost([1], "has left", 0.0)
     machine.replaced(1, 1.0)
     assert machine.lost([2], "has left", 1.5) == [ReplacementSearch((2,))]
-    assert machine.replaced(2, 2.0) == [PhaseOrder("restore", 1, 0), PhaseOrder("restore", 2, 0)]
-    assert machine.answered(given_order(machine, "restore", 1, 0), None, 3.0) == []
+    names = ("members", "restore", "restore")
+    assert machine.replaced(2, 2.0) == [PhaseOrder(name, rank, 0) for rank, name in enumerate(names)]
+    for rank in (1, 2):
+        assert machine.answered(given_order(machine, "restore", rank, 0), None, 3.0) == []
     assert machine.newcomers == {1, 2}  # so tasks of both ranks wait
-    assert machine.answered(given_order(machine, "restore", 2, 0), None, 3.0) == [PhaseOrder("members", 0, 0)]
-    assert machine.newcomers == {1, 2}
     assert machine.answered(given_order(machine, "members", 0, 0), None, 3.1) == [RanksRestored((1, 2))]
-
-
-def test_a_worker_that_was_only_silent_keeps_its_tasks_until_all_know() -> None:
-    machine = replacing_machine(3)
-    machine.lost([1, 2], "is silent", 0.0)
-    machine.replaced(1, 1.0, kept=True)
-    assert machine.replaced(2, 2.0) == [PhaseOrder("restore", 1, 0), PhaseOrder("restore", 2, 0)]  # as for any other
-    assert (machine.newcomers, machine.kept) == ({1, 2}, {1})
-    machine.answered(given_order(machine, "restore", 1, 0), None, 3.0)
-    machine.answered(given_order(machine, "restore", 2, 0), None, 3.0)
-    assert machine.kept == {1}
-    machine.answered(given_order(machine, "members", 0, 0), None, 3.1)
-    assert (machine.newcomers, machine.kept) == (set(), set())
-
-
-def test_a_worker_that_was_taken_back_and_is_lost_again_keeps_nothing() -> None:
-    machine = replacing_machine(2)
-    machine.lost([1], "is silent", 0.0)
-    machine.replaced(1, 1.0, kept=True)
-    machine.lost([1], "is silent", 2.0)
-    assert machine.kept == set()
-    machine.replaced(1, 3.0)
-    assert (machine.newcomers, machine.kept) == ({1}, set())
-    machine.lost([1], "is silent", 4.0)
-    machine.replaced(1, 5.0, kept=True)
-    machine.refused(given_order(machine, "restore", 1, 0), CacheBudgetError("no room here"), 6.0)
-    assert machine.kept == set()
-
-
-def test_a_worker_that_was_only_silent_is_taken_back_ten_times_in_an_epoch() -> None:
-    machine = replacing_machine(2)
-    for moment in range(10):
-        assert machine.lost([1], "is silent", moment) == [ReplacementSearch((1,))]
-        machine.replaced(1, moment + 0.5, kept=True)
-    [ended] = machine.lost([1], "is silent", 11.0)
-    assert "rank 1 is silent, for the 11th time in one epoch" in str(ended.error)
-
-
-def test_a_worker_that_is_lost_in_a_commit_does_not_stop_it() -> None:
-    machine = replacing_machine(2)
-    machine.advance(0.0)
-    for rank in (0, 1):
-        machine.voted(1, rank, vote(), 0.1)
-    machine.lost([1], "has left", 0.2)
-    committed, replace = machine.answered(given_order(machine, "commit", 0, 1), COMMITTED, 0.3)
-    assert isinstance(committed, EpochCommitted)
-    assert replace == ReplacementSearch((1,))
-    assert machine.epoch == 0
 
 
 def test_nobody_comes() -> None:
@@ -102,7 +52,7 @@ def test_nobody_comes() -> None:
 def test_why_nobody_could_take_a_rank_is_said() -> None:
     machine = replacing_machine(2)
     machine.lost([1], "has left", 0.0)
-    machine.note_unfit(1, "worker 7 has another version of dshuffle")
+    machine.unfit_reasons[1] = "worker 7 has another version of dshuffle"
     [ended] = machine.not_replaced([1], 1.0)
     assert str(ended.error).startswith("rank 1 has left; worker 7 has another version of dshuffle. No other worker")
 
@@ -111,7 +61,7 @@ def test_why_a_rank_could_not_be_restored_is_said_although_the_worker_left_later
     machine = replacing_machine(2)
     machine.lost([1], "has left", 0.0)
     for moment in (1.0, 2.0):
-        [restore] = machine.replaced(1, moment)
+        _, restore = machine.replaced(1, moment)
         assert machine.refused(restore, DatasetChanged("the dataset is another one"), moment) == [
             ReplacementSearch((1,))
         ]
@@ -125,7 +75,7 @@ def test_why_a_rank_could_not_be_restored_is_said_although_the_worker_left_later
 def test_why_another_worker_could_not_take_a_rank_is_forgotten_once_one_has() -> None:
     machine = replacing_machine(2)
     machine.lost([1], "has left", 0.0)
-    machine.note_unfit(1, "worker 7 is still being set up")
+    machine.unfit_reasons[1] = "worker 7 is still being set up"
     machine.replaced(1, 2.0)
     machine.answered(given_order(machine, "restore", 1, 0), None, 3.0)
     machine.answered(given_order(machine, "members", 0, 0), None, 3.1)
@@ -141,25 +91,6 @@ def test_nobody_comes_for_a_participant_that_is_optional() -> None:
     assert machine.answered(given_order(machine, "abort", 0, 1), None, 1.1) == [ReplacementSearch((1,))]
     assert machine.not_replaced([1], 2.0) == [ParticipantDropped(1), PhaseOrder("begin", 0, 2)]
     assert machine.participants == (0,)
-
-
-def test_a_participant_that_is_optional_does_not_end_the_wait_for_others() -> None:
-    machine = replacing_machine(3, optional=(2,))
-    machine.lost([1, 2], "has left", 0.0)
-    assert machine.not_replaced([2], 1.0) == [ParticipantDropped(2)]
-    assert machine.missing == (1,)
-    assert machine.replaced(1, 2.0) == [PhaseOrder("restore", 1, 0)]
-    other = replacing_machine(3, optional=(2,))
-    other.lost([1, 2], "has left", 0.0)
-    [ended] = other.not_replaced([1], 1.0)
-    assert "rank 1 has left; rank 2 has left" in str(ended.error)
-
-
-def test_if_all_are_lost_the_session_ends() -> None:
-    machine = replacing_machine(2)
-    machine.lost([1], "has left", 0.0)
-    [ended] = machine.lost([0], "has left", 0.1)
-    assert isinstance(ended.error, WorkerLost)
 
 
 def test_if_all_ranks_are_replaced_one_after_the_other_the_session_goes_on() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 
 from dshuffle.errors import ExchangeError
 from dshuffle.planning.remainder import SampleDigest
-from dshuffle.runtime.messages import CommitReply, Vote
-from dshuffle.runtime.scheduler.machine import ATTEMPTS
-from dshuffle.runtime.scheduler.machine_state import EpochCommitted, EpochFailed, Phase, PhaseOrder
+from dshuffle.runtime.messages import CommitReply, Counts, Vote
+from dshuffle.runtime.scheduler.machine import ATTEMPTS, CallEnded, EpochCommitted, Phase, PhaseOrder, check_votes
 
 from .machines import given_order, machine_of, pass_time, vote
 from .simulator import COMMITTED, TIMEOUT
@@ -59,7 +61,7 @@ def test_what_another_run_would_not_mend_is_not_repeated(wrong: dict) -> None:
     assert machine.voted(1, 1, wrong, 0.1) == [PhaseOrder("abort", 0, 1), PhaseOrder("abort", 1, 1)]
     machine.answered(given_order(machine, "abort", 0, 1), None, 0.2)
     [failed] = machine.answered(given_order(machine, "abort", 1, 1), None, 0.2)
-    assert isinstance(failed, EpochFailed)
+    assert isinstance(failed, CallEnded)
 
 
 def test_a_prefetch_that_failed_is_told_once() -> None:
@@ -68,7 +70,7 @@ def test_a_prefetch_that_failed_is_told_once() -> None:
     machine.voted(1, 0, vote(reason="no store", again=False), 0.1)
     assert machine.answered(given_order(machine, "abort", 0, 1), None, 0.1) == []
     assert machine.begin(0.2) == []
-    assert [type(instruction) for instruction in machine.advance(0.3)] == [EpochFailed]
+    assert [type(instruction) for instruction in machine.advance(0.3)] == [CallEnded]
     assert machine.advance(0.4) == [PhaseOrder("begin", 0, 2)]
 
 
@@ -85,7 +87,7 @@ def test_a_task_that_hangs_fails_the_epoch_after_the_timeout_and_not_the_session
         instructions = pass_time(machine, now, now + 5.5)
         now += 5.5
         assert PhaseOrder("commit", 1, 1) in instructions
-    [failed] = [instruction for instruction in instructions if isinstance(instruction, EpochFailed)]
+    [failed] = [instruction for instruction in instructions if isinstance(instruction, CallEnded)]
     assert "the next epoch cannot begin: waiting to begin epoch 0: rank 1" in str(failed.error)
     assert machine.advance(now) == []
     [committed] = machine.answered(given_order(machine, "commit", 1, 1), COMMITTED, now)
@@ -99,5 +101,42 @@ def test_votes_and_answers_that_are_out_of_date_change_nothing() -> None:
     assert machine.voted(0, 0, vote(), 0.1) == []
     assert machine.answered(given_order(machine, "commit", 0, 1), None, 0.1) == []
     assert machine.answered(given_order(machine, "begin", 0, 1), None, 0.1) == []
-    assert machine.refused(given_order(machine, "commit", 0, 1), ExchangeError("late"), 0.1) == []
+    assert machine.refused(PhaseOrder("commit", 0, 1, machine.turn - 1), ExchangeError("late"), 0.1) == []
     assert machine.phase is Phase.EXCHANGING
+
+
+def counts(drawn, due, **others):
+    digests = {name: SampleDigest.of(np.array(ids), 0) for name, ids in (("drawn", drawn), ("due", due))}
+    return Counts(**{"digest": 1, "expected": 3, "rows": 1, **digests, **others})
+
+
+SERVED = Counts(digest=1, expected=3, rows=1)  # of a server that does not train
+
+
+@pytest.mark.parametrize(
+    ("votes", "wrong"),
+    [
+        ([counts([0, 3], [0, 1]), counts([1, 2], [2, 3]), SERVED], None),
+        ([counts([0, 3], [0, 1], digest=2), counts([1, 2], [2, 3]), SERVED], "the workers made different plans. Inst"),
+        (
+            [counts([0, 3], [0, 1]), counts([1, 3], [2, 3]), SERVED],
+            r"as many samples as are due \(4\), but not the same",
+        ),
+        ([counts([1, 2], [0, 1]), counts([0, 3, 3], [2, 3]), SERVED], "drew 5 samples, but 4 are due"),
+        (
+            [counts([1, 2], [0, 1]), counts([3], [2, 3]), SERVED],
+            "drew 3 samples, but 4 are due. .* the same build of d",
+        ),
+        (
+            [counts([0, 3], [0, 1]), counts([1, 2], [2, 3]), dataclasses.replace(SERVED, rows=0)],
+            "2 rows arrived, but 3 were expected",
+        ),
+        (
+            [counts([0], [0], leaving=2, arriving=1, expected=1), counts([1], [1], leaving=0, arriving=0, expected=1)],
+            "planned to send 2 rows and to receive 1",
+        ),
+    ],
+)
+def test_votes_that_do_not_fit_together(votes, wrong):
+    reason = check_votes(7, votes)
+    assert reason is None if wrong is None else re.search(f"^epoch 7: .*{wrong}", reason)

@@ -4,36 +4,18 @@ from __future__ import annotations
 
 from dshuffle.errors import WorkerLost
 from dshuffle.runtime.messages import MemberState
-from dshuffle.runtime.scheduler.machine import MOST_LOSSES, SessionMachine
-from dshuffle.runtime.scheduler.machine_state import (
+from dshuffle.runtime.scheduler.machine import (
+    MOST_LOSSES,
+    CallEnded,
     Phase,
     PhaseOrder,
     ProcessQuestion,
     ReplacementSearch,
     SessionEnded,
-    SessionOpened,
 )
 
 from .machines import given_order, machine_of, pass_time, replacing_machine, vote
-from .simulator import HEARTBEAT, TIMEOUT
-
-
-def test_a_vote_that_was_lost_is_asked_for() -> None:
-    machine = machine_of(2)
-    machine.advance(0.0)
-    machine.voted(1, 0, vote(), 0.1)
-    assert pass_time(machine, 0.1, 4.5) == []
-    assert pass_time(machine, 4.5, 6.0) == [PhaseOrder("status", 1, 1)]
-    ready = machine.answered(given_order(machine, "status", 1, 1), MemberState(open=True, run_id=1, vote=vote()), 6.1)
-    assert ready[1:] == [PhaseOrder("commit", 0, 1), PhaseOrder("commit", 1, 1)]
-
-
-def test_an_order_that_was_lost_is_repeated() -> None:
-    machine = machine_of(1)
-    machine.advance(0.0)
-    assert machine.answered(given_order(machine, "status", 0, 1), MemberState(open=True), 6.0) == [
-        PhaseOrder("begin", 0, 1)
-    ]
+from .simulator import HEARTBEAT, TIMEOUT, Driven
 
 
 def test_whom_a_session_waits_for_and_how_far_they_are() -> None:
@@ -72,15 +54,15 @@ def test_a_worker_that_has_forgotten_the_session_is_lost() -> None:
 
 
 def test_what_a_worker_said_before_it_had_opened_the_session_is_out_of_date() -> None:
-    machine = SessionMachine([0], first_epoch=0, heartbeat=HEARTBEAT, timeout=TIMEOUT, name_of="rank {}".format)
+    machine = Driven([0], first_epoch=0, heartbeat=HEARTBEAT, timeout=TIMEOUT, name_of="rank {}".format)
     machine.open(0.0)
     asked = given_order(machine, "status", 0, 0)
-    assert machine.answered(given_order(machine, "open", 0, 0), None, 7.0) == [SessionOpened()]
+    assert machine.answered(given_order(machine, "open", 0, 0), None, 7.0) == [CallEnded()]
     assert machine.answered(asked, MemberState(open=False), 8.0) == []
     assert machine.phase is Phase.IDLE
 
 
-def ends(machine: SessionMachine, start: float, end: float) -> list[SessionEnded]:
+def ends(machine: Driven, start: float, end: float) -> list[SessionEnded]:
     """How the session ends while time passes, if it does."""
     return [instruction for instruction in pass_time(machine, start, end) if isinstance(instruction, SessionEnded)]
 
@@ -112,8 +94,8 @@ def test_bytes_that_arrive_at_another_worker_count_from_when_they_arrived() -> N
     machine.advance(0.0)
     machine.voted(1, 0, vote(), 0.1)
     assert not ends(machine, 0.1, 10.0)
-    machine.alive(1, 8.0)  # what another worker has received two seconds ago
-    machine.alive(1, 6.0)  # an older sign that comes later changes nothing
+    machine.alive(1, 2.0, 10.0)  # what another worker has received two seconds ago
+    machine.alive(1, 4.0, 10.0)  # an older sign that comes later changes nothing
     assert not ends(machine, 10.0, 8.0 + HEARTBEAT - 0.5)
     assert ends(machine, 8.0 + HEARTBEAT - 0.5, 8.0 + HEARTBEAT)
 
@@ -137,17 +119,6 @@ def test_a_worker_whose_process_runs_is_waited_for_and_named() -> None:
     assert machine.answered(given_order(machine, "status", 1, 1), state, now) == []
     assert machine.waiting_for() == "waiting for the samples of epoch 0: rank 1 has 50%"
     assert machine.phase is Phase.EXCHANGING
-
-
-def test_a_worker_is_lost_a_heartbeat_after_its_process_was_last_seen_to_run() -> None:
-    machine = machine_of(2)
-    machine.advance(0.0)
-    machine.voted(1, 0, vote(), 0.1)
-    assert not ends(machine, 0.1, 10.0)
-    machine.note_running(ProcessQuestion(1, 0.0, machine.turn), 10.0)
-    assert not ends(machine, 10.0, 10.0 + HEARTBEAT - 0.5)
-    [ended] = ends(machine, 10.0 + HEARTBEAT - 0.5, 10.0 + HEARTBEAT)
-    assert "rank 1 has not answered for 25 s (dshuffle.stopped-timeout if it has no nanny)" in str(ended.error)
 
 
 def test_nobody_waits_for_ever_for_a_worker_whose_process_runs() -> None:
@@ -187,6 +158,7 @@ def test_an_answer_about_a_process_does_not_speak_for_the_next_worker_of_the_ran
     machine.lost([1], "has left", 6.0)
     machine.answered(given_order(machine, "abort", 0, 1), None, 6.1)
     machine.replaced(1, 6.2)
+    machine.answered(given_order(machine, "members", 0, 0), None, 6.2)
     machine.note_running(question, 6.3)
     assert "its process runs" not in machine.waiting_for()
     assert ReplacementSearch((1,)) not in pass_time(machine, 6.3, 6.2 + HEARTBEAT - 0.5)

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections import Counter
 
-from .schedule import FAULTS, Schedule
+from .schedule import Schedule
 
 Value = tuple[str, str]
 MANY = 5_000
@@ -37,17 +37,6 @@ class Coverage:
     def share_of_pairs(self, possible: Coverage) -> float:
         """Share of the pairs that have been covered."""
         return len(self.pairs.keys() & possible.pairs.keys()) / len(possible.pairs)
-
-    def table(self) -> str:
-        """How many schedules had each pair of a value (row) and a fault, an assignment or a delivery (column)."""
-        columns = [value for value in sorted(self.values) if value[0] in ("assignment", "delivery")]
-        columns += [("fault", fault) for fault in FAULTS if ("fault", fault) in self.values]
-        width = max(len(name) for _, name in columns)
-        lines = [" " * 36 + " ".join(f"{name:>{width}}" for _, name in columns)]
-        for row in sorted(self.values):
-            counts = (self.pairs[min(row, one), max(row, one)] if row != one else self.values[row] for one in columns)
-            lines.append(f"{row[0] + ': ' + row[1]:<36}" + " ".join(f"{count:>{width}}" for count in counts))
-        return "\n".join(lines)
 
     def summary(self, possible: Coverage) -> str:
         """How much has been covered, in words."""

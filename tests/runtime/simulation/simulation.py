@@ -264,7 +264,6 @@ def main(arguments: list[str]) -> Any:
     first = int(arguments[1]) if len(arguments) > 1 else 0
     simulation = simulate(range(first, first + int(arguments[0])))
     print(dict(simulation.seen))
-    print(simulation.coverage.table())
     print(simulation.coverage.summary(possible()))
 
 

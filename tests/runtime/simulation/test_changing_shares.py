@@ -59,14 +59,6 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_every_sample_once_while_shares_change(changes: Counter[str]) -> None:
-    """The simulation checks what each rank has trained on, the rows, and that nothing is left of a session."""
-    seen = simulate(range(1000, 1012)).seen
-    assert seen["epochs"] > 12
-    assert changes["proposed"] >= changes["opened"] > 6
-
-
-@pytest.mark.slow
 def test_many_schedules_while_shares_change(changes: Counter[str]) -> None:
     seen = simulate(range(1300, 1420)).seen
     assert min(seen["epochs"], changes["opened"]) > 100
