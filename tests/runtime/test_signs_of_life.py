@@ -17,7 +17,7 @@ from distributed import Client
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import WorkerLost
 from dshuffle.runtime.worker import session
-from dshuffle.runtime.worker.reports import SignsOfLife
+from dshuffle.runtime.worker.sessions import WorkerSessions
 
 pytestmark = pytest.mark.slow  # seconds of waiting
 
@@ -59,7 +59,10 @@ def test_workers_that_give_signs_of_life_are_not_lost(deaf, dataset) -> None:
 
 
 def test_without_signs_of_life_they_are_lost(deaf, dataset, monkeypatch) -> None:
-    monkeypatch.setattr(SignsOfLife, "_give", lambda self: None)
+    async def give_none(*_: Any) -> None:
+        """Say nothing."""
+
+    monkeypatch.setattr(WorkerSessions, "_give_sign", give_none)
     with pytest.raises(WorkerLost, match=r"has not answered for 1\.5 s"):
         train(deaf, dataset)
 
@@ -143,19 +146,19 @@ def behind_slow_links(cluster_of) -> Iterator[Client]:
 @pytest.mark.parametrize("counts", [True, False])
 def test_bytes_that_arrive_from_a_worker_are_signs_of_its_life(behind_slow_links, dataset, monkeypatch, counts) -> None:
     """Worker 1 gives no signs itself, and its answers wait behind one long message."""
-    give, heard = SignsOfLife._give, session.WorkerSession.heard
+    give, heard = WorkerSessions._give_sign, session.WorkerSession.heard
     seen = []
 
-    def only_of_others(self: SignsOfLife) -> None:
-        if self._reports._worker.name != "1":
-            give(self)
+    async def only_of_others(self: WorkerSessions, *sign: Any) -> None:
+        if self.worker.name != "1":
+            await give(self, *sign)
 
     def noted(self: session.WorkerSession) -> dict[int, float] | None:
         ages = heard(self)
         seen.append(ages)
         return ages if counts else None if ages is None else {}
 
-    monkeypatch.setattr(SignsOfLife, "_give", only_of_others)
+    monkeypatch.setattr(WorkerSessions, "_give_sign", only_of_others)
     monkeypatch.setattr(session.WorkerSession, "heard", noted)
     if counts:
         assert train(behind_slow_links, dataset).exchange_seconds > 2 * HEARTBEAT

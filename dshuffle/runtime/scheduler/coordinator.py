@@ -31,7 +31,6 @@ from dshuffle.runtime.messages import (
     message_in,
     to_fields,
 )
-from dshuffle.runtime.process import count_exchange
 from dshuffle.runtime.scheduler import machine_state as instructions
 from dshuffle.runtime.scheduler.driver import MachineDriver, Waiters
 from dshuffle.runtime.scheduler.machine import STATUS, SessionMachine
@@ -372,10 +371,9 @@ class Coordinator:
                 if source is not None and source.ended:
                     source.release()
                 delivery = self._deliveries.of_run(run)
-                exchange = self.log.add(run, reports, self.machine.participants, delivery)
+                self.log.add(run, reports, self.machine.participants, delivery)
                 self.outcomes.begin(run.epoch)
                 self._waiters.release()
-                count_exchange(exchange)
             case instructions.EpochFailed(error):
                 self._waiters.release(error)
             case instructions.ProcessQuestion():

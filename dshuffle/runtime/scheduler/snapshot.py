@@ -22,7 +22,6 @@ from dshuffle.planning import SERVER, name_of
 from dshuffle.planning.remainder import SampleDigest
 from dshuffle.records import slow_rank_in_words
 from dshuffle.runtime.messages import MemberChanges, TrainedSamples, TrainingTime, UnfinishedTask
-from dshuffle.runtime.process import count_training
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.driver import TICK
 from dshuffle.runtime.scheduler.members import member_changes
@@ -201,9 +200,7 @@ async def training_times(session: Coordinator) -> list[TrainingTime]:
             return TrainingTime()
         return await session.participants.ask(TrainingTime, "training", rank)
 
-    times = await asyncio.gather(*map(of, session.ranks))
-    count_training(times)
-    return times
+    return await asyncio.gather(*map(of, session.ranks))
 
 
 async def trained_samples(session: Coordinator) -> TrainedSamples:

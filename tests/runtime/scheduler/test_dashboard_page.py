@@ -23,7 +23,7 @@ from tornado.websocket import websocket_connect
 from dshuffle import Shuffler, create_dataset
 from dshuffle.runtime.scheduler.participants import LinkFigures
 from dshuffle.runtime.scheduler.snapshot import EpochFigures, Participant, SessionSnapshot
-from dshuffle.runtime.worker import run as run_measures
+from dshuffle.runtime.worker import session as run_measures
 
 from ..conftest import OPTIONS
 

@@ -13,7 +13,7 @@ from dshuffle.rows import RowLayout
 from dshuffle.runtime.scheduler.participants import Participants
 from dshuffle.runtime.session_spec import DatasetReference, PartitionSources, SessionOptions, SessionSpec
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.worker.reports import MemberAddresses
+from dshuffle.runtime.worker.session import MemberAddresses
 
 
 def spec_of(addresses: dict[int, str], former: PartitionSources | None = None) -> SessionSpec:
@@ -43,7 +43,7 @@ def test_whoever_misses_orders_knows_all_addresses_after_the_last_one() -> None:
     for heard in itertools.product((False, True), repeat=3):
         known = MemberAddresses(first)
         for order in itertools.compress(orders, (*heard, True)):
-            known.change(order)
+            known.update(order)
         assert {participant: known[participant] for participant in first} == last
     assert participants.drop(SERVER) == "s"
     assert SERVER not in participants.moved
