@@ -56,16 +56,6 @@ def test_a_partition_that_does_not_fit_in_memory_is_trained_on_exactly(tmp_path)
         assert os.listdir(tmp_path / "rows") == []
 
 
-@pytest.mark.parametrize("delivery", ["peer", pytest.param("storage", marks=pytest.mark.slow), "clique"])
-def test_every_kind_of_delivery_works_on_a_disk(threads, tmp_path, delivery):
-    values = np.arange(300, dtype="f4")
-    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.stack([values, values], axis=1)})
-    options = {"cache_fraction": 0.6} if delivery == "clique" else {}
-    with Shuffler(threads, dataset, delivery=delivery, cache_directory="local", **options) as shuffler:
-        for epoch in shuffler.epochs(3):
-            check(threads.gather(epoch.map(look)), 300)
-
-
 def test_a_folder_that_workers_cannot_use(threads, small, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheBudgetError, match=r"rank \d .* does not fit into cache_directory='.*file/rows'"):

@@ -100,22 +100,6 @@ def test_a_server_that_cannot_read(with_server, small, check_orders, monkeypatch
     assert [record.epoch for record in shuffler.records] == [0, 1, 2]
 
 
-def test_a_packet_that_is_corrupted_is_asked_for_again(with_server, small, check_orders, monkeypatch):
-    unpack, spoilt = PacketDecoder.unpack, []
-
-    def spoil(self, first, last, rows, checksums):
-        if len(spoilt) < 2:
-            spoilt.append(first)
-            rows = rows.copy()
-            rows[0, 5] ^= 1  # of a packet that is decoded by itself
-        unpack(self, first, last, rows, checksums)
-
-    with Shuffler(with_server, small, delivery="clique", cache_fraction=0.5) as shuffler:
-        monkeypatch.setattr(PacketDecoder, "unpack", spoil)
-        check_orders(shuffler, 3)
-    assert len(spoilt) == 2
-
-
 def test_a_corrupted_packet_that_is_one_of_several_for_a_row_costs_another_run(
     with_server, small, check_orders, monkeypatch
 ):

@@ -100,7 +100,6 @@ async def preload(server: Server) -> None:
 
     Sessions whose choices need more kernels load these when they open.
     """
-
     is_worker = isinstance(server, Worker)
 
     def load() -> None:

@@ -16,7 +16,7 @@ import xarray
 from distributed.protocol.serialize import Serialize
 
 from dshuffle import create_dataset
-from dshuffle.errors import CorruptChunk, ExchangeError
+from dshuffle.errors import ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.comms import RowsReply, to_fields
 from dshuffle.exchange.jobs import JobQueue
@@ -26,7 +26,6 @@ from dshuffle.runtime.session_spec import PartitionSources
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker import loading
 from dshuffle.runtime.worker.loading import Load, Loader, StoreReader
-from dshuffle.store import Dataset
 from dshuffle.store.row_blocks import RowBlocks
 
 Q, N, EPOCH = 600, 4, 5
@@ -321,32 +320,6 @@ def test_rows_that_arrive_corrupted_are_asked_for_again(dataset, small_blocks):
     workers.load(random_partitions(Q))
     assert corrupted
     assert not workers.named
-
-
-def test_the_cause_is_raised_and_not_what_it_stopped(small_blocks, monkeypatch):
-    """Labels in one chunk are damaged, while each worker reads the other arrays by itself."""
-    monkeypatch.setattr("dshuffle.store.create._CHUNK_NBYTES", 2000)
-    rng = np.random.default_rng(1)
-    arrays = {"x": rng.random((Q, 40)), "label": rng.integers(0, 9, Q)}
-    dataset = create_dataset("memory://loading-cause", arrays, overwrite=True)
-    workers, read = Workers(dataset), RowBlocks.read
-
-    def damaged(self, block, stop):
-        if block >= self.groups[1].first:
-            raise CorruptChunk("the chunk of the labels is corrupted")
-        return read(self, block, stop)
-
-    read_into = Dataset.read_into
-
-    def slowly(self, *args, stop=None, **options):
-        time.sleep(0.05)
-        read_into(self, *args, stop=stop, **options)
-
-    monkeypatch.setattr(RowBlocks, "read", damaged)
-    monkeypatch.setattr(Dataset, "read_into", slowly)
-    monkeypatch.setattr(loading, "DIRECT_NBYTES", 3000)
-    with pytest.raises(CorruptChunk, match="labels"):
-        workers.load({rank: np.arange(Q)[rank * Q // N : (rank + 1) * Q // N] for rank in range(N)})
 
 
 def test_it_stops(dataset, small_blocks):

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import types
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from dshuffle.errors import ClusterError, DatasetError
+from dshuffle.errors import ClusterError
 from dshuffle.runtime.messages import OpenOrder
 from dshuffle.runtime.worker import sessions as module
 from dshuffle.runtime.worker.disk import made_in_thread
 from dshuffle.runtime.worker.sessions import WorkerSessions
-
-
-class Rows:
-    """What a session holds."""
 
 
 class Session:
@@ -86,48 +80,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Session]:
     return made
 
 
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 async def turns() -> None:
     """Let everything run that can."""
     for _ in range(10):
         await asyncio.sleep(0)
-
-
-@pytest.mark.parametrize("closed", [True, False])
-@pytest.mark.usefixtures("no_collection")
-def test_rows_of_a_session_that_does_not_open_are_free_at_once(
-    monkeypatch: pytest.MonkeyPatch, sessions: WorkerSessions, closed: bool
-) -> None:
-    """Without a collection."""
-    held: list[weakref.ref[Rows]] = []
-
-    async def make(*_: Any) -> None:
-        rows = Rows()
-        held.append(weakref.ref(rows))
-        await asyncio.sleep(3600 if closed else 0)
-        raise DatasetError("the dataset is away")
-
-    async def run() -> None:
-        opening = asyncio.create_task(sessions.open(OpenOrder(number=1), b"a:0"))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert held[0]() is not None
-        if closed:
-            await sessions.close("a", 1)
-        with pytest.raises(ClusterError if closed else DatasetError):
-            await opening
-        del opening  # its error has this frame in its traceback
-
-    monkeypatch.setattr(WorkerSessions, "_made", make)
-    asyncio.run(asyncio.wait_for(run(), 30))
-    assert held[0]() is None
 
 
 def test_an_order_to_close_that_comes_while_an_earlier_session_closes_counts(
