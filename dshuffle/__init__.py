@@ -116,7 +116,7 @@ def __getattr__(name: str) -> object:
 
 async def dask_setup(server: Server) -> None:
     """Load what sessions need while a worker or a scheduler starts: ``dask worker --preload dshuffle``."""
-    await importlib.import_module("dshuffle.runtime.worker.preload").load(server)
+    await importlib.import_module("dshuffle.runtime.worker.worker_plugin").preload(server)
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,7 @@
 
 from distributed import nanny  # noqa: F401
 
-from dshuffle.runtime.worker.preload import load_worker
+from dshuffle.runtime.worker.worker_plugin import load_ahead
 from dshuffle.training import linear_regression  # noqa: F401
 
-load_worker()
+load_ahead(True)

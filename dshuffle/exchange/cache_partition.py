@@ -370,12 +370,6 @@ class CachePartition:
             self.checksums[slots[part]] = checksum_rows(self.rows, sample_ids[part], slots[part])
             self.relieve()
 
-    def corrupted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Verify all held rows, and return the samples and the slots of the corrupted ones."""
-        index = self.index
-        wrong = checksum_rows(self.rows, index.sample_ids, index.slots) != self.checksums[index.slots]
-        return index.sample_ids[wrong], index.slots[wrong]
-
     def pack(self, sample_ids: NDArray[np.int64], rows: ByteMatrix, checksums: Checksums) -> None:
         """Gather rows and checksums of held samples into contiguous buffers."""
         slots = self.index.find(sample_ids)

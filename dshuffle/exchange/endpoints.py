@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from dshuffle.errors import ChecksumMismatch, DatasetError, DShuffleError, ExchangeError
+from dshuffle.errors import DatasetError, DShuffleError, ExchangeError
 from dshuffle.exchange.comms import Buffer, BufferPool, Later, Refusal, Reply, RowsReply
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.mailboxes import (
@@ -37,11 +37,6 @@ logger = logging.getLogger(__name__)
 
 
 T = TypeVar("T")
-
-
-def nothing_to_mend() -> int:
-    """The default of ``mend``, a call that reads corrupted rows again and returns their number."""
-    return 0
 
 
 class RowSource(Protocol):
@@ -136,7 +131,7 @@ class Receiver:
     """Fetches the messages that one rank needs."""
 
     # inbox: state machine that decides which messages to request.
-    # jobs: threads that unpack messages, and read corrupted rows again.
+    # jobs: threads that unpack messages.
     # store: sender id of the store. Its rows are read instead of requested.
     # report: called once per run with the run id, ``None`` when everything has arrived or the reason for a failure, and
     # whether another run may succeed.
@@ -171,7 +166,6 @@ class Receiver:
         self._cache_jobs: set[asyncio.Future[Any]] = set()
         self._arrived: set[tuple[int, int]] = set()  # senders and sequence numbers
         self._stop: Callable[[], bool] = lambda: False
-        self._mend: Callable[[], int] = nothing_to_mend
         self._owed: Counter[int] = Counter()  # rows by sender, in this run
         self._rows_from: Counter[int] = Counter()
         self._recovered: Counter[str] = Counter()  # why rows of others are loaded, in this run
@@ -187,13 +181,12 @@ class Receiver:
         window: int | None = None,
         resumed: bool = False,
         stop: Callable[[], bool] = lambda: False,
-        mend: Callable[[], int] = nothing_to_mend,
         seconds_to_read: Callable[[int], float] | None = None,
     ) -> None:
         """Start a run."""
         self.meter = Meter()
         self._started = time.perf_counter()
-        self._flows, self._sink, self._stop, self._mend = flows, sink, stop, mend
+        self._flows, self._sink, self._stop = flows, sink, stop
         if not resumed:
             self._arrived.clear()
         self._rows_from = Counter()
@@ -240,7 +233,7 @@ class Receiver:
         """Mark the run as committed."""
         self._inbox.commit(run_id)
         self._stop_looking()
-        self._flows, self._sink, self._mend = {}, None, nothing_to_mend
+        self._flows, self._sink = {}, None
         self._arrived.clear()
 
     async def abort(self) -> None:
@@ -251,7 +244,7 @@ class Receiver:
             await asyncio.wait(touching)
         for task in self._tasks:  # a task may wait long for the network, for instance for a worker that has left
             task.cancel()
-        self._flows, self._sink, self._mend = {}, None, nothing_to_mend
+        self._flows, self._sink = {}, None
 
     async def close(self) -> None:
         """Abort the run, and forget who is told of it; no run will follow."""
@@ -311,8 +304,6 @@ class Receiver:
                 if reply.acknowledge:
                     await self._network.acknowledge(message)
         except (OSError, DShuffleError) as error:
-            if isinstance(error, ChecksumMismatch):
-                await self._touch_cache(self._jobs.run(self._mend))
             error.__traceback__ = None  # its frames hold the cache, also once the session is closed
             # Retry after a broken connection or a corrupted message, but not after a corrupt chunk.
             again = error.transient if isinstance(error, DatasetError) else True
@@ -433,7 +424,6 @@ class Sender:
         self._network = network
         self._jobs = jobs
         self._acknowledged = True
-        self._mend: Callable[[], int] = nothing_to_mend
         self._flows: Mapping[int, Flow] = {}
         self._source: asyncio.Future[RowSource] | None = None
         self._answers: dict[MessageId, asyncio.Future[OutboxInstruction]] = {}
@@ -449,15 +439,12 @@ class Sender:
         window: int | None = None,
         to_one: int | None = None,
         acknowledged: bool = True,
-        mend: Callable[[], int] = nothing_to_mend,
     ) -> None:
         """Start a run that sends these flows (by destination), with items from ``source`` once it is ready."""
         # Messages that are not ``acknowledged`` leave the window once they are packed. This saves the acknowledgement.
         # Use it only where all messages fit in memory: nothing but the receivers' requests then limits what they take.
-        # ``mend`` is called before a message is sent again, because the rows held here may be corrupted. It returns the
-        # number of corrupted rows.
         self.meter = Meter()
-        self._acknowledged, self._mend = acknowledged, mend
+        self._acknowledged = acknowledged
         self._sent.clear()
         self._packed.clear()
         self._flows, self._source = flows, source
@@ -474,7 +461,7 @@ class Sender:
         """End the run and refuse the requests that still wait for it."""
         self._packed.clear()
         self._perform(self._outbox.end())
-        self._flows, self._source, self._mend = {}, None, nothing_to_mend
+        self._flows, self._source = {}, None
 
     def close(self) -> None:
         """Refuse all waiting requests, and free the buffers; no run will follow."""
@@ -543,10 +530,7 @@ class Sender:
         """Pack a message, unless it was packed for an earlier request."""
         if message in self._sent:
             self._buffers.drop(message)  # the first reply may still be on its way when this one is acknowledged
-            packed, n_mended = self._packed.get(message), await self._jobs.run(self._mend)
-            if not self._outbox.is_open(message.run_id):
-                raise ExchangeError(f"run {message.run_id} has ended")
-            if packed is not None and not n_mended:
+            if (packed := self._packed.get(message)) is not None:
                 return packed[1]
         self._sent.add(message)
         pool, n_rows = self._buffers, last - first

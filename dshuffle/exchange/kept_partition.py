@@ -220,15 +220,6 @@ def remove_unused(directory: str, label: KeptLabel, *, of_session: bool = False)
     return removed
 
 
-def kept_nbytes(directory: str) -> int:
-    """Bytes on the disk of the kept partitions of all datasets in a directory that nobody fills."""
-    nbytes = 0
-    for name, _ in _labels(directory):
-        with contextlib.suppress(OSError), _open_own(os.path.join(directory, name), "rows") as rows:
-            nbytes += os.fstat(rows.fileno()).st_blocks * 512
-    return nbytes
-
-
 def _labels(directory: str) -> Iterator[tuple[str, KeptLabel | None]]:
     """The folders in a directory that nobody fills, and their labels; None if they cannot be read."""
     try:

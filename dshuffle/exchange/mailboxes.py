@@ -285,10 +285,6 @@ class Outbox:
         """Messages that are packed and not yet acknowledged."""
         return frozenset(self._in_flight)
 
-    def is_open(self, run_id: int) -> bool:
-        """Whether a run is under way."""
-        return self._open and run_id == self.run_id
-
     def begin(
         self,
         run_id: int,

@@ -42,10 +42,10 @@ from dshuffle.runtime import Partition, Shuffler, gathered, run_with_retries
 from dshuffle.runtime.client.cluster_view import cluster_info, run_on_workers
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.measurement import measure_workers
-from dshuffle.runtime.memory import check_budget
+from dshuffle.runtime.process import check_budget
 from dshuffle.runtime.session_spec import SessionOptions, WorkerFacts
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.worker.preload import KERNELS
+from dshuffle.runtime.worker.worker_plugin import KERNELS
 from dshuffle.store import Dataset, Place, as_dataset
 from dshuffle.training import History
 

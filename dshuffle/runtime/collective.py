@@ -7,6 +7,8 @@ rank. :class:`Group` is the interface for tasks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Coroutine
@@ -34,10 +36,7 @@ OFFLOAD_BYTES = 2**20
 class Collective:
     """The averaging steps of one call of :meth:`dshuffle.Epoch.together`. At most one step is open at any time.
 
-    Parameters
-    ----------
-    number
-        Number of the call. Later calls in a session have higher numbers.
+    Later calls in a session have higher numbers.
     """
 
     def __init__(self, number: int) -> None:
@@ -45,51 +44,47 @@ class Collective:
         self._step = 0
         self._arrived: dict[int, tuple[Array, float]] = {}
         self._mean: asyncio.Future[Array] = asyncio.get_running_loop().create_future()
-        self._reason = ""
-        self._transient = True
+        self._failure: Callable[[], PeerFailed] | None = None
 
     async def mean(self, *, size: int, step: int, rank: int, values: Array, weight: float) -> Array:
         """Wait for the values of all ranks and return their weighted mean.
 
         The values are added in rank order, not in order of arrival, so the result is reproducible to the last bit.
         """
-        if self._reason:
-            raise self._failure()
-        if step != self._step or rank in self._arrived:
+        if self._failure is None and (step != self._step or rank in self._arrived):
             reason = f"rank {rank} called mean for step {step} while the others were at step {self._step}"
             self.fail(reason, transient=False)
+        if self._failure is not None:
             raise self._failure()
         self._arrived[rank] = values, weight
-        mean = self._mean
+        mean, loop = self._mean, asyncio.get_running_loop()
         if len(self._arrived) == size:
             arrived = [self._arrived[rank] for rank in range(size)]
             self._step += 1
-            self._arrived, self._mean = {}, asyncio.get_running_loop().create_future()
+            self._arrived, self._mean = {}, loop.create_future()
             try:
                 if sum(array.nbytes for array, _ in arrived) > OFFLOAD_BYTES:
-                    result = await asyncio.get_running_loop().run_in_executor(None, weighted_mean, arrived)
+                    result = await loop.run_in_executor(None, weighted_mean, arrived)
                 else:
                     result = weighted_mean(arrived)
             except Exception as error:  # any error must reach the other ranks, which wait for this mean
                 reason = str(error) if isinstance(error, InvalidParameter) else f"{type(error).__name__}: {error}"
-                _reject(mean, PeerFailed(reason, transient=False))
-                self.fail(reason, transient=False)
+                self.fail(reason, transient=False, mean=mean)
             else:
                 mean.set_result(result)
         return await asyncio.shield(mean)
 
-    def fail(self, reason: str, *, transient: bool = True) -> None:
+    def fail(self, reason: str, *, transient: bool = True, mean: asyncio.Future[Array] | None = None) -> None:
         """Fail all current and future waiters. Only the first reason is kept.
 
         ``transient`` says whether another attempt can succeed: not if the ranks do not make the same calls.
         """
-        if not self._reason:
-            self._reason, self._transient = reason, transient
+        self._failure = self._failure or functools.partial(PeerFailed, reason, transient=transient)
         self._arrived.clear()
-        _reject(self._mean, self._failure())
-
-    def _failure(self) -> PeerFailed:
-        return PeerFailed(self._reason, transient=self._transient)
+        for future in (self._mean, mean):
+            if future is not None and not future.done():
+                future.set_exception(self._failure())
+                future.exception()  # marks it as retrieved, in case nobody waits
 
 
 def weighted_mean(arrived: list[tuple[Array, float]]) -> Array:
@@ -105,12 +100,6 @@ def weighted_mean(arrived: list[tuple[Array, float]]) -> Array:
     for values, weight in arrived[1:]:
         mean += values * (weight / total)
     return mean
-
-
-def _reject(future: asyncio.Future[Array], failure: PeerFailed) -> None:
-    if not future.done():
-        future.set_exception(failure)
-        future.exception()  # marks it as retrieved, in case nobody waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,37 +175,27 @@ class Group:
         sync(worker.loop, self._end_collective, worker, reason)
 
     async def _request_mean(self, worker: Worker, **message: Any) -> NDArray[Any]:
-        collective = self._collective
-        call = request_mean(
-            worker, collective.address, session_id=collective.session_id, number=collective.number, **message
-        )
         try:
-            reply = await self._answer_of_rank_0(worker, call)
+            reply = await self._ask_rank_0(worker, request_mean, **message)
         except OSError as error:
-            raise PeerFailed(f"rank 0 cannot be reached at {collective.address}: {error}") from error
-        mean: NDArray[Any] = unwrap(reply, collective.address)["mean"]
+            raise PeerFailed(f"rank 0 cannot be reached at {self.address}: {error}") from error
+        mean: NDArray[Any] = unwrap(reply, self.address)["mean"]
         return mean
 
     async def _end_collective(self, worker: Worker, reason: str) -> None:
-        collective = self._collective
-        call = end_collective(
-            worker, collective.address, session_id=collective.session_id, number=collective.number, reason=reason
-        )
-        try:
-            await self._answer_of_rank_0(worker, call)
-        except (OSError, ClusterError):  # rank 0 or its session is gone, so nobody waits there
-            return
+        with contextlib.suppress(OSError, ClusterError):  # rank 0 or its session is gone, so nobody waits there
+            await self._ask_rank_0(worker, end_collective, reason=reason)
 
-    async def _answer_of_rank_0(self, worker: Worker, call: Coroutine[Any, Any, T]) -> T:
+    async def _ask_rank_0(self, worker: Worker, ask: Callable[..., Coroutine[Any, Any, T]], **message: Any) -> T:
         # Dask tries for half a minute to connect to a worker that is gone. The session knows earlier that it is.
-        collective = self._collective
-        error = PeerFailed(f"rank 0 has left {collective.address}, or the session has been closed")
+        session_id, number, address = self._collective.session_id, self._collective.number, self.address
+        error = PeerFailed(f"rank 0 has left {address}, or the session has been closed")
         plugin: Any = worker.plugins.get(PLUGIN)
-        session = None if plugin is None else plugin.sessions.get(collective.session_id)
+        session = None if plugin is None else plugin.sessions.get(session_id)
         if session is None:
-            call.close()
             raise error
-        return await unless(session.addresses.until_left(0, collective.address), call, error)
+        call = ask(worker, address, session_id=session_id, number=number, **message)
+        return await unless(session.addresses.until_left(0, address), call, error)
 
 
 def run_together(

@@ -1,10 +1,15 @@
-"""The samples of a worker in an epoch, which tasks get, and their rows in memory or in a file."""
+"""The samples of a worker in an epoch, which tasks get, and the lock that keeps an epoch until its tasks have ended."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import importlib
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +20,10 @@ from dshuffle.exchange.cache_partition import RowFile
 from dshuffle.notebook import html_summary
 from dshuffle.planning.cost import as_number
 from dshuffle.planning.exchange_epochs import Weights
+from dshuffle.planning.remainder import SampleDigest
+from dshuffle.planning.types import Samples
 from dshuffle.rows import ByteMatrix, RowLayout
+from dshuffle.runtime.messages import TrainingTime
 from dshuffle.units import human_bytes, human_count
 
 if TYPE_CHECKING:
@@ -29,22 +37,14 @@ READ_AHEAD = 8 * 2**20
 
 
 class PartitionRows:
-    """A worker's rows, of which each array is a column.
-
-    Parameters
-    ----------
-    file
-        The file of the rows, if they are on a disk.
-    owner
-        Name of the partition, for the error after its task has ended.
-    """
+    """A worker's rows, of which each array is a column; ``owner`` is in the error after the task has ended."""
 
     def __init__(self, layout: RowLayout, rows: ByteMatrix, file: RowFile | None, owner: str) -> None:
         self.layout = layout
         self._rows: ByteMatrix | None = rows
-        self._records: NDArray[np.void] | None = layout.records(rows)
         self._file = file
         self._owner = owner
+        self.read_ahead = 0 if file is None else max(1, READ_AHEAD // max(1, layout.nbytes))
 
     def valid(self) -> ByteMatrix:
         """The rows, if the task has not ended."""
@@ -57,22 +57,37 @@ class PartitionRows:
 
     def close(self) -> None:
         """Let go of the rows, because the task has ended."""
-        self._rows = self._records = self._file = None
+        self._rows = self._file = None
 
     def dtype(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """Dtype and per-sample shape of an array."""
-        column, encoding = self._column(name), self.layout.encoding(name)
+        column, encoding = self._column(self.valid()[:0], name), self.layout.encoding(name)
         return column.dtype if encoding is None else np.dtype(encoding.dtype), column.shape[1:]
 
-    def take(self, slots: NDArray[np.int64], names: Iterable[str]) -> dict[str, NDArray[Any]]:
+    def take(self, slots: Samples, names: Iterable[str]) -> dict[str, NDArray[Any]]:
         """Copy rows: name -> array of shape ``(k, *per-sample shape)``."""
-        columns = {name: self._column(name) for name in names}
-        if self._file is None:
-            return {name: self._decoded(name, column[slots]) for name, column in columns.items()}
-        stored = self._read(self._file, slots, list(columns))  # names may be an iterator, which has ended here
-        return {name: self._decoded(name, values) for name, values in stored.items()}
+        rows, file = self.valid(), self._file
+        if file is None:
+            stored = {name: self._column(rows, name)[slots] for name in names}
+        else:
+            most = self.read_ahead
+            rows = self.layout.empty(min(most, len(slots)))
+            columns = {name: self._column(rows, name) for name in names}
+            stored = {name: np.empty((len(slots), *column.shape[1:]), column.dtype) for name, column in columns.items()}
+            for first in range(0, len(slots), most):
+                block = slots[first : first + most]
+                if len(slots) > most:
+                    file.will_need(block)
+                file.read(block, rows[: len(block)])
+                for name, column in columns.items():
+                    stored[name][first : first + most] = column[: len(block)]
+        encodings = self.layout.encoding
+        return {
+            name: values if (encoding := encodings(name)) is None else encoding.decode(values, name)
+            for name, values in stored.items()
+        }
 
-    def matrix(self, name: str, slots: NDArray[np.int64]) -> tuple[NDArray[Any], int]:
+    def matrix(self, name: str, slots: Samples) -> tuple[NDArray[Any], int]:
         """An array of numbers as columns of a read-only matrix with all rows, and the first of these columns.
 
         Numbers that are encoded, or not in the machine's byte order, are decoded into a copy. Only its rows ``slots``
@@ -86,43 +101,15 @@ class PartitionRows:
             return read_only(decoded), 0
         return self.layout.matrix(read_only(rows), name)
 
-    @property
-    def read_ahead(self) -> int:
-        """Number of rows to read ahead of what is taken; 0 if they are in memory."""
-        return 0 if self._file is None else max(1, READ_AHEAD // max(1, self.layout.nbytes))
-
-    def will_need(self, slots: NDArray[np.int64]) -> None:
+    def will_need(self, slots: Samples) -> None:
         """Begin to read rows that will be taken soon."""
         if self._file is not None:
             self._file.will_need(slots)
 
-    def _read(self, file: RowFile, slots: NDArray[np.int64], names: Sequence[str]) -> dict[str, NDArray[Any]]:
-        most = self.read_ahead
-        rows = self.layout.empty(min(most, len(slots)))
-        if len(slots) <= most:
-            file.read(slots, rows)
-            # The column of a dataset with one array is contiguous already.
-            return {name: np.ascontiguousarray(self.layout.column(rows, name)) for name in names}
-        columns = {name: self.layout.column(rows, name) for name in names}
-        arrays = {name: np.empty((len(slots), *column.shape[1:]), column.dtype) for name, column in columns.items()}
-        for first in range(0, len(slots), most):
-            block = slots[first : first + most]
-            file.will_need(block)
-            file.read(block, rows[: len(block)])
-            for name, column in columns.items():
-                arrays[name][first : first + most] = column[: len(block)]
-        return arrays
-
-    def _decoded(self, name: str, stored: NDArray[Any]) -> NDArray[Any]:
-        encoding = self.layout.encoding(name)
-        return stored if encoding is None else encoding.decode(stored, name)
-
-    def _column(self, name: str) -> NDArray[Any]:
-        self.valid()
-        assert self._records is not None
+    def _column(self, rows: ByteMatrix, name: str) -> NDArray[Any]:
         if name not in self.layout.names:
             raise KeyError(f"no array {name!r} in this dataset; it has {sorted(self.layout.names)}")
-        return self._records[name]
+        return self.layout.column(rows, name)
 
 
 def read_only(array: NDArray[T]) -> NDArray[T]:
@@ -142,24 +129,28 @@ class Partition:
         Row layout and the worker's rows.
     slots
         ``(n,)`` row of each sample, in training order.
-    sample_ids
-        ``(n,)`` int64 sample ids, in training order.
-    rank, epoch
-        Rank of the worker, and the epoch.
-    shares
-        Smallest and largest number of samples on any worker in this epoch. By default every worker has ``n``.
-    broadcast
-        Ascending ids of the samples in this partition that every worker has. Empty by default.
-    weights
-        Relative share of each rank; empty if shares are equal.
-    unequal
-        Whether shares may become unequal in another epoch.
-    note
-        Called with the number of samples that were trained on so far.
-    note_waiting
-        Called with seconds in which the task has waited for other ranks.
+    note, note_waiting
+        Called with the number of samples that were trained on so far, and with seconds of waiting for other ranks.
     file
         The file of the rows, if they are on a disk.
+
+    Attributes
+    ----------
+    rank, epoch
+        Rank of the worker, and the epoch, from 0.
+    names
+        Names of the arrays.
+    sample_ids
+        ``(n,)`` int64 sample ids, in training order (read-only).
+    broadcast_ids
+        Ascending int64 ids of the samples that every worker trains on in each epoch (read-only); usually empty. They
+        are also part of ``sample_ids``. Each of the other samples belongs to one worker per epoch.
+    shares
+        Smallest and largest number of samples on any worker in this epoch; the same pair on every worker.
+    weights
+        Relative share of each rank, in thousandths of the largest one; empty if shares are equal.
+    unequal
+        Whether shares are unequal on purpose, or may become so in another epoch, as measured ones do.
 
     Examples
     --------
@@ -178,28 +169,29 @@ class Partition:
         self,
         layout: RowLayout,
         rows: ByteMatrix,
-        slots: NDArray[np.int64],
-        sample_ids: NDArray[np.int64],
+        slots: Samples,
+        sample_ids: Samples,
         *,
         rank: int,
         epoch: int,
         shares: tuple[int, int] | None = None,
-        broadcast: NDArray[np.int64] | None = None,
+        broadcast: Samples | None = None,
         weights: Weights = (),
         unequal: bool = False,
         note: Callable[[int], None] = lambda _: None,
         note_waiting: Callable[[float], None] = lambda _: None,
         file: RowFile | None = None,
     ) -> None:
+        self.rank = rank
+        self.epoch = epoch
+        self.names = layout.names
+        self.sample_ids = read_only(sample_ids)
+        self.broadcast_ids = read_only(sample_ids[:0] if broadcast is None else broadcast)
+        self.shares = shares or (len(slots), len(slots))
+        self.weights = weights
+        self.unequal = unequal or bool(weights)
         self._rows = PartitionRows(layout, rows, file, f"the partition of rank {rank}, epoch {epoch}")
         self._slots = read_only(slots)
-        self._sample_ids = read_only(sample_ids)
-        self._rank = rank
-        self._epoch = epoch
-        self._shares = shares or (len(slots), len(slots))
-        self._broadcast = read_only(sample_ids[:0] if broadcast is None else broadcast)
-        self._weights = weights
-        self._unequal = unequal or bool(weights)
         self._note = note
         self._note_waiting = note_waiting
 
@@ -207,61 +199,18 @@ class Partition:
         return len(self._slots)
 
     def __repr__(self) -> str:
-        return f"<Partition rank={self._rank} epoch={self._epoch} samples={len(self)} arrays={list(self.names)}>"
+        return f"<Partition rank={self.rank} epoch={self.epoch} samples={len(self)} arrays={list(self.names)}>"
 
     def _repr_html_(self) -> str:
         nbytes = human_bytes(len(self) * self._rows.layout.nbytes)
-        facts = {"rank": self._rank, "epoch": self._epoch, "samples": human_count(len(self)), "size": nbytes}
+        facts = {"rank": self.rank, "epoch": self.epoch, "samples": human_count(len(self)), "size": nbytes}
         return html_summary("Partition", facts, ("array",), [(name,) for name in self.names])
-
-    @property
-    def rank(self) -> int:
-        """Rank of the worker."""
-        return self._rank
-
-    @property
-    def epoch(self) -> int:
-        """The epoch, from 0."""
-        return self._epoch
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the arrays."""
-        return self._rows.layout.names
-
-    @property
-    def sample_ids(self) -> NDArray[np.int64]:
-        """``(n,)`` int64 sample ids, in training order (read-only)."""
-        return self._sample_ids
-
-    @property
-    def broadcast_ids(self) -> NDArray[np.int64]:
-        """Ascending int64 ids of the samples that every worker trains on in each epoch (read-only); usually empty.
-
-        They are also part of :attr:`sample_ids`. Each of the other samples belongs to one worker per epoch.
-        """
-        return self._broadcast
-
-    @property
-    def shares(self) -> tuple[int, int]:
-        """Smallest and largest number of samples on any worker in this epoch; the same pair on every worker."""
-        return self._shares
-
-    @property
-    def weights(self) -> Weights:
-        """Relative share of each rank, in thousandths of the largest one; empty if shares are equal."""
-        return self._weights
-
-    @property
-    def unequal(self) -> bool:
-        """Whether shares are unequal on purpose, or may become so in another epoch, as measured ones do."""
-        return self._unequal
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Copy of one array for all samples, in training order: ``(n, *per-sample shape)``."""
         return self.take(slice(None), [name])[name]
 
-    def rows(self, name: str) -> tuple[NDArray[Any], int, NDArray[np.int64]]:
+    def rows(self, name: str) -> tuple[NDArray[Any], int, Samples]:
         """One array without a copy, for kernels that index the rows themselves.
 
         Parameters
@@ -318,22 +267,12 @@ class Partition:
                 raise InvalidParameter.of("n_samples", n_samples, f"{len(self)}: this is not the training order")
             self._note(n_samples)
 
-        order = np.argsort(self._sample_ids, kind="stable")
-        stored = Partition(
-            self._rows.layout,
-            self._rows.valid(),
-            self._slots[order],
-            self._sample_ids[order],
-            rank=self._rank,
-            epoch=self._epoch,
-            shares=self._shares,
-            broadcast=self._broadcast,
-            weights=self._weights,
-            unequal=self._unequal,
-            note=note,
-            note_waiting=self._note_waiting,
-        )
-        stored._rows = self._rows  # both end with the task
+        self._rows.valid()
+        order = np.argsort(self.sample_ids, kind="stable")
+        stored = object.__new__(Partition)
+        vars(stored).update(vars(self))  # with the same rows: both end with the task
+        stored._slots, stored.sample_ids = read_only(self._slots[order]), read_only(self.sample_ids[order])
+        stored._note = note
         return stored
 
     def mark_trained(self, n_samples: int | None = None) -> None:
@@ -499,3 +438,100 @@ class Partition:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Partition cannot be sent to another process; return arrays instead")
+
+
+class View(NamedTuple):
+    """An epoch as tasks see it: its samples in training order, and what makes a partition of them for a task."""
+
+    epoch: int
+    sample_ids: Samples
+    make: Callable[..., Partition]
+
+
+class EpochLock:
+    """Access of tasks to a worker's partition of the current epoch. A commit waits until no task reads.
+
+    ``seed`` is that of the shuffle, for digests. Commits wait on ``loop``; tasks run in other threads.
+    """
+
+    def __init__(self, rank: int, seed: int, loop: asyncio.AbstractEventLoop, file: RowFile | None = None) -> None:
+        self.readers = 0
+        self._rank = rank
+        self._seed = seed
+        self._loop = loop
+        self._file = file
+        self._view: View | None = None
+        self._lock = threading.Lock()
+        self._no_readers = asyncio.Event()
+        self._training_seconds = self._waiting_seconds = 0.0
+        self._trained: dict[int, SampleDigest] = {}  # epoch -> samples that were trained on
+
+    @contextmanager
+    def partition(self, epoch: int) -> Iterator[Partition]:
+        """The partition of an epoch, valid for one task."""
+        with self._lock:
+            view = self._view
+            if view is None or view.epoch != epoch:
+                now = "none" if view is None else str(view.epoch)
+                raise StaleEpoch(
+                    f"a task of epoch {epoch} ran on rank {self._rank} while the current epoch was {now}; submit "
+                    "tasks only during their epoch"
+                )
+            note = functools.partial(self._note_trained, view)
+            partition = view.make(note=note, note_waiting=self._note_waiting)
+            in_use = nullcontext() if self._file is None else self._file.in_use()
+            in_use.__enter__()
+            self.readers += 1
+        started = time.perf_counter()
+        try:
+            yield partition
+        finally:
+            partition.close()
+            in_use.__exit__(None, None, None)
+            with self._lock:
+                self._training_seconds += time.perf_counter() - started
+                self.readers -= 1
+                if not self.readers:
+                    self._loop.call_soon_threadsafe(self._no_readers.set)
+
+    async def swap(self, view: View, install: Callable[[], bool]) -> None:
+        """Wait until no task reads, then switch to the next epoch atomically, if ``install`` returns true."""
+        while True:
+            with self._lock:
+                if not self.readers:
+                    if install():
+                        before = -1 if self._view is None else self._view.epoch
+                        self._trained = {before: self.trained(before)}  # others may not have swapped yet
+                        self._view = view
+                    return
+                self._no_readers.clear()
+            await self._no_readers.wait()
+
+    def close(self) -> None:
+        """Let go of the rows. Tasks that run keep them until they end, and no other task gets them."""
+        with self._lock:
+            self._view = self._file = None
+
+    def trained(self, epoch: int) -> SampleDigest:
+        """Digest of the samples of the current epoch, or of the one before, that tasks have said to be trained on."""
+        return self._trained.get(epoch, SampleDigest())  # without the lock, which ``swap`` holds
+
+    def _note_trained(self, view: View, n_samples: int) -> None:
+        trained = self.trained(view.epoch)
+        if trained.count > n_samples:  # a task that begins again
+            trained = SampleDigest()
+        trained += SampleDigest.of(view.sample_ids[trained.count : n_samples], self._seed)
+        with self._lock:
+            if self._view is view:
+                self._trained[view.epoch] = trained
+
+    def _note_waiting(self, seconds: float) -> None:
+        with self._lock:
+            self._waiting_seconds += seconds
+
+    def take_training_time(self) -> TrainingTime:
+        """Time of training on this worker since the last call."""
+        with self._lock:
+            time_of_tasks = TrainingTime(seconds=self._training_seconds, waiting=self._waiting_seconds)
+            self._training_seconds = self._waiting_seconds = 0.0
+        return time_of_tasks

@@ -1,4 +1,4 @@
-"""What a process of a session uses: processors, open files, and what it says of them."""
+"""What a process of a session uses: memory, processors, open files, and what it says of them."""
 
 from __future__ import annotations
 
@@ -6,43 +6,163 @@ import contextlib
 import logging
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
-from dshuffle.records import Measures
-from dshuffle.runtime.messages import EpochExchange, TrainingTime
+from dshuffle.errors import CacheBudgetError, InvalidParameter
+from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.planning import ShuffleSpec, WorkerHistory, get_delivery
+from dshuffle.planning.planner import plan_nbytes, plans_own_parts
+from dshuffle.rows import RowLayout
+from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.units import human_bytes
 
 logger = logging.getLogger(__name__)
 
 
+def check_budget(
+    shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, on_disk: bool = False, rank: int | None = None
+) -> None:
+    """Refuse a session whose cache partitions do not fit, or that of a rank. With ``on_disk``, rows do not count."""
+    needed = member_nbytes(shuffle, layout, on_disk=on_disk, rank=rank)
+    if limit is None or needed <= limit:
+        return
+    workers = None if on_disk else workers_that_fit(shuffle, layout, limit)
+    if workers is not None:
+        way_out = f"Use {workers} workers, a memory_limit of {needed} bytes, or rows on a local disk (cache_directory)"
+    else:
+        way_out = "Raise memory_limit; more workers would not help"
+        if shuffle.choices.cache_fraction is not None:
+            way_out += f" with cache_fraction={shuffle.choices.cache_fraction}, but a lower cache_fraction may"
+    capacity, incoming = shuffle.room(rank)
+    beside = {"packets to pass on": _relayed(shuffle), "bytes of plans for all samples": _plan_nbytes(shuffle)}
+    raise CacheBudgetError(
+        f"a cache partition needs {needed} bytes on each of {shuffle.n_workers} workers ({capacity} rows of "
+        f"{layout.nbytes} bytes, room for {incoming} incoming ones"
+        + "".join(f", {count} {what}" for what, count in beside.items() if count)
+        + f"); memory_limit allows {limit} bytes. {way_out}"
+    )
+
+
+def check_memory(
+    spec: SessionSpec,
+    rank: int | None,
+    *,
+    limit: int | None,
+    pause_fraction: float | None,
+    process_nbytes: int,
+    reserved: Mapping[str, int],
+) -> tuple[int | None, int]:
+    """Check that a session fits a worker, and return its byte limit, if it has one, and the bytes of its partition.
+
+    Parameters
+    ----------
+    rank
+        Rank of the worker; None if it only serves.
+    limit, pause_fraction
+        Memory limit of the worker in bytes (None or 0 if there is none), and the fraction of it at which Dask pauses
+        the worker; None if it does not.
+    process_nbytes
+        Bytes that the process takes, and will take for partitions that are still being filled.
+    reserved
+        Session -> bytes reserved for it.
+    """
+    layout, settings, given = spec.dataset.layout, spec.settings, spec.options.memory_limit
+    allowed, on_disk, room = given, spec.options.on_disk, None
+    if given is None and limit:
+        allowed = max(0, int(settings.memory_fraction * limit) - sum(reserved.values()))
+    if limit and pause_fraction is not None:
+        room = max(0, int(limit * pause_fraction) - process_nbytes - settings.messages_nbytes)
+    needed = 0 if rank is None else member_nbytes(spec.shuffle, layout, on_disk=on_disk, rank=rank)
+    try:
+        if rank is not None:
+            check_budget(spec.shuffle, layout, allowed, on_disk=on_disk, rank=rank)
+        if room is not None and needed > room:
+            raise CacheBudgetError(
+                f"a cache partition needs {needed} bytes, but this worker has room for {room}: Dask would pause it at "
+                f"{pause_fraction:.0%} of its memory limit of {limit} bytes, its process takes {process_nbytes} bytes, "
+                f"and messages take up to {settings.messages_nbytes}. Use more workers, workers with more memory, or a "
+                "lower cache_fraction"
+            )
+    except CacheBudgetError as error:
+        if not reserved:
+            raise
+        names = ", ".join(f"{session_id} ({nbytes} bytes)" for session_id, nbytes in reserved.items())
+        words = f"{error}. Open sessions on this worker: {names}. Close sessions that are no longer used"
+        raise CacheBudgetError(words) from None
+    if room is not None:
+        allowed = room if allowed is None else min(allowed, room)
+    return allowed, needed
+
+
+def member_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool = False, rank: int | None = None) -> int:
+    """Maximum bytes of memory that a worker, or that of a rank, needs for its partition and its plans."""
+    return partition_nbytes(shuffle, layout, on_disk=on_disk, rank=rank) + _plan_nbytes(shuffle)
+
+
+def for_partition(shuffle: ShuffleSpec, limit: int | None) -> int | None:
+    """What plans of all samples leave of a limit, for a partition or for the rows of a server."""
+    return None if limit is None else max(0, limit - _plan_nbytes(shuffle))
+
+
+def _plan_nbytes(shuffle: ShuffleSpec) -> int:
+    # A worker's own part of a plan is small beside its rows, and is not counted.
+    return 0 if plans_own_parts(shuffle, shuffle.choices.delivery) else plan_nbytes(shuffle)
+
+
+def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool = False, rank: int | None = None) -> int:
+    """Maximum bytes of memory that a worker needs for its rows, for incoming rows, and for what it passes on."""
+    slots = CachePartition.nbytes_for(layout, sum(shuffle.room(rank)), on_disk=on_disk)
+    return slots + CachePartition.nbytes_for(layout, _relayed(shuffle))
+
+
+def _relayed(shuffle: ShuffleSpec) -> int:
+    choices = shuffle.choices
+    return get_delivery(choices.delivery).packets_passed_on(choices.relay, shuffle.max_incoming)
+
+
+def workers_that_fit(shuffle: ShuffleSpec, layout: RowLayout, limit: int) -> int | None:
+    """Smallest number of workers whose partitions fit, or nearly so; None if there is no such number.
+
+    More workers have smaller partitions, but plans of all samples have wider masks. So the number is doubled until it
+    fits, and only then bisected.
+    """
+
+    def fits(n_workers: int) -> bool:
+        try:
+            resized = shuffle.with_history(WorkerHistory(n_workers), shuffle.first_epoch)
+            return member_nbytes(resized, layout) <= limit
+        except InvalidParameter:  # too few workers: the cache fraction must be at least 1/n
+            return False
+
+    low = high = shuffle.n_workers
+    most = min(shuffle.most_workers, get_delivery(shuffle.choices.delivery).most_workers or shuffle.most_workers)
+    while not fits(high):
+        if high >= most:
+            return None
+        low, high = high, min(2 * high, most)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return low
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessorTimes:
-    """Idle, total and stolen processor seconds of this host since it started, summed over all processors.
-
-    Stolen time was used by other virtual machines.
-    """
+    """Idle and total processor seconds of this host since it started, summed over all processors."""
 
     idle: float
     total: float
-    stolen: float = 0.0
 
     @classmethod
     def now(cls) -> ProcessorTimes:
         """Read the operating system's counters."""
         times = psutil.cpu_times()._asdict()
-        waiting = times.get("iowait", 0.0)
         # Linux counts the time of guests twice: as guest time and as user time.
         total = sum(seconds for name, seconds in times.items() if not name.startswith("guest"))
-        return cls(times["idle"] + waiting, total, times.get("steal", 0.0))
-
-    @property
-    def used(self) -> float:
-        """Seconds that this host itself used its processors."""
-        return self.total - self.idle - self.stolen
+        return cls(times["idle"] + times.get("iowait", 0.0), total)
 
     def idle_since(self, before: ProcessorTimes) -> float:
         """Idle fraction of the time from ``before`` to now, in [0, 1]."""
@@ -74,14 +194,9 @@ def raise_limit() -> int | None:
     The soft limit is often 1,024, because programs that call ``select`` cannot use more. Dask does not call it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError) as error:  # macOS refuses more than its kernel allows
-            logger.debug("dshuffle: the limit of open files stays at %d: %s", soft, error)
-        else:
-            logger.debug("dshuffle: the limit of open files is raised from %d to %d", soft, hard)
-            soft = hard
+    with contextlib.suppress(OSError, ValueError):  # macOS refuses more than its kernel allows
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
     return None if soft == resource.RLIM_INFINITY else soft
 
 
@@ -99,104 +214,33 @@ def too_few_files(limits: dict[str, int | None], connections: int) -> str:
 
 
 class Timeline:
-    """Steps of a call, and the seconds of each.
-
-    Parameters
-    ----------
-    call
-        What the steps belong to.
-    """
+    """Steps of a call, and the seconds of each, for the log."""
 
     def __init__(self, call: str) -> None:
-        self.call = call
-        self.steps: list[tuple[str, float]] = []
+        self._call = call
+        self._steps: list[tuple[str, float]] = []
         self._began = time.perf_counter()
 
     def end_step(self, step: str) -> None:
         """Note that a step has ended, which began with the end of the one before."""
         now = time.perf_counter()
-        self.steps.append((step, now - self._began))
+        self._steps.append((step, now - self._began))
         self._began = now
 
     def log(self) -> None:
         """Log all steps in a line."""
-        text = ", ".join(f"{step} {seconds:.3f} s" for step, seconds in self.steps)
-        logger.debug("dshuffle: %s: %s; %.3f s in all", self.call, text, sum(seconds for _, seconds in self.steps))
+        text = ", ".join(f"{step} {seconds:.3f} s" for step, seconds in self._steps)
+        logger.debug("dshuffle: %s: %s; %.3f s in all", self._call, text, sum(seconds for _, seconds in self._steps))
 
 
 of_worker = logging.getLogger("distributed.worker.dshuffle")
 """Dask shows what it logs on the dashboard and in ``Client.get_worker_logs``."""
 
-COUNTED = {
-    "epochs": "Epochs of all sessions",
-    "exchange_seconds": "Time of exchanges",
-    "waited_seconds": "Time that clients waited for exchanges",
-    "sent_bytes": "Bytes of messages between workers",
-    "store_bytes": "Bytes read from stores",
-    "idle_seconds": "Time in which ranks waited until the slowest one had trained, summed over the ranks",
-    "worker_exchanges": "Exchanges in which this worker took part",
-    "worker_exchange_seconds": "Time of exchanges on this worker",
-    "worker_sent_bytes": "Bytes of messages that this worker sent",
-    "worker_received_bytes": "Bytes of messages that this worker received",
-    "worker_store_bytes": "Bytes that this worker read from stores",
-}
-"""Name of each counter, and its description."""
 
-_metrics: dict[str, Any] = {}
-with contextlib.suppress(ImportError):
-    from prometheus_client import Counter, Gauge
-
-    _metrics |= {name: Counter(f"dshuffle_{name}", words) for name, words in COUNTED.items()}
-    _ranks = Counter(
-        "dshuffle_rank_training_seconds", "Time of the tasks of each rank, without waiting for others", ["rank"]
-    )
-    _partitions = Gauge("dshuffle_worker_partition_bytes", "Memory reserved for partitions and plans")
-
-
-def _count(**amounts: float) -> None:
-    if _metrics:
-        for name, amount in amounts.items():
-            _metrics[name].inc(max(0, amount))  # it refuses less
-
-
-def count_exchange(exchange: EpochExchange) -> None:
-    """Count an exchange of a session, and the training of the epoch before."""
-    _count(
-        epochs=1,
-        exchange_seconds=exchange.exchange_seconds,
-        waited_seconds=exchange.waited_seconds,
-        sent_bytes=sum(exchange.measures.wire_received_bytes),
-        store_bytes=exchange.measures.store_bytes,
-    )
-    count_training(exchange.training_before or ())
-
-
-def count_training(ranks: Sequence[TrainingTime]) -> None:
-    """Count the training of an epoch, rank by rank."""
-    longest = max((rank.own for rank in ranks), default=0.0)
-    _count(idle_seconds=sum(longest - rank.own for rank in ranks))
-    if _metrics:
-        for number, rank in enumerate(ranks):
-            _ranks.labels(str(number)).inc(rank.own)
-
-
-def count_measures(measures: Measures) -> None:
-    """Count an exchange of this worker."""
-    _count(
-        worker_exchanges=1,
-        worker_exchange_seconds=measures.watched_seconds,
-        worker_sent_bytes=sum(measures.wire_sent_bytes) + measures.server_sent_bytes,
-        worker_received_bytes=sum(measures.wire_received_bytes),
-        worker_store_bytes=measures.store_bytes,
-    )
-
-
-def reserved(session_id: str, nbytes: int) -> None:
+def note_reserved(session_id: str, nbytes: int) -> None:
     """Note that a session reserves memory for a partition, or frees it if ``nbytes`` is negative."""
     if nbytes > 0:
         words = "reserves %s for its partition on this worker. Dask counts it as unmanaged memory."
         of_worker.info(f"dshuffle session %s {words}", session_id, human_bytes(nbytes))
     elif nbytes:
         of_worker.info("dshuffle session %s has freed its partition (%s).", session_id, human_bytes(-nbytes))
-    if _metrics:
-        _partitions.inc(nbytes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import math
 import os
 
 import numpy as np
@@ -13,9 +11,6 @@ from distributed import Client, LocalCluster
 import dshuffle
 from dshuffle import Shuffler
 from dshuffle.errors import CacheBudgetError
-from dshuffle.runtime.scheduler import members as candidates
-
-from .conftest import OPTIONS
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -61,16 +56,6 @@ def test_a_partition_that_does_not_fit_in_memory_is_trained_on_exactly(tmp_path)
         assert os.listdir(tmp_path / "rows") == []
 
 
-@pytest.mark.parametrize("delivery", ["peer", pytest.param("storage", marks=pytest.mark.slow), "clique"])
-def test_every_kind_of_delivery_works_on_a_disk(threads, tmp_path, delivery):
-    values = np.arange(300, dtype="f4")
-    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.stack([values, values], axis=1)})
-    options = {"cache_fraction": 0.6} if delivery == "clique" else {}
-    with Shuffler(threads, dataset, delivery=delivery, cache_directory="local", **options) as shuffler:
-        for epoch in shuffler.epochs(3):
-            check(threads.gather(epoch.map(look)), 300)
-
-
 def test_a_folder_that_workers_cannot_use(threads, small, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheBudgetError, match=r"rank \d .* does not fit into cache_directory='.*file/rows'"):
@@ -81,41 +66,6 @@ def test_a_folder_that_workers_cannot_use(threads, small, tmp_path):
 
 def slots_in_order(partition):
     return partition._slots.copy()
-
-
-@pytest.mark.slow
-def test_a_worker_takes_a_rank_once_its_disk_has_room(small, check_ids, tmp_path, monkeypatch, within, caplog):
-    """Without room it is refused, and asked again later."""
-    attempts, fallocate = [], os.posix_fallocate
-
-    def full_at_first(fd, offset, nbytes):
-        attempts.append(nbytes)
-        if len(attempts) <= 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        fallocate(fd, offset, nbytes)
-
-    def lose(address, dask_scheduler):
-        [coordinator] = dask_scheduler.extensions["dshuffle"].coordinators.values()
-        coordinator.candidates._refused[address] = math.inf  # its successor must be the new worker
-        coordinator.lose(address)
-
-    monkeypatch.setattr(candidates, "UNFIT_FOR", 0.3)
-    with (
-        LocalCluster(n_workers=3, processes=False, **OPTIONS) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, small, cache_directory=tmp_path / "rows") as shuffler,
-    ):
-        cluster.scale(4)
-        client.wait_for_workers(4)
-        for epoch in shuffler.epochs(3):
-            if epoch.number == 1:
-                monkeypatch.setattr(os, "posix_fallocate", full_at_first)
-                client.run_on_scheduler(lose, shuffler.addresses[1])
-            samples = within(30, lambda epoch=epoch: client.gather(epoch.map(check_ids)))
-            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
-    assert len(attempts) == 3
-    assert caplog.text.count("cannot take a lost rank: rank 1") == 2
-    assert "are free there" in caplog.text
 
 
 def test_rows_on_a_disk_are_in_the_order_of_training(threads, tmp_path):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import time
 
-import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
@@ -16,7 +13,7 @@ from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import CacheBudgetError, CorruptChunk, ExchangeError, WorkerLost
 from dshuffle.exchange.transports import PacketDecoder
 from dshuffle.planning import DELIVERIES, RELAYS, Choices, EpochPlanner, ShuffleSpec, parse_assignment
-from dshuffle.runtime.worker.server_rows import ServerRows
+from dshuffle.runtime.worker.loading import ServerRows
 
 pytestmark = pytest.mark.slow  # real clusters
 
@@ -63,15 +60,6 @@ def test_records_say_what_was_planned_and_moved(with_server, small, check_orders
         assert record.store_requests == 0 or record.epoch == 1  # the server may have been reading what it serves
 
 
-def test_workers_send_evenly(with_server, tmp_path):
-    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((20_000, 8))})
-    with Shuffler(with_server, dataset, delivery="clique", cache_fraction=0.5) as shuffler:
-        for _ in shuffler.epochs(3):
-            pass
-    for record in shuffler.records[1:]:
-        assert max(record.wire_sent_bytes) <= 1.1 * np.mean(record.wire_sent_bytes)
-
-
 def test_the_server_beside_training_needs_no_wire_to_itself(threads, small, check_orders):
     with Shuffler(threads, small, delivery="clique", cache_fraction=0.6, relay="unicast") as shuffler:
         check_orders(shuffler, 3)
@@ -83,7 +71,7 @@ def test_the_server_beside_training_needs_no_wire_to_itself(threads, small, chec
 def test_packets_to_hand_on_count_in_the_budget(with_server, small, check_orders, sessions_left):
     # 500 rows, room for 250 that come in and for 250 packets, 64 bytes each and 28 for their places: 92,000 bytes.
     # Plans take 110 bytes for each of 1,000 samples, and 25 for each of 2,000 copies.
-    told = r"needs 252000 bytes on each of 4 workers.*250 packets to pass on, and 160000 bytes for plans of all 1000"
+    told = r"needs 252000 bytes on each of 4 workers.*250 packets to pass on, 160000 bytes of plans"
     with pytest.raises(CacheBudgetError, match=told):
         Shuffler(with_server, small, delivery="clique", cache_fraction=0.5, memory_limit=251_999)
     assert sessions_left(with_server) == (0, 0)
@@ -93,9 +81,7 @@ def test_packets_to_hand_on_count_in_the_budget(with_server, small, check_orders
 
 def test_a_server_that_cannot_hold_all_rows(with_server, tmp_path, sessions_left):
     dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((60_000, 1000), np.uint8)})
-    with pytest.raises(
-        CacheBudgetError, match=r"coded delivery needs all rows in the server's memory.*use the delivery"
-    ):
+    with pytest.raises(CacheBudgetError, match=r"coded delivery needs \d+ blocks of .* bytes in the server's memory"):
         Shuffler(with_server, dataset, delivery="clique", memory_limit="55 MB")
     assert sessions_left(with_server) == (0, 0)
 
@@ -112,29 +98,6 @@ def test_a_server_that_cannot_read(with_server, small, check_orders, monkeypatch
         monkeypatch.setattr(ServerRows, "load", load)
         check_orders(shuffler, 3)
     assert [record.epoch for record in shuffler.records] == [0, 1, 2]
-
-
-def test_the_dataset_is_gone_once_the_server_has_it(with_server, small, check_orders):
-    with Shuffler(with_server, small, delivery="coded", cache_fraction=0.5) as shuffler:
-        check_orders(shuffler, 2)
-        shutil.rmtree(small.url)
-        check_orders(shuffler, 2)
-
-
-def test_a_packet_that_is_corrupted_is_asked_for_again(with_server, small, check_orders, monkeypatch):
-    unpack, spoilt = PacketDecoder.unpack, []
-
-    def spoil(self, first, last, rows, checksums):
-        if len(spoilt) < 2:
-            spoilt.append(first)
-            rows = rows.copy()
-            rows[0, 5] ^= 1  # of a packet that is decoded by itself
-        unpack(self, first, last, rows, checksums)
-
-    with Shuffler(with_server, small, delivery="clique", cache_fraction=0.5) as shuffler:
-        monkeypatch.setattr(PacketDecoder, "unpack", spoil)
-        check_orders(shuffler, 3)
-    assert len(spoilt) == 2
 
 
 def test_a_corrupted_packet_that_is_one_of_several_for_a_row_costs_another_run(
@@ -169,27 +132,6 @@ def test_packets_that_are_always_corrupted_are_replaced_by_rows_of_the_store(
     assert [(record.run_id, record.delivery) for record in shuffler.records[1:]] == [(4, "storage"), (7, "storage")]
 
 
-@pytest.mark.parametrize("delivery", ["clique", "peer"])
-def test_rows_that_are_corrupted_in_a_cache_are_read_again(with_server, small, delivery):
-    """Whoever needs one of them notices it. Its holder then verifies all that it holds."""
-    expected = small.read_rows(np.arange(1000))["x"]
-
-    def spoil(partition):
-        if partition.rank == 1:
-            partition._rows._records["x"] = 3.0  # all that this worker holds
-
-    def rows(partition):
-        return partition.sample_ids.copy(), partition["x"]
-
-    with Shuffler(with_server, small, delivery=delivery, cache_fraction=0.5) as shuffler:
-        [first] = shuffler.epochs(1)  # the next exchange begins only after the rows have been spoilt
-        with_server.gather(first.map(spoil))
-        for epoch in shuffler.epochs(3):
-            for sample_ids, x in with_server.gather(epoch.map(rows)):
-                np.testing.assert_array_equal(x, expected[sample_ids])
-    assert sum(record.recovered_rows for record in shuffler.records) >= 500
-
-
 def test_the_server_is_killed(small, within):
     options = {"threads_per_worker": 1, "dashboard_address": None}
     http = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
@@ -206,23 +148,3 @@ def test_the_server_is_killed(small, within):
         with pytest.raises(WorkerLost, match="the server"):
             within(20, lambda: list(epochs))
         within(20, shuffler.close)
-
-
-def test_training_goes_on_while_packets_are_decoded(with_server, tmp_path):
-    """What a task sees does not change under it, whatever comes in meanwhile."""
-    n = 30_000
-    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.arange(n)[:, None].repeat(32, axis=1)})
-
-    def steady(partition):
-        for _ in range(20):
-            if not (partition["x"] == partition.sample_ids[:, None]).all():
-                return False
-            time.sleep(0.01)
-        return True
-
-    with (
-        dask.config.set({"dshuffle.message-bytes": "64 KiB", "dshuffle.window-bytes": "1 MiB"}),
-        Shuffler(with_server, dataset, delivery="clique", cache_fraction=0.5) as shuffler,
-    ):
-        for epoch in shuffler.epochs(4):
-            assert with_server.gather(epoch.map(steady)) == [True] * 4

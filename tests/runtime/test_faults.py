@@ -24,7 +24,7 @@ from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
 from dshuffle.runtime.session_spec import DatasetReference
 from dshuffle.runtime.worker import worker_plugin
-from dshuffle.runtime.worker.reports import ReportSender
+from dshuffle.runtime.worker.session import WorkerSession
 
 from .conftest import OPTIONS, address_of
 
@@ -122,15 +122,15 @@ def test_a_task_whose_paused_worker_leaves_fails(cluster_of, small, check_ids, e
 
 @pytest.mark.slow
 def test_votes_and_orders_that_are_lost_do_not_hang_an_epoch(cluster_of, small, check_orders, within, monkeypatch):
-    send_vote, lost = ReportSender.send_vote, []
+    send_vote, lost = WorkerSession._send_vote, []
 
-    async def lossy(self, run_id, vote):
-        if (self._sender["participant"], run_id) in {(0, 1), (2, 2)}:
-            lost.append(run_id)
+    async def lossy(self, run):
+        if (self.rank, run.run_id) in {(0, 1), (2, 2)}:
+            lost.append(run.run_id)
         else:
-            await send_vote(self, run_id, vote)
+            await send_vote(self, run)
 
-    monkeypatch.setattr(ReportSender, "send_vote", lossy)
+    monkeypatch.setattr(WorkerSession, "_send_vote", lossy)
     with (
         dask.config.set({"dshuffle.heartbeat": "3s"}),
         cluster_of(NAMES) as cluster,

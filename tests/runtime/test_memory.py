@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import threading
 import weakref
 
@@ -14,30 +12,22 @@ import pytest
 from distributed import Client, LocalCluster
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.errors import CacheBudgetError, CorruptChunk, ExchangeError, WorkerLost
+from dshuffle.errors import CacheBudgetError, CorruptChunk, ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.planning import Choices, Remainder, ShuffleSpec
-from dshuffle.runtime.memory import WorkerMemory
+from dshuffle.runtime.process import check_memory
 from dshuffle.runtime.session_spec import DatasetReference, SessionOptions, SessionSpec
 from dshuffle.runtime.settings import Settings
 
-from .conftest import HTTP, address_of
+from .conftest import HTTP
 
 pytestmark = pytest.mark.timeout(90)
 
 NAMES = {"0": {}, "1": {}, "2": {}}
 
 
-def test_the_room_for_a_partition_is_what_dask_process_and_messages_leave():
-    memory = WorkerMemory(limit=2**30, pause_fraction=0.8, process_nbytes=300 * 2**20, reserved={"other": 2**20})
-    room = memory.room(2**26)
-    assert room == int(0.8 * 2**30) - 300 * 2**20 - 2**26
-    assert WorkerMemory(None, 0.8, 1, {}).room(2**26) is None
-    assert WorkerMemory(2**30, None, 1, {}).room(2**26) is None
-
-
-def test_a_worker_that_only_serves_may_have_no_room(tmp_path):
-    """Its budget is 0 then, and the server says how much it needs. No parameter of the user is wrong."""
+def test_the_room_for_a_partition_is_what_dask_process_and_messages_leave(tmp_path):
+    """On a worker that only serves it may be 0. Then the server says how much it needs."""
     dataset = create_dataset(tmp_path / "d.zarr", {"x": np.arange(40.0)})
     spec = SessionSpec(
         session_id="a",
@@ -48,8 +38,14 @@ def test_a_worker_that_only_serves_may_have_no_room(tmp_path):
         settings=Settings.from_config(),
         start=Remainder(0, ()),
     )
-    memory = WorkerMemory(limit=2**30, pause_fraction=0.8, process_nbytes=2**30, reserved={})
-    assert memory.check(spec, None) == (0, 0)
+    memory = {"limit": 2**30, "pause_fraction": 0.8, "process_nbytes": 0, "reserved": {"other": 2**28}}
+    room = int(0.8 * 2**30) - spec.settings.messages_nbytes
+    share = int(spec.settings.memory_fraction * 2**30) - 2**28
+    assert check_memory(spec, None, **memory) == (share, 0)
+    assert check_memory(spec, None, **memory | {"process_nbytes": room - 5}) == (5, 0)
+    assert check_memory(spec, None, **memory | {"process_nbytes": 2**30}) == (0, 0)
+    assert check_memory(spec, None, **memory | {"pause_fraction": None, "process_nbytes": 2**30}) == (share, 0)
+    assert check_memory(spec, None, **memory | {"limit": None}) == (None, 0)
 
 
 @pytest.mark.slow
@@ -125,23 +121,3 @@ def test_partitions_are_freed_at_once_after_a_failure(cluster_of, small, check_o
             eventually(lambda: all(ref() is None for ref in alive))
         finally:
             gc.enable()
-
-
-@pytest.mark.slow
-def test_after_a_lost_worker_a_new_shuffler_gets_the_memory(new_processes, small, check_orders):
-    with new_processes(3) as cluster, Client(cluster) as client:
-        client.run(lambda dask_worker: dask_worker.close_gracefully(), nanny=True)  # lost workers stay lost
-        needed = {}
-        with pytest.raises(CacheBudgetError) as caught:
-            Shuffler(client, small, memory_limit=1)
-        needed = int(str(caught.value).split("needs ")[1].split(" bytes")[0])
-        shuffler = Shuffler(client, small, memory_limit=2 * needed)
-        check_orders(shuffler, 1)
-        [pid] = client.run(os.getpid, workers=[address_of(client, "2")]).values()
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(WorkerLost):
-            check_orders(shuffler, 1)
-        with Shuffler(client, small, memory_limit=2 * needed) as again:
-            assert again.n_workers == 2
-            check_orders(again, 2)
-        shuffler.close()

@@ -13,7 +13,7 @@ from distributed import Client
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import WorkerLost
-from dshuffle.runtime.worker.reports import SignsOfLife
+from dshuffle.runtime.worker.sessions import WorkerSessions
 
 pytestmark = pytest.mark.slow  # seconds of waiting
 
@@ -55,6 +55,9 @@ def test_workers_that_give_signs_of_life_are_not_lost(deaf, dataset) -> None:
 
 
 def test_without_signs_of_life_they_are_lost(deaf, dataset, monkeypatch) -> None:
-    monkeypatch.setattr(SignsOfLife, "_give", lambda self: None)
+    async def give_none(*_: Any) -> None:
+        """Say nothing."""
+
+    monkeypatch.setattr(WorkerSessions, "_give_sign", give_none)
     with pytest.raises(WorkerLost, match=r"has not answered for 1\.5 s"):
         train(deaf, dataset)

@@ -21,7 +21,7 @@ from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.runtime.client.session_client import SessionClient
 from dshuffle.runtime.collective import OFFLOAD_BYTES, Collective, CollectiveId, Group, weighted_mean
 from dshuffle.runtime.session_spec import PLUGIN
-from dshuffle.runtime.worker.reports import MemberAddresses
+from dshuffle.runtime.worker.session import MemberAddresses
 
 DEAD = "tcp://192.0.2.1:1"
 
@@ -56,16 +56,16 @@ def test_a_rank_does_not_wait_for_a_worker_that_has_left_the_session(elsewhere, 
         mean = asyncio.create_task(group._request_mean(worker, values=np.ones(2)))
         failure = asyncio.create_task(group._end_collective(worker, "rank 1 has failed"))
         await asyncio.sleep(0)
-        addresses.change({1: "tcp://192.0.2.4:1"})  # that of another rank
+        addresses.update({1: "tcp://192.0.2.4:1"})  # that of another rank
         for _ in range(5):
             await asyncio.sleep(0)
         assert len(calls) == 2
         assert not mean.done()
         assert not failure.done()
         if change is None:
-            addresses.close()
+            addresses.closed = True
         else:
-            addresses.change(change)
+            addresses.update(change)
         with pytest.raises(PeerFailed, match=f"rank 0 has left {DEAD}, or the session"):
             await mean
         await failure

@@ -153,7 +153,7 @@ CLOCK = threading.local()
 def clock(monkeypatch):
     """Let workers measure the time of :data:`CLOCK`."""
     now = SimpleNamespace(perf_counter=lambda: getattr(CLOCK, "now", 0.0))
-    monkeypatch.setattr("dshuffle.runtime.worker.epoch_lock.time", now)
+    monkeypatch.setattr("dshuffle.runtime.partition.time", now)
 
 
 def slow_on_one_rank(partition):

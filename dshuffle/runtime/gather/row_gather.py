@@ -10,9 +10,8 @@ import operator
 import sys
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import dask.array
 import numpy as np
@@ -24,7 +23,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.client.cluster_view import check_client, cluster_info
-from dshuffle.runtime.gather.row_pieces import (
+from dshuffle.runtime.gather import (
     ARRAY,
     OutputRows,
     Ranges,
@@ -44,51 +43,17 @@ GROUP_BYTES = 64 * 2**20
 CHUNK_BYTES = 128 * 2**20
 """Maximum bytes in a chunk of a permuted dataset; the same as Dask's default."""
 
-Key = Any
 
+class Part(NamedTuple):
+    """Rows of the input that one task splits, on the worker that holds or reads them.
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """Rows of the input that one task splits.
-
-    Parameters
-    ----------
-    worker
-        Address of the worker that holds or reads the rows.
-    ranges
-        First and last (exclusive) row of each chunk of the part.
-    source
-        The chunks as futures, or the dataset to read them from.
+    ``ranges`` are the first and last (exclusive) row of each chunk of the part. ``source`` are the chunks as futures,
+    or the dataset to read them from.
     """
 
     worker: str
     ranges: Ranges
     source: list[Future[Any]] | Dataset
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Source:
-    """The input: a Dask array whose chunks are on the workers, or a dataset.
-
-    Parameters
-    ----------
-    parts
-        Its rows, one part for each worker that holds or reads some.
-    """
-
-    layout: RowLayout
-    parts: Sequence[Part]
-    workers: Sequence[str]
-
-    @classmethod
-    def of(cls, client: Client, data: dask.array.Array | Dataset) -> Source:
-        """The input on the workers of a cluster; a lazy array is computed, and its chunks merged along other axes."""
-        workers = workers_of(client)
-        if not isinstance(data, dask.array.Array):
-            return cls(data.layout, _parts_of_dataset(data, workers), workers)
-        array = client.persist(data.rechunk({axis: -1 for axis in range(1, data.ndim)}))
-        layout = RowLayout.of({ARRAY: (array.dtype, array.shape[1:])})
-        return cls(layout, _parts_of_array(client, array), workers)
 
 
 def is_dataset(data: object) -> TypeGuard[Dataset]:
@@ -134,86 +99,83 @@ def even_chunks(n_rows: int, row_nbytes: int, n_workers: int) -> tuple[int, ...]
     return tuple(np.diff([n_rows * k // n_chunks for k in range(n_chunks + 1)]).tolist())
 
 
-def _parts_of_dataset(dataset: Dataset, workers: list[str]) -> list[Part]:
-    unit_rows = importlib.import_module("dshuffle.runtime.dataset_inputs").unit_rows
-    rows = unit_rows(dataset)  # whole chunks, so that no chunk of the widest array is read twice
-    n_chunks = -(-dataset.n_samples // rows)
-    bounds = [min(dataset.n_samples, n_chunks * k // len(workers) * rows) for k in range(len(workers) + 1)]
-    return [
-        Part(worker, [(first, last)], dataset)
-        for worker, (first, last) in zip(workers, itertools.pairwise(bounds), strict=True)
-        if first < last
-    ]
-
-
-def _parts_of_array(client: Client, array: dask.array.Array) -> list[Part]:
+def _parts_of(client: Client, data: Any, workers: list[str]) -> tuple[RowLayout, list[Part]]:
+    """The input on the workers. A lazy array is computed, and its chunks are merged along other axes."""
+    if is_dataset(data):
+        unit_rows = importlib.import_module("dshuffle.runtime.dataset_inputs").unit_rows
+        rows = unit_rows(data)  # whole chunks, so that no chunk of the widest array is read twice
+        n_chunks = -(-data.n_samples // rows)
+        bounds = [min(data.n_samples, n_chunks * k // len(workers) * rows) for k in range(len(workers) + 1)]
+        places = zip(workers, itertools.pairwise(bounds), strict=True)
+        return data.layout, [Part(worker, [part], data) for worker, part in places if part[0] < part[1]]
+    array = client.persist(data.rechunk({axis: -1 for axis in range(1, data.ndim)}))
     futures = {future.key: future for future in futures_of(array)}
     wait(list(futures.values()))
     for future in futures.values():
         if future.status == "error":
             future.result()
-    places = client.who_has(list(futures.values()))
+    holders = client.who_has(list(futures.values()))
     chunks: dict[str, list[Future[Any]]] = defaultdict(list)
     ranges: dict[str, Ranges] = defaultdict(list)
-    bounds = itertools.pairwise(itertools.accumulate(array.chunks[0], initial=0))
-    for number, (first, last) in enumerate(bounds):
+    for number, part in enumerate(itertools.pairwise(itertools.accumulate(array.chunks[0], initial=0))):
         key = (array.name, number, *(0 for _ in array.shape[1:]))
         # If several workers have the chunk, take the one with the fewest chunks so far.
-        worker = min(places[key], key=lambda address: len(chunks[address]))
+        worker = min(holders[key], key=lambda address: len(chunks[address]))
         chunks[worker].append(futures[key])
-        ranges[worker].append((first, last))
-    return [Part(worker, ranges[worker], chunks[worker]) for worker in sorted(chunks)]
+        ranges[worker].append(part)
+    layout = RowLayout.of({ARRAY: (array.dtype, array.shape[1:])})
+    return layout, [Part(worker, ranges[worker], chunks[worker]) for worker in sorted(chunks)]
 
 
 def gather(
     client: Client,
-    source: Source,
+    data: dask.array.Array | Dataset,
     chunk_rows: Sequence[int],
     name: str,
     draw: Callable[..., list[OutputRows]],
     *arguments: Any,
 ) -> dict[str, dask.array.Array]:
     """Start the tasks, each on the worker that holds its input or output."""
-    layout, parts, workers = source.layout, source.parts, source.workers
+    workers = workers_of(client)
+    layout, parts = _parts_of(client, data, workers)
     token = f"dshuffle-{name}-{uuid.uuid4().hex}"
-    index, columns = f"{token}-index", {name: f"{token}-column-{name}" for name in layout.names}
-    n_rows, starts = sum(chunk_rows), np.concatenate([[0], np.cumsum(chunk_rows)])
+    index, n_rows, starts = f"{token}-index", sum(chunk_rows), np.concatenate([[0], np.cumsum(chunk_rows)])
     per_worker = -(-n_rows * layout.nbytes // (len(workers) * GROUP_BYTES))
     n_groups = min(len(chunk_rows), len(workers) * max(1, per_worker))
     cuts = [len(chunk_rows) * group // n_groups for group in range(n_groups + 1)]
 
-    drawing = functools.partial(draw, [part.ranges for part in parts])
-    layers: dict[str, Mapping[Key, Any]] = {index: {index: (drawing, *arguments)}}
-    needs: dict[str, set[str]] = {index: set()}
+    layers: dict[str, MaterializedLayer] = {}
+    needs: dict[str, set[str]] = {}
+
+    def add(layer: str, tasks: dict[Any, Any], worker: str = "") -> None:
+        needs[layer] = set(layers)
+        # If the worker is lost, any other worker may run the tasks.
+        pinned = {"workers": [worker], "allow_other_workers": True} if worker else None
+        layers[layer] = MaterializedLayer(tasks, annotations=pinned)
+
+    add(index, {index: (functools.partial(draw, [part.ranges for part in parts]), *arguments)})
     for number, part in enumerate(parts):
         split = functools.partial(split_rows, ranges=part.ranges, layout=layout, starts=starts, cuts=cuts)
         to, whole = f"{token}-to-{number}", f"{token}-split-{number}"
-        # Not on the part's worker: the whole index would go there.
-        layers[to], needs[to] = {to: (operator.getitem, index, number)}, {index}
-        tasks: dict[Key, Any] = {whole: (split, to, part.source)}
-        for group in range(n_groups):
-            tasks[f"{token}-piece-{number}-{group}"] = (operator.getitem, whole, group)
-        layers[whole] = _pinned(tasks, part.worker)
-        needs[whole] = {to}
-    results: dict[str, dict[Key, Any]] = {name: {} for name in layout.names}
+        add(to, {to: (operator.getitem, index, number)})  # the whole index would go to the part's worker
+        pieces = {f"{token}-piece-{number}-{group}": (operator.getitem, whole, group) for group in range(n_groups)}
+        add(whole, {whole: (split, to, part.source), **pieces}, part.worker)
+    results: dict[str, dict[Any, Any]] = {name: {} for name in layout.names}
     for group, (first, last) in enumerate(itertools.pairwise(cuts)):
         merge = functools.partial(merge_pieces, layout, chunk_rows[first:last])
         whole = f"{token}-merge-{group}"
-        pieces = [f"{token}-piece-{number}-{group}" for number in range(len(parts))]
-        layers[whole] = _pinned({whole: (merge, pieces)}, workers[group * len(workers) // n_groups])
-        needs[whole] = set(layers) - {whole}
+        names = [f"{token}-piece-{number}-{group}" for number in range(len(parts))]
+        add(whole, {whole: (merge, names)}, workers[group * len(workers) // n_groups])
         for (name, _, shape), chunk in itertools.product(layout.fields, range(first, last)):
             column = functools.partial(column_of, layout, name, chunk - first)
-            results[name][(columns[name], chunk, *(0 for _ in shape))] = (column, whole)
-    merges = set(layers)
+            results[name][(f"{token}-column-{name}", chunk, *(0 for _ in shape))] = (column, whole)
     for name, tasks in results.items():
-        layers[columns[name]] = tasks
-        needs[columns[name]] = merges
+        add(f"{token}-column-{name}", tasks)
     graph = HighLevelGraph(layers, needs)
     arrays = [
         dask.array.Array(
             graph,
-            columns[name],
+            f"{token}-column-{name}",
             chunks=(tuple(chunk_rows), *((size,) for size in shape)),
             dtype=layout.dtype[name].base if (encoding := layout.encoding(name)) is None else np.dtype(encoding.dtype),
         )
@@ -221,16 +183,10 @@ def gather(
     ]
     # Graph optimization would fuse tasks of different workers.
     made = client.persist(arrays, optimize_graph=False)
-    read = [part.source for part in parts if not isinstance(part.source, list) and part.source.is_temporary]
-    if read:
+    if is_dataset(data) and data.is_temporary:
         for future in futures_of(made):  # the dataset must last until it has been read
-            future.add_done_callback(lambda _, kept=read: None)
+            future.add_done_callback(lambda _, kept=data: None)
     return dict(zip(layout.names, made, strict=True))
-
-
-def _pinned(tasks: dict[Key, Any], worker: str) -> MaterializedLayer:
-    # If the worker is lost, any other worker may run the tasks.
-    return MaterializedLayer(tasks, annotations={"workers": [worker], "allow_other_workers": True})
 
 
 def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> Any:
@@ -283,17 +239,15 @@ def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> 
     >>> dshuffle.row_permutation(10, seed=1)
     array([4, 3, 0, 2, 5, 9, 8, 6, 7, 1])
     """
-    seed = as_integer("seed", seed)
+    draw = functools.partial(destinations, as_integer("seed", seed))
     if is_dataset(data):
-        source = Source.of(client, data)
-        chunk_rows = even_chunks(data.n_samples, data.row_nbytes, len(source.workers))
-        return gather(client, source, chunk_rows, "permute", functools.partial(destinations, seed))
+        chunk_rows = even_chunks(data.n_samples, data.row_nbytes, len(workers_of(client)))
+        return gather(client, data, chunk_rows, "permute", draw)
     array = checked_array(data)
     workers_of(client)
     if array.size == 0:
         return client.persist(array)
-    draw = functools.partial(destinations, seed)
-    return gather(client, Source.of(client, array), array.chunks[0], "permute", draw)[ARRAY]
+    return gather(client, array, array.chunks[0], "permute", draw)[ARRAY]
 
 
 MOST_ROWS = 2**32
@@ -354,7 +308,7 @@ def take(client: Client, data: dask.array.Array | Dataset, indices: ArrayLike, a
             raise InvalidParameter.of("indices", indices, "at least one index of a dataset")
         chunk_rows = even_chunks(len(chosen), data.row_nbytes, len(workers))
         [scattered] = client.scatter([chosen], hash=False)
-        return gather(client, Source.of(client, data), chunk_rows, "take", requested, scattered)
+        return gather(client, data, chunk_rows, "take", requested, scattered)
     array = checked_array(data)
     axis = as_integer("axis", axis)
     if not -array.ndim <= axis < array.ndim:
@@ -367,7 +321,7 @@ def take(client: Client, data: dask.array.Array | Dataset, indices: ArrayLike, a
     rows = max(array.chunks[0])
     chunk_rows = tuple(min(rows, len(chosen) - first) for first in range(0, len(chosen), rows))
     [scattered] = client.scatter([chosen], hash=False)
-    result = gather(client, Source.of(client, array), chunk_rows, "take", requested, scattered)[ARRAY]
+    result = gather(client, array, chunk_rows, "take", requested, scattered)[ARRAY]
     return result if axis == 0 else client.persist(dask.array.moveaxis(result, 0, axis))
 
 

@@ -22,8 +22,7 @@ from dshuffle.planning.cost import Work, predict
 from dshuffle.runtime.client.cluster_view import answer, cluster_info, run_on_workers
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure.measurement import measure_cluster
-from dshuffle.runtime.memory import member_nbytes, workers_that_fit
-from dshuffle.runtime.process import files_needed
+from dshuffle.runtime.process import files_needed, member_nbytes, workers_that_fit
 from dshuffle.runtime.session_spec import DatasetReference, only_serves
 from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset

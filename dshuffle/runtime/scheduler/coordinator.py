@@ -34,7 +34,6 @@ from dshuffle.runtime.messages import (
     to_fields,
     within,
 )
-from dshuffle.runtime.process import count_exchange, count_training
 from dshuffle.runtime.scheduler import machine as instructions
 from dshuffle.runtime.scheduler.machine import ATTEMPTS, STATUS, Instruction, Phase, PhaseOrder, Run, SessionMachine
 from dshuffle.runtime.scheduler.members import Candidates, member_changes, process_runs, server_role
@@ -217,9 +216,7 @@ class Coordinator:
             lost = rank in self.machine.unsettled
             return TrainingTime() if lost else await self.ask(TrainingTime, "training", rank)
 
-        times = await asyncio.gather(*map(of, self.ranks))
-        count_training(times)
-        return times
+        return await asyncio.gather(*map(of, self.ranks))
 
     async def trained_samples(self) -> TrainedSamples:
         """The current epoch, how many of its samples each rank has trained on, and the digest of all of these."""
@@ -423,10 +420,9 @@ class Coordinator:
                 if source is not None and source.ended:
                     source.release()
                 delivery = self._deliveries.of_run(run)
-                exchange = self.log.add(run, reports, self.machine.participants, delivery, self.addresses)
+                self.log.add(run, reports, self.machine.participants, delivery, self.addresses)
                 self.outcomes = {place: what for place, what in self.outcomes.items() if place.epoch >= run.epoch}
                 self._answer_client()
-                count_exchange(exchange)
             case instructions.ProcessQuestion():
                 self.spawn(self._look_at_process(instruction))
             case instructions.ReplacementSearch():

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import errno
+import contextlib
+import dataclasses
 import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.errors import DShuffleError
+from dshuffle.errors import DShuffleError, ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition, Index, RowFile, does_not_fit
 from dshuffle.exchange.comms import RowsReply
 from dshuffle.exchange.jobs import JobQueue
@@ -24,7 +25,6 @@ from dshuffle.exchange.kept_partition import (
     KeptLabel,
     KeptPartition,
     PartitionFolder,
-    kept_nbytes,
     remove_unused,
 )
 from dshuffle.rows import Checksums, RowLayout
@@ -55,9 +55,6 @@ def _close_result(close: Callable[[T], None], made: Future[T]) -> None:
         close(made.result())
 
 
-BAD_FOLDER = (errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
-"""Errors of a folder that no room would mend."""
-
 ROOM_WITHIN = 1.0
 """Seconds in which the workers of a machine make room on its disk."""
 
@@ -65,16 +62,8 @@ ROOM_WITHIN = 1.0
 class PartitionOnDisk:
     """The file of a partition, and the folder in which it stays if it is to outlive the session.
 
-    Parameters
-    ----------
-    directory
-        Folder on a local disk.
-    layout, n_slots
-        Layout of a row, and number of rows.
-    memory_limit
-        Memory limit of the process in bytes, as for :class:`~dshuffle.exchange.cache_partition.RowFile`.
-    label
-        What the partition is of, if it is to outlive the session.
+    ``memory_limit`` is that of the process in bytes. ``label`` says what the partition is of, if it is to outlive the
+    session.
     """
 
     def __init__(
@@ -83,18 +72,17 @@ class PartitionOnDisk:
         self._folder: PartitionFolder | None = None
         self._latest: tuple[int, Index, Checksums] | None = None
         self._writing: asyncio.Task[None] | None = None
-        if label is None:
-            self.file = RowFile(layout, n_slots, directory, memory_limit)
-            return
-        try:
-            self._folder, rows = _room_for(directory, label)
-        except OSError as error:
-            raise does_not_fit(directory, error) from error
-        try:
+        rows: BinaryIO | None = None
+        if label is not None:
+            try:
+                self._folder, rows = _room_for(directory, label)
+            except OSError as error:
+                raise does_not_fit(directory, error) from error
+        with contextlib.ExitStack() as on_error:
+            if self._folder is not None:
+                on_error.callback(self._folder.close)
             self.file = RowFile(layout, n_slots, directory, memory_limit, file=rows)
-        except BaseException:
-            self._folder.close()
-            raise
+            on_error.pop_all()
 
     def keep(self, epoch: int, cache: CachePartition, jobs: JobQueue) -> None:
         """Write the index of an epoch that has just begun, if the partition is to outlive the session.
@@ -134,15 +122,10 @@ def _room_for(directory: str, label: KeptLabel) -> tuple[PartitionFolder, Binary
         try:
             folder = PartitionFolder(directory, label)
             return folder, folder.open_rows()
-        except OSError as error:
+        except OSError:
             if folder is not None:
                 folder.close()
-            if error.errno in BAD_FOLDER:
-                raise
             if time.monotonic() > deadline:
-                if nbytes := kept_nbytes(directory):
-                    hint = f"partitions of other datasets or sessions (dshuffle-partition-*) take {nbytes} bytes there"
-                    raise OSError(f"{error}; {hint}") from error
                 raise
             if remove_unused(directory, label) or remove_unused(directory, label, of_session=True):
                 logger.warning("dshuffle: kept partitions in %s were removed to make room for a new one", directory)
@@ -152,58 +135,38 @@ def _room_for(directory: str, label: KeptLabel) -> tuple[PartitionFolder, Binary
 class KeptPartitions:
     """Kept partitions that this worker reads, for itself and for others, while a session reads its first partitions."""
 
-    def __init__(self) -> None:
-        self._open: dict[str, KeptPartition] = {}
-        self._readers: dict[str, set[str]] = {}  # the sessions that read a partition
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._open: dict[str, dict[str, KeptPartition]] = {}  # session -> name -> partition
 
     async def open(
-        self,
-        session_id: str,
-        names: Collection[str],
-        directory: str,
-        layout: RowLayout,
-        memory_limit: int | None,
-        executor: Executor,
+        self, session_id: str, names: Iterable[str], directory: str, layout: RowLayout, memory_limit: int | None
     ) -> None:
         """Open those that a session counts on. If one cannot be used any more, its rows come from the dataset."""
-        new = [name for name in names if name not in self._open]
-        opened = await made_in_thread(executor, _opened, directory, new, layout, memory_limit, close=_close_all)
-        for name, partition in opened.items():
-            if name in self._open:  # another session has opened it meanwhile
-                partition.close()
-            else:
-                self._open[name] = partition
-        for name in self._open.keys() & set(names):
-            self._readers.setdefault(name, set()).add(session_id)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._open
+        def opened() -> dict[str, KeptPartition]:
+            partitions = {}
+            for name in names:
+                try:
+                    partitions[name] = KeptPartition(os.path.join(directory, name), layout, memory_limit)
+                except DShuffleError as error:
+                    logger.warning("dshuffle: %s", error)
+            return partitions
 
-    async def rows(self, name: str, sample_ids: NDArray[np.int64], executor: Executor | None) -> RowsReply:
+        self._open[session_id] = await made_in_thread(self._executor, opened, close=_close_all)
+
+    async def rows(self, name: str, sample_ids: NDArray[np.int64]) -> RowsReply:
         """Rows of a partition, and which of the samples it has."""
-        read = self._open[name].read
-        rows, checksums, present = await asyncio.get_running_loop().run_in_executor(executor, read, sample_ids)
+        partition = next((named[name] for named in self._open.values() if name in named), None)
+        if partition is None:
+            raise ExchangeError(f"the kept partition {name} is gone or damaged")
+        loop = asyncio.get_running_loop()
+        rows, checksums, present = await loop.run_in_executor(self._executor, partition.read, sample_ids)
         return RowsReply(rows, checksums, present=present)
 
     def close(self, session_id: str) -> None:
         """Let go of the partitions of a session, which has read them."""
-        for name, readers in list(self._readers.items()):
-            readers.discard(session_id)
-            if not readers:
-                del self._readers[name]
-                self._open.pop(name).close()
-
-
-def _opened(
-    directory: str, names: Iterable[str], layout: RowLayout, memory_limit: int | None
-) -> dict[str, KeptPartition]:
-    partitions = {}
-    for name in names:
-        try:
-            partitions[name] = KeptPartition(os.path.join(directory, name), layout, memory_limit)
-        except DShuffleError as error:
-            logger.warning("dshuffle: %s", error)
-    return partitions
+        _close_all(self._open.pop(session_id, {}))
 
 
 def _close_all(partitions: dict[str, KeptPartition]) -> None:
@@ -213,8 +176,7 @@ def _close_all(partitions: dict[str, KeptPartition]) -> None:
 
 def kept_here(directory: str, label: KeptLabel, address: str) -> PartitionSources | None:
     """The partition of a rank and an epoch that a lost worker has left in a folder on this worker's disk."""
-    partition = label.shuffle, label.history, label.rank, label.epoch
     for folder in KeptFolder.all_in(directory, label.dataset):
-        if (folder.label.shuffle, folder.label.history, folder.label.rank, folder.label.epoch) == partition:
+        if dataclasses.replace(folder.label, session=label.session) == label:
             return PartitionSources(label.epoch, {label.rank: (address, folder.name)}, kept=True)
     return None

@@ -11,35 +11,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import heapq
 import logging
+import math
 import threading
 import time
+import types
 import zlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from distributed import Worker
 from numpy.typing import NDArray
 
-from dshuffle.errors import ChecksumMismatch, DatasetError, DShuffleError, ExchangeError
+from dshuffle.coding import encode
+from dshuffle.errors import CacheBudgetError, ChecksumMismatch, DatasetError, DShuffleError, ExchangeError
+from dshuffle.exchange.cache_partition import SLOT_OVERHEAD, CachePartition
 from dshuffle.exchange.comms import Later, RowsReply, received, request_block, request_rows, rows_from_fields
 from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.mailboxes import slow_senders
-from dshuffle.exchange.messages import MIB, rows_per_message
-from dshuffle.planning import ShuffleSpec, name_of
+from dshuffle.exchange.messages import MIB, LeavingRows, rows_per_message
+from dshuffle.planning import Packets, name_of
 from dshuffle.planning.remainder import workers_of
 from dshuffle.planning.types import group_by
-from dshuffle.rows import ByteMatrix, Checksums
+from dshuffle.rows import ByteMatrix, Checksums, checksum_rows
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.messages import message_in, unwrap, within
-from dshuffle.runtime.session_spec import PartitionSources
+from dshuffle.runtime.session_spec import PartitionSources, SessionSpec
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.worker.store_reader import StoreReader
 from dshuffle.store import Dataset
-from dshuffle.store.row_blocks import Group, Request, RowBlocks
+from dshuffle.store.row_blocks import Block, Group, Request, RowBlocks
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +56,17 @@ SILENT_HEARTBEATS = 4
 LOOK_EVERY = 0.5
 """Seconds between looks at whether the rows are still wanted, and whether readers are late."""
 
+PATIENCE = 5.0
+"""Seconds that a reader may need beyond twice the time of those that have sent everything."""
+
 IN_FLIGHT = 2
 """Requests to a source at a time."""
 
 IN_FLIGHT_NBYTES = 32 * MIB
-"""Bytes of rows that are requested from all readers together, as far as one request does not have more."""
+"""Bytes of rows that are requested from all sources together, as far as one request does not have more."""
 
 ATTEMPTS = 3
-"""Requests for the same rows that may fail before a load does."""
+"""Readers of the same rows that may fail before a load does."""
 
 DIRECT_NBYTES = 256 * MIB
 """Rows that a worker reads by itself at a time."""
@@ -70,21 +77,6 @@ Stop = Callable[[], bool]
 
 LocalRows = Callable[[str, int, Samples], Awaitable[RowsReply]]
 """Returns rows of a session on this worker: its id, the epoch, and the samples."""
-
-
-class Target(Protocol):
-    """Where rows go: a cache partition, or the rows of a server."""
-
-    rows: ByteMatrix
-
-    def unpack(self, sample_ids: Samples, slots: Samples, rows: ByteMatrix, checksums: Checksums) -> None:
-        """Verify rows, and copy them to their slots."""
-
-    def add_checksums(self, sample_ids: Samples, slots: Samples) -> None:
-        """Compute the checksums of rows that were written to their slots."""
-
-    def relieve(self) -> None:
-        """Give memory back, if rows are on a disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +91,7 @@ class Load:
         The participant that gets rows, and how many take part in the load. With 0, rows are read on request, and
         nobody announces what it needs.
     readers
-        Addresses of the workers that read.
+        Addresses of the workers that read; none if each owner reads by itself.
     alone
         Whether each sample goes to one participant only.
     """
@@ -112,385 +104,16 @@ class Load:
 
 
 @dataclass(slots=True, eq=False)
-class _Reader:
-    """A worker that reads, and the rows that it owes; another address takes its place if it is late."""
+class _Source:
+    """A worker that sends rows, and what is left to ask it for; another address takes its place if it is late."""
 
     address: str
-    queue: deque[Request]
-    owed: int
-    arrived: int = 0
-    seconds: float = 0.0  # until it had delivered everything
-    since: float = 0.0  # when it took the place of another one, which had delivered so many rows
-    before: int = 0
-    announced_to: str = ""
+    queue: deque[Any] = field(default_factory=deque)
     asked: set[int] = field(default_factory=set)  # blocks that are requested
-
-
-@dataclass(eq=False)
-class Loader:
-    """Brings rows to one worker of a session.
-
-    Parameters
-    ----------
-    worker
-        Dask worker of this process.
-    session_id
-        Id of the session here.
-    dataset, blocks, settings
-        Dataset, its blocks, and settings of the session.
-    jobs, reading
-        Threads that unpack rows, and threads that read the store.
-    reader
-        What this worker reads for all.
-    former
-        Former partitions; None if there are none.
-    rows_here
-        Returns the rows of former partitions on this worker.
-    """
-
-    worker: Worker
-    session_id: str
-    dataset: Dataset
-    blocks: RowBlocks
-    settings: Settings
-    jobs: JobQueue
-    reading: JobQueue
-    reader: StoreReader
-    former: PartitionSources | None
-    rows_here: LocalRows | None
-    received_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        self._window = asyncio.Semaphore(max(1, self.settings.window))
-        self._unable: set[int] = set()  # holders of former partitions that are not asked any more
-        self._ranks_of: Callable[[Samples], NDArray[np.int32]] | None = None
-        self._looking_up = threading.Lock()
-
-    def seconds_to_read(self, n_rows: int) -> float:
-        """About how long all workers together take to read rows that are spread widely; infinite if unknown."""
-        traffic = self.dataset.traffic
-        if not traffic.seconds or not traffic.delivered_bytes:
-            return float("inf")
-        nbytes = sum(min(group.n_blocks, n_rows) * self.blocks.nbytes(group.first) for group in self.blocks.groups)
-        return nbytes / self.blocks.n_readers * traffic.seconds / traffic.delivered_bytes
-
-    async def bring(
-        self,
-        load: Load,
-        target: Target,
-        sample_ids: Samples,
-        slots: Samples,
-        stop: Stop,
-        *,
-        done: NDArray[np.bool_] | None = None,
-        progress: Callable[[int], None] = lambda n_rows: None,
-        former: bool = False,
-    ) -> None:
-        """Bring samples into reserved slots. Nothing writes to them once this has ended, with or without an error.
-
-        Parameters
-        ----------
-        done
-            ``(len(sample_ids),)`` rows that are there already. It is kept up to date, so that another attempt goes on.
-        """
-        done = np.zeros(len(sample_ids), np.bool_) if done is None else done
-        attempt = _Attempt(load, target, sample_ids, slots, stop, done, progress)
-        if former and self.former is not None:
-            await self._bring_former(attempt, self.former)
-        if stop():
-            raise ExchangeError("loading was stopped: the run has ended")
-        await self._bring_stored(attempt)
-        if len(sample_ids):
-            await self.reading.run(self.dataset.check_unchanged)
-
-    async def _bring_stored(self, attempt: _Attempt) -> None:
-        load, blocks = attempt.load, self.blocks
-        readers = [_Reader(address, deque(), 0) for address in load.readers]
-
-        def needed() -> tuple[Samples, list[Request], list[tuple[Group, Samples]]]:
-            left = np.flatnonzero(~attempt.done)
-            if not readers:
-                return left, [], []
-            requests, direct = blocks.requests(attempt.sample_ids[left], alone=load.alone)
-            return left, requests, [(group, left[which]) for group, which in direct]
-
-        left, requests, direct = await self.jobs.run(needed)
-        if not readers:
-            await self._read(attempt, self.dataset, left)
-            return
-        for request in requests:
-            reader = readers[request.block % len(readers)]
-            reader.queue.append(request)
-            reader.owed += len(request.items)
-        work = [self._read(attempt, group.samples, places, group) for group, places in direct]
-        work += [self._ask_reader(attempt, reader, left) for reader in readers if reader.queue or load.n_owners > 1]
-        watching = asyncio.ensure_future(self._watch(attempt, readers))
-        try:
-            await _all_of(work, attempt)
-        finally:
-            watching.cancel()
-        if not blocks.is_whole and len(left):  # rows were put together from their parts
-            await self.reading.run(lambda: attempt.target.add_checksums(attempt.sample_ids[left], attempt.slots[left]))
-            attempt.done[left] = True
-
-    async def _read(self, attempt: _Attempt, dataset: Dataset, places: Samples, group: Group | None = None) -> None:
-        """Read rows that no other worker needs, of all arrays or of those of a group."""
-        target, is_whole = attempt.target, group is None or self.blocks.is_whole
-
-        def ends() -> bool:  # called before every chunk
-            target.relieve()
-            return attempt.stopped
-
-        def read(which: Samples) -> None:
-            sample_ids, slots = attempt.sample_ids[which], attempt.slots[which]
-            dataset.read_into(target.rows, slots, sample_ids, memory_budget=IN_FLIGHT_NBYTES, stop=ends)
-            if is_whole:
-                target.add_checksums(sample_ids, slots)
-
-        for which in _cut(places, rows_per_message(self.dataset.row_nbytes, DIRECT_NBYTES)):
-            await self.reading.run(read, which)
-            self._arrived(attempt, group, which)
-
-    async def join(self, load: Load, target: Target) -> None:
-        """Say that this participant needs nothing from a load that others take part in."""
-        nothing = np.empty(0, np.int64)
-        await self.bring(load, target, nothing, nothing, lambda: False)
-
-    async def _announce(self, attempt: _Attempt, reader: _Reader) -> None:
-        """Tell a reader which blocks it will be asked for."""
-        if attempt.load.n_owners and reader.announced_to != reader.address:
-            reader.announced_to = reader.address
-            blocks = {request.block for request in reader.queue} | reader.asked
-            await self._call(attempt, reader, -1, np.array(sorted(blocks), np.int64))
-
-    async def _ask_reader(self, attempt: _Attempt, reader: _Reader, left: Samples) -> None:
-        """Fetch what a reader owes, with two requests at a time."""
-
-        async def ask() -> None:
-            failures = 0
-            while reader.queue and not attempt.stopped:
-                address, request = reader.address, None
-                try:
-                    await self._announce(attempt, reader)
-                    if not reader.queue:
-                        return
-                    request = reader.queue.popleft()
-                    reader.asked.add(request.block)
-                    await self._fetch(attempt, reader, request, left)
-                    reader.asked.discard(request.block)
-                    failures = 0
-                except (OSError, DShuffleError) as error:
-                    if request is not None:
-                        reader.queue.appendleft(request)
-                    failures += 1
-                    lasts = isinstance(error, DatasetError) and not error.transient
-                    if attempt.stopped or lasts or failures > ATTEMPTS:
-                        raise
-                    if reader.address == address and not isinstance(error, ChecksumMismatch):
-                        await self._replace(attempt, reader, f"{type(error).__name__}: {error}")
-
-        if reader.queue:
-            await _all_of([ask() for _ in range(IN_FLIGHT)], attempt)
-        else:
-            with contextlib.suppress(OSError, DShuffleError):  # the reader waits for a moment longer
-                await self._announce(attempt, reader)
-
-    async def _fetch(self, attempt: _Attempt, reader: _Reader, request: Request, left: Samples) -> None:
-        places = (request.items - self.blocks.first_item(request.block)).astype(np.uint32)
-        is_here = reader.address == self.worker.address
-        nbytes = len(places) * request.group.rows.layout.nbytes
-        while attempt.in_flight and attempt.in_flight + nbytes > IN_FLIGHT_NBYTES:
-            await attempt.freed.wait()
-        attempt.in_flight += nbytes
-        try:
-            reply = await self._call(attempt, reader, request.block, places)
-            if attempt.stopped:
-                raise ExchangeError("loading was stopped: the run has ended")
-            assert reply is not None
-            await self._place(attempt, request, reply, left)
-        finally:
-            attempt.in_flight -= nbytes
-            attempt.freed.set()
-            attempt.freed = asyncio.Event()
-        reader.arrived += len(request.items)
-        if reader.arrived >= reader.owed:
-            reader.seconds = time.perf_counter() - attempt.began
-        if not is_here:
-            self.received_bytes += reply.nbytes
-
-    async def _place(self, attempt: _Attempt, request: Request, reply: RowsReply, left: Samples) -> None:
-        """Verify rows, and copy them to their slots."""
-        blocks, target = self.blocks, attempt.target
-        which = left[request.places]
-        samples, slots, rows, checksums = attempt.sample_ids[which], attempt.slots[which], reply.rows, reply.checksums
-
-        def place() -> None:
-            if blocks.is_whole:
-                target.unpack(samples, slots, rows, checksums)
-            elif not blocks.is_intact(request, rows, checksums):
-                raise ChecksumMismatch(f"rows of block {request.block} of the store arrived corrupted")
-            else:
-                blocks.place(request, rows, target.rows, slots)
-                target.relieve()
-
-        await self.jobs.run(place, nbytes=rows.nbytes)
-        self._arrived(attempt, request.group, which)
-
-    def _arrived(self, attempt: _Attempt, group: Group | None, which: Samples) -> None:
-        if group is None or self.blocks.is_whole:
-            attempt.done[which] = True
-            attempt.progress(len(which))
-        elif group.first == 0:  # of rows in parts, most bytes are in the first group
-            n_rows, attempt.n_parts = divmod(attempt.n_parts + len(which), len(group.window))
-            attempt.progress(n_rows)
-
-    async def _call(self, attempt: _Attempt, reader: _Reader, block: int, numbers: NDArray[Any]) -> RowsReply | None:
-        """Request rows of a block, until its reader has read it; or announce blocks, with ``block=-1``."""
-        load, address = attempt.load, reader.address
-        while True:
-            if address == self.worker.address:
-                if block < 0:
-                    self.reader.announce(load.name, load.owner, load.n_owners, numbers.tolist())
-                    return None
-                here = self.reader.rows(load.name, load.owner, block, numbers)
-                reply: Any = await self._until(attempt, reader, address, here)
-            else:
-                fields: Any = await self._until(attempt, reader, address, self._request(load, address, block, numbers))
-                if isinstance(fields, dict) and fields.get("status") == "later":
-                    continue
-                fields = unwrap(fields, address)
-                if block < 0:
-                    return None
-                reply = await received(self.worker, rows_from_fields(fields, address))
-            if not isinstance(reply, Later):
-                assert isinstance(reply, RowsReply)
-                return reply
-
-    async def _request(self, load: Load, address: str, block: int, numbers: NDArray[Any]) -> object:
-        query = {"load": load.name, "owner": load.owner, "n_owners": load.n_owners, "block": block}
-        return await within(
-            answer_limit(self.settings), request_block(self.worker, address, self.session_id, numbers, **query)
-        )
-
-    async def _until(self, attempt: _Attempt, reader: _Reader, address: str, call: Coroutine[Any, Any, T]) -> T:
-        """The answer to a request, unless the load ends or another reader takes the place of this one."""
-        asking = asyncio.ensure_future(call)
-        try:
-            while not (await asyncio.wait([asking], timeout=LOOK_EVERY))[0]:
-                if attempt.stopped:
-                    raise ExchangeError("loading was stopped: the run has ended")
-                if reader.address != address:
-                    raise ExchangeError(f"{address} is late")
-            return asking.result()
-        finally:
-            asking.cancel()
-
-    async def _watch(self, attempt: _Attempt, readers: Sequence[_Reader]) -> None:
-        """Let other workers read what late readers owe, by the rule for slow senders."""
-        owing = [reader for reader in readers if reader.owed]
-        while True:
-            await asyncio.sleep(2 * LOOK_EVERY)
-            now, ended = time.perf_counter(), [reader for reader in owing if reader.seconds]
-            if not ended or 2 * len(ended) < len(owing):
-                continue
-            of_one_row = max(reader.seconds / reader.owed for reader in ended)
-            for reader in owing:
-                since = reader.since or attempt.began
-                owed, arrived = {0: reader.owed - reader.before, 1: 0}, {0: reader.arrived - reader.before}
-                if slow_senders(owed, arrived, seconds=now - since, seconds_to_read=of_one_row.__mul__):
-                    reader.since, reader.before = now, reader.arrived
-                    try:
-                        await self._replace(attempt, reader, "its rows come too slowly")
-                    except (OSError, DShuffleError) as error:
-                        logger.debug("dshuffle: the reader stays: %s", error)
-
-    async def _replace(self, attempt: _Attempt, reader: _Reader, reason: str) -> None:
-        """Let another worker read what a reader owes. The scheduler names it, the same one to all."""
-        reply = await within(
-            answer_limit(self.settings),
-            self.worker.scheduler.dshuffle_reader(
-                session_id=self.session_id, load=attempt.load.name, address=reader.address, reason=reason
-            ),
-        )
-        reader.address = message_in(reply, str, "the scheduler")
-
-    async def _bring_former(self, attempt: _Attempt, former: PartitionSources) -> None:
-        """Read rows from former partitions. Those that none of them can send are left."""
-        sample_ids, slots = attempt.sample_ids, attempt.slots
-
-        def needed() -> tuple[Samples, dict[int, deque[Samples]]]:
-            left = np.flatnonzero(~attempt.done)
-            return left, self._former_messages(former, sample_ids[left])
-
-        left, messages = await self.jobs.run(needed)
-
-        async def read(rank: int, places: Samples) -> None:
-            reply = await self._ask_former(attempt, former, rank, sample_ids[places])
-            rows, checksums, present = reply.rows, reply.checksums, reply.present
-            if present is not None and not present.all():  # a kept partition may lack some
-                places, rows, checksums = places[present], rows[present], checksums[present]
-            unpack = attempt.target.unpack
-            await self.jobs.run(unpack, sample_ids[places], slots[places], rows, checksums, nbytes=rows.nbytes)
-            attempt.done[places] = True
-            attempt.progress(len(places))
-            if former.holders[rank][0] != self.worker.address:
-                self.received_bytes += rows.nbytes + checksums.nbytes
-
-        async def read_all(rank: int, queue: deque[Samples]) -> None:
-            while True:
-                async with self._window:
-                    if not queue or rank in self._unable or attempt.stopped:
-                        return
-                    places = left[queue.popleft()]
-                    try:
-                        await read(rank, places)
-                    except (OSError, DShuffleError) as error:
-                        if rank not in self._unable and not attempt.stopped:
-                            self._unable.add(rank)
-                            reason = f"{type(error).__name__}: {error}"
-                            logger.warning("dshuffle: rows of %s are read from the dataset (%s)", name_of(rank), reason)
-
-        # No holder that hangs takes the whole window, and none packs many messages at a time.
-        await _all_of([read_all(*item) for _ in range(IN_FLIGHT) for item in messages.items()], attempt)
-
-    def _former_messages(self, former: PartitionSources, sample_ids: Samples) -> dict[int, deque[Samples]]:
-        """Holder -> places of the samples of each message. Every worker has another order of holders."""
-        holders = sorted(former.holders)
-        if former.shuffle is None:
-            [rank] = holders
-            places = {rank: np.arange(len(sample_ids))}
-        else:
-            ranks = self._look_up(former.shuffle, former.epoch)(sample_ids)
-            order, offsets = group_by(ranks, former.shuffle.n_workers)
-            places = {rank: order[offsets[rank] : offsets[rank + 1]] for rank in holders}
-        at_most = rows_per_message(self.dataset.row_nbytes, min(MESSAGE_BYTES, self.settings.message_bytes))
-        first = zlib.crc32(self.worker.address.encode()) % max(1, len(holders))
-        return {rank: deque(_cut(places[rank], at_most)) for rank in (*holders[first:], *holders[:first])}
-
-    def _look_up(self, shuffle: ShuffleSpec, epoch: int) -> Callable[[Samples], NDArray[np.int32]]:
-        """What tells the ranks of samples. If all of them have to be planned for that, this is done once."""
-        with self._looking_up:
-            if self._ranks_of is None:
-                shuffle = with_data(shuffle, self.dataset)
-                self._ranks_of = shuffle.ranks_at(epoch)
-            if self._ranks_of is None:
-                self._ranks_of = workers_of(shuffle, epoch, np.arange(shuffle.n_samples)).__getitem__
-            return self._ranks_of
-
-    async def _ask_former(
-        self, attempt: _Attempt, former: PartitionSources, rank: int, sample_ids: Samples
-    ) -> RowsReply:
-        address, session_id = former.holders[rank]
-        if address == self.worker.address:
-            assert self.rows_here is not None
-            return await self.rows_here(session_id, former.epoch, sample_ids)
-
-        async def request() -> RowsReply:
-            asking = request_rows(self.worker, address, session_id, former.epoch, sample_ids)
-            fields = unwrap(await within(answer_limit(self.settings), asking), address)
-            return await received(self.worker, rows_from_fields(fields, address))
-
-        return await self._until(attempt, _Reader(address, deque(), 0), address, request())
+    announced_to: str = ""
+    failures: int = 0
+    since: float = field(default_factory=time.perf_counter)
+    seconds: float = 0.0  # until it had sent everything
 
 
 @dataclass(slots=True, eq=False)
@@ -498,13 +121,12 @@ class _Attempt:
     """The arguments of :meth:`Loader.bring`, and whether a part of it has failed."""
 
     load: Load
-    target: Target
+    target: CachePartition
     sample_ids: Samples
     slots: Samples
     stop: Stop
     done: NDArray[np.bool_]
     progress: Callable[[int], None]
-    began: float = field(default_factory=time.perf_counter)
     cause: BaseException | None = None
     in_flight: int = 0  # bytes of rows that are requested
     n_parts: int = 0  # parts of windows that have arrived, beyond whole windows
@@ -514,6 +136,328 @@ class _Attempt:
     def stopped(self) -> bool:
         """Whether the rows are no longer wanted, or cannot all be brought."""
         return self.cause is not None or self.stop()
+
+    @contextlib.asynccontextmanager
+    async def room(self, nbytes: int) -> AsyncIterator[None]:
+        """Room for the rows of a request."""
+        while self.in_flight and self.in_flight + nbytes > IN_FLIGHT_NBYTES:
+            await self.freed.wait()
+        self.in_flight += nbytes
+        try:
+            yield
+        finally:
+            self.in_flight -= nbytes
+            self.freed.set()
+            self.freed = asyncio.Event()
+
+
+class Loader:
+    """Brings rows to one worker of a session.
+
+    ``jobs`` and ``reading`` are threads that unpack rows, and that read the store. ``reader`` is what this worker reads
+    for all, and ``rows_here`` returns the rows of former partitions on this worker.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        spec: SessionSpec,
+        dataset: Dataset,
+        blocks: RowBlocks,
+        jobs: JobQueue,
+        reading: JobQueue,
+        reader: StoreReader,
+        rows_here: LocalRows,
+    ) -> None:
+        self.received_bytes = 0
+        self._worker, self._spec, self._dataset, self._blocks = worker, spec, dataset, blocks
+        self._jobs, self._reading, self._reader, self._rows_here = jobs, reading, reader, rows_here
+        self._unable: set[int] = set()  # holders of former partitions that are not asked any more
+
+    def seconds_to_read(self, n_rows: int) -> float:
+        """About how long all workers together take to read rows that are spread widely; infinite if unknown."""
+        traffic, blocks = self._dataset.traffic, self._blocks
+        if not traffic.seconds or not traffic.delivered_bytes:
+            return math.inf
+        nbytes = sum(min(group.n_blocks, n_rows) * blocks.nbytes(group.first) for group in blocks.groups)
+        return nbytes / blocks.n_readers * traffic.seconds / traffic.delivered_bytes
+
+    async def bring(
+        self,
+        load: Load,
+        target: CachePartition,
+        sample_ids: Samples,
+        slots: Samples,
+        stop: Stop,
+        *,
+        done: NDArray[np.bool_],
+        progress: Callable[[int], None] = lambda n_rows: None,
+        former: bool = False,
+    ) -> None:
+        """Bring samples into reserved slots. Nothing writes to them once this has ended, with or without an error.
+
+        Rows that are ``done`` are there already. It is kept up to date, so that another attempt goes on.
+        """
+        attempt = _Attempt(load, target, sample_ids, slots, stop, done, progress)
+        if former and self._spec.former is not None:
+            await self._bring_former(attempt, self._spec.former)
+        await self._bring_stored(attempt)
+        if len(sample_ids):
+            await self._reading.run(self._dataset.check_unchanged)
+
+    async def join(self, load: Load, target: CachePartition, stop: Stop = lambda: False) -> None:
+        """Say that this participant needs nothing from a load that others take part in."""
+        nothing = np.empty(0, np.int64)
+        await self.bring(load, target, nothing, nothing, stop, done=nothing.astype(np.bool_))
+
+    async def _bring_former(self, attempt: _Attempt, former: PartitionSources) -> None:
+        """Read rows from former partitions. Those that none of them can send are left."""
+        sample_ids, slots = attempt.sample_ids, attempt.slots
+        at_most = rows_per_message(self._dataset.row_nbytes, min(MESSAGE_BYTES, self._spec.settings.message_bytes))
+
+        def needed() -> list[tuple[int, _Source]]:
+            left = np.flatnonzero(~attempt.done)
+            if former.shuffle is None:  # all samples are in one partition
+                places = dict.fromkeys(former.holders, left)
+            else:
+                order, offsets = group_by(self._ranks_of(sample_ids[left]), former.shuffle.n_workers)
+                places = {rank: left[order[offsets[rank] : offsets[rank + 1]]] for rank in former.holders}
+            # Every worker has another order of holders.
+            ranks = sorted(places, key=lambda rank: zlib.crc32(f"{self._worker.address} {rank}".encode()))
+            return [(rank, _Source(former.holders[rank][0], deque(_cut(places[rank], at_most)))) for rank in ranks]
+
+        async def fetch(rank: int, source: _Source, places: Samples) -> None:
+            if rank in self._unable:
+                return
+            async with attempt.room(len(places) * self._dataset.row_nbytes):
+                reply = await self._ask_former(attempt, former, rank, sample_ids[places])
+                rows, checksums, present = reply.rows, reply.checksums, reply.present
+                if present is not None and not present.all():  # a kept partition may lack some
+                    places, rows, checksums = places[present], rows[present], checksums[present]
+                unpack = attempt.target.unpack
+                await self._jobs.run(unpack, sample_ids[places], slots[places], rows, checksums, nbytes=rows.nbytes)
+            attempt.done[places] = True
+            attempt.progress(len(places))
+
+        async def fail(rank: int, source: _Source, places: Samples, address: str, error: Exception) -> None:
+            if rank not in self._unable and not attempt.stopped:
+                self._unable.add(rank)
+                reason = f"{type(error).__name__}: {error}"
+                logger.warning("dshuffle: rows of %s are read from the dataset (%s)", name_of(rank), reason)
+
+        work = [
+            self._ask(attempt, source, functools.partial(fetch, rank), functools.partial(fail, rank))
+            for rank, source in await self._jobs.run(needed)
+        ]
+        await _all_of(work, attempt)
+
+    @functools.cached_property
+    def _ranks_of(self) -> Callable[[Samples], NDArray[np.int32]]:
+        """What tells the ranks of samples in the former session. They may all have to be planned for that."""
+        former = self._spec.former
+        assert former is not None
+        assert former.shuffle is not None
+        shuffle = with_data(former.shuffle, self._dataset)
+        ranks_at = shuffle.ranks_at(former.epoch)
+        if ranks_at is None:
+            ranks_at = workers_of(shuffle, former.epoch, np.arange(shuffle.n_samples)).__getitem__
+        return ranks_at
+
+    async def _ask_former(
+        self, attempt: _Attempt, former: PartitionSources, rank: int, sample_ids: Samples
+    ) -> RowsReply:
+        address, session_id = former.holders[rank]
+        if address == self._worker.address:
+            return await self._rows_here(session_id, former.epoch, sample_ids)
+        asking = request_rows(self._worker, address, session_id, former.epoch, sample_ids)
+        fields = await self._until(attempt, _Source(address), self._within_limit(asking))
+        return await self._received(fields, address)
+
+    async def _bring_stored(self, attempt: _Attempt) -> None:
+        load, blocks = attempt.load, self._blocks
+
+        def needed() -> tuple[Samples, list[Request], list[tuple[Group | None, Samples]]]:
+            left = np.flatnonzero(~attempt.done)
+            if not load.readers:
+                return left, [], [(None, left)]
+            requests, direct = blocks.requests(attempt.sample_ids[left], alone=load.alone)
+            return left, requests, [(group, left[which]) for group, which in direct]
+
+        async def fetch(source: _Source, request: Request) -> None:
+            source.asked.add(request.block)
+            await self._announce(attempt, source)
+            places = (request.items - blocks.first_item(request.block)).astype(np.uint32)
+            async with attempt.room(len(places) * request.group.rows.layout.nbytes):
+                reply = await self._rows_of(attempt, source, request.block, places)
+                if attempt.stopped:
+                    raise ExchangeError("loading was stopped: the run has ended")
+                which = left[request.places]
+                await self._jobs.run(self._place, attempt, request, which, reply, nbytes=reply.nbytes)
+            self._arrived(attempt, request.group, which)
+            source.asked.discard(request.block)
+            source.failures = 0
+
+        async def fail(source: _Source, request: Request, address: str, error: Exception) -> None:
+            source.queue.appendleft(request)
+            source.failures += source.address == address
+            lasts = isinstance(error, DatasetError) and not error.transient
+            if attempt.stopped or lasts or source.failures > ATTEMPTS:
+                raise error
+            if source.address == address and not isinstance(error, ChecksumMismatch):
+                await self._replace(attempt, source, f"{type(error).__name__}: {error}")
+
+        left, requests, direct = await self._jobs.run(needed)
+        sources = [_Source(address) for address in load.readers]
+        for request in requests:
+            sources[request.block % len(sources)].queue.append(request)
+        work = [self._read(attempt, group, places) for group, places in direct]
+        work += [self._ask(attempt, source, fetch, fail) for source in sources if source.queue]
+        if load.n_owners > 1:
+            work += [self._announce_nothing(attempt, source) for source in sources if not source.queue]
+        watching = asyncio.ensure_future(self._watch(attempt, [source for source in sources if source.queue]))
+        try:
+            await _all_of(work, attempt)
+        finally:
+            watching.cancel()
+        if load.readers and not blocks.is_whole and len(left):  # rows were put together from their parts
+            sample_ids, slots = attempt.sample_ids[left], attempt.slots[left]
+            await self._reading.run(attempt.target.add_checksums, sample_ids, slots)
+            attempt.done[left] = True
+
+    async def _read(self, attempt: _Attempt, group: Group | None, places: Samples) -> None:
+        """Read rows that no other worker needs, of all arrays or of those of a group."""
+        target, dataset = attempt.target, self._dataset if group is None else group.samples
+
+        def ends() -> bool:  # called before every chunk
+            target.relieve()
+            return attempt.stopped
+
+        def read(which: Samples) -> None:
+            sample_ids, slots = attempt.sample_ids[which], attempt.slots[which]
+            dataset.read_into(target.rows, slots, sample_ids, memory_budget=IN_FLIGHT_NBYTES, stop=ends)
+            if group is None or self._blocks.is_whole:
+                target.add_checksums(sample_ids, slots)
+
+        for which in _cut(places, rows_per_message(self._dataset.row_nbytes, DIRECT_NBYTES)):
+            await self._reading.run(read, which)
+            self._arrived(attempt, group, which)
+
+    async def _ask(
+        self,
+        attempt: _Attempt,
+        source: _Source,
+        fetch: Callable[[_Source, Any], Awaitable[None]],
+        fail: Callable[[_Source, Any, str, Exception], Awaitable[None]],
+    ) -> None:
+        """Fetch all that a source has to send, with a few requests at a time."""
+
+        async def ask() -> None:
+            while source.queue and not attempt.stopped:
+                item, address = source.queue.popleft(), source.address
+                try:
+                    await fetch(source, item)
+                except (OSError, DShuffleError) as error:
+                    await fail(source, item, address, error)
+
+        await _all_of([ask() for _ in range(IN_FLIGHT)], attempt)
+        source.seconds = time.perf_counter() - source.since
+
+    async def _announce(self, attempt: _Attempt, source: _Source) -> None:
+        """Tell a reader which blocks it will be asked for."""
+        load, address = attempt.load, source.address
+        if not load.n_owners or source.announced_to == address:
+            return
+        source.announced_to = address
+        blocks = sorted({request.block for request in source.queue} | source.asked)
+        if address == self._worker.address:
+            self._reader.announce(load.name, load.owner, load.n_owners, blocks)
+        else:
+            unwrap(await self._query(attempt, source, -1, np.array(blocks, np.int64)), address)
+
+    async def _announce_nothing(self, attempt: _Attempt, source: _Source) -> None:
+        with contextlib.suppress(OSError, DShuffleError):  # the reader waits for a moment longer
+            await self._announce(attempt, source)
+
+    def _place(self, attempt: _Attempt, request: Request, which: Samples, reply: RowsReply) -> None:
+        """Verify rows, and copy them to their slots."""
+        blocks, target, rows, slots = self._blocks, attempt.target, reply.rows, attempt.slots[which]
+        if blocks.is_whole:
+            target.unpack(attempt.sample_ids[which], slots, rows, reply.checksums)
+        elif not blocks.is_intact(request, rows, reply.checksums):
+            raise ChecksumMismatch(f"rows of block {request.block} of the store arrived corrupted")
+        else:
+            blocks.place(request, rows, target.rows, slots)
+            target.relieve()
+
+    def _arrived(self, attempt: _Attempt, group: Group | None, which: Samples) -> None:
+        if group is None or self._blocks.is_whole:
+            attempt.done[which] = True
+            attempt.progress(len(which))
+        elif group.first == 0:  # of rows in parts, most bytes are in the first group
+            n_rows, attempt.n_parts = divmod(attempt.n_parts + len(which), len(group.window))
+            attempt.progress(n_rows)
+
+    async def _rows_of(self, attempt: _Attempt, source: _Source, block: int, places: NDArray[np.uint32]) -> RowsReply:
+        """Request rows of a block, until its reader has read it."""
+        load, address = attempt.load, source.address
+        while True:
+            if address == self._worker.address:
+                reply = await self._until(attempt, source, self._reader.rows(load.name, load.owner, block, places))
+                if isinstance(reply, RowsReply):
+                    return reply
+            else:
+                fields = await self._query(attempt, source, block, places)
+                if not (isinstance(fields, dict) and fields.get("status") == "later"):
+                    return await self._received(fields, address)
+
+    async def _query(self, attempt: _Attempt, source: _Source, block: int, numbers: NDArray[Any]) -> Any:
+        """What a reader answers to a request for rows of a block, or with ``block=-1`` if it is told of blocks."""
+        load = attempt.load
+        query = {"load": load.name, "owner": load.owner, "n_owners": load.n_owners, "block": block}
+        asking = request_block(self._worker, source.address, self._spec.session_id, numbers, **query)
+        return await self._until(attempt, source, self._within_limit(asking))
+
+    async def _within_limit(self, call: Awaitable[T]) -> T:
+        return await within(answer_limit(self._spec.settings), call)
+
+    async def _received(self, fields: Any, address: str) -> RowsReply:
+        reply = await received(self._worker, rows_from_fields(unwrap(fields, address), address))
+        self.received_bytes += reply.nbytes
+        return reply
+
+    async def _until(self, attempt: _Attempt, source: _Source, call: Coroutine[Any, Any, T]) -> T:
+        """The answer to a request, unless the load ends or another reader takes the place of this one."""
+        asking, address = asyncio.ensure_future(call), source.address
+        try:
+            while not (await asyncio.wait([asking], timeout=LOOK_EVERY))[0]:
+                if attempt.stopped:
+                    raise ExchangeError("loading was stopped: the run has ended")
+                if source.address != address:
+                    raise ExchangeError(f"{address} is late")
+            return asking.result()
+        finally:
+            asking.cancel()
+
+    async def _watch(self, attempt: _Attempt, sources: Sequence[_Source]) -> None:
+        """Let other workers read what late readers have not sent, once half of the others have sent everything."""
+        while True:
+            await asyncio.sleep(2 * LOOK_EVERY)
+            now, ended = time.perf_counter(), [source.seconds for source in sources if source.seconds]
+            for source in sources:
+                late = not source.seconds and now - source.since > PATIENCE + 2 * max(ended, default=math.inf)
+                if late and 2 * len(ended) >= len(sources):
+                    source.since = now
+                    try:
+                        await self._replace(attempt, source, "its rows come too slowly")
+                    except (OSError, DShuffleError) as error:
+                        logger.debug("dshuffle: the reader stays: %s", error)
+
+    async def _replace(self, attempt: _Attempt, source: _Source, reason: str) -> None:
+        """Let another worker read what a reader has not sent. The scheduler names it, the same one to all."""
+        named = self._worker.scheduler.dshuffle_reader(
+            session_id=self._spec.session_id, load=attempt.load.name, address=source.address, reason=reason
+        )
+        source.address = message_in(await self._within_limit(named), str, "the scheduler")
 
 
 async def _all_of(work: Sequence[Awaitable[None]], attempt: _Attempt) -> None:
@@ -545,3 +489,295 @@ def answer_limit(settings: Settings) -> float:
 def readers_of(addresses: Mapping[int, str]) -> tuple[str, ...]:
     """Addresses of the ranks, which read the store together."""
     return tuple(addresses[rank] for rank in sorted(addresses) if rank >= 0)
+
+
+READING_NBYTES = 64 * MIB
+"""Bytes of blocks in memory."""
+
+READING_COST = 3
+"""How often a block counts while it is read: stored, decoded, and as rows."""
+
+ANSWER_AFTER = 10.0
+"""Seconds after which a request that has to wait is answered with :class:`.Later`, so that it is made again."""
+
+ABANDONED_AFTER = 2.0
+"""Seconds after which a block makes room although a worker may still come for it."""
+
+
+@dataclass(slots=True, eq=False)
+class _SharedLoad:
+    """Who has said what it needs, and block -> participants that have not fetched their rows yet."""
+
+    name: str = ""
+    n_owners: int = 0
+    owners: set[int] = field(default_factory=set)
+    waiting: dict[int, set[int]] = field(default_factory=dict)
+    ahead: list[int] = field(default_factory=list)  # a heap of blocks to be read
+    failure: DatasetError | None = None  # another attempt would find the same
+
+    def expects(self, block: int) -> bool:
+        """Whether a participant will fetch rows of a block, or may say that it will."""
+        return block in self.waiting and (bool(self.waiting[block]) or len(self.owners) < self.n_owners)
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A block in memory, or being read."""
+
+    future: asyncio.Future[Block]
+    nbytes: int
+    used: float
+
+
+class StoreReader:
+    """What one worker reads of the store in a session.
+
+    Blocks are read in ascending order, ahead of the requests for their rows, as far as memory allows. A block is
+    dropped once every worker of the load has fetched its rows. Rows that no load announces, such as those of a slow
+    sender, are read on request, and stay until others need room or the next epoch begins, for other workers that need
+    rows of the same block. A request must be answered within ``limit`` seconds.
+    """
+
+    def __init__(self, blocks: RowBlocks, reading: JobQueue, jobs: JobQueue, limit: float) -> None:
+        self.sent_bytes = 0
+        self._blocks, self._reading, self._jobs, self._limit = blocks, reading, jobs, limit
+        self._load = _SharedLoad()
+        self._past: set[str] = set()  # names of loads that have ended
+        self._held: dict[int, _Held] = {}
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def stop_load(self) -> None:
+        """Read nothing ahead for the load under way. Its blocks stay for another attempt."""
+        self._past.add(self._load.name)
+        self._load = _SharedLoad()
+
+    def end_load(self) -> None:
+        """Drop the blocks of the load that has ended."""
+        self.stop_load()
+        self._drop([block for block, held in self._held.items() if held.future.done()])
+
+    def close(self) -> None:
+        """Drop all blocks, and read no more."""
+        self._closed = True
+        self.end_load()
+        self._held.clear()
+
+    def announce(self, load: str, owner: int, n_owners: int, blocks: Sequence[int]) -> None:
+        """Note that a participant will fetch rows of these blocks."""
+        if load in self._past or self._closed:  # the message is late
+            return
+        if self._load.name != load:
+            self.stop_load()
+            self._load = _SharedLoad(load, n_owners)
+        known = self._load
+        known.owners.add(owner)
+        for block in blocks:
+            if block not in known.waiting:
+                known.waiting[block] = set()
+                heapq.heappush(known.ahead, block)
+            known.waiting[block].add(owner)
+        if len(known.owners) >= n_owners:
+            self._drop([b for b, held in self._held.items() if held.future.done() and not known.expects(b)])
+        self._read_ahead()
+
+    async def rows(self, load: str, owner: int, block: int, places: NDArray[np.uint32]) -> RowsReply | Later:
+        """Rows of a block, for a participant of a load; ``places`` count from the first row of the block."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(min(ANSWER_AFTER, self._limit / 3)):
+                held = await self._when_read(load, block)
+        except TimeoutError:
+            return Later()
+        self._check_open()
+        items = self._blocks.first_item(block) + places.astype(np.int64)
+        data = held.future.result()
+        rows, checksums = await self._jobs.run(data.gather, items, nbytes=len(items) * data.rows.shape[1])
+        held.used = loop.time()
+        if self._load.name == load and block in self._load.waiting:
+            self._load.waiting[block].discard(owner)
+            if not self._load.expects(block):
+                self._drop([block])
+                self._read_ahead()
+        return RowsReply(rows, checksums)
+
+    async def _when_read(self, load: str, block: int) -> _Held:
+        """Wait for room, and until a block has been read."""
+        while (held := self._held.get(block)) is None:
+            self._check_open()
+            if self._load.name == load and self._load.failure is not None:
+                raise self._load.failure
+            if self._has_room(block):
+                held = self._read(block)
+                break
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), ABANDONED_AFTER)
+        held.used = asyncio.get_running_loop().time()
+        await asyncio.wait([held.future])
+        return held
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ExchangeError("the session was closed")
+
+    def _drop(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._held.pop(block, None)
+        self._wake()
+
+    def _read_ahead(self) -> None:
+        known = self._load
+        while known.ahead and known.failure is None and not self._closed:
+            block = known.ahead[0]
+            if block not in self._held and known.expects(block):
+                if not self._has_room(block):
+                    return
+                self._read(block)
+            heapq.heappop(known.ahead)
+
+    def _read(self, block: int) -> _Held:
+        loop = asyncio.get_running_loop()
+        known, nbytes = self._load, self._blocks.nbytes(block)
+        future = self._reading.run(self._blocks.read, block, lambda: self._closed)
+        held = self._held[block] = _Held(future, READING_COST * nbytes, loop.time())
+
+        def read(future: asyncio.Future[Block]) -> None:
+            held.nbytes, held.used = nbytes, loop.time()
+            error = None if future.cancelled() else future.exception()
+            if (future.cancelled() or error) and self._held.get(block) is held:  # another request tries again
+                del self._held[block]
+            if isinstance(error, DatasetError) and not error.transient:
+                known.failure = error
+            self._wake()
+            self._read_ahead()
+
+        future.add_done_callback(read)
+        return held
+
+    def _has_room(self, block: int) -> bool:
+        """Whether a block may be read now. Blocks that nobody comes for make room."""
+        now, needed = asyncio.get_running_loop().time(), READING_COST * self._blocks.nbytes(block)
+
+        def fits() -> bool:
+            return not self._held or needed + sum(held.nbytes for held in self._held.values()) <= READING_NBYTES
+
+        reads = any(not held.future.done() for held in self._held.values())
+        if fits() or (not reads and block < min(self._held)):  # it is needed before those that are held
+            return True
+        waiting = self._load.waiting
+        for number, held in list(self._held.items()):
+            patience = ABANDONED_AFTER * (5 if self._load.expects(number) else 1)
+            if held.future.done() and now - held.used > patience:
+                gone = set(waiting.get(number, ()))  # they have left, or ask another reader
+                for owners in waiting.values():
+                    owners -= gone
+                del self._held[number]
+                if fits():
+                    return True
+        return False
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+BLOCK_BYTES = 8 * MIB
+
+
+class ServerRows:
+    """The server's rows: blocks of consecutive samples, kept in memory up to a budget.
+
+    What stays in memory comes with the load of the first partitions, in which each chunk is read once for all. An
+    uncoded plan is in ascending sample order (`planning/delivery/rows.py`), so all destinations move through the
+    dataset together, block after block. The first blocks stay in memory, and the others pass through a small window:
+    each chunk beyond the budget is read once per epoch, independent of the number of workers. A packet XORs samples
+    from anywhere in the dataset, so coded plans need all blocks in memory.
+
+    Parameters
+    ----------
+    budget
+        Maximum bytes of rows to keep; ``None`` keeps all rows.
+    window_bytes
+        Maximum bytes of rows on their way to the receivers. The moving window holds this much if the budget allows.
+    whole
+        Whether all rows must be kept, in order to encode packets.
+    """
+
+    def __init__(self, dataset: Dataset, *, budget: int | None, window_bytes: int, whole: bool = False) -> None:
+        self._dataset = dataset
+        row_bytes = dataset.row_nbytes + SLOT_OVERHEAD
+        # Blocks are whole chunks of the array with the widest rows. A chunk of labels may span the whole dataset.
+        chunk_rows = max(dataset.arrays.values(), key=lambda a: a.dtype.itemsize * math.prod(a.shape)).chunk_rows
+        self._block_rows = max(1, -(-BLOCK_BYTES // row_bytes // chunk_rows)) * chunk_rows
+        n_blocks = -(-dataset.n_samples // self._block_rows)
+        block_bytes = min(self._block_rows, dataset.n_samples) * row_bytes
+        fitting = n_blocks if budget is None else budget // block_bytes
+        least = n_blocks if whole else min(3, n_blocks)
+        if fitting < least:
+            what = "a coded delivery" if whole else "the server"
+            raise CacheBudgetError(
+                f"{what} needs {least} blocks of {block_bytes} bytes in the server's memory ({least * block_bytes} "
+                f"bytes in total); memory_limit leaves {budget} bytes. Raise it, serve from a worker with more memory, "
+                "or use the delivery 'peer'"
+            )
+        n_moving = 0 if fitting >= n_blocks else min(fitting, max(3, -(-window_bytes // block_bytes) + 2))
+        self._n_resident = min(fitting, n_blocks) - n_moving
+        # One matrix, so that packets can be encoded from any rows. Pages that are never written do not take memory.
+        n_rows = min(self._n_resident * self._block_rows, dataset.n_samples)
+        self._kept = CachePartition(dataset.layout, capacity=n_rows, incoming=0)
+        self._loaded = np.zeros(n_rows, np.bool_)
+        self._moving = functools.lru_cache(n_moving)(self._read)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    async def load(self, bring: Callable[..., Awaitable[None]], stop: Stop) -> None:
+        """Load the rows that stay in memory, together with the workers that load their partitions."""
+        samples = np.arange(len(self._loaded))
+        await bring(self._kept, samples, samples, stop, done=self._loaded)
+
+    def pack(self, sample_ids: Samples, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Copy rows and checksums of samples into buffers, in the given order. Each block is looked up once."""
+        blocks = sample_ids // self._block_rows
+        order = np.argsort(blocks, kind="stable")
+        present, starts = np.unique(blocks[order], return_index=True)
+        for number, places in zip(present.tolist(), np.split(order, starts[1:]), strict=True):
+            block, block_checksums = self._block(number)
+            at = sample_ids[places] - number * self._block_rows
+            rows[places] = block[at]
+            checksums[places] = block_checksums[at]
+
+    def encoded(self, plan: Packets, leaving: Samples) -> LeavingRows:
+        """The packets of a plan that leave, as a source. Waits until all rows are in memory."""
+        for number in range(self._n_resident):
+            self._block(number)
+        pack = functools.partial(encode, self._kept.rows, self._kept.checksums, plan.offsets, plan.samples)
+        holder: Any = types.SimpleNamespace(pack=pack)
+        return LeavingRows(holder, leaving)
+
+    def close(self) -> None:
+        """Drop all rows, once a read that is under way has ended."""
+        with self._lock:
+            self._closed = True
+            self._moving.cache_clear()
+            self._kept.close()
+
+    def _block(self, number: int) -> tuple[ByteMatrix, Checksums]:
+        """The rows of a block, which is read if it is not in memory."""
+        part = slice(number * self._block_rows, (number + 1) * self._block_rows)
+        with self._lock:
+            if self._closed:
+                raise ExchangeError("the session was closed")
+            if number >= self._n_resident:
+                return self._moving(number)
+            if not self._loaded[part].all():
+                self._kept.rows[part], self._kept.checksums[part] = self._read(number)
+                self._loaded[part] = True
+            return self._kept.rows[part], self._kept.checksums[part]
+
+    def _read(self, number: int) -> tuple[ByteMatrix, Checksums]:
+        first = number * self._block_rows
+        sample_ids = np.arange(first, min(first + self._block_rows, self._dataset.n_samples))
+        rows = self._dataset.layout.empty(len(sample_ids))
+        self._dataset.read_into(rows, np.arange(len(rows)), sample_ids)
+        self._dataset.check_unchanged()
+        return rows, checksum_rows(rows, sample_ids)

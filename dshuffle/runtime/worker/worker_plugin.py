@@ -1,17 +1,19 @@
-"""The worker plugin: it sets dshuffle up on a Dask worker, runs tasks there, and keeps its log short."""
+"""The worker plugin: it sets dshuffle up on a Dask worker, and runs tasks there."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import importlib
 import logging
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 from distributed import Worker, get_worker
+from distributed.core import Server
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
@@ -39,11 +41,10 @@ from dshuffle.runtime.messages import (
     replying,
 )
 from dshuffle.runtime.partition import Partition
-from dshuffle.runtime.process import Timeline, raise_limit
+from dshuffle.runtime.process import raise_limit
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL
 from dshuffle.runtime.task_keys import place_of_key
-from dshuffle.runtime.worker.disk import KeptPartitions
-from dshuffle.runtime.worker.session import ReservedMemory, SharedParts, WorkerSession
+from dshuffle.runtime.worker.session import WorkerSession
 from dshuffle.runtime.worker.sessions import WorkerSessions, hand_over, row_handlers
 
 logger = logging.getLogger(__name__)
@@ -57,11 +58,6 @@ def is_worth_a_line(record: logging.LogRecord) -> bool:
     return True
 
 
-def leave_out_consequences() -> None:
-    """Install the filter in this process. Idempotent."""
-    logging.getLogger("distributed.worker").addFilter(is_worth_a_line)
-
-
 ATTACHED = ("spec", "cause", "values", "sample_ids", "numbers")
 """What a message may have beside its fields: objects that Dask sends by itself."""
 
@@ -70,15 +66,15 @@ OPERATIONS: dict[str, tuple[type[Order], Callable[..., Any]]] = {
     "status": (SessionOrder, WorkerSessions.status),
     "commit": (CommitOrder, WorkerSessions.commit),
     "close": (CloseOrder, WorkerSessions.close),
-    "mean": (MeanQuery, WorkerSessions.mean),
-    "end_collective": (EndCollectiveOrder, WorkerSessions.fail_collective),
     "kept": (KeptQuery, WorkerSessions.list_kept),
     "rows": (RowsQuery, WorkerSessions.send_rows),
-    "block": (BlockQuery, WorkerSessions.send_block),
 }
 """What the scheduler and other workers may ask of a worker, by name: the fields of the message, and who answers it."""
 
 OF_SESSION: dict[str, tuple[type[Order], Callable[..., Any]]] = {
+    "block": (BlockQuery, WorkerSession.send_block),
+    "mean": (MeanQuery, WorkerSession.mean),
+    "end_collective": (EndCollectiveOrder, WorkerSession.fail_collective),
     "members": (MembersOrder, WorkerSession.change_members),
     "begin": (BeginOrder, WorkerSession.begin),
     "plan_ahead": (PlanOrder, WorkerSession.plan_ahead),
@@ -86,7 +82,33 @@ OF_SESSION: dict[str, tuple[type[Order], Callable[..., Any]]] = {
     "training": (Order, WorkerSession.take_training_time),
     "trained": (TrainedQuery, WorkerSession.trained),
 }
-"""What the scheduler may ask of an open session, in the same way."""
+"""What they may ask of an open session, in the same way."""
+
+OF_WORKER, OF_SCHEDULER = (
+    ("dshuffle.runtime.gather", "dshuffle.store.dataset"),
+    ("dshuffle.runtime.scheduler.scheduler_plugin",),
+)
+KERNELS = (
+    *("rows", "exchange.cache_partition", "store.reader"),
+    *("planning.types", "planning.randomness", "planning.remainder"),
+)
+"""Those of sessions with the default choices."""
+
+
+def load_ahead(is_worker: bool) -> None:
+    """Load the modules of a worker or a scheduler, and the kernels of a worker.
+
+    Sessions whose choices need more kernels load these when they open.
+    """
+    for name in OF_WORKER if is_worker else OF_SCHEDULER:
+        importlib.import_module(name)
+    if is_worker:
+        load_kernels(*KERNELS)
+
+
+async def preload(server: Server) -> None:
+    """Load what a worker or a scheduler needs before it is part of the cluster."""
+    await asyncio.to_thread(load_ahead, isinstance(server, Worker))
 
 
 class DShuffleWorker(WorkerPlugin):
@@ -101,11 +123,8 @@ class DShuffleWorker(WorkerPlugin):
 
     async def setup(self, worker: Worker) -> None:
         """Register the handlers, load the kernels, then send a hello to the scheduler."""
-        timeline = Timeline("the worker is set up")
-        executor = ThreadPoolExecutor(2, thread_name_prefix="dshuffle-plugin")
-        shared = SharedParts(worker, executor, ReservedMemory(worker), KeptPartitions())
-        self.sessions = WorkerSessions(shared)
-        leave_out_consequences()
+        self.sessions = opened = WorkerSessions(worker)
+        logging.getLogger("distributed.worker").addFilter(is_worth_a_line)
         if worker.nanny:  # it has a process of its own
             end_without_last_collections()
         is_set_up, open_files = False, raise_limit()
@@ -122,16 +141,12 @@ class DShuffleWorker(WorkerPlugin):
         for name in (*OPERATIONS, *OF_SESSION):
             worker.handlers[f"dshuffle_{name}"] = replying(name, functools.partial(_carry_out, sessions, name))
         worker.handlers |= row_handlers(sessions)
-        timeline.end_step("handlers registered")
         # Off the event loop, and before the first rows arrive.
         try:
-            await shared.in_thread(load_kernels, *Transport.kernels)
+            await opened.in_thread(load_kernels, *Transport.kernels)
         except BaseException:
-            if worker.handlers.get("dshuffle_protocol") is protocol:
-                del worker.handlers["dshuffle_protocol"]
+            worker.handlers.pop("dshuffle_protocol", None)
             raise
-        timeline.end_step("kernels loaded")
-        timeline.log()
         # From here on the scheduler can use this worker. The hello makes it check at once instead of waiting.
         is_set_up = True
         try:
@@ -145,12 +160,13 @@ class DShuffleWorker(WorkerPlugin):
         sessions = self.sessions
         if sessions is None:
             return
-        sessions.collectives.close()
+        for session in sessions.values():
+            session.end_collective()
         if any(session.rank is not None and not session.is_loading for session in sessions.values()):
             await hand_over(worker)
         self.torn_down = True
         await sessions.end()
-        sessions.shared.executor.shutdown(wait=False, cancel_futures=True)
+        sessions.executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _sessions_of(worker: Worker, installed: weakref.ref[DShuffleWorker]) -> WorkerSessions:
@@ -164,12 +180,19 @@ def _sessions_of(worker: Worker, installed: weakref.ref[DShuffleWorker]) -> Work
 def _carry_out(sessions: Callable[[], WorkerSessions], operation: str, **message: Any) -> Any:
     """Carry out what another process asks for."""
     owner: WorkerSessions | WorkerSession = sessions()
-    if operation in OF_SESSION:
-        owner = sessions().session(message.pop("session_id"))
     kind, method = OF_SESSION.get(operation) or OPERATIONS[operation]
     attached = {name: message.pop(name) for name in ATTACHED if name in message}
+    if operation in OF_SESSION:
+        owner = sessions().session(message["session_id"])
+        if not issubclass(kind, SessionOrder):
+            del message["session_id"]
     fields = from_fields(kind, message, f"the process that asked for {operation!r}")
-    return method(owner, **msgspec.structs.asdict(fields), **attached)
+    if isinstance(fields, OpenOrder):
+        return method(owner, fields, **attached)
+    named = msgspec.structs.asdict(fields)
+    if operation in OF_SESSION:
+        named.pop("session_id", None)
+    return method(owner, **named, **attached)
 
 
 def partition_on(worker: Worker, session_id: str, rank: int, epoch: int) -> AbstractContextManager[Partition]:
@@ -178,7 +201,7 @@ def partition_on(worker: Worker, session_id: str, rank: int, epoch: int) -> Abst
     sessions = plugin.sessions if isinstance(plugin, DShuffleWorker) else None
     session = None if sessions is None else sessions.of_rank(session_id, rank)
     if session is None:
-        cause = None if sessions is None else sessions.cause(session_id)
+        cause = None if sessions is None else sessions.causes.get(session_id)
         if cause is not None:
             raise cause.raised_by(f"the task of rank {rank} cannot run")
         raise WorkerLost(

@@ -231,7 +231,7 @@ def test_tasks_of_a_stopped_worker_fail_when_the_session_ends(lonely, labelled, 
     def take_a_while():
         import asyncio
 
-        from dshuffle.runtime.worker.run import ExchangeRun
+        from dshuffle.runtime.worker.session import ExchangeRun
 
         start = ExchangeRun.start
 

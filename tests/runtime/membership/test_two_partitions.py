@@ -12,7 +12,7 @@ from distributed import Client, LocalCluster
 from dshuffle import Shuffler
 from dshuffle.errors import WorkerLost
 from dshuffle.planning import Choices, ShuffleSpec
-from dshuffle.runtime.memory import member_nbytes
+from dshuffle.runtime.process import member_nbytes
 
 from ..conftest import OPTIONS
 

@@ -27,9 +27,8 @@ import dshuffle.runtime.client.epoch
 import dshuffle.runtime.client.open_session
 import dshuffle.runtime.client.session_client
 import dshuffle.runtime.client.shuffler
-import dshuffle.runtime.worker.member_parts
-import dshuffle.runtime.worker.server_rows
 import dshuffle.runtime.worker.session
+import dshuffle.runtime.worker.sessions
 import dshuffle.runtime.worker.worker_plugin
 from dshuffle.errors import MixingWarning
 from dshuffle.kernels import load_kernels
@@ -42,7 +41,7 @@ from .client import as_completed
 from .network import Network, Stream
 from .processes import RUNNING_IN, Numbered, tracked
 from .scheduler import SimulatedScheduler
-from .virtual_time import ImmediateThreads, SimulatedThreads, VirtualLoop
+from .virtual_time import SimulatedThreads, VirtualLoop
 from .worker import SimulatedWorker
 
 HEARTBEAT = 15.0
@@ -187,16 +186,15 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         warnings.simplefilter("ignore", MixingWarning)
         for module in (
             dshuffle.exchange.jobs,
-            dshuffle.runtime.worker.member_parts,
-            dshuffle.runtime.worker.worker_plugin,
+            dshuffle.runtime.worker.session,
+            dshuffle.runtime.worker.sessions,
         ):
             threads = lambda n_threads, thread_name_prefix: SimulatedThreads(loop, n_threads)  # noqa: E731
             patch.setattr(module, "ThreadPoolExecutor", threads)
-        patch.setattr(dshuffle.runtime.worker.server_rows, "ThreadPoolExecutor", lambda *_, **__: ImmediateThreads())
         patch.setattr("dshuffle.store.row_blocks.SMALLEST_BLOCK", 100)  # so that all workers read
         # Kernels are loaded once in a process.
         patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_kernels", LOADED)
-        patch.setattr(dshuffle.runtime.worker.session, "load_kernels", LOADED)
+        patch.setattr(dshuffle.runtime.worker.sessions, "load_kernels", LOADED)
         without_thread = lambda _: contextlib.nullcontext()  # noqa: E731
         patch.setattr(dshuffle.runtime.client.shuffler, "log_if_slow", without_thread)
         patch.setattr(Candidates, "may_come", may_come)

@@ -160,7 +160,7 @@ class World:
                 continue
             sessions = worker.plugins["dshuffle"].sessions
             assert not sessions, f"a session is left on {address}"
-            assert not sessions.shared.reserved, f"memory is left reserved on {address}"
+            assert not sessions._reserved, f"memory is left reserved on {address}"
             assert not sessions.ids, f"a session still opens on {address}"
             assert not worker.process.tasks, f"tasks are left on {address}: {list(worker.process.tasks)}"
         assert not main.tasks, f"tasks are left on the scheduler: {list(main.tasks)}"

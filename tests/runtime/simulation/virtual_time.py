@@ -117,18 +117,3 @@ class SimulatedThreads:
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         for future in list(self._waiting) if cancel_futures else []:
             future.cancel()
-
-
-class ImmediateThreads:
-    """In place of a ThreadPoolExecutor whose results a thread waits for: calls run at once."""
-
-    def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Nothing is left to be done."""

@@ -16,7 +16,7 @@ import zarr
 from distributed.protocol.serialize import Serialize
 
 from dshuffle import create_dataset
-from dshuffle.errors import CorruptChunk, ExchangeError
+from dshuffle.errors import ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.comms import RowsReply, to_fields
 from dshuffle.exchange.jobs import JobQueue
@@ -24,10 +24,8 @@ from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.rows import checksum_rows
 from dshuffle.runtime.session_spec import PartitionSources
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.worker import loading, store_reader
-from dshuffle.runtime.worker.loading import Load, Loader
-from dshuffle.runtime.worker.store_reader import StoreReader
-from dshuffle.store import Dataset, open_dataset
+from dshuffle.runtime.worker import loading
+from dshuffle.runtime.worker.loading import Load, Loader, StoreReader
 from dshuffle.store.row_blocks import RowBlocks
 
 Q, N, EPOCH = 600, 4, 5
@@ -83,9 +81,8 @@ class Workers:
         reader = StoreReader(blocks, reading, jobs, 60.0)
         self.queues += [jobs, reading]
         self.readers[self.address(rank)] = reader
-        return Loader(
-            worker, "session", self.dataset, blocks, self.settings, jobs, reading, reader, self.former, self.rows_of
-        )
+        spec = SimpleNamespace(session_id="session", settings=self.settings, former=self.former)
+        return Loader(worker, spec, self.dataset, blocks, jobs, reading, reader, self.rows_of)
 
     def rpc(self, address):
         async def block(session_id, numbers, load, owner, n_owners, block):
@@ -209,13 +206,6 @@ def test_views_and_arrays_with_other_chunks(view, small_blocks, monkeypatch):
     assert workers.read_once
 
 
-def test_several_workers_may_hold_a_sample(dataset, small_blocks):
-    rng = np.random.default_rng(4)
-    workers = Workers(dataset)
-    workers.load({rank: np.sort(rng.permutation(Q)[: Q // 2]) for rank in range(N)}, alone=False)
-    assert workers.read_once
-
-
 def test_others_read_for_workers_that_take_lost_ranks(dataset, small_blocks):
     workers = Workers(dataset, 5)
     partitions = random_partitions(Q, 5)
@@ -228,7 +218,7 @@ def test_others_read_for_workers_that_take_lost_ranks(dataset, small_blocks):
 
 def test_memory_is_bounded_and_blocks_are_still_read_once(dataset, small_blocks, monkeypatch):
     """One worker is slow: the others wait for it rather than let blocks be read twice."""
-    monkeypatch.setattr(store_reader, "READING_NBYTES", 6 * 20 * dataset.row_nbytes)
+    monkeypatch.setattr(loading, "READING_NBYTES", 6 * 20 * dataset.row_nbytes)
 
     async def late(address, block, reply):
         await asyncio.sleep(0.02)
@@ -253,7 +243,7 @@ def test_another_worker_reads_in_place_of_one_that_fails(dataset, small_blocks):
 
 
 def test_another_worker_reads_in_place_of_a_slow_one(dataset, small_blocks, monkeypatch):
-    monkeypatch.setattr("dshuffle.exchange.mailboxes.PATIENCE", 0.2)
+    monkeypatch.setattr(loading, "PATIENCE", 0.2)
     monkeypatch.setattr(loading, "LOOK_EVERY", 0.05)
 
     async def slow(address, block, reply):
@@ -268,29 +258,11 @@ def test_another_worker_reads_in_place_of_a_slow_one(dataset, small_blocks, monk
     assert (workers.address(2), "its rows come too slowly") in workers.named
 
 
-def test_another_worker_reads_in_place_of_one_that_hangs_after_half_of_its_blocks(dataset, small_blocks, monkeypatch):
-    monkeypatch.setattr("dshuffle.exchange.mailboxes.PATIENCE", 0.3)
-    monkeypatch.setattr(loading, "LOOK_EVERY", 0.05)
-    answers = Counter()
-
-    async def hangs(address, block, reply):
-        answers[address] += 1
-        if address == Workers.address(2) and answers[address] > 12:
-            await asyncio.sleep(30)
-        return reply
-
-    workers = Workers(dataset, answer=hangs)
-    began = time.monotonic()
-    workers.load(random_partitions(Q))
-    assert time.monotonic() - began < 20
-    assert (workers.address(2), "its rows come too slowly") in workers.named
-
-
 @pytest.mark.parametrize("late", [0, 3])
 def test_an_owner_that_begins_late_finds_the_blocks(dataset, small_blocks, monkeypatch, late):
     """It has not said what it needs when the others have their rows."""
-    monkeypatch.setattr(store_reader, "READING_NBYTES", 8 * 20 * dataset.row_nbytes)
-    monkeypatch.setattr(store_reader, "ABANDONED_AFTER", 0.2)
+    monkeypatch.setattr(loading, "READING_NBYTES", 8 * 20 * dataset.row_nbytes)
+    monkeypatch.setattr(loading, "ABANDONED_AFTER", 0.2)
     bring = Loader._bring_stored
 
     async def begins_late(self, attempt):
@@ -317,7 +289,12 @@ def test_another_attempt_goes_on_without_an_owner_that_has_all_its_rows(dataset,
             cache = CachePartition(dataset.layout, capacity=Q, incoming=0)
             slots = cache.reserve(partitions[rank])
             await loaders[rank].bring(
-                dataclasses.replace(load, owner=rank), cache, partitions[rank], slots, lambda: False
+                dataclasses.replace(load, owner=rank),
+                cache,
+                partitions[rank],
+                slots,
+                lambda: False,
+                done=np.zeros(len(slots), np.bool_),
             )
 
         await asyncio.gather(
@@ -346,47 +323,6 @@ def test_rows_that_arrive_corrupted_are_asked_for_again(dataset, small_blocks):
     workers.load(random_partitions(Q))
     assert corrupted
     assert not workers.named
-
-
-def test_a_damaged_chunk_ends_the_load_of_all_that_need_it(dataset, small_blocks, monkeypatch):
-    read_into = Dataset.read_into
-
-    def damaged(self, rows, slots, ids, **options):
-        if 333 in ids:
-            raise CorruptChunk("chunk (16, 0) of array 'x' is corrupted")
-        read_into(self, rows, slots, ids, **options)
-
-    workers = Workers(dataset)
-    monkeypatch.setattr(Dataset, "read_into", damaged)
-    with pytest.raises(CorruptChunk, match="chunk"):
-        workers.load(random_partitions(Q))
-    assert not workers.named
-
-
-def test_the_cause_is_raised_and_not_what_it_stopped(small_blocks, monkeypatch):
-    """Labels in one chunk are damaged, while each worker reads the other arrays by itself."""
-    monkeypatch.setattr("dshuffle.store.create._CHUNK_NBYTES", 2000)
-    rng = np.random.default_rng(1)
-    arrays = {"x": rng.random((Q, 40)), "label": rng.integers(0, 9, Q)}
-    dataset = create_dataset("memory://loading-cause", arrays, overwrite=True)
-    workers, read = Workers(dataset), RowBlocks.read
-
-    def damaged(self, block, stop):
-        if block >= self.groups[1].first:
-            raise CorruptChunk("the chunk of the labels is corrupted")
-        return read(self, block, stop)
-
-    read_into = Dataset.read_into
-
-    def slowly(self, *args, stop=None, **options):
-        time.sleep(0.05)
-        read_into(self, *args, stop=stop, **options)
-
-    monkeypatch.setattr(RowBlocks, "read", damaged)
-    monkeypatch.setattr(Dataset, "read_into", slowly)
-    monkeypatch.setattr(loading, "DIRECT_NBYTES", 3000)
-    with pytest.raises(CorruptChunk, match="labels"):
-        workers.load({rank: np.arange(Q)[rank * Q // N : (rank + 1) * Q // N] for rank in range(N)})
 
 
 def test_it_stops(dataset, small_blocks):

@@ -14,7 +14,7 @@ from dshuffle.planning.cost import ClusterRates, Work, loads_of, message_count
 from dshuffle.planning.delivery.relay import Pacing
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.worker.member_parts import MemberExchange
+from dshuffle.runtime.worker.session import planned as planned_by
 
 
 def planned(n_samples, n_workers, row_nbytes, settings, delivery="peer", who=(0,), rate=1e12, **options):
@@ -24,7 +24,7 @@ def planned(n_samples, n_workers, row_nbytes, settings, delivery="peer", who=(0,
     planner = EpochPlanner(spec, checks=False)
     planner.load()
     layout = RowLayout.of({"x": (np.dtype("u1"), (row_nbytes,))})
-    return MemberExchange.make(planner, 1, who, layout, settings, delivery).with_messages(rate)
+    return planned_by(planner, 1, delivery, who, layout, settings).transport.with_messages(rate)
 
 
 def longest(flows):
@@ -43,21 +43,21 @@ def test_rows_under_way_fit_the_window(n_workers, per_worker, row_nbytes, messag
     settings = Settings(message_bytes=message_bytes, window_bytes=message_bytes * times)
     made = planned(n_workers * per_worker, n_workers, row_nbytes, settings, rate=rate)
     pacing = Pacing.of(rate, message_bytes=message_bytes, window_bytes=message_bytes * times)
-    nbytes = longest(made.incoming(0)) * row_nbytes
+    nbytes = longest(made.messages.receives[0][1]) * row_nbytes
     assert nbytes <= max(pacing.message_nbytes, row_nbytes)
-    assert made.transport.messages.requests == pacing.asked(nbytes)
-    nbytes, answered = longest(made.outgoing(0)) * row_nbytes, made.transport.answered_by(0)
+    assert made.messages.requests == pacing.asked(nbytes)
+    nbytes, answered = longest(made.messages.sends[0][1]) * row_nbytes, made.answered_by(0)
     assert answered == 1 or answered * nbytes <= settings.window_bytes
     assert (answered + 1) * nbytes > settings.window_bytes, "there is room for one more"
-    total = sum(len(items) for items, _ in made.transport.messages.sends.values()) * row_nbytes
-    assert made.transport.messages.acknowledged == (nbytes > UNACKNOWLEDGED_BYTES or total > settings.window_bytes)
+    total = sum(len(items) for items, _ in made.messages.sends.values()) * row_nbytes
+    assert made.messages.acknowledged == (nbytes > UNACKNOWLEDGED_BYTES or total > settings.window_bytes)
 
 
 @pytest.mark.parametrize(("n_samples", "asked"), [(80_000, {5, 6}), (25_000, {9, 10, 11}), (400, {32})])
 def test_all_senders_are_asked_if_their_messages_fit(n_samples, asked):
     """Shorter flows leave room in the window for more of them."""
     made = planned(n_samples, 8, 8192, Settings(message_bytes=8 * MIB, window_bytes=32 * MIB))
-    assert made.transport.messages.requests in asked
+    assert made.messages.requests in asked
 
 
 def test_both_ends_cut_rows_into_the_same_messages():
@@ -65,15 +65,15 @@ def test_both_ends_cut_rows_into_the_same_messages():
     for rate in (None, 1e5, 2.5e6, 1e9):
         made = planned(5000, 4, 4096, settings, who=range(4), rate=rate)
         for sender in range(4):
-            for receiver, flow in made.outgoing(sender).items():
-                other = made.incoming(receiver)[sender]
+            for receiver, flow in made.messages.sends[sender][1].items():
+                other = made.messages.receives[receiver][1][sender]
                 assert np.diff(flow.bounds).tolist() == np.diff(other.bounds).tolist()
 
 
 def test_a_server_of_packets_answers_few_at_once():
     settings = Settings(message_bytes=1000, window_bytes=3000)
-    assert planned(400, 8, 10, settings, "clique", [SERVER]).transport.answered_by(SERVER) == 3
-    assert planned(400, 8, 10, settings, "server", [SERVER]).transport.answered_by(SERVER) > 3
+    assert planned(400, 8, 10, settings, "clique", [SERVER]).answered_by(SERVER) == 3
+    assert planned(400, 8, 10, settings, "server", [SERVER]).answered_by(SERVER) > 3
 
 
 @pytest.mark.parametrize("n_workers", [3, 8])
@@ -96,7 +96,7 @@ def test_the_cost_model_knows_how_many_messages_there_are(n_workers, n_samples, 
         tolerance = 0.5  # of so few packets some rounds have none, which the model does not know
     way = {"cache_fraction": 0.5, "relay": relay}
     made = planned(n_samples, n_workers, row_nbytes, Settings(), delivery, range(n_workers), **way)
-    count = sum(flow.n_messages for _, flows in made.transport.messages.receives.values() for flow in flows.values())
+    count = sum(flow.n_messages for _, flows in made.messages.receives.values() for flow in flows.values())
     cluster = ClusterRates(n_workers, 1e6, 1e6, server_up=1e6)
     work = Work(n_samples, row_nbytes, Choices(delivery=delivery, **way))
     assert message_count(work, loads_of(cluster, work)) == pytest.approx(count, rel=tolerance)

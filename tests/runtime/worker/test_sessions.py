@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import threading
 import types
-import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from dshuffle.errors import ClusterError, DatasetError, WorkerLost
+from dshuffle.errors import ClusterError
+from dshuffle.runtime.messages import OpenOrder
 from dshuffle.runtime.worker import sessions as module
+from dshuffle.runtime.worker.disk import made_in_thread
 from dshuffle.runtime.worker.sessions import WorkerSessions
-
-
-class Rows:
-    """What a session holds."""
 
 
 class Session:
@@ -33,7 +31,7 @@ class Session:
     async def abort(self, run_id: int) -> None:
         """Do nothing: no exchange is under way."""
 
-    async def close(self, cause: object) -> None:
+    async def close(self, cause: object = None) -> None:
         await self.end.wait()
         self.closed = True
 
@@ -51,18 +49,22 @@ def sessions(monkeypatch: pytest.MonkeyPatch, reserved: dict[str, int]) -> Worke
         session_id, _, rank = spec.decode().partition(":")
         return types.SimpleNamespace(session_id=session_id, addresses={int(rank): "tcp://here"})
 
+    worker: Any = types.SimpleNamespace(address="tcp://here")
+
+    def reserve(self: WorkerSessions, spec: Any, rank: int | None) -> Any:
+        self._reserved[spec.session_id] = 1
+        return spec
+
+    async def give_no_signs(*_: Any) -> None:
+        """Say nothing."""
+
     monkeypatch.setattr(module, "SessionSpec", types.SimpleNamespace(unpacked=unpacked))
-    memory = types.SimpleNamespace(check=lambda spec, trains: (None, 1))
-    shared: Any = types.SimpleNamespace(
-        worker=types.SimpleNamespace(address="tcp://here"),
-        reserved=types.SimpleNamespace(
-            memory=lambda loaded: memory,
-            reserve=reserved.__setitem__,
-            release=lambda session_id: reserved.pop(session_id, None),
-        ),
-        kept=types.SimpleNamespace(close=lambda session_id: None),
-    )
-    return WorkerSessions(shared)
+    monkeypatch.setattr(module, "note_reserved", lambda session_id, nbytes: None)
+    monkeypatch.setattr(WorkerSessions, "_reserve", reserve)
+    monkeypatch.setattr(WorkerSessions, "_give_signs", give_no_signs)
+    sessions = WorkerSessions(worker)
+    sessions._reserved = reserved
+    return sessions
 
 
 @pytest.fixture
@@ -70,20 +72,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Session]:
     """The sessions that have been opened."""
     made: list[Session] = []
 
-    async def open_session(*_: Any) -> tuple[Session, Any]:
+    async def make(*_: Any) -> Session:
         made.append(Session())
-        return made[-1], types.SimpleNamespace(close=lambda: None)
+        return made[-1]
 
-    monkeypatch.setattr(module, "open_session", open_session)
+    monkeypatch.setattr(WorkerSessions, "_made", make)
     return made
-
-
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 async def turns() -> None:
@@ -92,44 +86,14 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("closed", [True, False])
-@pytest.mark.usefixtures("no_collection")
-def test_rows_of_a_session_that_does_not_open_are_free_at_once(
-    monkeypatch: pytest.MonkeyPatch, sessions: WorkerSessions, closed: bool
-) -> None:
-    """Without a collection."""
-    held: list[weakref.ref[Rows]] = []
-
-    async def open_session(*_: Any) -> None:
-        rows = Rows()
-        held.append(weakref.ref(rows))
-        await asyncio.sleep(3600 if closed else 0)
-        raise DatasetError("the dataset is away")
-
-    async def run() -> None:
-        opening = asyncio.create_task(sessions.open(b"a:0", 1))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert held[0]() is not None
-        if closed:
-            await sessions.close("a", 1)
-        with pytest.raises(ClusterError if closed else DatasetError):
-            await opening
-        del opening  # its error has this frame in its traceback
-
-    monkeypatch.setattr(module, "open_session", open_session)
-    asyncio.run(asyncio.wait_for(run(), 30))
-    assert held[0]() is None
-
-
 def test_an_order_to_close_that_comes_while_an_earlier_session_closes_counts(
     made: list[Session], sessions: WorkerSessions, reserved: dict[str, int]
 ) -> None:
     """The worker gets rank 1, and closes its session as rank 0 for that. Then the session ends."""
 
     async def run() -> None:
-        await sessions.open(b"a:0", 1)
-        opening = asyncio.create_task(sessions.open(b"a:1", 6, restore=True, epoch=0))
+        await sessions.open(OpenOrder(number=1), b"a:0")
+        opening = asyncio.create_task(sessions.open(OpenOrder(number=6, restore=True, epoch=0), b"a:1"))
         await turns()
         closing = asyncio.create_task(sessions.close("a", 6))
         await turns()
@@ -154,7 +118,7 @@ def test_a_session_opens_after_an_earlier_opening_has_been_cancelled(
     made: list[Session] = []
     may_end, n_openings = asyncio.Event(), 0
 
-    async def open_session(*_: Any) -> tuple[Session, Any]:
+    async def make(*_: Any) -> Session:
         nonlocal n_openings
         n_openings += 1
         if n_openings == 1:
@@ -163,14 +127,14 @@ def test_a_session_opens_after_an_earlier_opening_has_been_cancelled(
             finally:
                 await may_end.wait()
         made.append(Session())
-        return made[-1], types.SimpleNamespace(close=lambda: None)
+        return made[-1]
 
     async def run() -> None:
-        first = asyncio.create_task(sessions.open(b"a:0", 6, restore=True, epoch=0))
+        first = asyncio.create_task(sessions.open(OpenOrder(number=6, restore=True, epoch=0), b"a:0"))
         await turns()
         closing = asyncio.create_task(sessions.close("a", 6))
         await turns()
-        second = asyncio.create_task(sessions.open(b"a:0", 7, restore=True, epoch=0))
+        second = asyncio.create_task(sessions.open(OpenOrder(number=7, restore=True, epoch=0), b"a:0"))
         await turns()
         assert n_openings == 1
         may_end.set()
@@ -185,39 +149,18 @@ def test_a_session_opens_after_an_earlier_opening_has_been_cancelled(
         made[0].end.set()
         await sessions.close("a", 7)
 
-    monkeypatch.setattr(module, "open_session", open_session)
+    monkeypatch.setattr(WorkerSessions, "_made", make)
     asyncio.run(asyncio.wait_for(run(), 30))
     assert made[0].closed
     assert not sessions.ids
     assert not reserved
 
 
-def test_an_order_to_close_that_comes_late_does_not_cancel_a_later_opening(
-    monkeypatch: pytest.MonkeyPatch, sessions: WorkerSessions
-) -> None:
-    may_open = asyncio.Event()
-
-    async def open_session(*_: Any) -> tuple[Session, Any]:
-        await may_open.wait()
-        return Session(), types.SimpleNamespace(close=lambda: None)
-
-    async def run() -> None:
-        opening = asyncio.create_task(sessions.open(b"a:0", 7, restore=True, epoch=0))
-        await turns()
-        await sessions.close("a", 6)
-        may_open.set()
-        await opening
-        assert sessions["a"].number == 7
-
-    monkeypatch.setattr(module, "open_session", open_session)
-    asyncio.run(asyncio.wait_for(run(), 30))
-
-
 def test_closing_goes_on_if_whoever_asked_for_it_goes_away(
     made: list[Session], sessions: WorkerSessions, reserved: dict[str, int]
 ) -> None:
     async def run() -> None:
-        await sessions.open(b"a:0", 1)
+        await sessions.open(OpenOrder(number=1), b"a:0")
         closing = asyncio.create_task(sessions.close("a", 1))
         await turns()
         closing.cancel()
@@ -233,19 +176,46 @@ def test_closing_goes_on_if_whoever_asked_for_it_goes_away(
     assert not reserved
 
 
-def test_a_worker_that_closes_opens_nothing_that_waits(made: list[Session], sessions: WorkerSessions) -> None:
-    async def run() -> None:
-        await sessions.open(b"a:0", 1)
-        closing = asyncio.create_task(sessions.close("a", 1))
-        await turns()
-        opening = asyncio.create_task(sessions.open(b"a:0", 2, restore=True, epoch=0))
-        await turns()
-        made[0].end.set()
-        ending = asyncio.create_task(sessions.end())
-        await closing
-        with pytest.raises(WorkerLost, match="worker tcp://here closes"):
-            await opening
-        await ending
+class Maker:
+    """Makes something once it may, and counts what is open."""
 
-    asyncio.run(asyncio.wait_for(run(), 30))
-    assert len(made) == 1
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.made: list[str] = []
+        self.open: list[str] = []
+
+    def make(self, name: str) -> str:
+        self.begun.set()
+        assert self.may_end.wait(10)
+        if name == "nothing":
+            raise ZeroDivisionError
+        self.made.append(name)
+        self.open.append(name)
+        return name
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+@pytest.mark.parametrize("name", ["it", "nothing"])
+def test_it_is_closed_if_the_caller_is_cancelled(executor: ThreadPoolExecutor, name: str) -> None:
+    maker = Maker()
+
+    async def main() -> None:
+        first = asyncio.ensure_future(made_in_thread(executor, maker.make, name, close=maker.open.remove))
+        waiting = asyncio.ensure_future(made_in_thread(executor, maker.make, "never", close=maker.open.remove))
+        assert await asyncio.to_thread(maker.begun.wait, 10)
+        for task in (first, waiting):
+            task.cancel()
+        await asyncio.wait([first, waiting])  # although the thread is not done
+        assert first.cancelled()
+        assert waiting.cancelled()
+        maker.may_end.set()
+
+    asyncio.run(main())
+    executor.shutdown()
+    assert maker.open == []
+    assert maker.made == ([name] if name == "it" else [])
