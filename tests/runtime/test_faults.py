@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import signal
 import threading
@@ -12,21 +10,14 @@ import time
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Status, wait
-from distributed.comm import connect
-from distributed.utils_test import captured_logger
-from distributed.versions import get_versions
+from distributed import Client, Status, wait
 
-import dshuffle
 from dshuffle import Shuffler
-from dshuffle.errors import ClusterError, ExchangeError, WorkerLost
+from dshuffle.errors import ClusterError, ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
-from dshuffle.runtime.session_spec import DatasetReference
-from dshuffle.runtime.worker import worker_plugin
 from dshuffle.runtime.worker.reports import ReportSender
 
-from .conftest import OPTIONS, address_of
+from .conftest import address_of
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -75,22 +66,6 @@ def test_a_task_of_a_paused_worker_runs_when_it_goes_on(cluster_of, small, check
             assert np.array_equal(np.sort(np.concatenate(client.gather(futures))), np.arange(1000))
 
 
-@pytest.mark.slow
-def test_a_task_of_a_worker_that_stays_paused_fails(cluster_of, small, check_ids, eventually, within):
-    with (
-        dask.config.set({"dshuffle.paused-timeout": "2s"}),
-        cluster_of(NAMES) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, small) as shuffler,
-    ):
-        [epoch] = shuffler.epochs(1)
-        set_status(client, "1", Status.paused, eventually)
-        futures = epoch.map(check_ids)
-        with pytest.raises(ClusterError, match=r"a task waited 2 s .*because rank 1 \(tcp://.*is paused in Dask"):
-            within(20, lambda: client.gather(futures))
-        epoch.accept(futures)
-
-
 def test_a_task_that_needs_resources_which_its_worker_lacks_says_so(threads, small, check_ids, within):
     with dask.config.set({"dshuffle.paused-timeout": "2s"}), Shuffler(threads, small) as shuffler:
         [epoch] = shuffler.epochs(1)
@@ -102,19 +77,6 @@ def test_a_task_that_needs_resources_which_its_worker_lacks_says_so(threads, sma
         with pytest.raises(ClusterError, match=words):
             within(20, lambda: threads.gather(futures))
         epoch.accept(futures)
-
-
-def test_a_task_whose_paused_worker_leaves_fails(cluster_of, small, check_ids, eventually, within):
-    with cluster_of(NAMES) as cluster, Client(cluster) as client:
-        shuffler = Shuffler(client, small)
-        [epoch] = shuffler.epochs(1)
-        set_status(client, "1", Status.paused, eventually)
-        futures = epoch.map(check_ids)
-        wait([futures[0], futures[2]])
-        within(30, lambda: client.retire_workers([address_of(client, "1")], close_workers=True, remove=True))
-        with pytest.raises(WorkerLost, match="rank 1"):
-            within(20, futures[1].result)
-        within(20, shuffler.close)
 
 
 # -- messages that are lost ----------------------------------------------------------------------------------------
@@ -139,15 +101,6 @@ def test_votes_and_orders_that_are_lost_do_not_hang_an_epoch(cluster_of, small, 
     ):
         within(20, lambda: check_orders(shuffler, 3))
     assert sorted(lost) == [1, 2]
-
-
-def test_votes_of_strangers_are_refused(cluster_of, small, check_orders):
-    with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
-        vote = {"reason": "I do not like it", "again": False, "counts": {}}
-        message = {"participant": 1, "run_id": 1, "secret": "?", "vote": vote}
-        with pytest.raises(ClusterError, match="refused a vote: it does not come from one of its workers"):
-            shuffler._calls.tell("report", **message)
-        check_orders(shuffler, 2)
 
 
 def test_an_exchange_that_fails_once_is_repeated_and_keeps_what_has_arrived(threads, small, check_orders, monkeypatch):
@@ -201,25 +154,6 @@ def test_a_task_that_hangs_is_named_and_the_session_goes_on_when_it_ends(
     assert [record.epoch for record in shuffler.records] == [0, 1, 2]
 
 
-def test_what_a_task_reaches_is_read_only(threads, small):
-    def write(partition):
-        array, _, slots = partition.rows("x")
-        refused = 0
-        for one in (partition.sample_ids, partition.broadcast_ids, array, slots):
-            bases = [one]
-            while isinstance(bases[-1], np.ndarray):
-                with contextlib.suppress(ValueError):
-                    bases[-1].flags.writeable = True
-                    refused -= 100
-                refused += 1
-                bases.append(bases[-1].base)
-        return refused
-
-    with Shuffler(threads, small) as shuffler:
-        [epoch] = shuffler.epochs(1)
-        assert all(refused >= 4 for refused in threads.gather(epoch.map(write)))
-
-
 # -- clients -------------------------------------------------------------------------------------------------------
 
 
@@ -229,29 +163,6 @@ def test_a_client_that_is_connected_again_keeps_its_session(cluster_of, small, c
         first = client.scheduler_comm
         client.loop.add_callback(client.scheduler_comm.comm.abort)
         eventually(lambda: client.status == "running" and client.scheduler_comm not in (None, first))
-        check_orders(shuffler, 2)
-
-
-def test_a_client_that_connects_again_before_the_old_connection_ends_keeps_its_session(
-    cluster_of, small, check_orders, eventually
-):
-    """Dask then removes the new connection as if the client had left, and the client connects once more."""
-
-    async def overtake(client):
-        """Connect again, as the client does itself, while the scheduler still serves the first connection."""
-        comm = await connect(client.scheduler.address)
-        await comm.write({"op": "register-client", "client": client.id, "reply": False, "versions": get_versions()})
-        await comm.read()
-        client.scheduler_comm.comm.abort()
-
-    def connections(dask_scheduler):
-        return dask_scheduler._client_connections_added_total
-
-    with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
-        check_orders(shuffler, 1)
-        before = client.run_on_scheduler(connections)
-        client.sync(overtake, client)
-        eventually(lambda: client.status == "running" and client.run_on_scheduler(connections) == before + 2)
         check_orders(shuffler, 2)
 
 
@@ -271,28 +182,6 @@ def test_ctrl_c_while_the_next_epoch_is_prefetched_loses_no_epoch(threads, small
         assert [epoch.number for epoch in shuffler.epochs(3)] == [0, 1, 2]
 
 
-def test_a_session_that_is_closed_while_it_opens_is_not_opened(cluster_of, small, sessions_left, monkeypatch):
-    with cluster_of(NAMES) as cluster, Client(cluster) as client:
-        ask = dshuffle.runtime.client.session_client.SessionClient.ask
-
-        def interrupted(self, kind, operation, **message):
-            if operation == "open":
-                threading.Timer(0.05, ask, [self, type(None), "close"]).start()
-            return ask(self, kind, operation, **message)
-
-        open_dataset = DatasetReference.open
-
-        def slow(self):
-            time.sleep(0.5)
-            return open_dataset(self)
-
-        monkeypatch.setattr(dshuffle.runtime.client.session_client.SessionClient, "ask", interrupted)
-        monkeypatch.setattr(DatasetReference, "open", slow)
-        with pytest.raises(ClusterError, match="closed"):
-            Shuffler(client, small)
-        assert sessions_left(client) == (0, 0)
-
-
 def test_a_shuffler_that_is_dropped_warns_and_is_closed(threads, small, sessions_left, eventually):
     shuffler = Shuffler(threads, small)
     [epoch] = shuffler.epochs(1)
@@ -302,133 +191,17 @@ def test_a_shuffler_that_is_dropped_warns_and_is_closed(threads, small, sessions
     eventually(lambda: sessions_left(threads) == (0, 0))
 
 
-@pytest.mark.slow
-def test_opening_a_session_does_no_harm_to_the_sessions_of_others(cluster_of, small, check_orders, monkeypatch):
-    """A worker that is too busy to answer is asked again, and its plugin is not installed anew."""
-    with (
-        dask.config.set({"dshuffle.heartbeat": "1s"}),
-        cluster_of(NAMES) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, small) as first,
-    ):
-        check_orders(first, 1)
-        client.run(slow_to_answer, workers=[first.addresses[1]])
-        with Shuffler(client, small) as second:
-            check_orders(second, 2)
-        check_orders(first, 2)
-
-
-def slow_to_answer(dask_worker):
-    """Answer the next question for the protocol after two heartbeats."""
-    answer, slow = dask_worker.handlers["dshuffle_protocol"], []
-
-    async def late():
-        if not slow:
-            slow.append(True)
-            await asyncio.sleep(2.0)
-        return await answer()
-
-    dask_worker.handlers["dshuffle_protocol"] = late
-
-
-@pytest.mark.slow
-def test_workers_that_are_being_set_up_are_waited_for(small, check_orders, monkeypatch):
-    """They load kernels. Dask would log a traceback if they were asked something that they do not know yet."""
-    install, tasks = DShuffleScheduler._install, []
-
-    async def does_not_wait(self):
-        tasks.append(asyncio.ensure_future(install(self)))
-
-    def slow(*modules):
-        time.sleep(1.5)
-
-    monkeypatch.setattr(DShuffleScheduler, "_install", does_not_wait)
-    monkeypatch.setattr(worker_plugin, "load_kernels", slow)
-    with (
-        LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster,
-        Client(cluster) as client,
-        captured_logger("distributed.core") as log,
-        Shuffler(client, small) as shuffler,
-    ):
-        check_orders(shuffler, 1)
-    assert "No handler" not in log.getvalue()
-    assert tasks[0].done()
-
-
 # -- stopped workers -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [3, 60])
-def test_a_stopped_worker_is_waited_for_or_lost_after_a_heartbeat(new_processes, small, check_orders, within, seconds):
-    with dask.config.set({"dshuffle.heartbeat": "6s"}), new_processes(2) as cluster, Client(cluster) as client:
-        shuffler = Shuffler(client, small, on_loss="raise")
-        check_orders(shuffler, 1)
-        [pid] = client.run(os.getpid, workers=[address_of(client, "1")]).values()
-        os.kill(pid, signal.SIGSTOP)
-        threading.Timer(seconds, os.kill, [pid, signal.SIGCONT]).start() if seconds < 6 else None
-        try:
-            if seconds < 6:
-                within(30, lambda: next(shuffler.epochs(1)))
-            else:
-                with pytest.raises(WorkerLost, match=r"rank 1 .* has not answered for 6 s"):
-                    within(30, lambda: next(shuffler.epochs(1)))
-            within(30, shuffler.close)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
 
 
 # -- a slow worker ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_rows_of_a_worker_that_crawls_are_read_from_the_store(new_processes, tmp_path, check_ids, caplog):
-    """It still answers the scheduler, so it is not lost. Its rows would take half a minute."""
-    y = np.arange(30_000)
-    dataset = dshuffle.create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((30_000, 100)), "y": y})
-
-    def crawl():
-        from dshuffle.exchange.messages import LeavingRows
-
-        pack = LeavingRows.pack
-
-        def slowly(self, first, last, *buffers):
-            time.sleep((last - first) / 200)
-            pack(self, first, last, *buffers)
-
-        LeavingRows.pack = slowly
-
-    with new_processes(4) as cluster, Client(cluster) as client, Shuffler(client, dataset) as shuffler:
-        for epoch in shuffler.epochs(3):
-            samples = client.gather(epoch.map(check_ids))
-            assert np.array_equal(np.sort(np.concatenate(samples)), y)
-            if epoch.number == 0:
-                client.run(crawl, workers=[shuffler.addresses[1]])
-    # Of the 5,600 that it sends. How many have come when it is given up depends on how fast everything else is.
-    assert shuffler.records[-1].recovered_rows > 0
-
-
 # -- adaptive clusters -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_an_adaptive_cluster_keeps_the_workers_of_a_session(new_processes, small, check_ids, eventually):
-    """Dask removes idle workers. Those of a session are idle between epochs, but hold its partitions."""
-    with new_processes(3) as cluster, Client(cluster) as client:
-        with Shuffler(client, small) as shuffler:
-            before = shuffler.addresses
-            cluster.adapt(minimum=1, maximum=3, interval="100ms", wait_count=2)
-            for epoch in shuffler.epochs(4):
-                samples = client.gather(epoch.map(check_ids))
-                assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
-                time.sleep(1.0)
-            assert shuffler.addresses == before
-        eventually(lambda: len(client.scheduler_info()["workers"]) == 1)
-
-
 def test_a_stopped_worker_is_named_while_the_client_gathers(new_processes, small, monkeypatch, caplog):
-    monkeypatch.setattr("dshuffle.runtime.client.epoch_sequence.PATIENCE", 0.6)
+    monkeypatch.setattr("dshuffle.runtime.client.shuffler.PATIENCE", 0.6)
     with (
         dask.config.set({"dshuffle.heartbeat": "2s"}),
         new_processes(2) as cluster,

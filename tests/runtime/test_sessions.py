@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 import numpy as np
 import pytest
-from distributed import Client, Worker
+from distributed import Client
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.runtime.worker.session import WorkerSession
@@ -73,91 +73,3 @@ def test_closing_frees_all_and_may_be_repeated(threads, small, check_ids, sessio
     del epoch
     gc.collect()
     assert not sessions  # and with them their rows
-
-
-def test_left_by_an_exception(threads, small, sessions_left):
-    def leave():
-        with Shuffler(threads, small) as shuffler:
-            for _ in shuffler.epochs(10):
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        leave()
-    assert sessions_left(threads) == (0, 0)
-
-
-def test_workers_that_join(cluster_of, small, check_orders, sessions_left):
-    with cluster_of({"0": {}, "1": {}}) as cluster, Client(cluster) as client:
-        with Shuffler(client, small) as shuffler:
-            check_orders(shuffler, 1)
-            cluster.worker_spec["2"] = {"cls": Worker, "options": {"nthreads": 1, "dashboard": False}}
-            cluster.sync(cluster._correct_state)
-            client.wait_for_workers(3)
-            assert [len(part) for part in check_orders(shuffler, 2)[0]] == [500, 500]
-            with Shuffler(client, small) as newer:
-                assert newer.n_workers == 3
-                check_orders(newer, 2)
-            check_orders(shuffler, 1)
-        assert sessions_left(client) == (0, 0)
-
-
-def test_the_scheduler_does_the_same_whatever_the_number_of_samples(cluster_of, tmp_path):
-    """Messages, and their bytes, that our handlers get and send in an epoch."""
-    import pickle
-
-    counts = {}
-
-    def count(dask_scheduler):
-        """Wrap all that the plugin receives and sends; both are counted as pickled."""
-
-        def counted(name, handler):
-            async def wrapped(**message):
-                message.pop("comm", None)
-                tally[name] += 1
-                tally["bytes"] += len(pickle.dumps(message))
-                reply = await handler(**message)
-                tally["bytes"] += len(pickle.dumps(reply))
-                return reply
-
-            return wrapped
-
-        from collections import Counter
-
-        tally = Counter()
-        plugin = dask_scheduler.plugins["dshuffle"]
-        dask_scheduler.handlers |= {
-            name: counted(name, handler)
-            for name, handler in dask_scheduler.handlers.items()
-            if name.startswith("dshuffle_")
-        }
-        for coordinator in plugin.coordinators.values():
-            request = coordinator.participants.request
-
-            async def told(order, who, message, request=request):
-                tally[order + " sent"] += 1
-                tally["bytes"] += len(pickle.dumps(message))
-                reply = await request(order, who, message)
-                tally["bytes"] += len(pickle.dumps(reply))
-                return reply
-
-            coordinator.participants.request = told
-        dask_scheduler.tally = tally
-
-    for n_samples in (1_000, 100_000):
-        dataset = create_dataset(str(tmp_path / f"{n_samples}.zarr"), {"y": np.arange(n_samples)})
-        with (
-            cluster_of({"0": {}, "1": {}, "2": {}}) as cluster,
-            Client(cluster) as client,
-            Shuffler(client, dataset) as shuffler,
-        ):
-            assert len(list(shuffler.epochs(1))) == 1
-            client.run_on_scheduler(count)
-            assert len(list(shuffler.epochs(5))) == 5
-            counts[n_samples] = client.run_on_scheduler(lambda dask_scheduler: dict(dask_scheduler.tally))
-    few, many = counts[1_000], counts[100_000]
-    few_bytes, many_bytes = few.pop("bytes"), many.pop("bytes")
-    assert few == many
-    assert few["dshuffle_report"] == 15
-    assert few["begin sent"] == few["commit sent"] == 15
-    assert abs(many_bytes - few_bytes) < 0.02 * few_bytes + 200
-    assert many_bytes < 5 * 3 * 2_000

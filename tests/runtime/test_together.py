@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import time
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -17,66 +13,9 @@ from distributed import Client
 
 import dshuffle.runtime.client.epoch
 from dshuffle import Shuffler
-from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
+from dshuffle.errors import InvalidParameter, PeerFailed
 from dshuffle.runtime.client.session_client import SessionClient
-from dshuffle.runtime.collective import OFFLOAD_BYTES, Collective, CollectiveId, Group, weighted_mean
-from dshuffle.runtime.session_spec import PLUGIN
-from dshuffle.runtime.worker.reports import MemberAddresses
-
-DEAD = "tcp://192.0.2.1:1"
-
-
-@pytest.fixture
-def elsewhere(monkeypatch):
-    """A group whose rank 0 never answers, the addresses of its session here, and a worker with this session."""
-    calls = []
-
-    async def no_answer(*_, **message):
-        calls.append(message)
-        await asyncio.get_running_loop().create_future()
-
-    for name in ("request_mean", "end_collective"):
-        monkeypatch.setattr(f"dshuffle.runtime.collective.{name}", no_answer)
-
-    def make():
-        addresses = MemberAddresses({0: DEAD, 1: "tcp://192.0.2.2:1"})
-        plugin = SimpleNamespace(sessions={"session": SimpleNamespace(addresses=addresses)})
-        worker = SimpleNamespace(plugins={PLUGIN: plugin})
-        return Group(CollectiveId("session", 1, 2, DEAD), 1), addresses, worker, calls
-
-    return make
-
-
-@pytest.mark.parametrize(
-    "change", [{0: "tcp://192.0.2.3:1"}, None], ids=["rank 0 is replaced", "the session is closed"]
-)
-def test_a_rank_does_not_wait_for_a_worker_that_has_left_the_session(elsewhere, change):
-    async def waits():
-        group, addresses, worker, calls = elsewhere()
-        mean = asyncio.create_task(group._request_mean(worker, values=np.ones(2)))
-        failure = asyncio.create_task(group._end_collective(worker, "rank 1 has failed"))
-        await asyncio.sleep(0)
-        addresses.change({1: "tcp://192.0.2.4:1"})  # that of another rank
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert len(calls) == 2
-        assert not mean.done()
-        assert not failure.done()
-        if change is None:
-            addresses.close()
-        else:
-            addresses.change(change)
-        with pytest.raises(PeerFailed, match=f"rank 0 has left {DEAD}, or the session"):
-            await mean
-        await failure
-
-        with pytest.raises(PeerFailed, match="rank 0 has left"):  # that began after it
-            await group._request_mean(worker, values=np.ones(2))
-        worker.plugins[PLUGIN].sessions.clear()
-        with pytest.raises(PeerFailed, match="rank 0 has left"):
-            await group._request_mean(worker, values=np.ones(2))
-
-    asyncio.run(asyncio.wait_for(waits(), 10))
+from dshuffle.runtime.collective import Collective, CollectiveId, Group
 
 
 @pytest.fixture
@@ -86,27 +25,6 @@ def means():
         return np.stack(found), group.size
 
     return means
-
-
-@pytest.mark.parametrize("length", [3, OFFLOAD_BYTES // 8])
-def test_a_mean_waits_for_all_and_does_not_depend_on_who_comes_first(length):
-    async def meet(order):
-        collective = Collective(1)
-        coming = []
-        for rank in order:
-            values = np.random.default_rng(rank).random(length)
-            coming.append(
-                asyncio.create_task(collective.mean(size=3, step=0, rank=rank, values=values, weight=rank + 1))
-            )
-            if len(coming) < 3:
-                await asyncio.sleep(0)
-                assert not any(task.done() for task in coming)
-        return await asyncio.gather(*coming)
-
-    results = [one for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]) for one in asyncio.run(meet(order))]
-    expected = np.average([np.random.default_rng(rank).random(length) for rank in range(3)], axis=0, weights=[1, 2, 3])
-    np.testing.assert_allclose(results[0], expected)
-    assert all(np.array_equal(one, results[0]) for one in results)
 
 
 @pytest.mark.parametrize(
@@ -135,22 +53,6 @@ def test_ranks_that_do_not_fit_together_all_hear_of_it(second, message):
     asyncio.run(meet())
 
 
-@pytest.mark.parametrize("length", [3, OFFLOAD_BYTES // 8])
-def test_a_collective_that_ends_keeps_no_mean_from_anybody(length):
-    async def meet():
-        collective = Collective(1)
-        coming = [
-            asyncio.create_task(collective.mean(size=2, step=0, rank=rank, values=np.full(length, rank), weight=1.0))
-            for rank in range(2)
-        ]
-        await asyncio.sleep(0)  # both have come; nobody has been answered, and the long sum is still being taken
-        collective.fail("the task of rank 0 has ended")
-        for mean in await asyncio.gather(*coming):
-            np.testing.assert_array_equal(mean, np.full(length, 0.5))
-
-    asyncio.run(meet())
-
-
 @pytest.mark.parametrize(
     ("values", "weight", "message"),
     [
@@ -165,14 +67,6 @@ def test_what_has_no_mean_is_refused_before_anything_is_sent(values, weight, mes
     group = Group(CollectiveId("session", 1, 2, "nowhere"), 0)
     with pytest.raises(InvalidParameter, match=message):
         group.mean(values, weight)
-
-
-def test_the_mean_of_scalars_is_an_array():
-    mean = weighted_mean([(np.asarray(1.0), 1.0), (np.asarray(4), 2.0)])
-    assert isinstance(mean, np.ndarray)
-    assert (mean.shape, mean) == ((), 3.0)
-    with pytest.raises(InvalidParameter, match="weight=inf"):
-        weighted_mean([(np.ones(1), 1e308), (np.ones(1), 1e308)])
 
 
 @pytest.mark.slow
@@ -213,25 +107,6 @@ def test_the_error_of_a_rank_is_raised_and_nobody_waits_for_it(request, small, c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", [0, 2])
-def test_the_workers_log_the_error_of_a_rank_and_not_its_consequences(threads, small, caplog, bad):
-    def fails(partition, group):
-        if group.rank == bad:
-            raise RuntimeError("this one is broken")
-        return group.mean(np.ones(2))
-
-    with Shuffler(threads, small) as shuffler:
-        epoch = next(shuffler.epochs(1))
-        with pytest.raises(RuntimeError, match="this one is broken"):
-            epoch.together(fails)
-        epoch.accept()
-    logged = [record.getMessage() for record in caplog.records if "Compute Failed" in record.getMessage()]
-    assert len(logged) == 1
-    assert f"-{bad}\n" in logged[0]
-    assert "this one is broken" in logged[0]
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("cluster", ["threads", "processes"])
 @pytest.mark.parametrize("short", [0, 2])
@@ -246,30 +121,6 @@ def test_nobody_waits_for_a_rank_that_has_returned(request, small, means, within
                 within(60, lambda epoch=epoch: epoch.together(uneven))
             epoch.accept()
             assert len(epoch.together(means, 2)) == shuffler.n_workers, "the session goes on"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_a_rank_that_has_returned_keeps_no_mean_from_those_that_are_slow(threads, small):
-    def slow(partition, group):
-        found = [float(group.mean(float(step))) for step in range(20)]
-        time.sleep(0.1 * group.rank)
-        return found
-
-    with Shuffler(threads, small) as shuffler:
-        for epoch in shuffler.epochs(5):
-            np.testing.assert_allclose(epoch.together(slow), [np.arange(20)] * shuffler.n_workers)
-
-
-@pytest.mark.slow
-def test_sessions_that_share_threads_do_not_wait_for_each_other(processes, small, means, within):
-    # Each worker has one thread. Without precautions each session would soon hold one that another waits for.
-    with contextlib.ExitStack() as stack:
-        shufflers = [stack.enter_context(Shuffler(processes, small)) for _ in range(3)]
-        epochs = [next(shuffler.epochs(1)) for shuffler in shufflers]
-        with ThreadPoolExecutor() as pool:
-            found = within(100, lambda: list(pool.map(lambda epoch: epoch.together(means, 50), epochs)))
-    assert [len(one) for one in found] == [3, 3, 3]
 
 
 @pytest.mark.timeout(120)
@@ -296,44 +147,6 @@ def test_the_ranks_are_told_again_if_a_message_is_lost(threads, small, within, m
         epoch.accept()
     assert reasons == ["the task of rank 1 has failed"] * len(reasons)
     assert len(reasons) > 1
-
-
-@pytest.mark.timeout(120)
-def test_a_call_that_failed_in_all_restarts_does_not_end_the_epoch(threads, small, within, monkeypatch):
-    def fails(partition, group):
-        raise PeerFailed(f"of rank {group.rank}")
-
-    monkeypatch.setattr(Shuffler, "look_up_members", lambda shuffler: True)  # as if a worker were replaced each time
-    with Shuffler(threads, small) as shuffler:
-        epochs = shuffler.epochs(2)
-        epoch = next(epochs)
-        with pytest.raises(PeerFailed, match="of rank 0"):
-            within(60, lambda: epoch.together(fails))
-        with pytest.raises(PeerFailed, match="of rank"):
-            next(epochs)
-        epoch.accept()
-        assert next(shuffler.epochs(1)).number == 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_worker_is_killed_while_others_wait_for_it(new_processes, small, within, lost):
-    def dies(partition, group):
-        group.mean(np.ones(2))
-        if group.rank == lost:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return group.mean(np.ones(2))
-
-    with (
-        new_processes(3) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, small, on_loss="raise") as shuffler,
-    ):
-        epoch = next(shuffler.epochs(2))
-        with pytest.raises(WorkerLost, match=f"rank {lost}"):
-            within(60, lambda: epoch.together(dies))
-        epoch.accept()
 
 
 @pytest.mark.slow

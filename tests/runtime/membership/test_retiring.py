@@ -121,7 +121,7 @@ def test_a_rank_is_taken_after_all_if_the_session_that_follows_is_gone(labelled,
         client.gather(next(epochs).map(checked))
         cluster.scale(4)
         client.wait_for_workers(4)
-        membership = shuffler._sequence.membership
+        membership = shuffler._membership
         while membership._following is None:  # an exchange may have begun without the worker that joined
             epoch = next(epochs)
             client.gather(epoch.map(checked))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import dshuffle.runtime.scheduler.machine
-from dshuffle.runtime.client.epoch_tasks import EpochTasks
+from dshuffle.runtime.client.epoch import EpochTasks
 from dshuffle.runtime.messages import CloseOrder
 from dshuffle.runtime.scheduler.machine import SessionMachine
 from dshuffle.runtime.scheduler.machine_state import Instruction
