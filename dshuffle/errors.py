@@ -83,12 +83,10 @@ class InvalidParameter(DShuffleError, ValueError):
         """Return one error for all that is wrong, such as the columns of a file."""
         if len(errors) == 1:
             return errors[0]
-        first, *others = [str(error).removesuffix(f". {error.hint}") for error in errors[:_MOST_NAMED]]
-        others = [text.removeprefix(first.partition(": ")[0] + ": ") for text in others]  # the same file
+        texts = [str(error).removesuffix(f". {error.hint}") for error in errors[:_MOST_NAMED]]
         if (more := len(errors) - _MOST_NAMED) > 0:
-            others.append(f"and {more} more")
-        hints = dict.fromkeys(error.hint for error in errors if error.hint)
-        return cls._with_hint("; ".join([first, *others]), " ".join(hints))
+            texts.append(f"and {more} more")
+        return cls._with_hint("; ".join(texts), " ".join(dict.fromkeys(error.hint for error in errors if error.hint)))
 
     @classmethod
     def _with_hint(cls, message: str, hint: str) -> Self:

@@ -17,19 +17,12 @@ KEY_NBYTES = 32
 """Length of the key of a user."""
 
 
-def check_folder(path: str | os.PathLike[str], *, shared: bool = False) -> None:
-    """Refuse a folder that does not belong to this user, that others can enter, or that is a link.
-
-    A ``shared`` one may be a link, belong to root, and be entered, but not everybody may replace files in it.
-    """
-    status = os.stat(path, follow_symlinks=shared)
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Refuse a folder that does not belong to this user, that others can enter, or that is a link."""
+    status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(f"{path} is not a folder")
-    if not shared:
-        _check(path, status, 0o077, "other users can enter it. Its mode must be 0700")
-    else:
-        others = 0 if status.st_mode & stat.S_ISVTX else stat.S_IWOTH
-        _check(path, status, others, "all users can replace files in it. Change it with chmod o-w", 0)
+    _check(path, status, 0o077, "other users can enter it. Its mode must be 0700")
 
 
 def open_private_file(path: str | os.PathLike[str], flags: int) -> int:
@@ -50,8 +43,8 @@ def open_private_file(path: str | os.PathLike[str], flags: int) -> int:
     return file
 
 
-def _check(path: str | os.PathLike[str], status: os.stat_result, others: int, because: str, *owners: int) -> None:
-    if status.st_uid not in (os.geteuid(), *owners):
+def _check(path: str | os.PathLike[str], status: os.stat_result, others: int, because: str) -> None:
+    if status.st_uid != os.geteuid():
         raise PermissionError(f"{path} belongs to the user {status.st_uid}, and not to {os.geteuid()}")
     if (mode := stat.S_IMODE(status.st_mode)) & others:
         raise PermissionError(f"{path} has the mode {mode:04o}, so {because}")
@@ -59,9 +52,7 @@ def _check(path: str | os.PathLike[str], status: os.stat_result, others: int, be
 
 def read_own_file(path: str) -> bytes | None:
     """Read a file that no other user can have put there; None if there is none. Raises OSError otherwise."""
-    check_replaceable(path)  # with an error that says more than that of the system
     try:
-        check_folder(os.path.dirname(path), shared=True)
         file = open_private_file(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
@@ -81,23 +72,12 @@ def lock_file(file: int, patience: float = 0.0) -> None:
         time.sleep(0.05)
 
 
-def check_replaceable(path: str) -> None:
-    """Refuse to replace anything but a regular file. A link would be lost, and its target stay as it is."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if stat.S_ISLNK(mode):
-        raise OSError(f"{path} is a symbolic link to {os.readlink(path)}. Give the path of the file itself")
-    if not stat.S_ISREG(mode):
-        raise OSError(f"{path} is not a regular file")
-
-
 def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
-    """Replace a file at once, or not at all. Its folder is made if it does not exist."""
+    """Replace a regular file at once, or not at all. Its folder is made if it does not exist."""
     folder = os.path.dirname(path)
     os.makedirs(folder, 0o755, exist_ok=True)
-    check_replaceable(path)
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):  # its target would stay as it is
+        raise OSError(f"{path} is a symbolic link, or not a regular file. Give the path of the file itself")
     file, new = tempfile.mkstemp(prefix="dshuffle-", suffix=".partial", dir=folder)
     try:
         with open(file, "wb") as opened:
@@ -121,13 +101,10 @@ def cache_folder(*, temporary: bool = True) -> Path:
     try:
         # A relative place is ignored, as its specification says.
         return _made((caches if caches.is_absolute() else Path.home() / ".cache") / "dshuffle")
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError):
         if not temporary:
             raise
-        try:
-            return _made(Path(tempfile.gettempdir(), f"dshuffle-{os.geteuid()}"))
-        except OSError as temporary_error:
-            raise OSError(f"{error}; {temporary_error}") from temporary_error
+    return _made(Path(tempfile.gettempdir(), f"dshuffle-{os.geteuid()}"))
 
 
 def _made(path: Path) -> Path:
@@ -148,23 +125,18 @@ def user_key(*, temporary: bool = True) -> bytes:
         file, new = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(file, "wb") as opened:
             opened.write(secrets.token_bytes(KEY_NBYTES))
-        try:
-            # A link does not replace the key of a process that was faster.
-            with contextlib.suppress(FileExistsError):
-                os.link(new, path)
-        finally:
-            os.unlink(new)
-    with os.fdopen(open_private_file(path, os.O_RDONLY), "rb") as opened:
-        key = opened.read(KEY_NBYTES + 1)
+        # A link does not replace the key of a process that was faster.
+        with contextlib.suppress(FileExistsError):
+            os.link(new, path)
+        os.unlink(new)
+    key = read_own_file(str(path)) or b""
     if len(key) != KEY_NBYTES:
-        raise OSError(f"the file key in dshuffle's cache folder has not {KEY_NBYTES} bytes. Remove it")
+        raise OSError(f"the file {path} does not have {KEY_NBYTES} bytes. Remove it")
     return key
 
 
 def unnamed_file(folder: str, nbytes: int) -> BinaryIO:
     """Open a file without a name, of which nothing is left behind, with all of its disk space reserved."""
-    if not os.path.isdir(folder):
-        raise FileNotFoundError("there is no such folder")
     file = cast(BinaryIO, tempfile.TemporaryFile(dir=folder, buffering=0))  # noqa: SIM115  # the caller closes it
     reserve(file, nbytes, folder)
     return file

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 import traceback
 
 import numpy as np
-import pandas as pd
 import pytest
 from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dshuffle
-from dshuffle.cli import main
 from dshuffle.compare.comparison import describe_dataset
-from dshuffle.errors import DatasetNotFound, DShuffleError, InvalidParameter
-from dshuffle.redaction import hide_secrets, option_values, short_repr
+from dshuffle.errors import DShuffleError, InvalidParameter
+from dshuffle.redaction import hide_secrets
 
 PLANTED = ("planted-user", "planted-password", "planted-signature", "planted-deep")
 URL = "memory://planted-user:planted-password@host/d.zarr?sig=planted-signature"
@@ -63,34 +60,14 @@ def test_representations_and_reports_are_clean(dataset) -> None:
         dshuffle.Shuffler(client, dataset) as shuffler,
     ):
         [epoch] = shuffler.epochs(1)
-        shown = [repr(shuffler), shuffler._repr_html_(), repr(epoch), epoch._repr_html_()]
+        shown = [repr(shuffler), shuffler._repr_html_(), repr(epoch)]
         shown.append(json.dumps([record.to_dict() for record in shuffler.records], default=str))
         assert all(map(clean, shown))
-
-
-def test_commands_print_none(dataset, capsys) -> None:
-    main(["dataset", "info", URL], standalone_mode=False)
-    printed = capsys.readouterr()
-    assert "***" in printed.out + printed.err
-    assert clean(printed.out + printed.err)
-
-
-def test_errors_that_are_os_errors_too_are_redacted() -> None:
-    error = DatasetNotFound("no dataset exists at s3://planted-user:planted-password@host/x")
-    assert isinstance(error, FileNotFoundError)
-    assert str(error) == "no dataset exists at s3://***@host/x"
-    assert clean(InvalidParameter.of("url", "ftp://planted-user:planted-password@host", "another"))
 
 
 @given(st.text(alphabet="abcdefgh0123456789%+-_", min_size=4), st.sampled_from(["sig", "X-Amz-Signature", "api_key"]))
 def test_parameters_of_urls(value: str, name: str) -> None:
     assert hide_secrets(f"GET https://h/p?a=1&{name}={value}&b=2") == f"GET https://h/p?a=1&{name}=***&b=2"
-
-
-def test_what_is_no_secret_stays() -> None:
-    text = "epoch 3: monkey=4 of s3://bucket/design?version=2, user@host, assignment=global"
-    assert hide_secrets(text) == text
-    assert option_values({"a": 1, "b": [b"bytes", {"c": "text"}]}) == ("bytes", "text")
 
 
 @pytest.mark.parametrize("length", range(50, 400, 7))
@@ -105,18 +82,3 @@ def test_values_of_secret_names_are_not_shown():
     text = str(InvalidParameter.of("storage_options", {"password": "hunter2", "region": "eu"}, "something else"))
     assert "hunter2" not in text
     assert "'region': 'eu'" in text
-
-
-def test_large_values_are_shown_by_their_type():
-    frame = pd.DataFrame({"a": range(50)})
-    for value, shown in (
-        (frame, "<pandas.*DataFrame>"),
-        (np.arange(9999.0), "<numpy.ndarray>"),
-        ([frame], r"\[<pandas.*DataFrame>\]"),
-        ("x" * 5000, "'xxx.*x'"),
-        (list(range(9999)), r"\[0, 1, .*, \.\.\.\]"),
-    ):
-        text = str(InvalidParameter.of("value", value, "something else"))
-        assert re.fullmatch(rf"value={shown} is not allowed; it must be something else", text)
-        assert len(text) < 400
-    assert short_repr(np.arange(3)) == "array([0, 1, 2])"

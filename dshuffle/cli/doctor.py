@@ -29,7 +29,7 @@ def doctor(dataset: str | None, scheduler: str | None) -> None:
 
         from dshuffle.compare import connect
         from dshuffle.report.progress import progress_bar
-        from dshuffle.runtime.measure.diagnosis import Level, diagnose, of_links
+        from dshuffle.runtime.measure.measurement import Level, diagnose, of_links
         from dshuffle.store import open_dataset
     data = None if dataset is None else open_dataset(dataset)
     with progress_bar() as advance:

@@ -21,9 +21,8 @@ from dshuffle.launched.launcher import check_process_group
 from dshuffle.launched.rank import CLOSE_WITHIN, Rank
 from dshuffle.planning.shares import Shares, parse_shares
 from dshuffle.runtime import Partition, Shuffler
-from dshuffle.runtime.client.checkpoints import find_checkpoint, write_checkpoint
-from dshuffle.runtime.client.retries import check_alike, new_or_resumed
-from dshuffle.runtime.client.session_state import CHOOSING, SessionState
+from dshuffle.runtime.client.checkpoints import SessionState, find_checkpoint, write_checkpoint
+from dshuffle.runtime.client.retries import new_or_resumed
 from dshuffle.runtime.worker.worker_plugin import partition_on
 from dshuffle.store import Dataset
 
@@ -357,10 +356,7 @@ class SpmdLoader:
         """Open the session, which continues a state or a checkpoint if there is one, and begin its first epoch."""
         dataset, checkpoint, state = self._dataset, self._checkpoint, self._state
         saved_state = state
-        if state is not None:
-            choices = SessionState.from_dict(state, dataset).choices
-            check_alike(choices, dataset, self._options, "state", "Ask for the same")
-        elif checkpoint is not None:
+        if state is None and checkpoint is not None:
             saved_state = find_checkpoint(checkpoint, dataset)
         if saved_state is not None:
             check_shares(self._options.get("shares", SessionState.from_dict(saved_state, dataset).choices.shares))
@@ -372,7 +368,7 @@ class SpmdLoader:
             )
         with self._job_errors():
             if state is not None:
-                options = {name: value for name, value in options.items() if name not in CHOOSING}
+                options.pop("first_epoch", None)
                 self._shuffler = Shuffler.resume(self._client, dataset, state, checkpoint=checkpoint, **options)
             elif checkpoint is not None:
                 self._shuffler = new_or_resumed(self._client, dataset, checkpoint, saved_state, options)

@@ -57,27 +57,27 @@ def checked_sharding(dataset: Dataset, sharding: str | GivenSharding | Sharding 
     """
     if isinstance(sharding, GivenSharding):
         return sharding  # it has been checked already
-    if not isinstance(sharding, str):
-        if not isinstance(sharding, Sharding) and np.ndim(sharding) == 0:
-            raise InvalidParameter.of("sharding", sharding, f"one of {sorted(SHARDINGS)}, a Sharding, or (q,) ranks")
-        if isinstance(sharding, Sharding):
-            fixed = GivenSharding.of("given", sharding.ranks, sharding.broadcast)
-        else:
-            fixed = GivenSharding.of("given", sharding)
-        assert fixed.n_workers is not None
-        fixed.check(dataset.n_samples, fixed.n_workers)
-        return fixed
-    if sharding in SHARDINGS:
-        return sharding
-    if sharding.startswith(STRATIFIED):
-        _check_labels(dataset, sharding)
-        return GivenSharding(sharding)
-    stored = stored_shardings(dataset)
-    if sharding in stored:
-        ranks, broadcast = read_sharding(dataset, sharding), read_sharding(dataset, sharding, "broadcast")
-        return GivenSharding.of(sharding, ranks, broadcast).by_name()
-    hint = "Store a sharding with dshuffle.store.write_sharding, or give 'stratified:LABELS' or an array of ranks."
-    raise InvalidParameter.of("sharding", sharding, f"one of {[*sorted(SHARDINGS), *stored]}", hint)
+    if isinstance(sharding, str):
+        if sharding in SHARDINGS:
+            return sharding
+        if sharding.startswith(STRATIFIED):
+            _check_labels(dataset, "sharding", sharding, "'stratified:' followed by")
+            return GivenSharding(sharding)
+        stored = stored_shardings(dataset)
+        if sharding in stored:
+            ranks, broadcast = read_sharding(dataset, sharding), read_sharding(dataset, sharding, "broadcast")
+            return GivenSharding.of(sharding, ranks, broadcast).by_name()
+        hint = "Store a sharding with dshuffle.store.write_sharding, or give 'stratified:LABELS' or an array of ranks."
+        raise InvalidParameter.of("sharding", sharding, f"one of {[*sorted(SHARDINGS), *stored]}", hint)
+    if isinstance(sharding, Sharding):
+        fixed = GivenSharding.of("given", sharding.ranks, sharding.broadcast)
+    elif np.ndim(sharding):
+        fixed = GivenSharding.of("given", sharding)
+    else:
+        raise InvalidParameter.of("sharding", sharding, f"one of {sorted(SHARDINGS)}, a Sharding, or (q,) ranks")
+    assert fixed.n_workers is not None
+    fixed.check(dataset.n_samples, fixed.n_workers)
+    return fixed
 
 
 def checked_balance(dataset: Dataset, balance: Classes | None) -> Classes | None:
@@ -87,11 +87,15 @@ def checked_balance(dataset: Dataset, balance: Classes | None) -> Classes | None
     """
     if balance is None:
         return None
-    name = balance.name
-    if name not in (labels := _label_arrays(dataset)):
-        hint = "Labels are an array with one integer per sample" + ("." if labels else "; this dataset has none.")
-        raise InvalidParameter.of("balance", name, f"None, or one of {labels}" if labels else "None", hint)
-    return Classes.of(name, read_labels(dataset, name), dataset.n_samples)
+    _check_labels(dataset, "balance", balance.name, "None, or")
+    return Classes.of(balance.name, read_labels(dataset, balance.name), dataset.n_samples)
+
+
+def _check_labels(dataset: Dataset, parameter: str, value: object, allowed: str) -> None:
+    names = [name for name, info in dataset.arrays.items() if not info.shape and info.dtype.kind in "iub"]
+    if str(value).removeprefix(STRATIFIED) not in names:
+        hint = "Labels are an array with one integer per sample."
+        raise InvalidParameter.of(parameter, value, f"{allowed} one of {names}", hint)
 
 
 def warn_of_small_classes(classes: Classes, n_workers: int, stacklevel: int = 2) -> None:
@@ -144,14 +148,3 @@ def for_workers(shuffle: ShuffleSpec, n_workers: int, dataset: Dataset) -> Shuff
 def read_labels(dataset: Dataset, name: str) -> NDArray[np.generic]:
     """Read a whole array of labels, of shape ``(q,)``."""
     return read_array(dataset, name)[: dataset.n_samples]
-
-
-def _check_labels(dataset: Dataset, sharding: str) -> None:
-    if sharding.removeprefix(STRATIFIED) not in _label_arrays(dataset):
-        names = _label_arrays(dataset)
-        hint = f"Labels are an array with one integer per sample{'' if names else '; this dataset has none'}."
-        raise InvalidParameter.of("sharding", sharding, f"'stratified:' followed by one of {names}", hint)
-
-
-def _label_arrays(dataset: Dataset) -> list[str]:
-    return [name for name, info in dataset.arrays.items() if not info.shape and info.dtype.kind in "iub"]

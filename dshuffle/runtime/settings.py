@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import math
 import re
@@ -134,7 +133,8 @@ class Settings:
             name = f"dshuffle.{entry.name.replace('_', '-')}"
             value = dask.config.get(name)
             value = adaptive if entry.name == "new_workers" and value is None else value
-            values[entry.name] = _READ[entry.name](name, value)
+            read = as_fraction if entry.name == "memory_fraction" else _READ[str(entry.type)]
+            values[entry.name] = read(name, value)
         return cls(**values)
 
     @property
@@ -151,23 +151,13 @@ class Settings:
 def _check_name(name: str) -> None:
     known = DEFAULTS["dshuffle"]
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"Did you mean dshuffle.{near[0]}?" if near else f"There are: {', '.join(known)}."
+        hint = f"There are: {', '.join(known)}."
         raise InvalidParameter.because(f"dshuffle.{name}", "dshuffle does not have this setting", hint)
 
 
-_seconds = functools.partial(as_seconds, positive=True)
-
 _READ: dict[str, Callable[[str, object], Any]] = {
-    "message_bytes": as_nbytes,
-    "window_bytes": as_nbytes,
-    "timeout": _seconds,
-    "memory_fraction": as_fraction,
-    "heartbeat": _seconds,
-    "stopped_timeout": _seconds,
-    "paused_timeout": _seconds,
-    "replacement_timeout": _seconds,
-    "shared_memory": as_switch,
-    "new_workers": as_switch,
+    "int": as_nbytes,
+    "float": functools.partial(as_seconds, positive=True),
+    "bool": as_switch,
 }
-"""How each setting is read from its name and value."""
+"""How a setting is read from its name and value, by its type."""

@@ -162,8 +162,8 @@ def test_states_that_are_refused(in_threads, state):
         return sorted(all_epochs(2)(loader))
 
     [error] = in_threads(1, loop, seed=99, assignment="local")
-    assert isinstance(error, CheckpointError)
-    assert "the state has assignment=" in str(error)
+    assert isinstance(error, InvalidParameter)
+    assert "assignment='local' is not allowed; it must be left out, or 'global' as before" in str(error)
     assert in_threads(1, loop, seed=1) == [[1]]
 
 
@@ -221,7 +221,7 @@ def test_objects_and_choices_that_do_not_fit_the_checkpoint(in_threads, tmp_path
     assert isinstance(error, CheckpointError)
     assert "has no object 'net'; it has ['model']" in str(error)
     [error] = in_threads(1, all_epochs(2), checkpoint=tmp_path / "run.json", assignment="local")
-    assert isinstance(error, CheckpointError)
+    assert isinstance(error, InvalidParameter)
     assert "assignment" in str(error)
 
 

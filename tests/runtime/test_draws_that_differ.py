@@ -115,22 +115,10 @@ def test_a_state_has_the_digest_of_what_was_trained_on(threads, small):
     assert sorted(seen) == list(range(1000))
 
 
-def test_numbers_in_a_state_that_were_changed(threads, small):
-    """Without the digest, which samples were trained on follows from the draw."""
-    state, _ = stopped(threads, small, [20, 0, 7, 50, 1])
-    state["trained"] = [[30, 0, 7, 50, 1]]
-    with pytest.raises(CheckpointError, match=r"are 88 samples, and its trained_digest is that of 78 samples. If you"):
-        Shuffler.resume(threads, small, state)
-    del state["trained_digest"]
-    with Shuffler.resume(threads, small, state) as shuffler:
-        assert sum(threads.gather(next(shuffler.epochs(1)).map(len))) == 912
-        assert "trained_digest" not in shuffler.state_dict()  # a part of it is not known
-
-
 @pytest.mark.parametrize("noted", [[78, 1, 2], [78, 1, 2, "3"], 5])
 def test_a_digest_that_is_damaged(threads, small, noted):
     state, _ = stopped(threads, small, [20, 0, 7, 50, 1])
-    with pytest.raises(CheckpointError, match="the state is damaged: "):
+    with pytest.raises(CheckpointError, match="the state is damaged"):
         Shuffler.resume(threads, small, {**state, "trained_digest": noted})
 
 
@@ -143,42 +131,6 @@ def is_another_build():
 
     permutation = bijection.permutation
     bijection.permutation = lambda size, *path: permutation(size, "another build", *path)
-
-
-@pytest.mark.slow
-def test_all_workers_of_the_next_job_draw_other_samples(new_processes, small):
-    """The state has the digest of what was trained on, which does not depend on any draw."""
-    with new_processes(2) as cluster, Client(cluster) as client:
-        state, _ = stopped(client, small, [20, 30])
-        client.run(is_another_build)
-        with (
-            Shuffler.resume(client, small, state) as shuffler,
-            pytest.raises(ExchangeError, match=r"samples as are due \(950\), but not the same ones"),
-        ):
-            next(shuffler.epochs(1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", [{}, {"delivery": "storage"}, {"assignment": "partial:0.3"}], ids=str)
-def test_a_worker_that_joins_draws_other_samples(new_processes, small, check_ids, way):
-    def train(client, cluster, shuffler):
-        before = set(shuffler.addresses)
-        for epoch in shuffler.epochs(9):
-            samples = client.gather(epoch.map(check_ids))
-            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
-            assert len(samples) == 2, "no epoch is trained on with the worker that joins"
-            if epoch.number == 0:
-                cluster.scale(3)
-                client.wait_for_workers(3)
-                client.run(is_another_build, workers=set(client.scheduler_info()["workers"]) - before)
-
-    with (
-        new_processes(2) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, small, elastic=True, seed=3, **way) as shuffler,
-        pytest.raises(ExchangeError, match=NOT_THE_SAME),
-    ):
-        train(client, cluster, shuffler)
 
 
 @pytest.mark.slow

@@ -52,8 +52,8 @@ def test_a_forked_process_is_told_at_once(client: Client, dataset: Dataset, tmp_
             raise KeyboardInterrupt
 
     def dropped() -> str:
-        shuffler._sequence.__del__()
-        shuffler._sequence.checkpoint.release()
+        shuffler.__del__()
+        shuffler._file.release()
         return "quietly"
 
     bound = f"ClusterError: this Shuffler works only in process {os.getpid()}, which made it"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,27 +13,9 @@ import pytest
 from distributed.comm.core import CommClosedError
 
 from dshuffle.errors import ClusterError
-from dshuffle.runtime.client.cluster_view import cluster_info, limit_of, log_if_slow, run_on_workers, wait_for_workers
+from dshuffle.runtime.client.cluster_view import cluster_info, wait_for_workers
 from dshuffle.runtime.client.session_client import install_plugin
-from dshuffle.runtime.measure.diagnosis import diagnose
-from dshuffle.runtime.measure.measurement import measure_cluster
-
-
-def test_a_long_wait_is_said_once_and_its_end(caplog):
-    with log_if_slow("work is being done", after=0.05):
-        time.sleep(0.5)
-    lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == 2
-    assert re.fullmatch(r"dshuffle: work is being done \(\d+ s so far\)", lines[0])
-    assert re.fullmatch(r"dshuffle: this has taken \d+ s: work is being done", lines[1])
-    assert "dshuffle-log-if-slow" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_a_short_wait_is_silent(caplog):
-    with pytest.raises(ZeroDivisionError), log_if_slow("work is being done", after=60):
-        raise ZeroDivisionError
-    assert not caplog.records
-    assert "dshuffle-log-if-slow" not in {thread.name for thread in threading.enumerate()}
+from dshuffle.runtime.measure.measurement import diagnose, measure_cluster
 
 
 class SilentClient:
@@ -80,27 +60,12 @@ def test_a_scheduler_that_does_not_say_which_workers_there_are(short_timeout, ca
     assert 1 <= len(caplog.records) <= 3  # after 0.05 and 0.15 s
 
 
-def test_a_busy_machine_has_time_to_answer():
-    with dask.config.set({"dshuffle.timeout": "1ms"}):
-        assert limit_of() == limit_of(0.5) == 15
-    assert (limit_of(), limit_of(20)) == (300, 20)
-
-
-def test_an_answer_in_time_is_not_logged(caplog):
-    assert cluster_info(SilentClient(identity={"workers": {}})) == {"workers": {}}
-    assert not caplog.records
-
-
-def test_workers_are_not_waited_for_if_the_scheduler_does_not_answer(monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.ANSWER_WITHIN", 0.2)
-    with pytest.raises(ClusterError, match="the scheduler at tcp://silent:1 did not answer within"):
-        wait_for_workers(SilentClient(), 2, 0.1)
-
-
 def test_a_cluster_that_is_not_set_up_in_time(short_timeout, monkeypatch):
     monkeypatch.setattr("dshuffle.runtime.client.session_client.SETUP_TIMEOUT", 0.2)
     monkeypatch.setattr("dshuffle.runtime.client.session_client.SETUP_MARGIN", 0.0)
-    with pytest.raises(ClusterError, match=r"tcp://silent:1 did not set up all workers within 0\.3 s") as caught:
+    with pytest.raises(
+        ClusterError, match=r"not be set up on all workers .*tcp://silent:1 did not answer within 0\.3 s"
+    ) as caught:
         install_plugin(SilentClient(identity={}))
     assert caught.value.transient
 
@@ -116,17 +81,6 @@ def test_a_scheduler_that_waits_for_slow_workers_may_answer_after_the_timeout(sh
     install_plugin(client)
 
 
-def test_a_timeout_on_the_scheduler_is_not_a_missing_answer():
-    client = SilentClient(identity={})
-
-    async def register(*_):
-        raise TimeoutError("too slow")
-
-    client._register_scheduler_plugin = register
-    with pytest.raises(ClusterError, match=r"not be set up on the scheduler tcp://silent:1 \(TimeoutError: too slow\)"):
-        install_plugin(client)
-
-
 def test_a_worker_that_does_not_say_how_it_is(short_timeout):
     client = SilentClient(identity={"workers": {}}, run_on_scheduler={})
     with pytest.raises(ClusterError, match="a worker, or the scheduler, did not answer within"):
@@ -137,26 +91,9 @@ def test_a_worker_that_does_not_answer_a_measurement_is_not_called_lost(short_ti
     client = SilentClient(identity={"workers": {"tcp://w0": {}}})
     with pytest.raises(
         ClusterError,
-        match=r"^the cluster could not be measured: a worker, or the scheduler, did not answer within 0\.3 s$",
+        match=r"^the cluster cannot be measured: a worker, or the scheduler, did not answer within 0\.3 s$",
     ):
         measure_cluster(client, None)
-
-
-def test_an_answer_is_not_late_while_the_work_takes_as_long_as_planned(short_timeout, caplog, monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.LOG_AFTER", 0.05)
-    client = SilentClient()
-
-    async def work(*_, **__):
-        await asyncio.sleep(0.6)
-        return {"tcp://w0": 1}
-
-    client._run = work
-    with pytest.raises(TimeoutError, match=r"did not answer within 0\.3 s"):
-        run_on_workers(client, len)
-    assert "has not answered for 0 s" in caplog.text
-    caplog.clear()
-    assert run_on_workers(client, len, work_seconds=5.0) == {"tcp://w0": 1}
-    assert not caplog.records
 
 
 @pytest.mark.parametrize("patience", [0, 0.2])

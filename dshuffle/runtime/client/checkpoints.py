@@ -1,27 +1,56 @@
-"""Checkpoints: states of sessions in files and objects."""
+"""How far a session has come: as a state from which another one continues, and as a checkpoint with this state."""
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import errno
+import hashlib
 import json
 import logging
+import operator
 import os
+import platform
 import posixpath
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
+from distributed.protocol.pickle import dumps, loads
+
+from dshuffle.checks import as_integer
 from dshuffle.errors import CheckpointError, DatasetError, InvalidParameter
-from dshuffle.private_files import read_own_file
+from dshuffle.planning import Choices, GivenSharding, Remainder, WorkerHistory
+from dshuffle.planning.exchange_epochs import largest_share
+from dshuffle.planning.randomness import DRAW_VERSION
+from dshuffle.planning.remainder import SampleDigest
+from dshuffle.private_files import lock_file, open_private_file, read_own_file
+from dshuffle.runtime.client.epoch import EpochTasks
+from dshuffle.runtime.dataset_inputs import checked_sharding, resolved
 from dshuffle.store import Dataset
 from dshuffle.store.places import canonical_url, is_local, read_object, write_object
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+FORMAT = 3
+"""Version of the format of states and checkpoints."""
+
+CARRYING = {"delivery", "relay"}
+"""Choices that say how samples travel, and not who trains on which."""
+
+SIZING = {"shares"}
+"""Choices of the sizes of shares, which a session may change. The history of the workers has the sizes."""
+
+CHOICES = {field.name for field in dataclasses.fields(Choices)}
+"""The keywords of a shuffler that choose a way of shuffling."""
+
+CHOOSING = CHOICES - CARRYING - SIZING - {"sharding"} | {"first_epoch"}
+"""Parameters of a shuffler that choose the samples. They come from the state. (So does ``sharding``, with a check.)"""
 
 PATIENCE = 10.0
 """Seconds for which an open session tries to write its checkpoint."""
@@ -32,17 +61,248 @@ PAUSES = 0.1, 2.0
 BUCKETS = {"s3", "gs", "gcs", "az", "abfs"}
 """Schemes whose URLs name a bucket in place of a host."""
 
-LASTING = {
-    errno.EACCES,
-    errno.EINVAL,
-    errno.EISDIR,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
-}
-"""Errors of a file system that do not go away by themselves, at a place that has not been used so far."""
+NOTHING = SampleDigest()
+
+
+def shuffle_digest(dataset: Dataset, choices: Choices) -> str:
+    """Digest of the layout of rows, and of what decides who trains on what, except the workers."""
+    state = SessionState.of(dataset, choices, WorkerHistory(1), Remainder(0, ())).to_dict()
+    choosing = {name: value for name, value in state["choices"].items() if name not in CARRYING | SIZING}
+    text = json.dumps([{**state, "choices": choosing}, repr(dataset.layout)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """Where a session is. A sharding that was given is known by its name, and by the checksum of its ranks."""
+
+    dataset: str  # its identity
+    n_samples: int
+    choices: Choices
+    sharding_checksum: int | None
+    n_broadcast: int  # number of samples that all workers train on
+    history: WorkerHistory
+    remainder: Remainder  # the epoch, and how far the ranks have come in it
+    attached: str | None = field(default=None, repr=False)  # a value of the user, as :func:`pickled` writes it
+
+    @classmethod
+    def of(
+        cls,
+        dataset: Dataset,
+        choices: Choices,
+        history: WorkerHistory,
+        remainder: Remainder,
+        attached: str | None = None,
+    ) -> Self:
+        """The state of a session on a dataset."""
+        checksum, n_broadcast = None, 0
+        if isinstance(choices.sharding, GivenSharding):
+            checksum, n_broadcast = choices.sharding.checksum, choices.sharding.n_broadcast
+        names = choices.by_name()
+        return cls(dataset.identity, dataset.n_samples, names, checksum, n_broadcast, history, remainder, attached)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as JSON can hold it."""
+        digest = self.remainder.digest
+        return {
+            "format": FORMAT,
+            "draw_version": DRAW_VERSION,
+            "dataset": self.dataset,
+            "n_samples": self.n_samples,
+            "choices": self.choices.to_dict(),
+            "sharding_checksum": self.sharding_checksum,
+            "n_broadcast": self.n_broadcast,
+            **self.history.to_dict(),
+            "epoch": self.remainder.epoch,
+            "trained": [list(counts) for counts in self.remainder.trained],
+            **({} if digest is None else {"trained_digest": digest.fields}),
+            "trained_weights": [list(weights) for weights in self.remainder.weights],
+            "attached": self.attached,
+        }
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any], dataset: Dataset) -> Self:
+        """Check a state, and that it is one of this dataset."""
+        try:
+            if (state["format"], state["draw_version"]) != (FORMAT, DRAW_VERSION):
+                raise CheckpointError(
+                    f"the state has format {state['format']!r} and draw version {state['draw_version']!r}, and this "
+                    f"release of dshuffle has {FORMAT} and {DRAW_VERSION}: other samples would be trained on. Use the "
+                    "release that wrote it"
+                )
+            if (state["dataset"], state["n_samples"]) != (dataset.identity, dataset.n_samples):
+                raise CheckpointError(
+                    f"the state belongs to another dataset ({state['dataset']}, {state['n_samples']} samples) than "
+                    f"{dataset.url} ({dataset.identity}, {dataset.n_samples} samples). Open the dataset that "
+                    "it belongs to; if that was a part, split the dataset in the same way again. Data that were "
+                    "written again, with overwrite=True for example, are another dataset"
+                )
+            digest = None
+            if state.get("trained_digest") is not None:
+                count, total, first, second = map(operator.index, state["trained_digest"])
+                digest = SampleDigest(count, total, first, second)
+            remainder = Remainder(
+                as_integer("epoch", state["epoch"], 0),
+                tuple(tuple(map(operator.index, counts)) for counts in state["trained"]),
+                digest,
+                tuple(tuple(map(operator.index, weights)) for weights in state["trained_weights"]),
+            )
+            history = WorkerHistory.from_dict(state)
+            if remainder.trained:
+                counts, weights = remainder.sessions[-1]
+                if history.changes:
+                    history = history.trained_in(remainder.epoch, len(counts), weights)
+                else:
+                    history = WorkerHistory(len(counts), first_weights=weights)
+            loaded = cls(
+                dataset.identity,
+                dataset.n_samples,
+                Choices.from_dict(state["choices"]),
+                state["sharding_checksum"],
+                as_integer("n_broadcast", state["n_broadcast"], 0),
+                history,
+                remainder,
+                state["attached"],
+            )
+            loaded._check()
+        except (InvalidParameter, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the state is damaged ({type(error).__name__}: {error})") from error
+        return loaded
+
+    def _check(self) -> None:
+        """Refuse numbers that no session can have written."""
+        remainder, sessions = self.remainder, self.remainder.sessions
+        if remainder.digest is not None and remainder.digest.count != remainder.total:
+            allowed = f"{remainder.digest.count} samples, as in trained_digest"
+            raise InvalidParameter.of("trained", remainder.trained, allowed, "If you changed it, remove that field.")
+        as_integer("epoch", remainder.epoch, self.history.epoch)
+        if (
+            len({(len(counts), weights) for counts, weights in sessions}) == 1
+        ):  # every rank went on with its own samples
+            sessions = [(tuple(map(sum, zip(*remainder.trained, strict=True))), sessions[0][1])]
+        for counts, weights in sessions:
+            unit = self.choices.assignment.unit_for(self.n_samples, len(counts))
+            share = largest_share(self.n_samples - self.n_broadcast, len(counts), unit, weights) + self.n_broadcast
+            if max(counts) > share:
+                raise InvalidParameter.of("trained", counts, f"at most {share} samples of each rank")
+
+    @property
+    def next(self) -> Remainder:
+        """Where to go on: in the middle of the epoch, or with the next one if nothing is left of it."""
+        # A sample that all workers train on counts once for each worker.
+        done = self.remainder.total == self.n_samples + (self.history.n_workers - 1) * self.n_broadcast
+        return Remainder(self.remainder.epoch + 1, ()) if done else self.remainder
+
+    def keywords(self, dataset: Dataset, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters of a :class:`dshuffle.Shuffler` that goes on, with options of the user."""
+        asked, saved = (
+            {**self.choices.keywords(), **options},
+            {**self.choices.to_dict(), "first_epoch": self.next.epoch},
+        )
+        choices = Choices(**{name: asked[name] for name in CHOICES - {"sharding"}})
+        chosen = {**resolved(dataset, choices).to_dict(), "first_epoch": asked.get("first_epoch")}
+        for name in sorted(CHOOSING & options.keys()):
+            if chosen[name] != saved[name]:
+                hint = "Make a new Shuffler to train on other samples."
+                raise InvalidParameter.of(name, options[name], f"left out, or {saved[name]!r} as before", hint)
+        keywords = {**asked, "first_epoch": self.next.epoch}
+        if self.sharding_checksum is not None or "sharding" in options:
+            try:
+                sharding = checked_sharding(dataset, keywords["sharding"])
+            except InvalidParameter as error:
+                raise CheckpointError(f"the sharding of the earlier session must be given again: {error}") from error
+            checksum = sharding.checksum if isinstance(sharding, GivenSharding) else None
+            if checksum != self.sharding_checksum or str(sharding) != str(self.choices.sharding):
+                raise CheckpointError(
+                    f"sharding={str(sharding)!r} is not the one of the earlier session, {str(self.choices.sharding)!r}"
+                )
+            keywords["sharding"] = sharding
+        return keywords
+
+
+class SessionPosition:
+    """The current epoch of a session, and the state from which another session can continue.
+
+    It begins with a state that says what earlier sessions have trained on in the first epoch.
+    """
+
+    def __init__(self, state: SessionState) -> None:
+        self._state, self._start = state, state.remainder
+        self.tasks: EpochTasks | None = None  # of the current epoch
+        self.ended = False  # whether the current epoch has ended, and the next one has not begun
+        # The last epoch whose results the attached value has, as far as the loop has said.
+        self._covered = self._start.epoch - 1
+        self._histories: dict[int, WorkerHistory] = {}  # of the epochs from the next one that is not covered
+        self._recorded: Remainder | None = None  # what is left of the current epoch, according to the last state
+        self._has_warned = False
+
+    def begin(self, tasks: EpochTasks, history: WorkerHistory, left: Remainder | None = None) -> None:
+        """Make an epoch the current one, with the workers that train in it, on what is left of it."""
+        self.tasks, self.ended, self._recorded, self._start = tasks, False, None, left or self._start
+        self._state = dataclasses.replace(self._state, history=history)
+        self._histories[tasks.epoch] = history
+
+    def left(self) -> Remainder:
+        """What is left of the current epoch, or the next one: where a session goes on from the last state in it."""
+        reached = self._recorded or self._remainder((), NOTHING)
+        return dataclasses.replace(self._state, remainder=reached).next
+
+    @property
+    def attached(self) -> Any:
+        """A copy of the value that travels with the state."""
+        if self._state.attached is None:
+            return None
+        try:
+            return loads(base64.b64decode(self._state.attached, validate=True))
+        except Exception as error:  # whatever the value's own code raises
+            raise CheckpointError(f"the value that is attached to the state cannot be read: {error}") from error
+
+    def attach(self, value: Any, epoch: int | None) -> None:
+        """Keep a value, and the last epoch whose results it has. See :meth:`dshuffle.Shuffler.attach`."""
+        first, tasks = self._start.epoch, self.tasks
+        latest = first - 1 if tasks is None else tasks.epoch
+        if epoch is None:
+            epoch = latest if tasks is None or self.ended or tasks.any_call_done else latest - 1
+            if self._covered < epoch - 1:
+                missing = f"nothing was attached in epoch {epoch - 1}, so its results may be missing"
+                hint = "Give the last epoch whose results the value has: shuffler.attach(value, epoch)."
+                raise InvalidParameter.because("epoch", missing, hint)
+        elif not first - 1 <= as_integer("epoch", epoch) <= latest:
+            raise InvalidParameter.of("epoch", epoch, f"in [{first - 1}, {latest}], the epochs that have begun")
+        try:  # at once: what is changed in place later belongs to another position
+            text = None if value is None else base64.b64encode(dumps(value)).decode()
+        except Exception as error:  # whatever the value's own code raises
+            raise CheckpointError(f"the value that was attached to the session cannot be pickled: {error}") from error
+        self._state, self._covered = dataclasses.replace(self._state, attached=text), epoch
+        self._histories = {number: history for number, history in self._histories.items() if number > epoch}
+
+    def state(self, counts: tuple[int, ...] = (), digest: SampleDigest = NOTHING) -> dict[str, Any]:
+        """The state, as :meth:`dshuffle.Shuffler.state_dict` returns it."""
+        reached, history, first = self._remainder(counts, digest), self._state.history, self._covered + 1
+        if self._state.attached is None:
+            if any(counts) and reached.epoch >= first and not self._has_warned:
+                self._has_warned = True
+                logger.warning(  # None is attached where the caller keeps the model
+                    "dshuffle: the state says that %d samples of epoch %d were trained on, and no model was attached. "
+                    "A session that resumes does not train on them again. Attach the model of this moment "
+                    "(shuffler.attach), or save it yourself",
+                    sum(counts),
+                    reached.epoch,
+                )
+        elif reached.epoch >= first:  # what the value does not have is trained on again
+            reached = self._start if first == self._start.epoch else Remainder(first, ())
+            history = self._histories.get(first, history)
+        if self.tasks is not None and reached.epoch == self.tasks.epoch:
+            self._recorded = reached
+        return dataclasses.replace(self._state, history=history, remainder=reached).to_dict()
+
+    def _remainder(self, counts: tuple[int, ...], digest: SampleDigest) -> Remainder:
+        if self.tasks is None:
+            return self._start
+        if self.ended:
+            return Remainder(self.tasks.epoch + 1, ())
+        earlier = self._start if self._start.epoch == self.tasks.epoch else Remainder(self.tasks.epoch, ())
+        return earlier.followed_by(counts, digest, self._state.history.weights) if any(counts) else earlier
 
 
 def write_checkpoint(
@@ -63,13 +323,14 @@ def write_checkpoint(
     head = {"state": {**state, "attached": None}, "attached_nbytes": len(value)}
     data = json.dumps({"checksum": _checksum(head, value), **head}).encode() + b"\n" + value
 
-    def write() -> None:
-        if was_written and is_local(place) and not os.path.isdir(folder := os.path.dirname(place)):
-            raise FileNotFoundError(errno.ENOENT, "its folder is away", folder)
-        write_object(place, data, _options(url, dataset))
+    failure, kept = f"the checkpoint {url} cannot be written", ". If there was one before, it is still there"
 
-    kept = ". If there was one before, it is still there"
-    _insist(write, f"the checkpoint {url} cannot be written", kept, patience, was_used=was_written)
+    def write() -> None:
+        if was_written and is_local(place):
+            os.stat(os.path.dirname(place))  # it is away, and must not be made again
+        write_object(place, data, _options(place, dataset))
+
+    _insist(write, failure, kept, patience, was_used=was_written)
 
 
 def read_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, Any]:
@@ -86,11 +347,11 @@ def find_checkpoint(
     url: str | os.PathLike[str], dataset: Dataset, *, patience: float = 0.0, was_written: bool = False
 ) -> dict[str, Any] | None:
     """Read a checkpoint; None if there is none."""
+    place = checkpoint_place(url)
 
     def read() -> bytes | None:
-        place = checkpoint_place(url)
         # An attached value is unpickled, which runs code.
-        data = read_own_file(place) if is_local(place) else read_object(place, _options(url, dataset))
+        data = read_own_file(place) if is_local(place) else read_object(place, _options(place, dataset))
         if data is None and was_written:
             raise FileNotFoundError(errno.ENOENT, "it was there before, and is missing now")
         return data
@@ -101,11 +362,7 @@ def find_checkpoint(
     try:
         line, _, value = data.partition(b"\n")
         if not line.startswith(b'{"checksum":'):  # a state that the user has written
-            own = json.loads(data)
-            own = own.get("state", own)  # as earlier releases wrote it
-            if "format" not in own:
-                raise KeyError("format")
-            return dict(own)
+            return dict(json.loads(data))
         head = json.loads(line)
         checksum, state = head.pop("checksum"), head["state"]
         intact = checksum == _checksum(head, value) and len(value) == head["attached_nbytes"]
@@ -114,16 +371,6 @@ def find_checkpoint(
     if not intact:
         raise CheckpointError(f"the checkpoint {url} is damaged: its checksum is wrong")
     return {**state, "attached": base64.b64encode(value).decode() if value else None}
-
-
-def check_no_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> None:
-    """Refuse to overwrite a checkpoint."""
-    state = find_checkpoint(url, dataset)
-    if state is not None:
-        raise CheckpointError(
-            f"there is a checkpoint at {url}, of epoch {state.get('epoch')}. Go on with it (Shuffler.resume or "
-            "dshuffle.run_with_retries), choose another place, or remove it"
-        )
 
 
 def checkpoint_place(url: str | os.PathLike[str]) -> str:
@@ -138,20 +385,14 @@ def checkpoint_place(url: str | os.PathLike[str]) -> str:
     return place
 
 
-def may_pass(error: OSError | DatasetError) -> bool:
-    """Whether an error of a store may go away by itself."""
-    if isinstance(error, DatasetError):
-        return error.transient
-    return error.errno is not None and error.errno not in LASTING
-
-
 def _insist(ask: Callable[[], T], failure: str, kept: str, patience: float, *, was_used: bool) -> T:
     end, pause = time.monotonic() + patience, PAUSES[0]
     while True:
         try:
             return ask()
         except (OSError, DatasetError) as error:
-            transient = was_used or may_pass(error)
+            # A file system that has failed at a place that was never used will fail again.
+            transient = was_used or getattr(error, "transient", False)
             if not transient or time.monotonic() + pause > end:
                 raise CheckpointError(f"{failure} ({error}){kept}", transient=transient) from error
             if pause == PAUSES[0]:
@@ -164,8 +405,71 @@ def _checksum(head: Mapping[str, Any], value: bytes) -> int:
     return zlib.crc32(value, zlib.crc32(json.dumps(head, sort_keys=True).encode()))
 
 
-def _options(url: str | os.PathLike[str], dataset: Dataset) -> Mapping[str, Any] | None:
+def _options(place: str, dataset: Dataset) -> Mapping[str, Any] | None:
     # They may be credentials, which no other host should see.
-    checkpoint, store = urlsplit(checkpoint_place(url)), urlsplit(dataset.url)
+    checkpoint, store = urlsplit(place), urlsplit(dataset.url)
     alike = checkpoint.scheme == store.scheme and (checkpoint.netloc == store.netloc or checkpoint.scheme in BUCKETS)
     return dataset.storage_options if alike and checkpoint.scheme else None
+
+
+class CheckpointFile:
+    """A checkpoint that this session has for itself, if it is a file. Objects in stores have no locks.
+
+    The lock is on a file beside the checkpoint, which stays. It goes away with the process, however that ends. With
+    ``must_exist``, the folder is not made.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], dataset: Dataset, *, must_exist: bool = False) -> None:
+        self.url, self._dataset = url, dataset
+        self._was_written, self._lock = False, -1
+        place = checkpoint_place(url)
+        if not is_local(place):
+            return
+        try:
+            if not must_exist:
+                os.makedirs(os.path.dirname(place), 0o755, exist_ok=True)
+            elif not os.path.lexists(place):
+                read_checkpoint(url, dataset)  # raises
+            self._lock = _locked(place)
+        except OSError as error:
+            raise CheckpointError(f"the checkpoint {place} cannot be written: {error}") from error
+
+    def check_empty(self) -> None:
+        """Refuse to overwrite the state of another session."""
+        state = find_checkpoint(self.url, self._dataset)
+        if state is not None:
+            raise CheckpointError(
+                f"there is a checkpoint at {self.url}, of epoch {state.get('epoch')}. Go on with it (Shuffler.resume "
+                "or dshuffle.run_with_retries), choose another place, or remove it"
+            )
+
+    def write(self, state: Mapping[str, Any]) -> None:
+        """Write a state. The first one must succeed at once; later ones are tried again for some seconds."""
+        patience = PATIENCE if self._was_written else 0.0
+        write_checkpoint(self.url, state, self._dataset, patience=patience, was_written=self._was_written)
+        self._was_written = True
+
+    def release(self) -> None:
+        """Leave the checkpoint to other sessions. Idempotent."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+
+def _locked(place: str) -> int:
+    """Open and lock the file beside a checkpoint, and write there who has it."""
+    file = open_private_file(f"{place}.lock", os.O_RDWR | os.O_CREAT)
+    try:
+        lock_file(file)
+    except BlockingIOError as error:
+        owner = os.pread(file, 1000, 0).decode(errors="replace")
+        os.close(file)
+        raise CheckpointError(
+            f"the checkpoint {place} is in use by another open session ({owner}). Close that session, or choose "
+            "another place"
+        ) from error
+    except OSError as error:
+        logger.warning("dshuffle: nothing keeps sessions apart, as this file cannot be locked: %s (%s)", place, error)
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+    return file

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import dask
@@ -16,7 +15,6 @@ from distributed.core import Status
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.planning.shares import SharePolicy
 from dshuffle.runtime.messages import retrieve
 from dshuffle.runtime.session_spec import (
     EVERY_WORKER,
@@ -32,11 +30,7 @@ from dshuffle.runtime.settings import Settings, as_seconds
 
 logger = logging.getLogger(__name__)
 
-
 T = TypeVar("T")
-
-WORKERS = "a worker, or the scheduler,"
-"""Who has not answered if not all of the workers have."""
 
 ANSWER_WITHIN = 15.0
 """Seconds that every call may take, also with a shorter ``dshuffle.timeout``: the machine may be busy."""
@@ -44,17 +38,20 @@ ANSWER_WITHIN = 15.0
 LOG_AFTER = 3.0
 """Seconds after which a call that still waits says so for the first time; then after twice that time, and so on."""
 
+LOST_WORKER, DEFAULT_LOST = "distributed.deploy.lost-worker-timeout", "15s"
+"""Setting of Dask, and its default: time after which a cluster ends the job or the nanny of a worker that is away."""
 
-def answer(
-    client: Client,
-    call: Callable[[], Awaitable[T]],
-    sender: str,
-    seconds: float | None = None,
-    work_seconds: float = 0.0,
-) -> T:
-    """Return the answer to a call."""
-    result: T = client.sync(_within, limit_of(seconds), call, sender, work_seconds)
-    return result
+RESTARTED_WITHIN = "1d"
+"""Its value for local clusters. Their nannies start lost workers again, however long that takes."""
+
+STEP = 2.0
+"""Seconds after which a wait for workers reports how many there are, and between two reports."""
+
+PAUSE = 0.1
+"""Seconds between two looks at the cluster."""
+
+Waiting = Callable[[str], None]
+"""Called during a wait for workers with a text such as ``"1 of 4 workers have connected"``."""
 
 
 def limit_of(seconds: float | None = None) -> float:
@@ -62,44 +59,35 @@ def limit_of(seconds: float | None = None) -> float:
     return max(ANSWER_WITHIN, Settings.from_config().timeout if seconds is None else seconds)
 
 
-def run_on_workers(
-    client: Client,
-    function: Callable[..., Any],
-    *args: Any,
-    workers: Sequence[str] | None = None,
-    answer_seconds: float | None = None,
-    work_seconds: float = 0.0,
-    **kwargs: Any,
-) -> dict[str, Any]:
-    """Run a function on all workers as :meth:`distributed.Client.run` does, and return the results by address.
-
-    ``answer_seconds`` and ``work_seconds`` are those of :func:`answer`.
-    """
-    names = None if workers is None else list(workers)
-
-    def call() -> Awaitable[dict[str, Any]]:
-        return client._run(function, *args, workers=names, **kwargs)
-
-    return answer(client, call, WORKERS, answer_seconds, work_seconds)
+def answer(client: Client, call: Callable[[], Awaitable[T]], sender: str, seconds: float | None = None) -> T:
+    """Return the answer to a call, or raise TimeoutError."""
+    result: T = client.sync(_within, limit_of(seconds), call, sender)
+    return result
 
 
-async def _within(seconds: float, call: Callable[[], Awaitable[T]], sender: str, work_seconds: float) -> T:
+async def _within(seconds: float, call: Callable[[], Awaitable[T]], sender: str) -> T:
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(call())
     task.add_done_callback(retrieve)
-    answer_due, pause = loop.time() + work_seconds, LOG_AFTER
-    log_at = answer_due + pause
+    began, log_after = loop.time(), LOG_AFTER
     try:
-        while not (await asyncio.wait([task], timeout=min(log_at, answer_due + seconds) - loop.time()))[0]:
-            waited = loop.time() - answer_due
+        while not (await asyncio.wait([task], timeout=began + min(log_after, seconds) - loop.time()))[0]:
+            waited = loop.time() - began
             if waited >= seconds:
                 raise TimeoutError(f"{sender} did not answer within {seconds:g} s")
             logger.warning("dshuffle: %s has not answered for %.0f s", sender, waited)
-            pause *= 2
-            log_at += pause
+            log_after *= 2
         return task.result()
     finally:
         task.cancel()  # and not awaited: Dask would flush the connection first, which can take forever
+
+
+def run_on_workers(
+    client: Client, function: Callable[..., Any], *args: Any, workers: Sequence[str] | None = None, **kwargs: Any
+) -> dict[str, Any]:
+    """Run a function on all workers as :meth:`distributed.Client.run` does, and return the results by address."""
+    names = None if workers is None else list(workers)
+    return answer(client, lambda: client._run(function, *args, workers=names, **kwargs), "a worker, or the scheduler,")
 
 
 def check_client(client: Any) -> None:
@@ -112,25 +100,36 @@ def check_client(client: Any) -> None:
         raise ClusterError(f"the Dask client is {client.status}; make a new one")
 
 
+def address_of(client: Client) -> str:
+    """Address of the scheduler."""
+    return str(getattr(client.scheduler, "address", ""))
+
+
 def cluster_info(client: Client, seconds: float | None = None) -> dict[str, Any]:
     """Ask the scheduler for its information, with all workers by address under ``"workers"``.
 
-    ``Client.scheduler_info`` is not reliable for this: it returns an attribute that the client refreshes every few
-    seconds without the workers, so sometimes there seem to be none.
+    ``Client.scheduler_info`` returns an attribute that the client refreshes every few seconds without the workers.
     """
     scheduler: Any = client.scheduler
-    name = f"the scheduler at {getattr(scheduler, 'address', 'an unknown address')}"
+    name = f"the scheduler at {address_of(client)}"
     try:
         return dict(answer(client, lambda: scheduler.identity(n_workers=-1), name, seconds))
     except OSError as error:
         raise ClusterError(f"the scheduler cannot be reached: {error}. Make a new Client and a new Shuffler") from error
 
 
-def running_workers(information: Mapping[str, Any], choice: WorkerChoice = EVERY_WORKER) -> int:
-    """Number of workers of a choice that :func:`cluster_info` has, without those that leave or are paused."""
-    workers = information["workers"]
-    allowed = [worker.address for worker in WorkerFacts.of_all(workers) if choice.allows(worker)]
-    return sum(workers[address]["status"] == Status.running.name for address in allowed)
+def workers_of(
+    client: Client, choice: WorkerChoice = EVERY_WORKER, *, running: bool = False, seconds: float | None = None
+) -> list[WorkerFacts]:
+    """The workers of a cluster that a choice allows; with ``running``, without those that leave or are paused."""
+    described = cluster_info(client, seconds)["workers"]
+    workers = [worker for worker in WorkerFacts.of_all(described) if choice.allows(worker)]
+    return [worker for worker in workers if not running or described[worker.address]["status"] == Status.running.name]
+
+
+def count_training_workers(client: Client, choice: WorkerChoice = EVERY_WORKER) -> int:
+    """Number of workers of a choice that would train: all but those that only serve."""
+    return sum(not only_serves(worker.resources) for worker in workers_of(client, choice))
 
 
 def resolved_choice(client: Client, options: SessionOptions) -> WorkerChoice:
@@ -138,7 +137,7 @@ def resolved_choice(client: Client, options: SessionOptions) -> WorkerChoice:
     choice = options.choice
     if not choice.is_restricted:
         return choice
-    present = WorkerFacts.of_all(cluster_info(client)["workers"])
+    present = workers_of(client)
     names = options.workers or ()
     missing = [name for name in names if not any(name in identities(worker) for worker in present)]
     if missing and not (options.elastic and len(names) - len(missing) >= options.min_workers):
@@ -157,64 +156,30 @@ def resolved_choice(client: Client, options: SessionOptions) -> WorkerChoice:
     return choice
 
 
-def warn_of_absent_names(client: Client, shares: SharePolicy) -> None:
-    """Say which workers with a number of their own are not there, if a session opens without them."""
-    if not shares.names:
-        return
-    present = {name for worker in WorkerFacts.of_all(cluster_info(client)["workers"]) for name in identities(worker)}
-    if absent := [name for name in shares.names if name not in present]:
-        logger.warning("dshuffle: shares has numbers for these workers, which are not there: %s", ", ".join(absent))
-
-
 def is_adaptive(client: Client) -> bool:
     """Whether the cluster of a client scales itself, and so starts new workers in place of lost ones."""
     return getattr(client.cluster, "_adaptive", None) is not None
 
 
-LOST_WORKER = "distributed.deploy.lost-worker-timeout"
-"""Setting of Dask: time after which a cluster ends the job or the nanny of a worker that is away."""
-
-DEFAULT_LOST = "15s"
-"""Its default."""
-
-RESTARTED_WITHIN = "1d"
-"""Its value for local clusters. Their nannies start lost workers again, however long that takes."""
-
-
-_lock, _keeping = threading.Lock(), contextlib.ExitStack()
-_n_keeping = 0
-
-
-def keep_nannies(client: Client) -> Callable[[], None]:
+@contextlib.contextmanager
+def keep_nannies(client: Client) -> Iterator[None]:
     """Keep a local cluster from ending the nannies that start lost workers again.
 
-    It ends them again once the function that is returned has been called.
-
-    A worker that imports PyTorch on a busy machine needs more than the default of 15 s to come back. Dask reads the
-    setting in this process, when a worker is lost. A value of the user stays, and so does the default for an adaptive
-    cluster, which starts another worker after this time. In the end the setting is what it was, and the cluster forgets
-    workers whose nannies have ended, so that it can start them again.
+    A worker that imports PyTorch on a busy machine needs more than the default of 15 s to come back. A value of the
+    user stays, and so does the default for an adaptive cluster, which starts another worker after this time. In the end
+    the cluster forgets workers whose nannies have ended, so that it can start them again.
     """
-    global _n_keeping
-    cluster, kept = client.cluster, contextlib.ExitStack()
-    if not isinstance(cluster, LocalCluster) or is_adaptive(client):
-        return kept.close
-    nannies = all(isinstance(worker, Nanny) for worker in cluster.workers.values())
-    with _lock:
-        if nannies and (_n_keeping or dask.config.get(LOST_WORKER, DEFAULT_LOST) == DEFAULT_LOST):
-            if not _n_keeping:
-                _keeping.enter_context(dask.config.set({LOST_WORKER: RESTARTED_WITHIN}))
-            _n_keeping += 1
-            kept.callback(_keep_no_longer, cluster)
-    return kept.close
-
-
-def _keep_no_longer(cluster: LocalCluster) -> None:
-    global _n_keeping
-    with _lock:
-        _n_keeping -= 1
-        if not _n_keeping:
-            _keeping.close()
+    cluster = client.cluster
+    if (
+        not isinstance(cluster, LocalCluster)
+        or is_adaptive(client)
+        or not all(isinstance(worker, Nanny) for worker in cluster.workers.values())
+        or dask.config.get(LOST_WORKER, DEFAULT_LOST) != DEFAULT_LOST
+    ):
+        yield
+        return
+    with dask.config.set({LOST_WORKER: RESTARTED_WITHIN}):
+        yield
 
     async def forget() -> None:
         for name, nanny in list(cluster.workers.items()):
@@ -227,68 +192,6 @@ def _keep_no_longer(cluster: LocalCluster) -> None:
         loop.add_callback(forget)  # on the loop that starts workers
 
 
-def starts_no_more(client: Client, choice: WorkerChoice = EVERY_WORKER) -> str | None:
-    """Say that an adaptive cluster will start no more workers although it may have more, if that is so.
-
-    Dask starts workers only when tasks wait. A session never has waiting tasks, because it has one for each worker. And
-    it does not notice when a worker is lost whose job has several.
-    """
-    adaptive = getattr(client.cluster, "_adaptive", None)
-    if adaptive is not None and "group" in (getattr(client.cluster, "new_spec", None) or {}):
-        return (
-            "each job of the adaptive cluster has several workers, and then Dask submits no job in place of one that "
-            "ends. Give each job one worker: processes=1"
-        )
-    if adaptive is None or adaptive.minimum >= adaptive.maximum or choice.is_restricted:
-        return None
-    n_workers = count_training_workers(client)
-    if n_workers > max(adaptive.minimum, 1):
-        return None
-    return (
-        f"the session trains on {n_workers} worker{'s' * (n_workers > 1)}, and the adaptive cluster starts no more for "
-        "it, because a session has one task for each worker. For more workers, raise the minimum: "
-        "cluster.adapt(minimum=...)"
-    )
-
-
-def count_training_workers(client: Client, choice: WorkerChoice = EVERY_WORKER) -> int:
-    """Number of workers of a choice that would train: all but those that only serve."""
-    workers = WorkerFacts.of_all(cluster_info(client)["workers"])
-    return sum(choice.allows(worker) and not only_serves(worker.resources) for worker in workers)
-
-
-STEP = 2.0
-"""Seconds after which a wait for workers reports how many there are, and between two reports."""
-
-PAUSE = 0.1
-"""Seconds between two looks at the cluster."""
-
-Waiting = Callable[[str], None]
-"""Called during a wait for workers with a text such as ``"1 of 4 workers have connected"``."""
-
-
-@contextlib.contextmanager
-def log_if_slow(what: str, after: float = LOG_AFTER) -> Iterator[None]:
-    """Log once what is being done if the body takes long, and how long it has taken when it ends."""
-    done, began, is_slow = threading.Event(), time.monotonic(), False
-
-    def say() -> None:
-        nonlocal is_slow
-        if not done.wait(after):
-            is_slow = True
-            logger.warning("dshuffle: %s (%.0f s so far)", what, time.monotonic() - began)
-
-    thread = threading.Thread(target=say, name="dshuffle-log-if-slow", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        if is_slow:
-            logger.warning("dshuffle: this has taken %.0f s: %s", time.monotonic() - began, what)
-
-
 def wait_for_workers(
     client: Client,
     min_workers: int,
@@ -298,48 +201,34 @@ def wait_for_workers(
     limit: str = "patience",
     choice: WorkerChoice = EVERY_WORKER,
 ) -> None:
-    """Wait until a cluster has a number of workers.
+    """Wait until a cluster has a number of running workers.
 
-    ``Client.wait_for_workers`` is not reliable for this: it replaces what the cluster object knows of its workers. If a
-    worker leaves at this moment, the cluster object fails with a KeyError, and never again starts another worker in
-    place of a lost one.
+    ``Client.wait_for_workers`` replaces what the cluster object knows of its workers. If a worker leaves at this
+    moment, the cluster object never again starts another worker in place of a lost one.
     """
     as_integer("min_workers", min_workers, 1)
     seconds = as_seconds("patience", patience)
-    began, report_after, log_after = time.monotonic(), STEP, STEP
+    began, report_after = time.monotonic(), STEP
+    describe_jobs = getattr(client.cluster, "describe_jobs", lambda n_workers: "")  # of BatchJobs; it may raise
     while True:
-        left = began + seconds - time.monotonic()
-        information = cluster_info(client, left)
-        n_running = running_workers(information, choice)
+        n_running = len(workers_of(client, choice, running=True, seconds=began + seconds - time.monotonic()))
         if n_running >= min_workers:
             return
-        jobs = _jobs_of(client, min_workers)
-        waited = time.monotonic() - began
+        jobs, waited = describe_jobs(min_workers), time.monotonic() - began
+        jobs = jobs and f"; {jobs}"
         if waited >= seconds:
+            among = " that workers= and resources= allow" if choice.is_restricted else ""
             raise ClusterError(
-                f"only {n_running} of min_workers={min_workers} workers{_of(choice)} are there after {seconds:g} s"
+                f"only {n_running} of min_workers={min_workers} workers{among} are there after {seconds:g} s"
                 f"{jobs}. Start more, or wait longer ({limit}). If workers or their jobs run, look at their logs: they "
-                f"must reach the scheduler at {information['address']}"
+                f"must reach the scheduler at {address_of(client)}"
             )
         if waited >= report_after:
-            report_after = waited + STEP
             text = f"{n_running} of {min_workers} workers have connected"
             if waiting is not None:
+                report_after = waited + STEP
                 waiting(f"{text}{jobs}")
-            elif waited >= log_after:
-                log_after = 2 * waited
+            else:
+                report_after = 2 * waited
                 logger.warning("dshuffle: %s after %.0f s%s", text, waited, jobs)
-        time.sleep(min(PAUSE, STEP, seconds - waited))
-
-
-def _of(choice: WorkerChoice) -> str:
-    return " that workers= and resources= allow" if choice.is_restricted else ""
-
-
-def _jobs_of(client: Client, n_workers: int) -> str:
-    """What a cluster that watches its jobs, such as that of ``BatchJobs``, says about those without a worker.
-
-    It raises an error if so many workers cannot come any more.
-    """
-    describe = getattr(client.cluster, "describe_jobs", None)
-    return "" if describe is None or not (text := describe(n_workers)) else f"; {text}"
+        time.sleep(min(PAUSE, seconds - waited))

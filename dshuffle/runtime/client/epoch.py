@@ -1,24 +1,169 @@
-"""The user's view of an epoch, whose tasks run on the workers that hold the samples."""
+"""Epochs as users see them, and their tasks: how they are submitted, and whether they have ended."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import logging
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
+import dask
 from distributed import Future, as_completed, wait
 
-from dshuffle.errors import PeerFailed, WorkerLost
-from dshuffle.runtime.client.epoch_sequence import EpochSequence
-from dshuffle.runtime.client.epoch_tasks import EpochTasks, submit_to_all
-from dshuffle.runtime.client.session_client import PATIENCE
-from dshuffle.runtime.collective import run_together
+from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLost
+from dshuffle.planning import name_of
+from dshuffle.runtime.client.session_client import PATIENCE, OpenSession, SessionClient
+from dshuffle.runtime.collective import CollectiveId, run_together
+from dshuffle.runtime.messages import UnfinishedTask
+from dshuffle.runtime.session_spec import PerRank
+from dshuffle.runtime.task_keys import rank_of_key, task_key, task_name
+from dshuffle.runtime.worker.worker_plugin import run_on_partition
 
 logger = logging.getLogger(__name__)
 
 MOST_RESTARTS = 3
 """How often a call of :meth:`Epoch.together` starts because workers were replaced."""
+
+Call: TypeAlias = "list[Future[Any]]"  # Dask 2025.9 does not know types of results
+"""The tasks of one call of :meth:`dshuffle.Epoch.map`, by rank."""
+
+_collectives = itertools.count(1)  # later calls in a session have higher numbers
+
+
+def submit_to_all(
+    session: OpenSession, epoch: int, call: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Call:
+    """Submit one task ``fn(partition, *args, **kwargs)`` to each worker, if possible in one message."""
+    addresses, ranks, session_id = session.ranks, range(session.n_workers), session.session_id
+    values: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, PerRank):
+            if len(value.values) != len(ranks):
+                allowed = f"{len(ranks)}, one value per worker"
+                raise InvalidParameter.of("len(PerRank.values)", len(value.values), allowed)
+            values += value.values
+    # Tasks in one message share their arguments if the scheduler and the workers are in one process. Dask also warns
+    # about any message of 10 MiB or more, even if it has a separate part for each worker.
+    apart = addresses[0].startswith("inproc://") or not all(isinstance(value, Future) for value in values)
+    futures: Call = []
+    name = task_name(fn, args)
+
+    def row(rank: int) -> tuple[Any, ...]:
+        own = {name: PerRank.of(value, rank) for name, value in kwargs.items()}
+        return session_id, rank, epoch, fn, [PerRank.of(value, rank) for value in args], own
+
+    # ``client.map`` takes one set of workers for all tasks. The scheduler calls this function for each task instead.
+    with dask.annotate(workers=functools.partial(worker_of, addresses)):  # type: ignore[attr-defined]
+        for group in [[rank] for rank in ranks] if apart else [list(ranks)]:
+            keys = [task_key(name, session_id, epoch, call, rank) for rank in group]
+            columns = map(list, zip(*map(row, group), strict=True))
+            futures += session.client.map(run_on_partition, *columns, key=keys, pure=False)
+    return futures
+
+
+def worker_of(addresses: Sequence[str], key: str) -> list[str]:
+    """Workers on which a task may run, from the rank at the end of its key. The scheduler calls this function."""
+    return [addresses[rank_of_key(key)]]
+
+
+@dataclass(slots=True)
+class EpochTasks:
+    """The tasks of one epoch, call by call."""
+
+    epoch: int
+    n_calls: int = 0  # so far, with those whose tasks are not waited for
+    # Number of a call -> its tasks, for the calls whose tasks must end before the epoch does.
+    calls: dict[int, Call] = field(default_factory=dict)
+    accepted: set[int] = field(default_factory=set)  # numbers of the calls whose tasks need not finish
+    error: BaseException | None = None  # that has kept the epoch from ending
+    interrupted: bool = False  # whether the session was lost, and the loop has heard of it otherwise than by a task
+    over: bool = False  # whether another epoch has begun, or the shuffler is closed
+    _called_at: float = 0.0
+
+    @property
+    def any_call_done(self) -> bool:
+        """Whether all tasks of some call have ended."""
+        return any(all(future.done() for future in call) for call in self.calls.values())
+
+    @property
+    def futures(self) -> list[Future[Any]]:
+        """The tasks of all calls."""
+        return [future for call in self.calls.values() for future in call]
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Seconds since the last call, if a task has not ended; otherwise 0."""
+        return time.monotonic() - self._called_at if any(not future.done() for future in self.futures) else 0.0
+
+    def next_call(self) -> int:
+        """The number of a new call."""
+        self.n_calls, self._called_at = self.n_calls + 1, time.monotonic()
+        self.error = None
+        return self.n_calls - 1
+
+    def accept(self, call: Call | None) -> None:
+        """Let the epoch end although tasks of a call, or of all calls so far, did not finish."""
+        self.accepted |= set(self.calls) if call is None else {self.number_of(call)}
+        self.error = None
+
+    def wait(self, session: SessionClient) -> None:
+        """Wait until all tasks have ended."""
+        with session.client.as_current():  # the default would be the client created last
+            while pending := [future for future in self.futures if not future.done()]:
+                try:
+                    wait(pending, timeout=PATIENCE)
+                except TimeoutError:
+                    session.waiting_for()  # raises an error if the scheduler is gone while this is closed
+                except CancelledError:
+                    continue
+
+    def end(self, session: SessionClient) -> None:
+        """Wait for all tasks, and end the epoch."""
+        try:
+            self.wait(session)
+            numbers = sorted(self.calls.keys() - self.accepted)
+            if numbers:
+                ask = {"epoch": self.epoch, "calls": numbers}
+                self._raise_for(session.ask(tuple[UnfinishedTask, ...], "unfinished", **ask))
+        except Exception as error:
+            self.error = error
+            raise
+        self.calls.clear()
+        self.error = None
+
+    def _raise_for(self, unfinished: Sequence[UnfinishedTask]) -> None:
+        """Raise the error of the first task that has failed, with a note of all that did not finish."""
+        if not unfinished:
+            return
+        futures = [self.calls[task.call][task.rank] for task in unfinished]
+        errors = [future.exception() for future in futures if future.status == "error"]
+        errors.sort(key=lambda error: isinstance(error, WorkerLost))  # stable: by call and rank
+        words = f"tasks of epoch {self.epoch} did not finish, so their samples were not trained on"
+        error: BaseException = ClusterError(words) if not errors or errors[0] is None else errors[0]
+        counts = Counter(task.outcome for task in unfinished)
+        ranks = sorted({task.rank for task in unfinished})
+        names = ", ".join(map(name_of, ranks[:5])) + (", ..." if len(ranks) > 5 else "")
+        outcomes = " and ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+        note = (
+            f"Tasks of epoch {self.epoch}: {outcomes} ({names}). To go on without their results, also after you have "
+            "run other tasks in their place, call epoch.accept(), and then shuffler.epochs() for the other epochs"
+        )
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        raise error
+
+    def number_of(self, call: Call) -> int:
+        """The number of a call, from what it has returned."""
+        for number, futures in self.calls.items():
+            if futures is call or (isinstance(call, list) and futures == call):
+                return number
+        raise InvalidParameter.of("futures", call, f"a list that a call of map has returned in epoch {self.epoch}")
 
 
 class Epoch:
@@ -30,16 +175,13 @@ class Epoch:
         Number of the epoch, from 0.
     """
 
-    def __init__(self, sequence: EpochSequence, tasks: EpochTasks) -> None:
+    def __init__(self, shuffler: object, session: OpenSession, tasks: EpochTasks) -> None:
         self.number = tasks.epoch
-        self._sequence = sequence
-        self._tasks = tasks
+        self._shuffler = shuffler  # which stays open while its epochs are in use
+        self._session, self._tasks = session, tasks
 
     def __repr__(self) -> str:
-        return f"<Epoch {self.number} of {self._sequence!r}>"
-
-    def _repr_html_(self) -> str:
-        return f"<b>Epoch {self.number}</b>{self._sequence._repr_html_()}"
+        return f"<Epoch {self.number} of {self._shuffler!r}>"
 
     def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
         """Run ``fn(partition, *args, **kwargs)`` as one Dask task on each worker.
@@ -63,13 +205,12 @@ class Epoch:
         ClusterError
             If this epoch has ended.
         """
-        sequence, tasks = self._sequence, self._tasks
-        sequence.check_current(tasks)
-        current, call = sequence.membership.current, tasks.next_call()
-        session_id = current.calls.session_id
-        futures = submit_to_all(sequence.client, current.ranks, session_id, self.number, call, fn, args, kwargs)
-        tasks.calls[call] = futures
-        sequence.watch_tasks()
+        session, tasks = self._session, self._tasks
+        if tasks.over:
+            raise ClusterError(f"epoch {self.number} has ended, and no task of it can begin", transient=False)
+        session.check_process()
+        call = tasks.next_call()
+        tasks.calls[call] = futures = submit_to_all(session, self.number, call, fn, args, kwargs)
         return list(futures)
 
     def accept(self, futures: list[Future[Any]] | None = None) -> None:
@@ -119,7 +260,7 @@ class Epoch:
         InvalidParameter
             If the futures are not those of a call in this epoch.
         """
-        self._tasks.forget(futures)
+        del self._tasks.calls[self._tasks.number_of(futures)]
 
     def together(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Run ``fn(partition, group, *args, **kwargs)`` on all workers at the same time, and wait for all of them.
@@ -171,27 +312,26 @@ class Epoch:
             # If a worker was replaced, its rank started again, and the others cannot go on with it.
             if not errors or not all(isinstance(error, PeerFailed) for error in errors):
                 break
-            if not self._sequence.membership.current.look_up_members():
+            if not self._session.look_up_members():
                 break
             if not restarts_left:  # the cause is a loss every time
-                errors = [PeerFailed(str(error), transient=True) for error in errors]
-                break
+                raise PeerFailed(str(errors[0]), transient=True)
             logger.warning("dshuffle: a lost worker was replaced, so a call of together starts again on all ranks")
             self.forget(futures)
         for error in sorted(errors, key=lambda error: isinstance(error, PeerFailed)):
             assert error is not None
             raise error
-        results: list[Any] = self._sequence.client.gather(futures)
+        results: list[Any] = self._session.client.gather(futures)
         return results
 
-    def _run_together(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Future[Any]]:
+    def _run_together(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Run ``fn`` on all ranks, and return the futures once all have ended."""
-        sequence = self._sequence
-        collective = sequence.new_collective()
+        session = self._session
+        collective = CollectiveId(session.session_id, next(_collectives), session.n_workers, session.ranks[0])
         futures = self.map(run_together, collective, fn, *args, **kwargs)
         try:
-            with sequence.client.as_current():
-                first = next(iter(as_completed(futures, loop=sequence.client.loop)))
+            with session.client.as_current():
+                first = next(iter(as_completed(futures, loop=session.client.loop)))
                 rank, failed = futures.index(first), first.status != "finished"
                 # A rank that has returned does not take part in another mean, and all means that it took part in are
                 # complete. So no rank loses a result. A rank that raises has told the others itself, unless its worker
@@ -201,14 +341,14 @@ class Epoch:
                 while True:
                     if must_tell:
                         # A rank that has ended made fewer calls than the others, as it would again.
-                        sequence.calls.end_collective(collective, reason, transient=failed)
+                        session.end_collective(collective, reason, transient=failed)
                     with contextlib.suppress(TimeoutError):
                         wait(futures, timeout=PATIENCE)
                         break
                     # Again: the message may be lost, or a rank may come late to a worker that has opened again.
                     must_tell = True
         except BaseException:
-            sequence.calls.end_collective(collective, "the client has stopped waiting")
+            session.end_collective(collective, "the client has stopped waiting")
             raise
         return futures
 

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from html import escape
 
 from dshuffle.errors import DShuffleError
@@ -26,19 +25,16 @@ STOP_WITHIN = 5.0
 
 
 class SessionWidget:
-    """A live view of a session, which ends when the session is closed; see :func:`watch`.
-
-    Parameters
-    ----------
-    shuffler
-        The shuffler to look at.
-    """
+    """A live view of a session, which ends when the session is closed; see :func:`watch`."""
 
     def __init__(self, shuffler: Shuffler, seconds: float) -> None:
         self._shuffler = weakref.ref(shuffler)  # a shuffler that is dropped closes its session
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         in_notebook = getattr(shell, "kernel", None) is not None  # where output can be replaced
-        self._update = notebook_view(shuffler) if in_notebook else TextView(shuffler).update
+        self._display = importlib.import_module("IPython.display") if in_notebook else None
+        self._handle = self._display.display(display_id=True) if self._display else None
+        self._last, self._written = ("", ""), 0.0  # the last line, as phase and details, and when it was written
+        self._update(shuffler)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._look, args=(seconds,), name="dshuffle-watch", daemon=True)
         self._thread.start()
@@ -53,47 +49,33 @@ class SessionWidget:
         self._thread.join(STOP_WITHIN)  # it may wait for a scheduler that does not answer
 
     def _look(self, seconds: float) -> None:
-        try:
-            ends = False
-            while not ends:
-                ends = self._stopped.wait(seconds)
-                shuffler = self._shuffler()
-                if shuffler is None:
-                    return
-                ends = ends or shuffler.closed or not shuffler._calls.connected
-                self._update(shuffler)
-                del shuffler
-        finally:
-            self._stopped.set()
+        ends = False
+        while not ends:
+            ends = self._stopped.wait(seconds)
+            shuffler = self._shuffler()
+            if shuffler is None:
+                break
+            ends = ends or shuffler.closed or not shuffler._calls.connected
+            self._update(shuffler)
+            del shuffler
+        self._stopped.set()
 
-
-def notebook_view(shuffler: Shuffler) -> Callable[[Shuffler], None]:
-    """Show a session in the output of a cell, and return what replaces that."""
-    display = importlib.import_module("IPython.display")
-    handle = display.display(display.HTML(_html(shuffler)), display_id=True)
-    return lambda shuffler: handle.update(display.HTML(_html(shuffler)))
-
-
-class TextView:
-    """Lines on standard error. A line is written if it differs from the last one: at once if the phase is another."""
-
-    def __init__(self, shuffler: Shuffler) -> None:
-        self._last = self._phase = ""
-        self._written = 0.0
-        self.update(shuffler)
-
-    def update(self, shuffler: Shuffler) -> None:
-        """Write what the session does now."""
+    def _update(self, shuffler: Shuffler) -> None:
+        """Replace the output of the cell, or write a line if the phase is another one, or after a while."""
         session = _asked(shuffler)
-        if isinstance(session, str):
-            phase, details = ": ".join(filter(None, (repr(shuffler), session))), ""
-        else:
-            phase, details = f"{session.way}: {session.progress()}", session.details()
-        text, now = phase + details, time.monotonic()
-        if text == self._last or (phase == self._phase and now < self._written + LINE_EVERY):
+        if self._display is not None:
+            if isinstance(session, str):
+                session = f"{shuffler._repr_html_()}<p>{escape(session)}</p>"
+            html = session if isinstance(session, str) else session._repr_html_()
+            self._handle.update(self._display.HTML(html))
             return
-        print(text, file=sys.stderr, flush=True)
-        self._last, self._phase, self._written = text, phase, now
+        if isinstance(session, str):
+            line = ": ".join(filter(None, (repr(shuffler), session))), ""
+        else:
+            line = f"{session.way}: {session.progress()}", session.details()
+        if line != self._last and (line[0] != self._last[0] or time.monotonic() >= self._written + LINE_EVERY):
+            print(*line, sep="", file=sys.stderr, flush=True)
+            self._last, self._written = line, time.monotonic()
 
 
 def _asked(shuffler: Shuffler) -> SessionSnapshot | str:
@@ -102,13 +84,6 @@ def _asked(shuffler: Shuffler) -> SessionSnapshot | str:
         return "" if shuffler.closed else shuffler._calls.ask(SessionSnapshot, "snapshot")
     except DShuffleError as error:  # a session that is lost, or follows another one in this moment
         return str(error)
-
-
-def _html(shuffler: Shuffler) -> str:
-    session = _asked(shuffler)
-    if isinstance(session, SessionSnapshot):
-        return session._repr_html_()
-    return f"{shuffler._repr_html_()}<p>{escape(session)}</p>"
 
 
 def watch(shuffler: Shuffler, seconds: float = 1.0) -> SessionWidget:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
+import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -15,152 +19,47 @@ from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
 from dshuffle.emulated_links import check_emulated_rates
-from dshuffle.errors import MixingWarning
-from dshuffle.planning import Assignment, Choices, Classes, Remainder, parse_assignment
+from dshuffle.errors import ClusterError, DShuffleError, MixingWarning, PeerFailed, WorkerLost
+from dshuffle.notebook import html_summary
+from dshuffle.planning import Assignment, Choices, Classes, GivenSharding, Remainder
 from dshuffle.planning.cost import ClusterRates
-from dshuffle.planning.shares import Shares, parse_shares
+from dshuffle.planning.remainder import SampleDigest
+from dshuffle.planning.shares import Shares
 from dshuffle.records import EpochRecord
-from dshuffle.runtime.client.checkpoint_file import CheckpointFile
-from dshuffle.runtime.client.checkpoints import write_checkpoint
-from dshuffle.runtime.client.cluster_view import (
-    check_client,
-    is_adaptive,
-    keep_nannies,
-    log_if_slow,
-    resolved_choice,
-    starts_no_more,
-    wait_for_workers,
-    warn_of_absent_names,
+from dshuffle.redaction import hide_secrets
+from dshuffle.runtime.client.checkpoints import (
+    CHOICES,
+    CheckpointFile,
+    SessionPosition,
+    SessionState,
+    checkpoint_place,
+    read_checkpoint,
+    shuffle_digest,
+    write_checkpoint,
 )
-from dshuffle.runtime.client.epoch import Epoch
-from dshuffle.runtime.client.epoch_sequence import EpochSequence, Membership
-from dshuffle.runtime.client.open_session import OpenSession, new_id
-from dshuffle.runtime.client.session_client import SessionClient, install_plugin
-from dshuffle.runtime.client.session_state import Resumption, SessionPosition, resumption, shuffle_digest
+from dshuffle.runtime.client.cluster_view import check_client, is_adaptive, keep_nannies, wait_for_workers
+from dshuffle.runtime.client.epoch import Epoch, EpochTasks
+from dshuffle.runtime.client.session_client import (
+    PATIENCE,
+    Membership,
+    OpenSession,
+    SessionClient,
+    install_plugin,
+    session_request,
+)
 from dshuffle.runtime.dataset_inputs import checked_sharding, resolved, warn_of_small_classes
 from dshuffle.runtime.measure.measurement import expected_seconds
-from dshuffle.runtime.process import Timeline
-from dshuffle.runtime.session_spec import DatasetReference, EarlierWorkers, SessionOptions, SessionRequest, WorkerChoice
+from dshuffle.runtime.messages import EpochExchange, TrainedSamples, TrainingTime
+from dshuffle.runtime.session_spec import OPTION_NAMES, EarlierWorkers, SessionOptions, WorkerChoice
 from dshuffle.runtime.settings import Settings
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, Place, as_dataset
+from dshuffle.units import human_count
 
 logger = logging.getLogger(__name__)
 
-
-def session_request(
-    client: Client,
-    dataset: Dataset,
-    choices: Choices,
-    options: SessionOptions,
-    *,
-    start: Remainder,
-    carried: EarlierWorkers | None = None,
-) -> tuple[SessionRequest, Classes | None]:
-    """Check a way of shuffling on this dataset and cluster, and read what its plans need from the dataset."""
-    choices = resolved(dataset, choices)
-    options.check_way(choices)
-    settings = Settings.from_config(adaptive=is_adaptive(client))
-    if (warning := starts_no_more(client, options.choice)) is not None:
-        logger.warning("dshuffle: %s", warning)
-    check_emulated_rates()  # those of this process, which reads rows as well
-    deliveries = {choices.delivery: 0.0}
-    if choices.is_auto:
-        deliveries = expected_seconds(client, dataset, choices, options, memory_fraction=settings.memory_fraction)
-    classes = choices.balance
-    if classes is not None:
-        choices = dataclasses.replace(choices, balance=Classes(classes.name, classes.checksum))
-    request = SessionRequest(
-        session_id=new_id(),
-        client_id=client.id,
-        dataset=DatasetReference.of(dataset),
-        choices=choices,
-        deliveries=deliveries,
-        options=options,
-        settings=settings,
-        start=start,
-        kept_as=shuffle_digest(dataset, choices) if options.keep_cache else None,
-        carried=carried,
-    )
-    return request, classes
-
-
-SHUFFLER_CALL = 3
-"""Stack level of warnings: they point to the call of :class:`dshuffle.Shuffler`."""
-
-
-def open_sequence(
-    client: Client,
-    dataset: Dataset,
-    choices: Choices,
-    options: SessionOptions,
-    *,
-    first_epoch: int,
-    checkpoint: str | os.PathLike[str] | None,
-    resumed: Resumption | None,
-) -> EpochSequence:
-    """Open a session, and write its first checkpoint."""
-    timeline = Timeline("the client opens a session")
-    start, carried = Remainder(first_epoch, ()), None
-    if resumed is not None:
-        start, carried = resumed.state.next, EarlierWorkers.of(resumed.state.history, resumed.state.next)
-    request, classes = session_request(client, dataset, choices, options, start=start, carried=carried)
-    file = _checkpoint_file(checkpoint, dataset, resumed)
-    timeline.end_step("request checked")
-    sequence, release = None, keep_nannies(client)
-    try:
-        membership = _opened(client, request, timeline)
-        state = None if resumed is None else resumed.state
-        position = SessionPosition(dataset, request.choices, start, lambda: membership.current.history, state)
-        sequence = EpochSequence(client, dataset, membership, position, file, release)
-        if advice := sequence.choices.assignment.warning(membership.current.n_workers):
-            warnings.warn(advice, MixingWarning, stacklevel=SHUFFLER_CALL)
-        warn_of_absent_names(client, request.choices.shares)
-        if classes is not None:
-            warn_of_small_classes(classes, membership.current.n_workers, stacklevel=SHUFFLER_CALL)
-        sequence.write_checkpoint()  # one that cannot be written is refused now
-        timeline.end_step("checkpoint written")
-    except BaseException:  # also if warnings are turned into errors
-        if sequence is not None:
-            sequence.close()
-        release()
-        if file is not None:
-            file.release()
-        raise
-    timeline.log()
-    return sequence
-
-
-def _checkpoint_file(
-    url: str | os.PathLike[str] | None, dataset: Dataset, resumed: Resumption | None
-) -> CheckpointFile | None:
-    if url is None:
-        return None
-    if resumed is not None:
-        return resumed.checkpoint or CheckpointFile(url, dataset)
-    file = CheckpointFile(url, dataset)
-    try:
-        file.check_empty()
-    except BaseException:
-        file.release()
-        raise
-    return file
-
-
-def _opened(client: Client, request: SessionRequest, timeline: Timeline) -> Membership:
-    with log_if_slow("the scheduler and the workers are being set up"):
-        install_plugin(client)
-    timeline.end_step("plugins installed on the scheduler and all workers")
-    options = request.options
-    if options.min_workers > 1:
-        limit = "dshuffle.timeout"
-        wait_for_workers(client, options.min_workers, request.settings.timeout, limit=limit, choice=options.choice)
-    request = dataclasses.replace(request, choice=resolved_choice(client, options))
-    timeline.end_step("workers waited for")
-    with log_if_slow("a session is being opened: workers are set up, and open the dataset"):
-        membership = Membership(OpenSession(client, request))
-    timeline.end_step("session opened")
-    return membership
+MEASURED = ("epoch", "run_id", "needed", "packets", "components", "exchange_seconds", "waited_seconds")
+"""Fields of an exchange that are in the record of its epoch."""
 
 
 class Shuffler:
@@ -265,6 +164,22 @@ class Shuffler:
         Number of workers to wait for, up to ``dshuffle.timeout``, before the session opens. An elastic session does not
         go on with fewer.
 
+    Attributes
+    ----------
+    client, dataset
+        The Dask client, and the dataset.
+    choices
+        The way of shuffling.
+    elastic
+        Whether the number of workers may change.
+    next_epoch
+        Number of the epoch that comes next. For a session that continues another one, it counts all epochs.
+    records
+        Measurements of the epochs that have ended, as a list of :class:`EpochRecord`. The current epoch is recorded
+        when the next one begins.
+    closed
+        Whether :meth:`close` was called.
+
     Raises
     ------
     InvalidParameter
@@ -330,45 +245,71 @@ class Shuffler:
         cluster: ClusterRates | None = None,
         elastic: bool = False,
         min_workers: int = 1,
-        _resumed: Resumption | None = None,
+        _resumed: tuple[SessionState, CheckpointFile | None] | None = None,
     ) -> None:
+        keywords = locals()
         check_client(client)
-        keywords: dict[str, Any] = {
-            "on_loss": on_loss,
-            "memory_limit": memory_limit,
-            "cache_directory": cache_directory,
-            "keep_cache": keep_cache,
-            "server": server,
-            "workers": workers,
-            "resources": resources,
-            "cluster": cluster,
-            "elastic": elastic,
-            "min_workers": min_workers,
-        }
-        options = SessionOptions(**keywords)
-        choices = Choices(
-            assignment=parse_assignment(assignment),
-            delivery=delivery,
-            caching=caching,
-            cache_fraction=cache_fraction,
-            relay=relay,
-            balance=None if balance is None else Classes(balance),
-            every=every,
-            between=between,
-            seed=seed,
-            shares=parse_shares(shares),
-        )
-        self.dataset = as_dataset(dataset)
+        options = SessionOptions(**{name: keywords[name] for name in OPTION_NAMES})
+        keywords["balance"] = None if balance is None else Classes(balance)
+        choices = Choices(**{name: keywords[name] for name in CHOICES - {"sharding"}})
+        self.client, self.dataset = client, as_dataset(dataset)
         choices = dataclasses.replace(choices, sharding=checked_sharding(self.dataset, sharding))
-        self._sequence = open_sequence(
-            client,
-            self.dataset,
-            choices,
-            options,
-            first_epoch=as_integer("first_epoch", first_epoch, 0),
-            checkpoint=checkpoint,
-            resumed=_resumed,
-        )
+        choices = resolved(self.dataset, choices)
+        options.check_way(choices)
+        start, carried = Remainder(as_integer("first_epoch", first_epoch, 0), ()), None
+        earlier: SessionState | None
+        self._file: CheckpointFile | None
+        earlier, self._file = _resumed or (None, None)
+        if earlier is not None:
+            start, carried = earlier.next, EarlierWorkers.of(earlier.history, earlier.next)
+        settings = Settings.from_config(adaptive=is_adaptive(client))
+        check_emulated_rates()  # those of this process, which reads rows as well
+        with contextlib.ExitStack() as on_error:
+            self._held = on_error.enter_context(contextlib.ExitStack())
+            if self._file is None and checkpoint is not None:
+                self._file = CheckpointFile(checkpoint, self.dataset)
+            if self._file is not None:
+                self._held.callback(self._file.release)
+                if earlier is None:
+                    self._file.check_empty()
+            self._held.enter_context(keep_nannies(client))
+            install_plugin(client)
+            if options.min_workers > 1:
+                limit, choice = "dshuffle.timeout", options.choice
+                wait_for_workers(client, options.min_workers, settings.timeout, limit=limit, choice=choice)
+            deliveries = {choices.delivery: 0.0}
+            if choices.is_auto:
+                fraction = settings.memory_fraction
+                deliveries = expected_seconds(client, self.dataset, choices, options, memory_fraction=fraction)
+            classes = choices.balance
+            if classes is not None:
+                choices = dataclasses.replace(choices, balance=Classes(classes.name, classes.checksum))
+            self.choices = choices
+            kept_as = shuffle_digest(self.dataset, choices) if options.keep_cache else None
+            others = {"deliveries": deliveries, "start": start, "kept_as": kept_as, "carried": carried}
+            request = session_request(client, self.dataset, choices, options, settings, **others)
+            session = OpenSession(client, request)
+            self._membership = Membership(session)
+            on_error.callback(self._membership.close)
+            self._warn_of_mixing(session, classes)
+            attached = None if earlier is None else earlier.attached
+            state = SessionState.of(self.dataset, choices, session.history, start, attached)
+            self._position, self.next_epoch = SessionPosition(state), start.epoch
+            self._write_checkpoint()  # one that cannot be written is refused now
+            on_error.pop_all()
+        self.records: list[EpochRecord] = []
+        self._record: EpochRecord | None = None  # of the current epoch, without its training
+        self._requested_at = 0.0  # when the client asked for the current epoch
+        self._handed_out = True  # whether the current epoch has been yielded
+        self._watches = False
+        self.elastic, self.closed = options.elastic, False
+
+    def _warn_of_mixing(self, session: OpenSession, classes: Classes | None) -> None:
+        """Warn of a way of shuffling that suits these workers badly. The warnings point to the call of the user."""
+        if advice := self.choices.assignment.warning(session.n_workers):
+            warnings.warn(advice, MixingWarning, stacklevel=3)
+        if classes is not None:
+            warn_of_small_classes(classes, session.n_workers, stacklevel=3)
 
     @classmethod
     def resume(
@@ -413,9 +354,20 @@ class Shuffler:
         ...         [client.gather(epoch.map(len)) for epoch in shuffler.epochs(2)]
         [[3, 3], [5, 5]]
         """
-        dataset = as_dataset(dataset)
-        with resumption(dataset, state, options) as resumed:
-            return cls(client, dataset, **resumed.keywords, _resumed=resumed)
+        dataset, file = as_dataset(dataset), None
+        try:
+            if not isinstance(state, Mapping):
+                target = options.setdefault("checkpoint", state)
+                if target is not None and checkpoint_place(target) == checkpoint_place(state):
+                    # Before it is read: a session that is still open may be about to write it.
+                    file = CheckpointFile(target, dataset, must_exist=True)
+                state = read_checkpoint(state, dataset)
+            earlier = SessionState.from_dict(state, dataset)
+            return cls(client, dataset, **earlier.keywords(dataset, options), _resumed=(earlier, file))
+        except BaseException:
+            if file is not None:
+                file.release()
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this session, for :meth:`resume`. It can be written as JSON.
@@ -432,7 +384,18 @@ class Shuffler:
         ClusterError
             If the session has ended, or a worker does not answer.
         """
-        return self._sequence.state()
+        if self.closed:
+            raise ClusterError("this Shuffler is closed. Take its state before", transient=False)
+        position, trained = self._position, TrainedSamples(epoch=-1, counts=(), digest=SampleDigest())
+        if position.tasks is not None and not position.ended:
+            try:
+                trained = self._calls.ask(TrainedSamples, "trained")
+            except WorkerLost:
+                position.tasks.interrupted = True  # calls that the loop has not made yet are missing
+                raise
+        if trained.epoch != self.epoch:
+            return position.state()
+        return position.state(trained.counts, trained.digest)
 
     def save(self, url: str | os.PathLike[str]) -> None:
         """Write the state of this session to a checkpoint.
@@ -466,12 +429,14 @@ class Shuffler:
         InvalidParameter
             If ``epoch`` has not begun, or is not given although nothing was attached in an epoch before.
         """
-        self._sequence.attach(value, epoch)
+        self._position.attach(value, epoch)
+        if self._position.ended and not self.closed:  # after the last epoch, the checkpoint has it at once
+            self._write_checkpoint()
 
     @property
     def checkpoint(self) -> str | os.PathLike[str] | None:
         """Where a checkpoint is written in every epoch, if anywhere."""
-        return None if self._sequence.checkpoint is None else self._sequence.checkpoint.url
+        return None if self._file is None else self._file.url
 
     @property
     def attached(self) -> Any:
@@ -479,58 +444,32 @@ class Shuffler:
 
         It was pickled. So continue only states and checkpoints that you trust.
         """
-        return self._sequence.position.attached
-
-    @property
-    def client(self) -> Client:
-        """The Dask client, for trainers that need more than :meth:`Epoch.map`."""
-        return self._sequence.client
+        return self._position.attached
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses of the workers that train, in rank order."""
-        return self._sequence.membership.current.ranks
+        return self._calls.ranks
 
     @property
     def n_workers(self) -> int:
         """Number of workers that train in the current epoch. It changes if the session is elastic."""
-        return self._sequence.membership.current.n_workers
-
-    def __repr__(self) -> str:
-        return repr(self._sequence)
-
-    def _repr_html_(self) -> str:
-        return self._sequence._repr_html_()
-
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._sequence.closed
+        return self._calls.n_workers
 
     @property
     def epoch(self) -> int | None:
         """Number of the current epoch; None before the first one."""
-        return self._sequence.epoch
+        return None if self._position.tasks is None else self._position.tasks.epoch
 
-    @property
-    def next_epoch(self) -> int:
-        """Number of the epoch that comes next. For a session that continues another one, it counts all epochs."""
-        return self._sequence.position.next_epoch
+    def __repr__(self) -> str:
+        balance = "" if self.choices.balance is None else f", balance={self.choices.balance.name!r}"
+        figures = f"workers {self.n_workers}, samples {human_count(self.dataset.n_samples)}"
+        epoch = "" if self.epoch is None else f", epoch {self.epoch}"
+        state = "closed " if self.closed else ""
+        return f"<{state}Shuffler {self.choices.label}{balance} of {hide_secrets(self.dataset.url)}; {figures}{epoch}>"
 
-    @property
-    def elastic(self) -> bool:
-        """Whether the number of workers may change."""
-        return self._sequence.membership.elastic
-
-    @property
-    def records(self) -> list[EpochRecord]:
-        """Measurements of the epochs that have ended. The current epoch is recorded when the next one begins."""
-        return self._sequence.recorder.records
-
-    @property
-    def choices(self) -> Choices:
-        """The way of shuffling."""
-        return self._sequence.choices
+    def _repr_html_(self) -> str:
+        return html_summary(repr(self), {name: value for name, value in self.choices.to_dict().items() if value})
 
     def __enter__(self) -> Self:
         return self
@@ -539,12 +478,31 @@ class Shuffler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            self._sequence.close()
-        else:
-            self._sequence.close_after(error)
+            self._close()
+        elif not self._calls.forked:  # else the session belongs to another process, and this error is more important
+            # Without waiting for the tasks of this epoch, and without another error.
+            if (tasks := self._position.tasks) is not None:
+                if self._calls.connected:
+                    self.client.cancel(tasks.futures)
+                tasks.calls.clear()
+            try:
+                self._close()
+            except DShuffleError as second:
+                logger.warning("dshuffle: after %s, closing failed: %s", type(error).__name__, second)
+
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True) and self._calls.connected:
+            self.closed = True
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+            self._membership.close_soon()
+            self._held.close()
 
     def __reduce__(self) -> NoReturn:
-        self._sequence.__reduce__()
+        raise TypeError(
+            f"{self!r} cannot be copied or pickled: it owns an open session, and the connections of a Dask client in "
+            "this process. Pass the object itself to other functions. In another process, make a new one, or use "
+            "Epoch.map to run functions on the workers"
+        )
 
     def epochs(self, count: int) -> Iterator[Epoch]:
         """Iterate over the next ``count`` epochs.
@@ -571,13 +529,127 @@ class Shuffler:
         ClusterError
             If tasks of the current epoch were cancelled. The error of a task that failed is raised as it is.
         """
-        sequence = self._sequence
-        return (Epoch(sequence, tasks) for tasks in sequence.epochs(as_integer("count", count, 0)))
+        count = as_integer("count", count, 0)
+        if self.closed:
+            raise ClusterError("this Shuffler is closed. Make a new one", transient=False)
+        self._calls.check_process()
+        return self._epochs(count)
+
+    def _epochs(self, left: int) -> Iterator[Epoch]:
+        position = self._position
+        while True:
+            is_again = False
+            if self._handed_out or not left:
+                is_again = self._is_reopened(self._end_tasks if left else self._finish_epoch)
+                if not (left or is_again):
+                    break
+                if not is_again:
+                    self._move_on()
+            left -= not is_again
+            assert position.tasks is not None
+            if left:
+                self._membership.prefetch(self.next_epoch, self.records)
+            self._write_checkpoint()
+            self._handed_out = True  # not before: Ctrl-C in a call must not lose the epoch
+            yield Epoch(self, self._calls, position.tasks)
+        if position.tasks is not None and position.tasks.n_calls:
+            position.ended = True
+        # else the epoch is still to be trained on: ``epoch = list(shuffler.epochs(1))[0]``
+        self._write_checkpoint()
+
+    def _is_reopened(self, end: Callable[[], None]) -> bool:
+        """Let the tasks end; whether the epoch is opened again, because some were lost, and others can go on."""
+        position, tasks = self._position, self._position.tasks
+        try:
+            end()
+            if tasks is None or not (tasks.interrupted and self._membership.is_lost()):
+                return False
+        except (WorkerLost, PeerFailed):
+            if tasks is None or not self._membership.is_lost():
+                raise
+        start, requested_at = position.left(), time.perf_counter()
+        if start.epoch > tasks.epoch:  # all samples were trained on, according to the last state
+            tasks.calls.clear()
+            return False
+        self._begin(self._membership.reopen(start), requested_at, start)
+        return True
+
+    def _move_on(self) -> None:
+        requested_at = time.perf_counter()
+        self._position.ended = True
+        exchange = self._membership.advance(self.next_epoch, self.records)
+        self.next_epoch += 1
+        self._begin(exchange, requested_at)
+
+    def _begin(self, exchange: EpochExchange, requested_at: float, left: Remainder | None = None) -> None:
+        """Make an epoch the current one, and begin its record."""
+        if self._position.tasks is not None:
+            self._position.tasks.over = True
+        session = self._calls
+        self._position.begin(EpochTasks(exchange.epoch), session.history, left)
+        self._handed_out = False  # at once: Ctrl-C must not skip the epoch
+        self._end_record(exchange.training_before, requested_at)
+        start, sharding = session.request.start, self.choices.sharding
+        self._requested_at = requested_at
+        self._record = EpochRecord(
+            choices=dataclasses.replace(self.choices, delivery=exchange.delivery).by_name(),
+            n_workers=session.n_workers,
+            n_samples=self.dataset.n_samples,
+            row_nbytes=self.dataset.row_nbytes,
+            server=session.server,
+            training_seconds=0.0,
+            broadcast_samples=sharding.n_broadcast if isinstance(sharding, GivenSharding) else 0,
+            first_epoch=start.epoch,
+            trained_before=start.total if start.epoch == exchange.epoch else 0,
+            weights=session.history.weights,
+            **{name: getattr(exchange, name) for name in MEASURED},
+            **exchange.measures.to_dict(),
+        )
+        if not self._watches:  # say what tasks wait for, also while the user waits for them in calls of Dask
+            self._watches = True
+            loop: Any = self.client.loop
+            loop.add_callback(_watch, weakref.ref(self))
+
+    def _end_record(self, training: Sequence[TrainingTime] | None, ended: float) -> None:
+        """Keep the record of the current epoch, if the times of its training are known."""
+        record, self._record = self._record, None
+        if record is not None and training is not None:
+            record = dataclasses.replace(
+                record,
+                training_seconds=max(rank.seconds for rank in training),
+                rank_training_seconds=tuple(rank.own for rank in training),
+                epoch_seconds=ended - self._requested_at,
+            )
+            self.records.append(record)
+
+    def _finish_epoch(self) -> None:
+        try:
+            self._end_tasks()
+        finally:
+            ended = time.perf_counter()
+            if self._record is not None:
+                training = None
+                try:
+                    training = self._calls.ask(tuple[TrainingTime, ...], "training")
+                except DShuffleError as error:  # the session has ended, and says so itself
+                    logger.info("dshuffle: epoch %d could not be recorded: %s", self.epoch, error)
+                self._end_record(training, ended)
+
+    def _end_tasks(self) -> None:
+        if self._position.tasks is not None:
+            self._calls.check_process()
+            self._position.tasks.end(self._calls)
+
+    def _write_checkpoint(self) -> None:
+        """Write the state to the checkpoint, if there is one."""
+        # Nothing was trained on since the last epoch began or ended, so no worker is asked.
+        if self._file is not None:
+            self._file.write(self._position.state())
 
     def accept(self) -> None:
         """Let the current epoch end although tasks did not finish. See :meth:`Epoch.accept`."""
-        if self._sequence.position.tasks is not None:
-            self._sequence.position.tasks.accept(None)
+        if self._position.tasks is not None:
+            self._position.tasks.accept(None)
 
     def close(self) -> None:
         """Free the cache partitions on all workers. Idempotent. The dataset is not changed.
@@ -590,16 +662,58 @@ class Shuffler:
             If the scheduler does not report within 5 s how the tasks ended (20 s while ``close`` waits for them). If it
             stops answering after that, this is only logged.
         """
-        self._sequence.close_and_log()
+        try:
+            self._close()
+        except Exception as error:
+            tasks = self._position.tasks
+            if tasks is None or tasks.error is not error:
+                raise
+            notes = "; ".join(getattr(error, "__notes__", []))
+            logger.warning("dshuffle: %s: %s (%s)", type(error).__name__, error, notes)
+
+    def _close(self) -> None:
+        """End the current epoch, close the sessions, and leave the checkpoint to others."""
+        if self.closed:
+            return
+        self._calls.check_process()
+        self._calls.silence.leaving = True
+        tasks = self._position.tasks
+        try:
+            if tasks is not None and tasks.error is None:  # else it was raised before
+                self._finish_epoch()
+        finally:
+            self.closed = True
+            if tasks is not None:
+                tasks.over = True
+            try:
+                self._membership.close()
+            finally:
+                self._held.close()
 
     def look_up_members(self) -> bool:
         """Ask the scheduler for :attr:`addresses`; whether ranks have other workers than at the last look."""
-        return self._sequence.membership.current.look_up_members()
+        return self._calls.look_up_members()
 
     @property
     def _choice(self) -> WorkerChoice:
-        return self._sequence.membership.current.request.choice
+        return self._calls.request.choice
 
     @property
-    def _calls(self) -> SessionClient:
-        return self._sequence.calls
+    def _calls(self) -> OpenSession:
+        return self._membership.current
+
+
+async def _watch(watched: weakref.ref[Shuffler]) -> None:
+    """Say what the tasks of a shuffler wait for after some seconds, then after twice that time, and so on."""
+    said_after = 0.0
+    while (shuffler := watched()) is not None and not shuffler.closed and shuffler._calls.connected:
+        calls: SessionClient = shuffler._calls
+        tasks = shuffler._position.tasks
+        seconds = 0.0 if tasks is None else tasks.waiting_seconds
+        del shuffler, tasks
+        if seconds < PATIENCE:
+            said_after = 0.0
+        elif seconds >= 2 * said_after:
+            said_after = seconds
+            await calls.say_what_for(tasks=True)
+        await asyncio.sleep(PATIENCE / 3)

@@ -1,48 +1,51 @@
-"""Measure a cluster by short sessions, so that the cost model can predict the time of each delivery on it."""
+"""Measure a cluster by short sessions for the cost model, and look for what commonly goes wrong on it."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import enum
 import functools
+import importlib.metadata
 import math
 import os
+import platform
+import resource
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from distributed import Client
+import psutil
+from distributed import Client, Worker
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
-from dshuffle.planning import Choices, Chunks, Delivery, Remainder
+from dshuffle.errors import CacheBudgetError, ClusterError, DShuffleError, InvalidParameter
+from dshuffle.planning import Choices, Chunks, Delivery, Remainder, ShuffleSpec
 from dshuffle.planning.cost import MESSAGE_SECONDS, ClusterRates, Work, compare_costs, ends_seconds, loads_of
 from dshuffle.planning.delivery import suitable_deliveries
-from dshuffle.records import Measures
-from dshuffle.runtime.client.cluster_view import cluster_info, is_adaptive, resolved_choice, run_on_workers
-from dshuffle.runtime.client.open_session import OpenSession, new_id
-from dshuffle.runtime.client.session_client import install_plugin
+from dshuffle.runtime.client.cluster_view import answer, cluster_info, is_adaptive, run_on_workers, workers_of
+from dshuffle.runtime.client.session_client import OpenSession, install_plugin, session_request
 from dshuffle.runtime.dataset_inputs import resolved, unit_rows
 from dshuffle.runtime.messages import EpochExchange
-from dshuffle.runtime.process import ProcessorTimes
+from dshuffle.runtime.process import ProcessorTimes, files_needed, member_nbytes
 from dshuffle.runtime.session_spec import (
     EVERY_WORKER,
     SERVER_RESOURCE,
     DatasetReference,
     SessionOptions,
-    SessionRequest,
     WorkerChoice,
-    WorkerFacts,
     only_serves,
 )
 from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
 from dshuffle.store.dataset import blank_dataset
 from dshuffle.store.row_blocks import RowBlocks
+from dshuffle.units import human_bytes, human_rate, human_seconds
 
 LONGEST = 20.0
 """Maximum duration of a measurement in seconds."""
@@ -62,31 +65,45 @@ ROWS_PER_PAIR = 16
 INDEX_SECONDS = 1.2e-8
 """What a row takes in the next index of a partition and in the digests of a vote: 8 to 20 ns on our machines."""
 
+PROBE_SECONDS = 4.0
+"""Duration of the measurement for the delivery ``"auto"`` if the user does not describe the cluster."""
+
+PACKAGES = ("dshuffle", "dask", "distributed", "numpy", "zarr", "numba", "cloudpickle", "msgpack")
+"""Packages that must have the same version everywhere."""
+
+CLOCKS = 1.0
+"""Seconds by which clocks may differ. Certificates and signatures of S3 requests have times."""
+
+USED_MEMORY = 0.6
+"""Part of its memory limit that a worker may use before a session opens."""
+
+FEWEST_FILES = 1024
+"""Open files that any process should be allowed, whatever the number of workers: chunks and objects at once."""
+
+SLOW_LINK = 12.5e6
+"""A link with fewer bytes per second (100 Mbit/s) is probably in the wrong network."""
+
+MEASURING_SECONDS = 3.0
+"""Duration of the measurement of links."""
+
+LOST = "a worker was lost while the cluster was measured"
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Results of a measurement.
-
-    Parameters
-    ----------
-    link_alone, link_together
-        Bytes per second into a worker: while two workers exchange, and while all do.
-    server
-        Bytes per second from the server to all workers; None without a dedicated server.
-    storage_alone, storage_together
-        Bytes of rows per second: read by one worker alone, and by all workers at once in total; None without a dataset.
-    busy_before, busy_network, busy_storage
-        Processor utilization before the measurement, while all workers exchange, and while all workers read. If a value
-        is near 1, the processors were measured, not the network or the storage.
-    """
+    """Results of a measurement."""
 
     cluster: ClusterRates
     seconds: float
+    # Bytes per second into a worker: while two workers exchange, and while all do.
     link_alone: float
     link_together: float
-    server: float | None
+    server: float | None  # bytes per second from the server to all workers; None without a dedicated server
+    # Bytes of rows per second: read by one worker alone, and by all workers at once in total; None without a dataset.
     storage_alone: float | None
     storage_together: float | None
+    # Processor utilization before the measurement, while all workers exchange, and while all workers read. If a value
+    # is near 1, the processors were measured, not the network or the storage.
     busy_before: float
     busy_network: float
     busy_storage: float | None
@@ -129,7 +146,7 @@ def measure_workers(
     if not 0 < seconds <= LONGEST:
         raise InvalidParameter.of("seconds", seconds, f"within (0, {LONGEST:g}]")
     row_nbytes = as_integer("row_nbytes", row_nbytes, 1) if dataset is None else max(1, dataset.row_nbytes)
-    members = [worker for worker in WorkerFacts.of_all(cluster_info(client)["workers"]) if choice.allows(worker)]
+    members = workers_of(client, choice)
     serving = [worker.address for worker in members if only_serves(worker.resources)]
     workers = [worker.address for worker in members if not only_serves(worker.resources)]
     if not workers:
@@ -138,13 +155,11 @@ def measure_workers(
             "without it"
         )
     try:
-        return _measured(client, workers, serving[0] if serving else None, dataset, row_nbytes, seconds)
-    except TimeoutError as error:
-        raise ClusterError(f"the cluster could not be measured: {error}") from error
-    except CacheBudgetError as error:
+        return _Meter(client, workers, next(iter(serving), None), row_nbytes, seconds).measured(dataset)
+    except (TimeoutError, CacheBudgetError) as error:
         raise ClusterError(f"the cluster cannot be measured: {error}") from error
     except OSError as error:
-        raise ClusterError(f"a worker was lost while the cluster was measured: {error}") from error
+        raise ClusterError(f"{LOST}: {error}") from error
 
 
 async def look_at_machine(seconds: float) -> tuple[str, int, float]:
@@ -178,148 +193,139 @@ class _Phase:
         return self.nbytes / max(self.seconds, 1e-9)
 
 
-def _measured(
-    client: Client, workers: list[str], server: str | None, dataset: Dataset | None, row_nbytes: int, seconds: float
-) -> Measurement:
-    began, n = time.perf_counter(), len(workers)
-    everybody = [*workers, *([server] if server else [])]
-    machines: dict[str, tuple[str, int, float]] = run_on_workers(
-        client, look_at_machine, 0.03 * seconds, workers=everybody
-    )
-    names = {address: machines[address][0] for address in workers}
-    cores, before = min(machine[1] for machine in machines.values()), max(machine[2] for machine in machines.values())
-    each, outside = shared_links([*names.values()])
-    install_plugin(client)
+def _rate(phase: _Phase | None) -> float | None:
+    return None if phase is None else phase.rate
 
-    def processor_seconds(phase: _Phase) -> float:
-        """Those of all machines; 0 if they cannot be told from what others use."""
-        own = max(0.0, phase.busy - before) if before < IDLE else 0.0
-        return own * cores * len({*names.values()}) * phase.took
 
-    alone = together = served = by_one = by_all = None
-    link, cluster = 1e9, ClusterRates(n, 1e9, 1e9)  # with a single worker the link does not matter
-    if n > 1:
-        empties, shorts = _short_exchanges(client, workers, 0.05 * seconds)
-        empty, per_message = min(empties), (min(shorts) - min(empties)) / (n - 1)
+class _Meter:
+    """Measures some workers, and the one that serves, for some seconds."""
 
-        def exchange(among: Sequence[str], server: str | None) -> Callable[[int, float, int], _Phase]:
-            return functools.partial(_exchange, client, among, server, row_nbytes, before, empty, per_message)
+    def __init__(self, client: Client, workers: list[str], server: str | None, row_nbytes: int, seconds: float) -> None:
+        self.client, self.workers, self.server = client, workers, server
+        self.row_nbytes, self.seconds = row_nbytes, seconds
+        self.empty = self.per_message = 0.0  # seconds of an exchange without rows, and of a message in another one
 
-        elsewhere = (worker for worker in workers if names[worker] != names[workers[0]])
-        pair = [workers[0], next(elsewhere, workers[1])]
-        together = _grown(exchange(workers, None), 0.25 * seconds)
-        alone = together if n == 2 else _grown(exchange(pair, None), 0.15 * seconds)
-        served = _grown(exchange(workers, server), 0.15 * seconds) if server else None
-        link = together.rate
-        if together.busy >= BUSY:  # processors limited it
-            link = max(link, alone.rate / max(1.0, each * outside))
-        # Processor time per byte at each end. Messages are counted separately.
-        each_end = (processor_seconds(together) / n - MESSAGE_SECONDS * (n - 1)) / 2 / together.nbytes
-        rate = 1 / each_end if each_end > 0 else cluster.send_rate
-        extra = max(0.0, statistics.median(shorts) - statistics.median(empties))
-        cluster = dataclasses.replace(
-            cluster,
-            send_rate=rate,
-            receive_rate=rate,
-            epoch_seconds=statistics.median(empties),
-            first_message_seconds=extra / ((n - 1) * max(1.0, each / cores)),
+    def measured(self, dataset: Dataset | None) -> Measurement:
+        """Measure links, the server, the storage of a dataset, and processors."""
+        began, n = time.perf_counter(), len(self.workers)
+        workers, server, seconds = self.workers, self.server, self.seconds
+        everybody = [*workers, *([server] if server else [])]
+        machines: dict[str, tuple[str, int, float]] = run_on_workers(
+            self.client, look_at_machine, 0.03 * seconds, workers=everybody
         )
-    cluster = dataclasses.replace(
-        cluster,
-        link_up=link,
-        link_down=link,
-        server_up=max(served.rate, link if served.busy >= BUSY else 0.0) if served else link if server else None,
-        cores=cores,
-        machine_workers=each,
-        server_on_machine=bool(server) and machines[str(server)][0] in names.values(),
-        index_seconds=INDEX_SECONDS,
-        wire_overhead=0.0,  # the measured rates do not count headers
-    )
-    if dataset is not None:
-        alone_in, all_in = (functools.partial(_read, client, among, dataset) for among in (workers[:1], workers))
-        alone_in(0)  # this loads code
-        chunk = alone_in(0)
-        by_one = _grown(alone_in, 0.15 * seconds, 2, 2 * MOST_BYTES)
-        by_all = _grown(all_in, 0.2 * seconds, 2, MOST_BYTES * n)
-        busy = processor_seconds(by_all)
-        cluster = dataclasses.replace(
-            cluster,
-            storage=max(by_all.rate, by_one.rate),
-            storage_client=by_one.rate,
-            request_seconds=max(0.0, chunk.seconds - chunk.nbytes / by_one.rate),
-            # Storage that is faster than the link is not reached over the link.
-            storage_over_links=by_one.rate < 1.2 * link,
-            read_rate=by_all.nbytes / busy if busy else cluster.read_rate,
+        names = {address: machines[address][0] for address in workers}
+        cores = min(cores for _, cores, _ in machines.values())
+        self.before = before = max(busy for *_, busy in machines.values())
+        each, outside = shared_links([*names.values()])
+        install_plugin(self.client)
+
+        def processor_seconds(phase: _Phase) -> float:
+            """Those of all machines; 0 if they cannot be told from what others use."""
+            own = max(0.0, phase.busy - before) if before < IDLE else 0.0
+            return own * cores * len({*names.values()}) * phase.took
+
+        alone = together = served = by_one = by_all = None
+        link = 1e9  # with a single worker it does not matter
+        rates: dict[str, Any] = {
+            "cores": cores,
+            "machine_workers": each,
+            "server_on_machine": bool(server) and machines[str(server)][0] in names.values(),
+            "index_seconds": INDEX_SECONDS,
+            "wire_overhead": 0.0,  # the measured rates do not count headers
+        }
+        if n > 1:
+            empties, shorts = _short_exchanges(self.client, workers, 0.05 * seconds)
+            self.empty, self.per_message = min(empties), (min(shorts) - min(empties)) / (n - 1)
+            exchange = functools.partial(functools.partial, self._exchange)
+            elsewhere = (worker for worker in workers if names[worker] != names[workers[0]])
+            together = _grown(exchange(workers, None), 0.25 * seconds)
+            pair = [workers[0], next(elsewhere, workers[1])]
+            alone = together if n == 2 else _grown(exchange(pair, None), 0.15 * seconds)
+            served = _grown(exchange(workers, server), 0.15 * seconds) if server else None
+            link = together.rate
+            if together.busy >= BUSY:  # processors limited it
+                link = max(link, alone.rate / max(1.0, each * outside))
+            # Processor time per byte at each end. Messages are counted separately.
+            each_end = (processor_seconds(together) / n - MESSAGE_SECONDS * (n - 1)) / 2 / together.nbytes
+            if each_end > 0:
+                rates |= {"send_rate": 1 / each_end, "receive_rate": 1 / each_end}
+            rates["epoch_seconds"] = statistics.median(empties)
+            extra = max(0.0, statistics.median(shorts) - statistics.median(empties))
+            rates["first_message_seconds"] = extra / ((n - 1) * max(1.0, each / cores))
+        if server:
+            rates["server_up"] = link
+        if served:
+            rates["server_up"] = max(served.rate, link if served.busy >= BUSY else 0.0)
+        if dataset is not None:
+            alone_in, all_in = (functools.partial(self._read, among, dataset) for among in (workers[:1], workers))
+            alone_in(0)  # this loads code
+            chunk = alone_in(0)
+            by_one = _grown(alone_in, 0.15 * seconds, 2, 2 * MOST_BYTES)
+            by_all = _grown(all_in, 0.2 * seconds, 2, MOST_BYTES * n)
+            rates |= {
+                "storage": max(by_all.rate, by_one.rate),
+                "storage_client": by_one.rate,
+                "request_seconds": max(0.0, chunk.seconds - chunk.nbytes / by_one.rate),
+                # Storage that is faster than the link is not reached over the link.
+                "storage_over_links": by_one.rate < 1.2 * link,
+            }
+            if busy := processor_seconds(by_all):
+                rates["read_rate"] = by_all.nbytes / busy
+        cluster = ClusterRates(n, link, link, **rates)
+        return Measurement(
+            cluster=cluster,
+            seconds=time.perf_counter() - began,
+            link_alone=_rate(alone) or 0.0,
+            link_together=_rate(together) or 0.0,
+            server=_rate(served),
+            storage_alone=_rate(by_one),
+            storage_together=_rate(by_all),
+            busy_before=before,
+            busy_network=together.busy if together else 0.0,
+            busy_storage=by_all.busy if by_all else None,
         )
-    return Measurement(
-        cluster=cluster,
-        seconds=time.perf_counter() - began,
-        link_alone=alone.rate if alone else 0.0,
-        link_together=together.rate if together else 0.0,
-        server=served.rate if served else None,
-        storage_alone=by_one.rate if by_one else None,
-        storage_together=by_all.rate if by_all else None,
-        busy_before=before,
-        busy_network=together.busy if together else 0.0,
-        busy_storage=by_all.busy if by_all else None,
-    )
 
+    def _exchange(self, workers: Sequence[str], server: str | None, nbytes: int, seconds: float, least: int) -> _Phase:
+        """The fastest exchange of generated rows, of which each worker holds some bytes."""
+        n = len(workers)
+        row = max(1, min(self.row_nbytes, MOST_BYTES // 32 // n))
+        share = max(8 * n, nbytes // row)  # with few rows, none may move
+        choices, rows = Choices(delivery="server" if server else "peer"), blank_dataset(share * n, row, share)
+        _, exchanges = _session(self.client, workers, rows, choices, server, seconds, least)
 
-def _exchange(
-    client: Client,
-    workers: Sequence[str],
-    server: str | None,
-    row_nbytes: int,
-    before: float,
-    empty: float,
-    per_message: float,
-    nbytes: int,
-    seconds: float,
-    least: int,
-) -> _Phase:
-    """The fastest exchange of generated rows, of which each worker holds some bytes."""
-    n = len(workers)
-    row = max(1, min(row_nbytes, MOST_BYTES // 32 // n))
-    share = max(8 * n, nbytes // row)  # with few rows, none may move
-    choices = Choices(delivery="server" if server else "peer")
-    _, exchanges = _session(client, workers, blank_dataset(share * n, row, share), choices, server, seconds, least)
+        def moved_by(exchange: EpochExchange) -> int:
+            measures = exchange.measures
+            return measures.server_sent_bytes if server else max(measures.wire_received_bytes)
 
-    def moved_by(measures: Measures) -> int:
-        return measures.server_sent_bytes if server else max(measures.wire_received_bytes)
+        fastest = max(exchanges, key=lambda exchange: moved_by(exchange) / exchange.exchange_seconds)
+        moved, took, busy = moved_by(fastest), fastest.exchange_seconds, 1 - fastest.measures.cpu_idle
+        work, model = Work(share * n, row, choices), ClusterRates(n, moved / took, moved / took)
+        # The model adds what a message takes at both ends, and the cubes of the seconds of links and processors.
+        ends = ends_seconds(work, model, loads_of(model, work, most_samples=10_000))
+        own = min(max(0.0, busy - self.before), BUSY)
+        without = took - self.empty - self.per_message * (1 if server else n - 1) - ends
+        return _Phase(moved, max(without, took / 10) * math.pow(1 - own**3, 1 / 3), took, busy)
 
-    fastest = max(exchanges, key=lambda exchange: moved_by(exchange.measures) / exchange.exchange_seconds)
-    moved, took, busy = moved_by(fastest.measures), fastest.exchange_seconds, 1 - fastest.measures.cpu_idle
-    work, model = Work(share * n, row, choices), ClusterRates(n, moved / took, moved / took)
-    # The model adds what a message takes at both ends, and the cubes of the seconds of links and processors.
-    ends = ends_seconds(work, model, loads_of(model, work, most_samples=10_000))
-    own = min(max(0.0, busy - before), BUSY)
-    links = max(took - empty - per_message * (1 if server else n - 1) - ends, took / 10) * math.pow(1 - own**3, 1 / 3)
-    return _Phase(moved, links, took, busy)
-
-
-def _read(client: Client, workers: Sequence[str], dataset: Dataset, nbytes: int, *_: float) -> _Phase:
-    """The fastest of a load and an exchange that read about so many bytes, of the first chunks of a dataset."""
-    workers = workers[: dataset.n_samples]
-    n, chunk = len(workers), unit_rows(dataset)
-    each = nbytes // (max(1, dataset.row_nbytes) * n)
-    # A worker that needs whole blocks reads them in one call.
-    block = min(group.step for group in RowBlocks(dataset, n).groups)
-    unit = block if each >= block else chunk
-    rows = min(max(1, each // unit) * unit * n, dataset.n_samples)
-    # The exchange moves whole chunks, if every worker can have one.
-    moves = n > 1 and rows >= n * chunk
-    choices = Choices(Chunks(), "storage") if moves else Choices()
-    load, exchanges = _session(client, workers, dataset.select(np.arange(rows)), choices, None, 0.0, int(moves))
-    phases = [
-        _Phase(
-            record.measures.store_delivered_bytes,
-            record.measures.store_seconds,
-            record.exchange_seconds,
-            1 - record.measures.cpu_idle,
-        )
-        for record in (load, *exchanges)
-    ]
-    return max(phases, key=lambda phase: phase.rate)
+    def _read(self, workers: Sequence[str], dataset: Dataset, nbytes: int, *_: float) -> _Phase:
+        """The fastest of a load and an exchange that read about so many bytes, of the first chunks of a dataset."""
+        workers = workers[: dataset.n_samples]
+        n, chunk = len(workers), unit_rows(dataset)
+        each = nbytes // (max(1, dataset.row_nbytes) * n)
+        # A worker that needs whole blocks reads them in one call.
+        block = min(group.step for group in RowBlocks(dataset, n).groups)
+        unit = block if each >= block else chunk
+        rows = min(max(1, each // unit) * unit * n, dataset.n_samples)
+        # The exchange moves whole chunks, if every worker can have one.
+        moves = n > 1 and rows >= n * chunk
+        choices = Choices(Chunks(), "storage") if moves else Choices()
+        part = dataset.select(np.arange(rows))
+        load, exchanges = _session(self.client, workers, part, choices, None, 0.0, int(moves))
+        phases = [
+            _Phase(each.store_delivered_bytes, each.store_seconds, record.exchange_seconds, 1 - each.cpu_idle)
+            for record in (load, *exchanges)
+            for each in [record.measures]
+        ]
+        return max(phases, key=lambda phase: phase.rate)
 
 
 def _grown(
@@ -356,39 +362,25 @@ def _session(
     """Open a session of all these workers for some seconds; its load, and its exchanges."""
     options = SessionOptions(workers=tuple(workers), server=server, on_loss="raise")
     choices = resolved(dataset, dataclasses.replace(choices, sharding="contiguous"))
-    lost = "a worker was lost while the cluster was measured"
+    settings = Settings.from_config(adaptive=is_adaptive(client))
+    asked = {"deliveries": {choices.delivery: 0.0}, "start": Remainder(0, ())}
     try:
-        choice = resolved_choice(client, options)
+        request = session_request(client, dataset, choices, options, settings, **asked)
     except InvalidParameter as error:  # these workers were there at the start
-        raise ClusterError(f"{lost}: {error}") from error
-    request = SessionRequest(
-        session_id=new_id(),
-        client_id=client.id,
-        dataset=DatasetReference.of(dataset),
-        choices=choices,
-        deliveries={choices.delivery: 0.0},
-        options=options,
-        settings=Settings.from_config(adaptive=is_adaptive(client)),
-        start=Remainder(0, ()),
-        choice=choice,
-    )
+        raise ClusterError(f"{LOST}: {error}") from error
     session, ends = OpenSession(client, request), time.perf_counter() + seconds
     try:
         if session.n_workers != len(workers):
-            raise ClusterError(f"{lost}, or is paused: {session.n_workers} of {len(workers)} take part")
-        loaded = session.calls.ask(EpochExchange, "advance", epoch=0)
+            raise ClusterError(f"{LOST}, or is paused: {session.n_workers} of {len(workers)} take part")
+        loaded = session.ask(EpochExchange, "advance", epoch=0)
         exchanges: list[EpochExchange] = []
         while len(exchanges) < least or (least and len(exchanges) < MOST_EXCHANGES and time.perf_counter() < ends):
-            session.calls.tell("prefetch")
-            exchanges.append(session.calls.ask(EpochExchange, "advance", epoch=len(exchanges) + 1))
+            session.tell("prefetch")
+            exchanges.append(session.ask(EpochExchange, "advance", epoch=len(exchanges) + 1))
             time.sleep(0.005 + exchanges[-1].exchange_seconds / 2)  # the next exchange is planned meanwhile
         return loaded, exchanges
     finally:
         session.close()
-
-
-PROBE_SECONDS = 4.0
-"""Duration of the measurement if the user does not describe the cluster."""
 
 
 def work_of(dataset: Dataset, choices: Choices) -> Work:
@@ -397,51 +389,216 @@ def work_of(dataset: Dataset, choices: Choices) -> Work:
 
 
 def expected_seconds(
-    client: Client,
-    dataset: Dataset,
-    choices: Choices,
-    options: SessionOptions,
-    *,
-    memory_fraction: float,
+    client: Client, dataset: Dataset, choices: Choices, options: SessionOptions, *, memory_fraction: float
 ) -> dict[str, float]:
     """Predict the seconds of an exchange for each delivery. Simpler deliveries come first, so that they win ties.
 
     ``server`` and a coded delivery are included only if the cluster has a dedicated server. The coded delivery also
     requires that the server can hold all rows.
     """
-    described = cluster_info(client)["workers"]
-    allowed = [worker.address for worker in WorkerFacts.of_all(described) if options.choice.allows(worker)]
-    workers = {address: described[address] for address in allowed}
-    cluster, server = options.cluster, options.server
-
-    def serves(address: str) -> bool:
-        worker = workers[address]
-        if server is not None:
-            return server in (address, str(worker["name"]))
-        return only_serves(worker["resources"])
-
-    serving = {address: worker for address, worker in workers.items() if serves(address)}
-    n_workers = len(workers) - len(serving)
+    workers, server = workers_of(client, options.choice), options.server
+    serving = [
+        worker
+        for worker in workers
+        if (only_serves(worker.resources) if server is None else server in (worker.address, str(worker.name)))
+    ]
+    cluster, n_workers = options.cluster, len(workers) - len(serving)
     if cluster is None:
         cluster = measure_workers(client, options.choice, dataset, seconds=PROBE_SECONDS).cluster
     elif cluster.n_workers != n_workers:
-        raise InvalidParameter.of(
-            "cluster.n_workers", cluster.n_workers, f"{n_workers}, the number of workers that train"
-        )
-    work = work_of(dataset, choices.with_one_delivery())
-    whole = dataset.n_samples * dataset.row_nbytes
-    limits = [worker["memory_limit"] for worker in serving.values()][:1]
-    holds_all = all(not limit or whole <= memory_fraction * limit for limit in limits)
-    suitable = suitable_deliveries(
+        allowed = f"{n_workers}, the number of workers that train"
+        raise InvalidParameter.of("cluster.n_workers", cluster.n_workers, allowed)
+    limits = [cluster_info(client)["workers"].get(worker.address, {}).get("memory_limit") for worker in serving[:1]]
+    whole, work = dataset.n_samples * dataset.row_nbytes, work_of(dataset, choices.with_one_delivery())
+    families: dict[str, Delivery] = {}
+    for delivery in suitable_deliveries(
         n_workers,
         excess=work.excess(n_workers) > 0,
         has_server=bool(serving),
         has_storage=cluster.storage is not None,
-        server_holds_all=holds_all,
-    )
-    families: dict[str, Delivery] = {}
-    for delivery in suitable:
+        server_holds_all=all(not limit or whole <= memory_fraction * limit for limit in limits),
+    ):
         families.setdefault(delivery.family, delivery)
     ways = [work.with_choices(delivery=delivery.name) for delivery in families.values()]
-    predicted = {prediction.work.delivery: prediction.exchange_seconds for prediction in compare_costs(cluster, ways)}
-    return {delivery.name: time for delivery, time in predicted.items()}
+    return {each.work.delivery.name: each.exchange_seconds for each in compare_costs(cluster, ways)}
+
+
+Facts = Mapping[str, Mapping[str, Any]]
+"""What :func:`look_at_process` or :func:`look_at_worker` has found, by address."""
+
+
+class Level(enum.Enum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was looked at, what was found, and what to do; nothing if the remedy is empty."""
+
+    subject: str
+    observation: str
+    remedy: str = ""
+    is_error: bool = False
+
+    @property
+    def level(self) -> Level:
+        """How bad it is."""
+        return Level.ERROR if self.is_error else Level.WARNING if self.remedy else Level.OK
+
+
+def some(names: list[str]) -> str:
+    """The first three of some names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def look_at_process() -> dict[str, Any]:
+    """Facts about the process in which this runs. Runs on the client, the scheduler and every worker."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {"versions": versions, "clock": time.time(), "open_files": soft, "most_open_files": hard}
+
+
+async def look_at_worker(dataset: DatasetReference | None, dask_worker: Worker) -> dict[str, Any]:
+    """Facts about a worker, and whether it can open a dataset. Runs on every worker."""
+    seen = ""
+    if dataset is not None:
+        try:
+            await asyncio.to_thread(dataset.open)
+        except Exception as error:  # whatever a store raises
+            seen = f"{type(error).__name__}: {error}"
+    return {
+        **look_at_process(),
+        "dataset_error": seen,
+        "trains": not only_serves(dask_worker.state.total_resources),
+        "memory": psutil.Process().memory_info().rss,
+        "memory_limit": dask_worker.memory_manager.memory_limit or 0,
+    }
+
+
+def diagnose(client: Client, dataset: Dataset | None = None) -> list[Finding]:
+    """Look at a client, its scheduler and all workers."""
+    workers = cluster_info(client)["workers"]
+    reference = None if dataset is None else DatasetReference.of(dataset)
+    before, here = time.time(), look_at_process()
+    try:
+        replies = run_on_workers(client, look_at_worker, reference, on_error="return")
+    except OSError as error:
+        text = f"the workers cannot be looked at: {error}. See the dashboard for those that hang"
+        raise ClusterError(text) from error
+    try:
+        replies["scheduler"] = answer(client, lambda: client._run_on_scheduler(look_at_process), "the scheduler")
+    except Exception as error:  # whatever the import raises there
+        replies["scheduler"] = error
+    after = time.time()
+    findings = [_of_workers(workers)]
+    for where, reply in replies.items():
+        if isinstance(reply, BaseException):
+            is_missing = isinstance(reply, ImportError)
+            remedy = "Install the same version of dshuffle there." if is_missing else "See the log there."
+            findings.append(Finding("reachable", f"{where}: {type(reply).__name__}: {reply}", remedy, True))
+    facts = {"client": here} | {where: facts for where, facts in replies.items() if isinstance(facts, dict)}
+    own = {where: process for where, process in facts.items() if "memory" in process}
+    findings += [*_of_versions(facts), _of_clocks(facts, before, after), _of_open_files(len(workers), facts)]
+    findings += _of_memory(own, dataset)
+    if dataset is not None:
+        text, remedy = f"{dataset.n_samples:,} samples, the same on every worker", ""
+        if failed := [
+            f"{where}: {worker['dataset_error']}" for where, worker in own.items() if worker["dataset_error"]
+        ]:
+            text = some(failed)
+            remedy = "All workers must see the same data under the same URL, with the same credentials."
+        findings.append(Finding("dataset", text, remedy, bool(failed)))
+    return findings
+
+
+def of_links(client: Client, dataset: Dataset, seconds: float = MEASURING_SECONDS) -> Finding:
+    """Rates at which workers receive from each other and read the dataset, measured."""
+    try:
+        measurement = measure_cluster(client, dataset, seconds=seconds)
+    except DShuffleError as error:
+        return Finding("links", str(error), "See the logs of the workers.", True)
+    store = f"all workers together read {human_rate(measurement.storage_together)} of rows from the dataset"
+    if not measurement.link_alone:
+        return Finding("links", f"there is one worker; {store}")
+    text = (
+        f"a worker receives {human_rate(measurement.link_alone)} from another one, and "
+        f"{human_rate(measurement.link_together)} while all exchange; {store}"
+    )
+    slow = measurement.link_alone < SLOW_LINK
+    return Finding("links", text, "Workers may use the wrong network. Name it with interface=." if slow else "")
+
+
+def _of_workers(workers: Facts) -> Finding:
+    if not workers:
+        return Finding("workers", "there are none", "Start workers, and wait for them.", True)
+    text = f"{len(workers)} on {len({worker['host'] for worker in workers.values()})} hosts"
+    if serving := sum(only_serves(worker["resources"]) for worker in workers.values()):
+        text += f", of which {serving} only serve"
+    if paused := [where for where, worker in workers.items() if worker["status"] == "paused"]:
+        remedy = "Dask pauses a worker at 80 % of its memory limit. Free memory there, or raise the limit."
+        return Finding("workers", f"{text}; paused: {some(paused)}", remedy)
+    return Finding("workers", text)
+
+
+def _of_versions(facts: Facts) -> Iterator[Finding]:
+    here, same = facts["client"]["versions"], True
+    for name in here:
+        installed = {where: process["versions"].get(name) for where, process in facts.items()}
+        [(usual, _)] = Counter(installed.values()).most_common(1)
+        if differences := [f"{where} has {version}" for where, version in installed.items() if version != usual]:
+            same = False
+            minor = name == "python" and len({str(version).rpartition(".")[0] for version in installed.values()}) == 1
+            text = f"{name} is {usual}, but {some(differences)}"
+            yield Finding("versions", text, "Install the same versions everywhere.", not minor)
+    if same:
+        text = ", ".join(f"{name} {here[name]}" for name in ("python", "dshuffle", "distributed", "zarr", "numba"))
+        yield Finding("versions", f"the same everywhere: {text}")
+
+
+def _of_clocks(facts: Facts, first: float, last: float) -> Finding:
+    apart = {where: max(first - process["clock"], process["clock"] - last - 1.0) for where, process in facts.items()}
+    if wrong := [f"{where} by {human_seconds(seconds)}" for where, seconds in apart.items() if seconds > CLOCKS]:
+        remedy = "Synchronize the clocks (NTP). S3 refuses requests of a wrong time, and logs cannot be compared."
+        return Finding("clocks", f"differ from the client's: {some(wrong)}", remedy)
+    return Finding("clocks", "agree within a second")
+
+
+def _of_open_files(n_workers: int, facts: Facts) -> Finding:
+    """Whether all processes may open a connection for each worker. Workers raise their limits to the hard ones."""
+    needed = max(FEWEST_FILES, files_needed(n_workers))
+    names = {where: "most_open_files" if "memory" in process else "open_files" for where, process in facts.items()}
+    limits = {where: facts[where][name] for where, name in names.items()}
+    if limited := [f"{where} {limit}" for where, limit in limits.items() if 0 <= limit < needed]:
+        remedy = f"Raise the limit to {needed} or more (ulimit -n; for workers the hard limit, ulimit -Hn)."
+        text = f"few are allowed: {some(limited)}; {n_workers} workers need {needed}"
+        return Finding("open files", text, remedy)
+    return Finding("open files", f"at least {needed} are allowed everywhere")
+
+
+def _of_memory(facts: Facts, dataset: Dataset | None) -> Iterator[Finding]:
+    """What workers use, and whether the partitions of a dataset fit into the memory of those that train."""
+    limits = {where: worker["memory_limit"] for where, worker in facts.items() if worker["memory_limit"]}
+    if facts and not limits:
+        remedy = "A partition that is too large is then noticed only when the system runs out of memory."
+        yield Finding("memory", "workers have no memory limit", remedy)
+    used = {where: facts[where]["memory"] for where, limit in limits.items()}
+    if much := [where for where, nbytes in used.items() if nbytes > USED_MEMORY * limits[where]]:
+        text = some([f"{where} uses {human_bytes(used[where])} of {human_bytes(limits[where])}" for where in much])
+        yield Finding("memory", f"little is left: {text}", "Restart these workers, or raise the limit.")
+    trains = [limit for where, limit in limits.items() if facts[where]["trains"]]
+    if dataset is not None and trains and dataset.n_samples >= len(trains):
+        needed = member_nbytes(ShuffleSpec(dataset.n_samples, len(trains), Choices()), dataset.layout)
+        room = int(Settings.from_config().memory_fraction * min(trains))
+        text = f"a partition takes {human_bytes(needed)} of the {human_bytes(room)} that a worker may use for it"
+        remedy = "Use more workers, a larger memory limit, or a cache_directory." if needed > room else ""
+        yield Finding("memory", text, remedy)

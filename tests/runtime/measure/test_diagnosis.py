@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
-import time
 
 import dask
 import pytest
@@ -13,8 +12,8 @@ from click.testing import CliRunner
 
 import dshuffle
 from dshuffle.cli import main
-from dshuffle.runtime.measure import diagnosis
-from dshuffle.runtime.measure.diagnosis import Level, diagnose, look_at_process, of_links
+from dshuffle.runtime.measure import measurement as diagnosis
+from dshuffle.runtime.measure.measurement import Level, diagnose, look_at_process, of_links
 
 A, B = "tcp://a:1", "tcp://b:1"
 
@@ -81,33 +80,14 @@ def test_what_is_wrong_on_one_worker(client, fact, value, level, subject, words)
     assert remedy
 
 
-def test_what_n_workers_need(client, monkeypatch):
-    many = {f"tcp://w:{i}": {"host": "w", "resources": {}, "status": "running"} for i in range(1000)}
-    monkeypatch.setattr(diagnosis, "cluster_info", lambda _: {"workers": many})
-    client.workers[A]["most_open_files"], client.workers[B]["most_open_files"] = 1500, -1
-    client.scheduler["open_files"] = 1024
-    [(_, text, remedy)] = found(client, Level.WARNING)
-    assert text == f"few are allowed: {A} 1500, scheduler 1024; 1000 workers need 1576"
-    assert "Raise the limit to 1576 or more" in remedy
-
-
-def test_packages_of_other_versions(client):
-    client.workers[B]["versions"] |= {"zarr": "1.0", "python": "2.7.1"}
-    client.scheduler["versions"]["dshuffle"] = None
-    texts = [text for _, text, _ in found(client, Level.ERROR)]
-    assert any(text.startswith("zarr is") and f"{B} has 1.0" in text for text in texts)
-    assert any(text.startswith("python is 3.") and text.endswith(f"but {B} has 2.7.1") for text in texts)
-    assert any(text.startswith("dshuffle is") and "scheduler has None" in text for text in texts)
-
-
 def test_partitions_that_do_not_fit(client, small):
     needed = 2 * small.n_samples // 2 * (small.row_nbytes + 28)
-    assert found(client, Level.OK, small)[-1][1].startswith("a partition takes ")
+    assert any(text.startswith("a partition takes ") for _, text, _ in found(client, Level.OK, small))
     client.workers[B]["memory_limit"] = needed
     client.workers[B]["memory"] = 0
     [(_, text, remedy)] = found(client, Level.WARNING, small)
     assert text.startswith("a partition takes ")
-    assert "Use at least 4 workers, a larger memory limit, or a cache_directory." in remedy
+    assert "Use more workers, a larger memory limit, or a cache_directory." in remedy
     client.workers[B]["trains"] = False  # a server needs no partition
     assert not found(client, Level.WARNING, small)
 
@@ -117,14 +97,8 @@ def test_links_are_measured(threads, small, monkeypatch):
     links = of_links(threads, small, seconds=0.5)
     assert links.level is Level.OK
     assert "from another one, and" in links.observation
-    monkeypatch.setattr("dshuffle.runtime.measure.diagnosis.SLOW_LINK", 1e15)
+    monkeypatch.setattr("dshuffle.runtime.measure.measurement.SLOW_LINK", 1e15)
     assert "interface=" in of_links(threads, small, seconds=0.5).remedy
-
-
-def test_a_clock_that_is_ahead(client):
-    client.workers[A]["clock"] = time.time() + 100
-    [(_, text, _)] = found(client, Level.WARNING)
-    assert text.startswith(f"differ from the client's: {A} by")
 
 
 def test_processes_without_dshuffle(client):
@@ -133,29 +107,6 @@ def test_processes_without_dshuffle(client):
     errors = found(client, Level.ERROR)
     assert [text.split(": ")[0] for _, text, _ in errors] == [B, "scheduler"]
     assert all("same version of dshuffle" in remedy for *_, remedy in errors)
-
-
-def test_workers_without_a_memory_limit(client):
-    for where in (A, B):
-        client.workers[where]["memory_limit"] = 0
-    assert ("memory", "workers have no memory limit") in [
-        (name, text) for name, text, _ in found(client, Level.WARNING)
-    ]
-
-
-def test_no_workers_and_paused_ones(client, monkeypatch):
-    monkeypatch.setattr(diagnosis, "cluster_info", lambda _: {"workers": {}})
-    client.workers.clear()
-    assert found(client, Level.ERROR)[0][:2] == ("workers", "there are none")
-    workers = {A: {"host": "a", "resources": {"dshuffle-server": 1}, "status": "paused"}}
-    monkeypatch.setattr(diagnosis, "cluster_info", lambda _: {"workers": workers})
-    assert found(client, Level.WARNING)[0][1] == f"1 on 1 host; 1 of them only serves; paused: {A}"
-
-
-def test_a_dataset_that_some_workers_do_not_see(client, small):
-    assert ("dataset", f"{small.n_samples:,} samples, the same on every worker", "") in found(client, Level.OK, small)
-    client.workers[A]["dataset_error"] = "DatasetNotFound: nothing there"
-    assert found(client, Level.ERROR, small)[0][:2] == ("dataset", f"{A}: DatasetNotFound: nothing there")
 
 
 def test_a_real_cluster(threads, small, tmp_path):

@@ -10,7 +10,6 @@ from distributed import Client, LocalCluster
 
 from dshuffle import Shuffler
 from dshuffle.errors import WorkerLost
-from dshuffle.runtime.client.cluster_view import starts_no_more
 
 from ..conftest import OPTIONS
 
@@ -23,34 +22,11 @@ def test_an_adaptive_cluster_keeps_the_fewest_workers(labelled, checked, eventua
         return len(plugin.valid_workers_downscaling(dask_scheduler, list(dask_scheduler.workers.values())))
 
     with LocalCluster(n_workers=4, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
-        assert starts_no_more(client) is None
         for options, count in [({"elastic": True, "min_workers": 3}, 1), ({}, 0)]:
             with Shuffler(client, labelled, **options) as shuffler:
                 epoch = next(shuffler.epochs(2))
                 client.gather(epoch.map(checked))
                 eventually(lambda count=count: client.run_on_scheduler(removable) == count)  # not during the exchange
-
-
-@pytest.mark.parametrize(("least", "words"), [(1, "1 worker,"), (2, "2 workers,")])
-def test_an_adaptive_cluster_that_stays_at_its_minimum(labelled, caplog, least, words):
-    options = {"n_workers": least, "processes": False, "memory_limit": 0, **OPTIONS}
-    with LocalCluster(**options) as cluster, Client(cluster) as client:
-        assert starts_no_more(client) is None
-        cluster.adapt(minimum=least, maximum=least)
-        assert starts_no_more(client) is None
-        cluster.adapt(minimum=least, maximum=5)
-        with Shuffler(client, labelled, elastic=True):
-            assert f"trains on {words} and the adaptive cluster starts no more for it" in caplog.text
-
-
-def test_an_adaptive_cluster_whose_jobs_have_several_workers(labelled, caplog):
-    with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
-        cluster.new_spec["group"] = ["-0", "-1"]  # as dask-jobqueue says it
-        assert starts_no_more(client) is None
-        cluster.adapt(minimum=2, maximum=2)
-        with Shuffler(client, labelled):
-            assert "each job of the adaptive cluster has several workers" in caplog.text
-            assert "processes=1" in caplog.text
 
 
 def test_an_adaptive_cluster(labelled, checked):

@@ -24,9 +24,7 @@ from distributed import Future, Status
 import dshuffle.exchange.jobs
 import dshuffle.runtime.client.cluster_view
 import dshuffle.runtime.client.epoch
-import dshuffle.runtime.client.open_session
 import dshuffle.runtime.client.session_client
-import dshuffle.runtime.client.shuffler
 import dshuffle.runtime.worker.session
 import dshuffle.runtime.worker.sessions
 import dshuffle.runtime.worker.worker_plugin
@@ -195,8 +193,6 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         # Kernels are loaded once in a process.
         patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_kernels", LOADED)
         patch.setattr(dshuffle.runtime.worker.sessions, "load_kernels", LOADED)
-        without_thread = lambda _: contextlib.nullcontext()  # noqa: E731
-        patch.setattr(dshuffle.runtime.client.shuffler, "log_if_slow", without_thread)
         patch.setattr(Candidates, "may_come", may_come)
         patch.setattr(time, "perf_counter", loop.time)  # measured rates decide how long messages are
         patch.setattr(OwnPlanner, "plan", plan_of_build)
@@ -207,7 +203,7 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         for module in (dshuffle.runtime.client.session_client, dshuffle.runtime.client.cluster_view):
             patch.setattr(module, "time", clock)
         names = types.SimpleNamespace(uuid4=lambda: types.SimpleNamespace(hex=f"{next(ids):012}"))
-        patch.setattr(dshuffle.runtime.client.open_session, "uuid", names)
+        patch.setattr(dshuffle.runtime.client.session_client, "uuid", names)
         patch.setattr(dshuffle.runtime.client.epoch, "as_completed", as_completed)
         try:
             yield loop

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from dshuffle.errors import DatasetError, DShuffleError, ExchangeError, WorkerLost
 from dshuffle.planning import WorkerHistory
 from dshuffle.runtime import Shuffler
+from dshuffle.runtime.client.checkpoints import SessionState
 from dshuffle.runtime.client.epoch import Epoch
-from dshuffle.runtime.client.session_state import SessionState
 from dshuffle.runtime.partition import Partition
 
 from .datasets import N_SAMPLES
@@ -147,7 +147,7 @@ class Script:
     def abandon(self) -> None:
         """Let nobody close the session: something is wrong, and the world ends."""
         if self.shuffler is not None:
-            self.shuffler._sequence.closed = True
+            self.shuffler.closed = True
 
     def _open(self) -> Shuffler | None:
         try:
@@ -214,7 +214,7 @@ class Script:
                 assert epoch.number == number, f"epoch {epoch.number} comes in place of {number}"
                 self._moved_on()
             self.epoch, self.ranks = epoch, range(shuffler.n_workers)
-            self.history = shuffler._sequence.membership.current.history
+            self.history = shuffler._membership.current.history
             return epoch
         raise WorkerLost("the client gave up")
 

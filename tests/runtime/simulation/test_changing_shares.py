@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from dshuffle.planning.exchange_epochs import Weights, as_weights
 from dshuffle.records import EpochRecord
-from dshuffle.runtime.client.epoch_sequence import Membership
-from dshuffle.runtime.client.open_session import OpenSession, ShareChanges
-from dshuffle.runtime.messages import EpochExchange
+from dshuffle.runtime.client import session_client
+from dshuffle.runtime.client.session_client import Membership, OpenSession
 
 from .script import Trained
 from .simulation import Simulation, planned, simulate
@@ -26,7 +26,7 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     seen: Counter[str] = Counter()
     rng = random.Random(5)
 
-    def proposed(self: ShareChanges, session: OpenSession, records: Sequence[EpochRecord]) -> Weights | None:
+    def proposed(session: OpenSession, records: Sequence[EpochRecord]) -> Weights | None:
         if rng.random() < 0.5:
             return None
         seen["proposed"] += 1
@@ -43,16 +43,14 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def expected(self: Simulation, way: int, epoch: int, trained: Trained) -> dict[int, list[int]]:
         return planned(way, epoch, trained)  # a session without faults would have other shares
 
-    take_over = Membership._take_over
+    keep = Membership._keep
 
-    def counted_take_over(self: Membership, epoch: int) -> EpochExchange:
-        before = self.current
-        exchange = take_over(self, epoch)
-        seen["kept"] += self.current is before
-        return exchange
+    def counted_keep(self: Membership, *args: Any) -> None:
+        seen["kept"] += self._only_shares
+        keep(self, *args)
 
-    monkeypatch.setattr(ShareChanges, "proposed", proposed)
-    monkeypatch.setattr(Membership, "_take_over", counted_take_over)
+    monkeypatch.setattr(session_client, "proposed_weights", proposed)
+    monkeypatch.setattr(Membership, "_keep", counted_keep)
     monkeypatch.setattr(Simulation, "_expected", expected)
     monkeypatch.setattr(Membership, "_open_with_other_shares", counted)
     return seen

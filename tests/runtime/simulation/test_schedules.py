@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dshuffle.runtime.scheduler.machine
-from dshuffle.runtime.client.epoch_tasks import EpochTasks
+from dshuffle.runtime.client.epoch import EpochTasks
 from dshuffle.runtime.messages import CloseOrder
 from dshuffle.runtime.worker.sessions import WorkerSessions
 from dshuffle.runtime.worker.worker_plugin import OPERATIONS

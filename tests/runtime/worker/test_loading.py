@@ -15,7 +15,7 @@ import pytest
 import zarr
 from distributed.protocol.serialize import Serialize
 
-from dshuffle import create_dataset
+from dshuffle import create_dataset, open_dataset
 from dshuffle.errors import ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.comms import RowsReply, to_fields
