@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from distributed.core import Server
 
     from dshuffle.errors import ClusterError, DatasetError, DShuffleError, ExchangeError, InvalidParameter
-    from dshuffle.launched.spmd import spmd
+    from dshuffle.launched.loader import spmd
     from dshuffle.pipeline import Pipeline, Training
     from dshuffle.planning import Choices, row_permutation
     from dshuffle.planning.cost import ClusterRates
@@ -45,7 +45,7 @@ _MODULES = {
         "ExchangeError",
         "InvalidParameter",
     ),
-    "dshuffle.launched.spmd": ("spmd",),
+    "dshuffle.launched.loader": ("spmd",),
     "dshuffle.pipeline": ("Pipeline", "Training"),
     "dshuffle.planning": ("Choices", "row_permutation"),
     "dshuffle.planning.cost": ("ClusterRates",),

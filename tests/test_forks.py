@@ -86,42 +86,11 @@ def session(use, **options):
         with Client(cluster) as client, dshuffle.Shuffler(client, "d", **options) as shuffler:
             return use(client, shuffler)
 
-def checkpoint():
-    from distributed import Client, LocalCluster
-    def trained(client, shuffler):
-        return [client.gather(epoch.map(len)) for epoch in shuffler.epochs(2)]
-    assert session(trained, checkpoint="c.json") == [[250, 250]] * 2
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
-        with Client(cluster) as client, dshuffle.Shuffler.resume(client, "d", "c.json") as shuffler:
-            assert shuffler.next_epoch == 2
-
 def fit():
     from dshuffle.training import Network, fit_synchronous_sgd
     options = {"epochs": 2, "batch_size": 8, "step": 0.01}
     history = session(lambda client, shuffler: fit_synchronous_sgd(shuffler, Network((4, 4, 2)), **options))
     assert len(history.points) == 2
-
-def estimator():
-    from distributed import Client, LocalCluster
-    from sklearn.linear_model import SGDClassifier
-    x, y = np.arange(400.0).reshape(100, 4) / 400, np.arange(100) % 2
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
-        with Client(cluster):
-            dshuffle.ShuffledSGD(SGDClassifier(), epochs=2).fit(x, y).predict(x)
-
-def permutation():
-    import dask.array
-    def permuted(client, shuffler):
-        array = dask.array.arange(100, chunks=10)
-        assert dshuffle.permute(client, array, seed=0).sum().compute() == 4950
-        assert dshuffle.take(client, dshuffle.open_dataset("d"), np.arange(5))["y"].compute().shape == (5,)
-    session(permuted)
-
-def sampler():
-    from dshuffle.integrations.sampler import ExchangeSampler
-    sampler = ExchangeSampler(400_000, 2, 0)
-    sampler.set_epoch(3)
-    assert len(list(sampler)) == 200_000
 
 def spmd():
     with dshuffle.spmd("d", batch_size=8, rank=0, world_size=1) as loader:
@@ -131,16 +100,6 @@ def to_torch():
     def trained(partition):
         return sum(len(batch["y"]) for batch in partition.to_torch(8, mode="uneven"))
     assert session(lambda client, shuffler: client.gather(next(shuffler.epochs(1)).map(trained))) == [250, 250]
-
-def command(*arguments):
-    from dshuffle.cli import main
-    main(list(arguments), standalone_mode=False)
-
-def advise():
-    command("advise", "d", "--workers", "2", "--bandwidth", "1Gbit/s")
-
-def compare():
-    command("compare", "d", "--workers", "2", "--epochs", "2")
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
@@ -157,9 +116,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize(
-    "use", ["checkpoint", "fit", "estimator", "permutation", "sampler", "spmd", "advise", "compare"]
-)
+@pytest.mark.parametrize("use", ["fit", "spmd"])
 def test_what_uses_threads_and_loops_of_its_own_in_a_forked_process(tmp_path: Path, use: str) -> None:
     """After a local read, in a process of its own: Dask itself does not work where a fork follows a cluster."""
     in_a_forked_process(tmp_path, use)

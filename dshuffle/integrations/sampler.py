@@ -16,12 +16,12 @@ from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.integrations.position import Position, Positioned
+from dshuffle.integrations import process_group
 from dshuffle.planning import Assignment, Choices, Classes, Remainder, ShuffleSpec, parse_assignment
 from dshuffle.planning.assignment import EpochDraw
-from dshuffle.planning.batching import DROP, MODES, PAD, UNEVEN
+from dshuffle.planning.batching import DROP, MODES, PAD, UNEVEN, Position, Positioned
 from dshuffle.planning.epoch_plan import Moves
-from dshuffle.planning.exchange_epochs import ExchangeEpochs, epoch_order
+from dshuffle.planning.exchange_epochs import epoch_order
 from dshuffle.planning.planner import OwnPlanner, plans_own_parts
 from dshuffle.planning.randomness import random_words
 from dshuffle.planning.types import Ranks, Samples
@@ -41,8 +41,12 @@ class ExchangeSampler(Positioned[int], _base()):  # type: ignore[misc]
     """A replacement for ``torch.utils.data.DistributedSampler`` that supports the uncoded assignments.
 
     Every rank computes the assignment from the seed, without communication. If samples are stored on the ranks,
-    :attr:`arrived`, :attr:`sources`, :attr:`departed` and :attr:`destinations` say what to move before an epoch. See
-    docs/iterators.md.
+    :attr:`arrived`, :attr:`sources`, :attr:`departed` and :attr:`destinations` say what to move before an epoch.
+
+    With ``"partial:Q"``, a rank follows its samples back from epoch to epoch. So that ``set_epoch`` takes two seconds
+    at most, all ranks are drawn anew after some epochs: as many as a rank of m samples goes through with
+    ``20_000_000 / m`` exchanges. With ``balance``, and with the sharding ``"round-robin"``, each assignment is computed
+    from the previous one, and the time is proportional to the epoch. See docs/iterators.md.
 
     Parameters
     ----------
@@ -120,58 +124,47 @@ class ExchangeSampler(Positioned[int], _base()):  # type: ignore[misc]
         name, size = ("num_replicas", num_replicas) if world_size is None else ("world_size", world_size)
         # The attributes of a DistributedSampler, for libraries that read them.
         self.dataset = dataset if isinstance(dataset, Sized) else range(as_integer("dataset", dataset, 0))
-        self.num_replicas = as_integer(name, _process_number("num_replicas", size), 1)
-        self.rank = as_integer("rank", _process_number("rank", rank), 0)
-        self.shuffle, self.seed = bool(shuffle), as_integer("seed", seed)
-        if len(self.dataset) < self.num_replicas:
-            allowed = f"at least {self.num_replicas}, one sample for each rank"
-            raise InvalidParameter.of("len(dataset)", len(self.dataset), allowed)
+        self.num_replicas = as_integer(name, _launched(name, "WORLD_SIZE") if size is None else size, 1)
+        self.rank = as_integer("rank", _launched("rank", "RANK") if rank is None else rank, 0)
+        self.shuffle, self.seed, n_samples = bool(shuffle), as_integer("seed", seed), len(self.dataset)
         if self.rank >= self.num_replicas:
             raise InvalidParameter.of("rank", self.rank, f"in [0, {self.num_replicas}), the range of ranks")
-        self._mode = _mode(mode, drop_last)
+        self._mode = (DROP if drop_last else PAD) if mode is None else mode
         self.drop_last = self._mode == DROP
-        self._spec = self._spec_of(assignment, sharding, balance, ExchangeEpochs(every, between))
-        self._planner = OwnPlanner(self._spec, self.rank) if plans_own_parts(self._spec, "peer") else None
-        self._moves: Moves | None = None  # until they are asked for, where that takes time
-        self._drawn: EpochDraw | None = None  # otherwise all ranks of the epoch
-        self._remainder: Remainder | None = None  # what another number of ranks has left of an epoch
-        self._remainder_begun = False  # whether an iteration of it has begun
-        self._epoch_ids: Samples | None = None  # this rank's part of the remainder
-        self._position = Position(0)
-        self._go_to(0)
-
-    def _spec_of(
-        self,
-        assignment: str | Assignment | None,
-        sharding: str | None,
-        balance: ArrayLike | None,
-        epochs: ExchangeEpochs,
-    ) -> ShuffleSpec:
-        parsed = parse_assignment(assignment or ("partial:0.1" if self.shuffle else "local"))
-        if parsed.needs_holders:
+        if self._mode not in MODES:
+            raise InvalidParameter.of("mode", mode, f"one of {list(MODES)}")
+        if drop_last and not self.drop_last:
+            raise InvalidParameter.of("drop_last", drop_last, f"left out with mode={mode!r}")
+        rule = parse_assignment(assignment or ("partial:0.1" if self.shuffle else "local"))
+        if rule.needs_holders:
             allowed = "'partial:Q', 'global', 'local' or 'chunks:ROWS'"
-            raise InvalidParameter.of("assignment", str(parsed), allowed, "Coded deliveries are not supported.")
-        if parsed.moves and not self.shuffle:
-            raise InvalidParameter.of("assignment", str(parsed), "left out or 'local' with shuffle=False")
-        n_samples = len(self.dataset)
+            raise InvalidParameter.of("assignment", str(rule), allowed, "Coded deliveries are not supported.")
+        if rule.moves and not self.shuffle:
+            raise InvalidParameter.of("assignment", str(rule), "left out or 'local' with shuffle=False")
         choices = Choices(
-            assignment=parsed,
+            assignment=rule,
             delivery="peer",
             sharding=sharding or ("random" if self.shuffle else "round-robin"),
             balance=None if balance is None else Classes.of("given", balance, n_samples),
-            every=epochs.every,
-            between=epochs.between,
+            every=every,
+            between=between,
             seed=self.seed,
         )
-        return ShuffleSpec(n_samples, self.num_replicas, choices)
+        self._spec = ShuffleSpec(n_samples, self.num_replicas, choices)
+        self._planner = OwnPlanner(self._spec, self.rank) if plans_own_parts(self._spec, "peer") else None
+        self._drawn: tuple[int, EpochDraw] | None = None  # otherwise all ranks of an epoch
+        self._moves: Moves | None = None  # until they are asked for, where that takes time
+        self._remainder: Remainder | None = None  # what another number of ranks has left of the epoch
+        self._position = Position()
+        self._go_to(0)
 
     def __len__(self) -> int:
         """Number of ids that the next iteration gives."""
-        return self._n_items - self._position.first
+        return self._n_items - self._first
 
     def __repr__(self) -> str:
-        rank, choices = f"rank {self.rank} of {self.num_replicas}", self._spec.choices
-        return f"<ExchangeSampler of {len(self.dataset)} samples, {rank}, {choices.assignment}, epoch {self.epoch}>"
+        rank, rule = f"rank {self.rank} of {self.num_replicas}", self._spec.choices.assignment
+        return f"<ExchangeSampler of {len(self.dataset)} samples, {rank}, {rule}, epoch {self.epoch}>"
 
     @property
     def num_samples(self) -> int:
@@ -182,15 +175,6 @@ class ExchangeSampler(Positioned[int], _base()):  # type: ignore[misc]
     def total_size(self) -> int:
         """Number of ids of all ranks, if they are equally many."""
         return self._n_items * self.num_replicas
-
-    def _items(self) -> Callable[[int], int]:
-        self._check_length()
-        if self._remainder is not None and self._remainder.epoch == self.epoch:
-            if self._remainder_begun:
-                self._go_to(self.epoch)
-            self._remainder_begun = True
-        ids: list[int] = self._ids().tolist()
-        return ids.__getitem__
 
     def state_dict(self) -> dict[str, Any]:
         """The position for :meth:`load_state_dict`: the epoch, and how many of its ids the last iteration has given.
@@ -217,72 +201,59 @@ class ExchangeSampler(Positioned[int], _base()):  # type: ignore[misc]
         """
         epoch, given, n_ids = self._checked(state)
         n_before = as_integer("state['world_size']", state.get("world_size"), 1)
-        trained = tuple(map(tuple, state.get("earlier", ())))
-        if n_before == self.num_replicas:
-            self._remainder = Remainder(epoch, trained) if trained else None
-            self._remainder_begun = False
+        trained, is_same = tuple(map(tuple, state.get("earlier", ()))), n_before == self.num_replicas
+        if not is_same:  # these ranks go on where the earlier ones stopped
+            trained = (*trained, (given,) * n_before) if given < n_ids else ()
+        self._remainder, self._position = Remainder(epoch, trained) if trained else None, Position(resumed=True)
+        if is_same:
             super().load_state_dict(state)
-            return
-        ended = given == n_ids  # then nothing is left; otherwise these ranks go on where the earlier ones stopped
-        self._remainder = None if ended else Remainder(epoch, (*trained, (given,) * n_before))
-        self._remainder_begun = False
-        self._go_to(epoch)
-        self._position = Position(epoch, self._n_items if ended else 0, resumed=True)
+        else:
+            self._go_to(epoch)
+            self._position.given = 0 if given < n_ids else self._n_items
 
     def _identity(self) -> dict[str, Any]:
-        spec = self._spec
+        spec, choices = self._spec, self._spec.choices.to_dict()
         own = {"rank": self.rank, "world_size": self.num_replicas} if self._mode == UNEVEN else {}
         return {
             **own,
+            **{name: choices[name] for name in ("assignment", "sharding", "every", "between", "seed")},
             "draw_version": spec.draw_version,
             "n_samples": spec.n_samples,
-            "assignment": str(spec.choices.assignment),
-            "sharding": str(spec.choices.sharding),
             "balance_checksum": None if spec.choices.balance is None else spec.choices.balance.checksum,
-            "every": spec.choices.every,
-            "between": spec.choices.between,
-            "seed": spec.choices.seed,
             "mode": self._mode,
         }
 
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch, from 0, forward or back.
-
-        A position in this epoch from :meth:`load_state_dict` stays, until an iteration has begun there.
-
-        With ``"partial:Q"``, a rank follows its samples back from epoch to epoch. So that this takes two seconds at
-        most, all ranks are drawn anew after some epochs: as many as a rank of m samples goes through with
-        ``20_000_000 / m`` exchanges. With ``balance``, and with the sharding ``"round-robin"``, each assignment is
-        computed from the previous one, and the time is proportional to the epoch.
-
-        Raises
-        ------
-        InvalidParameter
-            If the epoch does not exist, or the dataset has another length than before.
-        """
-        super().set_epoch(epoch)
-
-    def _check_length(self) -> None:
-        """Refuse a dataset that has grown or shrunk."""
+    def _items(self) -> Callable[[int], int]:
         if len(self.dataset) != self._spec.n_samples:
-            hint = "Make a new sampler."
-            raise InvalidParameter.of("len(dataset)", len(self.dataset), f"{self._spec.n_samples}, as before", hint)
+            allowed = f"{self._spec.n_samples}, as before"
+            raise InvalidParameter.of("len(dataset)", len(self.dataset), allowed, "Make a new sampler.")
+        if self._remainder is not None and not self._position.resumed:  # it was given, and whole epochs follow
+            self._go_to(self.epoch)
+        order = self._order
+        if order is None:
+            order = self._held
+            if self.shuffle:
+                spec, number = self._in_run(self.epoch, self.num_replicas)
+                epochs, seed = spec.choices.exchange_epochs, spec.choices.seed
+                order = epochs.order(order, seed=seed, epoch=number, rank=self.rank)
+        ids: list[int] = order[np.arange(self._n_items) % max(1, len(order))].tolist()  # padded, or without the last
+        return ids.__getitem__
 
     def _go_to(self, epoch: int) -> None:
         """Compute this rank's part of an epoch."""
         self._spec.check_epoch("epoch", epoch)
-        self._check_length()
-        if self._remainder_begun:  # from now on, every iteration gives a whole epoch
-            self._remainder, self._remainder_begun = None, False
-        remainder = self._remainder
-        self._epoch_ids = None
-        if remainder is not None and remainder.epoch == epoch:
+        remainder = self._remainder if self._position.resumed else None
+        self._remainder = remainder = None if remainder is None or remainder.epoch != epoch else remainder
+        self._order: Samples | None = None  # of what is left of an epoch
+        if remainder is not None:
             self._take_remainder(remainder)
         elif self._planner is not None:
             self._plan(self._planner, epoch)
         else:
             self._draw(epoch)
         self.epoch = epoch
+        smallest, largest = self._shares
+        self._n_items = {PAD: largest, DROP: smallest}.get(self._mode, len(self._held))
 
     def _plan(self, planner: OwnPlanner, epoch: int) -> None:
         """Plan an epoch without the other ranks."""
@@ -310,35 +281,36 @@ class ExchangeSampler(Positioned[int], _base()):  # type: ignore[misc]
 
     def _take_remainder(self, remainder: Remainder) -> None:
         """Take this rank's part of the samples that other numbers of ranks have left of an epoch."""
-        begun, *later = remainder.trained
-        key = self.seed, remainder.epoch
+        (begun, *later), n_ranks = remainder.trained, self.num_replicas
+
+        def dealt(left: Samples, n_ranks: int) -> list[Samples]:
+            order = epoch_order(left, seed=self.seed, epoch=remainder.epoch, rank=0)
+            return [order[rank::n_ranks] for rank in range(n_ranks)]
+
         spec, number = self._in_run(remainder.epoch, len(begun))
         left = np.flatnonzero(Remainder(number, (begun,)).left_samples(spec))
         for counts in later:
-            parts = [part[count:] for part, count in zip(_dealt(left, len(counts), key), counts, strict=True)]
+            parts = [part[count:] for part, count in zip(dealt(left, len(counts)), counts, strict=True)]
             left = np.sort(np.concatenate(parts))
-        own = _dealt(left, self.num_replicas, key)[self.rank]
-        self._epoch_ids = own if own.size else left[:1]
-        self._shares = len(left) // self.num_replicas, -(-len(left) // self.num_replicas)
-        self._held = np.sort(own)
-        self._moves = Moves.loading(self._held)
-        self._drawn = None
+        own = dealt(left, n_ranks)[self.rank]
+        self._order = own if own.size else left[:1]
+        self._shares, self._held = (len(left) // n_ranks, -(-len(left) // n_ranks)), np.sort(own)
+        self._moves, self._drawn = Moves.loading(self._held), None
 
     def _draw(self, epoch: int) -> None:
         """Draw the ranks of all samples up to an epoch."""
-        if self._drawn is None or epoch < self.epoch:
-            self._drawn, self.epoch = self._spec.draw_first(), 0
-            self._moves = Moves.loading(np.flatnonzero(self._drawn.ranks == self.rank))
-        while self.epoch < epoch:
-            self.epoch += 1
-            before = self._drawn
-            if self._spec.choices.has_exchange(self.epoch):
-                self._drawn = self._spec.draw(before, self.epoch)
-            self._moves = Moves.between(before.ranks, self._drawn.ranks, self.rank)
-        assert self._moves is not None
-        self._held = self._moves.own
-        counts = np.bincount(self._drawn.ranks, minlength=self.num_replicas)
-        self._shares = int(counts.min()), int(counts.max())
+        if self._drawn is None or epoch < self._drawn[0]:
+            self._drawn = 0, self._spec.draw_first()
+            self._moves = Moves.loading(np.flatnonzero(self._drawn[1].ranks == self.rank))
+        reached, drawn = self._drawn
+        for number in range(reached + 1, epoch + 1):
+            before = drawn
+            if self._spec.choices.has_exchange(number):
+                drawn = self._spec.draw(before, number)
+            self._moves = Moves.between(before.ranks, drawn.ranks, self.rank)
+        self._drawn = epoch, drawn
+        counts = np.bincount(drawn.ranks, minlength=self.num_replicas)
+        self._held, self._shares = self._moved().own, (int(counts.min()), int(counts.max()))
 
     @property
     def held(self) -> Samples:
@@ -377,54 +349,13 @@ class ExchangeSampler(Positioned[int], _base()):  # type: ignore[misc]
         """Rank that has each sample of :attr:`departed` in this epoch, int32."""
         return self._moved().receivers
 
-    @property
-    def _n_items(self) -> int:
-        smallest, largest = self._shares
-        return {PAD: largest, DROP: smallest}.get(self._mode, len(self._held))
 
-    def _ids(self) -> Samples:
-        """The ids of the epoch in training order, padded or without the last ones."""
-        order = self._epoch_ids
-        if order is None:
-            order = self._held
-            if self.shuffle:
-                spec, number = self._in_run(self.epoch, self.num_replicas)
-                epochs, seed = spec.choices.exchange_epochs, spec.choices.seed
-                order = epochs.order(order, seed=seed, epoch=number, rank=self.rank)
-        return order[np.arange(self._n_items) % max(1, len(order))]
-
-
-def _dealt(left: Samples, n_ranks: int, key: tuple[int, int]) -> list[Samples]:
-    """What is left of an epoch, in random order, dealt equally to a number of ranks. The key is seed and epoch."""
-    order = epoch_order(left, seed=key[0], epoch=key[1], rank=0)
-    return [order[rank::n_ranks] for rank in range(n_ranks)]
-
-
-def _mode(mode: str | None, drop_last: bool) -> str:
-    if mode is None:
-        return DROP if drop_last else PAD
-    if mode not in MODES:
-        raise InvalidParameter.of("mode", mode, f"one of {list(MODES)}")
-    if drop_last and mode != DROP:
-        raise InvalidParameter.of("drop_last", drop_last, f"left out with mode={mode!r}")
-    return mode
-
-
-def _process_number(name: str, value: int | None) -> int | None:
-    """The rank or the number of ranks, if it is not given, from ``torch.distributed`` or from the environment."""
-    if value is not None:
-        return value
-    variable = {"num_replicas": "WORLD_SIZE", "rank": "RANK"}[name]
-    try:
-        distributed = importlib.import_module("torch.distributed")
-    except ImportError:
-        pass
-    else:
-        if distributed.is_available() and distributed.is_initialized():
-            current = distributed.get_world_size() if name == "num_replicas" else distributed.get_rank()
-            return int(current)
+def _launched(name: str, variable: str) -> int:
+    """The rank or the number of ranks, from ``torch.distributed`` or from the environment."""
+    if (group := process_group()) is not None:
+        return int(group.get_rank() if variable == "RANK" else group.get_world_size())
     text = os.environ.get(variable, "")
     if not text.isdecimal():
         allowed = f"an integer, as torch.distributed is not initialized and the variable {variable} is not set"
-        raise InvalidParameter.of(name, value, allowed)
+        raise InvalidParameter.of(name, None, allowed)
     return int(text)

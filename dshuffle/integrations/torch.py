@@ -8,11 +8,9 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.integrations import INSTALL_TORCH
-from dshuffle.integrations.position import Position, Positioned
-from dshuffle.planning.batching import DROP, Batching
+from dshuffle.planning.batching import DROP, Batching, Position, Positioned
 from dshuffle.planning.randomness import permutation
 
 try:
@@ -22,7 +20,6 @@ try:
 except ImportError as exc:
     raise ImportError(f"PyTorch is not installed ({exc}). {INSTALL_TORCH}") from exc
 
-Batch = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
 Tensors = tuple[torch.Tensor, ...]
 Load = Callable[[int], tuple[NDArray[Any], ...]]
 """Returns the arrays of a batch by its number."""
@@ -32,13 +29,11 @@ class BatchDict(dict[str, torch.Tensor]):
     """A batch of all arrays, with a type of its own by which a ``DataLoader`` that collates batches is recognized."""
 
 
-class BatchTuple(tuple[torch.Tensor, ...]):
+class BatchTuple(Tensors):
     """A batch of some arrays, with a type of its own for the same reason."""
 
-    __slots__ = ()
 
-
-def _refuse(batches: Sequence[Batch], **_: Any) -> NoReturn:
+def _refuse(batches: Sequence[Any], **_: Any) -> NoReturn:
     hint = (
         "The dataset of to_torch() gives batches already, and a DataLoader with a batch_size, which is 1 by default, "
         "would stack them."
@@ -50,10 +45,12 @@ def _refuse(batches: Sequence[Batch], **_: Any) -> NoReturn:
 default_collate_fn_map.update({BatchDict: _refuse, BatchTuple: _refuse})
 
 
-class PartitionBatches(Positioned[Batch], IterableDataset[Batch]):
+class PartitionBatches(Positioned[Any], IterableDataset[Any]):
     """The samples of a partition in batches of tensors, created by :meth:`dshuffle.Partition.to_torch`.
 
-    The dataset is valid within the task that received the partition. Iterate over it, or pass it to a ``DataLoader``
+    The dataset is valid within the task that received the partition. The partition's own epoch, the default, uses the
+    partition's order. Any other epoch gives the same samples in another order, for several passes over one partition.
+    Iterate over it, or pass it to a ``DataLoader``
     with ``batch_size=None`` and ``num_workers=0``: the rows are already in this process's memory. A ``DataLoader`` that
     would collate the batches is refused when it is iterated over.
 
@@ -84,14 +81,14 @@ class PartitionBatches(Positioned[Batch], IterableDataset[Batch]):
         device: Any = None,
     ) -> None:
         super().__init__()
-        size = as_integer("batch_size", batch_size, 1)
         smallest, largest = partition.shares
-        self.batching = Batching(len(partition), smallest, largest, size, mode, partition.unequal, least)
-        self._partition = partition
+        self.batching = Batching(len(partition), smallest, largest, batch_size, mode, partition.unequal, least)
+        self._partition, self._n_items = partition, len(self.batching)
         self._names = tuple(partition.names if arrays is None else arrays)
-        self._as_tuple = arrays is not None
-        self._device = "cpu" if device is None else device
-        to_device(self._device)
+        self._batch: Callable[[Tensors], Any] = BatchTuple
+        if arrays is None:
+            self._batch = lambda tensors: BatchDict(zip(self._names, tensors, strict=True))
+        self._tensors = to_device("cpu" if device is None else device)
         for name, array in partition.take(np.arange(0), self._names).items():
             try:
                 tensor_of(array)
@@ -100,24 +97,20 @@ class PartitionBatches(Positioned[Batch], IterableDataset[Batch]):
                 raise InvalidParameter.of(
                     f"arrays[{name!r}].dtype", str(array.dtype), "a dtype that PyTorch supports", hint
                 ) from None
-        self._position = Position(partition.epoch)
+        self._position = Position()
         self._go_to(partition.epoch)
 
     def __len__(self) -> int:
         """Number of batches, the same on every rank."""
-        return len(self.batching)
+        return self._n_items
 
-    def __iter__(self) -> Iterator[Batch]:
-        if get_worker_info() is not None:
+    def __iter__(self) -> Iterator[Any]:
+        if (info := get_worker_info()) is not None:
             hint = "The rows are already in this process's memory, so loader processes save no time."
-            raise InvalidParameter.of("num_workers", get_worker_info().num_workers, "0", hint)
+            raise InvalidParameter.of("num_workers", info.num_workers, "0", hint)
         return super().__iter__()
 
-    @property
-    def _n_items(self) -> int:
-        return len(self)
-
-    def _items(self) -> Callable[[int], Batch]:
+    def _items(self) -> Callable[[int], Any]:
         order = self._order
 
         def load(number: int) -> tuple[NDArray[Any], ...]:
@@ -125,38 +118,17 @@ class PartitionBatches(Positioned[Batch], IterableDataset[Batch]):
             columns = self._partition.take(positions if order is None else order[positions], self._names)
             return tuple(columns.values())
 
-        tensors_of = to_device(self._device)(load, len(self))
-
-        def batch_at(number: int) -> Batch:
-            tensors = tensors_of(number)
-            return BatchTuple(tensors) if self._as_tuple else BatchDict(zip(self._names, tensors, strict=True))
-
-        return batch_at
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the first batch, in the order of an epoch.
-
-        The partition's own epoch, the default, uses the partition's order. Any other epoch gives the same samples in
-        another order, for several passes over one partition.
-
-        A position in this epoch from :meth:`load_state_dict` stays, until an iteration has begun there.
-        """
-        super().set_epoch(epoch)
+        tensors = self._tensors(load, self._n_items)
+        return lambda number: self._batch(tensors(number))
 
     def _go_to(self, epoch: int) -> None:
-        own = self._partition
-        path = "pass", own.epoch, own.rank, epoch
-        self._order = None if epoch == own.epoch else permutation(len(own), *path)
+        own, self.epoch = self._partition, epoch
+        self._order = None if epoch == own.epoch else permutation(len(own), "pass", own.epoch, own.rank, epoch)
 
     def _identity(self) -> dict[str, Any]:
         own, batching = self._partition, self.batching
-        return {
-            "partition_epoch": own.epoch,
-            "rank": own.rank,
-            "samples": len(own),
-            "batch_size": batching.batch_size,
-            "mode": batching.mode,
-        }
+        place = {"partition_epoch": own.epoch, "rank": own.rank, "samples": len(own)}
+        return {**place, "batch_size": batching.batch_size, "mode": batching.mode}
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
@@ -173,41 +145,28 @@ def to_device(device: Any) -> Callable[[Load, int], Callable[[int], Tensors]]:
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         raise InvalidParameter.of("device", device, f"a device of torch that is there ({error})") from error
     if where.type == "cuda":
-        return lambda load, n_batches: DeviceBatches(load, n_batches, where)
-    return lambda load, n_batches: lambda number: _tensors(load(number), where)
+        return lambda load, n_batches: on_card(load, n_batches, where)
+    return lambda load, _: lambda number: tuple(tensor_of(array).to(where) for array in load(number))
 
 
-def _tensors(arrays: tuple[NDArray[Any], ...], device: torch.device) -> Tensors:
-    return tuple(tensor_of(array).to(device) for array in arrays)
+def on_card(load: Load, n_batches: int, device: torch.device) -> Callable[[int], Tensors]:
+    """Return a function that returns batches on a CUDA device. While one is trained on, the next one is copied."""
+    stream, ahead = torch.cuda.Stream(device), dict[int, Tensors]()
 
+    def copied(number: int) -> Tensors:
+        pinned = [tensor_of(array).pin_memory() for array in load(number)]
+        with torch.cuda.stream(stream):
+            return tuple(tensor.to(device, non_blocking=True) for tensor in pinned)
 
-class DeviceBatches:
-    """Batches on a CUDA device. While one is trained on, the next one is copied.
-
-    Parameters
-    ----------
-    load
-        Returns the arrays of a batch.
-    """
-
-    def __init__(self, load: Load, n_batches: int, device: torch.device) -> None:
-        self._load, self._n_batches, self._device = load, n_batches, device
-        self._stream = torch.cuda.Stream(device)
-        self._ahead: tuple[int, Tensors] | None = None
-
-    def __call__(self, number: int) -> Tensors:
-        """Return a batch, and begin to copy the next one."""
-        ahead, self._ahead = self._ahead, None
-        batch = ahead[1] if ahead is not None and ahead[0] == number else self._copied(number)
-        current = torch.cuda.current_stream(self._device)
-        current.wait_stream(self._stream)
+    def batch_at(number: int) -> Tensors:
+        batch = ahead.pop(number) if number in ahead else copied(number)
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(stream)
         for tensor in batch:
             tensor.record_stream(current)  # its memory is not used again before the loop's work on it is done
-        if number + 1 < self._n_batches:
-            self._ahead = number + 1, self._copied(number + 1)
+        ahead.clear()
+        if number + 1 < n_batches:
+            ahead[number + 1] = copied(number + 1)
         return batch
 
-    def _copied(self, number: int) -> Tensors:
-        pinned = [tensor_of(array).pin_memory() for array in self._load(number)]
-        with torch.cuda.stream(self._stream):
-            return tuple(tensor.to(self._device, non_blocking=True) for tensor in pinned)
+    return batch_at

@@ -1,92 +1,245 @@
-"""The loader of a script that a launcher has started (:func:`dshuffle.spmd`), and on rank 0 the session of the job."""
+"""Where a script that a launcher has started begins (:func:`dshuffle.spmd`): its loader, and on rank 0 the session."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
+import inspect
 import logging
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from distributed import Client
+from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import CheckpointError, ClusterError, DShuffleError, InvalidParameter
-from dshuffle.launched.epoch_batches import EpochBatches, other_process
-from dshuffle.launched.job import Step
-from dshuffle.launched.launcher import check_process_group
-from dshuffle.launched.rank import CLOSE_WITHIN, Rank
-from dshuffle.planning.shares import Shares, parse_shares
+from dshuffle.errors import CheckpointError, ClusterError, InvalidParameter
+from dshuffle.integrations import process_group
+from dshuffle.launched.connections import place_of
+from dshuffle.launched.rank import CLOSE_WITHIN, Rank, other_process
+from dshuffle.planning.batching import MODES, UNEVEN, Batching
+from dshuffle.redaction import short_repr
 from dshuffle.runtime import Partition, Shuffler
-from dshuffle.runtime.client.checkpoints import SessionState, find_checkpoint, write_checkpoint
+from dshuffle.runtime.client.checkpoints import find_checkpoint
 from dshuffle.runtime.client.retries import new_or_resumed
+from dshuffle.runtime.settings import as_seconds
 from dshuffle.runtime.worker.worker_plugin import partition_on
-from dshuffle.store import Dataset
+from dshuffle.store import Dataset, as_dataset
+from dshuffle.store import Place as DatasetPlace
 
 logger = logging.getLogger(__name__)
 
+REFUSED = {"on_loss", "elastic", "min_workers", "workers", "client", "server"}
+"""Parameters of a shuffler that a script cannot choose."""
+
+Load = Callable[[int], tuple[NDArray[Any], ...]]
+
+
+class EpochBatches:
+    """The batches of this rank in one epoch. Iterate over it, once in each epoch.
+
+    It is valid until the loop asks for the next epoch. All ranks have the same number of batches, which is its length.
+
+    Attributes
+    ----------
+    number
+        Number of the epoch, from 0.
+    partition
+        The :class:`~dshuffle.Partition` of this rank, for everything that batches do not do.
+    n_given
+        Number of batches that the loop was given.
+    """
+
+    def __init__(self, partition: Partition, batching: Batching, loader: SpmdLoader) -> None:
+        self.number, self.partition, self.n_given = partition.epoch, partition, 0
+        self._batching, self._loader = batching, loader
+        self._marked: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._batching)
+
+    def __iter__(self) -> Iterator[Any]:
+        batch, self.n_given = self._loader._convert(self._arrays, len(self)), 0
+        for number in range(len(self)):
+            given = batch(number)
+            self.n_given = number + 1
+            yield given
+
+    @property
+    def n_trained(self) -> int:
+        """Number of batches that count as trained on: those that the loop was given, or has marked."""
+        return self.n_given if self._marked is None else self._marked
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all batches count as trained on."""
+        return self.n_trained == len(self)
+
+    def mark_trained(self, n_batches: int) -> None:
+        """Say how many batches of this epoch the loop has trained on, if something asks for batches ahead of it.
+
+        A batch counts as trained on when the loop was given it. After the first call of this method, only this number
+        counts: for :meth:`SpmdLoader.save` and :meth:`SpmdLoader.state_dict`, and when the loop ends in the middle of
+        the epoch. Call it with 0 before the first batch is asked for, and on all ranks.
+
+        Raises
+        ------
+        InvalidParameter
+            If it is not in [0, number of batches that were given].
+        """
+        if as_integer("n_batches", n_batches, 0) > self.n_given:
+            raise InvalidParameter.of("n_batches", n_batches, f"at most {self.n_given}, the batches that were given")
+        self._marked = n_batches
+        self._loader._rank.check_batch(self.number, n_batches)
+
+    def mark(self, n_batches: int) -> None:
+        """Note for the session that the first batches were trained on."""
+        is_all = n_batches == len(self)  # what was dropped is not trained on in this epoch
+        self.partition.mark_trained(None if is_all else self._batching.n_samples(n_batches))
+
+    def __reduce__(self) -> Any:
+        raise other_process()
+
+    def _arrays(self, number: int) -> tuple[NDArray[Any], ...]:
+        self._loader._rank.check_batch(self.number, number + 1 if self._marked is None else 0)
+        return tuple(self.partition.take(self._batching.positions(number), self._loader.names).values())
+
 
 class SpmdLoader:
-    """The batches of one rank of a job, epoch by epoch. Returned by :func:`dshuffle.spmd`.
+    """Give each process of a script that torchrun, srun or mpirun has started its batches of every epoch.
+
+    The script keeps its loop. Make it on all ranks, alike, and use it in a ``with`` statement. ``dshuffle.spmd`` is a
+    short name of it. See docs/launchers.md.
+
+    Parameters
+    ----------
+    dataset
+        A :class:`Dataset`, or the URL of one that all ranks can open.
+    batch_size
+        Number of samples in a batch of one rank.
+    mode
+        How all ranks get the same number of batches. ``"uneven"``: every sample is in one batch, and the sizes of
+        a rank's batches differ by at most one. ``"drop"``: all batches are full, and samples that do not fill one are
+        left out. ``"pad"``: all batches are full, and the last ones repeat samples.
+    arrays
+        Names of the arrays of a batch, in this order; by default all arrays, in alphabetical order.
+    device
+        Device of PyTorch, such as ``"cpu"`` or ``"cuda"``: batches are tuples of tensors on it. By default they are
+        tuples of NumPy arrays.
+    checkpoint
+        File or object to which rank 0 writes the position at the start of every epoch and after the last one, with the
+        states of the objects that were attached (:meth:`SpmdLoader.attach`). If it exists, the job continues it, with
+        any number of ranks.
+    rank, world_size
+        Rank of this process, and number of processes; by default those of the launcher. Without a launcher, the process
+        is a job of one rank.
+    address
+        Name or IP address of the host of rank 0, on the network that the ranks use; by default from the launcher.
+    port
+        Port on which rank 0 listens. By default all ranks derive some ports from the launcher's name of the job, and
+        rank 0 takes the first one that is free. It is needed if no launcher says to which job a rank belongs.
+    timeout
+        Time to wait for the other ranks at the start: seconds, or text such as ``"5m"``.
+    **options
+        Parameters of :class:`Shuffler`, such as ``assignment`` and ``seed``, except for those that concern the workers.
 
     Attributes
     ----------
     rank, world_size
         Rank of this process, and number of processes.
+    names
+        Names of the arrays of a batch, in their order.
+
+    Raises
+    ------
+    InvalidParameter
+        If the value of a parameter is not allowed, or the variables of the launcher are incomplete.
+    ImportError
+        If a device is given, and PyTorch is not installed.
+    DatasetError
+        If the dataset cannot be opened.
+    PeerFailed
+        If the ranks have given other values.
+    ClusterError
+        If the other ranks do not come in time, or rank 0's port is not free.
+
+    Examples
+    --------
+    >>> import numpy as np, dshuffle
+    >>> dataset = dshuffle.create_dataset("memory://doc-spmd", {"x": np.arange(10.0), "y": np.arange(10)})
+    >>> with dshuffle.spmd(dataset, batch_size=4, rank=0, world_size=1) as loader:
+    ...     for epoch in loader.epochs(2):
+    ...         print(epoch.number, [len(y) for x, y in epoch], sum(int(y.sum()) for x, y in epoch))
+    0 [3, 3, 4] 45
+    1 [3, 3, 4] 45
     """
 
     def __init__(
         self,
-        dataset: Dataset,
-        rank: Rank,
-        names: tuple[str, ...],
-        batches: Callable[[Partition, bool], EpochBatches],
-        checkpoint: str | os.PathLike[str] | None,
-        options: Mapping[str, Any],
+        dataset: Dataset | DatasetPlace,
+        *,
+        batch_size: int,
+        mode: str = UNEVEN,
+        arrays: Sequence[str] | None = None,
+        device: Any = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        address: str | None = None,
+        port: int | None = None,
+        timeout: str | float = "5m",
+        **options: Any,
     ) -> None:
-        self.rank, self.world_size = rank.place.rank, rank.place.world_size
-        self._dataset, self._rank = dataset, rank
-        self._names, self._batches, self._checkpoint, self._options = names, batches, checkpoint, options
+        self._batch_size, self._mode = as_integer("batch_size", batch_size, 1), mode
+        if mode not in MODES:
+            raise InvalidParameter.of("mode", mode, f"one of {list(MODES)}")
+        for name in sorted(REFUSED & options.keys()):
+            raise InvalidParameter.because(name, "a job chooses it itself")
+        if str(options.get("shares")) == "measured":
+            reason = "dshuffle does not see how long a step of the script waits for other ranks"
+            raise InvalidParameter.because("shares='measured'", reason, "Give 'even', or numbers, one for each rank.")
+        inspect.signature(Shuffler).bind_partial(**options)
+        seconds = as_seconds("timeout", timeout, positive=True)
+        place = place_of(os.environ, rank=rank, world_size=world_size, address=address)
+        self._convert: Callable[[Load, int], Callable[[int], Any]] = lambda load, n_batches: load
+        if device is not None:
+            self._convert = importlib.import_module("dshuffle.integrations.torch").to_device(device)
+        self._dataset = as_dataset(dataset)
+        names = sorted(self._dataset.layout.names)  # rows have an order of their own
+        if isinstance(arrays, str) or not set(names if arrays is None else arrays or "-") <= set(names):
+            raise InvalidParameter.of("arrays", arrays, f"a list of names from {names}")
+        self.rank, self.world_size, self.names = place.rank, place.world_size, tuple(arrays or names)
+        self._checkpoint, self._options = checkpoint, options
         self._state: Mapping[str, Any] | None = None  # to continue
-        self._continues = checkpoint is not None  # whether there may be a state to continue, on any rank
         self._client: Client | None = None  # on rank 0
-        self._shuffler: Shuffler | None = None  # on rank 0
+        self._shuffler: Any = None  # on rank 0
         self._states: Mapping[str, Any] | None = None  # of the attached objects of the job that this one continues
         self._objects: dict[str, Any] = {}  # that are attached
-        self._next: int | None = None  # the epoch that the loop gets next
-        self._rest: int | None = None  # an epoch of which another job has trained on a part
-        self._length: int | None = None
+        self._next = 0  # the epoch that the loop gets next, once the session is open
         self._begun: EpochBatches | None = None  # the last epoch, which the loop may not have got yet
+        self._epoch: EpochBatches | None = None  # the epoch that the loop has got and not left
         self._partition = contextlib.ExitStack()
-        self._closed = False
-        self._pid = os.getpid()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the arrays of a batch, in their order."""
-        return self._names
+        url, identity = self._dataset.url, self._dataset.identity
+        asked = {"dataset": url, "identity": identity, "batch_size": batch_size, "mode": mode, **options}
+        self._rank = Rank(place, short_repr({**asked, "world_size": self.world_size}), port, seconds)
 
     @property
     def next_epoch(self) -> int:
         """Number of the epoch that the loop gets next. It opens the session, on all ranks together."""
-        return self._opened()
+        self._opened()
+        return self._next
 
     def __len__(self) -> int:
         """Number of batches of this rank in the current epoch, or in the first one; the same on all ranks.
 
         It changes between epochs only with an assignment of chunks, and after an epoch that another job began.
         """
-        self._opened()
-        if self._length is None:
-            self._begin(2)
-        assert self._length is not None
-        return self._length
-
-    def __repr__(self) -> str:
-        return f"<SpmdLoader rank={self.rank} of {self.world_size} dataset={self._dataset.url}>"
+        return len(self._opened())
 
     def epochs(self, total: int) -> Iterator[EpochBatches]:
         """Iterate over the epochs up to a total.
@@ -138,20 +291,18 @@ class SpmdLoader:
         CheckpointError
             If the state that the job continues has no object of this name.
         """
-        if self._continues:
-            self._opened()
+        self._opened()
         for name, value in objects.items():
             if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
                 raise InvalidParameter.of(name, value, "an object with state_dict and load_state_dict")
-            if self._states is not None and name not in self._states:
-                raise CheckpointError(
-                    f"the state that this job continues has no object {name!r}; it has {sorted(self._states)}. Attach "
-                    "objects under the same names as before"
-                )
-        for name, value in objects.items():
             if self._states is not None:
+                if name not in self._states:
+                    raise CheckpointError(
+                        f"the state that this job continues has no object {name!r}; it has {sorted(self._states)}. "
+                        "Attach objects under the same names as before"
+                    )
                 value.load_state_dict(self._states[name])
-        self._objects |= objects
+            self._objects[name] = value
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the job and the attached states, on rank 0. It can be written as JSON.
@@ -160,7 +311,7 @@ class SpmdLoader:
         (:meth:`EpochBatches.mark_trained`). The other ranks must have as many: call it after a step in which all ranks
         take part, or after a barrier.
 
-        On the other ranks, it returns at once how far this rank has come. No job can continue from that.
+        On the other ranks, it returns at once. No job can continue from what it returns there.
 
         Raises
         ------
@@ -168,11 +319,11 @@ class SpmdLoader:
             If another rank does not have as many batches.
         """
         if self.rank:
-            _, epoch, n_batches, n_all = self._step("")
-            number = self._next or 0 if self._epoch is None else epoch
-            return {"rank": self.rank, "epoch": number, "yielded": n_batches, "of": n_all}
+            return {"rank": self.rank}
         self._opened()
-        return self._position(has_model=True)
+        self._note(has_model=True)
+        state: dict[str, Any] = self._shuffler.state_dict()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Continue from a state, with any number of ranks. Call it on all ranks, before :meth:`attach`.
@@ -187,13 +338,13 @@ class SpmdLoader:
         InvalidParameter
             If rank 0 has no state.
         ClusterError
-            If the session is open already, or an object is attached.
+            If the session is open already.
         """
         if self.rank == 0 and not (isinstance(state, Mapping) and not state.get("rank")):
             raise InvalidParameter.of("state", state, "what state_dict() returned on rank 0")
-        if self._next is not None or self._objects:
+        if self._begun is not None:
             raise ClusterError("the loader is in use already: load its state before", transient=False)
-        self._state, self._continues = state, True
+        self._state = state
 
     def save(self) -> None:
         """Write the position and the attached states to the checkpoint, as :meth:`state_dict` returns them.
@@ -211,7 +362,8 @@ class SpmdLoader:
             raise InvalidParameter.of("checkpoint", None, "a file or an object, to save the position there")
         if not self.rank:
             self._opened()
-            self._write()
+            self._note()
+            self._shuffler.save(self._checkpoint)
 
     def __enter__(self) -> Self:
         return self
@@ -233,86 +385,65 @@ class SpmdLoader:
 
     # All ranks
 
-    @property
-    def _epoch(self) -> EpochBatches | None:
-        """The epoch that the loop has got and not left."""
-        begun = self._begun
-        return None if begun is None or begun.number == self._next else begun
+    def _meet(self, does: str, work: Callable[[], Any]) -> Any:
+        """Give the partition of the current epoch back, and meet the other ranks, for which rank 0 works."""
+        early: tuple[int, ...] = ()
+        if (epoch := self._epoch) is not None:
+            does += f" after {epoch.n_trained} of {len(epoch)} batches of epoch {epoch.number}"
+            early = () if epoch.is_complete else (epoch.number, epoch.n_trained)
+        self._partition.close()
+        answer = self._rank.meet(does, work, early=early)
+        self._epoch = None
+        return answer
 
-    def _step(self, does: str) -> Step:
-        epoch = self._epoch
-        return Step(does) if epoch is None else Step(does, epoch.number, epoch.n_trained, len(epoch))
+    def _opened(self, total: int = sys.maxsize) -> EpochBatches:
+        """Open the session, unless it is open, and begin its first epoch; the last epoch that has begun."""
+        self._rank.check()
+        if self._begun is None:
+            group = process_group()  # libraries such as Lightning make it after the loader
+            if group is not None and (size := group.get_world_size()) != self.world_size:
+                hint = "Give rank=dist.get_rank(), world_size=dist.get_world_size() and a free port= on all ranks."
+                allowed = f"{size}, as the process group of PyTorch has it"
+                raise InvalidParameter.of("world_size", self.world_size, allowed, hint)
+            return self._begin("opens the session", total)
+        return self._begun
 
-    def _opened(self, total: int | None = None) -> int:
-        """Open the session on rank 0, and begin its first epoch, unless none of the total is left; the next epoch."""
-        if os.getpid() != self._pid:
-            raise other_process()
-        if self._closed:
-            raise ClusterError("this loader is closed. Make a new one", transient=False)
-        if self._next is None:
-            check_process_group(self.world_size)  # libraries such as Lightning make it after the loader
-            opened = self._rank.meet(self._step("opens the session"), lambda: self._open(total))
-            self._next, self._states = opened["next"], pickle.loads(opened["states"])
-            self._rest = self._next if opened["is_rest"] else None
-            if self._states is not None and self._objects:
-                raise ClusterError(
-                    f"rank {self.rank} has attached objects that did not get the states of the job that this one "
-                    "continues. Call load_state_dict on all ranks, before attach",
-                    transient=False,
-                )
-            self._take(opened["epoch"])
-        return self._next
+    def _begin(self, does: str, total: int) -> EpochBatches:
+        """Begin the next epoch, of which this rank takes its partition."""
+        answer = self._meet(does, lambda: self._begin_epoch(total))
+        number, session, addresses, is_rest, states = answer
+        worker = self._rank.worker
+        with self._rank.errors():
+            access = partition_on(worker, session, addresses.index(worker.address), number)
+            partition = self._partition.enter_context(access)
+        if self._begun is None:
+            self._next, self._states = number, pickle.loads(states)
+        (smallest, largest), size = partition.shares, self._batch_size
+        batching = Batching(len(partition), smallest, largest, size, self._mode, partition.unequal, rest=is_rest)
+        self._begun = self._rank.batches = EpochBatches(partition, batching, self)
+        return self._begun
 
     def _epochs(self, total: int) -> Iterator[EpochBatches]:
-        self._opened(total)
-        assert self._next is not None
-        if missing := set(self._states or ()) - set(self._objects):
-            names = ", ".join(sorted(missing))
-            logger.warning("dshuffle: the state that this job continues has %s, which was not attached", names)
-        while self._next < total:
-            if self._begun is None or self._begun.number < self._next:
-                self._begin(total - self._next)
-            assert self._begun is not None
-            self._next += 1
-            yield self._begun
+        begun = self._opened(total)
+        if missing := ", ".join(sorted(set(self._states or ()) - set(self._objects))):
+            logger.warning("dshuffle: the state that this job continues has %s, which was not attached", missing)
+        for number in range(self._next, total):
+            if begun.number < number:
+                begun = self._begin(f"asks for epoch {number}", total)
+            self._next, self._epoch = number + 1, begun
+            yield begun
         if self._epoch is not None:
-            step = self._given_back("ends its loop")
-            self._rank.meet(step, self._end_epoch)
-            self._begun = None
-
-    def _begin(self, count: int) -> None:
-        """Begin the next epoch, of a number of epochs that are to come."""
-        step = self._given_back(f"asks for epoch {self._next}")
-        self._take(self._rank.meet(step, lambda: self._begin_epoch(count)))
-
-    def _take(self, begun: Mapping[str, Any] | None) -> None:
-        """Take the partition of an epoch that has begun."""
-        if begun is None:
-            return
-        worker = self._rank.worker
-        rank = begun["addresses"].index(worker.address)
-        with self._job_errors():
-            access = partition_on(worker, begun["session"], rank, begun["number"])
-            partition = self._partition.enter_context(access)
-        self._begun = self._batches(partition, begun["number"] == self._rest)
-        self._rank.batches, self._length = self._begun, len(self._begun)
-
-    def _given_back(self, does: str) -> Step:
-        """Give the partition of the current epoch back; the step that comes then."""
-        step, epoch = self._step(does), self._epoch
-        if epoch is not None:
-            step = step._replace(n_batches=epoch.n_given)
-            self._rank.batches = None
-            self._partition.close()
-        return step
+            self._meet("ends its loop", self._end_epoch)
 
     def _close(self, error: BaseException | None) -> None:
-        if self._closed or os.getpid() != self._pid:  # a forked child ends without the job
+        if self._rank.closed or os.getpid() != self._rank.pid:  # a forked child ends without the job
             return
-        self._closed = True
         try:
             if error is None:
-                self._leave()
+                if (epoch := self._epoch) is not None:
+                    with self._rank.errors():
+                        epoch.mark(epoch.n_trained)
+                self._meet("leaves the job", self._end)
         except BaseException as failure:
             error = failure
             raise
@@ -324,147 +455,82 @@ class SpmdLoader:
                 if self._client is not None:
                     with contextlib.suppress(OSError):  # TimeoutError among them
                         self._client.close(timeout=CLOSE_WITHIN)
-                if self._shuffler is not None and error is not None:  # it does not wait for workers that are gone
-                    self._shuffler.__exit__(type(error), error, error.__traceback__)
+                if self._shuffler is not None:  # after the client, so that it does not wait for workers that are gone
+                    self._shuffler.__exit__(None, error, None)
             finally:
                 self._rank.close(failed=error is not None)
 
-    def _leave(self) -> None:
-        """Wait until all ranks have left their loops, and close the session on rank 0."""
-        step, epoch = self._step("leaves the job"), self._epoch
-        if epoch is not None and not epoch.is_complete:
-            epoch.mark(epoch.n_trained)
-        self._rank.batches = None
-        self._partition.close()
-        self._rank.meet(step, self._end)
-
-    @contextlib.contextmanager
-    def _job_errors(self) -> Iterator[None]:
-        """Raise the reason for which the job has failed in place of what the session makes of it."""
-        try:
-            yield
-        except (DShuffleError, OSError) as error:
-            try:
-                self._rank.hear()
-            except DShuffleError as failure:
-                raise failure from error
-            raise
-
     # Rank 0
 
-    def _open(self, total: int | None) -> dict[str, Any]:
-        """Open the session, which continues a state or a checkpoint if there is one, and begin its first epoch."""
-        dataset, checkpoint, state = self._dataset, self._checkpoint, self._state
-        saved_state = state
-        if state is None and checkpoint is not None:
-            saved_state = find_checkpoint(checkpoint, dataset)
-        if saved_state is not None:
-            check_shares(self._options.get("shares", SessionState.from_dict(saved_state, dataset).choices.shares))
+    def _open(self) -> Shuffler:
+        """Open the session, which continues a state or a checkpoint if there is one."""
+        dataset, checkpoint, state, rank = self._dataset, self._checkpoint, self._state, self._rank
         # All ranks have come. With their names, the session does not wait for a rank that was lost since then.
         options = {**self._options, "on_loss": "raise", "workers": [str(rank) for rank in range(self.world_size)]}
-        if self._client is None:  # else an earlier attempt has failed
-            self._client = Client(
-                self._rank.address, security=self._rank.protected.security, loop=self._rank.loop, set_as_default=False
-            )
-        with self._job_errors():
-            if state is not None:
-                options.pop("first_epoch", None)
-                self._shuffler = Shuffler.resume(self._client, dataset, state, checkpoint=checkpoint, **options)
-            elif checkpoint is not None:
-                self._shuffler = new_or_resumed(self._client, dataset, checkpoint, saved_state, options)
-            else:
-                self._shuffler = Shuffler(self._client, dataset, **options)
-            first, is_rest = self._shuffler.next_epoch, bool(self._shuffler.state_dict()["trained"])
-        count = 2 if total is None else total - first
-        begun = self._begin_epoch(count) if count > 0 else None
-        return {"next": first, "is_rest": is_rest, "states": pickle.dumps(self._shuffler.attached), "epoch": begun}
+        self._client = Client(rank.worker.scheduler.address, loop=rank.loop, set_as_default=False)
+        if state is not None:
+            options.pop("first_epoch", None)
+            return Shuffler.resume(self._client, dataset, state, checkpoint=checkpoint, **options)
+        if checkpoint is None:
+            return Shuffler(self._client, dataset, **options)
+        return new_or_resumed(self._client, dataset, checkpoint, find_checkpoint(checkpoint, dataset), options)
 
-    def _begin_epoch(self, count: int) -> dict[str, Any]:
-        """Begin the next epoch, of a number of epochs that are to come, and tell where its partitions are."""
-        shuffler = self._opened_shuffler
-        self._attach_states()
-        with self._job_errors():
-            epoch = next(shuffler.epochs(count))
-            epoch._tasks.next_call()  # it has no tasks: the loops of the ranks train on it
-        addresses, session = list(shuffler.addresses), shuffler._calls.session_id
-        return {"number": epoch.number, "addresses": addresses, "session": session}
+    def _begin_epoch(self, total: int) -> tuple[Any, ...]:
+        """Begin the next epoch, and tell where its partitions are. The exchange for the one after it begins as well."""
+        states, is_rest = None, False
+        if self._shuffler is None:
+            self._shuffler = self._open()
+            states, is_rest = self._shuffler.attached, bool(self._shuffler.state_dict()["trained"])
+        self._attach()
+        shuffler = self._shuffler
+        epoch = next(shuffler.epochs(max(1, total - shuffler.next_epoch)))
+        epoch._tasks.next_call()  # it has no tasks: the loops of the ranks train on it
+        return epoch.number, shuffler._calls.session_id, shuffler.addresses, is_rest, pickle.dumps(states)
 
     def _end_epoch(self) -> None:
         """Write the last checkpoint."""
-        self._attach_states()
-        with self._job_errors():
-            for _ in self._opened_shuffler.epochs(0):
-                pass
+        self._attach()
+        list(self._shuffler.epochs(0))
 
-    @property
-    def _opened_shuffler(self) -> Shuffler:
-        assert self._shuffler is not None
-        return self._shuffler
+    def _attach(self, *, has_model: bool = False) -> None:
+        """Attach the states of the objects to the current epoch. A script may keep its model itself."""
+        shuffler = self._shuffler
+        if self._objects or has_model:
+            states = {name: on_host(value.state_dict()) for name, value in self._objects.items()}
+            shuffler.attach(states or shuffler.attached, shuffler.epoch)
 
-    def _attach_states(self) -> None:
-        """Attach the states of the objects at the end of the current epoch."""
+    def _note(self, *, has_model: bool = False) -> None:
+        """Attach the states, and note on all ranks how many batches of the current epoch were trained on."""
         epoch = self._epoch
-        if epoch is None:
-            return
-        if epoch.n_given < len(epoch):
-            logger.warning(
-                "dshuffle: the loops of all ranks have left epoch %d after %d of its %d batches. The other samples "
-                "were not trained on in this epoch",
-                *(epoch.number, epoch.n_given, len(epoch)),
-            )
-        if self._objects:
-            self._opened_shuffler.attach(self._object_states(), epoch.number)
-
-    def _object_states(self) -> dict[str, Any]:
-        return {name: on_host(value.state_dict()) for name, value in self._objects.items()}
-
-    def _position(self, *, has_model: bool) -> dict[str, Any]:
-        """The state of the session, after as many batches of the current epoch on every rank as on this one."""
-        shuffler, epoch = self._opened_shuffler, self._epoch
-        with self._job_errors():
-            if self._objects or has_model:
-                shuffler.attach(self._object_states() or shuffler.attached, shuffler.epoch)
-            # When ranks leave, they mark it themselves. A complete epoch needs no marks.
-            if epoch is not None and epoch.n_trained and not epoch.is_complete and not self._closed:
+        with self._rank.errors():
+            self._attach(has_model=has_model)
+            if epoch is not None and epoch.is_complete:
+                list(self._shuffler.epochs(0))
+            elif epoch is not None and epoch.n_trained:
                 self._rank.mark_all(epoch.number, epoch.n_trained)
-            state = shuffler.state_dict()
-        if epoch is None or not epoch.is_complete:
-            return state
-        started = {name: value for name, value in state.items() if name != "trained_digest"}
-        return {**started, "epoch": epoch.number + 1, "trained": [], "trained_weights": []}
-
-    def _write(self) -> None:
-        assert self._checkpoint is not None
-        write_checkpoint(self._checkpoint, self._position(has_model=False), self._dataset, was_written=True)
 
     def _end(self) -> None:
         """Close the session. All ranks have left their loops."""
-        assert self._rank.job is not None
-        epoch = self._epoch
+        shuffler, epoch = self._shuffler, self._epoch
         if epoch is not None and epoch.is_complete:
             self._end_epoch()
         elif epoch is not None and self._checkpoint is not None:
-            self._write()
-        if self._shuffler is not None:
-            with self._job_errors():
-                self._shuffler.close()
-        self._rank.job.ended = True  # from now on ranks may go
-
-
-def check_shares(shares: Shares) -> None:
-    """Refuse shares that follow from measured times of training, or from names, which a job does not have."""
-    policy = parse_shares(shares)
-    if policy.not_in_jobs:
-        hint = "Give 'even', or numbers, one for each rank."
-        raise InvalidParameter.because(f"shares={str(policy)!r}", policy.not_in_jobs, hint)
+            self._attach()
+            shuffler.save(self._checkpoint)
+        if shuffler is not None:
+            shuffler.close()
+        assert self._rank.job is not None
+        self._rank.loop.add_callback(self._rank.job.end)
 
 
 def on_host(value: Any) -> Any:
     """Copy a state, with tensors in the memory of the host. It is pickled at once."""
     if callable(getattr(value, "cpu", None)):
-        return value.detach().cpu().clone()
+        return value.detach().cpu()
     if isinstance(value, dict):
-        copied = copy.copy(value)  # keeps the attributes that PyTorch gives to states of modules
-        copied.update({key: on_host(item) for key, item in value.items()})
-        return copied
-    return type(value)(map(on_host, value)) if type(value) in (list, tuple) else value
+        value = copy.copy(value)  # keeps the attributes that PyTorch gives to states of modules
+        value.update({key: on_host(item) for key, item in value.items()})
+    return value
+
+
+spmd = SpmdLoader

@@ -1,4 +1,8 @@
-"""One rank of a job: an event loop in a thread with its Dask worker, and on rank 0 with the scheduler of the job."""
+"""One rank of a job: an event loop in a thread with its Dask worker, and on rank 0 with the scheduler of the job.
+
+The ranks of a job talk through the streams that Dask has between each worker and its scheduler. Rank 0's scheduler
+knows which ranks are there, where they meet, and whether one has failed.
+"""
 
 from __future__ import annotations
 
@@ -6,43 +10,44 @@ import asyncio
 import contextlib
 import logging
 import math
-import sys
+import os
+import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
+from typing import Any, TypeVar
 
 import dask
-from distributed import Scheduler, Security, Worker
-from distributed.comm.addressing import unparse_host_port
+from distributed import Scheduler, Worker
+from distributed.comm.addressing import get_address_host, unparse_host_port
+from distributed.core import Status
+from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.system import MEMORY_LIMIT
 from distributed.utils import LoopRunner, silence_logging_cmgr, sync
 
 # Imported here, in the thread of the script: an import in the event loop would hold up all that the worker does.
 import dshuffle.runtime.scheduler.scheduler_plugin
 import dshuffle.runtime.worker.worker_plugin  # noqa: F401
-from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
-from dshuffle.launched.job import FAILED, MEET, WATCH, Job, Step, apart
-from dshuffle.launched.launcher import Place
-from dshuffle.launched.ports import LOG_AFTER, Terms, find_scheduler, free_port, hosts_of, ports_of
-from dshuffle.launched.secret import protection_of
+from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerFailed, WorkerLost
+from dshuffle.launched.connections import LOG_AFTER, Place, find_scheduler, hosts_of, job_scheme, port_of, wait_for_port
 from dshuffle.redaction import short_repr
-from dshuffle.runtime.messages import replying, unwrap
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CLOSE_WITHIN, FAIL_WITHIN = 5.0, 1.0
 """Seconds that a worker or a scheduler has to close, and what is left of them after a failure."""
 
-MARK = "dshuffle_mark"
-"""Request of rank 0 to all workers: note how many batches of an epoch were trained on."""
+LOOK = 0.2
+"""Seconds between two looks at the connection to rank 0 while a rank waits."""
+
+SAYS, HEARS, MARK = "dshuffle_rank_says", "dshuffle_rank_hears", "dshuffle_mark"
+"""What a rank tells rank 0's scheduler, what it hears from there, and the request to note what was trained on."""
 
 DASK_SETTINGS = {
     # Dask would pause a worker whose process has much memory. Here it is mostly the memory of the script.
-    "distributed.worker.memory.target": False,
-    "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,
-    "distributed.worker.memory.terminate": False,
     # What Dask's dashboard shows takes a twentieth of the interpreter's time from the loop, and there is no dashboard.
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "1s",
@@ -53,203 +58,251 @@ _CONFIGURING = threading.Lock()
 """The configuration is that of the process, and a process may have several ranks."""
 
 
+ALIKE = "All ranks must go through the same epochs, and leave them at the same batch"
+
+
+class Job(SchedulerPlugin):
+    """The ranks of a job, on the event loop of rank 0's scheduler.
+
+    Before each step, the ranks meet: rank 0 is told when all of them have come to the same one, and the others get what
+    rank 0 answers then.
+    """
+
+    name = "dshuffle-job"
+
+    def __init__(self, scheduler: Scheduler, world_size: int) -> None:
+        self.scheduler, self.world_size = scheduler, world_size
+        self.steps: dict[int, str] = {}  # of the ranks that have come
+        self.empty = asyncio.Event()
+        """Set when the workers of all ranks have gone."""
+        self._ranks: dict[str, int] = {}  # by address of the worker
+        self._failure: dict[str, str] = {}
+        self._ended = False
+        scheduler.stream_handlers[SAYS] = self.hear
+        scheduler.add_plugin(self, name=self.name)
+
+    @property
+    def absent(self) -> str:
+        """Ranks for which the others wait."""
+        return short_repr(sorted(set(range(self.world_size)) - self.steps.keys()))
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """A rank has come."""
+        self._ranks[worker] = int(str(scheduler.workers[worker].name))
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
+        """A rank has gone."""
+        rank, host = self._ranks.pop(worker, None), get_address_host(worker)
+        self._fail(lost=f"rank {rank} of {self.world_size} was lost: its process on {host} has ended")
+        if not self._ranks:
+            self.empty.set()
+
+    def hear(self, worker: str, rank: int, failed: str = "", step: str = "", early: Sequence[int] = ()) -> None:
+        """A rank has failed, or has come to a step, for which it may have left an epoch before its end."""
+        if failed:
+            self._fail(failed=f"rank {rank} of {self.world_size} has failed: {failed}")
+        elif self._failure:
+            self._tell([rank], **self._failure)
+        else:
+            first, its = next(iter(self.steps.items()), (rank, step))
+            if its != step:
+                self._fail(failed=f"rank {first} {its}, and rank {rank} {step}. {ALIKE}")
+            if early and not self.steps:
+                self._tell(range(self.world_size), early=(*early, f"rank {rank} {step}"))
+            self.steps[rank] = step
+            if len(self.steps) == self.world_size:
+                self._tell([0], answer=None)
+
+    def answer(self, answer: Any) -> None:
+        """Let the ranks go on that have met, with what rank 0 tells them."""
+        self.steps = {}
+        self._tell(range(1, self.world_size), answer=answer)
+
+    def end(self) -> None:
+        """From now on ranks may go, and come to the next job."""
+        self._ended = True
+        self.scheduler._stop_listeners()
+
+    def _fail(self, **failure: str) -> None:
+        """Let all ranks fail. Only the first reason counts."""
+        if not self._failure and not self._ended:
+            self._failure = failure
+            self._tell(range(self.world_size), **failure)
+
+    def _tell(self, ranks: Container[int], **news: Any) -> None:
+        for address, rank in self._ranks.items():
+            if rank in ranks:
+                self.scheduler.worker_send(address, {"op": HEARS, **news})
+
+
 class Rank:
     """The Dask worker of this rank, and on rank 0 the scheduler of the job.
 
     Parameters
     ----------
-    place
-        The place of this process in its job.
-    terms
-        What the caller has asked for.
-    port, interface
-        Where rank 0 listens, as :func:`dshuffle.spmd` takes them.
-    security, secret
-        TLS certificates, and the secret of connections without TLS.
+    asked
+        What the caller has asked for, which must be the same on all ranks.
+    port
+        Port on which rank 0 listens, if it is not derived from the job.
     timeout
         Seconds to wait for the other ranks at the start.
     """
 
     worker: Worker
-    address: str
-    """Address of the scheduler."""
 
-    def __init__(
-        self,
-        place: Place,
-        terms: Terms,
-        *,
-        port: int | None,
-        interface: str | None,
-        security: Security,
-        secret: str | None,
-        timeout: float,
-    ) -> None:
-        self.place = place
+    def __init__(self, place: Place, asked: str, port: int | None, timeout: float) -> None:
+        self.place, self._timeout, self.pid = place, timeout, os.getpid()
         self.job: Job | None = None  # on rank 0
         self.batches: Any = None  # the EpochBatches that the loop has
-        self._terms, self._interface, self._timeout = terms, interface, timeout
-        self.protected = protection_of(security, secret, one_host=place.on_one_host)
+        self.closed = False
         self._failure: DShuffleError | None = None
-        self._early = 0, Step("")  # a rank that has left an epoch early
-        self._servers: list[Worker | Scheduler] = []
-        self._watching: asyncio.Task[None] | None = None
-        self._on_close = contextlib.ExitStack()
-        ports = self._on_close.enter_context(ports_of(place, port)) if place.world_size > 1 else [0]
-        # Dask logs pages when a connection ends. What ends a job is raised in the script.
-        self._on_close.enter_context(silence_logging_cmgr(logging.CRITICAL))
+        self._early: Sequence[Any] = -1, 0, ""  # an epoch that a rank has left early, after how many batches; its step
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._runner = LoopRunner()
         self._runner.start()
+        self.loop: Any = self._runner.loop
+        self._on_close = contextlib.ExitStack()
+        # Dask logs pages when a connection ends. What ends a job is raised in the script.
+        self._on_close.enter_context(silence_logging_cmgr(logging.CRITICAL))
         try:
-            self.run(self._start, ports)
-            self.meet(Step("joins"))
+            port = self._on_close.enter_context(port_of(place, port))
+            self.scheme = job_scheme(place, port)
+            sync(self.loop, self._start, port)  # Ctrl-C cancels it
+            self.meet(f"asks for {asked}", limit=timeout)
         except BaseException as error:
             self.tell(error)
             self.close(failed=True)
             raise
 
-    @property
-    def loop(self) -> Any:
-        """The event loop, as Dask takes it."""
-        return self._runner.loop
-
     # The thread of the script
 
-    def run(self, function: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
-        """Run a coroutine on the event loop, and wait for it. Ctrl-C cancels it."""
-        return sync(self.loop, function, *arguments, **options)
-
-    def meet(self, step: Step, work: Callable[[], Any] = lambda: None) -> Any:
+    def meet(
+        self, step: str, work: Callable[[], Any] = lambda: None, *, early: Sequence[int] = (), limit: float = math.inf
+    ) -> Any:
         """Wait until all ranks have come to a step. Then rank 0 works, and all ranks get what that returns."""
         self.check()
-        answer = self.run(self._meet, step)
+        self._say(step=step, early=early)
+        began, log_after = time.monotonic(), LOG_AFTER
+        while True:
+            with contextlib.suppress(queue.Empty):
+                answer = self._answers.get(timeout=LOOK)
+                break
+            self.check()
+            waited = time.monotonic() - began
+            if self.job is not None and waited >= limit:
+                raise ClusterError(
+                    f"ranks {self.job.absent} of {self.place.world_size} have not come within {limit:g} s. Look at "
+                    "their output: each must call dshuffle.spmd, and reach the host of rank 0"
+                )
+            if waited >= log_after:
+                others = "the other ranks" if self.job is None else f"ranks {self.job.absent}"
+                logger.warning("dshuffle: rank %d has waited %.0f s for %s", self.place.rank, waited, others)
+                log_after = 2 * waited
+        self.check()
         if self.job is not None:
-            answer = work()
+            with self.errors():
+                answer = work()
             self.loop.add_callback(self.job.answer, answer)
         return answer
 
     def check(self) -> None:
-        """Raise an error if the job has failed."""
-        failure = self._failure or (self.job and self.job.failure)
-        if failure:  # a new one each time, because a traceback holds the frames that it passed
-            raise type(failure)(*failure.args, transient=failure.transient)
-
-    def hear(self) -> None:
-        """Raise the error of the job, if there is one. The end of the session may be known here before its reason."""
-        if self.job is None and self._watching is not None:
-            self.run(asyncio.wait, [self._watching], timeout=FAIL_WITHIN)
-        self.check()
+        """Raise an error if the job has failed, or is not that of this process."""
+        if os.getpid() != self.pid:
+            raise other_process()
+        if self.closed:
+            raise ClusterError("this loader is closed. Make a new one", transient=False)
+        if self._failure is None and self.worker.status != Status.running:
+            self._fail(WorkerLost("rank 0 was lost: the connection to its scheduler has ended"))
+        if self._failure is not None:  # a new one each time, because a traceback holds the frames that it passed
+            raise type(self._failure)(*self._failure.args)
 
     def check_batch(self, epoch: int, n_trained: int) -> None:
         """Raise an error if the job has failed, or another rank has left the epoch before this batch."""
         self.check()
-        rank, step = self._early
-        if step.epoch == epoch and n_trained > step.n_batches:
-            raise apart(rank, step, f"rank {self.place.rank} was given {n_trained}")
+        number, n_batches, step = self._early
+        if number == epoch and n_trained > n_batches:
+            raise PeerFailed(f"{step}, and rank {self.place.rank} was given {n_trained}. {ALIKE}")
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise the reason for which the job has failed in place of what the session makes of it."""
+        try:
+            yield
+        except (DShuffleError, OSError) as error:
+            if getattr(error, "transient", True):
+                with contextlib.suppress(queue.Empty):  # the end of the session may be known before its reason
+                    self._answers.get(timeout=FAIL_WITHIN)
+            try:
+                self.check()
+            except DShuffleError as failure:
+                raise failure from error
+            raise
 
     def mark_all(self, epoch: int, n_batches: int) -> None:
         """Let all ranks note how many batches of an epoch were trained on. For rank 0."""
         assert self.job is not None
         message = {"op": MARK, "epoch": epoch, "n_batches": n_batches}
-        for reply in self.run(self.job.scheduler.broadcast, msg=message).values():
-            unwrap(reply, "a rank")
+        sync(self.loop, self.job.scheduler.broadcast, msg=message)
 
     def tell(self, error: BaseException) -> None:
-        """Tell the job of an error, unless it has failed already."""
-        if self._failure is None:
-            self.run(_quietly, self._tell(f"{type(error).__name__}: {error}"), FAIL_WITHIN)
+        """Tell the job of an error."""
+        self._say(failed=f"{type(error).__name__}: {error}")
 
     def close(self, *, failed: bool) -> None:
         """Close everything. Takes seconds at most."""
+        self.closed = True
         with self._on_close:
             seconds = FAIL_WITHIN if failed else CLOSE_WITHIN
             try:
-                self.run(self._close, seconds)
+                sync(self.loop, self._close, seconds)
             finally:
                 with contextlib.suppress(TimeoutError):  # of a server that has not closed, or a thread that is busy
                     self._runner.stop(seconds)
 
+    def _say(self, **message: Any) -> None:
+        if hasattr(self, "worker"):
+            self.loop.add_callback(self.worker.batched_send, {"op": SAYS, "rank": self.place.rank, **message})
+
     # The event loop
 
-    async def _start(self, ports: Sequence[int]) -> None:
-        place, protected = self.place, self.protected
-        host, rank_0 = await hosts_of(place, self._interface)
-        options: dict[str, Any] = {"host": host, "protocol": protected.protocol, "security": protected.security}
+    async def _start(self, port: int) -> None:
+        place, scheme = self.place, self.scheme
+        host, rank_0 = hosts_of(place)
         # Dask starts HTTP servers without a dashboard, too, and without TLS.
-        options |= {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+        options: dict[str, Any] = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+        options |= {"host": host, "protocol": scheme}
         if place.rank == 0:
-            port = free_port(host, ports)
-            with _CONFIGURING, dask.config.set(DASK_SETTINGS):
-                scheduler = Scheduler(port=port, **options)
-            self._servers.append(scheduler)
-            self.job = Job(scheduler, place, ports, self._terms)  # before it listens, because other ranks ask at once
+            await wait_for_port(host, port)
+            scheduler = _configured(Scheduler, port=port, **options)
+            self.job = Job(scheduler, place.world_size)  # before it listens, because other ranks come at once
             await scheduler
-            self.address = f"{protected.protocol}://{unparse_host_port(host, scheduler.port)}"
-            if place.world_size > 1:
-                said = f"dshuffle: rank 0 of {place.world_size} listens on {host}; {protected.words}"
-                if protected.is_open:
-                    logger.warning("%s", said)
-                else:
-                    print(said, file=sys.stderr)
+            rank_0, port = host, scheduler.port
         else:
-            self.address = await find_scheduler(
-                place, rank_0, ports, self._terms, protected.protocol, protected.security, self._timeout
-            )
+            await find_scheduler(place, scheme, rank_0, port, self._timeout)
         options |= {"memory_limit": MEMORY_LIMIT // max(1, place.local_size), "death_timeout": self._timeout}
-        with _CONFIGURING, dask.config.set(DASK_SETTINGS):
-            self.worker = Worker(self.address, nthreads=1, name=str(place.rank), **options)
-        self.worker.handlers[MARK] = replying(MARK, self._mark)
-        self._servers.insert(0, self.worker)
-        await self.worker
-        self._watching = asyncio.create_task(self._watch())
+        address = f"{scheme}://{unparse_host_port(rank_0, port)}"
+        worker = _configured(Worker, address, nthreads=1, name=str(place.rank), **options)
+        worker.stream_handlers[HEARS], worker.handlers[MARK] = self._hear, self._mark
+        self.worker = worker
+        await worker
 
-    async def _meet(self, step: Step) -> Any:
-        call = asyncio.ensure_future(self._ask(MEET, step=list(step)))
-        limit = self._timeout if self.job is not None and step.does == "joins" else math.inf
-        began, pause = time.monotonic(), LOG_AFTER
-        try:
-            while not (await asyncio.wait([call], timeout=min(pause, limit)))[0]:
-                waited = time.monotonic() - began
-                if self.job is not None and waited >= limit:
-                    absent = self.job.absent
-                    raise ClusterError(
-                        f"{len(absent)} of {self.place.world_size} ranks have not come within {limit:g} s: "
-                        f"{short_repr(absent)}. Look at their output: each must call dshuffle.spmd, and reach the "
-                        "host of rank 0"
-                    )
-                others = "the other ranks" if self.job is None else f"ranks {short_repr(self.job.absent)}"
-                logger.warning("dshuffle: rank %d has waited %.0f s for %s", self.place.rank, waited, others)
-                pause = min(2 * pause, limit - waited)
-            return call.result()["answer"]
-        finally:
-            call.cancel()
+    def _hear(self, answer: Any = None, early: Sequence[Any] = (), lost: str = "", failed: str = "") -> None:
+        if lost or failed:
+            self._fail(WorkerLost(lost) if lost else PeerFailed(failed))
+        elif not early:
+            self._answers.put(answer)
+        else:
+            self._early = early
+            if self.batches is not None:
+                try:
+                    self.check_batch(self.batches.number, self.batches.n_trained)
+                except DShuffleError as error:  # the loop may be in a collective operation
+                    self._say(failed=str(error))
+                    self._fail(error)
 
-    async def _ask(self, request: str, **fields: Any) -> dict[str, Any]:
-        """Ask rank 0's scheduler."""
-        try:
-            return unwrap(await getattr(self.worker.scheduler, request)(**fields, rank=self.place.rank), "rank 0")
-        except OSError as error:
-            raise WorkerLost("rank 0 was lost: the connection to its scheduler has ended") from error
-
-    async def _watch(self) -> None:
-        """Hear of what happens to the job. A worker takes seconds to notice by itself that the scheduler is gone."""
-        try:
-            while True:
-                news = await self._ask(WATCH, seen=self._early[1].epoch)
-                self._early = news["early"], Step(*news["step"])
-                if (batches := self.batches) is not None:
-                    self.check_batch(batches.number, batches.n_trained)
-        except DShuffleError as error:
-            self._failure = error
-            if self.job is None or self.job.failure is None:  # the loop may be in a collective operation
-                await _quietly(self._tell(str(error)), FAIL_WITHIN)
-
-    async def _tell(self, reason: str) -> None:
-        """Tell the job that this rank has failed."""
-        if self.job is not None:
-            self.job.rank_failed(self.place.rank, reason)
-        elif self._servers:
-            await self._ask(FAILED, reason=reason)
+    def _fail(self, failure: DShuffleError) -> None:
+        self._failure = self._failure or failure
+        self._answers.put(None)
 
     def _mark(self, epoch: int, n_batches: int) -> None:
         batches = self.batches
@@ -262,20 +315,25 @@ class Rank:
         batches.mark(n_batches)
 
     async def _close(self, seconds: float) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-        for server in self._servers:
-            if isinstance(server, Scheduler) and self.job is not None:  # the others may not have heard of the end yet
-                await _quietly(self.job.empty.wait(), seconds)
-                await _quietly(server.close(), seconds)
-            elif isinstance(server, Worker):
-                await _quietly(server.close(timeout=seconds, executor_wait=False, nanny=False), seconds)
+        if hasattr(self, "worker"):
+            await _quietly(self.worker.close(timeout=seconds, executor_wait=False, nanny=False), seconds)
+        if self.job is not None:  # the others may not have heard of the end yet
+            await _quietly(self.job.empty.wait(), seconds)
+            await _quietly(self.job.scheduler.close(), seconds)
+
+
+def _configured(server: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    with _CONFIGURING, dask.config.set(DASK_SETTINGS):
+        return server(*arguments, **options)
 
 
 async def _quietly(closing: Awaitable[Any], seconds: float) -> None:
     """Wait for something that ends. An error here must not hide the reason for which the job ends."""
-    try:
+    with contextlib.suppress(Exception):  # Dask raises RuntimeError if it closes a connection twice
         await asyncio.wait_for(closing, seconds)
-    except Exception as error:
-        # Dask raises RuntimeError if it closes a connection twice that is being opened.
-        logger.debug("dshuffle: closing failed: %r", error)
+
+
+def other_process() -> InvalidParameter:
+    """The error of a process that is not the rank, such as a loader process of PyTorch."""
+    hint = "The rows are in the memory of the rank's own process: a DataLoader around them needs num_workers=0."
+    return InvalidParameter.because("num_workers", "the loader of dshuffle.spmd belongs to another process", hint)

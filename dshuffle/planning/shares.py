@@ -80,13 +80,6 @@ class SharePolicy:
         """Whether shares that are equal now may be unequal in a later epoch."""
         return self.measures or bool(self.names)
 
-    @property
-    def not_in_jobs(self) -> str:
-        """Why the ranks of a launcher's job cannot have such shares; empty if they can."""
-        if self.measures:
-            return "dshuffle does not see how long a step of the script waits for other ranks"
-        return "the ranks of a job have numbers, and no names" if self.names else ""
-
     def first(self, n_workers: int, before: Weights, names: Names = ()) -> Weights:
         """The weights with which a number of workers begins."""
         if self.measures:

@@ -141,30 +141,9 @@ def test_a_loader_that_would_stack_batches_is_refused(torch, arrays, options):
         next(iter(torch.utils.data.DataLoader(batches, **options)))
 
 
-@pytest.mark.parametrize("arrays", [None, ("x", "y")])
-def test_a_loader_gives_the_batches_as_they_are(torch, arrays):
-    batches = partition_of(50).to_torch(5, arrays=arrays)
-    loaded = list(torch.utils.data.DataLoader(batches, batch_size=None))
-    assert len(loaded) == 10
-    for batch, own in zip(loaded, batches, strict=True):
-        assert isinstance(own, dict if arrays is None else tuple)
-        for name in arrays or ("x", "y"):
-            column = name if arrays is None else arrays.index(name)
-            assert torch.equal(batch[column], own[column])
-    own_way = torch.utils.data.DataLoader(batches, batch_size=2, collate_fn=lambda stack: [len(one) for one in stack])
-    assert list(own_way) == [[2, 2]] * 5, "a collate_fn of the user is the user's"
-
-
 def test_other_processes_are_refused(torch, monkeypatch):
     module = importlib.import_module("dshuffle.integrations.torch")
     batches = partition_of().to_torch(2)
     monkeypatch.setattr(module, "get_worker_info", lambda: type("Info", (), {"num_workers": 2}))
     with pytest.raises(InvalidParameter, match="num_workers=2"):
         next(iter(batches))
-
-
-@pytest.mark.parametrize("mode", ["drop", "pad"])
-def test_modes_that_unequal_shares_refuse_are_refused_while_measured_ones_are_equal(torch, mode):
-    with pytest.raises(InvalidParameter, match=rf"mode='{mode}' .*must be 'uneven' with unequal.*shares change"):
-        partition_of(10, unequal=True).to_torch(4, mode=mode)
-    assert len(partition_of(10, unequal=True).to_torch(4, mode="uneven")) == 3

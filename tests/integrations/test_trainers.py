@@ -1,4 +1,4 @@
-"""Libraries that run the training loop train on every sample once an epoch with an ExchangeSampler."""
+"""Lightning trains on every sample once an epoch with an ExchangeSampler."""
 
 from __future__ import annotations
 
@@ -39,46 +39,17 @@ quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": 
 lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, **quiet).fit(Model())
 """
 
-ACCELERATE = """
-import sys
-import torch
-from accelerate import Accelerator
-from torch.utils.data import DataLoader
-from dshuffle.integrations.sampler import ExchangeSampler
 
-accelerator = Accelerator(cpu=True)
-model = torch.nn.Linear(1, 1)
-samples = list(range(96))
-sampler = ExchangeSampler(samples)
-loader = DataLoader(samples, batch_size=8, sampler=sampler)
-model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
-for epoch in range(2):
-    sampler.set_epoch(epoch)
-    for batch in loader:
-        accelerator.backward(model(batch.float()[:, None].to(accelerator.device)).mean())
-        optimizer.step()
-        with open(f"{sys.argv[1]}/{epoch}-{accelerator.process_index}", "a") as file:
-            file.write("".join(f"{int(sample)} " for sample in batch))
-"""
-
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
-
-
-@pytest.mark.parametrize(
-    ("package", "script", "launcher"), [("lightning", LIGHTNING, ()), ("accelerate", ACCELERATE, TORCHRUN)]
-)
-def test_two_ranks_train_on_every_sample(torch, tmp_path, package, script, launcher):
-    pytest.importorskip(package, reason=f"{package} is not installed")
+def test_two_ranks_train_on_every_sample(torch, tmp_path):
+    pytest.importorskip("lightning", reason="Lightning is not installed")
     path, folder = tmp_path / "script.py", tmp_path / "ids"
-    path.write_text(script)
+    path.write_text(LIGHTNING)
     folder.mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *launcher, str(path), str(folder)]
+    command = [sys.executable, str(path), str(folder)]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert ran.returncode == 0, ran.stderr
-    orders = []
-    for epoch in range(2):
-        ranks = [(folder / f"{epoch}-{rank}").read_text().split() for rank in range(2)]
-        assert Counter(map(int, ranks[0] + ranks[1])) == Counter(range(96))
-        orders.append(ranks)
+    orders = [[(folder / f"{epoch}-{rank}").read_text().split() for rank in range(2)] for epoch in range(2)]
+    for first, second in orders:
+        assert Counter(map(int, first + second)) == Counter(range(96))
     assert orders[0] != orders[1], "set_epoch was called"

@@ -108,9 +108,10 @@ def in_threads(store, free_port):
         results: list[object] = [None] * n_ranks
 
         def rank_of(rank):
-            own = {"batch_size": 8, "timeout": 60, "port": free_port, **options, **(by_rank or {}).get(rank, {})}
+            own = {"dataset": store, "batch_size": 8, "timeout": 60, "port": free_port}
+            own |= {**options, **(by_rank or {}).get(rank, {})}
             try:
-                with dshuffle.spmd(store, rank=rank, world_size=n_ranks, **own) as loader:
+                with dshuffle.spmd(rank=rank, world_size=n_ranks, **own) as loader:
                     results[rank] = loop(loader)
             except BaseException as error:
                 results[rank] = error

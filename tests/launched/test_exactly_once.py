@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections import Counter
 
@@ -11,7 +12,7 @@ import pytest
 from distributed import Client
 
 import dshuffle
-from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed
+from dshuffle.errors import InvalidParameter, PeerFailed
 
 from .conftest import ONCE, all_epochs, counts, ids_of, values
 
@@ -83,30 +84,22 @@ def test_arrays_are_in_alphabetical_order_or_in_that_asked_for(tmp_path, arrays)
 
 
 @pytest.mark.parametrize(
-    ("by_rank", "words"),
-    [
-        ({1: {"batch_size": 4}}, "rank 1 has batch_size=4, and rank 0 has 8"),
-        ({1: {"assignment": "local"}, 0: {"assignment": "global"}}, "rank 1 has assignment='local', and rank 0 has"),
-        ({1: {"sharding": np.arange(103) % 2}, 0: {"sharding": np.arange(103) // 52}}, "rank 1 has sharding="),
-    ],
+    ("name", "first", "second"), [("batch_size", 8, 4), ("assignment", "local", "global"), ("dataset", None, None)]
 )
-def test_ranks_that_differ_are_refused(in_threads, by_rank, words):
-    results = in_threads(2, len, by_rank=by_rank)
-    assert [type(error) for error in results] == [PeerFailed, InvalidParameter]
-    assert all(words in str(error) for error in results)
+def test_ranks_that_differ_are_refused(in_threads, store, tmp_path, name, first, second):
+    """Another dataset is a trap for scripts with one shard for each rank."""
+    if name == "dataset":
+        first, second = store, str(tmp_path / "1.zarr")
+        dshuffle.create_dataset(second, {"id": np.arange(50), "x": np.zeros(50)})
+    for error in in_threads(2, len, by_rank={0: {name: first}, 1: {name: second}}):
+        assert isinstance(error, PeerFailed)
+        for rank, value in enumerate((first, second)):
+            assert re.search(f"rank {rank} asks for {{[^}}]*'{name}': {value!r}", str(error)), error
 
 
 def test_a_batch_larger_than_a_share_is_refused(in_threads):
     for error in in_threads(2, all_epochs(1), batch_size=60):
         assert "batch_size=60 is not allowed; it must be in [1, 51]" in str(error)
-
-
-@pytest.mark.slow
-def test_a_rank_that_does_not_come(store, free_port):
-    with pytest.raises(ClusterError, match=r"2 of 3 ranks have not come within 1 s: \[1, 2\]"):
-        dshuffle.spmd(store, batch_size=8, rank=0, world_size=3, port=free_port, timeout=1)
-    with pytest.raises(ClusterError, match=f"rank 1 did not find rank 0 on 127.0.0.1 within 1 s .ports {free_port}."):
-        dshuffle.spmd(store, batch_size=8, rank=1, world_size=3, port=free_port, timeout=1)
 
 
 @pytest.mark.parametrize(("variables", "is_warned"), [({}, True), ({"RANK": "0", "WORLD_SIZE": "1"}, False)])
@@ -126,16 +119,12 @@ def test_a_process_without_a_launcher_is_the_only_rank(variables, is_warned, sto
     [
         ({"on_loss": "replace"}, "on_loss is not allowed"),
         ({"workers": ["0"]}, "workers is not allowed"),
-        ({"shares": {"old-node": 2}}, "ranks of a job have numbers, and no names. Give 'even', or numbers"),
         ({"shares": "measured"}, "a step of the script waits for other ranks. Give 'even', or numbers, one for each"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"mode": "half"}, "mode='half'"),
         ({"arrays": ["z"]}, "arrays=['z']"),
         ({"arrays": "x"}, "arrays='x'"),
         ({"timeout": 0}, "timeout=0"),
-        ({"security": "tls"}, "security='tls'"),
-        ({"secret": "short"}, "secret= is not allowed: it has fewer than 16 characters"),
-        ({"secret": 3}, "secret is not allowed: it is not text"),
         ({"port": None}, "port=None is not allowed; it must be an integer if no launcher says"),
         ({"port": 70000}, "port=70000"),
         ({"rank": 2}, "rank=2 is not allowed; it must be below world_size=2"),
@@ -145,7 +134,6 @@ def test_bad_parameters(store, options, words):
     with pytest.raises(InvalidParameter) as error:
         dshuffle.spmd(store, **{"batch_size": 8, "rank": 0, "world_size": 2, "port": 1234, **options})
     assert words in str(error.value)
-    assert "short" not in str(error.value)
 
 
 def test_a_device_without_torch(store, monkeypatch):
