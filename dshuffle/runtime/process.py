@@ -213,26 +213,6 @@ def too_few_files(limits: dict[str, int | None], connections: int) -> str:
     )
 
 
-class Timeline:
-    """Steps of a call, and the seconds of each, for the log."""
-
-    def __init__(self, call: str) -> None:
-        self._call = call
-        self._steps: list[tuple[str, float]] = []
-        self._began = time.perf_counter()
-
-    def end_step(self, step: str) -> None:
-        """Note that a step has ended, which began with the end of the one before."""
-        now = time.perf_counter()
-        self._steps.append((step, now - self._began))
-        self._began = now
-
-    def log(self) -> None:
-        """Log all steps in a line."""
-        text = ", ".join(f"{step} {seconds:.3f} s" for step, seconds in self._steps)
-        logger.debug("dshuffle: %s: %s; %.3f s in all", self._call, text, sum(seconds for _, seconds in self._steps))
-
-
 of_worker = logging.getLogger("distributed.worker.dshuffle")
 """Dask shows what it logs on the dashboard and in ``Client.get_worker_logs``."""
 

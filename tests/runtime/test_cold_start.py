@@ -52,31 +52,3 @@ asyncio.run(start())
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["True", "False"]
-
-
-def test_the_log_has_the_steps_of_a_first_session(tmp_path, caplog):
-    caplog.set_level(logging.DEBUG, "dshuffle.runtime.process")
-    dataset = dshuffle.create_dataset(str(tmp_path / "x.zarr"), {"x": np.zeros((20, 2))})
-    with (
-        LocalCluster(
-            n_workers=2, processes=False, threads_per_worker=1, dashboard_address=":0", silence_logs=False
-        ) as cluster,
-        Client(cluster) as client,
-        dshuffle.Shuffler(client, dataset) as shuffler,
-    ):
-        for epoch in shuffler.epochs(1):
-            client.gather(epoch.map(len))
-    of_timelines = [record for record in caplog.records if record.name == "dshuffle.runtime.process"]
-    lines = [record.getMessage().removeprefix("dshuffle: ") for record in of_timelines]
-    calls = sorted(line.split(":")[0].split(" session")[0] for line in lines)
-    opened = ["the client opens a", "the scheduler opens"]
-    assert calls == opened
-    [of_client] = [line for line in lines if line.startswith("the client")]
-    assert re.findall(r"([a-z ]+[a-z]) [0-9.]+ s[,;]", of_client) == [
-        " request checked",
-        " plugins installed on the scheduler and all workers",
-        " workers waited for",
-        " session opened",
-        " checkpoint written",
-    ]
-    assert all(float(line.rpartition(" s in all")[0].rpartition(" ")[2]) >= 0 for line in lines)

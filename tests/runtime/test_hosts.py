@@ -22,7 +22,7 @@ def test_peers_on_the_same_machine_send_what_they_hold(cluster_of, small, check_
 
     def figures(dask_scheduler, session_id):
         coordinator = dask_scheduler.plugins["dshuffle"].coordinator(session_id)
-        return coordinator._spec.shuffle.hosts, coordinator.log.links
+        return coordinator.spec.shuffle.hosts, coordinator.log.links
 
     with cluster_of(workers) as cluster, Client(cluster) as client:
         client.wait_for_workers(4)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dshuffle.runtime.worker.reports import MemberAddresses
+from dshuffle.runtime.worker.session import MemberAddresses
 
 from dshuffle.planning import SERVER, AutoDelivery, Choices, Remainder, ShuffleSpec
 from dshuffle.records import Measures
@@ -59,7 +59,7 @@ def test_whoever_misses_orders_knows_all_addresses_after_the_last_one() -> None:
     for heard in itertools.product((False, True), repeat=3):
         known = MemberAddresses(first)
         for order in itertools.compress(orders, (*heard, True)):
-            known.change(order)
+            known.update(order)
         assert {participant: known[participant] for participant in first} == last
     assert session.drop(SERVER) == "s"
     assert SERVER not in moved(session)
