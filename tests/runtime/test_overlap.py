@@ -40,7 +40,7 @@ def test_rows_arrive_during_training_and_leave_its_partition_alone(processes, la
 
     def is_ready(dask_scheduler):
         [coordinator] = dask_scheduler.plugins["dshuffle"].coordinators.values()
-        return coordinator.machine.run is not None and not coordinator.machine.owing
+        return coordinator.machine.is_ready
 
     partitions = set()
     with Shuffler(processes, large, delivery=delivery) as shuffler:

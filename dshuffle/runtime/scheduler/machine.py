@@ -313,6 +313,11 @@ class SessionMachine:
         """Whether participants owe answers, so that time matters."""
         return bool(self.owing or self.missing)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether all participants are ready for the next epoch, and the client does not wait for it yet."""
+        return self.phase is Phase.EXCHANGING and not self.owing
+
     def owes_rows(self, participant: int) -> bool:
         """Whether a participant still exchanges rows of the next epoch."""
         return self.phase is Phase.EXCHANGING and participant in self.owing
@@ -550,7 +555,7 @@ class SessionMachine:
             self._begin_run()
 
     def _commit(self) -> None:
-        if not self.owing:
+        if self.is_ready:
             self._enter(Phase.COMMITTING)
 
     def _wait_again(self) -> None:

@@ -111,24 +111,28 @@ async def workers_set_up(
                 f"resources=): {in_words(list(workers.values()))}"
             )
         replies = await ask_all(scheduler, {"op": "dshuffle_protocol"}, present, settings.heartbeat)
-        late = {address: reply for address, reply in replies.items() if not _is_set_up(reply)}
+        late = {address: why for address, reply in replies.items() if (why := why_unfit(reply))}
+        for address, why in late.items():
+            if isinstance(replies[address], dict) and replies[address].get("protocol") != PROTOCOL:
+                raise ClusterError(f"worker {address} {why}. Install the same version on both", transient=False)
         if not late:
             break
-        if fewest is not None and len(replies) - len(late) >= fewest and await _are_silent(scheduler, late, settings):
-            logger.warning("dshuffle: left out, because they do not answer: %s", ", ".join(sorted(late)))
-            break
+        are_silent = all(isinstance(replies[address], OSError) for address in late)
+        if fewest is not None and len(replies) - len(late) >= fewest and are_silent:
+            left = [workers[address] for address in late if address in workers]
+            looks = (process_runs(scheduler, worker, settings.heartbeat, settings) for worker in left)
+            if not any(await asyncio.gather(*looks)):
+                logger.warning("dshuffle: left out, because they do not answer: %s", ", ".join(sorted(late)))
+                break
         if loop.time() > deadline:
-            raise _not_set_up(late, len(replies))
+            address, why = min(late.items())
+            raise ClusterError(
+                f"dshuffle could not be set up on {len(late)} of {len(replies)} workers, among them {address}, which "
+                f"{why}. Make sure that it runs, and that the same version of dshuffle is installed there"
+            )
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(hello.wait(), ASK_AGAIN)
     ready = {address: reply for address, reply in replies.items() if address not in late}
-    for address, reply in ready.items():
-        if reply.get("protocol") != PROTOCOL:
-            raise ClusterError(
-                f"worker {address} uses protocol {reply.get('protocol')} and the scheduler uses protocol "
-                f"{PROTOCOL}. Install the same version of dshuffle on both",
-                transient=False,
-            )
     states = {address: scheduler.workers[address].status for address in ready if address in scheduler.workers}
     running = {address for address, status in states.items() if status == Status.running}
     if not running:
@@ -138,15 +142,6 @@ async def workers_set_up(
             "memory limit. Free memory on these workers, or start workers with a larger limit"
         )
     return {address: ready[address].get("open_files") for address in running}
-
-
-async def _are_silent(scheduler: Scheduler, replies: dict[str, Any], settings: Settings) -> bool:
-    """Whether all of these workers have not answered, and none of them is known to be busy."""
-    if not all(isinstance(reply, OSError) for reply in replies.values()):
-        return False
-    workers = [scheduler.workers[address] for address in replies if address in scheduler.workers]
-    looks = (process_runs(scheduler, worker, settings.heartbeat, settings) for worker in workers)
-    return not any(await asyncio.gather(*looks))
 
 
 async def ask_all(
@@ -164,22 +159,15 @@ async def ask_all(
     return dict(await asyncio.gather(*map(ask, addresses)))
 
 
-def _is_set_up(reply: Any) -> bool:
-    # Releases with another protocol may lack this field. They are refused by name later.
-    return isinstance(reply, dict) and "protocol" in reply and bool(reply.get("is_set_up", True))
-
-
-def _not_set_up(replies: dict[str, Any], n_workers: int) -> ClusterError:
-    address, reply = min(replies.items())
-    reason = f"{type(reply).__name__}: {reply}" if isinstance(reply, OSError) else "the worker's log has the reason"
-    advice = "Make sure that the worker runs and that the same version of dshuffle is installed there"
-    if isinstance(reply, dict):
-        reason = "it still loads or compiles kernels"
-        advice = "Run dshuffle warmup on its machine, or open the session again later"
-    return ClusterError(
-        f"dshuffle could not be set up on {len(replies)} of {n_workers} workers, among them {address} ({reason}). "
-        f"{advice}"
-    )
+def why_unfit(reply: Any) -> str:
+    """Why a worker with this answer cannot be a member; empty if it can."""
+    if isinstance(reply, OSError):
+        return f"does not answer ({type(reply).__name__}: {reply})"
+    if not isinstance(reply, dict):
+        return "is not set up for dshuffle: its log has the reason"
+    if reply.get("protocol") != PROTOCOL:
+        return f"has another version of dshuffle (protocol {reply.get('protocol')}, and not {PROTOCOL})"
+    return "" if reply.get("is_set_up") else "still loads or compiles kernels (see dshuffle warmup)"
 
 
 KeptPartitions = Mapping[str, Sequence[KeptFolder]]
@@ -415,13 +403,14 @@ class Candidates:
         def preference(worker: WorkerState) -> tuple[bool, bool, tuple[bool, int, str, str]]:
             return worker.name != name, serves and not only_serves(worker.resources), by_name(worker)
 
-        why_unfit = ""
+        where = [worker.address for worker in candidates]
+        replies = await ask_all(self._scheduler, {"op": "dshuffle_protocol"}, where, ANSWER_WITHIN)
+        reason = ""
         for worker in sorted(candidates, key=preference):
-            reason = await self._why_unfit(worker.address)
-            if not reason:
+            if not (why := why_unfit(replies[worker.address])):
                 return worker, ""
-            why_unfit = f"{worker.address} {reason}"
-        return None, why_unfit
+            reason = f"{worker.address} {why}"
+        return None, reason
 
     async def may_come(self, lost: str) -> bool:
         """Whether a worker may still come.
@@ -448,15 +437,3 @@ class Candidates:
         else:
             writer.close()
         return True
-
-    async def _why_unfit(self, address: str) -> str:
-        """Why a worker cannot take a rank; empty if it can."""
-        try:
-            reply = await within(ANSWER_WITHIN, self._scheduler.rpc(address).dshuffle_protocol())
-        except OSError as error:
-            return f"does not answer ({type(error).__name__}: {error})"
-        if not isinstance(reply, dict):
-            return "is not set up for dshuffle"
-        if reply.get("protocol") != PROTOCOL:
-            return f"has another version of dshuffle (protocol {reply.get('protocol')}, and not {PROTOCOL})"
-        return "" if reply.get("is_set_up") else "is still being set up"

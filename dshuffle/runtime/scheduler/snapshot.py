@@ -234,7 +234,7 @@ def snapshot_of(
         n_samples=spec.shuffle.n_samples,
         row_nbytes=spec.dataset.layout.nbytes,
         epoch=machine.epoch if machine.epoch >= machine.first_epoch else None,
-        phase=machine.phase.name.lower(),
+        phase="ready" if machine.is_ready else machine.phase.name.lower(),
         waiting_for=waiting_for,
         participants=tuple(
             Participant(name=name_of(number), address=address, state=state(number), held=log.n_held.get(number))

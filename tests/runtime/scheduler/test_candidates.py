@@ -20,22 +20,23 @@ WORKER = "tcp://10.0.0.7:1"
 def scheduler_with(reply: Any) -> Any:
     """A scheduler with one worker, and its answer."""
 
-    async def dshuffle_protocol() -> Any:
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
+    async def broadcast(*, workers: list[str], **_: Any) -> Any:
+        return dict.fromkeys(workers, reply)
 
     worker = SimpleNamespace(address=WORKER, name="7", status=Status.running, resources={})
-    return SimpleNamespace(workers={WORKER: worker}, rpc=lambda _: SimpleNamespace(dshuffle_protocol=dshuffle_protocol))
+    return SimpleNamespace(workers={WORKER: worker}, broadcast=broadcast)
 
 
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
         ({"protocol": PROTOCOL, "is_set_up": True}, ""),
-        ({"protocol": PROTOCOL, "is_set_up": False}, "is still being set up"),
+        (
+            {"protocol": PROTOCOL, "is_set_up": False},
+            "still loads or compiles kernels (see dshuffle warmup)",
+        ),
         ({"protocol": 3, "is_set_up": True}, f"has another version of dshuffle (protocol 3, and not {PROTOCOL})"),
-        (None, "is not set up for dshuffle"),
+        (None, "is not set up for dshuffle: its log has the reason"),
         (OSError("refused"), "does not answer (OSError: refused)"),
     ],
 )
