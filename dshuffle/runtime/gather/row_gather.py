@@ -119,8 +119,7 @@ def _parts_of(client: Client, data: Any, workers: list[str]) -> tuple[RowLayout,
     ranges: dict[str, Ranges] = defaultdict(list)
     for number, part in enumerate(itertools.pairwise(itertools.accumulate(array.chunks[0], initial=0))):
         key = (array.name, number, *(0 for _ in array.shape[1:]))
-        # If several workers have the chunk, take the one with the fewest chunks so far.
-        worker = min(holders[key], key=lambda address: len(chunks[address]))
+        worker = holders[key][0]
         chunks[worker].append(futures[key])
         ranges[worker].append(part)
     layout = RowLayout.of({ARRAY: (array.dtype, array.shape[1:])})

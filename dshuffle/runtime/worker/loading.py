@@ -22,7 +22,7 @@ import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from distributed import Worker
@@ -79,8 +79,7 @@ LocalRows = Callable[[str, int, Samples], Awaitable[RowsReply]]
 """Returns rows of a session on this worker: its id, the epoch, and the samples."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """Who reads the store together, and for whom.
 
     Parameters

@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,8 +139,7 @@ def planned(
     return Planned(transport, summary, time.perf_counter() - started, shares, broadcast)
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
+class Training(NamedTuple):
     """Objects that only a worker that trains has, not a dedicated server."""
 
     rank: int
@@ -722,7 +720,7 @@ class ExchangeRun:
         served: asyncio.Future[RowSource] | None = None
         if server_rows is not None and not restores:
             if load is not None and session.spec.loads_server:
-                bring = functools.partial(session.loader.bring, dataclasses.replace(load, owner=SERVER, alone=False))
+                bring = functools.partial(session.loader.bring, load._replace(owner=SERVER, alone=False))
                 self._loading.append(asyncio.ensure_future(server_rows.load(bring, self._ends.is_set)))
             # In a separate thread: with a coded plan this waits until all rows have been read.
             served = loop.run_in_executor(None, transport.served, server_rows)

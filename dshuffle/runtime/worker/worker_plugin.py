@@ -89,8 +89,12 @@ OF_WORKER, OF_SCHEDULER = (
     ("dshuffle.runtime.scheduler.scheduler_plugin",),
 )
 KERNELS = (
-    *("rows", "exchange.cache_partition", "store.reader"),
-    *("planning.types", "planning.randomness", "planning.remainder"),
+    "rows",
+    "exchange.cache_partition",
+    "store.reader",
+    "planning.types",
+    "planning.randomness",
+    "planning.remainder",
 )
 """Those of sessions with the default choices."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import threading
 import time
@@ -289,7 +288,7 @@ def test_another_attempt_goes_on_without_an_owner_that_has_all_its_rows(dataset,
             cache = CachePartition(dataset.layout, capacity=Q, incoming=0)
             slots = cache.reserve(partitions[rank])
             await loaders[rank].bring(
-                dataclasses.replace(load, owner=rank),
+                load._replace(owner=rank),
                 cache,
                 partitions[rank],
                 slots,
