@@ -70,7 +70,7 @@ def test_a_worker_in_place_of_another_one_is_said(labelled, caplog):
                 client.wait_for_workers(4)
                 client.retire_workers([shuffler.addresses[0]])
         assert shuffler.n_workers == 3
-    assert "is trained on by 3 workers, 1 of which is new" in caplog.text
+    assert "is trained on by 3 workers (1 new) instead of 3" in caplog.text
 
 
 @pytest.mark.parametrize("assignment", ["local", "partial:0.1"])
