@@ -21,12 +21,19 @@ from dshuffle.store import Dataset, read_array, read_sharding, stored_shardings
 
 
 def resolved(dataset: Dataset, choices: Choices) -> Choices:
-    """Look up in a dataset what the choices leave open: the size of its chunks, and named shardings and labels."""
+    """Look up in a dataset what the choices leave open: the size of its chunks, and named shardings and labels.
+
+    Labels are read here once, to check them and for their checksum. Only their name is sent to the workers.
+    """
+    balance = choices.balance
+    if balance is not None:
+        _check_labels(dataset, "balance", balance.name, "None, or")
+        balance = Classes.of(balance.name, read_labels(dataset, balance.name), dataset.n_samples)
     return dataclasses.replace(
         choices,
         assignment=with_chunks_of(dataset, choices.assignment),
         sharding=checked_sharding(dataset, choices.sharding),
-        balance=checked_balance(dataset, choices.balance),
+        balance=balance,
     )
 
 
@@ -78,17 +85,6 @@ def checked_sharding(dataset: Dataset, sharding: str | GivenSharding | Sharding 
     assert fixed.n_workers is not None
     fixed.check(dataset.n_samples, fixed.n_workers)
     return fixed
-
-
-def checked_balance(dataset: Dataset, balance: Classes | None) -> Classes | None:
-    """Check the labels for ``balance`` and return their classes.
-
-    The labels are read here once, to check them and for their checksum. Only their name is sent to the workers.
-    """
-    if balance is None:
-        return None
-    _check_labels(dataset, "balance", balance.name, "None, or")
-    return Classes.of(balance.name, read_labels(dataset, balance.name), dataset.n_samples)
 
 
 def _check_labels(dataset: Dataset, parameter: str, value: object, allowed: str) -> None:

@@ -126,8 +126,11 @@ class Settings:
 
         ``adaptive`` says whether the client's cluster is adaptive, which is the default of ``dshuffle.new-workers``.
         """
+        known = DEFAULTS["dshuffle"]
         for key in dask.config.get("dshuffle"):
-            _check_name(key.replace("_", "-"))
+            if (name := key.replace("_", "-")) not in known:
+                hint = f"There are: {', '.join(known)}."
+                raise InvalidParameter.because(f"dshuffle.{name}", "dshuffle does not have this setting", hint)
         values: dict[str, Any] = {}
         for entry in dataclasses.fields(cls):
             name = f"dshuffle.{entry.name.replace('_', '-')}"
@@ -146,13 +149,6 @@ class Settings:
     def messages_nbytes(self) -> int:
         """Bytes that messages may take: a window of requests and one of answers, and another in shared memory."""
         return (3 if self.shared_memory else 2) * self.window_bytes
-
-
-def _check_name(name: str) -> None:
-    known = DEFAULTS["dshuffle"]
-    if name not in known:
-        hint = f"There are: {', '.join(known)}."
-        raise InvalidParameter.because(f"dshuffle.{name}", "dshuffle does not have this setting", hint)
 
 
 _READ: dict[str, Callable[[str, object], Any]] = {

@@ -44,7 +44,7 @@ def test_a_session_is_watched_until_it_is_closed(threads, tmp_path, shown, event
         assert f"<td>{600 // shuffler.n_workers}</td>" in shown[-1]
         assert "received by, from" in shown[-1]
         assert repr(widget).startswith("<SessionWidget watches <Shuffler ")
-    eventually(lambda: "Closed shuffler" in shown[-1])
+    eventually(lambda: "closed Shuffler" in shown[-1])
     eventually(lambda: repr(widget).startswith("<SessionWidget stopped "))
     before = len(shown)
     widget.stop()

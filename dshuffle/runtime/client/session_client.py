@@ -529,8 +529,8 @@ class Membership:
             except DShuffleError as error:
                 return self._keep(epoch, "workers", error, members)
             before, now = set(current.ranks), set(self._following.ranks)
-            text = "dshuffle: epoch %d is trained on by %d workers instead of %d, and %d of them are new"
-            logger.warning(text, epoch, len(now), len(before), len(now - before))
+            text = "dshuffle: epoch %d is trained on by %d workers (%d new) instead of %d"
+            logger.warning(text, epoch, len(now), len(now - before), len(before))
 
     def _open_with_other_shares(self, epoch: int, records: Sequence[EpochRecord]) -> None:
         weights = proposed_weights(self.current, records)

@@ -291,7 +291,10 @@ class Shuffler:
             session = OpenSession(client, request)
             self._membership = Membership(session)
             on_error.callback(self._membership.close)
-            self._warn_of_mixing(session, classes)
+            if advice := choices.assignment.warning(session.n_workers):
+                warnings.warn(advice, MixingWarning, stacklevel=2)
+            if classes is not None:
+                warn_of_small_classes(classes, session.n_workers, stacklevel=2)
             attached = None if earlier is None else earlier.attached
             state = SessionState.of(self.dataset, choices, session.history, start, attached)
             self._position, self.next_epoch = SessionPosition(state), start.epoch
@@ -303,13 +306,6 @@ class Shuffler:
         self._handed_out = True  # whether the current epoch has been yielded
         self._watches = False
         self.elastic, self.closed = options.elastic, False
-
-    def _warn_of_mixing(self, session: OpenSession, classes: Classes | None) -> None:
-        """Warn of a way of shuffling that suits these workers badly. The warnings point to the call of the user."""
-        if advice := self.choices.assignment.warning(session.n_workers):
-            warnings.warn(advice, MixingWarning, stacklevel=3)
-        if classes is not None:
-            warn_of_small_classes(classes, session.n_workers, stacklevel=3)
 
     @classmethod
     def resume(
@@ -544,7 +540,10 @@ class Shuffler:
                 if not (left or is_again):
                     break
                 if not is_again:
-                    self._move_on()
+                    requested_at, position.ended = time.perf_counter(), True
+                    exchange = self._membership.advance(self.next_epoch, self.records)
+                    self.next_epoch += 1
+                    self._begin(exchange, requested_at)
             left -= not is_again
             assert position.tasks is not None
             if left:
@@ -573,13 +572,6 @@ class Shuffler:
             return False
         self._begin(self._membership.reopen(start), requested_at, start)
         return True
-
-    def _move_on(self) -> None:
-        requested_at = time.perf_counter()
-        self._position.ended = True
-        exchange = self._membership.advance(self.next_epoch, self.records)
-        self.next_epoch += 1
-        self._begin(exchange, requested_at)
 
     def _begin(self, exchange: EpochExchange, requested_at: float, left: Remainder | None = None) -> None:
         """Make an epoch the current one, and begin its record."""

@@ -450,10 +450,12 @@ class Finding:
         return Level.ERROR if self.is_error else Level.WARNING if self.remedy else Level.OK
 
 
-def some(names: list[str]) -> str:
-    """The first three of some names, and how many more there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+def _found(subject: str, wrong: list[str], bad: str, remedy: str, fine: str, *, is_error: bool = False) -> Finding:
+    """What is wrong at some places, of which the first three are named, or that all is fine."""
+    if not wrong:
+        return Finding(subject, fine)
+    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    return Finding(subject, f"{bad} {', '.join(wrong[:3])}{more}", remedy, is_error)
 
 
 def look_at_process() -> dict[str, Any]:
@@ -511,13 +513,10 @@ def diagnose(client: Client, dataset: Dataset | None = None) -> list[Finding]:
     findings += [*_of_versions(facts), _of_clocks(facts, before, after), _of_open_files(len(workers), facts)]
     findings += _of_memory(own, dataset)
     if dataset is not None:
-        text, remedy = f"{dataset.n_samples:,} samples, the same on every worker", ""
-        if failed := [
-            f"{where}: {worker['dataset_error']}" for where, worker in own.items() if worker["dataset_error"]
-        ]:
-            text = some(failed)
-            remedy = "All workers must see the same data under the same URL, with the same credentials."
-        findings.append(Finding("dataset", text, remedy, bool(failed)))
+        failed = [f"{where}: {worker['dataset_error']}" for where, worker in own.items() if worker["dataset_error"]]
+        remedy = "All workers must see the same data under the same URL, with the same credentials."
+        fine = f"{dataset.n_samples:,} samples, the same on every worker"
+        findings.append(_found("dataset", failed, "it cannot be opened:", remedy, fine, is_error=True))
     return findings
 
 
@@ -544,10 +543,9 @@ def _of_workers(workers: Facts) -> Finding:
     text = f"{len(workers)} on {len({worker['host'] for worker in workers.values()})} hosts"
     if serving := sum(only_serves(worker["resources"]) for worker in workers.values()):
         text += f", of which {serving} only serve"
-    if paused := [where for where, worker in workers.items() if worker["status"] == "paused"]:
-        remedy = "Dask pauses a worker at 80 % of its memory limit. Free memory there, or raise the limit."
-        return Finding("workers", f"{text}; paused: {some(paused)}", remedy)
-    return Finding("workers", text)
+    paused = [where for where, worker in workers.items() if worker["status"] == "paused"]
+    remedy = "Dask pauses a worker at 80 % of its memory limit. Free memory there, or raise the limit."
+    return _found("workers", paused, f"{text}; paused:", remedy, text)
 
 
 def _of_versions(facts: Facts) -> Iterator[Finding]:
@@ -558,8 +556,8 @@ def _of_versions(facts: Facts) -> Iterator[Finding]:
         if differences := [f"{where} has {version}" for where, version in installed.items() if version != usual]:
             same = False
             minor = name == "python" and len({str(version).rpartition(".")[0] for version in installed.values()}) == 1
-            text = f"{name} is {usual}, but {some(differences)}"
-            yield Finding("versions", text, "Install the same versions everywhere.", not minor)
+            remedy = "Install the same versions everywhere."
+            yield _found("versions", differences, f"{name} is {usual}, but", remedy, "", is_error=not minor)
     if same:
         text = ", ".join(f"{name} {here[name]}" for name in ("python", "dshuffle", "distributed", "zarr", "numba"))
         yield Finding("versions", f"the same everywhere: {text}")
@@ -567,10 +565,9 @@ def _of_versions(facts: Facts) -> Iterator[Finding]:
 
 def _of_clocks(facts: Facts, first: float, last: float) -> Finding:
     apart = {where: max(first - process["clock"], process["clock"] - last - 1.0) for where, process in facts.items()}
-    if wrong := [f"{where} by {human_seconds(seconds)}" for where, seconds in apart.items() if seconds > CLOCKS]:
-        remedy = "Synchronize the clocks (NTP). S3 refuses requests of a wrong time, and logs cannot be compared."
-        return Finding("clocks", f"differ from the client's: {some(wrong)}", remedy)
-    return Finding("clocks", "agree within a second")
+    wrong = [f"{where} by {human_seconds(seconds)}" for where, seconds in apart.items() if seconds > CLOCKS]
+    remedy = "Synchronize the clocks (NTP). S3 refuses requests of a wrong time, and logs cannot be compared."
+    return _found("clocks", wrong, "differ from the client's:", remedy, "agree within a second")
 
 
 def _of_open_files(n_workers: int, facts: Facts) -> Finding:
@@ -578,23 +575,22 @@ def _of_open_files(n_workers: int, facts: Facts) -> Finding:
     needed = max(FEWEST_FILES, files_needed(n_workers))
     names = {where: "most_open_files" if "memory" in process else "open_files" for where, process in facts.items()}
     limits = {where: facts[where][name] for where, name in names.items()}
-    if limited := [f"{where} {limit}" for where, limit in limits.items() if 0 <= limit < needed]:
-        remedy = f"Raise the limit to {needed} or more (ulimit -n; for workers the hard limit, ulimit -Hn)."
-        text = f"few are allowed: {some(limited)}; {n_workers} workers need {needed}"
-        return Finding("open files", text, remedy)
-    return Finding("open files", f"at least {needed} are allowed everywhere")
+    limited = [f"{where} {limit}" for where, limit in limits.items() if 0 <= limit < needed]
+    bad, fine = f"{n_workers} workers need {needed}, and few are allowed:", f"at least {needed} are allowed everywhere"
+    remedy = f"Raise the limit to {needed} or more (ulimit -n; for workers the hard limit, ulimit -Hn)."
+    return _found("open files", limited, bad, remedy, fine)
 
 
 def _of_memory(facts: Facts, dataset: Dataset | None) -> Iterator[Finding]:
     """What workers use, and whether the partitions of a dataset fit into the memory of those that train."""
     limits = {where: worker["memory_limit"] for where, worker in facts.items() if worker["memory_limit"]}
-    if facts and not limits:
-        remedy = "A partition that is too large is then noticed only when the system runs out of memory."
-        yield Finding("memory", "workers have no memory limit", remedy)
-    used = {where: facts[where]["memory"] for where, limit in limits.items()}
-    if much := [where for where, nbytes in used.items() if nbytes > USED_MEMORY * limits[where]]:
-        text = some([f"{where} uses {human_bytes(used[where])} of {human_bytes(limits[where])}" for where in much])
-        yield Finding("memory", f"little is left: {text}", "Restart these workers, or raise the limit.")
+    much = [
+        f"{where} uses {human_bytes(facts[where]['memory'])} of {human_bytes(limit)}"
+        for where, limit in limits.items()
+        if facts[where]["memory"] > USED_MEMORY * limit
+    ]
+    fine = "every worker may use more" if limits else "none of the workers has a limit"
+    yield _found("memory", much, "little is left:", "Restart these workers, or raise the limit.", fine)
     trains = [limit for where, limit in limits.items() if facts[where]["trains"]]
     if dataset is not None and trains and dataset.n_samples >= len(trains):
         needed = member_nbytes(ShuffleSpec(dataset.n_samples, len(trains), Choices()), dataset.layout)

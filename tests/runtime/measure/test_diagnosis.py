@@ -67,7 +67,7 @@ def test_a_healthy_cluster(client):
 @pytest.mark.parametrize(
     ("fact", "value", "level", "subject", "words"),
     [
-        ("most_open_files", 100, Level.WARNING, "open files", f"few are allowed: {B} 100; 2 workers need 1024"),
+        ("most_open_files", 100, Level.WARNING, "open files", f"2 workers need 1024, and few are allowed: {B} 100"),
         ("memory", 9 * 10**8, Level.WARNING, "memory", f"little is left: {B} uses 900 MB of 1.00 GB"),
         ("clock", 0.0, Level.WARNING, "clocks", f"differ from the client's: {B} by "),
     ],
