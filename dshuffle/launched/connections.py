@@ -21,7 +21,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import dask
@@ -250,17 +250,19 @@ def hosts_of(place: Place) -> tuple[str, str]:
     return own, own if is_loopback(rank_0) else rank_0
 
 
+SET_SECRET = f"Set {VARIABLE} to the same {LEAST_LENGTH} or more random characters on all ranks"
+
+
 def _secret(*, temporary: bool) -> bytes:
-    set_to = f"Set {VARIABLE} to the same {LEAST_LENGTH} or more random characters on all ranks"
     text = os.environ.get(VARIABLE)
     if text is None:
         try:
             return user_key(temporary=temporary)
         except (OSError, RuntimeError) as error:  # RuntimeError: this user does not have a home
-            text = f"there is no secret for the ranks of the job, because {error}.\n{set_to}"
+            text = f"there is no secret for the ranks of the job, because {error}.\n{SET_SECRET}"
             raise ClusterError(text, transient=False) from error
     if len(text) < LEAST_LENGTH:
-        raise InvalidParameter.because(VARIABLE, f"it has fewer than {LEAST_LENGTH} characters", f"{set_to}.")
+        raise InvalidParameter.because(VARIABLE, f"it has fewer than {LEAST_LENGTH} characters", f"{SET_SECRET}.")
     return text.encode()
 
 
@@ -288,7 +290,10 @@ def job_scheme(place: Place, port: int) -> str:
         await stream.write(hmac.digest(key, own + nonce + other_nonce, "sha256"))
         expected = hmac.digest(key, other + other_nonce + nonce, "sha256")
         if not hmac.compare_digest(await stream.read_bytes(len(expected)), expected):
-            raise OtherSecret("the other end has another secret")
+            raise OtherSecret(
+                "the other end has another secret: the hosts do not share this user's home, or another user's job is "
+                f"there. {SET_SECRET}, or give another port="
+            )
 
     class JobConnector(TLSConnector if uses_tls else TCPConnector):  # type: ignore[misc]
         prefix = f"{scheme}://"
@@ -323,51 +328,46 @@ def job_scheme(place: Place, port: int) -> str:
     return scheme
 
 
-async def wait_for_port(host: str, port: int) -> None:
-    """Wait until a port can be listened on."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + FREE_WITHIN
+async def insist(attempt: Callable[[], Awaitable[None]], seconds: float, failure: str, hint: str) -> None:
+    """Try something until it succeeds, for some seconds, and say after a while what has not succeeded yet."""
+    loop, log_after = asyncio.get_running_loop(), LOG_AFTER
+    began = loop.time()
     while True:
         try:
-            socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-            return
+            return await attempt()
         except OSError as error:
-            if loop.time() > end:
-                reason = f"rank 0 cannot listen on {host}, port {port}: {error}"
-                raise ClusterError(f"{reason}. Give a free one with port=") from error
+            waited = loop.time() - began
+            if waited >= seconds or isinstance(error, OtherSecret):
+                raise ClusterError(f"{failure} within {waited:.0f} s ({error}). {hint}") from error
+        if waited >= log_after:
+            logger.warning("dshuffle: %s within %.0f s", failure, waited)
+            log_after = 2 * waited
         await asyncio.sleep(PAUSE)
+
+
+async def listen(host: str, port: int) -> None:
+    """Wait until rank 0 can listen on its port."""
+
+    async def attempt() -> None:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+
+    await insist(attempt, FREE_WITHIN, f"rank 0 could not listen on {host}, port {port}", "Give a free one with port=")
 
 
 async def find_scheduler(place: Place, scheme: str, host: str, port: int, seconds: float) -> None:
     """Wait until the scheduler of a job listens on a port of a host."""
     connector: Any = backends[scheme].get_connector()
-    loop, log_after = asyncio.get_running_loop(), LOG_AFTER
-    began = loop.time()
-    while True:
-        try:
-            # Tornado does not always close the socket of a connection that is refused.
-            _, writer = await within(ANSWER_WITHIN, asyncio.open_connection(host, port))
-            writer.close()
-            call = connector.connect(unparse_host_port(host, port), **Security().get_connection_args("worker"))
-            (await within(ANSWER_WITHIN, call)).abort()
-            return
-        except OtherSecret as error:
-            raise ClusterError(
-                f"rank {place.rank} has another secret than rank 0 on {place.address}, port {port}: their hosts do not "
-                f"share this user's home, or another user's job is there.\nSet {VARIABLE} to the same {LEAST_LENGTH} "
-                "or more random characters on all ranks, or give another port=",
-                transient=False,
-            ) from error
-        except OSError as error:  # the port is closed, or belongs to another program or job
-            waited = loop.time() - began
-            if waited >= seconds:
-                raise ClusterError(
-                    f"rank {place.rank} did not find rank 0 on {place.address}, port {port}, within {seconds:g} s "
-                    f"({error}). Look whether rank 0 runs and calls dshuffle.spmd as well, and whether this host "
-                    "reaches it there; address= and port= give another address. With srun --kill-on-bad-exit=1, a "
-                    "rank that fails ends the others as well"
-                ) from error
-        if waited >= log_after:
-            logger.warning("dshuffle: rank %d has waited %.0f s for rank 0 on %s", place.rank, waited, place.address)
-            log_after = 2 * waited
-        await asyncio.sleep(PAUSE)
+
+    async def attempt() -> None:
+        # Tornado does not always close the socket of a connection that is refused.
+        _, writer = await within(ANSWER_WITHIN, asyncio.open_connection(host, port))
+        writer.close()
+        call = connector.connect(unparse_host_port(host, port), **Security().get_connection_args("worker"))
+        (await within(ANSWER_WITHIN, call)).abort()
+
+    failure = f"rank {place.rank} did not find rank 0 on {place.address}, port {port},"
+    hint = (
+        "Look whether rank 0 runs and calls dshuffle.spmd, too, and whether this host reaches it there; address= and "
+        "port= give another address. With srun --kill-on-bad-exit=1, a rank that fails ends the others as well"
+    )
+    await insist(attempt, seconds, failure, hint)

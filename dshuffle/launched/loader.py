@@ -11,7 +11,6 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from distributed import Client
@@ -368,10 +367,30 @@ class SpmdLoader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close(error)
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._rank.closed or os.getpid() != self._rank.pid:  # a forked child ends without the job
+            return
+        try:
+            if error is None:
+                if (epoch := self._epoch) is not None:
+                    with self._rank.errors():
+                        epoch.mark(epoch.n_trained)
+                self._meet("leaves the job", self._end)
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            self._partition.close()
+            try:
+                if error is not None:
+                    self._rank.tell(error)  # before the session ends because of it
+                if self._client is not None:
+                    with contextlib.suppress(OSError):  # TimeoutError among them
+                        self._client.close(timeout=CLOSE_WITHIN)
+                if self._shuffler is not None:  # after the client, so that it does not wait for workers that are gone
+                    self._shuffler.__exit__(kind, error, trace)
+            finally:
+                self._rank.close(failed=error is not None)
 
     def close(self) -> None:
         """Leave the job. Waits until all ranks have left their loops.
@@ -381,7 +400,7 @@ class SpmdLoader:
         WorkerLost, PeerFailed
             If a rank was lost or has failed meanwhile.
         """
-        self._close(None)
+        self.__exit__(None, None, None)
 
     # All ranks
 
@@ -434,31 +453,6 @@ class SpmdLoader:
             yield begun
         if self._epoch is not None:
             self._meet("ends its loop", self._end_epoch)
-
-    def _close(self, error: BaseException | None) -> None:
-        if self._rank.closed or os.getpid() != self._rank.pid:  # a forked child ends without the job
-            return
-        try:
-            if error is None:
-                if (epoch := self._epoch) is not None:
-                    with self._rank.errors():
-                        epoch.mark(epoch.n_trained)
-                self._meet("leaves the job", self._end)
-        except BaseException as failure:
-            error = failure
-            raise
-        finally:
-            self._partition.close()
-            try:
-                if error is not None:
-                    self._rank.tell(error)  # before the session ends because of it
-                if self._client is not None:
-                    with contextlib.suppress(OSError):  # TimeoutError among them
-                        self._client.close(timeout=CLOSE_WITHIN)
-                if self._shuffler is not None:  # after the client, so that it does not wait for workers that are gone
-                    self._shuffler.__exit__(None, error, None)
-            finally:
-                self._rank.close(failed=error is not None)
 
     # Rank 0
 

@@ -29,7 +29,7 @@ from distributed.utils import LoopRunner, silence_logging_cmgr, sync
 import dshuffle.runtime.scheduler.scheduler_plugin
 import dshuffle.runtime.worker.worker_plugin  # noqa: F401
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerFailed, WorkerLost
-from dshuffle.launched.connections import LOG_AFTER, Place, find_scheduler, hosts_of, job_scheme, port_of, wait_for_port
+from dshuffle.launched.connections import LOG_AFTER, Place, find_scheduler, hosts_of, job_scheme, listen, port_of
 from dshuffle.redaction import short_repr
 
 logger = logging.getLogger(__name__)
@@ -272,7 +272,7 @@ class Rank:
         options: dict[str, Any] = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
         options |= {"host": host, "protocol": scheme}
         if place.rank == 0:
-            await wait_for_port(host, port)
+            await listen(host, port)
             scheduler = _configured(Scheduler, port=port, **options)
             self.job = Job(scheduler, place.world_size)  # before it listens, because other ranks come at once
             await scheduler

@@ -193,7 +193,7 @@ async def test_programs_that_are_not_joined(free_port, monkeypatch, caplog, kind
         if server is not None:
             server.shutdown()
             server.server_close()
-    assert "dshuffle: rank 1 has waited 0 s for rank 0 on 127.0.0.1" in caplog.text
+    assert f"dshuffle: rank 1 did not find rank 0 on 127.0.0.1, port {free_port}, within 0 s" in caplog.text
 
 
 @in_event_loop
@@ -220,7 +220,7 @@ def test_a_port_that_is_in_use(store, in_threads, free_port, monkeypatch, second
             timer.start()
             assert sorted(in_threads(2, n_samples)) == [51, 52]
         else:
-            words = f"rank 0 cannot listen on 127.0.0.1, port {free_port}: .*in use.* Give a free one with port="
+            words = f"rank 0 could not listen on 127.0.0.1, port {free_port} within 0 s .*in use.* Give a free one"
             with pytest.raises(ClusterError, match=words):
                 dshuffle.spmd(store, batch_size=8, rank=0, world_size=2, port=free_port)
 
@@ -349,7 +349,8 @@ def test_hosts_that_share_no_home(in_processes, store, outer_address, tmp_path, 
         assert codes == [0, 0], errors
         return
     assert codes[1] == 1
-    assert f"rank 1 has another secret than rank 0 on {outer_address}" in errors[1]
+    assert f"rank 1 did not find rank 0 on {outer_address}" in errors[1]
+    assert "the other end has another secret: the hosts do not share this user's home" in errors[1]
     assert f"Set {VARIABLE} to the same 16 or more random characters" in errors[1]
     assert "was refused: it does not have the secret of this job" in errors[0]
 
