@@ -10,8 +10,7 @@ from dshuffle.errors import InvalidParameter
 
 UNKNOWN = "-"
 _NUMBER = r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
-_UNIT = r"(?:(?P<bytes>B|(?i:bytes?))|(?P<bits>b|(?i:bits?|bps)))?"
-_RATE = re.compile(rf"\s*{_NUMBER}\s*((?:[kmgtKMGT]i?)?){_UNIT}(?:/s)?\s*")
+_RATE = re.compile(rf"\s*{_NUMBER}\s*((?:[kmgtKMGT]i?)?)(B|b|(?i:bytes?|bits?|bps))?(?:/s)?\s*")
 
 
 def human_bytes(value: float | None) -> str:
@@ -115,15 +114,15 @@ def parse_rate(name: str, text: str) -> float:
     follow.
     """
     match = _RATE.fullmatch(text)
-    number, prefix = match.group(1, 2) if match else ("0", "")
+    number, prefix, unit = match.groups() if match else ("0", "", "")
     amount: float = float(number) * (1024 if "i" in prefix else 1000) ** " kmgt".find(prefix[:1].lower() or " ")
-    if match and 0 < amount < math.inf:
-        if match["bytes"] or match["bits"]:
-            return amount / (8 if match["bits"] else 1)
+    if not 0 < amount < math.inf:
+        raise InvalidParameter.of(name, text, "a rate > 0 such as '100mbit', '1.25GB/s' or '25 Gbit/s'")
+    if not unit:
         digits = number + prefix  # '100' could mean megabits or bytes
         hint = f"Give the unit: '{digits}bit' or '{digits}B', with a prefix if needed ('100mbit', '1.25GB/s')."
         raise InvalidParameter.of(name, text, "a rate in bits or bytes per second", hint)
-    raise InvalidParameter.of(name, text, "a rate > 0 such as '100mbit', '1.25GB/s' or '25 Gbit/s'")
+    return amount / (8 if unit == "b" or "bi" in unit.lower() or unit.lower() == "bps" else 1)
 
 
 def _three_figures(value: float) -> str:

@@ -42,6 +42,7 @@ from typing import Any, cast
 import numpy as np
 from bokeh.plotting import figure
 from distributed import Client
+from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -51,7 +52,7 @@ from studies.stored_order import StoredOrder
 import dshuffle
 from dshuffle.compare import compile_kernels, connect, count_training_workers, local_cluster
 from dshuffle.planning import first_ranks
-from dshuffle.synthetic import keyed_regression, low_rank_entries, low_rank_factors
+from dshuffle.synthetic import keyed_regression
 from dshuffle.training import Decay, EarlyStopping, History, fit_linear_regression, fit_matrix_completion
 from dshuffle.units import human_seconds
 
@@ -152,14 +153,36 @@ def rows(samples: int, by_key: bool, seed: int) -> tuple[dict[str, Any], None]:
     return {"x": x, "y": x @ rng.standard_normal(200, np.float32)}, None
 
 
+def low_rank_entries(
+    n_rows: int, n_columns: int, per_row: int, rank: int, noise: float = 0.0, seed: int = 0
+) -> tuple[dict[str, Any], NDArray[np.float32]]:
+    """Some entries of each row of a matrix of low rank and variance 1, sorted by row and column; and the matrix."""
+    left = np.random.default_rng([seed, 1, 0]).standard_normal((n_rows, rank), np.float32)
+    right = np.random.default_rng([seed, 0]).standard_normal((n_columns, rank), np.float32)
+    right /= np.float32(np.sqrt(rank))
+    rng = np.random.default_rng([seed, 2, 0])
+    order, columns = list(range(n_columns)), np.empty((n_rows, per_row), np.int32)
+    for row, chances in enumerate(rng.random((n_rows, per_row)).tolist()):
+        # The first steps of a Fisher-Yates shuffle. Any initial order will do: each row continues with the last one's.
+        for k, chance in enumerate(chances):
+            other = k + int(chance * (n_columns - k))
+            order[k], order[other] = order[other], order[k]
+        columns[row] = sorted(order[:per_row])
+    values = np.zeros(columns.shape, np.float32)
+    for k in range(rank):
+        values += left[:, k, np.newaxis] * right[columns, k]
+    if noise:
+        values += np.float32(noise) * rng.standard_normal(values.shape, np.float32)
+    rows = np.repeat(np.arange(n_rows, dtype=np.int32), per_row)
+    return {"row": rows, "column": columns.ravel(), "value": values.ravel()}, left @ right.T
+
+
 def entries(size: int, per_row: int, noise: float, seed: int) -> tuple[dict[str, Any], Any]:
     """Make a square matrix of rank 5 and variance 1; the test set has all unseen entries, without noise."""
-    shape = {"n_rows": size, "n_columns": size, "per_row": per_row, "rank": 5, "seed": seed}
-    data = {name: array.compute() for name, array in low_rank_entries(**shape, noise=noise).items()}
-    left, right = low_rank_factors(**shape)
+    data, matrix = low_rank_entries(size, size, per_row, 5, noise, seed)
     unseen = np.ones((size, size), bool)
     unseen[data["row"], data["column"]] = False
-    return data, (*np.nonzero(unseen), (left @ right.T)[unseen])
+    return data, (*np.nonzero(unseen), matrix[unseen])
 
 
 def fit_rows(shuffler: Any, policy: Policy, seed: int, test: Any, **options: Any) -> History[Any]:

@@ -20,7 +20,6 @@ OPTIONS_OF = {
     "regression": {"samples", "features", "noise"},
     "rare-keys": {"samples", "features", "noise"},
     "classification": {"samples", "features"},
-    "matrix": {"noise"},
 }
 """Options that only some sources accept."""
 
@@ -43,7 +42,7 @@ def dataset() -> None:
     "files",
     multiple=True,
     metavar="FILE",
-    help=".npy, .npz, .parquet or a folder of these, or a Zarr array or group (path or URL). May be repeated.",
+    help=".npy, .npz, .parquet or a folder of these, or a Zarr group (path or URL). May be repeated.",
 )
 @click.option(
     "--array",
@@ -70,8 +69,8 @@ def dataset() -> None:
 @click.option(
     "--noise",
     type=click.FloatRange(0),
-    help="Standard deviation of the noise added to the targets of a regression, or to the entries of the matrix. Both "
-    f"have a standard deviation of 1.  [default: 0; with rare-keys, {RARE_KEYS_NOISE}]",
+    help="Standard deviation of the noise added to the targets of a regression, which have a standard deviation of 1.  "
+    f"[default: 0; with rare-keys, {RARE_KEYS_NOISE}]",
 )
 @shared("chunk-rows", "overwrite")
 @click.pass_context
@@ -79,8 +78,8 @@ def create(ctx: click.Context, /, url: str, chunk_rows: int | None, overwrite: b
     """Write a dataset to URL, from files or synthetic, without ever holding all of it in memory.
 
     Synthetic data are sorted, because shuffling matters most for sorted data: a linear regression by its key, a
-    classification by class, the entries of a low-rank matrix by row. In "regression", keys are frequent, and one
-    shuffle is enough. In "rare-keys" they are rare, and reshuffling pays.
+    classification by class. In "regression", keys are frequent, and one shuffle is enough. In "rare-keys" they are
+    rare, and reshuffling pays.
     """
     source = _source(ctx, options)
     with loading():
@@ -120,7 +119,7 @@ def _source(ctx: click.Context, options: Mapping[str, Any]) -> str:
 
 
 def _synthetic(kind: str, samples: int | None, features: int | None, noise: float | None) -> dict[str, Any]:
-    from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries, rare_keys_regression
+    from dshuffle.synthetic import gaussian_blobs, keyed_regression, rare_keys_regression
 
     if kind == "rare-keys":
         samples = samples or RARE_KEYS_SAMPLES
@@ -130,9 +129,7 @@ def _synthetic(kind: str, samples: int | None, features: int | None, noise: floa
     if kind == "regression":
         n_keys = max(1, features * 3 // 5)
         return keyed_regression(samples, n_keys=n_keys, n_dense=features - n_keys, seed=0, noise=noise)
-    if kind == "classification":
-        return gaussian_blobs(samples, features, 10, 0)
-    return low_rank_entries(10_000, 1_000, 68, 10, noise, 0)
+    return gaussian_blobs(samples, features, 10, 0)
 
 
 @contextmanager
@@ -203,7 +200,7 @@ def _say_what_is_missing(opened: Any) -> None:
 @click.option(
     "--temporary",
     metavar="FOLDER",
-    help="Folder on a local disk. A run that was killed continues there.  [default: the system's]",
+    help="Folder on a local disk with room for all samples.  [default: the system's]",
 )
 def shuffle(source: str, url: str, memory: str, **options: Any) -> None:
     """Write the dataset SOURCE to URL with its samples in random order.

@@ -17,7 +17,7 @@ from dshuffle.errors import InvalidParameter, ShardingWarning
 from dshuffle.planning import SHARDINGS, Assignment, Choices, Classes, GivenSharding, ShuffleSpec
 from dshuffle.planning.assignment.balance import stratified_ranks
 from dshuffle.sharding import Sharding
-from dshuffle.store import Dataset, read_array, read_broadcast, read_sharding, stored_shardings
+from dshuffle.store import Dataset, read_array, read_sharding, stored_shardings
 
 
 def resolved(dataset: Dataset, choices: Choices) -> Choices:
@@ -74,7 +74,7 @@ def checked_sharding(dataset: Dataset, sharding: str | GivenSharding | Sharding 
         return GivenSharding(sharding)
     stored = stored_shardings(dataset)
     if sharding in stored:
-        ranks, broadcast = read_sharding(dataset, sharding), read_broadcast(dataset, sharding)
+        ranks, broadcast = read_sharding(dataset, sharding), read_sharding(dataset, sharding, "broadcast")
         return GivenSharding.of(sharding, ranks, broadcast).by_name()
     hint = "Store a sharding with dshuffle.store.write_sharding, or give 'stratified:LABELS' or an array of ranks."
     raise InvalidParameter.of("sharding", sharding, f"one of {[*sorted(SHARDINGS), *stored]}", hint)
@@ -121,7 +121,9 @@ def with_data(shuffle: ShuffleSpec, dataset: Dataset) -> ShuffleSpec:
             ranks = stratified_ranks(values, shuffle.n_workers, seed=choices.seed, n_samples=shuffle.n_samples)
             sharding = sharding.found(ranks)
         else:
-            sharding = sharding.found(read_sharding(dataset, sharding.name), read_broadcast(dataset, sharding.name))
+            sharding = sharding.found(
+                read_sharding(dataset, sharding.name), read_sharding(dataset, sharding.name, "broadcast")
+            )
         shuffle = shuffle.with_choices(sharding=sharding)
     if balance is not None:
         shuffle.of_dealt().first_ranks()  # refuse it now, not when the first epoch is planned

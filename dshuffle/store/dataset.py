@@ -1,7 +1,11 @@
-"""A dataset: arrays of a Zarr group that share a dimension of samples. How it is opened, read, divided and verified."""
+"""A dataset: arrays of a Zarr group that share a dimension of samples. How it is opened, read, divided and verified.
+
+Shardings are stored with a dataset, in the sub-group ``shards`` beside its arrays. Readers of the dataset ignore it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -10,9 +14,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import zarr
@@ -21,26 +26,40 @@ from zarr.abc.store import Store
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore, StorePath
 
-from dshuffle.checks import as_indices, as_integer
+from dshuffle.checks import as_indices, as_integer, as_ratio
 from dshuffle.encodings import Encoding
-from dshuffle.errors import CorruptChunk, DatasetChanged, DatasetError, DatasetNotFound, InvalidParameter
-from dshuffle.notebook import html_summary
+from dshuffle.errors import (
+    CorruptChunk,
+    DatasetChanged,
+    DatasetError,
+    DatasetExists,
+    DatasetNotFound,
+    DShuffleError,
+    InvalidParameter,
+)
 from dshuffle.records import StoreTraffic
 from dshuffle.redaction import hide_secrets
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.store import reader
-from dshuffle.store.cf import attributes_of, encoding_of
-from dshuffle.store.metadata import Mark, Opening, SampleArrays, ends_of, find_arrays, identity_of
+from dshuffle.store.metadata import (
+    Opening,
+    SampleArrays,
+    attributes_of,
+    encoding_of,
+    ends_of,
+    find_arrays,
+    identity_of,
+    mark_of,
+    new_mark,
+)
 from dshuffle.store.patient_store import Meter, PatientStore
 from dshuffle.store.places import ARRAY, GROUP, Location, Place, is_memory
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
-from dshuffle.store.view import Offsets, View, split_at_time, split_samples, split_strata
-from dshuffle.units import human_bytes, human_count
+from dshuffle.store.view import Offsets, View, earlier_part, part_of_groups, part_of_strata
 
 logger = logging.getLogger(__name__)
 
-LIKE_CLASSES = 20
-"""Arrays with so few different values may be labels."""
+Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -110,7 +129,7 @@ class Dataset:
         return self.layout.nbytes
 
     @property
-    def storage_options(self) -> Mapping[str, Any] | None:
+    def storage_options(self) -> Options | None:
         """Options of the store, with which it was opened. They may hold secrets."""
         return self._opening.location.storage_options
 
@@ -183,7 +202,15 @@ class Dataset:
             Called before each read; reading ends with a :class:`DatasetError` once it returns true.
         """
         samples = as_indices("ids", ids, self.n_samples, "samples")
-        places = _checked_slots(rows, slots, samples.size, self.row_nbytes)
+        shape = getattr(rows, "shape", ())[1:]
+        if shape != (self.row_nbytes,) or rows.dtype != np.uint8 or not rows.flags.carray:
+            allowed = (
+                f"a writeable, C-contiguous (capacity, {self.row_nbytes}) matrix of uint8 from the layout's empty()"
+            )
+            raise InvalidParameter.of("rows", rows, allowed)
+        places = as_indices("slots", slots, len(rows), "slots of rows")
+        if places.size != samples.size:
+            raise InvalidParameter.of("len(slots)", places.size, f"the number of ids ({samples.size})")
         fields = self.layout.dtype.fields
         assert fields is not None
         self._read({name: (rows, fields[name][1]) for name in self._sources}, samples, places, memory_budget, stop)
@@ -202,61 +229,51 @@ class Dataset:
         self, fraction: float, *, by: str = "sample", stratify: str | None = None, seed: int = 0
     ) -> tuple[Dataset, Dataset]:
         """Divide the dataset into two parts, for example for training and validation."""
+        ratio = as_ratio("fraction", fraction, Fraction(0))
+        rng = np.random.default_rng(as_integer("seed", seed, 0))
         if stratify is not None and by != "sample":
-            raise InvalidParameter.of("stratify", stratify, f"None with by={by!r}", "Leave one of them out.")
+            raise InvalidParameter.of("stratify", stratify, f"None with by={by!r}")
         if by == "sample" and (overlapping := self._view.overlapping):
-            allowed = f"'chunk', 'time' or the name of an array, because {overlapping} overlap"
-            without = "" if stratify is None else f"stratify={stratify!r} needs samples that do not overlap."
-            raise InvalidParameter.of("by", by, allowed, without)
+            allowed = f"'chunk', 'time' or the name of an array, without stratify, because {overlapping} overlap"
+            raise InvalidParameter.of("by", by, allowed)
         if stratify is not None:
-            first, second = split_strata(self._values("stratify", stratify), fraction, seed)
+            mask = part_of_strata(self._values("stratify", stratify), ratio, rng)
         elif by == "time":
-            first, second = split_at_time(self._times(), fraction)
+            mask = earlier_part(self._times(), ratio)
         else:
-            ways: dict[str, Callable[[], Any]] = {"sample": lambda: None, "chunk": self._chunks}
-            groups = ways.get(by, lambda: self._values("by", by))()
-            first, second = split_samples(self.n_samples, fraction, groups, seed)
-            if by not in ways:
-                _say_what_is_held_out(by, groups, second)
+            samples = np.arange(self.n_samples)
+            chunks = self._view.items(samples) // self.arrays[self._widest.name].chunk_rows
+            groups = {"sample": samples, "chunk": chunks}.get(by)
+            mask = part_of_groups(self._values("by", by) if groups is None else groups, ratio, rng)
+        first, second = np.flatnonzero(mask), np.flatnonzero(~mask)
+        if not len(first) or not len(second):
+            hint = f"With by={by!r}, a part cannot be smaller than one {by}." if by != "sample" else ""
+            raise InvalidParameter.of("fraction", fraction, "a fraction that leaves samples in both parts", hint)
         apart = self._view.apart(second, first)
         if not apart.any():
             hint = "Keep larger groups together, or use smaller windows."
             raise InvalidParameter.because("by", "every window of the second part overlaps with the first", hint)
         if not apart.all():
-            logger.warning(
-                "dshuffle: %d of %d samples are in neither part, because they share rows with the first part",
-                np.count_nonzero(~apart),
-                self.n_samples,
-            )
+            text = "dshuffle: %d of %d samples are in neither part, because they share rows with the first part"
+            logger.warning(text, np.count_nonzero(~apart), self.n_samples)
         return self.select(first), self.select(second[apart])
-
-    def _chunks(self) -> NDArray[np.int64]:
-        """The chunk of the widest array in which each sample is."""
-        rows = self.arrays[self._widest.name].chunk_rows
-        chunks = self._view.items(np.arange(self.n_samples)) // rows
-        if chunks[0] == chunks[-1]:
-            hint = "Split by an array, or write the dataset with fewer samples per chunk."
-            raise InvalidParameter.because("by", f"all samples are in one chunk of {rows}", hint)
-        return chunks
 
     def _values(self, parameter: str, name: str) -> NDArray[Any]:
         """An array of one value for each sample, named by a parameter of :meth:`split`."""
         if name not in self.scalars:
-            other_choices = "'sample', 'chunk', 'time', or " if parameter == "by" else ""
-            raise InvalidParameter.of(parameter, name, f"{other_choices}one of the arrays {', '.join(self.scalars)}")
+            choices = ", ".join([*(("sample", "chunk", "time") if parameter == "by" else ()), *self.scalars])
+            raise InvalidParameter.of(parameter, name, f"one of {choices} (arrays of one value for each sample)")
         return self._only([name]).read_rows(np.arange(self.n_samples))[name]
 
     def _times(self) -> NDArray[Any]:
         """The time of each sample; its place in the stored order if there is no array of times."""
         if "time" not in self.arrays:
             return self._view.items(np.arange(self.n_samples)) // self._view.n_patches
-        if "time" not in self.scalars:
-            hint = "Give the array one time for each sample, as windows with time=0 do."
-            raise InvalidParameter.because("by", f"the samples have times of shape {self.arrays['time'].shape}", hint)
         times = self._values("by", "time")
         if missing := np.count_nonzero(times != times):  # NaN and NaT
-            hint = "Select the samples that have one."
-            raise InvalidParameter.because("by", f"{missing} of {self.n_samples} samples have no time", hint)
+            raise InvalidParameter.because(
+                "by", f"{missing} of {self.n_samples} samples have no time", "Select the others."
+            )
         return times
 
     def windows(self, offsets: Offsets | Mapping[str, Offsets]) -> Dataset:
@@ -283,13 +300,11 @@ class Dataset:
         """
         lengths: dict[str, int] = {}
         for source in self._sources.values():
-            if repeated := [name for name in sizes if source.dims.count(name) > 1]:
-                raise InvalidParameter.because(repeated[0], f"{source.name} has this dimension twice")
             for name, length in zip(source.dims, source.info.shape, strict=True):
-                if name is not None and lengths.setdefault(name, length) != length:
-                    raise DatasetError(
-                        f"dimension {name} has length {lengths[name]} in one array, and {length} in {source.name}"
-                    )
+                if name in sizes and (source.dims.count(name) > 1 or lengths.get(name, length) != length):
+                    reason = f"array {source.name} has this dimension twice, or in another length than other arrays"
+                    raise InvalidParameter.because(name, reason)
+                lengths |= {name: length} if name else {}
         return self._seen_as(self._view.patches(sizes, stride, lengths))
 
     @property
@@ -301,27 +316,6 @@ class Dataset:
         """The dataset without other arrays, to be read into rows of all arrays."""
         return dataclasses.replace(self, _sources={name: self._sources[name] for name in names})
 
-    def slabs(self, nbytes: int) -> Iterator[NDArray[np.int64]]:
-        """All samples in ascending order, in pieces of about so many bytes that divide few chunks.
-
-        Slabs begin where chunks of the largest array begin (anchors of windows do), and have at least the samples of
-        one. If several chunks of another array fit, they begin where its chunks begin.
-
-        Examples
-        --------
-        >>> from dshuffle.store import create_dataset
-        >>> dataset = create_dataset("memory://doc-slabs", {"x": np.arange(10)}, chunk_rows=3, overwrite=True)
-        >>> [ids.tolist() for ids in dataset.slabs(60)]
-        [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]
-        """
-        most = nbytes // max(1, self.row_nbytes)
-        unit = self.arrays[self._widest.name].chunk_rows
-        unit = max([unit, *(info.chunk_rows for info in self.arrays.values() if info.chunk_rows <= most)])
-        step = max(1, most // unit) * unit
-        for begin in range(0, self._view.n_items, step):
-            if len(ids := self._view.within(begin, begin + step)):
-                yield ids
-
     def ends(self) -> str:
         """Digest of the last bytes of a few chunks, for a comparison with what other processes see."""
         return ends_of(self._store.bare, (source.array for source in self._sources.values()))
@@ -331,13 +325,15 @@ class Dataset:
         self._store.close()
 
     def _seen_as(self, view: View) -> Dataset:
-        infos = {name: view.info(name, source) for name, source in self._sources.items()}
-        items = {name: (source.dtype, infos[name].shape) for name, source in self._sources.items()}
+        sources = self._sources
+        infos = {name: view.info(name, source) for name, source in sources.items()}
+        items = {name: (source.dtype, infos[name].shape) for name, source in sources.items()}
+        encodings = {name: source.encoding for name, source in sources.items() if source.encoding is not None}
         return dataclasses.replace(
             self,
             n_samples=view.n_samples,
             arrays=MappingProxyType(infos),
-            layout=RowLayout.of(items, dict(self.layout.encodings)),
+            layout=RowLayout.of(items, encodings),
             _view=view,
         )
 
@@ -405,63 +401,10 @@ class Dataset:
         raw = f", not decoded: {', '.join(self.undecoded)}" if self.undecoded else ""
         return f"<Dataset {hide_secrets(self.url)!r}, {samples} ({arrays}){left_out}{raw}>"
 
-    def _repr_html_(self) -> str:
-        size = human_bytes(self.n_samples * self.row_nbytes)
-        part = "" if self._view.bits is None else f" of {human_count(self._view.n_whole)}"
-        facts: dict[str, object] = {
-            "samples": human_count(self.n_samples) + part,
-            "bytes per sample": self.row_nbytes,
-            "size": size,
-        }
-        if self.undecoded:
-            facts["not decoded"] = ", ".join(self.undecoded)
-        rows = [(name, info.dtype, info.shape, info.chunk_rows) for name, info in self.arrays.items()]
-        headings = ("array", "dtype", "shape of a sample", "rows per chunk")
-        return html_summary(f"Dataset {hide_secrets(self.url)}", facts, headings, rows)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        # The store does not record which arrays were left out when it was written. How arrays are decoded may depend on
-        # the packages of the process that opens it first.
+        # How arrays are decoded may depend on the packages of the process that opens it first.
         encodings = {name: source.encoding for name, source in self._sources.items()}
-        return open_stored, (self._opening, self._view, (encodings, dict(self.undecoded), dict(self.skipped)))
-
-
-def _say_what_is_held_out(name: str, values: NDArray[Any], second: NDArray[np.int64]) -> None:
-    """Say which values the first part lacks, if they are so few that they may be classes."""
-    total, held_out = len(np.unique(values)), len(np.unique(values[second]))
-    if total <= LIKE_CLASSES:
-        logger.warning(
-            "dshuffle: %d of %d values of %s are in the second part alone, so nothing is learned of them from the "
-            "first. If they are classes, split with stratify=%r",
-            held_out,
-            total,
-            name,
-            name,
-        )
-
-
-def _checked_slots(rows: ByteMatrix, slots: ArrayLike, n_samples: int, row_nbytes: int) -> NDArray[np.int64]:
-    """Check a matrix that rows are read into, and return the slots as int64: as many distinct rows of it."""
-    if not (
-        isinstance(rows, np.ndarray)
-        and rows.dtype == np.uint8
-        and rows.ndim == 2
-        and rows.shape[1] == row_nbytes
-        and rows.flags.c_contiguous
-        and rows.flags.writeable
-    ):
-        description = f"{type(rows).__name__} {getattr(rows, 'dtype', '')} {getattr(rows, 'shape', '')}".strip()
-        raise InvalidParameter.because(
-            "rows",
-            f"it is not a writeable, C-contiguous (capacity, {row_nbytes}) uint8 matrix (found {description})",
-            "Allocate it with the layout's empty().",
-        )
-    places = as_indices("slots", slots, len(rows), "slots of rows")
-    if places.size != n_samples:
-        raise InvalidParameter.of("len(slots)", places.size, f"the number of ids ({n_samples})")
-    if np.bincount(places).max(initial=0) > 1:
-        raise InvalidParameter.because("slots", "some slots are repeated", "Give distinct slots.")
-    return places
+        return open_stored, (self._opening, self._view, (encodings, dict(self.undecoded)))
 
 
 def open_dataset(
@@ -470,7 +413,7 @@ def open_dataset(
     arrays: Sequence[str] | None = None,
     sample_dim: str | int | None = None,
     decode: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Options | None = None,
     absent_chunks: str | None = None,
 ) -> Dataset:
     """Open a dataset: any Zarr group (v2 or v3) with arrays that share a dimension of samples.
@@ -531,7 +474,19 @@ def open_dataset(
     >>> dataset.arrays["x"]
     ArrayInfo(dtype=dtype('<f4'), shape=(3,), chunk_rows=10, shard_rows=None)
     """
-    return open_stored(Opening.of(Location.of(url, storage_options), arrays, sample_dim, decode, absent_chunks))
+    location, names = Location.of(url, storage_options), None
+    if arrays is not None:
+        names = (arrays,) if isinstance(arrays, str) else tuple(arrays)
+        if not names or not all(isinstance(name, str) and name.strip("/") for name in names):
+            raise InvalidParameter.of("arrays", arrays, "None, or names of arrays")
+        names = tuple(dict.fromkeys(name.strip("/") for name in names))
+    if not isinstance(sample_dim, str | None):
+        sample_dim = as_integer("sample_dim", sample_dim, 0)
+    if not isinstance(decode, bool):
+        raise InvalidParameter.of("decode", decode, "True or False")
+    if absent_chunks not in (None, "fill", "error"):
+        raise InvalidParameter.of("absent_chunks", absent_chunks, '"fill", "error" or None')
+    return open_stored(Opening(location, names, sample_dim, decode, absent_chunks))
 
 
 def as_dataset(dataset: Dataset | Place) -> Dataset:
@@ -551,104 +506,76 @@ def blank_dataset(n_samples: int, row_nbytes: int = 1, chunk_rows: int | None = 
     return open_dataset(store)
 
 
-Decided = tuple[dict[str, Encoding | None], dict[str, str], dict[str, str]]
-"""How arrays are decoded, why others are not, and why others are left out: each by name."""
+Decoding = tuple[dict[str, Encoding | None], dict[str, str]]
+"""How arrays are decoded, and why others are not: each by name."""
 
 
-def open_stored(opening: Opening, view: View | None = None, decided: Decided | None = None) -> Dataset:
+def open_stored(opening: Opening, view: View | None = None, decoding: Decoding | None = None) -> Dataset:
     """Open a dataset as :func:`open_dataset` does, or again as another process has decided."""
     location, url, meter = opening.location, opening.location.url, Meter()
     store, standing = location.open_to_read(opening.absent_chunks, meter)
+    if not standing.kind:
+        hint = "memory:// URLs exist only in the process that created them; " if is_memory(url) else ""
+        raise DatasetNotFound(
+            f"no dataset exists at {url}; {hint}create one with create_dataset (dshuffle dataset create)"
+        )
     if standing.kind != GROUP:
-        raise _not_found(location, standing.kind)
+        hint = ". Open the group that has it with arrays=[...], or give dask.array.from_zarr to create_dataset"
+        what = f"{standing.kind}, but a dataset is a Zarr group of arrays{hint if standing.kind == ARRAY else ''}"
+        raise DatasetNotFound(f"{url} is {what}")
     try:
         group = opening.group(store, standing.zarr_format)
-        mark = Mark.of(group.attrs)
-        if mark is not None and not mark.complete:
+        mark = mark_of(group)
+        if not mark.get("complete", True):
             raise DatasetError(
                 f"the dataset at {url} was never finished, or is still being written; if nothing writes it, create "
                 "it again with overwrite=True"
             )
         chosen = find_arrays(group, opening)
         identity = identity_of(store.bare, group, chosen, opening)
-    except (DatasetError, InvalidParameter):
+    except DShuffleError:
         raise
     except Exception as exc:
         raise DatasetError(f"cannot open the Zarr group at {url}: {type(exc).__name__}: {exc}") from exc
-    store.absent_is_error = (opening.absent_chunks or ("fill" if mark is None else "error")) == "error"
+    store.absent_is_error = (opening.absent_chunks or ("error" if mark else "fill")) == "error"
     n_samples = next(chosen.arrays[name].shape[axis] for name, axis in chosen.axes.items())
     if n_samples == 0:
         raise DatasetError(f"the dataset at {url} has no samples")
-    encodings, undecoded, skipped = _decided(chosen, opening) if decided is None else decided
+    encodings, undecoded = decoding or _decoding(chosen, opening)
     sources = {
         name: StoredArray.of(url, name, array, axis=chosen.axes[name], encoding=encodings[name])
         for name, array in chosen.arrays.items()
         if name in encodings
     }
-    items = {name: (source.dtype, source.info.shape) for name, source in sources.items()}
-    encoded = {name: source.encoding for name, source in sources.items() if source.encoding is not None}
-    dataset = Dataset(
+    return Dataset(
         url=url,
         n_samples=n_samples,
-        arrays=MappingProxyType({name: source.info for name, source in sources.items()}),
-        skipped=MappingProxyType(skipped),
+        arrays={},
+        skipped=MappingProxyType(chosen.skipped),
         undecoded=MappingProxyType(undecoded),
-        layout=RowLayout.of(items, encoded),
+        layout=RowLayout(()),
         _stored_identity=identity,
         _store=store,
         _sources=sources,
         _meter=meter,
         _opening=opening,
         _view=View(n_samples),
-    )
-    return dataset if view is None or view.is_whole else dataset._seen_as(view)
+    )._seen_as(view or View(n_samples))
 
 
-def _not_found(location: Location, kind: str) -> DatasetNotFound:
-    """The error for a place where something else exists, or nothing."""
-    url, hint = location.url, ""
-    if not kind and location.store is not None:
-        return DatasetNotFound(f"no Zarr group exists at {url}")
-    if not kind:
-        if is_memory(url):
-            hint = " (memory:// URLs exist only in the process that created them)"
-        return DatasetNotFound(
-            f"no dataset exists at {url}{hint}; create one with create_dataset (dshuffle dataset create)"
-        )
-    if kind == ARRAY:
-        hint = ". If a group contains it, open that, with arrays=[...] for this array alone"
-    elif kind == "a file" and url.endswith(".zip"):
-        hint = f". Open a ZIP file with open_dataset(zarr.storage.ZipStore({url!r}))"
-    return DatasetNotFound(f"{url} is {kind}, but a dataset is a Zarr group of arrays{hint}")
-
-
-def _decided(chosen: SampleArrays, opening: Opening) -> Decided:
+def _decoding(chosen: SampleArrays, opening: Opening) -> Decoding:
     """How the numbers of each array become values, and why arrays are left out."""
-    encodings: dict[str, Encoding | None] = {}
-    undecoded: dict[str, str] = {}
-    refused: dict[str, str] = {}
     if not opening.decode:
-        return dict.fromkeys(chosen.arrays), {}, chosen.skipped
-    for name, attributes in attributes_of(chosen.arrays).items():
-        try:
-            encodings[name], reason = encoding_of(chosen.arrays[name], attributes)
-        except DatasetError as error:
-            if opening.arrays is not None or len(chosen.arrays) == 1:
-                raise
-            refused[name] = str(error)
-            continue
-        if reason:
-            undecoded[name] = reason
-    if not encodings:
-        raise DatasetError(f"no array can be decoded: {'; '.join(refused.values())}")
+        return dict.fromkeys(chosen.arrays), {}
+    found = {name: encoding_of(chosen.arrays[name], own) for name, own in attributes_of(chosen.arrays).items()}
+    undecoded = {name: reason for name, (_, reason) in found.items() if reason}
     for reason in dict.fromkeys(undecoded.values()):
         names = ", ".join(repr(name) for name, its in undecoded.items() if its == reason)
         logger.warning("Array %s of %s is not decoded: %s", names, hide_secrets(opening.location.url), reason)
-    return encodings, undecoded, chosen.skipped | refused
+    return {name: encoding for name, (encoding, _) in found.items()}, undecoded
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
+class VerifyReport(NamedTuple):
     """Result of :func:`verify_dataset`.
 
     Parameters
@@ -675,7 +602,6 @@ def verify_dataset(
     dataset: Dataset | Place,
     *,
     progress: Callable[[int, int], None] | None = None,
-    memory_budget: int = reader.MEMORY_BUDGET,
 ) -> VerifyReport:
     """Read every chunk and report those that cannot be decoded.
 
@@ -688,8 +614,6 @@ def verify_dataset(
         Dataset to verify, or its URL or another place that :func:`open_dataset` opens.
     progress
         Called as ``progress(chunks done, total chunks)`` after each chunk, from another thread.
-    memory_budget
-        Bytes of chunks in flight at a time.
 
     Raises
     ------
@@ -709,18 +633,124 @@ def verify_dataset(
         for source in as_dataset(dataset)._sources.values()
         for index in itertools.product(*map(range, source.chunk_grid))
     ]
-    total, sizes = len(chunks), list[int]()
-    bad: list[tuple[str, tuple[int, ...], str]] = []
+    found: dict[tuple[str, tuple[int, ...]], int | str] = {}
 
     async def check(source: StoredArray, index: tuple[int, ...]) -> None:
+        box = tuple(slice(i * chunk, (i + 1) * chunk) for i, chunk in zip(index, source.array.chunks, strict=True))
         try:
-            box = tuple(slice(i * chunk, (i + 1) * chunk) for i, chunk in zip(index, source.array.chunks, strict=True))
-            sizes.append((await source.read_box(box)).nbytes)
+            found[source.name, index] = (await source.read_box(box)).nbytes
         except CorruptChunk as exc:
-            bad.append((source.name, index, str(exc)))
+            found[source.name, index] = str(exc)
         if progress is not None:
-            progress(len(sizes) + len(bad), total)
+            progress(len(found), len(chunks))
 
     jobs = ((reader.cost(source.chunk_nbytes), partial(check, source, index)) for source, index in chunks)
-    sync(reader.run_bounded(jobs, memory_budget))
-    return VerifyReport(n_chunks=total, bytes=sum(sizes), bad=tuple(message for _, _, message in sorted(bad)))
+    sync(reader.run_bounded(jobs, reader.MEMORY_BUDGET))
+    bad = tuple(text for _, text in sorted(found.items()) if isinstance(text, str))
+    return VerifyReport(len(chunks), sum(n for n in found.values() if isinstance(n, int)), bad)
+
+
+# -- Shardings that are stored with a dataset --------------------------------------------------------------------------
+
+
+def write_sharding(
+    dataset: Dataset | Place,
+    name: str,
+    ranks: ArrayLike,
+    *,
+    broadcast: ArrayLike = (),
+    overwrite: bool = False,
+) -> None:
+    """Store a first assignment under a name that sessions can refer to.
+
+    Parameters
+    ----------
+    dataset
+        Dataset to store the sharding with. Its arrays are not changed.
+    name
+        Name of the sharding, a string without ``/`` or ``:`` that does not start with ``.`` or ``__``.
+    ranks
+        ``(q,)`` integers, the worker of each sample.
+    broadcast
+        Ascending ids of the samples that every worker trains on.
+    overwrite
+        Replace an existing sharding of that name.
+
+    Raises
+    ------
+    InvalidParameter
+        If the name is not allowed, or if there is not one rank for each sample.
+    DatasetExists
+        If a sharding of that name already exists.
+    DatasetError
+        If the sharding cannot be written.
+
+    Examples
+    --------
+    >>> from dshuffle.store import create_dataset
+    >>> dataset = create_dataset("memory://doc-shards", {"x": np.arange(4)}, overwrite=True)
+    >>> write_sharding(dataset, "mine", [1, 0, 1, 0], overwrite=True)
+    >>> stored_shardings(dataset)
+    ('mine',)
+    >>> read_sharding(dataset, "mine")
+    array([1, 0, 1, 0], dtype=int32)
+    """
+    if not isinstance(name, str) or not name or set("/\\:") & set(name) or name.startswith((".", "__")):
+        allowed = "a string without '/', '\\' and ':' that does not start with '.' or '__'"
+        raise InvalidParameter.of("name", name, allowed)
+    dataset = as_dataset(dataset)
+    if dataset.is_view:
+        hint = "Give the sharding to the session as an array."
+        raise InvalidParameter.because("dataset", "its samples are not those of the stored dataset", hint)
+    values = np.asarray(ranks, dtype=np.int32)
+    if values.shape != (dataset.n_samples,):
+        raise InvalidParameter.of("ranks.shape", values.shape, f"({dataset.n_samples},), one rank for each sample")
+    if not overwrite and name in stored_shardings(dataset):
+        raise DatasetExists(f"sharding {name!r} of {dataset.url} already exists; replace it with overwrite=True")
+    with _named(f"cannot write sharding {name!r} of {dataset.url}"):
+        location = dataset._opening.location
+        group = zarr.open_group(store=location.open(read_only=False), path=location.path, mode="r+")
+        shards = group.require_group("shards")
+        group = shards.create_group(name, overwrite=True, attributes=new_mark(complete=False))
+        for key, array in (("ranks", values), ("broadcast", np.asarray(broadcast, dtype=np.int64))):
+            group.create_array(key, data=array, chunks=(max(1, min(len(array), 1 << 20)),))
+        group.attrs.update(new_mark(complete=True))
+
+
+def stored_shardings(dataset: Dataset | Place) -> tuple[str, ...]:
+    """Return the names of the shardings stored with a dataset, in ascending order. A part of a dataset has none."""
+    dataset = as_dataset(dataset)
+    if dataset.is_view:
+        return ()
+    with _named(f"cannot list the shardings of {dataset.url}"), contextlib.suppress(FileNotFoundError):
+        groups = _group_below(dataset, "shards").groups()
+        return tuple(sorted(name for name, group in groups if mark_of(group).get("complete")))
+    return ()
+
+
+def read_sharding(dataset: Dataset | Place, name: str, key: str = "ranks") -> NDArray[Any]:
+    """Read the ranks of a stored sharding, ``(q,)`` int32, or with the key ``"broadcast"`` its ascending int64 ids."""
+    dataset = as_dataset(dataset)
+    if name not in (names := stored_shardings(dataset)):
+        raise DatasetError(f"{dataset.url} has no complete sharding {name!r}; it has {', '.join(names) or 'none'}")
+    with _named(f"cannot read sharding {name!r} of {dataset.url}"):
+        array: Any = _group_below(dataset, f"shards/{name}")[key]
+        return np.asarray(array[:], np.int32 if key == "ranks" else np.int64)
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Turn errors of zarr and of the store into one that says what cannot be done."""
+    try:
+        yield
+    except DatasetError:
+        raise
+    except Exception as exc:
+        raise DatasetError(f"{what}: {type(exc).__name__}: {exc}") from exc
+
+
+def _group_below(dataset: Dataset, path: str) -> zarr.Group:
+    """Open a group below that of the dataset."""
+    place = "/".join(filter(None, (dataset._opening.location.path, path)))
+    # Consolidated metadata would not list shardings that were added later.
+    return zarr.open_group(store=dataset._store.bare, path=place, mode="r", use_consolidated=False)

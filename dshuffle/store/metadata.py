@@ -1,5 +1,8 @@
 """The metadata of a group: which arrays have samples, along which axis, what they mean, and which dataset it is.
 
+xarray decides what numbers mean, by the CF conventions, when a dataset is opened. Workers get the decision
+(:mod:`dshuffle.encodings`), and do not need xarray.
+
 Copies of a dataset have the same identity, and one that was written again has another one. dshuffle marks the groups
 that it writes with an attribute, so that unfinished ones are recognised. A group from elsewhere may have an attribute
 of the same name. So the mark is recognised by all of its fields.
@@ -8,28 +11,52 @@ of the same name. So the mark is recognised by all of its fields.
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
+import datetime
 import hashlib
+import importlib
 import json
 import math
-import re
+import struct
 import uuid
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import zarr
+from numpy.typing import NDArray
 from zarr import Array, Group
 from zarr.abc.store import Store, SuffixByteRequest
 from zarr.core.sync import sync
 
-from dshuffle.checks import as_integer
+from dshuffle.encodings import EARLIEST, LATEST, Encoding
 from dshuffle.errors import DatasetError, InvalidParameter
-from dshuffle.store.cf import DECISIVE, attributes_of, dimensions
 from dshuffle.store.patient_store import PROTOTYPE, AccessRefused, PatientStore
 from dshuffle.store.places import Location
 
-ATTRIBUTE = "dshuffle"
-"""Name of the group attribute."""
+Stored = Array[Any]
+Arrays = dict[str, Stored]
+Reasons = dict[str, str]
+Attributes = dict[str, Any]
+
+DIMENSIONS = "_ARRAY_DIMENSIONS"
+"""Attribute with the names of the dimensions of an array in Zarr v2."""
+
+PACKING = ("scale_factor", "add_offset")
+
+DECISIVE = (*PACKING, "_FillValue", "missing_value", "_Unsigned", "units", "calendar", "dtype")
+"""Attributes that decide the values of stored numbers."""
+
+LONG = ("days", "hours", "minutes", "seconds", "milliseconds", "microseconds", "nanoseconds")
+"""Units that xarray counts itself; it leaves shorter names to cftime."""
+
+REFORM = int(np.datetime64("1582-10-15", "s").astype(np.int64))
+"""Before it, in seconds since 1970, the standard calendar has other dates than NumPy."""
+
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 ANNDATA = ("obs", "obsm", "layers")
 """Groups of an AnnData store whose arrays have a row for each observation."""
@@ -43,43 +70,21 @@ SAMPLED_BY_ALL = 3
 SAMPLED_NBYTES = 4096
 """Bytes at the end of each of these objects."""
 
-_VERSION = 1
-_MOST_NAMED = 20
-_ADVICE = (
-    'Name the arrays to open: arrays=["x", "group/y"]. Or ask for consolidated metadata '
-    "(zarr.consolidate_metadata), which say what the group has"
-)
+MOST_NAMED = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What dshuffle says about a group that it writes: whether it is complete, and the random name of a dataset."""
+def mark_of(group: Group) -> Attributes:
+    """What dshuffle says about a group that it has written; empty if it has not."""
+    mark = group.attrs.get("dshuffle")
+    if not isinstance(mark, Mapping) or mark.keys() - {"uuid"} != {"version", "complete"}:
+        return {}
+    return dict(mark) if (type(mark["version"]), type(mark["complete"])) == (int, bool) else {}
 
-    complete: bool
-    uuid: str | None = None
 
-    @classmethod
-    def of(cls, attributes: Mapping[str, Any]) -> Self | None:
-        """The mark among the attributes of a group; None if dshuffle did not write the group."""
-        fields = attributes.get(ATTRIBUTE)
-        if not isinstance(fields, Mapping) or fields.keys() - {"uuid"} != {"version", "complete"}:
-            return None
-        version, complete, name = fields["version"], fields["complete"], fields.get("uuid")
-        if type(version) is not int or version < 1 or type(complete) is not bool:
-            return None
-        if name is not None and not (complete and isinstance(name, str) and re.fullmatch(r"[0-9a-f]{32}", name)):
-            return None
-        return cls(complete, name)
-
-    @classmethod
-    def of_new_dataset(cls) -> Self:
-        """The mark of a complete dataset, with a new name."""
-        return cls(complete=True, uuid=uuid.uuid4().hex)
-
-    def attributes(self) -> dict[str, Any]:
-        """The group attribute."""
-        fields: dict[str, Any] = {"version": _VERSION, "complete": self.complete}
-        return {ATTRIBUTE: fields if self.uuid is None else {**fields, "uuid": self.uuid}}
+def new_mark(*, complete: bool, is_dataset: bool = False) -> Attributes:
+    """The attribute of a group that dshuffle writes; a dataset that is complete has a random name."""
+    mark = {"version": 1, "complete": complete}
+    return {"dshuffle": mark | {"uuid": uuid.uuid4().hex} if is_dataset else mark}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +96,6 @@ class Opening:
     sample_dim: str | int | None = None
     decode: bool = True
     absent_chunks: str | None = None
-
-    @classmethod
-    def of(
-        cls,
-        location: Location,
-        arrays: str | Sequence[str] | None,
-        sample_dim: str | int | None,
-        decode: bool,
-        absent_chunks: str | None,
-    ) -> Self:
-        """Check what a user asked for."""
-        if arrays is not None:
-            names = (arrays,) if isinstance(arrays, str) else tuple(arrays)
-            if not names or not all(isinstance(name, str) and name.strip("/") for name in names):
-                raise InvalidParameter.of("arrays", arrays, "None, or names of arrays")
-            arrays = tuple(dict.fromkeys(name.strip("/") for name in names))
-        if not isinstance(sample_dim, str | None):
-            sample_dim = as_integer("sample_dim", sample_dim, 0)
-        if not isinstance(decode, bool):
-            raise InvalidParameter.of("decode", decode, "True or False")
-        if absent_chunks not in (None, "fill", "error"):
-            raise InvalidParameter.of("absent_chunks", absent_chunks, '"fill", "error" or None')
-        return cls(location, arrays, sample_dim, decode, absent_chunks)
 
     @property
     def words(self) -> str:
@@ -140,23 +122,20 @@ class Opening:
 class SampleArrays(NamedTuple):
     """The arrays of samples of a group, their axes of samples, and why others are left out: each by name."""
 
-    arrays: dict[str, Array[Any]]
+    arrays: Arrays
     axes: dict[str, int]
-    skipped: dict[str, str]
+    skipped: Reasons
 
 
 def find_arrays(group: Group, opening: Opening) -> SampleArrays:
     """Find the arrays of samples."""
-    url, groups, skipped = opening.location.url, list[str](), dict[str, str]()
+    url, groups, skipped = opening.location.url, list[str](), Reasons()
     if opening.arrays is not None:
         arrays = {name: _array_named(group, name) for name in opening.arrays}
     else:
         arrays, skipped, groups = _all(group)
-    for name in list(arrays):
-        if reason := unreadable_items(arrays[name]):
-            skipped[name] = reason
-            del arrays[name]
-    axes, reasons = _axes(arrays, opening.sample_dim)
+    skipped |= {name: reason for name, array in arrays.items() if (reason := unreadable_items(array))}
+    axes, reasons = _axes({name: arrays[name] for name in arrays if name not in skipped}, opening.sample_dim)
     skipped |= reasons
     said = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
     if opening.arrays is not None and skipped:
@@ -164,56 +143,53 @@ def find_arrays(group: Group, opening: Opening) -> SampleArrays:
     if not axes and isinstance(opening.sample_dim, str) and arrays:
         names_of_dims = sorted({str(name) for array in arrays.values() for name in dimensions(array) or ()})
         raise InvalidParameter.of("sample_dim", opening.sample_dim, f"one of the dimensions of {url}: {names_of_dims}")
-    if groups and all(dimensions(arrays[name]) == (name,) for name in axes):
-        own = f"only coordinates of its own ({', '.join(axes)})" if axes else "no arrays of samples of its own"
-        names = ", ".join(groups[:_MOST_NAMED]) + (", ..." if len(groups) > _MOST_NAMED else "")
-        raise DatasetError(
-            f"the Zarr group at {url} has {own}, but it has groups: {names}. Open one of them, by its URL or a "
-            "StorePath, or name arrays"
-        )
-    if not axes:
-        raise DatasetError(f"the Zarr group at {url} has no arrays of samples" + (f": {said}" if said else ""))
+    if not axes or (groups and all(dimensions(arrays[name]) == (name,) for name in axes)):
+        own = f"no arrays of samples but coordinates ({', '.join(axes)})" if axes else "no arrays of samples"
+        hint = f". It has groups: {', '.join(groups[:MOST_NAMED])}. Open one of them, by its URL or a StorePath"
+        reason = f" ({said})" if said else ""
+        raise DatasetError(f"the Zarr group at {url} has {own}{reason}{hint if groups else ''}")
     return SampleArrays({name: arrays[name] for name in sorted(axes)}, axes, dict(sorted(skipped.items())))
 
 
-def _axes(arrays: Mapping[str, Array[Any]], sample_dim: str | int | None) -> tuple[dict[str, int], dict[str, str]]:
+def _axes(arrays: Arrays, sample_dim: str | int | None) -> tuple[dict[str, int], Reasons]:
     """The axis of the samples of each array, and why other arrays have none."""
     axes: dict[str, int] = {}
-    skipped: dict[str, str] = {}
-    if not arrays:
-        return axes, skipped
-    axis = sample_dim if isinstance(sample_dim, int) else 0
-    has_axis = [name for name, array in arrays.items() if array.ndim > axis] or list(arrays)
-    main = max(has_axis, key=lambda name: (arrays[name].nbytes, arrays[name].ndim, name))
-    dim: str | None = sample_dim if isinstance(sample_dim, str) else None
-    length: int | None = None
-    if dim is None and arrays[main].ndim > axis:
-        names = dimensions(arrays[main])
-        dim, length = None if names is None else names[axis], arrays[main].shape[axis]
+    skipped: Reasons = {}
+    asked = sample_dim if isinstance(sample_dim, int) else 0
+    dim, length = sample_dim if isinstance(sample_dim, str) else None, None
+
+    def rank(name: str) -> Any:
+        return arrays[name].ndim > asked, arrays[name].nbytes, arrays[name].ndim, name
+
+    main = max(arrays, key=rank, default="")
+    if main and dim is None and arrays[main].ndim > asked:
+        dim, length = (dimensions(arrays[main]) or {asked: None})[asked], arrays[main].shape[asked]
     for name, array in arrays.items():
-        names = dimensions(array)
+        names, axis = dimensions(array), asked
         if dim is not None and names is not None:
-            if dim not in names:
-                skipped[name] = f"its dimensions are {', '.join(map(str, names))}, without {dim}"
-                continue
-            axis = names.index(dim)
-        elif isinstance(sample_dim, str):
+            axis = names.index(dim) if dim in names else -1
+        if axis < 0:
+            skipped[name] = f"its dimensions are {', '.join(map(str, names or ()))}, without {dim}"
+        elif isinstance(sample_dim, str) and names is None:
             skipped[name] = "its dimensions have no names"
-            continue
-        else:
-            axis = sample_dim or 0
-            if array.ndim <= axis:
-                skipped[name] = f"it has no axis {axis}"
-                continue
-        length = array.shape[axis] if length is None else length
-        if array.shape[axis] != length:
+        elif array.ndim <= axis:
+            skipped[name] = f"it has no axis {axis}"
+        elif array.shape[axis] != (length := array.shape[axis] if length is None else length):
             skipped[name] = f"its length is {array.shape[axis]}, not {length} as that of {main}"
         else:
             axes[name] = axis
     return axes, skipped
 
 
-def unreadable_items(array: Array[Any]) -> str:
+def dimensions(array: Stored) -> tuple[str | None, ...] | None:
+    """Names of the dimensions of an array; None if they have none."""
+    names: Any = getattr(array.metadata, "dimension_names", None) or array.attrs.get(DIMENSIONS)
+    if not isinstance(names, Sequence) or len(names) != array.ndim or not any(names):
+        return None
+    return tuple(name if isinstance(name, str) else None for name in names)
+
+
+def unreadable_items(array: Stored) -> str:
     """Why the items of an array cannot be part of a row; empty if they can."""
     if array.ndim == 0:
         return "it is a scalar"
@@ -224,7 +200,7 @@ def unreadable_items(array: Array[Any]) -> str:
     return "" if grid["name"] == "regular" else f"its chunks differ in size (chunk grid {grid['name']!r})"
 
 
-def _all(group: Group) -> tuple[dict[str, Array[Any]], dict[str, str], list[str]]:
+def _all(group: Group) -> tuple[Arrays, Reasons, list[str]]:
     """All arrays directly below a group, why others are left out, and the names of the groups below.
 
     Of an AnnData store, the arrays with a row for each observation are taken, too.
@@ -232,28 +208,26 @@ def _all(group: Group) -> tuple[dict[str, Array[Any]], dict[str, str], list[str]
     arrays, groups, skipped = _members(group)
     if group.attrs.get("encoding-type") != "anndata":
         return arrays, skipped, list(groups)
-    for name, node in groups.items():
-        if name not in ANNDATA:
-            skipped[name] = _kind_of_group(name, node)
-            continue
-        inner, deep, reasons = _members(node)
-        reasons |= {key: _kind_of_group(f"{name}/{key}", below) for key, below in deep.items()}
-        arrays |= {f"{name}/{key}": array for key, array in inner.items()}
-        skipped |= {f"{name}/{key}": reason for key, reason in reasons.items()}
+    for name in ANNDATA:
+        if name in groups:
+            inner, below, reasons = _members(groups[name])
+            reasons |= {key: _kind_of_group(f"{name}/{key}", node) for key, node in below.items()}
+            arrays |= {f"{name}/{key}": array for key, array in inner.items()}
+            skipped |= {f"{name}/{key}": reason for key, reason in reasons.items()}
     index = group["obs"].attrs.get("_index") if "obs" in groups else None
     n_observations = next((arrays[name].shape[0] for name in (f"obs/{index}", "X") if name in arrays), None)
     # The largest array does not decide here: X may be longer along its other axis.
     for name, array in list(arrays.items()):
-        if n_observations is not None and (array.ndim == 0 or array.shape[0] != n_observations):
+        if n_observations is not None and array.shape[:1] != (n_observations,):
             skipped[name] = f"it does not have a row for each of the {n_observations} observations"
             del arrays[name]
     return arrays, skipped, []
 
 
-def _members(group: Group) -> tuple[dict[str, Array[Any]], dict[str, Group], dict[str, str]]:
+def _members(group: Group) -> tuple[Arrays, dict[str, Group], Reasons]:
     """The arrays and groups directly below a group, and why others cannot be opened: each by name."""
-    members: dict[str, Any] = {}
-    skipped: dict[str, str] = {}
+    members: Attributes = {}
+    skipped: Reasons = {}
     try:
         members = dict(group.members())
     except Exception as failure:  # one of them may have metadata that zarr does not understand
@@ -267,36 +241,39 @@ def _members(group: Group) -> tuple[dict[str, Array[Any]], dict[str, Group], dic
                 continue
             except Exception as error:
                 skipped[name] = f"zarr cannot open it ({type(error).__name__}: {error})"
-    if not members and not skipped and group.metadata.consolidated_metadata is None and not _listed(group):
-        # At least the document of the group exists.
-        place = f"{group.store}/{group.path}" if group.path else str(group.store)
-        raise DatasetError(f"{place} cannot be listed, as is usual over HTTP. {_ADVICE}")
+    if not members and not skipped and group.metadata.consolidated_metadata is None:
+        _listed(group)
     ordered = sorted(members.items())
     arrays = {name: node for name, node in ordered if isinstance(node, Array)}
     return arrays, {name: node for name, node in ordered if isinstance(node, Group)}, skipped
 
 
 def _listed(group: Group) -> list[str]:
-    """Names of the objects and folders below a group."""
+    """Names of the objects and folders below a group, of which there is at least the group's document."""
 
-    async def names() -> list[str]:
+    async def listed() -> list[str]:
         return sorted([name async for name in group.store.list_dir(group.path)])
 
     try:
-        return sync(names())
+        if names := sync(listed()):
+            return names
+        reason = f"{group.store_path} cannot be listed, as is usual over HTTP"
     except DatasetError as error:
-        raise DatasetError(f"{error}. {_ADVICE}") from None
+        reason = str(error)
+    raise DatasetError(
+        f'{reason}. Name the arrays to open: arrays=["x", "group/y"]. Or ask for consolidated metadata '
+        "(zarr.consolidate_metadata), which say what the group has"
+    )
 
 
-def _array_named(group: Group, name: str) -> Array[Any]:
+def _array_named(group: Group, name: str) -> Stored:
     """Open one array of a group, by its name or its path."""
     try:
         node = group[name]
     except KeyError:
-        try:
+        hint = "Its store cannot be listed, so the names that it has are unknown."
+        with contextlib.suppress(DatasetError):
             hint = f"It has {', '.join(_members(group)[0]) or 'no arrays'}."
-        except DatasetError:
-            hint = "Its store cannot be listed, so the names that it has are unknown."
         raise InvalidParameter.of("arrays", name, "the name of an array of the group", hint) from None
     except DatasetError:
         raise
@@ -312,28 +289,153 @@ def _array_named(group: Group, name: str) -> Array[Any]:
 def _kind_of_group(name: str, node: Group) -> str:
     """Why a group is not an array of samples."""
     kind = node.attrs.get("encoding-type", "group")
-    if kind in ("csr_matrix", "csc_matrix"):
-        return f"it is a {kind}, and rows of different lengths cannot be read. Store it as a dense array"
     if kind == "categorical":
         return f'it is categorical. Open its codes by name: arrays=["{name}/codes", ...]'
-    return f"it is a {kind}"
+    return f"it is a {kind}" + (", and rows of different lengths cannot be read" if "matrix" in str(kind) else "")
+
+
+# -- What the numbers mean ---------------------------------------------------------------------------------------------
+
+
+def attributes_of(arrays: Arrays) -> dict[str, Attributes]:
+    """Return the attributes of arrays. Bounds of a time have its units and calendar, if they have none of their own."""
+    attributes = {name: dict(array.attrs) for name, array in arrays.items()}
+    for own in attributes.values():
+        units, bounds = own.get("units"), own.get("bounds")
+        if isinstance(units, str) and "since" in units and isinstance(bounds, str) and bounds in attributes:
+            shared: Attributes = {name: own[name] for name in ("units", "calendar") if name in own}
+            attributes[bounds] = shared | attributes[bounds]
+    return attributes
+
+
+def encoding_of(array: Stored, attributes: Attributes) -> tuple[Encoding | None, str]:
+    """Return the encoding of an array with these attributes, and why its numbers are not decoded.
+
+    There is no encoding if the stored numbers are the values. The reason is empty if nothing remains undecoded.
+    """
+    dtype = array.dtype.newbyteorder("=")
+    if dtype.kind not in "iuf":
+        return None, ""
+    if dtype.kind in "iu" and attributes.get("dtype") == "bool":
+        return Encoding("?"), ""
+    fill = attributes.get("_FillValue")
+    if array.metadata.zarr_format == 2 and DIMENSIONS in attributes:  # where xarray keeps it in Zarr v2
+        fill = fill if array.metadata.fill_value is None else array.metadata.fill_value
+    packing = {name: _number(array, name, attributes[name]) for name in PACKING if name in attributes}
+    fills = [] if fill is None else [_number(array, "_FillValue", fill)]
+    fills = [x for x in fills if x == x]  # NaN is NaN anyway
+    others = attributes.get("missing_value")
+    missing = [x for x in (others if isinstance(others, list) else [others]) if type(x) in (int, float) and x == x]
+    units = attributes.get("units")
+    is_time = isinstance(units, str) and ("since" in units or units in LONG)
+    is_time |= str(attributes.get("dtype")).startswith("timedelta64")
+    signed = {name: attributes[name] for name in ("_Unsigned",) if name in attributes}
+    if not (packing or fills or missing or is_time or signed):
+        return None, ""
+    try:
+        xarray = importlib.import_module("xarray")
+    except ImportError:
+        return None, "xarray, which knows what its attributes mean, is not installed (pip install 'dshuffle[xarray]')"
+    sample = _decoded(xarray, np.zeros(1, dtype), signed)
+    if dtype.kind == "f" or sample.dtype != dtype:  # fills are as they are stored, missing values as they are read
+        fills = np.array(fills).astype(dtype).view(sample.dtype).tolist()
+    absent = tuple(sorted({*fills, *missing}))
+    if absent and "scale_factor" in packing:  # integers have no NaN
+        packing["scale_factor"] = float(packing["scale_factor"])
+    numbers = _decoded(xarray, sample, packing | ({"missing_value": list(absent)} if absent else {})).dtype
+    times, reason = Attributes(), ""
+    if is_time:
+        times, reason = _times(xarray, attributes, (numbers if packing else dtype).kind == "f")
+    kind = sample.dtype.kind if sample.dtype != dtype else ""
+    if not (packing or absent or kind or times):
+        return None, reason
+    scale, offset = (packing.get(name) for name in PACKING)
+    return Encoding(str(numbers), scale, offset, absent, kind, **times), reason
+
+
+def _times(xarray: Any, attributes: Attributes, floats: bool) -> tuple[Attributes, str]:
+    """How numbers become dates or durations, by what xarray makes of 0 and 1; or why they do not."""
+    chosen = {name: attributes[name] for name in ("units", "calendar", "dtype") if name in attributes}
+    units, calendar = chosen.get("units"), str(chosen.get("calendar") or "standard").lower()
+    coders = xarray.coders.CFDatetimeCoder(time_unit="us"), xarray.coders.CFTimedeltaCoder(decode_via_units=False)
+    try:
+        times = _decoded(xarray, np.array([0, 1]), chosen, *coders)
+        if times.dtype.kind == "O" and calendar in ("standard", "gregorian", "proleptic_gregorian"):  # an early origin
+            first = importlib.import_module("cftime").date2num(times[0], "microseconds since 1970-01-01", calendar)
+            step = (times[1] - times[0]) // datetime.timedelta(microseconds=1)
+            times = np.array([first, first + step], np.int64).view("M8[us]")
+    except Exception as error:
+        return {}, f"xarray cannot decode numbers in {units!r} ({str(error.__cause__ or error)[:100]})"
+    if times.dtype.kind == "O":
+        return {}, f"its calendar is {calendar!r}, which has other dates than NumPy"
+    if times.dtype.kind not in "mM" or not isinstance(units, str):
+        return {}, f"its units are {units!r}, which are durations only with dtype='timedelta64[...]' and {LONG}"
+    # Units with short names are left to cftime by xarray, which makes nanoseconds of other floats.
+    is_long = units.partition(" since ")[0].strip().lower().removesuffix("s") + "s" in LONG
+    resolution = np.datetime_data(times.dtype)[0]
+    finer = PER_SECOND["ns"] // PER_SECOND[resolution]
+    since, then = times.view(np.int64).tolist()
+    if floats and is_long and EARLIEST <= since * finer <= LATEST:
+        since, then, resolution = since * finer, then * finer, "ns"
+    step, thousands, earliest = then - since, 0, EARLIEST
+    if times.dtype.kind == "M" and calendar != "proleptic_gregorian":
+        earliest = max(REFORM * PER_SECOND[resolution], EARLIEST)
+    if times.dtype.kind == "m" and floats:  # xarray goes from seconds to milliseconds and on, as fractions remain
+        thousands = next(n for n in range(4) if 1_000**n >= min(step, 10**9))
+    factors = max(step // 1_000**thousands, 1), *(1_000,) * thousands
+    dtype = f"{times.dtype.kind}8[{resolution}]"
+    return {"times": dtype, "factors": factors, "since": since, "earliest": earliest, "units": units}, ""
+
+
+def _decoded(xarray: Any, numbers: Any, attributes: Any, times: Any = False, durations: Any = False) -> NDArray[Any]:
+    """What xarray makes of an array with these numbers and attributes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        array = xarray.Variable(("n",), numbers, attributes)
+        values: NDArray[Any] = xarray.conventions.decode_cf_variable(
+            "array", array, decode_times=times, decode_timedelta=durations
+        ).values
+    return values
+
+
+def _number(array: Stored, name: str, value: Any) -> Any:
+    number = value[0] if isinstance(value, list) and len(value) == 1 else value  # as netCDF libraries write some
+    if name == "_FillValue" and isinstance(number, str):  # as xarray writes floats in Zarr v3
+        with contextlib.suppress(ValueError, struct.error):
+            [number] = struct.unpack("<d", base64.standard_b64decode(number))
+    if isinstance(number, np.generic):
+        number = number.item()
+    if type(number) not in (int, float):
+        raise DatasetError(
+            f"attribute {name}={value!r} of array {array.name} is not a number, so its values are not known. "
+            "Open the dataset with decode=False to get the stored numbers, or choose other arrays"
+        )
+    return number
+
+
+# -- Which dataset it is -----------------------------------------------------------------------------------------------
 
 
 def identity_of(store: Store, group: Group, chosen: SampleArrays, opening: Opening) -> str:
     """The identity of a dataset (:attr:`~dshuffle.store.Dataset.identity`)."""
-    mark, asked, meaning = Mark.of(group.attrs), opening.words, _meaning(chosen, opening)
-    if mark is not None and not mark.complete:
+    mark, asked, meaning = mark_of(group), opening.words, _meaning(chosen, opening)
+    if not mark.get("complete", True):
         return "incomplete"
-    if mark is not None and mark.uuid is not None:
-        if not asked and not meaning:
-            return mark.uuid
-        return hashlib.sha256(f"{mark.uuid}{asked}{meaning}".encode()).hexdigest()[:32]
-    digest = hashlib.sha256(f"{asked}{meaning}".encode())
+    if name := mark.get("uuid"):
+        return str(name) if not asked and not meaning else digest_of(f"{name}{asked}{meaning}".encode())
+    digest = [f"{asked}{meaning}".encode()]
     for name, array in sorted(chosen.arrays.items()):
         metadata = {key: value for key, value in array.metadata.to_dict().items() if key != "attributes"}
-        digest.update(f"{name}={json.dumps(metadata, sort_keys=True, default=str)};".encode())
-        digest.update(_ends(store, array, SAMPLED))
-    return digest.hexdigest()[:32]
+        digest += [
+            f"{name}={json.dumps(metadata, sort_keys=True, default=str)};".encode(),
+            _ends(store, array, SAMPLED),
+        ]
+    return digest_of(b"".join(digest))
+
+
+def digest_of(data: bytes) -> str:
+    """An identity."""
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def _meaning(chosen: SampleArrays, opening: Opening) -> str:
@@ -347,29 +449,25 @@ def _meaning(chosen: SampleArrays, opening: Opening) -> str:
     return json.dumps(meaning, sort_keys=True, default=str) if meaning else ""
 
 
-def ends_of(store: Store, arrays: Iterable[Array[Any]]) -> str:
+def ends_of(store: Store, arrays: Iterable[Stored]) -> str:
     """Digest of the last bytes of a few chunks: those of a copy that is damaged or out of date may differ.
 
     A dataset from :func:`~dshuffle.store.create_dataset` has the checksums of chunks there. Whole chunks are not read,
     since every worker looks at them.
     """
     largest = sorted(arrays, key=lambda array: (-array.nbytes, array.path))[:SAMPLED]
-    return hashlib.sha256(b"".join(_ends(store, array, SAMPLED_BY_ALL) for array in largest)).hexdigest()[:32]
+    return digest_of(b"".join(_ends(store, array, SAMPLED_BY_ALL) for array in largest))
 
 
-def _ends(store: Store, array: Array[Any], n_sampled: int) -> bytes:
+def _ends(store: Store, array: Stored, n_sampled: int) -> bytes:
     """The ends of stored objects spread over an array, which is where chunks have their checksums."""
     stored = array.shards or array.chunks
     grid = [math.ceil(size / each) for size, each in zip(array.shape, stored, strict=True)]
     total = math.prod(grid)
-    if not total:
-        return b""
-    numbers = sorted({i * (total - 1) // max(1, n_sampled - 1) for i in range(min(n_sampled, total))} | {total - 1})
-    steps = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
+    numbers = {i * (total - 1) // max(1, n_sampled - 1) for i in range(min(n_sampled, total))} | {total - 1}
 
-    async def end(number: int) -> bytes:
-        index = tuple(number // step % size for step, size in zip(steps, grid, strict=True))
-        key = f"{array.path}/{array.metadata.encode_chunk_key(index)}"
+    async def end(index: Any) -> bytes:
+        key = f"{array.path}/{array.metadata.encode_chunk_key(tuple(index))}"
         try:
             buffer = await store.get(key, PROTOTYPE, SuffixByteRequest(SAMPLED_NBYTES))
         except AccessRefused:  # as some stores answer for absent objects
@@ -377,6 +475,7 @@ def _ends(store: Store, array: Array[Any], n_sampled: int) -> bytes:
         return b"absent;" if buffer is None else buffer.to_bytes()
 
     async def all_ends() -> list[bytes]:
-        return await asyncio.gather(*map(end, numbers))
+        indices = np.transpose(np.unravel_index(sorted(numbers), tuple(grid))).tolist()
+        return await asyncio.gather(*map(end, indices))
 
-    return b"".join(sync(all_ends()))
+    return b"".join(sync(all_ends())) if total else b""

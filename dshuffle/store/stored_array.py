@@ -20,7 +20,7 @@ from zarr.core.array_spec import ArraySpec
 
 from dshuffle.encodings import Encoding
 from dshuffle.errors import CorruptChunk, DatasetError
-from dshuffle.store.cf import dimensions
+from dshuffle.store.metadata import dimensions
 from dshuffle.store.patient_store import PROTOTYPE, PatientStore
 
 Decoder = Callable[[Any], Any]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.checks import as_indices, as_integer, as_ratio
+from dshuffle.checks import as_indices, as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.store.metadata import digest_of
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 
 Box = tuple[slice, ...]
+Ids = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 Offsets = int | Sequence[int]
-Parts = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 ORDER = "Make windows of the whole dataset first, then patches, and parts of them afterwards."
 
@@ -39,7 +40,7 @@ class PatchedDim(NamedTuple):
     stride: int
 
     @property
-    def begins(self) -> NDArray[np.int64]:
+    def begins(self) -> Ids:
         """Where the patches begin that lie within the dimension."""
         return np.arange(0, self.length - self.size + 1, self.stride)
 
@@ -64,18 +65,15 @@ class View:
 
     def windows(self, offsets: Offsets | Mapping[str, Offsets], names: Iterable[str]) -> View:
         """Samples of several rows, for all arrays or for some by name. The others keep the row of the anchor."""
-        if not self.is_whole:
-            reason = "this is a part of a dataset, or has windows or patches already"
-            raise InvalidParameter.because("offsets", reason, ORDER)
         names = sorted(names)
         if not isinstance(offsets, Mapping):
-            offsets = dict.fromkeys(names, tuple(offsets) if isinstance(offsets, Iterable) else offsets)
-        if unknown := [name for name in offsets if name not in names]:
-            raise InvalidParameter.of("offsets", unknown[0], f"one of the arrays {', '.join(names)}")
+            offsets = dict.fromkeys(names, offsets)
+        if unknown := offsets.keys() - names:
+            raise InvalidParameter.of("offsets", min(unknown), f"one of the arrays {', '.join(names)}")
         view = View(self.n_rows, tuple((name, _offsets(name, offsets.get(name, 0))) for name in names))
-        if view.n_whole < 1:
-            reason = f"no window fits into {self.n_rows} rows"
-            raise InvalidParameter.because("offsets", reason, "Use smaller offsets.")
+        if not self.is_whole or view.n_whole < 1:
+            reason = f"no window fits into {self.n_rows} rows" if self.is_whole else f"this is a view already. {ORDER}"
+            raise InvalidParameter.because("offsets", reason)
         return view
 
     def patches(
@@ -83,18 +81,15 @@ class View:
     ) -> View:
         """Boxes of these samples, along dimensions of these lengths."""
         if self.patched or self.bits is not None:
-            raise InvalidParameter.because("patches", "this is a part of a dataset, or has patches already", ORDER)
-        if not lengths:
-            hint = "Give their arrays dimension_names, or write the dataset from xarray."
-            raise InvalidParameter.because("patches", "the dimensions of samples have no names", hint)
-        allowed = f"the length of a patch along one of the dimensions {', '.join(sorted(lengths))}"
-        if not sizes:
-            raise InvalidParameter.of("patches", "()", allowed)
-        if unknown := next((name for name in sizes if name not in lengths), None):
-            raise InvalidParameter.of(unknown, sizes[unknown], f"left out, or {allowed}")
-        strides = stride if isinstance(stride, Mapping) else {} if stride is None else dict.fromkeys(sizes, stride)
-        if unknown := next((name for name in strides if name not in sizes), None):
-            raise InvalidParameter.of("stride", unknown, f"one of the dimensions {', '.join(sizes)}")
+            raise InvalidParameter.because("patches", f"this is a part of a dataset, or has patches already. {ORDER}")
+        strides = stride if isinstance(stride, Mapping) else dict.fromkeys(sizes, stride) if stride is not None else {}
+        unknown = (sizes.keys() - lengths.keys()) | (strides.keys() - sizes.keys())
+        if unknown or not sizes:
+            names = (
+                f"the dimensions {', '.join(sorted(lengths))}" if lengths else "dimensions, which have no names here"
+            )
+            hint = "" if lengths else "Write the arrays with xarray, or with dimension_names."
+            raise InvalidParameter.of("patches", sorted(unknown), f"lengths along {names}", hint)
         dims = []
         for name, value in sizes.items():
             size, length = as_integer(name, value, 1), lengths[name]
@@ -122,7 +117,7 @@ class View:
         return View(self.n_rows, self.offsets, self.patched, np.packbits(mask))
 
     @functools.cached_property
-    def ids(self) -> NDArray[np.int64] | None:
+    def ids(self) -> Ids | None:
         """Ascending numbers of the samples before the selection; None for all."""
         return None if self.bits is None else np.flatnonzero(np.unpackbits(self.bits, count=self.n_whole))
 
@@ -154,11 +149,11 @@ class View:
     def identity(self, stored: str) -> str:
         """Identity of the samples, from that of the stored dataset."""
         if self.offsets:
-            stored = _digest(f"{stored}{self.offsets}".encode())
+            stored = digest_of(f"{stored}{self.offsets}".encode())
         if self.patched:
             dims = [(dim.name, dim.size, dim.stride) for dim in self.patched]
-            stored = _digest(f"{stored}patches{dims}".encode())
-        return stored if self.bits is None else _digest(stored.encode() + self.bits.tobytes())
+            stored = digest_of(f"{stored}patches{dims}".encode())
+        return stored if self.bits is None else digest_of(stored.encode() + self.bits.tobytes())
 
     def window(self, name: str) -> tuple[int, ...]:
         """Distances of the rows of an array from the anchor of a sample."""
@@ -185,18 +180,11 @@ class View:
         """How the rows of an array are divided."""
         return cut_of(self.patched, source.dims, source.info.shape, source.chunks_across)
 
-    def items(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    def items(self, samples: Ids) -> Ids:
         """Items of samples, or of the anchors of their windows."""
         return (samples if self.ids is None else self.ids[samples]) + self.before
 
-    def within(self, first: int, last: int) -> NDArray[np.int64]:
-        """The samples whose items, or those of their anchors, are from ``first`` to ``last`` (exclusive)."""
-        first, last = (min(max(0, item - self.before), self.n_whole) for item in (first, last))
-        if self.ids is not None:
-            first, last = np.searchsorted(self.ids, [first, last]).tolist()
-        return np.arange(first, last)
-
-    def apart(self, samples: NDArray[np.int64], other_samples: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def apart(self, samples: Ids, other_samples: Ids) -> Mask:
         """Whether the windows of samples share no row with those of other samples: ``(len(samples),)``."""
         if not self.offsets:
             return np.ones(len(samples), np.bool_)
@@ -217,10 +205,6 @@ class View:
     @functools.cached_property
     def _distances(self) -> set[int]:
         return {0}.union(*(self.window(name) for name, _ in self.offsets))
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def _offsets(name: str, offsets: Offsets) -> int | tuple[int, ...]:
@@ -259,7 +243,7 @@ class Cut:
         self._box_of = box_of.reshape(-1)
         self._whole = tuple(slice(0, length) for length in shape)
 
-    def boxes(self, items: NDArray[np.int64]) -> Iterator[tuple[Box, NDArray[np.int64]]]:
+    def boxes(self, items: Ids) -> Iterator[tuple[Box, Ids]]:
         """Boxes of whole chunks, and which of the items have their patches in them."""
         box_of = self._box_of[items % self.n_patches]
         order = np.argsort(box_of, kind="stable")
@@ -267,7 +251,7 @@ class Cut:
             first, last = self._boxes[box_of[group[0]]].reshape(2, -1).tolist()
             yield tuple(map(slice, first, last)), group
 
-    def runs(self, itemsize: int, box: Box | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    def runs(self, itemsize: int, box: Box | None = None) -> tuple[Ids, Ids, int]:
         """Where the bytes of patches are in a box of a row, or in the whole row: ``begins, offsets, nbytes``.
 
         Each patch in the box begins at its ``begins``, and consists of ``nbytes`` at each of the offsets from there.
@@ -290,46 +274,31 @@ class Cut:
 cut_of = functools.lru_cache(maxsize=64)(Cut)
 
 
-def split_samples(n_samples: int, fraction: float, groups: NDArray[Any] | None, seed: int) -> Parts:
-    """Divide samples at random into two parts. Samples with the same number in ``groups`` stay together."""
-    ratio = as_ratio("fraction", fraction, Fraction(0))
-    rng = np.random.default_rng(as_integer("seed", seed, 0))
-    numbers, sizes = np.arange(n_samples), np.ones(n_samples, np.int64)
-    if groups is not None:
-        _, numbers, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+def part_of_groups(groups: NDArray[Any], ratio: Fraction, rng: np.random.Generator) -> Mask:
+    """A random part of this size; samples with the same number in ``groups`` stay together."""
+    _, numbers, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     order = rng.permutation(len(sizes))
-    # Groups in random order go to the first part as long as at least half of each fits.
-    fits = np.cumsum(sizes[order]) - sizes[order] / 2 <= float(ratio * n_samples)
+    # Groups in random order go to the part as long as at least half of each fits.
     chosen = np.zeros(len(sizes), np.bool_)
-    chosen[order[fits]] = True
-    return _both_parts(chosen[numbers], fraction)
+    chosen[order] = np.cumsum(sizes[order]) - sizes[order] / 2 <= float(ratio * len(groups))
+    return chosen[numbers]
 
 
-def split_strata(labels: NDArray[Any], fraction: float, seed: int) -> Parts:
-    """Divide samples at random, so that the first part has the same fraction of the samples of every label."""
-    ratio = as_ratio("fraction", fraction, Fraction(0))
-    rng = np.random.default_rng(as_integer("seed", seed, 0))
+def part_of_strata(labels: NDArray[Any], ratio: Fraction, rng: np.random.Generator) -> Mask:
+    """A random part of this size, with the same fraction of the samples of every label."""
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
-    # The first part gets evenly spread samples of this order. The random offset makes all samples equally likely.
+    # The part gets evenly spread samples of this order. The random offset makes all samples equally likely.
     places = np.arange(len(labels) + 1) * float(ratio) + rng.random()
     mask = np.zeros(len(labels), np.bool_)
     mask[order] = np.diff(np.floor(places)) > 0
-    return _both_parts(mask, fraction)
+    return mask
 
 
-def split_at_time(times: NDArray[Any], fraction: float) -> Parts:
-    """Divide samples into earlier and later ones. Samples of the same time stay together."""
-    ratio = as_ratio("fraction", fraction, Fraction(0))
+def earlier_part(times: NDArray[Any], ratio: Fraction) -> Mask:
+    """The earlier samples, about this part. Samples of the same time stay together."""
     size = max(1, round(ratio * len(times)))
     last = np.partition(times, size - 1)[size - 1]
     earlier, up_to_last = times < last, times <= last
-    nearer = abs(np.count_nonzero(up_to_last) - size) <= abs(np.count_nonzero(earlier) - size)
-    return _both_parts(up_to_last if nearer else earlier, fraction)
-
-
-def _both_parts(first: NDArray[np.bool_], fraction: float) -> Parts:
-    ids, other_ids = np.flatnonzero(first), np.flatnonzero(~first)
-    if not len(ids) or not len(other_ids):
-        raise InvalidParameter.of("fraction", fraction, "a fraction that leaves samples in both parts")
-    return ids, other_ids
+    nearer: Mask = min(up_to_last, earlier, key=lambda part: abs(np.count_nonzero(part) - size))
+    return nearer

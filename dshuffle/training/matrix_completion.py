@@ -243,8 +243,7 @@ def fit_matrix_completion(
     shuffler
         Shuffler of a dataset of entries with the arrays ``row`` and ``column`` (integers) and ``value`` (floats). All
         entries of a matrix row must be on one worker. If entries are sorted by row and each row has 68 of them, use
-        ``assignment="chunks:68"``. :func:`~dshuffle.synthetic.low_rank_entries` and the MovieLens reader make such
-        datasets. If rows have different numbers of entries, use :func:`split_entries`.
+        ``assignment="chunks:68"``. If rows have different numbers of entries, use :func:`split_entries`.
     n_rows, n_columns
         Shape of the matrix.
     rank
@@ -297,7 +296,7 @@ def fit_matrix_completion(
 
     Mean and biases are fitted once, at the beginning of the first epoch, and the factors to what they leave. A bias is
     shrunk towards 0 if its row or column has few entries, and all biases if rows or columns hardly differ by more than
-    chance explains, as in the matrices of :func:`~dshuffle.synthetic.low_rank_entries`. Entries of a row or column that
+    chance explains. Entries of a row or column that
     has no training entry are predicted by the mean and the other bias.
 
     Between rounds, a block of the right factor moves from worker to worker, n_columns * rank * 4 bytes a round in
