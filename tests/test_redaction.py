@@ -57,7 +57,6 @@ def test_an_error_shows_neither_secrets_of_the_url_nor_of_the_options(url: str) 
 
 def test_representations_and_reports_are_clean(dataset) -> None:
     assert clean(repr(dataset))
-    assert clean(dataset._repr_html_())
     assert clean(json.dumps(describe_dataset(dataset)))
     with (
         Client(n_workers=1, processes=False, dashboard_address=":0") as client,

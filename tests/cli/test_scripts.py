@@ -17,8 +17,9 @@ import pytest
 import dshuffle
 from dshuffle.cli.run import pipeline_of
 from dshuffle.pipeline import LocalWorkers
-from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries
+from dshuffle.synthetic import gaussian_blobs, keyed_regression
 
+from ..low_rank import low_rank_entries
 from .scripts import ROOT, run, run_alone
 
 RUNS = [

@@ -30,7 +30,7 @@ def test_a_session_starts_from_a_stratified_assignment_and_keeps_it(processes, l
 
 def test_a_session_starts_from_stored_or_given_ranks(threads, labelled, check_orders):
     ranks = np.random.default_rng(1).permutation(np.repeat(np.arange(5), 200))
-    write_sharding(labelled, "mine", ranks, about={"by": "hand"})
+    write_sharding(labelled, "mine", ranks)
     assert open_dataset(labelled.url).arrays.keys() == {"x", "y", "label"}
     seen = []
     for sharding in ("mine", ranks):

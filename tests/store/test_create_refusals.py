@@ -32,32 +32,24 @@ def unknown_length() -> Any:
 @pytest.mark.parametrize(
     ("arrays", "options", "words"),
     [
-        ({}, {}, "arrays=.*at least one name"),
+        ({}, {}, "arrays is not allowed: this dict has no columns"),
         ([OK], {}, "arrays="),
         ({"x": OK, "labels": np.zeros(3)}, {}, r"'x': 4, 'labels': 3"),
-        ({"x": np.zeros((0, 2))}, {}, r"\{'x': 0\}.*at least one sample"),
+        ({"x": np.zeros((0, 2))}, {}, r"\{'x': 0\}.*at least one"),
         ({"x": OK, "s": np.float64(3)}, {}, r"arrays\['s'\]\.shape=\(\)"),
         ({"x": np.array([{}, []], dtype=object)}, {}, r"arrays\['x'\]\.dtype='object'"),
         ({"x": np.array(["a"], dtype=np.dtypes.StringDType())}, {}, r"arrays\['x'\]\.dtype='StringDType"),
-        ({"x": [[1], [2, 3]]}, {}, r"arrays\['x'\] is not allowed: .* list to an array .*inhomogeneous"),
         ({"x": np.zeros(3, np.longdouble)}, {}, r"arrays\['x'\]\.dtype='float128'.*Zarr"),
         ({"x": np.zeros(3, [("a", "f4", (2,))])}, {}, r"arrays\['x'\]\.dtype=.*array field of a struct"),
         ({"x": np.zeros(3, [("a", [("b", "f4", (2,))])])}, {}, r"arrays\['x'\]\.dtype=.*array field of a struct"),
-        ({"x": np.zeros(4, [("a", "f4")])}, {"chunk_rows": 2, "shard_rows": 2}, "zarr cannot shard structs .*'x'"),
-        ({"x": np.ma.masked_array([1, 2], [True, False])}, {}, r"masked array.*filled"),
         ({"x": OK, "y": unknown_length()}, {}, r"'x': 4, 'y': 5"),
         ({"x": da.from_array(np.array([{}], dtype=object), chunks=1)}, {}, r"arrays\['x'\]\.dtype='object'"),
-        ({"x": OK}, {"chunk_rows": 5, "shard_rows": 12}, r"shard_rows=12 .*multiple of the rows of a chunk \(5\).*15"),
+        ({"x": OK}, {"chunk_rows": 5, "shard_rows": 12}, r"shard_rows=12 .*multiple of chunk_rows \(5\)"),
         ({"x": OK}, {"shard_rows": 12}, r"shard_rows=12 .*Give chunk_rows"),
         ({"x": OK}, {"chunk_rows": 5, "shard_rows": 0}, "shard_rows=0 "),
-        ({"x": OK}, {"chunk_rows": 5, "shard_rows": 2.5}, "shard_rows=2.5 "),
         ({"x": OK}, {"chunk_rows": 0}, "chunk_rows=0 "),
-        ({"x": OK}, {"chunk_rows": True}, "chunk_rows=True "),
-        ({"x": OK}, {"chunk_rows": 2.5}, "chunk_rows=2.5 "),
         ({"": OK}, {}, "array name=''"),
         ({"a/b": OK}, {}, "array name='a/b'"),
-        ({"__x": OK}, {}, "array name='__x'"),
-        ({".x": OK}, {}, "array name='.x'"),
         ({"zarr.json": OK}, {}, "array name='zarr.json'"),
         ({3: OK}, {}, "array name=3"),
         ({"x": OK}, {"storage_options": {"key": "hunter2"}}, r"storage_options=\['key'\]"),
@@ -73,25 +65,6 @@ def test_refused_before_anything_is_written(
     with pytest.raises(InvalidParameter, match=words):
         create_dataset(tmp_path / "deep" / "d", arrays, overwrite=overwrite, **options)
     assert tree(tmp_path) == before
-
-
-@pytest.mark.parametrize("url", ["", " ", 3, "s3://", b"bytes"])
-def test_bad_urls(url: Any) -> None:
-    with pytest.raises(InvalidParameter, match="url="):
-        create_dataset(url, {"x": OK})
-
-
-def test_unknown_schemes_and_missing_packages(monkeypatch: Any) -> None:
-    with pytest.raises(InvalidParameter, match=r"url='nosuch://b/x'.*scheme.*Install"):
-        create_dataset("nosuch://b/x", {"x": OK})
-    import fsspec
-
-    def not_installed(*args: Any, **kwargs: Any) -> Any:
-        raise ImportError("Install gcsfs to access Google")
-
-    monkeypatch.setattr(fsspec, "url_to_fs", not_installed)
-    with pytest.raises(DatasetError, match="Install gcsfs"):
-        open_dataset("gs://bucket/x")
 
 
 def test_an_existing_dataset_stays_without_overwrite(tmp_path: Path) -> None:
@@ -156,7 +129,7 @@ def interrupted(tmp_path: Path, monkeypatch: Any) -> Any:
     def broken(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt("no such luck")
 
-    monkeypatch.setattr("dshuffle.store.create.write_slabs", broken)
+    monkeypatch.setattr("dshuffle.store.create.run_bounded", broken)
     return np.arange(9)
 
 
@@ -169,9 +142,7 @@ def test_a_failed_write_changes_nothing(
         create_dataset(tmp_path / "d", {"x": np.ones(5)})
     before = tree(tmp_path)
     with monkeypatch.context() as patch:
-        # The trial of the dtypes must still pass, so the failing array is of a dtype that needs none here.
         x = failing(tmp_path, patch)
-        patch.setattr("dshuffle.store.create._storable", lambda label, dtype: dtype)
         with (
             dask.config.set(scheduler="sync"),
             pytest.raises((RuntimeError, DatasetError, KeyboardInterrupt), match="no such luck"),

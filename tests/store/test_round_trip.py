@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -86,14 +85,6 @@ def test_rows_are_those_of_numpy(
     untouched = np.setdiff1d(np.arange(len(rows)), slots)
     assert (rows[untouched] == 7).all()
     assert verify_dataset(dataset).bad == ()
-
-
-def test_dtypes_without_a_zarr_specification_do_not_warn(tmp_path: Any) -> None:
-    arrays = {"s": np.array(["ab", "c"]), "t": np.zeros(2, STRUCT), "b": np.array([b"x", b"y"])}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dataset = create_dataset(tmp_path / "x.zarr", arrays)
-        dataset.read_rows([0])
 
 
 @pytest.mark.parametrize(

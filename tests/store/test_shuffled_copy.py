@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import subprocess
 import sys
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ import dshuffle
 from dshuffle.cli import main
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
 from dshuffle.store import create_dataset, open_dataset, shuffle_dataset, verify_dataset
-from dshuffle.store.create import _remove
+from dshuffle.store.shuffled_copy import _slabs
 
 from ..conftest import at_most
 
@@ -94,46 +91,9 @@ def test_a_dataset_is_not_replaced_by_its_copy(tmp_path):
             with pytest.raises(InvalidParameter, match="must be another place than the source's"):
                 shuffle_dataset(source, url, overwrite=True)
     memory = create_dataset(IN, {"x": np.arange(5.0)}, overwrite=True)
-    with pytest.raises(InvalidParameter, match="must be another place than the source's"):
+    with pytest.raises(InvalidParameter, match="must be another place than the source of"):
         shuffle_dataset(memory, IN, overwrite=True)
     assert set(open_dataset(tmp_path / "d").arrays) == set(whole.arrays)
-
-
-def test_the_command_says_what_is_left_out(tmp_path):
-    group = zarr.create_group(tmp_path / "d")
-    group.create_array("x", data=np.arange(10.0))
-    group.create_array("z", data=np.arange(3.0))
-    ran = CliRunner().invoke(main, ["dataset", "shuffle", str(tmp_path / "d"), str(tmp_path / "e")])
-    assert ran.exit_code == 0, ran.output
-    assert "left out: z (" in ran.stderr
-
-
-@pytest.mark.slow
-def test_memory_for_very_many_buckets_is_refused():
-    source = create_dataset(IN, {"x": np.zeros((70_000, 2))}, overwrite=True)
-    with pytest.raises(InvalidParameter, match="memory_budget=100 is not allowed; it must be at least 256 B for this"):
-        shuffle_dataset(source, OUT, memory_budget=100, overwrite=True)
-    assert shuffle_dataset(source, OUT, memory_budget=256, overwrite=True).n_samples == 70_000
-
-
-def test_a_folder_is_removed_although_threads_still_write_into_it(tmp_path):
-    folder = tmp_path / "d.partial"
-
-    def write():
-        for number in range(50):
-            with contextlib.suppress(OSError):  # the folder may go at any moment
-                folder.mkdir(exist_ok=True)
-                (folder / str(number)).write_text("late")
-            time.sleep(0.005)
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    _remove(str(tmp_path / "nothing"))
-    while not folder.exists():
-        time.sleep(0.001)
-    _remove(str(folder))
-    thread.join()
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("part", [False, True])
@@ -159,7 +119,7 @@ def test_slabs_are_all_samples_in_whole_chunks(nbytes, chunk_rows, part):
     if part:
         stored = np.flatnonzero(np.random.default_rng(chunk_rows).random(200) < 0.3)
         dataset = dataset.select(stored)
-    slabs = list(dataset.slabs(nbytes))
+    slabs = list(_slabs(dataset, nbytes))
     assert np.concatenate(slabs).tolist() == list(range(dataset.n_samples))
     chunks = [set((stored[slab] // chunk_rows).tolist()) for slab in slabs]
     assert sum(map(len, chunks)) == len(set.union(*chunks))
@@ -184,7 +144,7 @@ def test_what_is_refused_before_anything_is_read(tmp_path, monkeypatch):
     for options, message in [
         ({"seed": "a"}, "seed='a' is not allowed"),
         ({"memory_budget": "much"}, "memory_budget='much' is not allowed"),
-        ({"memory_budget": 0}, "memory_budget=0 is not allowed; it must be at least 8 B for this dataset"),
+        ({"memory_budget": 0}, "memory_budget=0 is not allowed; it must be a number of bytes >= 8"),
         ({"chunk_rows": 0}, "chunk_rows=0 is not allowed"),
         ({"by": "label"}, r"by='label'.*one value for each sample: \['x'\]"),
     ]:
@@ -199,7 +159,7 @@ def test_what_is_refused_before_anything_is_read(tmp_path, monkeypatch):
         patched.setattr(os, "posix_fallocate", full)
         with pytest.raises(DatasetError, match=r"cannot hold 80 bytes .*No space left"):
             shuffle_dataset(source, tmp_path / "new")
-    with pytest.raises(DatasetError, match="nowhere' cannot hold the dataset: there is no such folder"):
+    with pytest.raises(DatasetError, match=r"nowhere' cannot hold the dataset: .*No such file"):
         shuffle_dataset(source, tmp_path / "new", temporary=tmp_path / "nowhere")
     assert sorted(os.listdir(tmp_path)) == ["in", "out"]
 
@@ -236,98 +196,3 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(ran.stdout) * 1024 < 160 * 2**20
     made = open_dataset(tmp_path / "out")
     assert np.array_equal(np.sort(made.read_rows(np.arange(len(rows)))["x"][:, 0]), rows[:, 0])
-
-
-KILLED = """
-import os, signal, sys
-from dshuffle.store import shuffle_dataset, shuffled_copy
-
-shuffled_copy.SAVE_EVERY = 0.0
-slabs, die_after = [], int(sys.argv[4])
-def progress(done, total, text):
-    slabs.append(text)
-    if len(slabs) == die_after:
-        os.kill(os.getpid(), signal.SIGKILL)
-shuffle_dataset(sys.argv[1], sys.argv[2], seed=3, temporary=sys.argv[3], memory_budget=20_000, progress=progress)
-"""
-
-
-@pytest.fixture
-def killed(tmp_path):
-    """A copy that is killed after some steps of progress, and its arguments."""
-    source = create_dataset(str(tmp_path / "in.zarr"), {"x": np.arange(6000.0).reshape(1000, 6)}, chunk_rows=20)
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-
-    def kill(after):
-        command = [sys.executable, "-c", KILLED, source.url, str(tmp_path / "out.zarr"), str(temporary), str(after)]
-        return subprocess.run(command, timeout=100, check=False).returncode
-
-    return source, tmp_path / "out.zarr", temporary, kill
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("after", [[1], [7, 4], [27]], ids=str)
-def test_a_copy_that_was_killed_goes_on(killed, after):
-    """The rows that were read stay, and the result is that of a copy that was not killed."""
-    source, target, temporary, kill = killed
-    for number in after:
-        assert kill(number) == -9
-    assert not target.exists()
-    assert len(list(temporary.iterdir())) == 1
-    texts = []
-    shuffle_dataset(
-        source.url, target, seed=3, temporary=temporary, memory_budget=20_000,
-        progress=lambda done, total, text: texts.append(text),
-    )  # fmt: skip
-    before, read = texts.count("rows read before"), texts.count("rows read")
-    assert before + read == 25
-    assert before == min(after[0], 25)
-    whole = shuffle_dataset(source, target.with_name("whole.zarr"), seed=3, memory_budget=20_000)
-    now = open_dataset(target)
-    assert np.array_equal(now.read_rows(np.arange(1000))["x"], whole.read_rows(np.arange(1000))["x"])
-    assert list(temporary.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_another_copy_does_not_continue_that_one(killed):
-    source, target, temporary, kill = killed
-    assert kill(5) == -9
-    texts = []
-    options = {"temporary": temporary, "memory_budget": 20_000, "progress": lambda *args: texts.append(args[2])}
-    shuffle_dataset(source, target, seed=4, **options)
-    assert "rows read before" not in texts
-    assert len(list(temporary.iterdir())) == 1  # of the copy with seed 3
-
-
-def test_two_copies_at_once_do_not_share_a_folder(tmp_path):
-    source = create_dataset(IN, {"x": np.arange(100.0)}, overwrite=True)
-    seen = []
-
-    def again(done, total, text):
-        if not seen:
-            seen.append(text)
-            with pytest.raises(DatasetError, match=r"another process uses .* for the same shuffle"):
-                shuffle_dataset(source, tmp_path / "b.zarr", temporary=tmp_path)
-
-    shuffle_dataset(source, tmp_path / "a.zarr", temporary=tmp_path, progress=again)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr"]
-
-
-def test_a_note_that_is_damaged_is_ignored(tmp_path):
-    source = create_dataset(IN, {"x": np.arange(100.0)}, overwrite=True)
-
-    def stop(done, total, text):
-        if text == "rows written":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        shuffle_dataset(source, tmp_path / "a.zarr", temporary=tmp_path, progress=stop)
-    [folder] = [path for path in tmp_path.iterdir() if path.name.startswith("dshuffle-buckets-")]
-    (folder / "slabs").write_bytes(b"nothing of this kind")
-    texts = []
-    copy = shuffle_dataset(
-        source, tmp_path / "a.zarr", temporary=tmp_path, progress=lambda *args: texts.append(args[2])
-    )
-    assert "rows read before" not in texts
-    assert sorted(copy.read_rows(np.arange(100))["x"]) == list(range(100))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zarr
 
 import dshuffle
 from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
@@ -58,23 +57,9 @@ def test_what_is_no_url(url: object, words: str) -> None:
         dshuffle.create_dataset(url, {"x": [1]})  # type: ignore[arg-type]
 
 
-def test_schemes_have_no_case() -> None:
-    dshuffle.create_dataset("memory://urls-case", {"x": [1]}, overwrite=True)
-    assert dshuffle.open_dataset("MEMORY://urls-case").url == "memory://urls-case"
-
-
 def test_a_file_system_that_cannot_be_reached_is_a_dataset_error(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"cannot open zip://x.zarr::.*No such file"):
         dshuffle.open_dataset(f"zip://x.zarr::{tmp_path}/absent.zip")
-
-
-def test_what_exists_instead_of_a_group(tmp_path: Path) -> None:
-    zarr.create_array(tmp_path / "array", data=np.arange(3))
-    with pytest.raises(DatasetNotFound, match=r"is a Zarr array.*arrays=\[\.\.\.\] for this array alone"):
-        dshuffle.open_dataset(tmp_path / "array")
-    (tmp_path / "x.zip").write_bytes(b"")
-    with pytest.raises(DatasetNotFound, match=r"is a file.*open_dataset\(zarr.storage.ZipStore\('.*x.zip'\)\)"):
-        dshuffle.open_dataset(tmp_path / "x.zip")
 
 
 def test_a_url_is_accepted_where_a_dataset_is(place: str) -> None:
@@ -84,7 +69,7 @@ def test_a_url_is_accepted_where_a_dataset_is(place: str) -> None:
     write_sharding(place, "mine", [0, 1, 1, 0])
     assert stored_shardings(place) == ("mine",)
     assert read_sharding(place, "mine").tolist() == [0, 1, 1, 0]
-    with pytest.raises(DatasetError, match=r"x.zarr has no sharding 'yours'; it has mine"):
+    with pytest.raises(DatasetError, match=r"x.zarr has no complete sharding 'yours'; it has mine"):
         read_sharding(place, "yours")
     with pytest.raises(DatasetNotFound, match="no dataset exists at"):
         dshuffle.verify_dataset(place + "/absent")

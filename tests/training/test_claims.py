@@ -19,7 +19,7 @@ from dshuffle.compare.simulated import SimulatedCluster
 from dshuffle.planning import Choices
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.sharding import stratified
-from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries, low_rank_factors
+from dshuffle.synthetic import gaussian_blobs, keyed_regression
 from dshuffle.training import (
     EarlyStopping,
     Linear,
@@ -31,6 +31,8 @@ from dshuffle.training import (
     fit_synchronous_sgd,
     simulate_parameter_server,
 )
+
+from ..low_rank import low_rank_entries, low_rank_factors
 
 
 class Reached(EarlyStopping):

@@ -9,9 +9,10 @@ import dshuffle
 from dshuffle.compare import local_cluster
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation
-from dshuffle.synthetic import low_rank_entries
 from dshuffle.training import Decay, fit_matrix_completion, split_entries
 from dshuffle.training.matrix_completion import FIRST_PRODUCTS, first_factors, fitted_baseline, shrunk_means
+
+from ..low_rank import low_rank_entries
 
 SHAPE = {"n_rows": 40, "n_columns": 23}
 ENTRIES = {name: array.compute() for name, array in low_rank_entries(**SHAPE, per_row=8, rank=2).items()}

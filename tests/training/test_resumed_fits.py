@@ -9,7 +9,7 @@ from sklearn.linear_model import SGDClassifier
 
 import dshuffle
 from dshuffle.errors import CheckpointError, ClusterError, InvalidParameter
-from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries
+from dshuffle.synthetic import gaussian_blobs, keyed_regression
 from dshuffle.training import (
     Decay,
     EarlyStopping,
@@ -21,6 +21,8 @@ from dshuffle.training import (
     fit_parameter_server,
     fit_synchronous_sgd,
 )
+
+from ..low_rank import low_rank_entries
 
 pytestmark = pytest.mark.timeout(120)
 EPOCHS = 5

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import xarray
+import zarr
 from distributed.protocol.serialize import Serialize
 
 from dshuffle import create_dataset
@@ -27,7 +27,7 @@ from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker import loading, store_reader
 from dshuffle.runtime.worker.loading import Load, Loader
 from dshuffle.runtime.worker.store_reader import StoreReader
-from dshuffle.store import Dataset
+from dshuffle.store import Dataset, open_dataset
 from dshuffle.store.row_blocks import RowBlocks
 
 Q, N, EPOCH = 600, 4, 5
@@ -199,8 +199,11 @@ def test_views_and_arrays_with_other_chunks(view, small_blocks, monkeypatch):
     if "selected" in view:
         dataset = dataset.select(np.sort(rng.permutation(dataset.n_samples)[:200]))
     if view == "patches":
-        named = xarray.Dataset({"x": (("s", "a", "b"), arrays["x"]), "label": ("s", arrays["label"])})
-        dataset = create_dataset("memory://loading-views", named, chunk_rows=20, overwrite=True).patches(a=2, b=3)
+        group = zarr.create_group(zarr.storage.MemoryStore())
+        for name, dims in (("x", "sab"), ("label", "s")):
+            sizes = (20, *arrays[name].shape[1:])
+            group.create_array(name, data=arrays[name], chunks=sizes, dimension_names=dims)
+        dataset = open_dataset(group).patches(a=2, b=3)
     workers = Workers(dataset)
     workers.load(random_partitions(dataset.n_samples))
     assert workers.read_once

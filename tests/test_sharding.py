@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.errors import InvalidParameter
-from dshuffle.sharding import ShardingWarning, distribution, distribution_aware
+from dshuffle import sharding as module
+from dshuffle.errors import InvalidParameter, ShardingWarning
+from dshuffle.sharding import Sharding, distribution_aware, stratified
 
-from ..conftest import at_most
+from .conftest import at_most
 
-pytestmark = pytest.mark.filterwarnings("ignore::dshuffle.sharding.ShardingWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dshuffle.errors.ShardingWarning")
 
 
 def blobs(sizes, width=6, seed=0):
@@ -23,6 +24,15 @@ def blobs(sizes, width=6, seed=0):
     return centres[cloud] + rng.normal(size=(len(cloud), width)), cloud
 
 
+def counts(sharding, labels):
+    """Samples of each class in each shard; every shard has the broadcast samples."""
+    classes, codes = np.unique(labels, return_inverse=True)
+    found = np.zeros((len(classes), sharding.n_workers), int)
+    own = np.setdiff1d(np.arange(len(labels)), sharding.broadcast)
+    np.add.at(found, (codes[own], sharding.ranks[own]), 1)
+    return found + np.bincount(codes[sharding.broadcast], minlength=len(classes))[:, None]
+
+
 @pytest.mark.parametrize("kind", ["numpy", "dask", "images"])
 def test_every_worker_gets_an_equal_part_of_every_neighbourhood(kind):
     x, cloud = blobs([200, 90, 50, 61])
@@ -30,7 +40,7 @@ def test_every_worker_gets_an_equal_part_of_every_neighbourhood(kind):
     sharding = distribution_aware(source, n_workers=12, clusters=4)
     assert np.ptp(np.bincount(sharding.ranks, minlength=12)) <= 1
     assert sorted(sharding.neighbourhoods) == [50, 61, 90, 200]
-    assert np.ptp(sharding.counts(cloud), axis=1).max() <= 1
+    assert np.ptp(counts(sharding, cloud), axis=1).max() <= 1
     assert sharding.broadcast.size == 0
 
 
@@ -42,17 +52,17 @@ def test_whatever_the_features_partitions_are_balanced_and_broadcast_is_what_is_
     assert np.ptp(np.bincount(sharding.ranks, minlength=n)) <= 1
     sparse = sharding.neighbourhoods[sharding.neighbourhoods <= n]
     assert len(sharding.broadcast) == sparse.sum()
-    assert sharding.sizes.sum() == 40 + (n - 1) * len(sharding.broadcast)
+    assert counts(sharding, np.zeros(40)).sum() == 40 + (n - 1) * len(sharding.broadcast)
     again = distribution_aware(x, n_workers=n, clusters=clusters, seed=seed, broadcast_cap=1)
     np.testing.assert_array_equal(sharding.ranks, again.ranks)
 
 
 def test_isolated_points_are_broadcast_and_counted_in_every_shard():
     x, cloud = blobs([300, 200, 5])
-    with pytest.warns(ShardingWarning, match="1 of 3 neighbourhoods .* 5 samples will be broadcast"):
+    with pytest.warns(ShardingWarning, match="5 samples are broadcast, because .* at most 8 samples"):
         sharding = distribution_aware(x, n_workers=8, clusters=3)
     np.testing.assert_array_equal(sharding.broadcast, np.flatnonzero(cloud == 2))
-    assert sharding.counts(cloud)[2].tolist() == [5] * 8
+    assert counts(sharding, cloud)[2].tolist() == [5] * 8
     assert np.ptp(np.bincount(sharding.ranks, minlength=8)) <= 1
 
 
@@ -63,18 +73,11 @@ def test_labels_give_twice_their_classes_as_neighbourhoods():
 
 
 def test_a_sample_of_what_does_not_fit_decides_for_the_rest(monkeypatch):
-    monkeypatch.setattr(distribution, "SAMPLE_NBYTES", 4000)
-    monkeypatch.setattr(distribution, "SLAB_NBYTES", 2000)
+    monkeypatch.setattr(module, "SAMPLE_NBYTES", 4000)
+    monkeypatch.setattr(module, "SLAB_NBYTES", 2000)
     x, cloud = blobs([2000, 900, 500, 600])
-    seen = []
-    sharding = distribution_aware(x, n_workers=12, clusters=4, progress=lambda *step: seen.append(step))
-    assert np.ptp(sharding.counts(cloud), axis=1).max() <= 1
-    assert {text for _, _, text in seen} == {
-        "samples read for PCA",
-        "samples read for k-means",
-        "samples assigned to neighbourhoods",
-    }
-    assert seen[-1][:2] == (4000, 4000)
+    sharding = distribution_aware(x, n_workers=12, clusters=4)
+    assert np.ptp(counts(sharding, cloud), axis=1).max() <= 1
 
 
 def test_too_many_clusters_are_refused_with_the_number_to_choose():
@@ -93,7 +96,7 @@ def with_nan(x):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        (with_nan(blobs([40])[0]), {"clusters": 2}, r"features\[17\].*not finite.*2 of samples 0 to 39"),
+        (with_nan(blobs([40])[0]), {"clusters": 2}, r"features\[17\].*not finite"),
         (blobs([40])[0], {"clusters": 41}, "clusters=41 .*at most 40, the number of samples"),
         (blobs([40])[0], {"clusters": 0}, "clusters=0"),
         (blobs([40])[0], {}, "clusters=None.*Give labels to get a default"),
@@ -122,7 +125,7 @@ class Rows:  # made as they are read: 1,000,000 x 64 float32, 256 MB, of which n
         return self.centres[np.arange(rows.start, rows.stop) // 200_000] + noise
 
 sharding = distribution_aware(Rows(), n_workers=12, clusters=5)
-assert np.ptp(sharding.sizes) <= 1
+assert np.ptp(np.bincount(sharding.ranks)) <= 1
 # Not ru_maxrss, which begins with what the parent had when it started this process.
 [peak] = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
 print(peak)
@@ -133,3 +136,18 @@ print(peak)
 def test_a_million_samples_in_less_than_a_gibibyte():
     ran = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert int(ran.stdout) << 10 < 1 << 30
+
+
+def test_small_classes_are_allowed_warned_of_and_counted():
+    labels = np.repeat([0, 1, 2, 9], [50, 3, 2, 12])
+    with pytest.warns(ShardingWarning, match=r"2 of 4 classes .* workers \(12\).* smallest is 2 with 2"):
+        ranks = stratified(labels, 12)
+    sharding = Sharding(ranks, 12, np.empty(0, np.int64))
+    assert np.ptp(counts(sharding, labels), axis=1).max() <= 1
+
+
+def test_ranks_and_broadcast_are_checked():
+    with pytest.raises(InvalidParameter, match=r"ranks\[1\]=2"):
+        Sharding(np.array([0, 2], np.int32), 2, np.empty(0, np.int64))
+    with pytest.raises(InvalidParameter, match="broadcast"):
+        Sharding(np.array([0, 1], np.int32), 2, np.array([2]))
