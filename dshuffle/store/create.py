@@ -126,10 +126,13 @@ def create_dataset(
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         hint = "The first axis of every array must be the samples, at least one."
         raise InvalidParameter.because("arrays", f"their lengths are {lengths}", hint)
-    origins = [array.origin for array in checked.values() if isinstance(array, RowSource)]
-    if not is_local(url) and any((origin + "/").startswith(url + "/") for origin in origins):
-        # A local dataset is written to a temporary folder. Elsewhere the source would be deleted before it is read.
-        raise InvalidParameter.of("url", url, "another place than the source of an array")
+    for name, array in checked.items():
+        origin = array.origin if isinstance(array, RowSource) and not is_local(url) else "/"
+        is_place = os.path.isabs(origin) or origin.partition("://")[0].isalnum()  # a store object may be anywhere
+        if (origin + "/").startswith(url + "/") or (kind == GROUP and not is_place):
+            # A local dataset is written to a temporary folder. Elsewhere the source would be deleted before it is read.
+            allowed = f"another place than the source of array {name!r}, or one where nothing exists"
+            raise InvalidParameter.of("url", url, allowed)
 
     def write(store: Store) -> None:
         group = zarr.create_group(store, overwrite=True, attributes=new_mark(complete=False))

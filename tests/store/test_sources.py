@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.errors import CorruptChunk, DatasetError, DatasetNotFound, InvalidParameter
-from dshuffle.store import create_dataset, open_dataset, read_sources, watched
+from dshuffle.store import create_dataset, open_dataset, read_sources, shuffle_dataset, watched
+from dshuffle.store.dataset import blank_dataset
 from dshuffle.store.sources import stream
 
 RNG = np.random.default_rng(0)
@@ -176,8 +177,10 @@ def test_a_dataset_is_rechunked_in_its_own_place(tmp_path):
     assert again.arrays["x"].chunk_rows == 300
     np.testing.assert_array_equal(contents(again)["x"], X)
     create_dataset("memory://ingest-own", {"x": X}, overwrite=True)
-    with pytest.raises(InvalidParameter, match="another place than the source of an array"):
+    with pytest.raises(InvalidParameter, match="another place than the source of array 'x'"):
         create_dataset("memory://ingest-own", read_sources(["memory://ingest-own"]), overwrite=True)
+    with pytest.raises(InvalidParameter, match="or one where nothing exists"):  # the store may be there
+        shuffle_dataset(blank_dataset(5), "memory://ingest-own", overwrite=True)
     assert open_dataset("memory://ingest-own").n_samples == 1000
 
 
