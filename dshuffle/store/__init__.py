@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.store.dataset import open_dataset as open_dataset
     from dshuffle.store.dataset import verify_dataset as verify_dataset
     from dshuffle.store.places import Place as Place
+    from dshuffle.store.reader import ArrayInfo as ArrayInfo
     from dshuffle.store.sharding_arrays import read_broadcast as read_broadcast
     from dshuffle.store.sharding_arrays import read_sharding as read_sharding
     from dshuffle.store.sharding_arrays import stored_shardings as stored_shardings
@@ -27,10 +28,9 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.store.sources.image_folder import ImageFolder as ImageFolder
     from dshuffle.store.sources.source import RowSource as RowSource
     from dshuffle.store.sources.source import watched as watched
-    from dshuffle.store.stored_array import ArrayInfo as ArrayInfo
 
 _HOMES = {
-    "ArrayInfo": "dshuffle.store.stored_array",
+    "ArrayInfo": "dshuffle.store.reader",
     "Dataset": "dshuffle.store.dataset",
     "ImageFolder": "dshuffle.store.sources.image_folder",
     "Place": "dshuffle.store.places",

@@ -31,9 +31,8 @@ from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.store import reader
 from dshuffle.store.cf import attributes_of, encoding_of
 from dshuffle.store.metadata import Mark, Opening, SampleArrays, ends_of, find_arrays, identity_of
-from dshuffle.store.patient_store import Meter, PatientStore
-from dshuffle.store.places import ARRAY, GROUP, Location, Place, is_memory
-from dshuffle.store.stored_array import ArrayInfo, StoredArray
+from dshuffle.store.places import ARRAY, GROUP, Location, Meter, PatientStore, Place, is_memory
+from dshuffle.store.reader import ArrayInfo, StoredArray
 from dshuffle.store.view import Offsets, View, split_at_time, split_samples, split_strata
 from dshuffle.units import human_bytes, human_count
 
@@ -352,7 +351,7 @@ class Dataset:
             If it cannot be read any more.
         """
         try:
-            now = self._opening.identity(self._store)
+            now = self._opening.identity(self._store.bare)
         except DatasetError:
             raise
         except Exception as error:
@@ -499,15 +498,13 @@ def open_dataset(
     storage_options
         Options of the store. For S3: ``access_key_id``, ``secret_access_key``, ``session_token``, ``region``,
         ``endpoint``, ``skip_signature`` and obstore's other options, or s3fs's names for them (``key``, ``secret``,
-        ``endpoint_url``, ``client_kwargs``, ...). Missing options come from ``AWS_ACCESS_KEY_ID``,
+        ``endpoint_url``, ``anon``, ``requester_pays``). Missing options come from ``AWS_ACCESS_KEY_ID``,
         ``AWS_ENDPOINT_URL``, .... The URL of an endpoint without TLS must begin with ``http://``. For other schemes:
-        the options of fsspec. For all stores: ``max_retries`` (7), ``timeout`` (60 s), and ``connections``, the largest
-        number of requests of a process at one server at a time (16 for HTTP, otherwise 64).
+        the options of fsspec. For all stores: ``max_retries`` (7) and ``timeout`` (60 s).
     absent_chunks
         What a chunk is that the store does not have: ``"fill"`` for the fill value, ``"error"`` for a
         :class:`CorruptChunk`. By default an error in a dataset from :func:`create_dataset`, and the fill value in any
-        other group, as the Zarr specification says. Some stores do not say whether a chunk exists, and refuse access to
-        it (403). Such a chunk is absent if you set this option. By default it is a :class:`DatasetError`.
+        other group, as the Zarr specification says. A chunk that the store refuses (403) is a :class:`DatasetError`.
 
     Raises
     ------
@@ -558,11 +555,11 @@ Decided = tuple[dict[str, Encoding | None], dict[str, str], dict[str, str]]
 def open_stored(opening: Opening, view: View | None = None, decided: Decided | None = None) -> Dataset:
     """Open a dataset as :func:`open_dataset` does, or again as another process has decided."""
     location, url, meter = opening.location, opening.location.url, Meter()
-    store, standing = location.open_to_read(opening.absent_chunks, meter)
-    if standing.kind != GROUP:
-        raise _not_found(location, standing.kind)
+    store, kind = location.open_to_read()
+    if kind != GROUP:
+        raise _not_found(location, kind)
     try:
-        group = opening.group(store, standing.zarr_format)
+        group = opening.group(store, 3 if store.document.endswith("zarr.json") else 2)
         mark = Mark.of(group.attrs)
         if mark is not None and not mark.complete:
             raise DatasetError(
@@ -570,11 +567,12 @@ def open_stored(opening: Opening, view: View | None = None, decided: Decided | N
                 "it again with overwrite=True"
             )
         chosen = find_arrays(group, opening)
-        identity = identity_of(store.bare, group, chosen, opening)
+        identity = identity_of(store, group, chosen, opening)
     except (DatasetError, InvalidParameter):
         raise
     except Exception as exc:
         raise DatasetError(f"cannot open the Zarr group at {url}: {type(exc).__name__}: {exc}") from exc
+    store.meter = meter
     store.absent_is_error = (opening.absent_chunks or ("fill" if mark is None else "error")) == "error"
     n_samples = next(chosen.arrays[name].shape[axis] for name, axis in chosen.axes.items())
     if n_samples == 0:
@@ -721,6 +719,6 @@ def verify_dataset(
         if progress is not None:
             progress(len(sizes) + len(bad), total)
 
-    jobs = ((reader.cost(source.chunk_nbytes), partial(check, source, index)) for source, index in chunks)
+    jobs = ((2 * source.chunk_nbytes, partial(check, source, index)) for source, index in chunks)
     sync(reader.run_bounded(jobs, memory_budget))
     return VerifyReport(n_chunks=total, bytes=sum(sizes), bad=tuple(message for _, _, message in sorted(bad)))

@@ -35,9 +35,9 @@ from dshuffle.private_files import lock_file, replace_file, reserve
 from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset, as_dataset
 from dshuffle.store.places import Place, canonical_url, is_local
+from dshuffle.store.reader import ArrayInfo
 from dshuffle.store.sources import read_array
 from dshuffle.store.sources.source import RowSource, stream
-from dshuffle.store.stored_array import ArrayInfo
 from dshuffle.units import human_bytes
 
 SAVE_EVERY = 15.0

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_indices, as_integer, as_ratio
 from dshuffle.errors import InvalidParameter
-from dshuffle.store.stored_array import ArrayInfo, StoredArray
+from dshuffle.store.reader import ArrayInfo, StoredArray
 
 Box = tuple[slice, ...]
 Offsets = int | Sequence[int]

@@ -349,7 +349,7 @@ def build_parts(
 
 def _check_reading(worker: Worker, spec: SessionSpec, blocks: RowBlocks, rank: int | None) -> None:
     """Refuse a dataset whose chunks cannot be read beside the partition."""
-    limit, nbytes = worker.memory_manager.memory_limit, blocks.largest_nbytes
+    limit, nbytes = worker.memory_manager.memory_limit, max(blocks.nbytes(group.first) for group in blocks.groups)
     partition = 0
     if rank is not None:
         partition = partition_nbytes(spec.shuffle, spec.dataset.layout, on_disk=spec.options.on_disk, rank=rank)

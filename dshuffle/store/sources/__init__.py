@@ -28,10 +28,9 @@ from dshuffle.redaction import hide_secrets
 from dshuffle.store.cf import attributes_of, encoding_of
 from dshuffle.store.dataset import Dataset, as_dataset, open_dataset
 from dshuffle.store.metadata import unreadable_items
-from dshuffle.store.patient_store import Meter
-from dshuffle.store.places import ARRAY, GROUP, Place, canonical_url, is_local, open_store, standing_at
+from dshuffle.store.places import ARRAY, GROUP, Meter, Place, canonical_url, is_local, open_store, standing_at
+from dshuffle.store.reader import ArrayInfo, StoredArray
 from dshuffle.store.sources.source import RowSource, files_below, stream, unreadable
-from dshuffle.store.stored_array import ArrayInfo, StoredArray
 
 logger = logging.getLogger(__name__)
 
