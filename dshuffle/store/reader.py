@@ -368,9 +368,11 @@ async def run_bounded(jobs: Iterable[Job], budget: int) -> None:
 
     def end(job: asyncio.Future[None]) -> None:
         del running[job]
-        if (error := job.exception()) is not None:
-            errors.append(error)
         ended.set()
+        try:
+            job.result()
+        except BaseException as error:  # also if it was cancelled
+            errors.append(error)
 
     try:
         for cost, start in jobs:
