@@ -50,8 +50,6 @@ Requests = Sequence[tuple[str, ByteRequest | None]]
 PROTOTYPE = default_buffer_prototype()
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-# Below this size, unpacking on zarr's loop takes less time than handing it to a thread.
-_THREAD_NBYTES = 128 << 10
 
 _remote_pid: int | None = None
 """The process that has used a store whose threads and connections do not survive a fork."""
@@ -187,8 +185,8 @@ class PatientStore(WrapperStore[Store]):
                 self.meter.add(StoreTraffic(retries=1))
             await asyncio.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1))
 
-    async def read(self, requests: Requests, use: Callable[[list[Any]], T], nbytes: int = 0) -> T:
-        """Fetch objects or ranges of them, and use their bytes, which may make ``nbytes`` of them; None if absent.
+    async def read(self, requests: Requests, use: Callable[[list[Any]], Any] | None = None) -> Any:
+        """Fetch objects or ranges of them, and return their bytes or use them in a thread; None if absent.
 
         Local files are read and used in one thread, because handing one file of 64 KiB to a thread and back costs more
         than reading it. If one fails, all are read again. Once this method has raised an error, ``use`` does not run.
@@ -199,7 +197,9 @@ class PatientStore(WrapperStore[Store]):
 
             def work() -> Any:
                 contents = [self._read_file(key, wanted) for key, wanted in requests]
-                return (_size(contents), use(contents)) if claim.acquire(blocking=False) else None
+                if claim.acquire(blocking=False):
+                    return _size(contents), use(contents) if use else contents
+                return None
 
             future = asyncio.get_running_loop().run_in_executor(_threads, work)
             done, _ = await asyncio.wait([future], timeout=self._timeout)
@@ -207,15 +207,13 @@ class PatientStore(WrapperStore[Store]):
                 raise TimeoutError  # the file system hangs, and this thread will find the lock taken
             return await future
 
-        answer: T
         if self.root:
             first, last = requests[0][0], requests[-1][0]
             what = f"fetch {first}" + f" to {last}" * (last != first)
             size, answer = await self._insist(what, read_files, limited=False)
         else:
             contents = await asyncio.gather(*(self._fetch(key, wanted) for key, wanted in requests))
-            size = _size(contents)
-            answer = await unpacked(max(nbytes, size), lambda: use(contents))
+            size, answer = _size(contents), await asyncio.to_thread(use, contents) if use else contents
         if self.meter is not None:
             if (link := emulated("store")) is not None:
                 await link.send(size)
@@ -265,7 +263,7 @@ class PatientStore(WrapperStore[Store]):
 
     async def get(self, key: str, prototype: Any = PROTOTYPE, byte_range: ByteRequest | None = None) -> Any:
         """Fetch an object or exactly the requested range of it; ``None`` if it does not exist and may be absent."""
-        [content] = await self.read([(key, byte_range)], list)
+        [content] = await self.read([(key, byte_range)])
         return None if content is None else prototype.buffer.from_bytes(content)
 
     def get_sync(self, key: str, *, prototype: Any = PROTOTYPE, byte_range: ByteRequest | None = None) -> Any:
@@ -298,11 +296,6 @@ class PatientStore(WrapperStore[Store]):
 
 def _size(contents: Iterable[Any]) -> int:
     return sum(len(content) for content in contents if content is not None)
-
-
-async def unpacked(nbytes: int, unpack: Callable[[], T]) -> T:
-    """Unpack what has been read, in a thread if this is much."""
-    return unpack() if nbytes < _THREAD_NBYTES else await asyncio.to_thread(unpack)
 
 
 # -- Errors of stores --------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from dshuffle.errors import CorruptChunk, DatasetError
 from dshuffle.kernels import kernel, worth_a_kernel
 from dshuffle.rows import ByteMatrix
 from dshuffle.store.cf import dimensions
-from dshuffle.store.places import PROTOTYPE, PatientStore, unpacked
+from dshuffle.store.places import PROTOTYPE, PatientStore
 
 #: Default number of bytes in flight at a time.
 MEMORY_BUDGET = 64 << 20
@@ -170,11 +170,11 @@ class StoredArray:
         """Key of the object that holds a chunk of an array that has decoders."""
         return self._key((chunk, *[0] * len(self.info.shape)))
 
-    async def read_shard(self, chunks: list[int], use: Callable[[list[Any]], None], nbytes: int) -> None:
-        """Read ascending chunks of one shard, and use their stored bytes, which make ``nbytes``; None if absent."""
+    async def read_shard(self, chunks: list[int], use: Callable[[list[Any]], None]) -> None:
+        """Read ascending chunks of one shard, and use their stored bytes; None if absent."""
         n_chunks, key = (self.info.shard_rows or 0) // self.info.chunk_rows, self.key(chunks[0])
         size = 16 * n_chunks + 4
-        [data] = await self.store.read([(key, SuffixByteRequest(size))], list)
+        [data] = await self.store.read([(key, SuffixByteRequest(size))])
         found: list[tuple[int, int] | None] = [None] * len(chunks)
         with self._named(self._box(chunks[0])):
             if data is not None and len(data) < size:
@@ -195,7 +195,7 @@ class StoredArray:
             use([where and next(parts) for where in found])
 
         asked = [(first, last)] if is_one else present
-        await self.store.read([(key, RangeByteRequest(*each)) for each in asked], use_present, nbytes)
+        await self.store.read([(key, RangeByteRequest(*each)) for each in asked], use_present)
 
     def decode(self, chunk: int, data: Any) -> NDArray[np.uint8]:
         """Turn the stored bytes of such a chunk, None if it is absent, into a matrix of rows."""
@@ -450,14 +450,13 @@ async def _read_box(sink: Sink, begin: int, end: int, ids: Indices, places: Indi
     block = await sink.source.read_rows(begin, end, box)
     items, target = ids - begin * sink.cut.n_patches, sink.matrix.reshape(-1)
     runs = sink.cut.runs(sink.source.dtype.itemsize, box)
-    await unpacked(ids.size * runs[1].size * runs[2], lambda: scatter(block, items, target, places, *runs))
+    await asyncio.to_thread(scatter, block, items, target, places, *runs)
 
 
 async def _read_chunks(group: list[Sink], chunks: list[int], ids: Indices, places: Indices) -> None:
     """Read chunks of all arrays of a group, and copy rows out of them."""
     source, cut, target = group[0].source, group[0].cut, group[0].matrix.reshape(-1)
     band_items, runs = source.info.chunk_rows * cut.n_patches, cut.runs(source.dtype.itemsize)
-    nbytes = len(chunks) * sum(sink.source.info.chunk_rows * sink.source.row_nbytes for sink in group)
 
     def use(contents: list[Any]) -> None:
         remaining = iter(contents)
@@ -475,9 +474,9 @@ async def _read_chunks(group: list[Sink], chunks: list[int], ids: Indices, place
             scatter(block, items, target, places[begin:end], *run)
 
     if source.info.shard_rows:
-        await source.read_shard(chunks, use, nbytes)
+        await source.read_shard(chunks, use)
     else:
-        await source.store.read([(sink.source.key(chunk), None) for chunk in chunks for sink in group], use, nbytes)
+        await source.store.read([(sink.source.key(chunk), None) for chunk in chunks for sink in group], use)
 
 
 def scatter(
