@@ -90,13 +90,6 @@ def test_rows_of_chunks_get_to_their_places(with_numba, monkeypatch):
     assert target.tolist() == [0, 10, 11, 0, 0, 0, 3, 4, 0, 0]
 
 
-def test_columns_get_side_by_side():
-    columns, target = np.arange(12, dtype=np.uint32), np.zeros(8, np.uint32)  # rows of one and of two items, four each
-    begins, widths, offsets = np.array([0, 4]), np.array([1, 2]), np.array([2, 0])
-    reader.columns_kernel(columns, begins, widths, offsets, np.array([1, 3]), target, np.array([4, 0]))
-    assert target.tolist() == [10, 11, 3, 0, 6, 7, 1, 0]
-
-
 KERNELS = """
 import sys
 import numpy as np

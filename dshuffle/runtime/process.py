@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import resource
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 

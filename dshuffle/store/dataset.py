@@ -52,9 +52,8 @@ from dshuffle.store.metadata import (
     mark_of,
     new_mark,
 )
-from dshuffle.store.patient_store import Meter, PatientStore
-from dshuffle.store.places import ARRAY, GROUP, Location, Place, is_memory
-from dshuffle.store.stored_array import ArrayInfo, StoredArray
+from dshuffle.store.places import ARRAY, GROUP, Location, Meter, PatientStore, Place, is_memory
+from dshuffle.store.reader import ArrayInfo, StoredArray
 from dshuffle.store.view import Offsets, View, earlier_part, part_of_groups, part_of_strata
 
 logger = logging.getLogger(__name__)
@@ -348,7 +347,7 @@ class Dataset:
             If it cannot be read any more.
         """
         try:
-            now = self._opening.identity(self._store)
+            now = self._opening.identity(self._store.bare)
         except DatasetError:
             raise
         except Exception as error:
@@ -442,15 +441,13 @@ def open_dataset(
     storage_options
         Options of the store. For S3: ``access_key_id``, ``secret_access_key``, ``session_token``, ``region``,
         ``endpoint``, ``skip_signature`` and obstore's other options, or s3fs's names for them (``key``, ``secret``,
-        ``endpoint_url``, ``client_kwargs``, ...). Missing options come from ``AWS_ACCESS_KEY_ID``,
+        ``endpoint_url``, ``anon``, ``requester_pays``). Missing options come from ``AWS_ACCESS_KEY_ID``,
         ``AWS_ENDPOINT_URL``, .... The URL of an endpoint without TLS must begin with ``http://``. For other schemes:
-        the options of fsspec. For all stores: ``max_retries`` (7), ``timeout`` (60 s), and ``connections``, the largest
-        number of requests of a process at one server at a time (16 for HTTP, otherwise 64).
+        the options of fsspec. For all stores: ``max_retries`` (7) and ``timeout`` (60 s).
     absent_chunks
         What a chunk is that the store does not have: ``"fill"`` for the fill value, ``"error"`` for a
         :class:`CorruptChunk`. By default an error in a dataset from :func:`create_dataset`, and the fill value in any
-        other group, as the Zarr specification says. Some stores do not say whether a chunk exists, and refuse access to
-        it (403). Such a chunk is absent if you set this option. By default it is a :class:`DatasetError`.
+        other group, as the Zarr specification says. A chunk that the store refuses (403) is a :class:`DatasetError`.
 
     Raises
     ------
@@ -513,18 +510,18 @@ Decoding = tuple[dict[str, Encoding | None], dict[str, str]]
 def open_stored(opening: Opening, view: View | None = None, decoding: Decoding | None = None) -> Dataset:
     """Open a dataset as :func:`open_dataset` does, or again as another process has decided."""
     location, url, meter = opening.location, opening.location.url, Meter()
-    store, standing = location.open_to_read(opening.absent_chunks, meter)
-    if not standing.kind:
+    store, kind = location.open_to_read()
+    if not kind:
         hint = "memory:// URLs exist only in the process that created them; " if is_memory(url) else ""
         raise DatasetNotFound(
             f"no dataset exists at {url}; {hint}create one with create_dataset (dshuffle dataset create)"
         )
-    if standing.kind != GROUP:
+    if kind != GROUP:
         hint = ". Open the group that has it with arrays=[...], or give dask.array.from_zarr to create_dataset"
-        what = f"{standing.kind}, but a dataset is a Zarr group of arrays{hint if standing.kind == ARRAY else ''}"
+        what = f"{kind}, but a dataset is a Zarr group of arrays{hint if kind == ARRAY else ''}"
         raise DatasetNotFound(f"{url} is {what}")
     try:
-        group = opening.group(store, standing.zarr_format)
+        group = opening.group(store, 3 if store.document.endswith("zarr.json") else 2)
         mark = mark_of(group)
         if not mark.get("complete", True):
             raise DatasetError(
@@ -532,11 +529,12 @@ def open_stored(opening: Opening, view: View | None = None, decoding: Decoding |
                 "it again with overwrite=True"
             )
         chosen = find_arrays(group, opening)
-        identity = identity_of(store.bare, group, chosen, opening)
+        identity = identity_of(store, group, chosen, opening)
     except DShuffleError:
         raise
     except Exception as exc:
         raise DatasetError(f"cannot open the Zarr group at {url}: {type(exc).__name__}: {exc}") from exc
+    store.meter = meter
     store.absent_is_error = (opening.absent_chunks or ("error" if mark else "fill")) == "error"
     n_samples = next(chosen.arrays[name].shape[axis] for name, axis in chosen.axes.items())
     if n_samples == 0:
@@ -644,7 +642,7 @@ def verify_dataset(
         if progress is not None:
             progress(len(found), len(chunks))
 
-    jobs = ((reader.cost(source.chunk_nbytes), partial(check, source, index)) for source, index in chunks)
+    jobs = ((2 * source.chunk_nbytes, partial(check, source, index)) for source, index in chunks)
     sync(reader.run_bounded(jobs, reader.MEMORY_BUDGET))
     bad = tuple(text for _, text in sorted(found.items()) if isinstance(text, str))
     return VerifyReport(len(chunks), sum(n for n in found.values() if isinstance(n, int)), bad)

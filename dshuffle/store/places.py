@@ -1,26 +1,40 @@
-"""Where datasets are: URLs and paths as users write them, Zarr stores, how they are opened, and what exists there."""
+"""Where datasets are: URLs and paths as users write them, Zarr stores, and what exists there.
+
+One wrapper of all stores repeats requests, counts them and waits as an emulated link. It also says what errors of
+stores mean: whether the same request may succeed later, or was refused, and what to do.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import errno
 import json
 import os
 import pickle
+import random
 import re
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Self, TypeVar
 
+import numpy as np
 import zarr
-from zarr.abc.store import Store
-from zarr.core.buffer import Buffer
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.sync import sync
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, WrapperStore
 
-from dshuffle.errors import DatasetError, InvalidParameter
+from dshuffle.checks import as_integer
+from dshuffle.emulated_links import emulated
+from dshuffle.errors import CorruptChunk, DatasetError, InvalidParameter
 from dshuffle.private_files import replace_file
-from dshuffle.redaction import option_values, short_repr
-from dshuffle.store.patient_store import PROTOTYPE, AccessRefused, Meter, Patience, PatientStore, explained
+from dshuffle.records import StoreTraffic
+from dshuffle.redaction import hide_secrets, option_values, short_repr
 
 try:
     from obstore.exceptions import BaseError
@@ -31,6 +45,321 @@ except ImportError:  # without the extra
 Place = str | os.PathLike[str] | Store | StorePath | zarr.Group
 """What users pass as the place of a dataset."""
 
+T = TypeVar("T")
+Requests = Sequence[tuple[str, ByteRequest | None]]
+PROTOTYPE = default_buffer_prototype()
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+_remote_pid: int | None = None
+"""The process that has used a store whose threads and connections do not survive a fork."""
+
+
+_pid: int
+_threads: ThreadPoolExecutor
+_lock: threading.Lock
+
+
+def _begin_process() -> None:
+    """Make what requests share. A forked process has its own, because threads and their locks do not survive a fork."""
+    global _pid, _threads, _lock
+    # More threads than processors, because reads from a network mount mostly wait.
+    _pid, _threads, _lock = os.getpid(), ThreadPoolExecutor(16, "dshuffle-files"), threading.Lock()
+
+
+_begin_process()
+os.register_at_fork(after_in_child=_begin_process)
+
+
+class Meter:
+    """A thread-safe running total of traffic."""
+
+    def __init__(self) -> None:
+        self.traffic = StoreTraffic()
+
+    def add(self, traffic: StoreTraffic) -> None:
+        """Add traffic to the total."""
+        with _lock:
+            self.traffic += traffic
+
+
+class AccessRefused(DatasetError):
+    """The store refuses access to an object, or does not say that the object does not exist."""
+
+
+def _insistent(method: str, words: str) -> Any:
+    async def ask(self: PatientStore, key: str, *values: Any) -> Any:
+        what = f"{words} {key or 'the top level'}"
+        return await self._insist(what, lambda store: getattr(store, method)(key, *values))
+
+    return ask
+
+
+class PatientStore(WrapperStore[Store]):
+    """A store that asks again after transient errors. Other errors become a :class:`~dshuffle.errors.DatasetError`.
+
+    No attempt begins later than twice ``timeout`` after the first one, so a store that has stopped answering causes an
+    error within three times this time. ``url`` names the store in errors, ``secrets`` must not appear there, and
+    ``access`` is the advice after a refusal. ``root`` is the folder of local files.
+
+    Once a store has a ``meter``, chunks are read from it: requests are counted, and wait as on an emulated link. With
+    ``absent_is_error``, an absent chunk is an error; zarr would return the fill value, which in a complete dataset
+    would turn a lost file into rows of zeros. ``document`` is the key of a metadata document that exists. If it is
+    known, what is refused while metadata are looked at is absent: some stores answer 403 if an object does not exist.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        url: str,
+        limits: tuple[int, float],
+        *,
+        read_only: bool = False,
+        secrets: tuple[str, ...] = (),
+        access: str = "",
+    ) -> None:
+        super().__init__(store)
+        emulated("store")  # a wrong rate is refused now
+        self.root = os.fspath(store.root) if isinstance(store, LocalStore) else ""
+        self.meter: Meter | None = None
+        self.document, self.absent_is_error = "", False
+        self._url, self._secrets, self._access, self._read_only = url, secrets, access, read_only
+        self._retries, self._timeout = limits
+        # obstore limits the time without a byte, since a large chunk may take long over a slow link.
+        self._limit = None if url.startswith("s3://") else self._timeout
+        # Some HTTP servers with a short queue answer nobody for long if a process opens more connections.
+        self._gate = asyncio.Semaphore(16 if url.startswith("http") else 64)
+
+    @property
+    def bare(self) -> Self:
+        """The same store, for looking at metadata and at samples of chunks."""
+        other = copy.copy(self)
+        other.meter, other.absent_is_error = None, False
+        return other
+
+    @property
+    def read_only(self) -> bool:
+        """Whether zarr must not write."""
+        return self._read_only or self._store.read_only
+
+    @property
+    def _supports_sync_io(self) -> bool:
+        # Others wait on the event loop, and do not block a thread for each request.
+        return bool(self.root) and emulated("store") is None
+
+    def __repr__(self) -> str:
+        return hide_secrets(self._url)
+
+    __str__ = __repr__
+
+    async def _insist(self, what: str, ask: Callable[[Store], Awaitable[T]], *, limited: bool = True) -> T:
+        """Ask the store, and ask again after errors that may pass."""
+        global _remote_pid
+        if not isinstance(self._store, LocalStore | MemoryStore):
+            if _remote_pid not in (None, _pid):
+                raise DatasetError(
+                    f"cannot {what} of {self._url} in a process that was forked after its parent had used such a "
+                    "store: its threads and connections do not survive a fork. Start processes by spawn or forkserver",
+                    transient=False,
+                )
+            _remote_pid = _pid
+        started, attempt = time.monotonic(), 0
+        while True:
+            attempt += 1
+            try:
+                async with asyncio.timeout(self._limit if limited else None):
+                    return await ask(self._store)
+            except (DatasetError, MemoryError):
+                raise
+            except Exception as error:
+                seconds = time.monotonic() - started
+                reason, passes, refused = judged(error, self._secrets, self._access)
+                if not passes or attempt > self._retries or seconds >= 2 * self._timeout:
+                    if isinstance(error, TimeoutError) and not str(error):
+                        reason = f"no answer within {self._timeout:g} s"
+                    often = f"; tried {attempt} times in {seconds:.1f} s" if attempt > 1 else ""
+                    kind = AccessRefused if refused else DatasetError
+                    # Not chained: a traceback would print the original message, which may contain secrets.
+                    raise kind(f"cannot {what} of {self._url}: {reason}{often}", transient=passes) from None
+            if self.meter is not None:
+                self.meter.add(StoreTraffic(retries=1))
+            await asyncio.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1))
+
+    async def read(self, requests: Requests, use: Callable[[list[Any]], Any] | None = None) -> Any:
+        """Fetch objects or ranges of them, and return their bytes or use them in a thread; None if absent.
+
+        Local files are read and used in one thread, because handing one file of 64 KiB to a thread and back costs more
+        than reading it. If one fails, all are read again. Once this method has raised an error, ``use`` does not run.
+        """
+
+        async def read_files(store: Store) -> Any:
+            claim = threading.Lock()
+
+            def work() -> Any:
+                contents = [self._read_file(key, wanted) for key, wanted in requests]
+                if claim.acquire(blocking=False):
+                    return _size(contents), use(contents) if use else contents
+                return None
+
+            future = asyncio.get_running_loop().run_in_executor(_threads, work)
+            done, _ = await asyncio.wait([future], timeout=self._timeout)
+            if not done and claim.acquire(blocking=False):
+                raise TimeoutError  # the file system hangs, and this thread will find the lock taken
+            return await future
+
+        if self.root:
+            first, last = requests[0][0], requests[-1][0]
+            what = f"fetch {first}" + f" to {last}" * (last != first)
+            size, answer = await self._insist(what, read_files, limited=False)
+        else:
+            contents = await asyncio.gather(*(self._fetch(key, wanted) for key, wanted in requests))
+            size, answer = _size(contents), await asyncio.to_thread(use, contents) if use else contents
+        if self.meter is not None:
+            if (link := emulated("store")) is not None:
+                await link.send(size)
+            self.meter.add(StoreTraffic(requests=len(requests), fetched_bytes=size))
+        return answer
+
+    def _read_file(self, key: str, wanted: Any) -> Any:
+        try:
+            with open(f"{self.root}/{key}", "rb", buffering=0 if wanted is None else -1) as file:
+                if isinstance(wanted, SuffixByteRequest):
+                    file.seek(max(0, os.fstat(file.fileno()).st_size - wanted.suffix))
+                elif wanted is not None:
+                    file.seek(wanted.start)
+                content = file.read(wanted.end - wanted.start if isinstance(wanted, RangeByteRequest) else -1)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            content = None
+        return self._checked(key, wanted, content)
+
+    def _checked(self, key: str, wanted: Any, content: Any) -> Any:
+        """Refuse to go without a chunk that must exist, or with too many or too few bytes of one."""
+        if content is None:
+            if self.absent_is_error:
+                raise CorruptChunk(f"the chunk {key} of {self._url} is missing")
+        elif isinstance(wanted, RangeByteRequest) and len(content) != (asked := wanted.end - wanted.start):
+            raise CorruptChunk(
+                f"a request for {asked} bytes of {key} of {self._url} was answered with {len(content)}; the object is "
+                "truncated, or the server answers range requests wrongly"
+            )
+        return content
+
+    async def _fetch(self, key: str, wanted: ByteRequest | None) -> Any:
+        async def ask(store: Store) -> Any:
+            asked = wanted
+            if isinstance(asked, SuffixByteRequest) and not type(store).__module__.startswith("zarr."):
+                # icechunk raises an error if the end of an object is asked for that is longer than the object.
+                asked = asked if await store.exists(key) and await store.getsize(key) > asked.suffix else None
+            answer = await store.get(key, PROTOTYPE, asked)
+            return None if answer is None else np.asarray(answer.as_array_like()).view(np.uint8)
+
+        try:
+            async with self._gate:
+                return self._checked(key, wanted, await self._insist(f"fetch {key}", ask))
+        except AccessRefused:
+            if self.meter is not None or self.document in ("", key):
+                raise
+            return None
+
+    async def get(self, key: str, prototype: Any = PROTOTYPE, byte_range: ByteRequest | None = None) -> Any:
+        """Fetch an object or exactly the requested range of it; ``None`` if it does not exist and may be absent."""
+        [content] = await self.read([(key, byte_range)])
+        return None if content is None else prototype.buffer.from_bytes(content)
+
+    def get_sync(self, key: str, *, prototype: Any = PROTOTYPE, byte_range: ByteRequest | None = None) -> Any:
+        """Do the same in a thread of zarr's, for local files."""
+        try:  # zarr's own way takes 10 µs longer
+            content = self._read_file(key, byte_range)
+        except OSError:
+            content = None
+        if content is None:  # ask again, or say what is wrong
+            return sync(self.get(key, prototype, byte_range))
+        if self.meter is not None:
+            self.meter.add(StoreTraffic(requests=1, fetched_bytes=len(content)))
+        return prototype.buffer.from_bytes(content)
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """List the store, from the beginning if it fails on the way."""
+
+        async def names(store: Store) -> list[str]:
+            return [name async for name in store.list_dir(prefix)]
+
+        for name in await self._insist(f"list {prefix or 'the top level'}", names):
+            yield name
+
+    is_empty = _insistent("is_empty", "list")
+    set, delete, delete_dir = (_insistent(name, name) for name in ("set", "delete", "delete_dir"))
+    # Zarr's own wrapper hands these to the wrapped store, past all of this; not all releases of zarr have them.
+    _get_many: Any = getattr(Store, "_get_many", None)
+    get_ranges: Any = getattr(Store, "get_ranges", None)
+
+
+def _size(contents: Iterable[Any]) -> int:
+    return sum(len(content) for content in contents if content is not None)
+
+
+# -- Errors of stores --------------------------------------------------------------------------------------------------
+
+_TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
+# Python has classes for the others.
+_TRANSIENT_NAMES = "EBUSY EIO ESTALE EREMOTEIO EHOSTDOWN EHOSTUNREACH ENETDOWN ENETRESET ENETUNREACH"
+# obstore has one class for all errors except "not found" and "not allowed", so the message must be parsed.
+_TRANSIENT = re.compile(
+    r"aiohttp (ServerDisconnectedError|ClientPayloadError|ClientOSError)"
+    r"|obstore (?s:.*)(error sending request|body error|kind: (Timeout|Interrupted|Connect))"
+)
+_CODE = re.compile(r"<Code>(.*?)</Code>\s*(?:<Message>(.*?)</Message>)?", re.DOTALL)
+# Where obstore looks for the role of the machine if it does not have credentials.
+_ROLE = "/latest/(api/token|meta-data)"
+
+_HINTS = {
+    "RequestTimeTooSkewed": "The clock of this machine is wrong; set it (NTP).",
+    _ROLE: "No credentials were found: give storage_options access_key_id and secret_access_key, or set "
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (anon=True for public data).",
+    "NoSuchBucket": "The bucket does not exist at this endpoint.",
+    "InvalidAccessKeyId|SignatureDoesNotMatch": "The credentials are wrong for this endpoint.",
+    "kind: Timeout|TimedOut": "The server did not answer in time.",
+    "ConnectionRefused": "Nothing is listening at the endpoint.",
+    "redirect without LOCATION": "The bucket is in another region; set region=.",
+    "non-partial response|Requested ": "The server answers range requests wrongly, so its data cannot be trusted.",
+}
+
+
+def judged(error: BaseException, secrets: Iterable[str] = (), access: str = "") -> tuple[str, bool, bool]:
+    """Describe an error in one line, without secrets, with advice; and say whether it may pass, and is a refusal.
+
+    The same request may succeed after time-outs, resets, throttling and server errors. A refusal is one of access to an
+    object, and not of a request with wrong credentials.
+    """
+    full, library = str(error), type(error).__module__.partition(".")[0]
+    status = getattr(error, "status", None)  # of aiohttp
+    if found := re.search(r"status code: (\d{3})", full):
+        status = int(found[1])
+    elif status is None:
+        status = getattr(error, "code", None)  # of gcsfs
+    if isinstance(error, TimeoutError | ConnectionError | InterruptedError | BlockingIOError):
+        passes = True
+    elif isinstance(status, int):
+        passes = status in _TRANSIENT_STATUS
+    else:
+        number = errno.errorcode.get(getattr(error, "errno", None) or 0, "?")
+        passes = number in _TRANSIENT_NAMES or _TRANSIENT.match(f"{library} {type(error).__name__} {full}") is not None
+    code, text = _CODE.search(full), full.partition("\n\nDebug source:")[0]
+    refused = code[1] == "AccessDenied" if code else isinstance(error, PermissionError) or status in (401, 403)
+    if code:
+        # The rest of S3's answer repeats the signed request.
+        text = ": ".join(filter(None, (re.split(r"<\?xml|<Error", text, maxsplit=1)[0].rstrip(": "), *code.groups())))
+    message = ": ".join(filter(None, (type(error).__name__, " ".join(text.split()))))
+    if library == "obstore":
+        passes = passes and not re.search(_ROLE, full)
+        message += next((f". {hint}" for words, hint in _HINTS.items() if re.search(words, full)), "")
+    if access and refused:
+        message += f". {access}. A store that may not be listed answers in the same way if the object does not exist"
+    return hide_secrets(message, secrets), passes, refused
+
+
+# -- URLs --------------------------------------------------------------------------------------------------------------
+
 _WRONG_URLS = {
     r"\s|(?s:.*\s)$": "without spaces and line ends around it",
     r"[A-Za-z]:[\\/]|\\\\": "a POSIX path or a URL, and not a path of Windows",
@@ -39,8 +368,6 @@ _WRONG_URLS = {
     r"(?i:file)://(?!(localhost)?/.)": "file:///PATH or file://localhost/PATH",
     r"[^/]+:///*$": "a scheme followed by the location of the dataset",
 }
-
-_SAME_ANSWER = "A store that may not be listed answers in the same way if the object does not exist"
 
 _MEMORY: dict[str, dict[str, Buffer]] = {}
 
@@ -72,68 +399,73 @@ def is_memory(url: str) -> bool:
     return url.startswith("memory://")
 
 
-def open_store(
-    url: str, storage_options: Mapping[str, Any] | None, *, read_only: bool, meter: Meter | None = None
-) -> PatientStore:
+def _limits(storage_options: Mapping[str, Any] | None, place: str = "") -> tuple[tuple[int, float], dict[str, Any]]:
+    """Split storage options into attempts after the first one and seconds of each, and the options of the store.
+
+    A place that has no options of its own is named in the error for others.
+    """
+    rest = dict(storage_options or {})
+    retries = as_integer("storage_options['max_retries']", rest.pop("max_retries", 7), 0)
+    timeout = rest.pop("timeout", 60.0)
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
+        raise InvalidParameter.of("storage_options['timeout']", timeout, "a positive number of seconds")
+    if place and rest:
+        # Values may be secrets, so show only the names of the options.
+        hint = "Other options apply only to S3 and to fsspec's schemes. Set other options of a store where you make it."
+        raise InvalidParameter.of("storage_options", sorted(rest), f"max_retries or timeout for {place}", hint)
+    return (retries, timeout), rest
+
+
+def open_store(url: str, storage_options: Mapping[str, Any] | None, *, read_only: bool) -> PatientStore:
     """Open the Zarr store at a canonical URL. It repeats requests after transient errors.
 
     ``memory://name`` is a registry in this process, for tests. Schemes other than local paths and S3 are opened with
-    fsspec. The options ``max_retries``, ``timeout`` and ``connections`` limit requests, see ``Patience``. All other
-    options are passed to the store.
+    fsspec. The options ``max_retries`` and ``timeout`` limit requests; all other options are passed to the store.
     """
-    scheme = "" if is_local(url) else url.partition("://")[0]
-    # Some servers with a short queue answer nobody for long if a process opens more.
-    patience, options = Patience.of(storage_options, **({"connections": 16} if scheme in ("http", "https") else {}))
-    secrets, access = option_values(options), f"If {scheme}:// needs credentials, give them in storage_options"
-    store: Store
-    if scheme in ("", "memory"):
-        _refuse_options(options, url)
-        access, name = "", url.removeprefix("memory://")
-        if scheme:
-            kept = _MEMORY.get(name, {}) if read_only else _MEMORY.setdefault(name, {})
-            store = MemoryStore(kept, read_only=read_only)
-        else:
-            store = LocalStore(url, read_only=read_only)
-    elif scheme == "s3":
-        store, secrets = _open_s3(url, options, patience, read_only=read_only)
+    scheme, _, name = url.rpartition("://")
+    limits, options = _limits(storage_options, url if scheme in ("", "memory") else "")
+    if not scheme:
+        return PatientStore(LocalStore(url, read_only=read_only), url, limits)
+    if scheme == "memory":
+        kept = _MEMORY.get(name, {}) if read_only else _MEMORY.setdefault(name, {})
+        return PatientStore(MemoryStore(kept, read_only=read_only), url, limits)
+    secrets, store = option_values(options), None
+    if scheme == "s3":
+        store = _open_s3(url, options, limits[1], secrets, read_only=read_only)
+        secrets += tuple(os.environ.get(name, "") for name in _S3_SECRETS)
         access = (
             "The credentials, if there are any, lack the permission, or the bucket is public and needs anon=True, or "
             "its readers pay and it needs requester_pays=True"
         )
     else:
-        store = _open_fsspec(url, scheme, options, read_only=read_only)
-    access = access and f"{access}. {_SAME_ANSWER}"
-    return PatientStore(store, url, patience, limits_itself=scheme == "s3", secrets=secrets, access=access, meter=meter)
+        access = f"If {scheme}:// needs credentials, give them in storage_options"
+    try:
+        store = store or FsspecStore.from_url(url, storage_options=options, read_only=read_only)
+    except (OSError, ImportError) as exc:  # some file systems connect at once, or need a package
+        raise DatasetError(f"cannot open {url}: {judged(exc, secrets)[0]}") from None
+    except ValueError as exc:
+        raise InvalidParameter.of(
+            "url",
+            url,
+            "a local path, memory://, s3://, or a scheme that fsspec knows (gs://, https://, ...)",
+            f"fsspec says: {exc}. Install the package for this scheme (gcsfs for gs://).",
+        ) from exc
+    return PatientStore(store, url, limits, secrets=secrets, access=access)
 
 
-def _refuse_options(options: Mapping[str, Any], place: str) -> None:
-    if options:
-        # Values may be secrets, so show only the names of the options.
-        allowed = f"max_retries, timeout or connections for {place}"
-        hint = "Other options apply only to S3 and to fsspec's schemes. Set other options of a store where you make it."
-        raise InvalidParameter.of("storage_options", sorted(options), allowed, hint)
-
-
-# Options as s3fs and boto3 call them -> as obstore does, which also knows the names with AWS_ before them.
+# Options as s3fs calls them -> as obstore does, in capitals, so that it finds those that are given twice.
 _S3_NAMES = {
-    "key": "access_key_id",
-    "username": "access_key_id",
-    "secret": "secret_access_key",
-    "password": "secret_access_key",
-    "token": "session_token",
-    "endpoint_url": "endpoint",
-    "region_name": "region",
-    "anon": "skip_signature",
-    "requester_pays": "request_payer",
+    "key": "AWS_ACCESS_KEY_ID",
+    "secret": "AWS_SECRET_ACCESS_KEY",
+    "anon": "AWS_SKIP_SIGNATURE",
+    "requester_pays": "AWS_REQUEST_PAYER",
 }
-_S3_SECRETS = ("access_key_id", "secret_access_key", "session_token", "sse_customer_key_base64")
+_S3_SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
-def _open_s3(
-    url: str, options: dict[str, Any], patience: Patience, *, read_only: bool
-) -> tuple[Store, tuple[str, ...]]:
-    """Open the store at an ``s3://`` URL. Return it, and the secrets that must not appear in its errors.
+def _open_s3(url: str, options: dict[str, Any], timeout: float, secrets: tuple[str, ...], *, read_only: bool) -> Store:
+    """Open the store at an ``s3://`` URL.
 
     Missing options come from the usual environment variables (``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
     ``AWS_SESSION_TOKEN``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``, ...), then from the role of the machine.
@@ -145,120 +477,61 @@ def _open_s3(
         raise DatasetError(f"{url} needs obstore to read s3:// URLs; install it with pip install 'dshuffle[s3]'")
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     if "@" in bucket or "?" in url:
-        raise InvalidParameter.of(
-            "url", "s3://***", "s3://bucket/prefix", "Put credentials and options in storage_options."
-        )
-    client = options.pop("client_options", {})
-    config: Any = {}
-    for name, value in {**(options.pop("client_kwargs", None) or {}), **options}.items():
-        own = str(name).removeprefix("aws_")
-        own = _S3_NAMES.get(own, own)
-        if config.get(own, value) != value:
-            reason = f"{own} is given twice with different values"
-            raise InvalidParameter.because("storage_options", reason, "Give each option once.")
-        if value is not None:
-            config[own] = value
-    secrets = tuple(
-        str(value)
-        for name in _S3_SECRETS
-        for value in (config.get(name), os.environ.get(f"AWS_{name.upper()}"))
-        if value
-    )
-    endpoint = config.get("endpoint", next(filter(None, map(os.environ.get, _S3_ENDPOINTS)), None))
-    # obstore would panic later on an invalid endpoint.
-    if endpoint is not None:
-        if not str(endpoint).startswith(("http://", "https://")) or "@" in str(endpoint):
-            shown = "***" if "@" in str(endpoint) else endpoint
-            hint = "Give credentials as separate options."
-            raise InvalidParameter.of("endpoint", shown, "http://HOST:PORT or https://HOST[:PORT]", hint)
-        config["endpoint"] = endpoint
+        hint = "Put credentials and options in storage_options."
+        raise InvalidParameter.of("url", "s3://***", "s3://bucket/prefix", hint)
     limits: Any = {
-        # HTTP without TLS only if the endpoint says so.
-        "allow_http": str(endpoint).startswith("http://"),
-        "connect_timeout": timedelta(seconds=min(10.0, patience.timeout)),
-        # Time without data, not for the whole answer: a large chunk may take long over a slow link.
-        "read_timeout": timedelta(seconds=patience.timeout),
-        "timeout": timedelta(seconds=10 * patience.timeout),
-        **client,
+        "allow_http": True,  # if the endpoint says so
+        "read_timeout": timedelta(seconds=timeout),
+        "timeout": timedelta(seconds=10 * timeout),
+        **options.pop("client_options", {}),
     }
+    config: Any = {_S3_NAMES.get(name, name): value for name, value in options.items() if value is not None}
+    retries: Any = {"max_retries": 0}  # PatientStore repeats requests, and counts them
     try:
-        # PatientStore repeats requests, and counts them.
-        retries: Any = {"max_retries": 0}
         store = S3Store(bucket, prefix=prefix or None, client_options=limits, retry_config=retries, config=config)
     except (BaseError, TypeError, ValueError) as exc:
-        raise InvalidParameter.because(
-            "storage_options", f"obstore rejects {sorted(map(str, options))} ({explained(exc, secrets)})"
-        ) from None
-    return ObjectStore(store, read_only=read_only), secrets
+        reason = f"obstore rejects {sorted(map(str, options))} ({judged(exc, secrets)[0]})"
+        raise InvalidParameter.because("storage_options", reason) from None
+    in_environment = next(filter(None, map(os.environ.get, _S3_ENDPOINTS)), "https://")
+    endpoint = store.config.get("endpoint", in_environment)
+    # obstore would panic later on an invalid endpoint.
+    if not endpoint.startswith(("http://", "https://")) or "@" in endpoint:
+        shown = "***" if "@" in endpoint else endpoint
+        hint = "Give credentials as separate options."
+        raise InvalidParameter.of("endpoint", shown, "http://HOST:PORT or https://HOST[:PORT]", hint)
+    return ObjectStore(store, read_only=read_only)
 
 
-def _open_fsspec(url: str, scheme: str, options: dict[str, Any], *, read_only: bool) -> Store:
-    try:
-        return FsspecStore.from_url(url, storage_options=options, read_only=read_only)
-    except OSError as exc:  # some file systems connect at once
-        raise DatasetError(f"cannot open {url}: {explained(exc, option_values(options))}") from None
-    except ImportError as exc:
-        raise DatasetError(f"{url} needs a package for {scheme}:// URLs that is not installed: {exc}") from exc
-    except ValueError as exc:
-        raise InvalidParameter.of(
-            "url",
-            url,
-            "a local path, memory://, s3://, or a scheme that fsspec knows (gs://, https://, ...)",
-            f"fsspec says: {exc}. Install the package for this scheme (gcsfs for gs://).",
-        ) from exc
-
+# -- What exists at a place --------------------------------------------------------------------------------------------
 
 GROUP, ARRAY = "a Zarr group", "a Zarr array"
 """Kinds of what exists at a place."""
 
 
-class Standing(NamedTuple):
-    """What exists at a place: its kind (``""`` for nothing), the key of its metadata document, and its format."""
-
-    kind: str
-    document: str = ""
-    zarr_format: Literal[2, 3] | None = None
-
-
 def standing_at(url: str, storage_options: Mapping[str, Any] | None) -> str:
     """Describe what exists at a canonical URL: ``""`` for nothing, :data:`GROUP`, or another short phrase."""
-    return standing_in(open_store(url, storage_options, read_only=True), url, "").kind
+    return Location(url, storage_options).open_to_read()[1]
 
 
-def standing_in(store: Store, url: str, path: str) -> Standing:
-    """Find out what exists at a path of an open store, whose URL or name is in errors. Empty folders do not count."""
-    if os.path.isabs(url) and not os.path.isdir(url):
-        return Standing("a file" if os.path.exists(url) else "")
-    try:
-        return sync(_node_in(store, path))
-    except DatasetError:
-        raise
-    except Exception as exc:
-        # Report any error of the file system to the user (no permission, no network, no such bucket).
-        raise DatasetError(f"cannot access {url}: {type(exc).__name__}: {exc}") from exc
-
-
-async def _node_in(store: Store, path: str) -> Standing:
+async def _standing_in(store: PatientStore, path: str) -> str:
+    """Find out what exists at a path of a store, and its document. Empty folders do not count."""
     refusal: AccessRefused | None = None
     for name, kind in (("zarr.json", ""), (".zgroup", GROUP), (".zarray", ARRAY)):
         key = f"{path}/{name}" if path else name
         try:
-            content = await store.get(key, PROTOTYPE)
+            content = await store.get(key)
         except AccessRefused as error:  # perhaps it does not exist
             refusal = refusal or error
             continue
-        if content is None:
-            continue
-        if kind:
-            return Standing(kind, key, 2)
-        try:
-            kind = json.loads(content.to_bytes())["node_type"]
-        except (ValueError, KeyError, TypeError):
-            return Standing("a folder whose zarr.json cannot be read", key)
-        return Standing(GROUP if kind == "group" else ARRAY, key, 3)
+        if content is not None:
+            store.document = key
+            try:
+                return kind or {"group": GROUP}.get(json.loads(content.to_bytes())["node_type"], ARRAY)
+            except (ValueError, KeyError, TypeError):
+                return "a folder whose zarr.json cannot be read"
     if refusal is not None:
         raise refusal
-    return Standing("" if await store.is_empty(path) else "a folder without zarr.json")
+    return "" if await store.is_empty(path) else "a folder without zarr.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,18 +549,14 @@ class Location:
         if isinstance(place, zarr.Group):
             place = place.store_path
         store, path = (place.store, place.path) if isinstance(place, StorePath) else (place, "")
+        if type(store) is LocalStore:
+            store = os.path.join(store.root, path)
         if not isinstance(store, Store):
             return cls(canonical_url(store), storage_options)
-        if type(store) is LocalStore:
-            return cls(canonical_url(os.path.join(store.root, path)), storage_options)
+        _limits(storage_options, "a store")
         kind, name = type(store).__name__, short_repr(store)
-        _refuse_options(Patience.of(storage_options)[1], "a store")
         try:
-            _read_only(store)
             pickle.dumps(store)
-        except NotImplementedError as error:
-            reason = f"this {kind} has no read-only copy"
-            raise InvalidParameter.because("url", reason, "Open it read-only.") from error
         except Exception as error:  # whatever its class raises
             raise InvalidParameter.because(
                 "url",
@@ -297,40 +566,30 @@ class Location:
             ) from error
         return cls(f"{name}/{path}" if path else name, storage_options, store, path)
 
-    def open(self, *, read_only: bool, meter: Meter | None = None) -> PatientStore:
+    def open(self, *, read_only: bool) -> PatientStore:
         """Open the store."""
         if self.store is None:
-            return open_store(self.url, self.storage_options, read_only=read_only, meter=meter)
-        store = _read_only(self.store) if read_only else self.store
+            return open_store(self.url, self.storage_options, read_only=read_only)
         # Strings among the options of a store of obstore or fsspec may be secrets.
-        inner = getattr(getattr(store, "store", None), "config", None)
-        options = inner or getattr(getattr(store, "fs", None), "storage_options", None) or {}
+        inner = getattr(getattr(self.store, "store", None), "config", None)
+        options = inner or getattr(getattr(self.store, "fs", None), "storage_options", {})
         opened = PatientStore(
-            store,
+            self.store,
             self.url,
-            Patience.of(self.storage_options)[0],
-            secrets=option_values(options) if isinstance(options, Mapping) else (),
-            access=f"The store has its own credentials. {_SAME_ANSWER}",
-            meter=meter,
+            _limits(self.storage_options)[0],
+            read_only=read_only,
+            secrets=option_values(options),
+            access="The store has its own credentials",
         )
         sync(opened._ensure_open())  # as zarr does; a ZipStore cannot be read otherwise
         return opened
 
-    def open_to_read(self, absent_chunks: str | None, meter: Meter | None = None) -> tuple[PatientStore, Standing]:
-        """Open the store, and find out what exists at the location.
-
-        ``absent_chunks`` is what an absent chunk is, if the user has said so.
-        """
-        store = self.open(read_only=True, meter=meter)
-        standing = standing_in(store, self.url, self.path)
-        if self.store is not None or not (is_local(self.url) or is_memory(self.url)):
-            # This store may be one that does not say which objects do not exist.
-            store.document, store.absent_chunks = standing.document, absent_chunks
-        return store, standing
-
-
-def _read_only(store: Store) -> Store:
-    return store if store.read_only else store.with_read_only(True)
+    def open_to_read(self) -> tuple[PatientStore, str]:
+        """Open the store, and find out what exists at the location."""
+        store = self.open(read_only=True)
+        if store.root and not os.path.isdir(store.root):
+            return store, "a file" if os.path.exists(store.root) else ""
+        return store, sync(_standing_in(store, self.path))
 
 
 def write_object(url: str, data: bytes, storage_options: Mapping[str, Any] | None) -> None:

@@ -7,8 +7,10 @@ here, or the patches that they are divided into: a sample that is a window consi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +39,7 @@ class Block:
 
     def gather(self, items: Samples) -> tuple[ByteMatrix, Checksums]:
         """Rows and checksums of some of these rows."""
-        whole = len(self.items) and self.items[-1] - self.items[0] + 1 == len(self.items)
-        places = items - self.items[0] if whole else np.searchsorted(self.items, items)
+        places = np.searchsorted(self.items, items)
         rows = np.empty((len(places), self.rows.shape[1]), np.uint8)
         gather_rows(self.rows, places, rows)
         return rows, self.checksums[places]
@@ -70,7 +71,7 @@ class Request:
     group: Group
     block: int
     places: Samples
-    parts: Samples | None
+    parts: Samples
     items: Samples
 
 
@@ -81,38 +82,33 @@ class RowBlocks:
     """
 
     def __init__(self, dataset: Dataset, n_readers: int, chunk_rows: int = 1) -> None:
-        self.dataset, self.n_readers = dataset, n_readers
-        self._view = view = dataset._view
-        stored = sum(source.row_nbytes for source in dataset._sources.values()) * view.n_rows
-        target = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, stored // (BLOCKS_PER_READER * n_readers)))
+        self.dataset, self.n_readers, self._view = dataset, n_readers, dataset._view
         self.groups: list[Group] = []
+        self.n_blocks = 0
         for names, unit in _grouped(dataset):
-            self.groups.append(self._group(names, unit, target, chunk_rows))
-        self.n_blocks = sum(group.n_blocks for group in self.groups)
-        self.is_whole = len(self.groups) == 1 and not view.offsets
+            self.groups.append(self._group(names, unit, chunk_rows))
+            self.n_blocks += self.groups[-1].n_blocks
+        self.is_whole = len(self.groups) == 1 and not self._view.offsets
         """Whether the rows of blocks are rows of the dataset, with the same checksums."""
 
-    def _group(self, names: list[str], unit: int, target: int, chunk_rows: int) -> Group:
+    def _group(self, names: list[str], unit: int, chunk_rows: int) -> Group:
         view, samples = self._view, self.dataset._only(names)
         rows = samples._seen_as(View(view.n_rows, patched=view.patched))
-        row_nbytes = max(1, rows.layout.nbytes * view.n_patches)
+        stored = sum(source.row_nbytes for source in self.dataset._sources.values()) * view.n_rows
+        target = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, stored // (BLOCKS_PER_READER * self.n_readers)))
         if any(info.shard_rows for info in rows.arrays.values()):  # the index of a shard is read with every block
             target = LARGEST_BLOCK
+        row_nbytes = max(1, rows.layout.nbytes * view.n_patches)
         step = max(1, target // row_nbytes // unit) * unit
         if view.is_whole and chunk_rows > 1 and chunk_rows % unit == 0:
-            units = chunk_rows // unit
-            pieces = min(units, max(1, -(-chunk_rows * row_nbytes // LARGEST_BLOCK)))
-            while units % pieces:
-                pieces += 1
-            step = chunk_rows // pieces
-        inner, outer = rows.layout.dtype.fields, self.dataset.layout.dtype.fields
-        assert inner is not None
-        assert outer is not None
+            step = chunk_rows if chunk_rows * row_nbytes <= LARGEST_BLOCK else math.gcd(chunk_rows, step)
+        inner: Any = rows.layout.dtype.fields
+        outer: Any = self.dataset.layout.dtype.fields
         return Group(
             rows=rows,
             samples=samples,
             step=step * view.n_patches,
-            first=sum(group.n_blocks for group in self.groups),
+            first=self.n_blocks,
             n_blocks=-(-view.n_rows // step),
             window=view.window(names[0]),
             columns=tuple((inner[name][1], inner[name][0].itemsize, outer[name][1]) for name in names),
@@ -128,15 +124,20 @@ class RowBlocks:
         group = self.group_of(block)
         return min(group.step, self._view.n_items) * (group.rows.layout.nbytes + 4)
 
-    @property
-    def largest_nbytes(self) -> int:
-        """Bytes of the rows of the largest block."""
-        return max(self.nbytes(group.first) for group in self.groups)
+    def first_item(self, block: int) -> int:
+        """Number of the first row of a block; messages count from it."""
+        group = self.group_of(block)
+        return (block - group.first) * group.step
 
     def read(self, block: int, stop: Callable[[], bool]) -> Block:
         """Read the rows of a block that samples consist of."""
-        group = self.group_of(block)
-        items = self._items_in(group, block)
+        group, first, view = self.group_of(block), self.first_item(block), self._view
+        last = min(first + group.step, view.n_items)
+        items = np.arange(first, last)
+        if (ids := view.ids) is not None:
+            offsets = [view.before + distance * view.n_patches for distance in group.window]
+            parts = [ids[slice(*np.searchsorted(ids, [first - offset, last - offset]))] + offset for offset in offsets]
+            items = np.unique(np.concatenate(parts))
         rows = group.rows.layout.empty(len(items))
         group.rows.read_into(rows, np.arange(len(items)), items, memory_budget=2 * LARGEST_BLOCK, stop=stop)
         return Block(items, rows, checksum_rows(rows, self._numbers(items)))
@@ -145,30 +146,25 @@ class RowBlocks:
         """What a process needs for its ``(m,)`` samples: rows of blocks, and what it reads itself if it is alone."""
         requests: list[Request] = []
         direct: list[tuple[Group, Samples]] = []
-        anchors = self._view.items(samples)
+        view, anchors = self._view, self._view.items(samples)
         for group in self.groups:
-            distances = np.array(group.window, np.int64) * self._view.n_patches
-            items = (anchors[:, None] + distances).reshape(-1)
+            n = len(group.window)
+            items = (anchors[:, None] + np.array(group.window, np.int64) * view.n_patches).reshape(-1)
             numbers = items // group.step
             order = np.argsort(numbers, kind="stable")
             counts = np.bincount(numbers, minlength=group.n_blocks)
-            ends = np.cumsum(counts)
             is_own = np.zeros(group.n_blocks, np.bool_)
-            if alone and not self._view.offsets:
-                is_own = (counts > 0) & (group.is_single | (counts == self._block_sizes(group)))
+            if alone and not view.offsets:
+                bounds = np.minimum(np.arange(group.n_blocks + 1) * group.step, view.n_items)
+                sizes = np.diff(bounds if view.ids is None else np.searchsorted(view.ids, bounds))
+                is_own = (counts > 0) & (group.is_single | (counts == sizes))
             if is_own.any():
                 direct.append((group, order[np.repeat(is_own, counts)]))
+            ends = np.cumsum(counts)
             for block in np.flatnonzero((counts > 0) & ~is_own).tolist():
                 which = order[ends[block] - counts[block] : ends[block]]
-                parts = which % len(distances) if len(distances) > 1 else None
-                places = which // len(distances)
-                requests.append(Request(group, group.first + block, places, parts, items[which]))
+                requests.append(Request(group, group.first + block, which // n, which % n, items[which]))
         return requests, direct
-
-    def first_item(self, block: int) -> int:
-        """Number of the first row of a block; messages count from it."""
-        group = self.group_of(block)
-        return (block - group.first) * group.step
 
     def is_intact(self, request: Request, rows: ByteMatrix, checksums: Checksums) -> bool:
         """Whether rows that were requested have the length and the checksums that they should have."""
@@ -179,9 +175,7 @@ class RowBlocks:
         """Copy requested rows to their parts of rows of the dataset; ``slots`` are those of ``request.places``."""
         items, none = np.arange(len(rows)), np.zeros(1, np.int64)
         for begin, nbytes, to in request.group.columns:
-            places = slots * target.shape[1] + to
-            if request.parts is not None:
-                places += request.parts * nbytes
+            places = slots * target.shape[1] + to + request.parts * nbytes
             scatter(rows, items, target.reshape(-1), places, none + begin, none, nbytes)
 
     def _numbers(self, items: Samples) -> Samples:
@@ -189,42 +183,20 @@ class RowBlocks:
         ids = self._view.ids
         return np.searchsorted(ids, items) if self.is_whole and ids is not None else items
 
-    def _items_in(self, group: Group, block: int) -> Samples:
-        first, view = (block - group.first) * group.step, self._view
-        last = min(first + group.step, view.n_items)
-        if view.ids is None:
-            return np.arange(first, last)
-        parts = []
-        for distance in group.window:
-            offset = view.before + distance * view.n_patches
-            low, high = np.searchsorted(view.ids, [first - offset, last - offset])
-            parts.append(view.ids[low:high] + offset)
-        return np.unique(np.concatenate(parts)) if len(parts) > 1 else parts[0]
-
-    def _block_sizes(self, group: Group) -> NDArray[np.int64]:
-        """How many samples each block of a group has."""
-        bounds = np.minimum(np.arange(group.n_blocks + 1) * group.step, self._view.n_items)
-        ids = self._view.ids
-        return np.diff(bounds if ids is None else np.searchsorted(ids, bounds))
-
 
 def _grouped(dataset: Dataset) -> list[tuple[list[str], int]]:
     """Names of arrays whose chunks fit together, and the rows of their smallest blocks."""
     view = dataset._view
-    groups: list[tuple[list[str], int]] = []
-    nbytes: list[int] = []
+    groups: list[tuple[list[str], int, int]] = []
     for source in sorted(dataset._sources.values(), key=lambda source: (-source.row_nbytes, source.name)):
         size, rows = source.row_nbytes, min(source.info.chunk_rows, view.n_rows)
-        for at, (names, unit) in enumerate(groups):
-            fits = unit % rows == 0 or rows % unit == 0
-            new_unit = max(unit, rows)
-            grown = new_unit * (nbytes[at] + size)
-            small = grown <= LARGEST_BLOCK or (new_unit == unit and 8 * size <= nbytes[at])
-            if fits and small and view.window(names[0]) == view.window(source.name):
-                names.append(source.name)
-                groups[at], nbytes[at] = (names, new_unit), nbytes[at] + size
+        for at, (names, unit, nbytes) in enumerate(groups):
+            larger = max(unit, rows)
+            fits = larger % min(unit, rows) == 0 and view.window(names[0]) == view.window(source.name)
+            small = larger * (nbytes + size) <= LARGEST_BLOCK or (larger == unit and 8 * size <= nbytes)
+            if fits and small:
+                groups[at] = [*names, source.name], larger, nbytes + size
                 break
         else:
-            groups.append(([source.name], rows))
-            nbytes.append(size)
-    return groups
+            groups.append(([source.name], rows, size))
+    return [(names, unit) for names, unit, _ in groups]

@@ -28,8 +28,8 @@ from dshuffle.private_files import reserve
 from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset, as_dataset
 from dshuffle.store.places import Place, canonical_url, is_local
+from dshuffle.store.reader import ArrayInfo
 from dshuffle.store.sources import RowSource, read_array, stream
-from dshuffle.store.stored_array import ArrayInfo
 
 PARTS = 8
 """Parts of the memory budget: rows that are read, sorted by bucket, ordered and written, with room for copies."""

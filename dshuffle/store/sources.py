@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from dshuffle.checks import as_integer, each
 from dshuffle.errors import DatasetError, DatasetNotFound, DShuffleError, InvalidParameter
 from dshuffle.store.dataset import Dataset, as_dataset, open_dataset
-from dshuffle.store.patient_store import Meter
-from dshuffle.store.places import Place, canonical_url, is_local
+from dshuffle.store.places import Meter, Place, canonical_url, is_local
 
 PARQUET = (".parquet", ".parq", ".pq")
 

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.checks import as_indices, as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.store.metadata import digest_of
-from dshuffle.store.stored_array import ArrayInfo, StoredArray
+from dshuffle.store.reader import ArrayInfo, StoredArray
 
 Box = tuple[slice, ...]
 Ids = NDArray[np.int64]

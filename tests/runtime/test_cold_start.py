@@ -1,16 +1,10 @@
 """What is loaded before the first session, and what a first session does one after the other."""
 
 import json
-import logging
-import re
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-from distributed import Client, LocalCluster
-
-import dshuffle
 
 PRELOADED = """
 import json, sys

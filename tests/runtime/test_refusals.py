@@ -64,7 +64,9 @@ def test_a_worker_that_cannot_be_set_up(cluster_of, small, sessions_left, monkey
     with cluster_of({"a": {}, "b": {}, "c": {}}) as cluster, Client(cluster) as client:
         with (
             dask.config.set({"dshuffle.timeout": "500ms"}),
-            pytest.raises(ClusterError, match=r"on 1 of 3 workers, among them tcp:.*\(the worker's log has the reason\)"),
+            pytest.raises(
+                ClusterError, match=r"on 1 of 3 workers, .*\(the worker's log has the reason\)"
+            ),
         ):
             Shuffler(client, small)
         assert sessions_left(client) == (0, 0)

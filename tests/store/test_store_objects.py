@@ -115,15 +115,11 @@ def test_a_store_is_opened(tmp_path: Path, make: Callable[[Path], Store]) -> Non
     assert dataset.traffic.requests > 0
     assert repr(dataset).startswith("<Dataset ")
     assert type(store).__name__ in repr(dataset) or type(store) is LocalStore
+    with pytest.raises(DatasetNotFound, match=r"exists at .*absent"):
+        dshuffle.open_dataset(StorePath(store, "absent"))
     # The same data at a URL are the same dataset.
     fill(LocalStore(tmp_path / "copy"))
     assert dshuffle.open_dataset(tmp_path / "copy").identity == dataset.identity
-
-
-@pytest.mark.parametrize("make", READABLE)
-def test_nothing_is_a_group_in_an_empty_place(tmp_path: Path, make: Callable[[Path], Store]) -> None:
-    with pytest.raises(DatasetNotFound, match=r"exists at .*absent"):
-        dshuffle.open_dataset(StorePath(make(tmp_path), "absent"))
 
 
 @pytest.mark.parametrize("make", WRITABLE)
@@ -145,19 +141,16 @@ def test_a_group_in_a_store_is_opened(tmp_path: Path, make: Callable[[Path], Sto
 
 def test_a_store_that_cannot_be_pickled_is_refused() -> None:
     stores = pytest.importorskip("obstore.store", reason="obstore is not installed")
-    store = ObjectStore(stores.MemoryStore())
+    store: Store = ObjectStore(stores.MemoryStore())
     fill(store)
     words = r"this ObjectStore cannot be pickled, so workers cannot open it \(TypeError: .*Open the dataset by its URL"
     with pytest.raises(InvalidParameter, match=words):
         dshuffle.open_dataset(store)
-
-
-def test_a_writable_session_of_icechunk_is_refused() -> None:
     icechunk = pytest.importorskip("icechunk", reason="icechunk is not installed (Python 3.12 or later)")
-    session = icechunk.Repository.create(icechunk.in_memory_storage()).writable_session("main")
-    fill(session.store)
+    store = icechunk.Repository.create(icechunk.in_memory_storage()).writable_session("main").store
+    fill(store)
     with pytest.raises(InvalidParameter, match=r"IcechunkStore cannot be pickled.*store of a read-only session"):
-        dshuffle.open_dataset(session.store)
+        dshuffle.open_dataset(store)
 
 
 def test_options_of_a_store(tmp_path: Path) -> None:

@@ -222,7 +222,10 @@ class WorkerSession:
         in_chunks = shuffle.chunk_rows if shuffle.choices.assignment.in_chunks else 1
         blocks = RowBlocks(dataset, shuffle.n_workers, in_chunks)
         held = 0 if rank is None else partition_nbytes(shuffle, layout, on_disk=spec.options.on_disk, rank=rank)
-        limit, largest = worker.memory_manager.memory_limit, READING_COST * blocks.largest_nbytes
+        limit, largest = (
+            worker.memory_manager.memory_limit,
+            READING_COST * max(blocks.nbytes(one.first) for one in blocks.groups),
+        )
         if limit and largest > READING_NBYTES and held + largest > limit:
             raise CacheBudgetError(
                 f"reading a chunk takes {largest} bytes; beside a partition of {held} bytes the worker's memory limit "

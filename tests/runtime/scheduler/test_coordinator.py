@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dshuffle.runtime.worker.session import MemberAddresses
 
 from dshuffle.planning import SERVER, AutoDelivery, Choices, Remainder, ShuffleSpec
 from dshuffle.records import Measures
@@ -20,6 +19,7 @@ from dshuffle.runtime.scheduler.machine import PhaseOrder
 from dshuffle.runtime.scheduler.snapshot import next_rate, rate_of
 from dshuffle.runtime.session_spec import DatasetReference, PartitionSources, SessionOptions, SessionSpec
 from dshuffle.runtime.settings import Settings
+from dshuffle.runtime.worker.session import MemberAddresses
 
 
 def spec_of(addresses: dict[int, str], former: PartitionSources | None = None) -> SessionSpec:

@@ -14,7 +14,7 @@ from dshuffle import Dataset, create_dataset
 from dshuffle.errors import DatasetError, DatasetNotFound
 from dshuffle.records import StoreTraffic
 from dshuffle.rows import ByteMatrix
-from dshuffle.store.patient_store import Meter
+from dshuffle.store.places import Meter
 
 N_SAMPLES = 60
 
