@@ -58,14 +58,14 @@ class ExchangeSampler(Positioned[int], _base()):  # type: ignore[misc]
     drop_last
         Short for ``mode="drop"``.
     assignment
-        ``"partial:Q"``, ``"global"``, ``"local"`` or ``"chunks:ROWS"``; by default ``"partial:0.1"``, or ``"local"``
-        without ``shuffle``.
+        ``"partial:Q"``, ``"global"``, ``"local"`` or ``"chunks:ROWS"``; by default ``"partial:0.1"``, ``"global"`` with
+        ``balance``, or ``"local"`` without ``shuffle``.
     sharding
         First assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``; by default ``"random"``, or
         ``"round-robin"`` without ``shuffle``.
     balance
         ``(n_samples,)`` integer class of each sample, the same on all ranks. In every epoch, each class is divided
-        equally among the ranks, to within one sample. For ``"partial:Q"``, ``"global"`` and ``"local"``.
+        equally among the ranks, to within one sample. For ``"global"`` and ``"local"``.
     every, between
         K, and ``"redraw"`` or ``"reverse"``: only the epochs K, 2 K, ... exchange samples; between them, a rank goes
         through its ids in a new order, or in that of the epoch before, backwards. See docs/strategies.md.
@@ -147,7 +147,9 @@ class ExchangeSampler(Positioned[int], _base()):  # type: ignore[misc]
         balance: ArrayLike | None,
         epochs: ExchangeEpochs,
     ) -> ShuffleSpec:
-        parsed = parse_assignment(assignment or ("partial:0.1" if self.shuffle else "local"))
+        parsed = parse_assignment(
+            assignment or ("local" if not self.shuffle else "partial:0.1" if balance is None else "global")
+        )
         if parsed.needs_holders:
             allowed = "'partial:Q', 'global', 'local' or 'chunks:ROWS'"
             raise InvalidParameter.of("assignment", str(parsed), allowed, "Coded deliveries are not supported.")

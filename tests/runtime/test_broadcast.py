@@ -93,7 +93,6 @@ def test_a_balance_is_that_of_the_others(threads, tmp_path):
         *(threads, dataset, 3),
         sharding=Sharding(balanced, 5, BROADCAST),
         balance="label",
-        assignment="partial:0.2",
     )
 
 

@@ -34,7 +34,7 @@ from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
     [
         (
             {"assignment": "globall"},
-            r"assignment='globall' is not allowed.*'local', 'partial:Q'.*'global', 'aligned', 'aligned:Q'",
+            r"assignment='globall' is not allowed.*'local', 'partial:Q'.*'global', 'aligned'",
         ),
         ({"assignment": "partial:1.5"}, r"1\.5.*\[0, 1\]"),
         ({"assignment": "partial:-0.1"}, r"-0\.1.*\[0, 1\]"),
