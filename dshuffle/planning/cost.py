@@ -44,8 +44,6 @@ REQUESTS_AT_ONCE = 64
 """Requests to the storage that a worker keeps open."""
 CHECKSUM_NBYTES = 4
 """Size in bytes of the checksum that is sent with each row."""
-SLOWEST = 1e-9
-"""Least rate, so that seconds are finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +153,9 @@ class ClusterRates:
                     allowed = f"Give one rate, or {self.n_workers} rates, one for each worker."
                     raise InvalidParameter.because(name, f"it has {len(value)} rates", allowed)
                 for rate in several if value is not None or part == "links" else ():
-                    if rate != math.inf or name.endswith(("up", "down")):
-                        as_number(name, rate, SLOWEST)
+                    finite = name.endswith(("up", "down"))
+                    if not isinstance(rate, Real) or not 0 < float(rate) or (finite and rate == math.inf):
+                        raise InvalidParameter.of(name, rate, ("a finite" if finite else "a") + " rate > 0")
 
     def rates(self, name: str) -> Amounts:
         """Return ``link_up`` or ``link_down`` of each worker, ``(n,)`` in bytes/s."""

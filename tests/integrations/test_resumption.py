@@ -150,7 +150,9 @@ class StatefulBatches(Batches):
 
 ITERATORS = {
     "sampler": Ids,
-    "sampler, classes": lambda: Ids({"balance": np.arange(3 * N_SAMPLES + 1) % 3, "mode": "uneven"}),
+    "sampler, classes": lambda: Ids(
+        {"assignment": "global", "balance": np.arange(3 * N_SAMPLES + 1) % 3, "mode": "uneven"}
+    ),
     "sampler, drop": lambda: Ids({"assignment": "global", "mode": "drop"}),
     "DataLoader of a sampler": LoadedIds,
     "StatefulDataLoader of a sampler": StatefulLoader,

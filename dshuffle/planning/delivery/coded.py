@@ -38,8 +38,6 @@ from dshuffle.planning.types import (
 MOST_WORKERS = 64
 """A set of workers is one machine word. Sets of more workers hardly ever repeat, so tables would not help."""
 
-_DIGIT = 11
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tables:
