@@ -154,7 +154,7 @@ class ClusterRates:
                     raise InvalidParameter.because(name, f"it has {len(value)} rates", allowed)
                 for rate in several if value is not None or part == "links" else ():
                     finite = name.endswith(("up", "down"))
-                    if not isinstance(rate, Real) or not 0 < float(rate) or (finite and rate == math.inf):
+                    if not isinstance(rate, Real) or not float(rate) > 0 or (finite and rate == math.inf):
                         raise InvalidParameter.of(name, rate, ("a finite" if finite else "a") + " rate > 0")
 
     def rates(self, name: str) -> Amounts:
