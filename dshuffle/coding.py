@@ -93,35 +93,26 @@ def _packets_ahead(nbytes):  # type: ignore[no-untyped-def]
 
 @row_kernel(inline="always")
 def _xor_row(target, at, base, i, rows, slots, begin, end):  # type: ignore[no-untyped-def]
-    """``target[at] = base[i] ^ rows[slots[begin]] ^ ... ^ rows[slots[end - 1]]``, three rows at a time."""
+    """``target[at] = base[i] ^ rows[slots[begin]] ^ ... ^ rows[slots[end - 1]]``, two rows at a time."""
     n = target.shape[1]
-    count = end - begin
-    if count >= 3:
-        a, b, c = np.uint64(slots[begin]), np.uint64(slots[begin + 1]), np.uint64(slots[begin + 2])
-        for w in range(n):
-            target[at, w] = base[i, w] ^ rows[a, w] ^ rows[b, w] ^ rows[c, w]
-    elif count == 2:
+    first = begin
+    if end - begin >= 2:
         a, b = np.uint64(slots[begin]), np.uint64(slots[begin + 1])
         for w in range(n):
             target[at, w] = base[i, w] ^ rows[a, w] ^ rows[b, w]
-    elif count == 1:
-        a = np.uint64(slots[begin])
-        for w in range(n):
-            target[at, w] = base[i, w] ^ rows[a, w]
+        first = begin + 2
     else:
         for w in range(n):
             target[at, w] = base[i, w]
-    e = begin + 3
-    while e + 2 < end:
-        a, b, c = np.uint64(slots[e]), np.uint64(slots[e + 1]), np.uint64(slots[e + 2])
+    while first + 1 < end:
+        a, b = np.uint64(slots[first]), np.uint64(slots[first + 1])
         for w in range(n):
-            target[at, w] ^= rows[a, w] ^ rows[b, w] ^ rows[c, w]
-        e += 3
-    while e < end:
-        a = np.uint64(slots[e])
+            target[at, w] ^= rows[a, w] ^ rows[b, w]
+        first += 2
+    if first < end:
+        a = np.uint64(slots[first])
         for w in range(n):
             target[at, w] ^= rows[a, w]
-        e += 1
 
 
 @row_kernel(

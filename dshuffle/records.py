@@ -5,21 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, Self
 
 import numpy as np
 
 from dshuffle.notebook import html_summary
+from dshuffle.planning.planner import Choices
 from dshuffle.planning.randomness import DRAW_VERSION
 from dshuffle.planning.shares import MEASURED_EPOCHS, fractions_of
-from dshuffle.planning.shuffle_spec import Choices
 from dshuffle.units import human_bytes, human_count, human_seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StoreTraffic:
     """Cost of reads from a store.
 
@@ -35,42 +35,18 @@ class StoreTraffic:
     retries: int = 0
 
     def __add__(self, other: StoreTraffic) -> StoreTraffic:
-        return self._each(operator.add, other)
+        return StoreTraffic(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
 
     def __sub__(self, other: StoreTraffic) -> StoreTraffic:
-        return self._each(operator.sub, other)
-
-    def _each(self, combined: Callable[[Any, Any], Any], other: StoreTraffic) -> StoreTraffic:
-        names = [entry.name for entry in dataclasses.fields(self)]
-        return StoreTraffic(**{name: combined(getattr(self, name), getattr(other, name)) for name in names})
+        return StoreTraffic(*map(operator.sub, dataclasses.astuple(self), dataclasses.astuple(other)))
 
 
-def total(measures: Sequence[Measures], name: str) -> Any:
-    """The sum over all members."""
-    return sum(getattr(record, name) for record in measures)
-
-
-def slowest(measures: Sequence[Measures], name: str) -> float:
-    """The largest value of any member."""
-    return float(max(getattr(record, name) for record in measures))
-
-
-def by_rank(measures: Sequence[Measures], name: str) -> tuple[int, ...]:
+def joined(values: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
     """The values of all members that have a rank, in rank order."""
-    return tuple(value for record in measures for value in getattr(record, name))
+    return tuple(chain(*values))
 
 
-def busiest_host(measures: Sequence[Measures], name: str) -> float:
-    """The least value, of members that watched at least half as long as the member that watched longest.
-
-    A member that finished long before the others saw too little of the exchange: a server that sends nothing watches
-    for some milliseconds, all of them busy with planning.
-    """
-    longest = max(record.watched_seconds for record in measures)
-    return float(min(getattr(record, name) for record in measures if record.watched_seconds >= longest / 2))
-
-
-def _measure(unit: str, combine: Callable[[Sequence[Measures], str], Any], default: Any = 0, phase: str = "") -> Any:
+def _measure(unit: str, combine: Callable[[Iterable[Any]], Any], default: Any = 0, phase: str = "") -> Any:
     return dataclasses.field(default=default, metadata={"unit": unit, "combine": combine, "phase": phase})
 
 
@@ -121,26 +97,26 @@ class Measures:
         machines took counts as busy.
     """
 
-    wire_sent_bytes: tuple[int, ...] = _measure("bytes", by_rank, ())
-    wire_received_bytes: tuple[int, ...] = _measure("bytes", by_rank, ())
-    server_sent_bytes: int = _measure("bytes", total)
-    metadata_bytes: int = _measure("bytes", total)
-    shared_memory_bytes: int = _measure("bytes", total)
-    recovered_rows: int = _measure("rows", total)
-    store_requests: int = _measure("requests", total)
-    store_bytes: int = _measure("bytes", total)
-    store_delivered_bytes: int = _measure("bytes", total)
-    store_retries: int = _measure("requests", total)
-    plan_seconds: float = _measure("seconds", slowest, 0.0, "plan")
-    gather_seconds: float = _measure("seconds", slowest, 0.0, "gather or encode")
-    transfer_seconds: float = _measure("seconds", slowest, 0.0, "transfer")
-    scatter_seconds: float = _measure("seconds", slowest, 0.0, "scatter or decode")
-    store_seconds: float = _measure("seconds", slowest, 0.0, "store")
-    commit_seconds: float = _measure("seconds", slowest, 0.0, "commit")
-    encode_seconds: float = _measure("seconds", slowest, 0.0)
-    decode_seconds: float = _measure("seconds", slowest, 0.0)
-    watched_seconds: float = _measure("seconds", slowest, 0.0)
-    cpu_idle: float = _measure("fraction", busiest_host, 1.0)
+    wire_sent_bytes: tuple[int, ...] = _measure("bytes", joined, ())
+    wire_received_bytes: tuple[int, ...] = _measure("bytes", joined, ())
+    server_sent_bytes: int = _measure("bytes", sum)
+    metadata_bytes: int = _measure("bytes", sum)
+    shared_memory_bytes: int = _measure("bytes", sum)
+    recovered_rows: int = _measure("rows", sum)
+    store_requests: int = _measure("requests", sum)
+    store_bytes: int = _measure("bytes", sum)
+    store_delivered_bytes: int = _measure("bytes", sum)
+    store_retries: int = _measure("requests", sum)
+    plan_seconds: float = _measure("seconds", max, 0.0, "plan")
+    gather_seconds: float = _measure("seconds", max, 0.0, "gather or encode")
+    transfer_seconds: float = _measure("seconds", max, 0.0, "transfer")
+    scatter_seconds: float = _measure("seconds", max, 0.0, "scatter or decode")
+    store_seconds: float = _measure("seconds", max, 0.0, "store")
+    commit_seconds: float = _measure("seconds", max, 0.0, "commit")
+    encode_seconds: float = _measure("seconds", max, 0.0)
+    decode_seconds: float = _measure("seconds", max, 0.0)
+    watched_seconds: float = _measure("seconds", max, 0.0)
+    cpu_idle: float = _measure("fraction", min, 1.0)
 
     @classmethod
     def combined(cls, measures: Sequence[Measures]) -> Measures:
@@ -154,8 +130,17 @@ class Measures:
         >>> both.wire_sent_bytes, both.store_requests, both.plan_seconds, both.cpu_idle
         ((10, 20), 3, 0.5, 0.2)
         """
-        return Measures.from_dict(
-            {entry.name: entry.metadata["combine"](measures, entry.name) for entry in dataclasses.fields(Measures)}
+        # A member that finished long before the others saw too little of the exchange: a server that sends nothing
+        # watches for some milliseconds, all of them busy with planning.
+        longest = max(record.watched_seconds for record in measures)
+        watchers = [record for record in measures if record.watched_seconds >= longest / 2]
+        return Measures(
+            **{
+                entry.name: entry.metadata["combine"](
+                    getattr(record, entry.name) for record in (watchers if entry.name == "cpu_idle" else measures)
+                )
+                for entry in dataclasses.fields(Measures)
+            }
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -272,9 +257,8 @@ class EpochRecord(Measures):
     @property
     def delivery(self) -> str:
         """The delivery that this epoch used; ``"load"`` for the first epoch, ``"none"`` for one between exchanges."""
-        if self.loaded:
-            return "load"
-        return self.choices.delivery if self.choices.exchange_epochs.has_exchange(self.epoch) else "none"
+        between = not self.choices.exchange_epochs.has_exchange(self.epoch)
+        return "load" if self.loaded else "none" if between else self.choices.delivery
 
     @property
     def exchanged(self) -> bool:
@@ -284,7 +268,7 @@ class EpochRecord(Measures):
     @property
     def reads_store(self) -> bool:
         """Whether this epoch's samples came from the store."""
-        return self.loaded or (self.choices.reads_store and self.choices.exchange_epochs.has_exchange(self.epoch))
+        return self.loaded or (self.choices.reads_store and self.delivery != "none")
 
     @property
     def relay(self) -> str:
@@ -305,7 +289,7 @@ class EpochRecord(Measures):
     @property
     def mean_degree(self) -> float:
         """Mean number of samples in a packet; 0 without packets."""
-        return self.components / self.packets if self.packets else 0.0
+        return self.components / max(1, self.packets)
 
     @property
     def wire_bytes(self) -> int:
@@ -321,8 +305,8 @@ class EpochRecord(Measures):
         """The fields by name, and for readers of JSON what follows from them: ``delivery``, ``relay``, and so on."""
         choices = self.choices.to_dict()
         fields = {**Measures.to_dict(self), "choices": choices}
-        names = ("assignment", "caching", "sharding", "balance")
-        return {**{name: choices[name] for name in names}, **{name: getattr(self, name) for name in _DERIVED}, **fields}
+        copied = {name: choices[name] for name in ("assignment", "caching", "sharding", "balance")}
+        return {**copied, **{name: getattr(self, name) for name in _DERIVED}, **fields}
 
     def to_json(self) -> str:
         """Return the record as one line of JSON."""
@@ -352,12 +336,9 @@ last measured epoch ends."""
 
 def slow_rank_of(records: Sequence[EpochRecord]) -> str:
     """Say how much longer the slowest rank trained than the others with the last shares, and how long they waited."""
-    known = [record for record in records if record.rank_training_seconds]
-
-    def shares(record: EpochRecord) -> object:
-        return len(record.rank_training_seconds), record.weights
-
-    return slow_rank_in_words([record.rank_training_seconds for record in known if shares(record) == shares(known[-1])])
+    known = [(record.weights, record.rank_training_seconds) for record in records if record.rank_training_seconds]
+    like = [(len(seconds), weights) for weights, seconds in known]
+    return slow_rank_in_words([seconds for shares, (_, seconds) in zip(like, known, strict=True) if shares == like[-1]])
 
 
 def slow_rank_in_words(epochs: Sequence[Sequence[float]]) -> str:
@@ -380,17 +361,16 @@ def shares_in_words(records: Sequence[EpochRecord]) -> str:
     if not records or (last := records[-1]).choices.shares.is_even:
         return ""
     if not last.weights:
-        n_epochs = sum(record.first_epoch == last.first_epoch for record in records)
+        n_epochs, why = sum(record.first_epoch == last.first_epoch for record in records), ""
         if last.choices.shares.measures and n_epochs < LEAST_EPOCHS:
             epochs = "1 epoch is" if n_epochs == 1 else f"{n_epochs} epochs are"
-            return f"shares: equal, because {epochs} too few to measure them; {LEAST_EPOCHS} are needed"
-        return "shares: equal"
+            why = f", because {epochs} too few to measure them; {LEAST_EPOCHS} are needed"
+        return f"shares: equal{why}"
     fractions = enumerate(fractions_of(last.weights, last.n_workers))
-    sizes = [f"{fraction:.1%} (rank {rank})".replace("%", " %") for rank, fraction in fractions]
+    sizes = [f"{100 * fraction:.1f} % (rank {rank})" for rank, fraction in fractions]
     text = ", ".join(sizes)
     if last.n_workers > LISTED_RANKS:
-        smallest, largest = (choose(range(last.n_workers), key=last.weights.__getitem__) for choose in (min, max))
-        text = f"{sizes[smallest]} to {sizes[largest]}"
+        text = " to ".join(sizes[last.weights.index(choose(last.weights))] for choose in (min, max))
     equal = takewhile(lambda record: record.weights == last.weights, reversed(records))  # earlier equals do not count
     first = min(record.epoch for record in equal)
     return f"shares{f' since epoch {first}' if first > records[0].epoch else ''}: {text}"

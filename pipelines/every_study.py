@@ -283,7 +283,7 @@ def models_of(url: str | None) -> dict[str, Model]:
 
 def samples_sent(choices: Choices, model: Model, epochs: int) -> float:
     """Mean number of samples that change workers for an epoch, relative to all samples."""
-    planner = EpochPlanner(ShuffleSpec(model.samples, model.workers, choices), checks=False)
+    planner = EpochPlanner(ShuffleSpec(model.samples, model.workers, choices))
     planner.load()
     return sum(planner.advance().n_needed for _ in range(1, epochs)) / (epochs - 1) / model.samples
 

@@ -19,10 +19,11 @@ from pathlib import Path
 
 from bokeh.plotting import figure
 from rich.progress import track
+from studies.bounds import lower_bound
 from studies.scripts import at_least, chart_page
 
 from dshuffle.planning import Aligned, Choices, EpochPlanner, ShuffleSpec
-from dshuffle.planning.bounds import coded_rate, lower_bound
+from dshuffle.planning.delivery import coded_rate
 
 N_WORKERS = 20
 FRACTIONS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55)
@@ -41,7 +42,7 @@ Row = dict[str, float]
 
 def planned(n_samples: int, choices: Choices, epochs: int = 1) -> tuple[int, int]:
     """Packets of the last of these epochs, and samples that it delivers."""
-    planner = EpochPlanner(ShuffleSpec(n_samples, N_WORKERS, choices), checks=False)
+    planner = EpochPlanner(ShuffleSpec(n_samples, N_WORKERS, choices))
     planner.load()
     for _ in range(epochs):
         plan = planner.advance()

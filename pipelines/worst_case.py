@@ -23,11 +23,11 @@ from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from studies.bounds import lower_bound, shuffle_matrix
 from studies.scripts import at_least
 
 from dshuffle.planning import first_ranks, holders_of
-from dshuffle.planning.bounds import lower_bound
-from dshuffle.planning.delivery import plan_delivery, shuffle_matrix
+from dshuffle.planning.delivery import plan_delivery
 
 Numbers = NDArray[np.integer]
 
@@ -67,7 +67,7 @@ def main() -> None:
     for n in track(range(2, 21), "planning"):
         q = n * options.samples_per_worker
         owners, destinations = worst_case_shuffle(q, n)
-        worst = plan_delivery("leftover", holders_of(owners, n), destinations, n).n_packets
+        worst = plan_delivery("leftover", holders_of(owners, n), destinations.astype(np.int32), n).n_packets
         packets, rates, bounds, cliques, needed = [], [], [], [], []
         for seed in range(options.shuffles):
             owners = first_ranks("random", q, n, seed=2 * seed)

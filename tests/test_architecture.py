@@ -268,7 +268,6 @@ PUBLIC_MODULES = {
     "dshuffle.synthetic",
     "dshuffle.units",
     "dshuffle.training.torch_ddp",
-    "dshuffle.planning.bounds",
 }
 PIPELINES = sorted((Path(__file__).parents[1] / "pipelines").rglob("*.py"))
 

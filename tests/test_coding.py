@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -189,45 +185,3 @@ def test_packets_are_added_as_numpy_does(nbytes: int, seed: int, wire: str) -> N
     add_packets(rows, checksums, as_received(packets, wire), as_received(packet_sums, wire), offsets, targets)
     np.testing.assert_array_equal(rows, expected)
     np.testing.assert_array_equal(checksums, sums)
-
-
-# -- threads -------------------------------------------------------------------------------------------------------
-
-
-def long_encode(count: int) -> None:
-    rows, out = np.zeros((1, 1024), np.uint8), np.empty((1, 1024), np.uint8)
-    sums, lists = np.zeros(1, np.uint32), np.array([0, count])
-    encode(rows, sums, lists, np.zeros(count, np.int64), np.zeros(1, np.int64), out, sums.copy())
-
-
-def long_decode(count: int) -> None:
-    rows, none = np.zeros((2, 1024), np.uint8), np.zeros(1, np.int64)
-    sums = checksum_rows(rows, np.zeros(2, np.int64))
-    decode(rows, sums, rows[:1], sums[:1], np.array([0, count]), np.zeros(count, np.int64), none + 1, none)
-
-
-def long_add(count: int) -> None:
-    rows, sums = np.zeros((1, 1024), np.uint8), np.zeros(1, np.uint32)
-    add_packets(rows, sums, rows.copy(), sums.copy(), np.array([0, count]), np.zeros(count, np.int64))
-
-
-@pytest.mark.parametrize("work", [long_encode, long_decode, long_add])
-def test_other_threads_go_on_meanwhile(work: Callable[[int], None]) -> None:
-    work(2)  # compiled
-    spans: list[tuple[float, float]] = []
-
-    def timed() -> None:
-        started = time.perf_counter()
-        work(8_000_000)
-        spans.append((started, time.perf_counter()))
-
-    thread, ticks = threading.Thread(target=timed), []
-    thread.start()
-    while thread.is_alive():
-        ticks.append(time.perf_counter())
-        time.sleep(0.0005)
-    thread.join()
-    [(started, ended)] = spans
-    # The kernel takes nearly all of this time, so certainly the middle of it.
-    middle = (started + ended) / 2
-    assert sum(middle - 0.2 * (ended - started) < tick < middle + 0.2 * (ended - started) for tick in ticks) >= 2

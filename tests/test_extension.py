@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from distributed import Client, LocalCluster
 
 import dshuffle
-from dshuffle.cli import main
 from dshuffle.compare import product_of_ways
 from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.pipeline import LocalWorkers, Pipeline, Training
@@ -116,25 +113,6 @@ def test_planning_and_the_cost_model_know_them():
     found = {prediction.work.way: prediction for prediction in compare_costs(cluster, ways)}
     assert found["rotate + first-holder"].needed == 10_000
     assert found["rotate + first-holder"].exchange_seconds == pytest.approx(found["rotate + peer"].exchange_seconds)
-
-
-@pytest.mark.usefixtures("toys")
-def test_the_command_line_knows_them():
-    arguments = [
-        "advise",
-        "--workers",
-        "4",
-        "--samples",
-        "1000",
-        "--bandwidth",
-        "1gbit",
-        "--assignment",
-        "rotate",
-        "--json",
-    ]
-    ran = CliRunner().invoke(main, arguments, catch_exceptions=False)
-    packets = {way["way"]: way["packets"] for way in json.loads(ran.stdout)["ways"]}
-    assert packets["rotate + first-holder"] == 1000
 
 
 @pytest.mark.slow

@@ -118,8 +118,8 @@ def advise(
     with loading():
         from dshuffle.compare import connect
         from dshuffle.planning import Choices, Global, parse_assignment
-        from dshuffle.planning.bounds import coded_rate
         from dshuffle.planning.cost import ASSIGNMENTS, Bill, Work, all_ways, recommend
+        from dshuffle.planning.delivery import coded_rate
         from dshuffle.planning.exchange_epochs import cache_capacity
         from dshuffle.report.progress import progress_bar
         from dshuffle.runtime.dataset_inputs import unit_rows

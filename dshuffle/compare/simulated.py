@@ -32,7 +32,7 @@ def orders_of_first_epochs(spec: ShuffleSpec, epochs: int) -> Iterator[Orders]:
         hint = "Pass only the ranks."
         raise InvalidParameter.of("sharding", str(spec.choices.sharding), "a sharding without broadcast samples", hint)
     # Assignments do not depend on the delivery, and reading from the store needs the least planning.
-    planner = EpochPlanner(spec.with_choices(delivery="storage"), checks=False)
+    planner = EpochPlanner(spec.with_choices(delivery="storage"))
     for epoch in range(epochs):
         plan = planner.advance() if epoch else planner.load()
         order, offsets = group_by(plan.ranks, spec.n_workers)

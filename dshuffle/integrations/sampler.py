@@ -62,14 +62,14 @@ class ExchangeSampler(Positioned[int], _base()):  # type: ignore[misc]
     drop_last
         Short for ``mode="drop"``.
     assignment
-        ``"partial:Q"``, ``"global"``, ``"local"`` or ``"chunks:ROWS"``; by default ``"partial:0.1"``, or ``"local"``
-        without ``shuffle``.
+        ``"partial:Q"``, ``"global"``, ``"local"`` or ``"chunks:ROWS"``; by default ``"partial:0.1"``, ``"global"`` with
+        ``balance``, or ``"local"`` without ``shuffle``.
     sharding
         First assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``; by default ``"random"``, or
         ``"round-robin"`` without ``shuffle``.
     balance
         ``(n_samples,)`` integer class of each sample, the same on all ranks. In every epoch, each class is divided
-        equally among the ranks, to within one sample. For ``"partial:Q"``, ``"global"`` and ``"local"``.
+        equally among the ranks, to within one sample. For ``"global"`` and ``"local"``.
     every, between
         K, and ``"redraw"`` or ``"reverse"``: only the epochs K, 2 K, ... exchange samples; between them, a rank goes
         through its ids in a new order, or in that of the epoch before, backwards. See docs/strategies.md.
@@ -135,7 +135,8 @@ class ExchangeSampler(Positioned[int], _base()):  # type: ignore[misc]
             raise InvalidParameter.of("mode", mode, f"one of {list(MODES)}")
         if drop_last and not self.drop_last:
             raise InvalidParameter.of("drop_last", drop_last, f"left out with mode={mode!r}")
-        rule = parse_assignment(assignment or ("partial:0.1" if self.shuffle else "local"))
+        default = "local" if not self.shuffle else "partial:0.1" if balance is None else "global"
+        rule = parse_assignment(assignment or default)
         if rule.needs_holders:
             allowed = "'partial:Q', 'global', 'local' or 'chunks:ROWS'"
             raise InvalidParameter.of("assignment", str(rule), allowed, "Coded deliveries are not supported.")

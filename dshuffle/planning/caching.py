@@ -8,19 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.kernels import kernel
-from dshuffle.planning.epoch_plan import missing_samples
 from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words
 from dshuffle.planning.types import (
     Holders,
     Ranks,
     Samples,
+    Words,
     add_holders,
+    bit,
     count_held,
     count_holders,
+    each_holder,
     held_by,
     holders_of,
     holds,
-    lowest_bit,
+    missing_samples,
+    set_name,
 )
 
 
@@ -129,11 +132,14 @@ class Even(Shares):
         """Caches fill in rounds; each round gives every sample one more holder."""
         holders, q = holders_of(assignment, self.n_workers), len(assignment)
         for nth in range(2, -(-self.n_workers * self.capacity // q) + 1):
-            order = permutation(q, "even", self.seed, -nth)
-            state = random_words(1, "even", self.seed, -nth)[0]
-            names = random_words(self.n_workers, "sets")
-            _add_round(holders, order, self.capacity, self.n_workers, names, _counters(q), state)
+            _add_round(holders, permutation(q, "even", self.seed, -nth), self.capacity, *self._drawn(q, -nth))
         return holders
+
+    def _drawn(self, n_samples: int, epoch: int) -> tuple[Words, NDArray[np.int32], np.uint64]:
+        """Names of the workers, counters of samples by the lowest bits of the name of their set, and random bits."""
+        # Few sets share a counter. Those that do are counted as one set.
+        counters = np.zeros(1 << max((4 * n_samples).bit_length(), 16), np.int32)
+        return random_words(self.n_workers, "sets"), counters, random_words(1, "even", self.seed, epoch)[0]
 
     def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
         """See :class:`Shares`."""
@@ -141,9 +147,7 @@ class Even(Shares):
         moved = missing_samples(evolved, assignment)
         moved = moved[permutation(len(moved), "even", self.seed, epoch)]
         loads = count_held(evolved, self.n_workers)
-        state = random_words(1, "even", self.seed, epoch)[0]
-        names = random_words(self.n_workers, "sets")
-        left = _move(evolved, assignment, moved, loads, self.capacity, names, _counters(q), state)
+        left = _move(evolved, assignment, moved, loads, self.capacity, *self._drawn(q, epoch))
         if loads.max() > self.capacity:
             _change_places(evolved, moved, left, assignment, loads, self.capacity)
         if loads.max() > self.capacity:
@@ -155,41 +159,23 @@ CACHINGS: dict[str, type[Shares]] = {"uniform": Uniform, "recent": Recent, "even
 """Caching policies by name."""
 
 
-def _counters(n_samples: int) -> NDArray[np.int32]:
-    """Counters of samples, indexed by the lowest bits of the names of their holder sets."""
-    # Few sets share a counter. Those that do are counted as one set.
-    return np.zeros(1 << max((4 * n_samples).bit_length(), 16), dtype=np.int32)
-
-
-@kernel()
-def _name(holders, sample, names):  # type: ignore[no-untyped-def]
-    """The XOR of a word for each holder, which names a set of holders."""
-    name = np.uint64(0)
-    for word in range(holders.shape[1]):
-        rest = holders[sample, word]
-        while rest != 0:
-            name ^= names[word * 64 + lowest_bit(rest)]
-            rest &= rest - np.uint64(1)
-    return name
-
-
 @kernel()
 def _toggle(holders, sample, worker):  # type: ignore[no-untyped-def]
-    holders[sample, worker >> 6] ^= np.uint64(1) << np.uint64(worker & 63)
+    holders[sample, worker >> 6] ^= bit(worker)
 
 
-@kernel("(u8[:,::1], i8[::1], i8, i8, u8[::1], i4[::1], u8)")
-def _add_round(holders, order, capacity, n_workers, names, counters, state):  # type: ignore[no-untyped-def]
+@kernel("(u8[:,::1], i8[::1], i8, u8[::1], i4[::1], u8)")
+def _add_round(holders, order, capacity, names, counters, state):  # type: ignore[no-untyped-def]
     """Give every sample one more holder: of a few random workers, the one that makes the rarest set."""
-    room = capacity - count_held(holders, n_workers)
-    open_workers, n_open = np.empty(n_workers, dtype=np.int64), 0
-    for worker in range(n_workers):
+    room = capacity - count_held(holders, names.size)
+    open_workers, n_open = np.empty(names.size, np.int64), 0
+    for worker in range(names.size):
         if room[worker] > 0:
             open_workers[n_open] = worker
             n_open += 1
     mask = np.uint64(counters.size - 1)
     for sample in order:
-        name = _name(holders, sample, names)
+        name = set_name(holders, sample, names)
         best = np.int64(-1)
         for i in range(8):
             if n_open == 0:
@@ -221,14 +207,14 @@ def _move(holders, ranks, moved, loads, capacity, names, counters, state):  # ty
     most = fewest + (capacity * loads.size % ranks.size > 0)
     lacking = 0
     for sample in range(ranks.size):
-        counters[_name(holders, sample, names) & mask] += 1
+        counters[set_name(holders, sample, names) & mask] += 1
         lacking += max(fewest - count_holders(holders, sample), 0)
-    left = np.full(moved.size, -1, dtype=np.int32)
+    left = np.full(moved.size, -1, np.int32)
     for sample in moved:
         loads[ranks[sample]] += 1
     for i in range(moved.size):
         sample = moved[i]
-        name = _name(holders, sample, names)
+        name = set_name(holders, sample, names)
         counters[name & mask] -= 1
         name ^= names[ranks[sample]]
         size = count_holders(holders, sample)
@@ -237,20 +223,16 @@ def _move(holders, ranks, moved, loads, capacity, names, counters, state):  # ty
             lacking -= size < fewest
         elif size > 0:
             best, ties, best_full, best_count = np.int64(-1), 0, False, np.int32(0)
-            for word in range(holders.shape[1]):
-                rest = holders[sample, word]
-                while rest != 0:
-                    worker = word * 64 + lowest_bit(rest)
-                    rest &= rest - np.uint64(1)
-                    full = loads[worker] > capacity
-                    count = counters[(name ^ names[worker]) & mask]
-                    if best < 0 or full > best_full or (full == best_full and count < best_count):
-                        best, ties, best_full, best_count = worker, 1, full, count
-                    elif full == best_full and count == best_count:
-                        ties += 1
-                        state, random = next_word(state)
-                        if below(random, ties) == 0:
-                            best = worker
+            for worker in each_holder(holders, sample):
+                full = loads[worker] > capacity
+                count = counters[(name ^ names[worker]) & mask]
+                if best < 0 or full > best_full or (full == best_full and count < best_count):
+                    best, ties, best_full, best_count = worker, 1, full, count
+                elif full == best_full and count == best_count:
+                    ties += 1
+                    state, random = next_word(state)
+                    if below(random, ties) == 0:
+                        best = worker
             left[i] = best
             loads[best] -= 1
             name ^= names[best]
@@ -266,19 +248,12 @@ def _change_places(holders, moved, left, ranks, loads, capacity):  # type: ignor
     for i in range(moved.size):
         if left[i] < 0 or loads[left[i]] >= capacity:
             continue
-        for word in range(holders.shape[1]):
-            rest = holders[moved[i], word]
-            while rest != 0:
-                worker = word * 64 + lowest_bit(rest)
-                rest &= rest - np.uint64(1)
-                if loads[worker] > capacity and worker != ranks[moved[i]]:
-                    _toggle(holders, moved[i], worker)
-                    _toggle(holders, moved[i], left[i])
-                    loads[worker] -= 1
-                    loads[left[i]] += 1
-                    rest = np.uint64(0)
-                    left[i] = worker
-            if loads[left[i]] >= capacity:
+        for worker in each_holder(holders, moved[i]):
+            if loads[worker] > capacity and worker != ranks[moved[i]]:
+                _toggle(holders, moved[i], worker)
+                _toggle(holders, moved[i], left[i])
+                loads[worker] -= 1
+                loads[left[i]] += 1
                 break
 
 
@@ -286,11 +261,7 @@ def _change_places(holders, moved, left, ranks, loads, capacity):  # type: ignor
 def _give_up(holders, order, ranks, loads, capacity):  # type: ignore[no-untyped-def]
     """Drop samples that workers with full caches hold but do not train on, until the caches fit."""
     for sample in order:
-        for word in range(holders.shape[1]):
-            rest = holders[sample, word]
-            while rest != 0:
-                worker = word * 64 + lowest_bit(rest)
-                rest &= rest - np.uint64(1)
-                if loads[worker] > capacity and worker != ranks[sample]:
-                    _toggle(holders, sample, worker)
-                    loads[worker] -= 1
+        for worker in each_holder(holders, sample):
+            if loads[worker] > capacity and worker != ranks[sample]:
+                _toggle(holders, sample, worker)
+                loads[worker] -= 1

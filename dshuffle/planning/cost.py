@@ -1,14 +1,13 @@
 """Cost model: predict the seconds and bytes of an epoch on a cluster, before anything runs, and recommend a way.
 
 Loads are bytes on every part of the cluster, counted in a real plan of at most a million samples and 64 workers. From
-there on they are extrapolated. With more samples, a worker gets so many times more of everything, and coded packets
-combine a little more. With more workers, each of them does what one of 64 does in a job with the same share and the
-same excess of each worker. Times are loads divided by rates. docs/design.md, "Predicting", has the formulas.
+there on they are extrapolated: with more samples, a worker gets so many times more of everything, and with more
+workers, each of them does what one of 64 does in a job with the same share and the same excess of each worker. Times
+are loads divided by rates. docs/design.md, "Predicting", has the formulas.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import math
@@ -16,28 +15,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Real
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer, as_ratio
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.assignment import parse_assignment
-from dshuffle.planning.bounds import coded_rate
-from dshuffle.planning.delivery import SIMPLEST, Delivery, check_delivery, get_delivery, suitable_deliveries
-from dshuffle.planning.delivery.relay import (
-    MESSAGE_BYTES,
-    WINDOW_BYTES,
-    Pacing,
-    batch_sizes,
-    packets_per_batch,
-    route,
+from dshuffle.planning.assignment import Assignment, parse_assignment
+from dshuffle.planning.delivery import (
+    SIMPLEST,
+    Delivery,
+    check_delivery,
+    coded_rate,
+    get_delivery,
+    suitable_deliveries,
 )
+from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES, Pacing, batch_sizes, packets_per_batch, route
 from dshuffle.planning.epoch_plan import SERVER, Packets
-from dshuffle.planning.planner import EpochPlanner
-from dshuffle.planning.shuffle_spec import Choices, ShuffleSpec
-from dshuffle.planning.types import Amounts
+from dshuffle.planning.planner import Choices, EpochPlanner, ShuffleSpec
+from dshuffle.planning.types import Amounts, Integers
 from dshuffle.units import human_bytes, human_seconds
 
 Rate = float | tuple[float, ...]
@@ -147,6 +143,8 @@ class ClusterRates:
     def __post_init__(self) -> None:
         for name in ("n_workers", "cores", "machine_workers"):
             as_integer(name, getattr(self, name), 1)
+        for name in NOT_NEGATIVE:
+            as_number(name, getattr(self, name) or 0.0, 0.0)
         for part, names in SCALABLE.items():
             for name in names:
                 value = getattr(self, name)
@@ -155,25 +153,21 @@ class ClusterRates:
                     allowed = f"Give one rate, or {self.n_workers} rates, one for each worker."
                     raise InvalidParameter.because(name, f"it has {len(value)} rates", allowed)
                 for rate in several if value is not None or part == "links" else ():
-                    _check_rate(name, rate, infinite=not name.endswith(("up", "down")))
-        for name in ("request_seconds", "index_seconds", "message_seconds", "wire_overhead", "epoch_seconds"):
-            as_number(name, getattr(self, name), 0.0)
-        as_number("first_message_seconds", self.first_message_seconds or 0.0, 0.0)
+                    finite = name.endswith(("up", "down"))
+                    if not isinstance(rate, Real) or not float(rate) > 0 or (finite and rate == math.inf):
+                        raise InvalidParameter.of(name, rate, ("a finite" if finite else "a") + " rate > 0")
 
     def rates(self, name: str) -> Amounts:
         """Return ``link_up`` or ``link_down`` of each worker, ``(n,)`` in bytes/s."""
         return np.broadcast_to(np.asarray(getattr(self, name), dtype=np.float64), (self.n_workers,))
 
-    def scaled(self, name: str, factor: float) -> ClusterRates:
+    def scaled(self, part: str, factor: float) -> ClusterRates:
         """Return a copy with the rates of one part in :data:`SCALABLE` multiplied by a factor."""
-        changes: dict[str, Any] = {}
-        for rate_name in SCALABLE[name]:
-            value = getattr(self, rate_name)
-            if value is not None:
+        changes: dict[str, Any] = {"request_seconds": self.request_seconds / factor} if part == "storage" else {}
+        for name in SCALABLE[part]:
+            if (value := getattr(self, name)) is not None:
                 several = isinstance(value, tuple)
-                changes[rate_name] = tuple(rate * factor for rate in value) if several else value * factor
-        if name == "storage":
-            changes["request_seconds"] = self.request_seconds / factor
+                changes[name] = tuple(rate * factor for rate in value) if several else value * factor
         return dataclasses.replace(self, **changes)
 
 
@@ -186,6 +180,12 @@ SCALABLE = {
 """Parts that can be scaled: name -> rates that change together. For storage, latency shrinks as rates grow."""
 
 
+NOT_NEGATIVE = (
+    *("request_seconds", "index_seconds", "message_seconds", "epoch_seconds", "first_message_seconds"),
+    "wire_overhead",
+)
+
+
 def as_number(name: str, value: object, least: float) -> float:
     """Return ``value`` as a float, or raise :class:`InvalidParameter` if it is not a finite number >= ``least``."""
     if isinstance(value, Real) and least <= float(value) < math.inf:
@@ -193,56 +193,31 @@ def as_number(name: str, value: object, least: float) -> float:
     raise InvalidParameter.of(name, value, f"a finite number >= {least:g}")
 
 
-def _check_rate(name: str, value: object, *, infinite: bool) -> None:
-    if not isinstance(value, Real) or not float(value) > 0 or (float(value) == math.inf and not infinite):
-        raise InvalidParameter.of(name, value, ("a" if infinite else "a finite") + " rate > 0")
-
-
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One epoch of a job: its samples, and the way of shuffling them.
-
-    Parameters
-    ----------
-    n_samples
-        Number of samples in the dataset.
-    row_nbytes
-        Bytes per sample.
-    choices
-        The way of shuffling. Its sharding, balance and seed do not change what an epoch costs.
-    chunk_rows
-        Number of samples per chunk, in the array with the most bytes. A chunk is one request.
-    training_seconds
-        Training time per epoch, during which the next epoch's samples are exchanged. None if unknown.
-
-    Raises
-    ------
-    InvalidParameter
-        If a value is not allowed.
-
-    Examples
-    --------
-    >>> work = Work(100_000, 1024, Choices("partial:0.1"))
-    >>> work.way, work.delivery.name
-    ('partial:0.1 + peer', 'peer')
-    """
+    """One epoch of a job: its samples, and the way of shuffling them."""
 
     n_samples: int
     row_nbytes: int
-    choices: Choices = field(default_factory=Choices)
-    chunk_rows: int = 64
+    choices: Choices = field(default_factory=Choices)  # Its sharding, balance and seed do not change what it costs.
+    chunk_rows: int = 64  # Samples per chunk, in the array with the most bytes. A chunk is one request.
+    # Training time per epoch, during which the next epoch's samples are exchanged. None if unknown.
     training_seconds: float | None = None
 
     def __post_init__(self) -> None:
         get_delivery(self.choices.delivery)
         for name in ("n_samples", "row_nbytes", "chunk_rows"):
             as_integer(name, getattr(self, name), 1)
-        if self.training_seconds is not None:
-            as_number("training_seconds", self.training_seconds, 0.0)
+        as_number("training_seconds", self.training_seconds or 0.0, 0.0)
 
     def with_choices(self, **changes: Any) -> Work:
         """The same job with other choices."""
         return dataclasses.replace(self, choices=dataclasses.replace(self.choices, **changes))
+
+    @property
+    def rule(self) -> Assignment:
+        """The assignment chosen."""
+        return self.choices.assignment
 
     @property
     def delivery(self) -> Delivery:
@@ -250,19 +225,9 @@ class Work:
         return get_delivery(self.choices.delivery)
 
     @property
-    def fraction(self) -> float:
-        """Q: the fraction of its share that every worker exchanges; 1 unless the assignment has its own."""
-        return self.choices.assignment.shuffled_fraction
-
-    @property
-    def in_chunks(self) -> bool:
-        """Whether whole chunks move."""
-        return self.choices.assignment.in_chunks
-
-    @property
     def group_rows(self) -> int:
         """Samples that move together: those of a chunk with ``chunks`` and ``chunks:ROWS``, otherwise 1."""
-        return min(self.n_samples, self.choices.assignment.unit or self.chunk_rows)
+        return min(self.n_samples, self.rule.unit or self.chunk_rows)
 
     @property
     def way(self) -> str:
@@ -271,60 +236,40 @@ class Work:
 
     def alpha(self, n_workers: int) -> float:
         """Return the cache fraction for ``n_workers`` workers."""
-        least = Fraction(1, n_workers)
-        if self.choices.cache_fraction is None:
-            return float(least)
+        least, chosen = Fraction(1, n_workers), self.choices.cache_fraction
         hint = f"Each of the {n_workers} workers must hold its own share of the samples."
-        return float(as_ratio("cache_fraction", self.choices.cache_fraction, least, hint))
+        return float(least if chosen is None else as_ratio("cache_fraction", chosen, least, hint))
 
     def excess(self, n_workers: int) -> float:
-        """Return the probability that a worker holds a sample outside its share.
-
-        Examples
-        --------
-        >>> Work(1000, 8, Choices(cache_fraction=0.55)).excess(10), Work(1000, 8).excess(10)
-        (0.5, 0.0)
-        """
+        """Return the probability that a worker holds a sample outside its share."""
         share = 1 / n_workers
         return max(0.0, round((self.alpha(n_workers) - share) / (1 - share), 15)) if n_workers > 1 else 0.0
 
     def lacking(self, n_workers: int) -> float:
-        """Expected number of samples that workers are to train on and do not hold, all together.
-
-        References
-        ----------
-        Chung et al. (2017), Theorem 1 (equation 1), for ``global``; Nguyen et al. (2022), Algorithm 1, for
-        ``partial:Q``, here without fixed points. See docs/papers.md.
-        """
-        fraction = self.choices.assignment.missing_fraction(self.alpha(n_workers), self.excess(n_workers))
+        """Expected number of samples that workers are to train on and do not hold, all together."""
+        # Chung et al. (2017), Theorem 1 (equation 1), for ``global``; Nguyen et al. (2022), Algorithm 1, for
+        # ``partial:Q``, here without fixed points. See docs/papers.md.
+        fraction = self.rule.missing_fraction(self.alpha(n_workers), self.excess(n_workers))
         return self.n_samples * fraction if n_workers > 1 else 0.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Loads:
-    """Bytes and counts of one epoch's exchange. Arrays of shape ``(n,)`` are per worker."""
+NONE = np.zeros(1)
 
-    needed: float  # Number of samples that a worker lacks, and of packets sent to deliver them.
-    packets: float
-    server_out: float  # Bytes out of the server.
-    encoded: float  # Bytes of rows that the server reads to encode packets.
-    worker_out: Amounts  # ``(n,)`` bytes out of and into each worker for the exchange of rows.
-    worker_in: Amounts
-    decoded: Amounts  # ``(n,)`` bytes of packets and rows that each worker reads to decode its rows.
-    read: Amounts  # ``(n,)`` bytes and number of objects that each worker reads from the storage.
-    requests: Amounts
+
+class Loads(NamedTuple):
+    """Bytes and counts of one epoch's exchange. Arrays are ``(n,)``, for each worker; ``(1,)`` if nothing moves."""
+
+    needed: float = 0.0  # Number of samples that a worker lacks, and of packets sent to deliver them.
+    packets: float = 0.0
+    server_out: float = 0.0  # Bytes out of the server.
+    encoded: float = 0.0  # Bytes of rows that the server reads to encode packets.
+    worker_out: Amounts = NONE  # Bytes out of and into each worker for the exchange of rows.
+    worker_in: Amounts = NONE
+    decoded: Amounts = NONE  # Bytes of packets and rows that each worker reads to decode its rows.
+    read: Amounts = NONE  # Bytes and number of objects that each worker reads from the storage.
+    requests: Amounts = NONE
     passed_on: float = 0.0  # For the ring relay, the bytes that its second stage sends over a link; otherwise 0.
     needed_nbytes: float = 0.0  # Bytes of the rows needed from the storage. ``read`` counts their whole chunks.
-
-    @classmethod
-    def none(cls, n_workers: int, *, packets: float = 0.0) -> Self:
-        """No bytes at all."""
-        workers = np.zeros(n_workers)
-        return cls(0.0, packets, 0.0, 0.0, workers, workers, workers, workers, workers)
-
-    def rows_received(self, row_nbytes: int) -> float:
-        """Number of rows that workers receive from other participants."""
-        return float(self.worker_in.sum()) / (row_nbytes + CHECKSUM_NBYTES)
 
 
 MOST_WORKERS = 64
@@ -339,8 +284,6 @@ EPOCHS_OF_FEW = 9
 """Number of epochs among which a typical one is chosen if there are so few."""
 STEP = 4
 """How many times fewer samples a second plan has, which shows how packets depend on the number of samples."""
-
-
 BATCH = 8192
 """Packets that a relay forwards together where loads are counted. The number hardly affects what each worker sends."""
 RING_WAITS = 1.6
@@ -353,202 +296,176 @@ more samples.
 
 def loads_of(cluster: ClusterRates, work: Work, *, most_samples: int = MOST_SAMPLES) -> Loads:
     """Count the loads for :func:`~dshuffle.planning.cost.predict`. They do not depend on the rates of the cluster."""
-    n, q = cluster.n_workers, work.n_samples
-    if q < n:
-        raise InvalidParameter.of("n_samples", q, f"an integer >= {n}", "There are fewer samples than workers.")
-    rows = work.lacking(n)
-    if not work.choices.assignment.moves or not rows:
-        return Loads.none(n)
-    excess, delivery = work.excess(n), work.delivery
+    q, rule, delivery, row_nbytes = work.n_samples, work.rule, work.delivery, work.row_nbytes
+    n = cluster.n_workers
+    as_integer("n_samples", q, n, "There are fewer samples than workers.")
+    rows, excess = work.lacking(n), work.excess(n)
+    if not rule.moves or not rows:
+        return Loads()
     check_delivery(delivery.name, n, excess=excess > 0)
     if delivery.reads_store and cluster.storage is None:
         raise InvalidParameter.of("storage", None, f"bytes a second for the delivery {delivery.name!r}")
-    counted = min(n, MOST_WORKERS)
-    like, small = q, work
+    counted, like, small = min(n, MOST_WORKERS), q, work
     if n > counted:
         # The same share of each worker; where workers code in pairs, the same number of rows for each pair.
         like = math.ceil(q * (counted / n) ** (2 if delivery.coded and not excess else 1))
-        fraction = None if not excess else 1 / counted + excess * (1 - 1 / counted)
-        small = work.with_choices(cache_fraction=fraction)
-    least = LEAST_CHUNKS * counted * work.group_rows if work.in_chunks else 1
-    planned = min(max(like, counted), max(most_samples, least))
-    small = dataclasses.replace(small, n_samples=planned)
+        small = work.with_choices(cache_fraction=1 / counted + excess * (1 - 1 / counted) if excess else None)
+    least = LEAST_CHUNKS * counted * work.group_rows if rule.in_chunks else 1
+    small = dataclasses.replace(small, n_samples=min(max(like, counted), max(most_samples, least)))
     plan, needed = _planned(small, counted)
     if excess and delivery.coded and plan.n_packets > needed / 2:  # too few samples to see how many a packet combines
-        small = dataclasses.replace(small, n_samples=(planned := max(planned, min(like, MOST_SAMPLES))))
+        small = dataclasses.replace(small, n_samples=max(small.n_samples, min(like, MOST_SAMPLES)))
         plan, needed = _planned(small, counted)
-    growth = q / planned if n == counted else rows / n / (small.lacking(counted) / counted)
-    more, times = n / counted, growth * n / counted
-    if not plan.n_components:
-        return dataclasses.replace(Loads.none(n, packets=plan.n_packets * times), needed=needed * times)
-    fewer = _fewer(small, counted, like, plan.n_packets / needed) if delivery.coded and planned < like else 1.0
-    loads = _counted(work, plan, counted, planned, growth, fewer)
-    changes: dict[str, Any] = {
-        name: getattr(loads, name) * more for name in ("packets", "server_out", "encoded", "needed_nbytes")
-    }
-    for name in ("worker_out", "worker_in", "decoded", "read", "requests"):
-        each = getattr(loads, name)
+    # Rows that a worker of the job receives for each row in the plan, and all workers together.
+    growth = q / small.n_samples if n == counted else rows / n / (small.lacking(counted) / counted)
+    times = growth * n / counted
+
+    def each(amounts: Amounts | Integers, nbytes: float) -> Amounts:
+        """The amounts of the workers in the job."""
         # By chance, workers differ the less the more samples or chunks they get.
-        changes[name] = np.resize(each.mean() + (each - each.mean()) / math.sqrt(max(1.0, growth)), n)
-    return dataclasses.replace(loads, needed=needed * times, **changes)
+        mean = amounts.mean()
+        return np.resize(mean + (amounts - mean) / math.sqrt(max(1.0, growth)), n) * (growth * nbytes)
 
-
-def _counted(work: Work, plan: Packets, n: int, planned: int, growth: float, fewer: float) -> Loads:
-    """Count the loads of a job in its plan for n workers and as many samples as were planned."""
-    # growth: rows that a worker receives in the job, for each row in the plan.
-    # fewer: packets for each sample in the job, divided by those in the plan.
-    delivery, relay, row_nbytes = work.delivery, work.choices.relay, work.row_nbytes
-    packets = float(plan.n_packets) * fewer
-    loads = Loads.none(n, packets=packets * growth)
-    received = np.bincount(plan.destinations, minlength=n).astype(np.float64)
+    received = np.bincount(plan.destinations, minlength=counted).astype(np.float64)
+    fewer = (
+        _fewer(small, counted, like, plan.n_packets / max(1, needed))
+        if delivery.coded and small.n_samples < like
+        else 1.0
+    )
+    packets = plan.n_packets * fewer
+    loads = Loads(needed * times, packets * times)
     if delivery.reads_store:
-        # A worker reads each chunk once. For single samples of a larger job, their number is estimated.
-        q, c = planned, work.chunk_rows
-        n_chunks = -(-q // c)
-        hit = np.unique(plan.destinations.astype(np.int64) * n_chunks + plan.samples // c)
-        lengths = np.where(hit % n_chunks == n_chunks - 1, q - (n_chunks - 1) * c, c)
-        read = np.bincount(hit // n_chunks, lengths, minlength=n) * (growth * row_nbytes)
-        hits = np.bincount(hit // n_chunks, minlength=n).astype(np.float64) * growth
-        if planned < work.n_samples and not work.in_chunks:
-            q, c = work.n_samples, min(work.chunk_rows, work.n_samples)
-            hits = np.array([_chunks_hit(q, c, rows) for rows in (received * growth).tolist()])
-            read = hits * c * row_nbytes
-        needed_nbytes = float((received * growth).sum()) * row_nbytes
-        return dataclasses.replace(loads, requests=hits, read=read, needed_nbytes=needed_nbytes)
-    row, senders = (row_nbytes + CHECKSUM_NBYTES) * growth, plan.senders
-    if delivery.coded:
-        hops = route(relay, plan, n, BATCH)
-        senders, rows = hops.senders, float(plan.n_components)
-        decoded = np.bincount(plan.destinations, np.diff(plan.offsets)[hops.packets], minlength=n) / fewer
+        # A worker reads each chunk once. If its share is smaller in the job, so must chunks be.
+        c = work.chunk_rows if rule.in_chunks else work.chunk_rows * growth * small.n_samples / q
+        n_chunks = math.ceil(small.n_samples / c)
+        worker, chunk = np.divmod(
+            np.unique(plan.destinations * n_chunks + (plan.samples // c).astype(np.int64)), n_chunks
+        )
+        parts = np.minimum(1.0, small.n_samples / c - chunk)  # the last chunk may be shorter
+        return loads._replace(
+            requests=each(np.bincount(worker, minlength=counted), 1.0),
+            read=each(np.bincount(worker, parts, counted), work.chunk_rows * row_nbytes),
+            needed_nbytes=received.sum() * times * row_nbytes,
+        )
+    row, senders, components = float(row_nbytes + CHECKSUM_NBYTES), plan.senders, plan.n_components
+    relay = work.choices.relay
+    if delivery.coded and packets:
+        hops, handed_on = route(relay, plan, counted, BATCH), components - packets
+        senders = hops.senders
         # The second stage of a ring takes ``(U - P) / n`` if the rings of all groups keep all links busy, and
         # ``P (m - 1) / m`` if one group follows the other (Chung et al. (2017), Theorem 4; see docs/papers.md, for a
         # single group of m workers). Measured durations are between the two.
-        ring = min(RING_WAITS * (rows - packets) / n, packets * (1 - packets / rows)) if relay == "ring" else 0.0
-        loads = dataclasses.replace(
-            loads, decoded=decoded * growth * row_nbytes, encoded=rows * growth * row_nbytes, passed_on=ring * row
+        ring = min(RING_WAITS * handed_on / counted, packets * handed_on / components) if relay == "ring" else 0.0
+        decoded = np.bincount(plan.destinations, np.diff(plan.offsets)[hops.packets], counted)
+        loads = loads._replace(
+            encoded=components * times * row_nbytes,
+            decoded=each(decoded, row_nbytes / fewer),
+            passed_on=ring * growth * row,
         )
-    sent = float(np.count_nonzero(senders == SERVER)) * (1.0 if relay == "unicast" else fewer)
-    away = np.bincount(senders[senders >= 0], minlength=n).astype(np.float64)
-    factor = (plan.n_components - sent) / away.sum() if away.any() else 0.0
-    return dataclasses.replace(loads, server_out=sent * row, worker_in=received * row, worker_out=away * (factor * row))
-
-
-def _chunks_hit(n_samples: int, chunk_rows: int, n_rows: float) -> float:
-    """Expected number of distinct chunks that contain ``n_rows`` samples drawn at random without replacement."""
-    # A chunk of c samples contains none of r samples out of q with probability of about ``(1 - r / q) ** c``.
-    part = n_rows / n_samples
-    chunks = n_samples / chunk_rows if n_samples > chunk_rows else 1.0
-    return float(chunks * -np.expm1(chunk_rows * np.log1p(-part))) if part < 1 else float(chunks)
-
-
-def first_load(work: Work, cluster: ClusterRates) -> Loads:
-    """Loads of loading the first partitions: every chunk is read once, for all workers that hold its rows."""
-    # Nothing is sent if all rows of a chunk go to one worker.
-    n, row_nbytes = cluster.n_workers, work.row_nbytes
-    whole = work.in_chunks or work.choices.sharding == "contiguous" or work.chunk_rows == 1
-    sent = 0.0
-    if work.excess(n) > 0 or not whole:
-        sent = work.alpha(n) * work.n_samples * (1 - 1 / n) * (row_nbytes + CHECKSUM_NBYTES)
-    moved, each = np.full(n, sent), np.full(n, work.n_samples * row_nbytes / n)
-    requests = np.full(n, math.ceil(work.n_samples / min(work.chunk_rows, work.n_samples)) / n)
-    loads = dataclasses.replace(Loads.none(n), needed=work.n_samples, worker_out=moved, worker_in=moved)
-    return dataclasses.replace(loads, read=each, requests=requests, needed_nbytes=float(each.sum()))
+    sent = np.count_nonzero(senders == SERVER) * (1.0 if relay == "unicast" else fewer)
+    away = np.bincount(senders[senders >= 0], minlength=counted).astype(np.float64)
+    return loads._replace(
+        server_out=sent * times * row,
+        worker_in=each(received, row),
+        worker_out=each(away, row * (components - sent) / max(1.0, away.sum())),
+    )
 
 
 def _fewer(work: Work, n_workers: int, n_samples: int, per_sample: float) -> float:
     """Packets for each sample of a job of ``n_samples``, divided by those of the plan of ``work``."""
     # What is above the bound of Chung et al. (2017), Theorem 2, falls with each factor of :data:`STEP` as it fell from
     # a plan of fewer samples.
-    fewest = work.n_samples // STEP
-    plan, needed = _planned(dataclasses.replace(work, n_samples=fewest), n_workers)
-    alpha = work.alpha(n_workers)
-    bound = coded_rate(work.n_samples, n_workers, max(-(-work.n_samples // n_workers), int(alpha * work.n_samples)))
-    least = bound / (work.n_samples * (1 - alpha))
+    q, alpha = work.n_samples, work.alpha(n_workers)
+    plan, needed = _planned(dataclasses.replace(work, n_samples=q // STEP), n_workers)
+    least = coded_rate(q, n_workers, max(-(-q // n_workers), int(alpha * q))) / (q * (1 - alpha))
     before, above = plan.n_packets / max(1, needed) - least, per_sample - least
     if not before > above > 0:
         return 1.0
-    steps = math.log(n_samples / work.n_samples, STEP)
-    return float(least + above * (above / before) ** steps) / per_sample
+    return float(least + above * (above / before) ** math.log(n_samples / q, STEP)) / per_sample
 
 
-@functools.lru_cache(maxsize=4)  # relays and rates do not change it
-def _packets_of(n_samples: int, n_workers: int, choices: Choices) -> tuple[Packets, int]:
-    # The previous epoch is the same for all deliveries.
-    before = _epoch_before(n_samples, n_workers, dataclasses.replace(choices, delivery="storage"))
-    planner = copy.deepcopy(before)
-    planner.spec.with_choices(delivery=choices.delivery)  # raises if it is not allowed
-    epoch = planner.advance(choices.delivery)
-    return epoch.packets, epoch.n_needed
+def first_load(work: Work, cluster: ClusterRates) -> Loads:
+    """Loads of loading the first partitions: every chunk is read once, for all workers that hold its rows."""
+    # Nothing is sent if all rows of a chunk go to one worker.
+    n, q, row_nbytes = cluster.n_workers, work.n_samples, work.row_nbytes
+    whole = work.rule.in_chunks or work.choices.sharding == "contiguous" or work.chunk_rows == 1
+    sent = 0.0 if whole and not work.excess(n) else work.alpha(n) * q * (1 - 1 / n) * (row_nbytes + CHECKSUM_NBYTES)
+    moved, requests = np.full(n, sent), np.full(n, math.ceil(q / work.chunk_rows) / n)
+    read, nbytes = np.full(n, q * row_nbytes / n), float(q * row_nbytes)
+    return Loads(q, worker_out=moved, worker_in=moved, read=read, requests=requests, needed_nbytes=nbytes)
 
 
 def _planned(work: Work, n_workers: int) -> tuple[Packets, int]:
-    """The plan of an epoch, and the number of samples that it delivers."""
-    assignment, chosen = work.choices.assignment.with_unit(work.group_rows), work.choices
-    choices = Choices(assignment, chosen.delivery, chosen.caching, chosen.cache_fraction)
-    return _packets_of(work.n_samples, n_workers, choices)
+    """The packets of an epoch, and the number of samples that it delivers."""
+    rule, chosen = work.rule.with_unit(work.group_rows), work.choices
+    # The epoch before is the same for all deliveries; one with a server can be planned again with another one.
+    choices = Choices(rule, "server", chosen.caching, chosen.cache_fraction)
+    return _packets(work.n_samples, n_workers, choices, chosen.delivery)
 
 
-@functools.lru_cache(maxsize=6)
-def _epoch_before(n_samples: int, n_workers: int, choices: Choices) -> EpochPlanner:
-    """A planner at the epoch before the one to plan; if there are few samples, before a typical one."""
-    planner = EpochPlanner(ShuffleSpec(n_samples, n_workers, choices), checks=False)
-    planner.load()
-    for _ in range(1, FIRST_EPOCH):
-        planner.advance()
-    assignment = choices.assignment
-    if n_samples < FEW_UNITS * ((assignment.in_chunks and assignment.unit) or 1):
-        for _ in range(_typical_epoch(copy.deepcopy(planner))):
+@functools.lru_cache(maxsize=4)  # relays and rates do not change it
+def _packets(n_samples: int, n_workers: int, choices: Choices, delivery: str) -> tuple[Packets, int]:
+    planner = _at_an_epoch(n_samples, n_workers, choices)
+    assert planner.current is not None
+    return planner.again(planner.current.epoch, delivery).packets, planner.current.n_needed
+
+
+@functools.lru_cache(maxsize=4)
+def _at_an_epoch(n_samples: int, n_workers: int, choices: Choices) -> EpochPlanner:
+    """A planner at an epoch to count; if there are few samples, at a typical one."""
+
+    def planned(last: int) -> EpochPlanner:
+        planner = EpochPlanner(ShuffleSpec(n_samples, n_workers, choices))
+        planner.load()
+        for _ in range(last):
             planner.advance()
-    return planner
+        return planner
 
-
-def _typical_epoch(planner: EpochPlanner) -> int:
-    """Which of the next epochs is typical in two numbers: samples that are needed, and that one worker lacks."""
-    lacking = []
+    rule = choices.assignment
+    if n_samples >= FEW_UNITS * ((rule.in_chunks and rule.unit) or 1):
+        return planned(FIRST_EPOCH)
+    # Typical in two numbers: samples that are needed, and that one worker lacks.
+    planner, lacking = planned(FIRST_EPOCH - 1), []
     for _ in range(EPOCHS_OF_FEW):
         epoch = planner.advance()
         lacking.append([epoch.n_needed, int(np.bincount(epoch.packets.destinations).max(initial=0))])
-    middle = np.maximum(1, np.median(lacking, axis=0))
-    return int(np.abs(np.array(lacking) / middle - 1).sum(axis=1).argmin())
+    distances = np.abs(np.array(lacking) / np.maximum(1, np.median(lacking, axis=0)) - 1)
+    return planned(FIRST_EPOCH + int(distances.sum(axis=1).argmin()))
 
 
 @functools.lru_cache(maxsize=256)  # called again for every scaled cluster
-def _batch_sizes(packets: int, n_workers: int, row_nbytes: int) -> NDArray[np.int64]:
+def _batch_sizes(packets: int, n_workers: int, row_nbytes: int) -> Integers:
     """The sizes of a worker's batches."""
     return np.array(batch_sizes(packets, n_workers, row_nbytes))
 
 
-def pair_count(work: Work, n: int) -> int:
-    """Number of pairs of participants of which the first sends rows to the second."""
-    delivery = work.delivery
-    if delivery.needs_server:  # it sends to every worker; as relays, workers send to each other
-        return n * n if delivery.coded and work.choices.relay != "unicast" else n
-    return 0 if delivery.reads_store else n * (n - 1)
-
-
-def message_count(work: Work, loads: Loads, rate: float = math.inf) -> float:
-    """Estimate the number of messages between all participants, on links of a rate (bytes per second)."""
-    if not loads.worker_in.any():
-        return 0.0
-    delivery, relay, row_nbytes, n = work.delivery, work.choices.relay, work.row_nbytes, len(loads.worker_in)
-    rows, packets = loads.rows_received(row_nbytes), round(loads.packets)
+def message_counts(work: Work, cluster: ClusterRates, loads: Loads) -> tuple[float, float]:
+    """Estimate the number of messages, and of those that are the first ones from their sender to their receiver."""
+    delivery, relay, row_nbytes, n = work.delivery, work.choices.relay, work.row_nbytes, cluster.n_workers
+    received, packets = float(loads.worker_in.sum()), round(loads.packets)
+    rows = received / (row_nbytes + CHECKSUM_NBYTES)
+    if not rows:
+        return 0.0, 0.0
+    # A server sends to every worker; as relays, and as peers, workers send to each other.
+    among = n * (n - 1) if not delivery.needs_server or (delivery.coded and relay != "unicast") else 0
+    pairs = float(among + n * delivery.needs_server)
     if not delivery.coded:  # those of a server are full
-        pacing = Pacing.of(
-            math.inf if delivery.needs_server else rate, message_bytes=MESSAGE_BYTES, window_bytes=WINDOW_BYTES
-        )
-        pairs, full = pair_count(work, n), max(1, pacing.message_nbytes // row_nbytes)
-        return min(rows, float(pairs * max(1, math.ceil(round(rows / pairs) / full))))
-    if relay == "pipelined":  # it forwards each batch in one message to each of the other workers
+        rate = math.inf if delivery.needs_server else float(np.median(cluster.rates("link_down")))
+        pacing = Pacing.of(rate, message_bytes=MESSAGE_BYTES, window_bytes=WINDOW_BYTES)
+        full = max(1, pacing.message_nbytes // row_nbytes)
+        messages = pairs * max(1, math.ceil(round(rows / pairs) / full))
+    elif relay == "pipelined":  # it forwards each batch in one message to each of the other workers
         sizes = _batch_sizes(packets, n, row_nbytes)
         # Probability that another worker needs a packet. A batch without one is not sent to it.
         probability = min(1.0, (rows / packets - 1) / max(1, n - 1))
-        return min(rows, n * len(sizes) + n * (n - 1) * float((1 - (1 - probability) ** sizes).sum()))
-    batches = rows / packets_per_batch(packets, n, row_nbytes)
-    if relay == "unicast":
-        return max(float(min(n, rows)), batches)
-    # In a ring, a worker sends one message to each of the others in every round but the last.
-    rounds = float(loads.worker_in.sum()) / loads.server_out - 1
-    return min(rows, n * (1 + (n - 1) * rounds) + batches)
+        messages = n * len(sizes) + n * (n - 1) * float((1 - (1 - probability) ** sizes).sum())
+    else:
+        messages = rows / packets_per_batch(packets, n, row_nbytes)
+        # In a ring, a worker sends one message to each of the others in every round but the last.
+        rounds = received / loads.server_out - 1
+        messages = max(float(n), messages) if relay == "unicast" else n * (1 + (n - 1) * rounds) + messages
+    messages = min(rows, messages)
+    return messages, min(messages, pairs)
 
 
 def relayed_seconds(work: Work, cluster: ClusterRates, loads: Loads, server_seconds: float) -> float:
@@ -579,18 +496,9 @@ PAUSE_MESSAGES = 2
 
 def ends_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
     """Seconds in which no link is busy: to pack the first message, and to unpack the last one."""
-    messages = _messages(work, cluster, loads)
+    messages, _ = message_counts(work, cluster, loads)
     ends = 1 / cluster.send_rate + 1 / cluster.receive_rate
     return float(loads.worker_in.sum()) / messages * ends if messages else 0.0
-
-
-def first_messages(work: Work, cluster: ClusterRates, loads: Loads) -> float:
-    """Estimate the number of messages that are the first ones from their sender to their receiver."""
-    return min(_messages(work, cluster, loads), float(pair_count(work, cluster.n_workers)))
-
-
-def _messages(work: Work, cluster: ClusterRates, loads: Loads) -> float:
-    return message_count(work, loads, float(np.median(cluster.rates("link_down"))))
 
 
 PROCESSORS, FIXED = "processors", "fixed cost"
@@ -598,52 +506,31 @@ PROCESSORS, FIXED = "processors", "fixed cost"
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predicted time and traffic of an epoch.
-
-    Parameters
-    ----------
-    work
-        The job and the way of shuffling it.
-    exact
-        Whether a plan has as many workers. Otherwise the prediction is extrapolated.
-    exchange_seconds
-        Time from the start of the exchange until all workers have what they need.
-    load_seconds
-        Time of loading the first partitions, for which every chunk is read once; None if the storage is unknown.
-    epoch_seconds
-        Exchange time or training time, whichever is longer; the mean over all epochs, if only every K-th has an
-        exchange. All other figures are those of an exchange.
-    resources
-        ``(name, seconds)`` that each part of the cluster is busy, the busiest first. The ``"fixed cost"`` among them
-        is the part that does not depend on how much moves: the order, first messages, and votes.
-    needed, packets
-        Number of samples that a worker lacks, and of packets sent to deliver them.
-    server_egress, worker_egress, worker_ingress, storage_bytes
-        Bytes of an exchange: out of the server, out of all workers, into all workers from other participants, and out
-        of the storage.
-    most_ingress
-        Bytes into the worker that receives the most, including reads from the storage if they use the link.
-    requests
-        Number of objects read from the storage.
-    read_amplification
-        Bytes read from the storage per byte needed.
-    """
+    """Predicted time and traffic of an epoch."""
 
     work: Work
-    exact: bool
-    exchange_seconds: float
+    exact: bool  # Whether a plan has as many workers. Otherwise the prediction is extrapolated.
+    exchange_seconds: float  # Time from the start of the exchange until all workers have what they need.
+    # Time of loading the first partitions, for which every chunk is read once; None if the storage is unknown.
     load_seconds: float | None
+    # Exchange time or training time, whichever is longer; the mean over all epochs, if only every K-th has an exchange.
+    # All other figures are those of an exchange.
     epoch_seconds: float
+    # ``(name, seconds)`` that each part of the cluster is busy, the busiest first. The ``"fixed cost"`` among them is
+    # the part that does not depend on how much moves: the order, first messages, and votes.
     resources: tuple[tuple[str, float], ...]
-    needed: float
+    needed: float  # needed, packets: Samples that a worker lacks, and packets sent to deliver them.
     packets: float
+    # Bytes of an exchange: out of the server, out of all workers, into all workers from other participants, and out of
+    # the storage.
     server_egress: float
     worker_egress: float
     worker_ingress: float
     storage_bytes: float
+    # Bytes into the worker that receives the most, including reads from the storage if they use the link.
     most_ingress: float
-    requests: float
-    read_amplification: float
+    requests: float  # Number of objects read from the storage.
+    read_amplification: float  # Bytes read from the storage per byte needed.
 
     @property
     def bottleneck(self) -> str:
@@ -657,25 +544,12 @@ class Prediction:
 
 
 def predict(cluster: ClusterRates, work: Work, *, most_samples: int = MOST_SAMPLES) -> Prediction:
-    """Predict the time and traffic of an epoch, from a real plan.
+    """Predict the time and traffic of an epoch, from a real plan of at most so many samples and 64 workers.
 
-    Parameters
-    ----------
-    most_samples
-        Largest number of samples in a plan, which also has at most 64 workers. From there on loads are extrapolated.
+    It raises :class:`InvalidParameter` if the way is not possible, for instance because there is no storage.
 
-    Raises
-    ------
-    InvalidParameter
-        If the way is not possible, for instance because there is no storage or the delivery does not support this many
-        workers.
-
-    Examples
-    --------
     >>> cluster = ClusterRates(8, link_up=12.5e6, link_down=12.5e6, server_up=12.5e6)
-    >>> from dshuffle.planning import Choices
-    >>> work = Work(400_000, 1024, Choices(delivery="server", cache_fraction=0.5))
-    >>> server = predict(cluster, work)
+    >>> server = predict(cluster, Work(400_000, 1024, Choices(delivery="server", cache_fraction=0.5)))
     >>> round(server.exchange_seconds, 1), [name for name, _ in server.resources[:2]]
     (17.2, ['server egress', 'worker ingress'])
     """
@@ -684,31 +558,25 @@ def predict(cluster: ClusterRates, work: Work, *, most_samples: int = MOST_SAMPL
 
 def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
     """Compute times from loads; docs/design.md, "Predicting", has the formulas."""
-    # Links and storage work at the same time, so the slowest one determines the time. There are three exceptions.
-    # Relays pass on a batch of packets once all of it has arrived. Workers that read the most share the storage with
-    # all others at first, but only their own links limit them in the end. The first message is packed before links are
-    # busy, and the last one is unpacked after that.
-    # Processors are shared by all of this, and their time overlaps less with that of the network. The two times are
-    # combined as the cube root of the sum of their cubes. We fitted the exponent 3.
     resources, exchange = _exchange(cluster, work, loads)
-    first = work.with_choices(delivery=SIMPLEST), first_load(work, cluster)
-    load_seconds = None if cluster.storage is None else _exchange(cluster, *first)[1]
-    training, every = work.training_seconds or 0.0, work.choices.every
-    read = float(loads.read.sum())
+    load_seconds = None
+    if cluster.storage is not None:
+        load_seconds = _exchange(cluster, work.with_choices(delivery=SIMPLEST), first_load(work, cluster))[1]
+    training, every, read = work.training_seconds or 0.0, work.choices.every, float(loads.read.sum())
     return Prediction(
         work=work,
         exact=cluster.n_workers <= MOST_WORKERS,
         exchange_seconds=exchange,
         load_seconds=load_seconds,
         epoch_seconds=(max(exchange, training) + (every - 1) * training) / every,
-        resources=tuple(sorted(((name, busy) for name, busy in resources.items() if busy), key=lambda item: -item[1])),
+        resources=tuple(sorted(resources.items(), key=lambda item: -item[1])),
         needed=loads.needed,
         packets=loads.packets,
         server_egress=loads.server_out,
         worker_egress=float(loads.worker_out.sum()),
         worker_ingress=float(loads.worker_in.sum()),
         storage_bytes=read,
-        most_ingress=float((loads.worker_in + (loads.read if cluster.storage_over_links else 0.0)).max()),
+        most_ingress=float((loads.worker_in + loads.read * cluster.storage_over_links).max()),
         requests=float(loads.requests.sum()),
         read_amplification=read / loads.needed_nbytes if loads.needed_nbytes else 1.0,
     )
@@ -716,124 +584,89 @@ def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
 
 def _exchange(cluster: ClusterRates, work: Work, loads: Loads) -> tuple[dict[str, float], float]:
     """How long each part of the cluster is busy, and how long all of it takes."""
-    n, wire = cluster.n_workers, 1 + cluster.wire_overhead
+    # Links and storage work at the same time, so the slowest one determines the time. There are three exceptions.
+    # Relays pass on a batch of packets once all of it has arrived. Workers that read the most share the storage with
+    # all others at first, but only their own links limit them in the end. The first message is packed before links are
+    # busy, and the last one is unpacked after that.
+    # Processors are shared by all of this, and their time overlaps less with that of the network. The two times are
+    # combined as the cube root of the sum of their cubes. We fitted the exponent 3.
+    n, wire, reads = cluster.n_workers, 1 + cluster.wire_overhead, bool(loads.read.any())
     up, down, served = cluster.rates("link_up"), cluster.rates("link_down"), loads.server_out
-    if cluster.storage_client is not None and not loads.worker_in.any():
+    moves = bool(loads.worker_in.any())
+    if cluster.storage_client is not None and not moves:
         down = np.maximum(down, cluster.storage_client)  # a worker that only reads is not slowed by sending
     if cluster.server_up is None and served:
         # The first worker serves: its own rows stay off the network, and what it relays leaves by the same link.
         served = served * (1 - 1 / n) + float(loads.worker_out[0])
-    firsts = first_messages(work, cluster, loads)
-    entering = loads.worker_in + (loads.read if cluster.storage_over_links else 0.0)
+    messages, firsts = message_counts(work, cluster, loads)
+    entering = loads.worker_in + loads.read * cluster.storage_over_links
     busy = {
         "server egress": served * wire / (float(up[0]) if cluster.server_up is None else cluster.server_up),
         "worker ingress": float((entering / down).max()) * wire,
         "worker egress": float((loads.worker_out / up).max()) * wire,
-        PROCESSORS: _processor_seconds(cluster, work, loads, firsts),
     }
     if loads.passed_on:
         slowest = float(np.minimum(up, down).min())
         busy["scatter, then ring"] = busy.pop("server egress") + loads.passed_on * wire / slowest
+    reading = 0.0
     if cluster.storage is not None:
-        waiting = loads.requests * cluster.request_seconds
-        if cluster.storage_connection is not None:
-            waiting = waiting + loads.read / cluster.storage_connection
-        answered = float(loads.requests.sum()) / cluster.storage_requests
+        waiting = loads.requests * cluster.request_seconds + loads.read / (cluster.storage_connection or math.inf)
         busy["storage"] = float(loads.read.sum()) / cluster.storage
+        answered = float(loads.requests.sum()) / cluster.storage_requests
         busy["storage requests"] = max(float(waiting.max()) / REQUESTS_AT_ONCE, answered)
-        if cluster.storage_client is not None:
-            busy["storage for one worker"] = float(loads.read.max()) / cluster.storage_client
-    busy = {name: seconds for name, seconds in busy.items() if seconds > 0}
-    if not busy:
-        return busy, 0.0
-    links = max((seconds for name, seconds in busy.items() if name != PROCESSORS), default=0.0)
-    relayed = relayed_seconds(work, cluster, loads, busy.get("server egress", 0.0))
-    links = max(links, _reading_seconds(cluster, loads), relayed) + ends_seconds(work, cluster, loads)
-    together = float(np.cbrt(links**3 + busy.get(PROCESSORS, 0.0) ** 3))
-    # The order, votes, and first messages do not depend on how much moves.
-    per_processor = firsts / n * max(1.0, cluster.machine_workers / cluster.cores)
-    busy[FIXED] = cluster.epoch_seconds + per_processor * (cluster.first_message_seconds or 0.0)
-    return busy, together + busy[FIXED]
-
-
-def _reading_seconds(cluster: ClusterRates, loads: Loads) -> float:
-    """Time until all workers have read, if active readers share the storage equally up to the rate of their links."""
-    # Returns 0 if links differ. The limits of each link and of the storage then determine the time.
-    if cluster.storage is None or not loads.read.any():
-        return 0.0
-    links = cluster.rates("link_down") / (1 + cluster.wire_overhead) if cluster.storage_over_links else math.inf
-    own = cluster.storage_client or float(np.min(links))
-    if own < np.max(links) and cluster.storage_client is None:
-        return 0.0
-    each = np.minimum(own, cluster.storage / np.arange(cluster.n_workers, 0, -1))
-    return float((np.diff(np.sort(loads.read), prepend=0.0) / each).sum())
-
-
-def _processor_seconds(cluster: ClusterRates, work: Work, loads: Loads, firsts: float) -> float:
-    """Processor time of the busiest machine divided by its number of processors."""
-    # It is at least the time of the busiest process, because each process has one network thread.
-    messages = _messages(work, cluster, loads) - (0.0 if cluster.first_message_seconds is None else firsts)
-    workers = (
+        busy["storage for one worker"] = float(loads.read.max()) / (cluster.storage_client or math.inf)
+        # Active readers share the storage equally, up to the rate of their links, if these are alike.
+        links = cluster.rates("link_down") / wire if cluster.storage_over_links else np.array([math.inf])
+        own = cluster.storage_client or float(links.min())
+        if reads and (cluster.storage_client or own == links.max()):
+            alone = np.minimum(own, cluster.storage / np.arange(n, 0, -1))
+            reading = float((np.diff(np.sort(loads.read), prepend=0.0) / alone).sum())
+    network = max(busy.values())
+    # The processor time of the busiest machine divided by its number of processors. It is at least the time of the
+    # busiest process, because each process has one network thread.
+    counted = messages - (0.0 if cluster.first_message_seconds is None else firsts)
+    workers = np.broadcast_to(
         loads.worker_out / cluster.send_rate
         + loads.worker_in / cluster.receive_rate
         + loads.decoded / cluster.decode_rate
         + loads.read / cluster.read_rate
-        + messages / cluster.n_workers * cluster.message_seconds
+        + counted / n * cluster.message_seconds,
+        n,
     )
-    if loads.worker_in.any() or loads.read.any():  # else the partition keeps its index
-        workers = workers + work.alpha(cluster.n_workers) * work.n_samples * cluster.index_seconds
+    if moves or reads:  # else the partition keeps its index
+        workers = workers + work.alpha(n) * work.n_samples * cluster.index_seconds
     server = loads.server_out / cluster.send_rate + loads.encoded / cluster.encode_rate
-    machines = np.bincount(np.arange(cluster.n_workers) // cluster.machine_workers, workers)
-    if cluster.server_on_machine:
-        machines[0] += server
-    return max(float(machines.max()) / cluster.cores, float(workers.max()), server)
+    machines = np.bincount(np.arange(n) // cluster.machine_workers, workers)
+    machines[0] += server * cluster.server_on_machine
+    busy[PROCESSORS] = max(float(machines.max()) / cluster.cores, float(workers.max()), server)
+    if not any(busy.values()):
+        return {}, 0.0
+    relayed = relayed_seconds(work, cluster, loads, busy.get("server egress", 0.0))
+    links_seconds = max(network, reading, relayed) + ends_seconds(work, cluster, loads)
+    together = float(np.cbrt(links_seconds**3 + busy[PROCESSORS] ** 3))
+    # The order, votes, and first messages do not depend on how much moves.
+    per_processor = firsts / n * max(1.0, cluster.machine_workers / cluster.cores)
+    busy[FIXED] = cluster.epoch_seconds + per_processor * (cluster.first_message_seconds or 0.0)
+    return {name: seconds for name, seconds in busy.items() if seconds}, together + busy[FIXED]
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What a job costs, in the currency of the price.
+    """What a job costs, in the currency of the price."""
 
-    Parameters
-    ----------
-    load
-        Loading the samples of the first epoch from the store.
-    epoch
-        Any later epoch, on average.
-    run
-        All epochs; None if their number is unknown.
-    """
-
-    load: float
-    epoch: float
-    run: float | None
+    load: float  # Loading the samples of the first epoch from the store.
+    epoch: float  # Any later epoch, on average.
+    run: float | None  # All epochs; None if their number is unknown.
 
     @classmethod
     def of(cls, egress_price: float, prediction: Prediction, cluster: ClusterRates, epochs: int | None = None) -> Self:
-        """The bill of a job, from the price of a gigabyte (1e9 bytes) that leaves the store or the server.
-
-        What a server reads is not in it, nor what is read again after a fault.
-
-        Raises
-        ------
-        InvalidParameter
-            If the price is not a finite number of at least 0.
-
-        Examples
-        --------
-        >>> from dshuffle.planning import Choices
-        >>> from dshuffle.planning.cost import ClusterRates, Work, predict
-        >>> cluster = ClusterRates(4, link_up=1e8, link_down=1e8, server_up=1e8)
-        >>> work = Work(1_000_000, 1000, Choices("global", "server", every=2), chunk_rows=100)
-        >>> bill = Bill.of(0.1, predict(cluster, work), cluster, epochs=11)
-        >>> round(bill.load, 2), round(bill.epoch, 3), round(bill.run, 2)
-        (0.1, 0.038, 0.48)
-        """
+        """The bill of a job, from the price of a gigabyte (1e9 bytes) that leaves the store or the server."""
+        # What a server reads is not in it, nor what is read again after a fault.
         price = as_number("egress_price", egress_price, 0.0) / 1e9
-        exchange = price * (prediction.server_egress + prediction.storage_bytes)
+        choices, exchange = prediction.work.choices, price * (prediction.server_egress + prediction.storage_bytes)
         load = price * float(first_load(prediction.work, cluster).read.sum())
-        epochs_with_one = None if epochs is None else len(prediction.work.choices.exchange_epochs.after(0, epochs - 1))
-        run = None if epochs_with_one is None else load + exchange * epochs_with_one
-        return cls(load, exchange / prediction.work.choices.every, run)
+        run = None if epochs is None else load + exchange * len(choices.exchange_epochs.after(0, epochs - 1))
+        return cls(load, exchange / choices.every, run)
 
     def to_dict(self) -> dict[str, float | None]:
         """The amounts by name, as JSON can hold them."""
@@ -845,79 +678,45 @@ SAMPLES = 100_000
 """Most samples of a plan made to compare ways. Fewer than in :func:`predict`, because many plans are made."""
 EQUALLY = 0.02
 """Relative tolerance for equal times."""
-FACTORS = np.geomspace(1 / 256, 256, 17)
-"""Factors by which rates are scaled to find out what would change the recommendation."""
+FACTORS = (np.geomspace(1, 1 / 256, 65)[1:], np.geomspace(1, 256, 65)[1:])
+"""Factors by which rates are scaled to find out what would change the recommendation: down, and up."""
 
 Candidate = tuple[Work, Loads]
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change of the cluster that would make another way the fastest.
+class Change(NamedTuple):
+    """A change of the cluster that would make another way the fastest."""
 
-    Parameters
-    ----------
-    what
-        Scaled part of the cluster: a key of :data:`~dshuffle.planning.cost.SCALABLE`.
-    factor
-        Changed rate divided by the present rate.
-    winner
-        Prediction for the fastest way on the changed cluster.
-    """
-
-    what: str
-    factor: float
-    winner: Prediction
+    what: str  # Scaled part of the cluster: a key of :data:`SCALABLE`.
+    factor: float  # Changed rate divided by the present rate.
+    winner: Prediction  # That of the fastest way on the changed cluster.
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A recommended way of shuffling, and why.
+    """A recommended way of shuffling, and why."""
 
-    Parameters
-    ----------
-    best
-        Fastest way to shuffle globally.
-    instead
-        Way that shuffles less, if training does not hide ``best`` but hides this one. None if training hides
-        ``best``, or if the training time is unknown.
-    whole_chunks
-        Way that moves whole chunks, if it is faster than ``best``; otherwise None.
-    verdict, reason
-        One sentence each.
-    notes
-        Further sentences.
-    changes
-        For each part of the cluster, the smallest slowdown and the smallest speed-up that would make another way the
-        fastest.
-    predictions
-        Those of all ways, in their order.
-    """
-
-    best: Prediction
+    best: Prediction  # Fastest way to shuffle globally.
+    # Way that shuffles less, if training does not hide ``best`` but hides this one. None if training hides ``best``, or
+    # if the training time is unknown.
     instead: Prediction | None
-    whole_chunks: Prediction | None
-    verdict: str
+    whole_chunks: Prediction | None  # Way that moves whole chunks, if it is faster than ``best``.
+    verdict: str  # verdict, reason: One sentence each; notes: further ones.
     reason: str
     notes: tuple[str, ...]
+    # For each part of the cluster, the smallest slowdown and the smallest speed-up that would make another way the
+    # fastest.
     changes: tuple[Change, ...]
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[Prediction, ...]  # Those of all ways, in their order.
 
 
 def all_ways(
     cluster: ClusterRates, work: Work, *, assignments: Sequence[str] = ASSIGNMENTS, server: bool = True
 ) -> tuple[Work, ...]:
-    """List every way of doing the work that the cluster and the caches allow.
+    """List every way of doing the work that the cluster and the caches allow, with or without a server.
 
-    Parameters
-    ----------
-    work
-        Its assignment, delivery, relay and caching are ignored.
-    server
-        Whether to include ways that need a server.
+    The assignment, delivery, relay and caching of the work are ignored.
 
-    Examples
-    --------
     >>> cluster = ClusterRates(4, link_up=1e9, link_down=1e9)
     >>> [way.way for way in all_ways(cluster, Work(1000, 64), assignments=["local", "partial:0.1"])][:4]
     ['local', 'partial:0.1 + peer', 'partial:0.1 + server', 'partial:0.1 + leftover, pipelined']
@@ -945,63 +744,47 @@ def all_ways(
 def compare_costs(cluster: ClusterRates, ways: Sequence[Work]) -> list[Prediction]:
     """Predict several ways on one cluster, in the given order. Plans have at most :data:`SAMPLES` samples.
 
-    Examples
-    --------
     >>> cluster = ClusterRates(8, link_up=12.5e6, link_down=12.5e6)
     >>> ways = all_ways(cluster, Work(100_000, 1024), assignments=["global"])
-    >>> best = min(compare_costs(cluster, ways), key=lambda p: p.exchange_seconds)
-    >>> best.work.way
+    >>> min(compare_costs(cluster, ways), key=lambda p: p.exchange_seconds).work.way
     'global + peer'
     """
-    return [timed(cluster, *candidate) for candidate in _candidates(cluster, ways)]
-
-
-def _candidates(cluster: ClusterRates, ways: Sequence[Work]) -> list[Candidate]:
-    return [(way, loads_of(cluster, way, most_samples=SAMPLES)) for way in ways]
+    return [predict(cluster, way, most_samples=SAMPLES) for way in ways]
 
 
 def recommend(cluster: ClusterRates, ways: Sequence[Work]) -> Recommendation:
     """Recommend the fastest way to shuffle globally, with reasons and what would change the recommendation.
 
-    Parameters
-    ----------
-    ways
-        Candidate ways for one job (see :func:`all_ways`). At least one must shuffle globally. Others (``local``,
-        ``partial:Q``, ``chunks``) are compared with the best of these.
+    At least one of the ways must shuffle globally; others are compared with the best of these.
 
-    Raises
-    ------
-    InvalidParameter
-        If no way shuffles globally.
-
-    Examples
-    --------
     >>> cluster = ClusterRates(8, link_up=12.5e6, link_down=12.5e6, storage=50e6, storage_over_links=False)
     >>> advice = recommend(cluster, all_ways(cluster, Work(100_000, 1024)))
     >>> advice.verdict, [(change.what, change.winner.work.delivery.name) for change in advice.changes]
     ('Use global + peer: 948 ms per epoch.', [('links', 'storage'), ('storage', 'storage')])
     """
-    candidates = _candidates(cluster, ways)
-    shuffling = [candidate for candidate in candidates if candidate[0].choices.assignment.redraws_all]
+    candidates = [(way, loads_of(cluster, way, most_samples=SAMPLES)) for way in ways]
+    shuffling = [candidate for candidate in candidates if candidate[0].rule.redraws_all]
     if not shuffling:
         raise InvalidParameter.of("ways", [way.way for way in ways], "a list with a 'global' or 'aligned' way")
     predictions = [timed(cluster, *candidate) for candidate in candidates]
     best = _fastest(cluster, shuffling)
-    took = best.exchange_seconds
-    whole = min((p for p in predictions if p.work.in_chunks), key=_took, default=None)
-    if whole is not None and (not took or whole.exchange_seconds * (1 + EQUALLY) > took):
+    took, training, instead = best.exchange_seconds, best.work.training_seconds, None
+    whole = min((p for p in predictions if p.work.rule.in_chunks), key=_took, default=None)
+    if whole is not None and whole.exchange_seconds * (1 + EQUALLY) >= took:
         whole = None
-    training, instead = best.work.training_seconds, None
     pace = f"{human_seconds(took)} per {'epoch' if best.work.choices.every == 1 else 'exchange'}"
     verdict, notes = f"Use {best.work.way}: {pace}.", []
     if training is not None and took <= training:
         notes.append(f"The exchange is hidden behind {human_seconds(training)} of training.")
     elif training is not None:
-        parts = [p for p in predictions if _exchanges_part(p.work)]
-        hidden = [p for p in predictions if not p.work.choices.assignment.moves] + parts
-        fits = [p for p in hidden if p.exchange_seconds <= training]
+        rules = [(p, p.work.rule) for p in predictions]
+        # Ways with which every worker exchanges a part of its samples, one by one.
+        parts = [
+            p for p, rule in rules if rule.moves and not (rule.redraws_all or rule.in_chunks or rule.needs_holders)
+        ]
+        fits = [p for p in predictions if (p in parts or not p.work.rule.moves) and p.exchange_seconds <= training]
         # Of those that training hides, the way that shuffles the most.
-        instead = min(fits, key=lambda p: (-p.work.fraction, p.exchange_seconds), default=None)
+        instead = min(fits, key=lambda p: (-p.work.rule.shuffled_fraction, p.exchange_seconds), default=None)
         if instead is not None:
             verdict = (
                 f"Do not shuffle globally: the fastest way ({best.work.way}) takes {pace}, but training takes only "
@@ -1010,14 +793,15 @@ def recommend(cluster: ClusterRates, ways: Sequence[Work]) -> Recommendation:
         else:
             notes.append(f"The exchange takes longer than training ({human_seconds(training)}).")
         sent = min((p for p in parts if p.exchange_seconds and not p.storage_bytes), key=_took, default=None)
-        if sent is not None and 0.001 <= (fraction := sent.work.fraction * training / sent.exchange_seconds) < 1:
+        fraction = 0.0 if sent is None else sent.work.rule.shuffled_fraction * training / sent.exchange_seconds
+        if 0.001 <= fraction < 1:
             notes.append(f"Training can hide the exchange of up to partial:{fraction:.2g}.")
     if whole is not None:
         notes.append(
             f"Moving whole chunks ({whole.work.way}) takes {human_seconds(whole.exchange_seconds)}. It mixes less, as "
             "their rows stay together."
         )
-    read = next((p for p in predictions if p.work.choices.assignment.redraws_all and p.storage_bytes), None)
+    read = next((p for p in predictions if p.work.rule.redraws_all and p.storage_bytes), None)
     if read is not None and read.read_amplification > 1 + EQUALLY and not best.storage_bytes:
         [single] = compare_costs(cluster, [dataclasses.replace(read.work, chunk_rows=1)])
         notes.append(f"With one row per chunk, re-reading would take {human_seconds(single.exchange_seconds)}.")
@@ -1029,18 +813,12 @@ def _took(prediction: Prediction) -> float:
     return prediction.exchange_seconds
 
 
-def _exchanges_part(work: Work) -> bool:
-    """Whether every worker exchanges a part of its samples, one by one."""
-    rule = work.choices.assignment
-    return rule.moves and not (rule.redraws_all or rule.in_chunks or rule.needs_holders)
-
-
 def _reason(best: Prediction, predictions: Sequence[Prediction]) -> str:
     """What limits the best way, and the fastest one of each other family."""
     took, families = best.exchange_seconds, {best.work.delivery.family}
     sentences = [f"{best.work.delivery.name}: {_limit(best)}"]
     for p in sorted(predictions, key=_took):
-        if p.work.choices.assignment.redraws_all and p.work.delivery.family not in families:
+        if p.work.rule.redraws_all and p.work.delivery.family not in families:
             families.add(p.work.delivery.family)
             ratio = f"would take {p.exchange_seconds / took:.3g} times as long" if took else "takes longer"
             sentences.append(f"{p.work.delivery.name} {ratio}: {_limit(p)}")
@@ -1072,20 +850,10 @@ def _changes(cluster: ClusterRates, candidates: Sequence[Candidate], best: Predi
     for what, rates in SCALABLE.items():
         if all(getattr(cluster, rate) in (None, math.inf) for rate in rates):
             continue
-        for factors in (FACTORS[FACTORS < 1][::-1], FACTORS[FACTORS > 1]):
-            near = 1.0
-            for far in factors.tolist():
-                other = _fastest(cluster.scaled(what, far), candidates)
-                if other.work.way == best.work.way:
-                    near = far
-                    continue
-                while max(near / far, far / near) > 1.01:
-                    middle = (near * far) ** 0.5
-                    at_middle = _fastest(cluster.scaled(what, middle), candidates)
-                    if at_middle.work.way == best.work.way:
-                        near = middle
-                    else:
-                        far, other = middle, at_middle
-                changes.append(Change(what, far, other))
-                break
+        for factors in FACTORS:
+            for factor in factors.tolist():
+                winner = _fastest(cluster.scaled(what, factor), candidates)
+                if winner.work.way != best.work.way:
+                    changes.append(Change(what, factor, winner))
+                    break
     return tuple(changes)

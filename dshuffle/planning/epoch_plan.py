@@ -7,23 +7,20 @@ import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from dshuffle.errors import PlanError
-from dshuffle.kernels import kernel
 from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs, epoch_order
 from dshuffle.planning.types import (
+    NO_SAMPLES,
     Holders,
     Ranks,
     Samples,
-    as_instance,
     count_held,
-    count_keys,
     group_by,
     held_by,
     holders_of,
-    holds,
     sorted_positions,
+    starts_of,
 )
 
 SERVER = -1
@@ -47,28 +44,14 @@ class Packets:
     destinations: Ranks  # ``(E,)`` int32, the worker that decodes the sample of each component.
     senders: Ranks  # ``(P,)`` int32, the sender of each packet: a rank, :data:`SERVER` or :data:`STORE`.
 
-    def __post_init__(self) -> None:
-        types = [(array.dtype, array.ndim) for array in (self.offsets, self.samples, self.destinations, self.senders)]
-        if (
-            types != [(np.dtype(name), 1) for name in ("int64", "int64", "int32", "int32")]
-            or len(self.destinations) != len(self.samples)
-            or len(self.offsets) != len(self.senders) + 1
-            or (self.offsets[0], self.offsets[-1]) != (0, len(self.samples))
-            or (self.offsets[1:] <= self.offsets[:-1]).any()
-        ):
-            raise PlanError(
-                "the arrays of packets do not fit each other. For P packets with E components, give ascending offsets "
-                "(P + 1,) from 0 to E and samples (E,) of int64, and destinations (E,) and senders (P,) of int32"
-            )
-
     @classmethod
     def uncoded(cls, samples: ArrayLike, destinations: ArrayLike, senders: ArrayLike) -> Packets:
         """Build a plan with one packet per (sample, destination) pair."""
         return cls(
-            offsets=np.arange(np.size(samples) + 1, dtype=np.int64),
-            samples=np.asarray(samples, dtype=np.int64),
-            destinations=np.asarray(destinations, dtype=np.int32),
-            senders=np.asarray(senders, dtype=np.int32),
+            np.arange(np.size(samples) + 1),
+            np.asarray(samples, np.int64),
+            np.asarray(destinations, np.int32),
+            np.asarray(senders, np.int32),
         )
 
     @property
@@ -85,23 +68,6 @@ class Packets:
     def coded(self) -> bool:
         """Whether any packet has more than one component."""
         return self.n_components != self.n_packets
-
-
-def missing_samples(holders: Holders, destinations: Ranks) -> Samples:
-    """Return the samples that their destination does not hold, ascending; ``(D,)`` int64."""
-    # holders: ``(q, words)`` masks, see :func:`~dshuffle.planning.types.as_instance`.
-    # destinations: ``(q,)`` int32 ranks that will train on the samples.
-    missing = np.empty(len(destinations), dtype=np.int64)
-    return missing[: _missing(holders, destinations, missing)]
-
-
-@kernel("(u8[:,::1], i4[::1], i8[::1])")
-def _missing(holders, destinations, missing):  # type: ignore[no-untyped-def]
-    count = 0
-    for sample in range(destinations.size):
-        missing[count] = sample
-        count += not holds(holders, sample, destinations[sample])
-    return count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,30 +121,30 @@ class EpochPlan:
     holders: Holders
     packets: Packets
     n_needed: int  # Number of samples that were missing from their worker's partition before the exchange.
-    # Ascending int64, the samples that all workers train on.
-    broadcast: Samples = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     epochs: ExchangeEpochs = EVERY_EPOCH  # Which epochs have an exchange, and the order of training.
+    # Ascending int64, the samples that all workers train on.
+    broadcast: Samples = field(default_factory=lambda: NO_SAMPLES)
 
     @property
     def shares(self) -> tuple[int, int]:
         """Smallest and largest number of samples that a worker trains on."""
-        # Skip key -1 (broadcast samples): every worker trains on all of them.
-        counts = count_keys(self.ranks, -1, self.n_workers)[1:] + len(self.broadcast)
+        # Every worker trains on all broadcast samples, whose ranks are -1.
+        counts = np.bincount(self.ranks + 1, minlength=self.n_workers + 1)[1:] + len(self.broadcast)
         return int(counts.min()), int(counts.max())
 
     def with_broadcast(self, broadcast: Samples, dealt: Samples, *, loads: bool) -> EpochPlan:
         """Return the plan of all samples, if this plan is for the samples that are not broadcast."""
         # Sample j of this plan is ``dealt[j]``; ``dealt`` is ascending. ``loads`` says that workers read what they
         # hold.
-        n_samples = len(broadcast) + len(dealt)
-        ranks = np.full(n_samples, -1, dtype=np.int32)
+        n_samples, n = len(broadcast) + len(dealt), self.n_workers
+        ranks = np.full(n_samples, -1, np.int32)
         ranks[dealt] = self.ranks
-        holders = np.empty((n_samples, self.holders.shape[1]), dtype=np.uint64)
+        holders = np.empty((n_samples, self.holders.shape[1]), np.uint64)
         holders[dealt] = self.holders
-        holders[broadcast] = np.bitwise_or.reduce(holders_of(np.arange(self.n_workers, dtype=np.int32), self.n_workers))
+        holders[broadcast] = np.bitwise_or.reduce(holders_of(np.arange(n), n))
         packets = dataclasses.replace(self.packets, samples=dealt[self.packets.samples])
         if loads:
-            packets = loading(holders, self.n_workers)
+            packets = loading(holders, n)
         n_needed = n_samples if loads else self.n_needed
         return dataclasses.replace(
             self, ranks=ranks, holders=holders, packets=packets, n_needed=n_needed, broadcast=broadcast
@@ -200,27 +166,20 @@ class EpochPlan:
         outgoing = np.flatnonzero(packets.senders[rows] == rank)
         sends = split_by_worker(packets.samples[outgoing], packets.destinations[outgoing], self.n_workers)
         if rank == SERVER:
-            nothing = np.empty(0, dtype=np.int64)
-            return WorkerPart(rank, self.epoch, nothing, nothing, nothing, {}, sends)
+            return WorkerPart(rank, self.epoch, NO_SAMPLES, NO_SAMPLES, NO_SAMPLES, {}, sends)
         incoming = np.flatnonzero(packets.destinations[rows] == rank)
         own = np.flatnonzero(self.ranks == rank)
         if len(self.broadcast):
             own = np.sort(np.concatenate([own, self.broadcast]))
-        return WorkerPart(
-            rank=rank,
-            epoch=self.epoch,
-            own=own,
-            permutation=self.epochs.permutation(own, seed=self.seed, epoch=self.epoch, rank=rank),
-            held=np.flatnonzero(held_by(self.holders, rank)),
-            receives=split_by_worker(packets.samples[incoming], packets.senders[incoming], self.n_workers),
-            sends=sends,
-        )
+        order = self.epochs.permutation(own, seed=self.seed, epoch=self.epoch, rank=rank)
+        receives = split_by_worker(packets.samples[incoming], packets.senders[incoming], self.n_workers)
+        return WorkerPart(rank, self.epoch, own, order, np.flatnonzero(held_by(self.holders, rank)), receives, sends)
 
 
 def loading(holders: Holders, n_workers: int) -> Packets:
     """Plan that every worker reads the samples that it will hold from the store, in ascending order."""
     # Into arrays of the right types at once: this is the largest plan of a shuffle with excess.
-    offsets = np.concatenate([[0], np.cumsum(count_held(holders, n_workers))])
+    offsets = starts_of(count_held(holders, n_workers))
     samples = np.empty(offsets[-1], np.int64)
     for worker in range(n_workers):
         samples[offsets[worker] : offsets[worker + 1]] = np.flatnonzero(held_by(holders, worker))
@@ -233,150 +192,6 @@ def split_by_worker(samples: Samples, keys: Ranks, n_workers: int) -> dict[int, 
     order, offsets = group_by(keys - STORE, n_workers - STORE)
     grouped = samples[order]
     return {key + STORE: grouped[offsets[key] : offsets[key + 1]] for key in np.flatnonzero(np.diff(offsets)).tolist()}
-
-
-def check_plan(
-    plan: Packets, holders: ArrayLike, destinations: ArrayLike, n_workers: int, *, capacity: int | None = None
-) -> None:
-    """Raise an error unless a plan delivers every needed sample exactly once."""
-    # A component may also deliver a sample to a worker that does not train on it, but only if the worker needs the
-    # sample to decode another packet. Leftover coding decodes in two such steps (Attia and Tandon, 2016).
-    # holders: ``(q, words)`` masks of the workers that hold each sample before the exchange.
-    # destinations: ``(q,)`` integers, the worker that will train on each sample.
-    masks, ranks = as_instance(holders, destinations, n_workers)
-    if capacity is not None:
-        _check_capacity("holds", count_held(masks, n_workers), capacity)
-        _check_capacity("is assigned", np.bincount(ranks, minlength=n_workers), capacity)
-    fault, packet, entry, other = _find_fault(
-        plan.offsets, plan.samples, plan.destinations, plan.senders, masks, ranks, n_workers
-    )
-    if fault == _SOUND:
-        return
-    facts = {"packet": packet, "other": other, "q": len(ranks), "n": n_workers}
-    if fault == _MISSING:
-        facts |= {"sample": entry, "worker": ranks[entry]}
-    else:
-        facts |= {"sample": plan.samples[entry], "worker": plan.destinations[entry], "sender": plan.senders[packet]}
-    raise PlanError(_FAULTS[fault].format(**facts))
-
-
-def _check_capacity(verb: str, counts: NDArray[np.int64], capacity: int) -> None:
-    worker = int(np.argmax(counts))
-    if counts[worker] > capacity:
-        raise PlanError(f"worker {worker} {verb} {counts[worker]} samples, over the capacity of {capacity}")
-
-
-_SOUND, _MISSING, _SENDER_UNKNOWN, _OUT_OF_RANGE, _NO_WORKER, _TO_ITSELF, _SENDER_LACKS = range(7)
-_HELD, _TWICE, _SAME_PACKET, _LACKS, _CIRCULAR, _NOT_WANTED = range(7, 13)
-
-_FAULTS = {
-    _MISSING: "sample {sample} is not delivered to worker {worker}, which needs it",
-    _SENDER_UNKNOWN: (
-        "packet {packet} is sent by {sender}, which is neither a worker in [0, {n}) nor SERVER (-1) nor STORE (-2)"
-    ),
-    _OUT_OF_RANGE: "packet {packet} for worker {worker} has sample {sample}, which is not in [0, {q})",
-    _NO_WORKER: "packet {packet} delivers sample {sample} to worker {worker}, which is not in [0, {n})",
-    _TO_ITSELF: "packet {packet} with sample {sample} is sent by worker {worker} to itself",
-    _SENDER_LACKS: "packet {packet} for worker {worker} has sample {sample}, which its sender {sender} does not hold",
-    _HELD: "packet {packet} delivers sample {sample} to worker {worker}, which already holds it",
-    _TWICE: "packet {packet} delivers sample {sample} to worker {worker} again, after packet {other}",
-    _SAME_PACKET: "packet {packet} has samples {other} and {sample} for worker {worker}; it can decode only one",
-    _LACKS: "worker {worker} cannot decode sample {sample} from packet {packet}: it lacks sample {other}",
-    _CIRCULAR: (
-        "worker {worker} cannot decode sample {sample} from packet {packet}: "
-        "it needs sample {other} first, which it cannot decode earlier"
-    ),
-    _NOT_WANTED: (
-        "packet {packet} delivers sample {sample} to worker {worker}, "
-        "which neither trains on it nor needs it to decode another sample"
-    ),
-}
-
-
-@kernel("(i8[::1], i8[::1], i4[::1], i4[::1], u8[:,::1], i4[::1], i8)")
-def _find_fault(  # type: ignore[no-untyped-def]
-    offsets, samples, destinations, senders, holders, wanted, n_workers
-):
-    """Return the first fault as (kind, packet, component, other sample or packet)."""
-    q, n_packets, n_entries = wanted.size, senders.size, samples.size
-    # The components of a sample form a linked list for looking up (sample, worker) pairs.
-    last = np.full(q, -1, dtype=np.int64)
-    before = np.empty(n_entries, dtype=np.int64)
-    packet_of = np.empty(n_entries, dtype=np.int64)
-    for p in range(n_packets):
-        sender = senders[p]
-        if sender >= n_workers or sender < STORE:
-            return _SENDER_UNKNOWN, p, offsets[p], 0
-        for e in range(offsets[p], offsets[p + 1]):
-            j, d = samples[e], destinations[e]
-            if j < 0 or j >= q:
-                return _OUT_OF_RANGE, p, e, 0
-            if d < 0 or d >= n_workers:
-                return _NO_WORKER, p, e, 0
-            if d == sender:
-                return _TO_ITSELF, p, e, 0
-            if sender >= 0 and not holds(holders, j, sender):
-                return _SENDER_LACKS, p, e, 0
-            if holds(holders, j, d):
-                return _HELD, p, e, 0
-            twin = _entry(j, d, last, before, destinations)
-            if twin >= 0:
-                return _TWICE, p, e, packet_of[twin]
-            for i in range(offsets[p], e):
-                if destinations[i] == d:
-                    return _SAME_PACKET, p, e, samples[i]
-            packet_of[e] = p
-            before[e] = last[j]
-            last[j] = e
-
-    # A component is decoded once its destination has all other samples of the packet.
-    decoded = np.zeros(n_entries, dtype=np.bool_)
-    helps = np.zeros(n_entries, dtype=np.bool_)
-    waiting = np.arange(n_entries)
-    n_waiting = n_entries
-    while n_waiting > 0:
-        still = 0
-        for w in range(n_waiting):
-            e = waiting[w]
-            p, d = packet_of[e], destinations[e]
-            ready = True
-            for i in range(offsets[p], offsets[p + 1]):
-                if i == e or holds(holders, samples[i], d):
-                    continue
-                source = _entry(samples[i], d, last, before, destinations)
-                if source < 0:
-                    return _LACKS, p, e, samples[i]
-                helps[source] = True
-                ready = ready and decoded[source]
-            decoded[e] = ready
-            if not ready:
-                waiting[still] = e
-                still += 1
-        if still == n_waiting:
-            e = waiting[0]
-            p, d = packet_of[e], destinations[e]
-            for i in range(offsets[p], offsets[p + 1]):
-                known = i == e or holds(holders, samples[i], d)
-                if not known and not decoded[_entry(samples[i], d, last, before, destinations)]:
-                    return _CIRCULAR, p, e, samples[i]
-        n_waiting = still
-
-    for e in range(n_entries):
-        if destinations[e] != wanted[samples[e]] and not helps[e]:
-            return _NOT_WANTED, packet_of[e], e, 0
-    for j in range(q):
-        if not holds(holders, j, wanted[j]) and _entry(j, wanted[j], last, before, destinations) < 0:
-            return _MISSING, 0, j, 0
-    return _SOUND, 0, 0, 0
-
-
-@kernel()
-def _entry(sample, worker, last, before, destinations):  # type: ignore[no-untyped-def]
-    """Return the component that delivers ``sample`` to ``worker``, or -1."""
-    e = last[sample]
-    while e >= 0 and destinations[e] != worker:
-        e = before[e]
-    return e
 
 
 def in_disk_order(part: WorkerPart, *, seed: int, stored: int | None, moves_within: bool) -> WorkerPart:

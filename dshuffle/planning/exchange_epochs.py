@@ -9,12 +9,12 @@ from fractions import Fraction
 from typing import Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer, as_ratio
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation, random_words, words_at
-from dshuffle.planning.types import Samples
+from dshuffle.planning.types import Integers, Samples
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,11 +44,11 @@ class ClassOrder:
         positions[samples] = np.arange(len(samples))
         return cls(samples, positions)
 
-    def forward(self, samples: NDArray[np.int64]) -> Samples:
+    def forward(self, samples: Samples) -> Samples:
         """Positions of samples."""
         return self.positions[samples]
 
-    def inverse(self, positions: NDArray[np.int64]) -> Samples:
+    def inverse(self, positions: Integers) -> Samples:
         """Samples at positions."""
         return self.samples[positions]
 
@@ -118,14 +118,13 @@ def check_weights(weights: Weights, n_workers: int) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def share_sizes(n_units: int, weights: Weights) -> NDArray[np.int64]:
+def share_sizes(n_units: int, weights: Weights) -> Integers:
     """``(n,)`` int64 sizes in proportion to the weights. They add up to ``n_units``, and each is at least 1."""
     # Each size is the exact proportion rounded down or up: the units that are left after rounding down go to the
     # largest remainders, and to lower ranks among equals. Ranks that would get nothing take a unit from the largest
     # sizes.
-    total = sum(weights)
     # Python's integers: the products may have more than 64 bits.
-    parts = [divmod(n_units * weight, total) for weight in weights]
+    parts = [divmod(n_units * weight, sum(weights)) for weight in weights]
     sizes = np.array([whole for whole, _ in parts], np.int64)
     by_remainder = sorted(range(len(weights)), key=lambda rank: -parts[rank][1])
     sizes[by_remainder[: n_units - int(sizes.sum())]] += 1
@@ -149,7 +148,6 @@ def largest_share(n_samples: int, n_workers: int, chunk_rows: int = 1, weights: 
 def cache_capacity(cache_fraction: float | None, n_samples: int, n_workers: int, *, chunk_rows: int = 1) -> int:
     """Number of samples that a worker may hold between epochs."""
     # It is ``floor(alpha * q)``, but at least the largest share.
-    n_workers = as_integer("n_workers", n_workers, 1)
     partition = largest_share(n_samples, n_workers, chunk_rows)
     if cache_fraction is None:
         return partition
@@ -199,9 +197,8 @@ class ExchangeEpochs:
     @property
     def label(self) -> str:
         """What a label of a way adds; empty if every epoch has an exchange."""
-        if self.every == 1:
-            return ""
-        return f", every {self.every} epochs" + ("" if self.between == "redraw" else f", {self.between}")
+        order = "" if self.between == "redraw" else f", {self.between}"
+        return "" if self.every == 1 else f", every {self.every} epochs{order}"
 
 
 EVERY_EPOCH = ExchangeEpochs()

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel, worth_a_kernel
-from dshuffle.planning.types import Ranks, Samples, Words
+from dshuffle.planning.types import NO_SAMPLES, Integers, Ranks, Samples, Words, starts_of
 
+HALF = np.uint64(32)
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 """Of the state of a SplitMix64 stream."""
 
@@ -28,10 +28,10 @@ def random_words(count: int, *path: int | str) -> Words:
     parts = [f"s{len(part)}:{part}" if isinstance(part, str) else f"i{operator.index(part)};" for part in path]
     digest = hashlib.sha256("".join(parts).encode()).digest()
     bits = np.random.PCG64(np.random.SeedSequence(int.from_bytes(digest, "little")))
-    return np.asarray(bits.random_raw(count), dtype=np.uint64)
+    return np.asarray(bits.random_raw(count), np.uint64)
 
 
-def words_at(word: np.uint64, numbers: NDArray[np.int64]) -> Words:
+def words_at(word: np.uint64, numbers: Integers) -> Words:
     """Independent 64-bit words for numbers from 0, all of them derived from one random word."""
     # They are the entries ``numbers`` of the SplitMix64 stream that starts at the word, so any of them can be had
     # alone.
@@ -41,24 +41,19 @@ def words_at(word: np.uint64, numbers: NDArray[np.int64]) -> Words:
 
 def permutation(n: int, *path: int | str) -> Samples:
     """Draw a uniform random permutation of ``range(n)``, as (n,) int64."""
-    if not worth_a_kernel(n):
-        return _permutation_without_numba(n, _words_to_draw(n - 1, n, path))
-    values = np.arange(n, dtype=np.int64)
-    shuffle(values, *path)
-    return values
-
-
-def _permutation_without_numba(n: int, words: Words) -> Samples:
-    """The permutation that :func:`_draw` makes, with a list, whose items Python exchanges three times as fast."""
+    values = np.arange(n)
+    if worth_a_kernel(n):
+        shuffle(values, *path)
+        return values
+    # With a list, whose items Python exchanges three times as fast.
+    words = _words_to_draw(n - 1, n, path)
     bounds = np.arange(n, n - len(words), -1, dtype=np.uint64)
-    low = (words & np.uint64(0xFFFFFFFF)) * bounds
-    high = (words >> np.uint64(32)) * bounds
-    offsets = (high + (low >> np.uint64(32))) >> np.uint64(32)  # as `below`
-    places = np.arange(len(words)) + offsets.astype(np.int64)
-    values = list(range(n))
-    for i, j in enumerate(places.tolist()):
-        values[i], values[j] = values[j], values[i]
-    return np.array(values, dtype=np.int64)
+    low, high = (words & np.uint64(2**32 - 1)) * bounds, (words >> HALF) * bounds
+    offsets = (high + (low >> HALF)) >> HALF  # as `below`
+    items = list(range(n))
+    for i, j in enumerate((values[: len(words)] + offsets.astype(np.int64)).tolist()):
+        items[i], items[j] = items[j], items[i]
+    return np.array(items, np.int64)
 
 
 def shuffle(values: Samples | Ranks, *path: int | str) -> None:
@@ -68,8 +63,6 @@ def shuffle(values: Samples | Ranks, *path: int | str) -> None:
 
 def choose(candidates: Samples, k: int, *path: int | str) -> Samples:
     """Draw ``k`` different entries of ``candidates``, uniformly and in random order; (k,) int64."""
-    if not 0 <= k <= len(candidates):
-        raise InvalidParameter.of("k", k, f"in [0, {len(candidates)}], at most the number of candidates")
     values = candidates.copy()
     _draw(values, k, _words_to_draw(k, len(values), path))
     return values[:k].copy()
@@ -94,9 +87,13 @@ def below(word, bound):  # type: ignore[no-untyped-def]
     """Map one random word to an integer in [0, bound), for bounds below 2**32."""
     # The result is the high part of the 96-bit product, which needs no division. The relative difference between the
     # probabilities of two values is at most bound / 2**64, which is below 2**-32.
-    low = (word & np.uint64(0xFFFFFFFF)) * np.uint64(bound)
-    high = (word >> np.uint64(32)) * np.uint64(bound)
-    return np.int64((high + (low >> np.uint64(32))) >> np.uint64(32))
+    return np.int64(_scaled(word, np.uint64(bound)))
+
+
+@kernel(inline="always")
+def _scaled(word, bound):  # type: ignore[no-untyped-def]
+    low = (word & np.uint64(2**32 - 1)) * bound
+    return ((word >> HALF) * bound + (low >> HALF)) >> HALF
 
 
 def _finalised(word: Any) -> Any:
@@ -130,11 +127,6 @@ def draw_front(values, count, state):  # type: ignore[no-untyped-def]
     return state
 
 
-def log_choose(n: float, k: float) -> float:
-    """Natural logarithm of the binomial coefficient, which may be of real numbers."""
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-
 DRAW_VERSION = 3
 """Changes whenever the same seed would draw other samples, so that no release reorders a resumed run silently."""
 
@@ -163,72 +155,57 @@ class Bijection:
     # networks and cycle walking. The round function is the finaliser of SplitMix64: Steele, Lea and Flood (2014), Fast
     # splittable pseudorandom number generators (OOPSLA), Figure 17. We need uniform shuffles, not secrecy.
 
-    offsets: NDArray[np.int64]  # ``(n + 1,)``, where the tables of each member begin.
+    offsets: Integers  # ``(n + 1,)``, where the tables of each member begin.
     tables: Samples  # ``(offsets[-1],)`` of small domains, otherwise empty; the same for ``inverse_tables``.
     inverse_tables: Samples
     domains: Words  # ``(n, 3)`` of large domains: size, height and width of a rectangle that is nearly a square.
     keys: Words  # ``(n, rounds)`` of large domains, otherwise empty.
 
     @classmethod
-    def of(cls, size: int, *path: int | str, rounds: int = ROUNDS, largest_table: int = LARGEST_TABLE) -> Bijection:
+    def of(cls, size: int, *path: int | str) -> Bijection:
         """Draw one bijection."""
-        if not 0 <= size < 2**63:
-            raise InvalidParameter.of("size", size, "in [0, 2**63)")
-        if size > largest_table:
-            return cls.network(np.array([size]), random_words(rounds, "network", *path))
+        if size > LARGEST_TABLE:
+            return cls.network(np.array([size]), random_words(ROUNDS, "network", *path))
         table = permutation(size, "table", *path)
         inverse = np.empty_like(table)
         inverse[table] = np.arange(size)
         return cls(np.array([0, size]), table, inverse, _NO_WORDS, _NO_WORDS)
 
     @classmethod
-    def family(
-        cls, sizes: NDArray[np.int64], word: np.uint64, *, rounds: int = ROUNDS, largest_tables: int = LARGEST_TABLES
-    ) -> Bijection:
+    def family(cls, sizes: Integers, word: np.uint64, *, largest_tables: int = LARGEST_TABLES) -> Bijection:
         """Draw a bijection for each size."""
         if sizes.max(initial=0) > largest_tables:
-            return cls.network(sizes, words_at(word, np.arange(len(sizes) * rounds)))
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
+            return cls.network(sizes, words_at(word, np.arange(len(sizes) * ROUNDS)))
+        offsets = starts_of(sizes)
         tables, inverse = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
         _draw_tables(offsets, words_at(word, np.arange(len(sizes))), tables, inverse)
         return cls(offsets, tables, inverse, _NO_WORDS, _NO_WORDS)
 
     @classmethod
-    def network(cls, sizes: NDArray[np.int64], keys: Words) -> Bijection:
+    def network(cls, sizes: Integers, keys: Words) -> Bijection:
         """Networks of these sizes, each with as many of the keys."""
         heights = {size: math.isqrt(max(0, size - 1)) + 1 for size in np.unique(sizes).tolist()}
         domains = [(size, heights[size], -(-size // heights[size])) for size in sizes.tolist()]
-        nothing, offsets = np.empty(0, np.int64), np.concatenate([[0], np.cumsum(sizes)])
-        return cls(offsets, nothing, nothing, np.array(domains, np.uint64), keys.reshape(len(sizes), -1))
+        keys = keys.reshape(len(sizes), -1)
+        return cls(starts_of(sizes), NO_SAMPLES, NO_SAMPLES, np.array(domains, np.uint64), keys)
 
-    def forward(self, points: NDArray[np.int64], members: NDArray[np.int64] | None = None) -> Samples:
+    def forward(self, points: Integers, members: Integers = NO_SAMPLES, *, back: bool = False) -> Samples:
         """``(k,)`` int64: where the bijection, or that of each member, maps the ``(k,)`` points."""
-        return self._evaluate(points, members, self.tables, False)
-
-    def inverse(self, points: NDArray[np.int64], members: NDArray[np.int64] | None = None) -> Samples:
-        """``(k,)`` int64: the points that :meth:`forward` maps to the given ones."""
-        return self._evaluate(points, members, self.inverse_tables, True)
-
-    def _evaluate(
-        self, points: NDArray[np.int64], members: NDArray[np.int64] | None, tables: Samples, backward: bool
-    ) -> Samples:
         if not len(self.keys):
-            return tables[points if members is None else self.offsets[members] + points]
-        found = np.empty(len(points), dtype=np.int64)
-        points = np.ascontiguousarray(points, np.int64)
-        members = found[:0] if members is None else np.ascontiguousarray(members, np.int64)
-        (_walk_back if backward else _walk_forward)(points, members, found, self.domains, self.keys)
+            return (self.inverse_tables if back else self.tables)[
+                self.offsets[members] + points if len(members) else points
+            ]
+        found = np.empty(len(points), np.int64)
+        points, members = np.ascontiguousarray(points, np.int64), np.ascontiguousarray(members, np.int64)
+        (_walk_back if back else _walk_forward)(points, members, found, self.domains, self.keys)
         return found
+
+    def inverse(self, points: Integers, members: Integers = NO_SAMPLES) -> Samples:
+        """``(k,)`` int64: the points that :meth:`forward` maps to the given ones."""
+        return self.forward(points, members, back=True)
 
 
 _NO_WORDS = np.empty((0, 0), np.uint64)
-
-
-@kernel(inline="always")
-def _scaled(word, bound):  # type: ignore[no-untyped-def]
-    """The high part of ``word * bound``, in [0, bound), for bounds below 2**32."""
-    low = (word & np.uint64(0xFFFFFFFF)) * bound
-    return ((word >> np.uint64(32)) * bound + (low >> np.uint64(32))) >> np.uint64(32)
 
 
 @kernel(inline="always")

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
-from dshuffle.planning.assignment.initial import GivenSharding
+from dshuffle.planning.assignment.rules import GivenSharding
 from dshuffle.planning.exchange_epochs import Weights, check_weights
-from dshuffle.planning.planner import EpochPlanner, OwnPlanner, plans_own_parts
+from dshuffle.planning.planner import EpochPlanner, ShuffleSpec
 from dshuffle.planning.randomness import finalised, random_words
-from dshuffle.planning.shuffle_spec import ShuffleSpec
-from dshuffle.planning.types import Ranks, Samples, Words
+from dshuffle.planning.types import Mask, Ranks, Samples, Words
 
 SAME_BUILD = "Install the same build of dshuffle on all workers, and on the scheduler and the client"
 """What to do if processes draw different samples although they speak the same protocol."""
@@ -143,56 +141,53 @@ class Remainder:
 
     def followed_by(self, counts: tuple[int, ...], digest: SampleDigest, weights: Weights = ()) -> Remainder:
         """The same epoch after another session, whose ranks trained on so many samples with this digest."""
-        sessions = [*self.sessions, (counts, weights)]
-        all_weights = tuple(session_weights for _, session_weights in sessions)
-        unknown = self.trained and self.digest is None
+        all_weights = (*(earlier for _, earlier in self.sessions), weights)
+        known = self.digest or (None if self.trained else SampleDigest())
         return Remainder(
             self.epoch,
             (*self.trained, counts),
-            None if unknown else (self.digest or SampleDigest()) + digest,
+            None if known is None else known + digest,
             all_weights if any(all_weights) else (),
         )
 
     def left(
         self, spec: ShuffleSpec, rank: int, spec_for: Callable[[int], ShuffleSpec] | None = None
-    ) -> tuple[NDArray[np.bool_], tuple[int, int]]:
-        """Which samples of a rank are left. Takes time and memory for all samples, O(q)."""
-        orders = list(training_orders(spec, self.epoch))
-        if (done := self._by_rank(spec)) is not None:
-            counts = [len(order) - trained for order, trained in zip(orders, done, strict=True)]
-            if min(counts) < 0:
-                raise InvalidParameter.of("trained", self.trained, "at most the samples of each rank")
-            return np.arange(len(orders[rank])) >= done[rank], (min(counts), max(counts))
-        sharding = spec.choices.sharding
-        if isinstance(sharding, GivenSharding) and sharding.n_broadcast:
-            hint = "In the middle of an epoch, samples that every worker trains on cannot be given to others."
-            raise InvalidParameter.of("n_workers", spec.n_workers, f"{len(self.trained[-1])}, as before", hint)
-        left = self.left_samples(spec, spec_for)
-        counts = [int(np.count_nonzero(left[order])) for order in orders]
-        return left[orders[rank]], (min(counts), max(counts))
+    ) -> tuple[Mask, tuple[int, int]]:
+        """Which samples of a rank are left, and the least and the most of any rank. Takes O(q) time and memory.
+
+        ``spec_for`` makes the specification for another number of workers.
+        """
+        masks = [left for _, left in self._orders(spec, spec_for)]
+        counts = [int(np.count_nonzero(left)) for left in masks]
+        return masks[rank], (min(counts), max(counts))
 
     def trained_digest(self, spec: ShuffleSpec, spec_for: Callable[[int], ShuffleSpec] | None = None) -> SampleDigest:
         """Digest of the samples that were trained on."""
         # If it was not noted, it is that of the samples that these parameters draw, as in :meth:`left`, in O(q).
         if self.digest is not None:
             return self.digest
-        seed = spec.choices.seed
-        if (done := self._by_rank(spec)) is not None:
-            orders = training_orders(spec, self.epoch)
-            return SampleDigest.summed(
-                SampleDigest.of(order[:count], seed).fields for order, count in zip(orders, done, strict=True)
-            )
-        return SampleDigest.of(np.flatnonzero(~self.left_samples(spec, spec_for)), seed)
+        orders, seed = self._orders(spec, spec_for), spec.choices.seed
+        return SampleDigest.summed(SampleDigest.of(order[~left], seed).fields for order, left in orders)
 
-    def _by_rank(self, spec: ShuffleSpec) -> list[int] | None:
-        """How many samples each rank has trained on, if every rank goes on with its own order; else None."""
-        if any(len(counts) != spec.n_workers or weights != spec.weights for counts, weights in self.sessions):
-            return None
-        return [sum(counts[rank] for counts in self.trained) for rank in range(spec.n_workers)]
+    def _orders(
+        self, spec: ShuffleSpec, spec_for: Callable[[int], ShuffleSpec] | None
+    ) -> Iterator[tuple[Samples, Mask]]:
+        """The samples of every rank in training order, and which of them are left."""
+        orders, n = training_orders(spec, self.epoch), spec.n_workers
+        if all((len(counts), weights) == (n, spec.weights) for counts, weights in self.sessions):
+            for rank, order in enumerate(orders):  # every rank goes on with its own order
+                if (done := sum(counts[rank] for counts in self.trained)) > len(order):
+                    raise InvalidParameter.of("trained", self.trained, "at most the samples of each rank")
+                yield order, np.arange(len(order)) >= done
+            return
+        if spec.n_broadcast:
+            hint = "In the middle of an epoch, samples that every worker trains on cannot be given to others."
+            raise InvalidParameter.of("n_workers", n, f"{len(self.trained[-1])}, as before", hint)
+        left = self.left_samples(spec, spec_for)
+        for order in orders:
+            yield order, left[order]
 
-    def left_samples(
-        self, spec: ShuffleSpec, spec_for: Callable[[int], ShuffleSpec] | None = None
-    ) -> NDArray[np.bool_]:
+    def left_samples(self, spec: ShuffleSpec, spec_for: Callable[[int], ShuffleSpec] | None = None) -> Mask:
         """``(q,)``, whether a sample is left. The parameters are those of :meth:`left`."""
         spec_for = spec_for or spec.with_workers
         sessions: list[ShuffleSpec] = []
@@ -203,7 +198,7 @@ class Remainder:
                 else:
                     spec = dataclasses.replace(spec_for(len(counts)), first_weights=weights)
             sessions.append(spec)
-        left = np.ones(spec.n_samples, dtype=np.bool_)
+        left = np.ones(spec.n_samples, np.bool_)
         for counts, session in zip(self.trained, reversed(sessions), strict=True):
             for count, order in zip(counts, training_orders(session, self.epoch), strict=True):
                 if count:  # no other rank of the session has these samples
@@ -215,8 +210,7 @@ def workers_of(spec: ShuffleSpec, epoch: int, samples: Samples) -> Ranks:
     """``(k,)`` int32, the workers that train on the ``(k,)`` samples in an epoch."""
     # Where :meth:`ShuffleSpec.ranks_at` returns None, this takes time and memory for all samples. Any worker is named
     # for samples that all of them train on.
-    find = spec.ranks_at(epoch)
-    if find is not None:
+    if (find := spec.ranks_at(epoch)) is not None:
         return find(samples)
     ranks = np.empty(spec.n_samples, np.int32)
     for rank, order in enumerate(training_orders(spec, epoch)):
@@ -226,16 +220,14 @@ def workers_of(spec: ShuffleSpec, epoch: int, samples: Samples) -> Ranks:
 
 def training_orders(spec: ShuffleSpec, epoch: int) -> Iterator[Samples]:
     """The samples of every rank in an epoch, in training order."""
-    spec = dataclasses.replace(spec, first_epoch=epoch)
+    spec, n = dataclasses.replace(spec, first_epoch=epoch), spec.n_workers
+    owns: Iterable[Samples]
     if (slots := spec.slots()) is not None:
-        samples, ends = slots.all_samples(epoch), np.cumsum(slots.last.sizes)
-        for rank, own in enumerate(np.split(samples, ends[:-1])):
-            yield spec.choices.exchange_epochs.order(own, seed=spec.choices.seed, epoch=epoch, rank=rank)
-        return
-    if plans_own_parts(spec, spec.choices.delivery):
-        for rank in range(spec.n_workers):
-            yield OwnPlanner(spec, rank).plan(epoch, spec.choices.delivery).order
-        return
-    plan = EpochPlanner(spec, checks=False).load()
-    for rank in range(spec.n_workers):
-        yield plan.for_worker(rank).order
+        owns = np.split(slots.all_samples(epoch), np.cumsum(slots.last.sizes)[:-1])
+    elif (blocks := spec.blocks(epoch)) is not None:
+        owns = map(blocks.samples_of, range(n))
+    else:
+        plan = EpochPlanner(spec).load()
+        owns = (plan.for_worker(rank).own for rank in range(n))
+    for rank, own in enumerate(owns):
+        yield spec.choices.exchange_epochs.order(own, seed=spec.choices.seed, epoch=epoch, rank=rank)

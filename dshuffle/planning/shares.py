@@ -9,11 +9,11 @@ from numbers import Real
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.assignment.rule import Assignment
+from dshuffle.planning.assignment.rules import Assignment
 from dshuffle.planning.exchange_epochs import LARGEST_WEIGHT, Weights, as_weights
+from dshuffle.planning.types import Amounts
 
 MEASURED_EPOCHS = 3
 """Epochs with the same shares that are measured before shares change. The first of them does not count: its tasks load
@@ -107,14 +107,13 @@ class SharePolicy:
         return proposed if enough else weights
 
 
-def fractions_of(weights: Weights, n_workers: int) -> NDArray[np.float64]:
+def fractions_of(weights: Weights, n_workers: int) -> Amounts:
     """``(n,)``, the fraction of all samples that each rank has."""
     numbers = np.array(weights or (1,) * n_workers, float)
-    fractions: NDArray[np.float64] = numbers / numbers.sum()
-    return fractions
+    return np.asarray(numbers / numbers.sum())
 
 
-def bounded_weights(speeds: NDArray[np.float64], bounds: ShareBounds) -> Weights:
+def bounded_weights(speeds: Amounts, bounds: ShareBounds) -> Weights:
     """Weights in proportion to speeds, whose fractions are within bounds that allow equal shares."""
     # Ranks beyond a bound get the bound, and the others share the rest. The sum of clipped shares grows with their
     # scale, so the scale can be bisected.
@@ -136,15 +135,15 @@ def bounded_weights(speeds: NDArray[np.float64], bounds: ShareBounds) -> Weights
 Shares = str | Sequence[float] | Mapping[str, float] | SharePolicy
 """All forms of shares that users give."""
 
-EVEN, MEASURED = SharePolicy(), SharePolicy(measures=True)
+EVEN = SharePolicy()
 
 
 def parse_shares(shares: Shares) -> SharePolicy:
     """Make a policy of its name, of numbers, of numbers by the names of workers, or of a text with commas."""
     if isinstance(shares, SharePolicy):
         return shares
-    if isinstance(shares, str) and shares in (str(EVEN), str(MEASURED)):
-        return MEASURED if shares == str(MEASURED) else EVEN
+    if isinstance(shares, str) and shares in ("even", "measured"):
+        return SharePolicy(measures=shares == "measured")
     names: tuple[str, ...] = ()
     try:
         if isinstance(shares, Mapping):
@@ -157,11 +156,9 @@ def parse_shares(shares: Shares) -> SharePolicy:
     except (TypeError, ValueError):
         raise InvalidParameter.of("shares", shares, FORMS) from None
     unclear = any(not name or name != name.strip() or "," in name or "=" in name for name in names)
-    if unclear or len(set(names)) < len(names):
-        hint = "Names must differ, and must not be empty or have commas, equals signs or spaces at an end."
-        raise InvalidParameter.of("shares", shares, FORMS, hint)
-    if not numbers or not all(map(_is_positive, numbers)):
-        raise InvalidParameter.of("shares", shares, FORMS)
+    hint = "Names must differ, and must not be empty or have commas, equals signs or spaces at an end."
+    if unclear or len(set(names)) < len(names) or not numbers or not all(map(_is_positive, numbers)):
+        raise InvalidParameter.of("shares", shares, FORMS, hint if names else "")
     return SharePolicy(numbers, names)
 
 

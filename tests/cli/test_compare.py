@@ -239,9 +239,9 @@ def test_ways_with_fewer_exchanges_are_compared(elsewhere, url):
 @pytest.mark.slow
 def test_labels_are_ways_to_start(elsewhere, labelled):
     start = ("--choice", "sharding=stratified:label", "--choice", "balance=label")
-    balanced = run(labelled, "--workers", 2, "--epochs", 2, "--assignment", "partial:0.5", *start)
+    balanced = run(labelled, "--workers", 2, "--epochs", 2, "--assignment", "global", *start)
     assert balanced.exit_code == 0, balanced.output
-    assert "partial:0.5 + peer, balance: label" in balanced.stdout
+    assert "global + peer, balance: label" in balanced.stdout
     assert balanced.stderr.count("warning: balance='label': 1 of 3 classes") == 1
     [way] = json.loads((elsewhere / "dshuffle-report" / "summary.json").read_text())["ways"]
     assert (way["sharding"], way["balance"]) == ("stratified:label", "label")

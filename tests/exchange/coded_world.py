@@ -12,10 +12,10 @@ import numpy as np
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.transports import PacketDecoder, PacketStore, coded_part
 from dshuffle.planning import SERVER, Packets
-from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.delivery.relay import route
-from dshuffle.planning.epoch_plan import check_plan
 from dshuffle.rows import RowLayout, checksum_rows
+
+from ..draws import check_plan, plan_delivery
 
 DELIVERIES = ["clique", "coded", "leftover", "ubershuffle"]
 ROW_SIZES = [8, 12, 21]  # one of each kernel

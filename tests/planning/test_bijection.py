@@ -13,27 +13,20 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.slots import Blocks
-from dshuffle.planning.randomness import LARGEST_TABLE, ROUNDS, Bijection
+from dshuffle.planning.randomness import LARGEST_TABLE, ROUNDS, Bijection, random_words
 
 SURE = 1e-6
 """A test of a good bijection fails with this probability; the keys are fixed, so it does not fail by chance."""
 
 
-@given(size=st.integers(1, 3000), seed=st.integers(), largest_table=st.sampled_from([0, LARGEST_TABLE]))
-def test_it_is_a_bijection_and_its_inverse_undoes_it(size, seed, largest_table):
-    bijection = Bijection.of(size, "test", seed, largest_table=largest_table)
+@given(size=st.integers(1, 3000), seed=st.integers(), is_network=st.booleans())
+def test_it_is_a_bijection_and_its_inverse_undoes_it(size, seed, is_network):
+    bijection = network(size, seed) if is_network else Bijection.of(size, "test", seed)
     points = np.arange(size)
     mapped = bijection.forward(points)
     assert np.sort(mapped).tolist() == points.tolist()
     assert bijection.inverse(mapped).tolist() == points.tolist()
-
-
-@pytest.mark.parametrize("size", [-1, 2**63])
-def test_sizes_beyond_64_bits_are_refused(size):
-    with pytest.raises(InvalidParameter, match=rf"size={size} .*in \[0, 2\*\*63\)"):
-        Bijection.of(size, "test")
 
 
 def p_of_permutations(draw):
@@ -47,23 +40,23 @@ def p_of_permutations(draw):
 def test_small_domains_are_uniform_over_all_permutations():
     assert p_of_permutations(lambda seed: Bijection.of(5, seed).forward(np.arange(5))) > SURE
     # A network with as many rounds as large domains have is not: hence the table.
-    assert p_of_permutations(lambda seed: network(5, seed, ROUNDS)) < SURE
+    assert p_of_permutations(lambda seed: network(5, seed).forward(np.arange(5))) < SURE
 
 
-def network(size, seed, rounds):
-    return Bijection.of(size, seed, rounds=rounds, largest_table=0).forward(np.arange(size))
+def network(size, seed):
+    return Bijection.network(np.array([size]), random_words(ROUNDS, "network", seed))
 
 
 N = 20
 SIZE = LARGEST_TABLE + 1
 
 
-def z_of_pairs(offset, rounds, draws=150):
+def z_of_pairs(offset, draws=150):
     """How far pairs of samples at a distance meet in one block more or less often than by chance, in deviations."""
     met, total = 0, 0
     samples = np.arange(SIZE - offset)
     for seed in range(draws):
-        bijection = Bijection.of(SIZE, "pairs", seed, rounds=rounds)
+        bijection = Bijection.of(SIZE, "pairs", seed)
         blocks = bijection.forward(np.arange(SIZE)) * N // SIZE
         met += int((blocks[samples] == blocks[samples + offset]).sum())
         total += len(samples)
@@ -74,7 +67,7 @@ def z_of_pairs(offset, rounds, draws=150):
 @pytest.mark.slow
 @pytest.mark.parametrize("offset", [1, 256, 257, 258, SIZE // 2])  # neighbours; the network's rows; the equal halves
 def test_structured_pairs_meet_as_often_as_by_chance(offset):
-    assert abs(z_of_pairs(offset, ROUNDS)) < 5
+    assert abs(z_of_pairs(offset)) < 5
 
 
 @given(st.data())

@@ -3,9 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.planning import CACHINGS, Global, Local, Partial
-from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.types import held_by, holders_of
+from dshuffle.planning import CACHINGS, Global, Local, Partial, first_ranks
+from dshuffle.planning.types import held_by
 
 from ..draws import first_holders, next_ranks
 
@@ -23,17 +22,6 @@ def held(holders, n):
 
 def shares(assignment, n):
     return [set(np.flatnonzero(assignment == worker).tolist()) for worker in range(n)]
-
-
-@given(shape=shapes(), seed=st.integers())
-def test_first_holders_fill_the_cache_exactly(shape, seed):
-    q, n, capacity = shape
-    assignment = first_ranks("random", q, n, seed=seed)
-    holders = first_holders(assignment, n, capacity, seed=seed)
-    excess = capacity > -(-q // n)
-    for share, cached in zip(shares(assignment, n), held(holders, n), strict=True):
-        assert share <= cached
-        assert len(cached) == (capacity if excess else len(share))
 
 
 @pytest.mark.parametrize("caching", CACHINGS)
@@ -64,29 +52,6 @@ def test_policy_contract(caching, assignment, shape, seed):
         holders = evolved
 
 
-def test_first_excess_is_uniform():
-    q, n, rounds = 12, 3, 1500
-    assignment = first_ranks("contiguous", q, n, seed=0)
-    counts = sum(held_by(first_holders(assignment, n, 7, seed=seed), 1).astype(int) for seed in range(rounds))
-    assert (counts[4:8] == rounds).all()
-    # Three of eight: 562 with a standard deviation of 19.
-    others = np.delete(counts, slice(4, 8))
-    assert np.abs(others - rounds * 3 / 8).max() < 100
-
-
-def test_uniform_eviction_is_uniform():
-    n, rounds = 2, 1500
-    before, after = np.array([0] * 4 + [1] * 8), np.array([1] * 4 + [0] * 4 + [1] * 4)
-    holders = holders_of(before, n)
-    kept = sum(
-        held_by(CACHINGS["uniform"](n, 9, seed).evolve(holders, after, 1), 1).astype(int) for seed in range(rounds)
-    )
-    # Worker 1 held 4..11, trains on 0..3 and 8..11 now, and keeps one of 4..7.
-    assert (kept[:4] == rounds).all()
-    assert (kept[8:] == rounds).all()
-    assert np.abs(kept[4:8] - rounds / 4).max() < 90
-
-
 @given(shape=shapes(), seed=st.integers(0, 100), fraction=st.sampled_from([0.3, 1.0]))
 def test_recent_keeps_what_was_trained_on_last(shape, seed, fraction):
     q, n, capacity = shape
@@ -104,12 +69,3 @@ def test_recent_keeps_what_was_trained_on_last(shape, seed, fraction):
             assert max(evicted, default=-1) <= min(kept, default=epoch)
         trained |= {(int(worker), sample): epoch for sample, worker in enumerate(ranks)}
         holders = evolved
-
-
-def test_ages_saturate():
-    policy = CACHINGS["recent"](2, 3, 0)
-    assignment = np.array([0, 0, 1, 1])
-    holders = policy.first(assignment)
-    for epoch in range(1, 300):
-        holders = policy.evolve(holders, assignment, epoch)
-    assert policy.ages.tolist() == [[0, 0, 255, 255], [255, 255, 0, 0]]

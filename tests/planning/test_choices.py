@@ -25,8 +25,8 @@ def test_it_travels_and_is_equal_to_itself(choices):
 
 
 def test_names_are_parsed_and_policies_filled_in():
-    choices = Choices("partial:0.3", balance="y")
-    assert choices.assignment == Partial(0.3)
+    choices = Choices("global", balance="y")
+    assert Choices("partial:0.3").assignment == Partial(0.3)
     assert choices.balance == Classes("y")
     assert Choices(Aligned(), caching=None).caching == "even"
     assert Choices("global", caching=None).caching == "uniform"

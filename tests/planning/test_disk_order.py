@@ -7,7 +7,6 @@ import pytest
 
 from dshuffle.planning import STORE, Choices, ShuffleSpec
 from dshuffle.planning.epoch_plan import in_disk_order
-from dshuffle.planning.exchange_epochs import epoch_order
 from dshuffle.planning.planner import OwnPlanner
 
 
@@ -50,14 +49,3 @@ def test_rows_of_the_store_keep_their_order_and_nothing_moves():
             assert part.sends == {}
             assert list(part.receives) == [STORE]
             np.testing.assert_array_equal(part.receives[STORE], before.receives[STORE])
-
-
-def test_all_orders_are_equally_likely():
-    counts = {}
-    for seed in range(2400):
-        order = tuple(epoch_order(np.array([3, 4, 5, 900]), seed=seed, epoch=1, rank=0).tolist())
-        counts[order] = counts.get(order, 0) + 1
-    expected = 2400 / 24
-    assert len(counts) == 24
-    chi_square = sum((count - expected) ** 2 / expected for count in counts.values())
-    assert chi_square < 49.7  # p = 0.001 for 23 degrees of freedom

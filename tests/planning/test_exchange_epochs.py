@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from dshuffle.compare.simulated import orders_of_first_epochs
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SERVER, STORE, Choices, EpochPlanner, ShuffleSpec
-from dshuffle.planning.assignment.slots import SlotExchange
 from dshuffle.planning.delivery import DELIVERIES
 from dshuffle.planning.planner import OwnPlanner
 from dshuffle.planning.remainder import training_orders
@@ -37,24 +36,6 @@ def test_ranks_of_a_new_draw_are_those_of_the_last_exchange(data):
     sparse = shares_of_every_epoch(Choices(assignment, seed=seed, every=every), q, n, EPOCHS)
     for epoch in range(EPOCHS):
         assert sparse[epoch] == always[epoch // every * every]
-
-
-@given(data=st.data())
-def test_partial_exchanges_follow_each_other_over_the_epochs_between(data):
-    """The slots of all ranks, exchanged one after the other."""
-    n, every = data.draw(st.integers(2, 5)), data.draw(st.integers(2, 4))
-    q, seed = data.draw(st.integers(4 * n, 60)), data.draw(st.integers(0, 99))
-    choices = Choices("partial:0.4", seed=seed, every=every)
-    spec = ShuffleSpec(q, n, choices)
-    slots = spec.slots()
-    sizes = slots.last.sizes
-    samples = slots.all_samples(0)
-    for epoch in range(EPOCHS):
-        if epoch and epoch % every == 0:
-            count = choices.assignment.n_exchanged(q, n)
-            samples = SlotExchange.drawn(sizes, count, False, seed, epoch).applied(samples)
-        owns = np.split(samples, np.cumsum(sizes)[:-1])
-        assert [sorted(order) for order in orders_in(spec, epoch)] == [sorted(own.tolist()) for own in owns]
 
 
 @pytest.mark.parametrize("assignment", ["global", "partial:0.4", "chunks:3"])

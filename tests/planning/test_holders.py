@@ -10,11 +10,7 @@ from dshuffle.planning import types
 from dshuffle.planning.exchange_epochs import cache_capacity
 from dshuffle.planning.types import (
     group_by,
-    holders_of,
-    holds,
 )
-
-from ..draws import missing as missing_of
 
 
 @pytest.mark.parametrize("with_numba", [False, True])
@@ -33,38 +29,6 @@ def test_group_by_many_keys_without_numba(monkeypatch):
     order, offsets = group_by(np.array(keys), 70_001)
     assert order.tolist() == [3, 1, 4, 0, 2]
     assert offsets[[0, 1, 3, 4, 70_000, 70_001]].tolist() == [0, 1, 1, 3, 3, 5]
-
-
-@st.composite
-def held(draw):
-    """Sets of samples for each worker, and the masks that say the same."""
-    n = draw(st.sampled_from([1, 2, 5, 63, 64, 65, 130]))
-    q = draw(st.integers(1, 8))
-    sets = [draw(st.sets(st.integers(0, n - 1), max_size=6)) for _ in range(q)]
-    masks = np.zeros((q, math.ceil(n / 64)), dtype=np.uint64)
-    for sample, mask in enumerate(sum(1 << worker for worker in workers) for workers in sets):
-        for word in range(masks.shape[1]):
-            masks[sample, word] = mask >> 64 * word & (2**64 - 1)
-    return n, sets, masks
-
-
-@given(held(), st.data())
-def test_samples_that_the_destination_lacks_are_missing(case, data):
-    n, sets, masks = case
-    destinations = [data.draw(st.integers(0, n - 1)) for _ in sets]
-    expected = [sample for sample, worker in enumerate(destinations) if worker not in sets[sample]]
-    needed = missing_of(masks, destinations, n)
-    assert needed.dtype == np.int64
-    assert needed.tolist() == expected
-
-
-@given(st.integers(1, 130), st.data())
-def test_holders_of_an_assignment(n, data):
-    assignment = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=10))
-    holders = holders_of(np.array(assignment, np.int32), n)
-    assert holders.shape == (len(assignment), math.ceil(n / 64))
-    for sample, owner in enumerate(assignment):
-        assert [k for k in range(n) if holds(holders, sample, k)] == [owner]
 
 
 @pytest.mark.parametrize(

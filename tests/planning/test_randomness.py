@@ -34,13 +34,6 @@ def test_below_is_the_high_half_of_the_product(word, bound):
     assert below(np.uint64(word), bound) == word * bound >> 64
 
 
-@given(st.integers(0, 50), st.integers())
-def test_permutation_has_every_number_once(n, seed):
-    values = permutation(n, "test", seed)
-    assert values.dtype == np.int64
-    assert sorted(values.tolist()) == list(range(n))
-
-
 @given(st.integers(0, 40), st.data())
 def test_choose_takes_different_candidates_and_leaves_them_alone(n, data):
     k = data.draw(st.integers(0, n))

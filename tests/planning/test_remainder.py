@@ -53,17 +53,6 @@ def test_sessions_one_after_the_other_train_on_every_sample_once(choices: Choice
 
 
 @pytest.mark.parametrize("choices", WAYS, ids=lambda choices: choices.label)
-def test_orders_are_those_of_a_session_that_began_with_epoch_0(choices: Choices) -> None:
-    spec = ShuffleSpec(60, 3, choices)
-    planner = EpochPlanner(spec)
-    planner.load()
-    for epoch in range(1, 4):
-        plan = planner.advance()
-        for rank, order in enumerate(training_orders(spec, epoch)):
-            np.testing.assert_array_equal(order, plan.for_worker(rank).order)
-
-
-@pytest.mark.parametrize("choices", WAYS, ids=lambda choices: choices.label)
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_worker_that_takes_a_rank_reads_what_the_one_before_held(choices: Choices, first: int) -> None:
     spec = ShuffleSpec(60, 3, choices, first_epoch=first)
@@ -75,13 +64,6 @@ def test_a_worker_that_takes_a_rank_reads_what_the_one_before_held(choices: Choi
             one, other = planned.for_worker(rank), loaded.for_worker(rank)
             np.testing.assert_array_equal(one.order, other.order)
             np.testing.assert_array_equal(one.held, other.held)
-
-
-def test_the_same_number_of_workers_goes_on_in_the_same_order() -> None:
-    spec = ShuffleSpec(60, 3, Choices("global"))
-    for rank, order in enumerate(training_orders(spec, 0)):
-        keep, _ = Remainder(0, ((5, 0, 9), (1, 2, 3))).left(spec, rank)
-        np.testing.assert_array_equal(order[keep], order[[6, 2, 12][rank] :])
 
 
 def test_samples_that_all_train_on_need_the_same_number_of_workers() -> None:

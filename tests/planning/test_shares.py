@@ -10,12 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import Choices, ShuffleSpec
+from dshuffle.planning import Choices
 from dshuffle.planning.exchange_epochs import share_sizes
 from dshuffle.planning.shares import (
     LEAST_GAIN,
     LEAST_SAVING,
-    MEASURED,
     MEASURED_EPOCHS,
     ShareBounds,
     SharePolicy,
@@ -25,6 +24,7 @@ from dshuffle.planning.shares import (
 WEIGHTS = st.lists(st.integers(1, 1000), min_size=1, max_size=9).map(tuple)
 SPEEDS = st.lists(st.floats(0.01, 100), min_size=2, max_size=9)
 WIDE = ShareBounds(least=0, most=1)
+MEASURED = SharePolicy(measures=True)
 
 
 @given(weights=WEIGHTS, more=st.integers(0, 10**12))
@@ -80,28 +80,6 @@ def test_when_shares_change(epochs, follows):
     assert MEASURED.following((), epochs, WIDE) == follows
 
 
-def test_measured_speeds_count_the_share_that_a_rank_had():
-    # Half the share in the same time: half the speed, so the shares are right.
-    assert MEASURED.following((1000, 500), [(1, 1)] * MEASURED_EPOCHS, WIDE) == (1000, 500)
-    # The slow rank is as fast as the other one now.
-    assert MEASURED.following((1000, 500), [(1, 0.5)] * MEASURED_EPOCHS, WIDE) == ()
-
-
-@pytest.mark.parametrize(
-    ("choices", "least", "most"),
-    [
-        (Choices(), 0.025, 1.0),
-        (Choices("partial:0.5"), 0.127, 1.0),  # every rank exchanges an eighth of all samples
-        (Choices(cache_fraction=0.4), 0.025, 0.398),
-        (Choices(cache_fraction=0.25), 0.025, 0.25),  # only equal shares fit
-        (Choices("chunks:50"), 0.15, 1.0),
-    ],
-)
-def test_bounds_of_a_way(choices, least, most):
-    bounds = ShareBounds.of(choices.assignment, choices.cache_fraction, 1000, 4)
-    assert (bounds.least, bounds.most) == (pytest.approx(least), pytest.approx(most))
-
-
 @pytest.mark.parametrize(
     "shares",
     ["a=0", "a=x", "=1", "a=1,a=2", "a=1,2", {}, {"a": -1}, {"a": "1"}, {"a,b": 1}, {"a=b": 1}, {"a": True}, {" a": 1}],
@@ -147,26 +125,3 @@ def test_with_which_weights_measured_shares_begin():
         (),
         (),
     ]
-
-
-@given(
-    choices=st.sampled_from(
-        [
-            Choices("partial:0.5"),
-            Choices("partial:0.3"),
-            Choices("aligned:0.4", cache_fraction=0.6),
-            Choices("global", cache_fraction=0.5),
-            Choices("chunks:100", cache_fraction=0.45),
-        ]
-    ),
-    n_samples=st.integers(1000, 10**7),
-    speeds=st.lists(st.floats(0.1, 10), min_size=3, max_size=9),
-)
-def test_measured_shares_are_not_refused(choices, n_samples, speeds):
-    """They are within the bounds, although they are rounded to weights and these to samples or chunks."""
-    bounds = ShareBounds.of(choices.assignment, choices.cache_fraction, n_samples, len(speeds))
-    epochs = [(100 / np.array(speeds)).tolist()] * MEASURED_EPOCHS
-    weights = MEASURED.following((), epochs, bounds)
-    assume(weights)
-    spec = ShuffleSpec(n_samples, len(speeds), choices, first_weights=weights)
-    assert spec.weights == weights

@@ -17,6 +17,7 @@ from dshuffle.planning.planner import OwnPlanner, plans_own_parts
 from dshuffle.planning.remainder import SampleDigest, training_orders, workers_of
 
 from ..conftest import at_most, written
+from ..draws import check_plan
 
 Q = 211
 WEIGHTS = (1000, 250, 1000, 700)
@@ -52,12 +53,15 @@ def test_contract(rule, delivery, sharding, every):
 
 
 def check_contract(rule, delivery, sharding="random", every=1):
-    """What every assignment and delivery promises. The planner checks that a plan delivers each sample exactly once."""
+    """What every assignment and delivery promises."""
     fractions = [None] if not DELIVERIES[delivery].supports(4, excess=True) else [None, 0.5]
     for cache_fraction in fractions:
         spec = spec_of(rule, delivery, sharding, cache_fraction, every)
         planner = EpochPlanner(spec)
         plans = [planner.load(), *(planner.advance() for _ in range(3))]
+        for before, plan in itertools.pairwise(plans):
+            if spec.choices.has_exchange(plan.epoch):
+                check_plan(plan.packets, before.holders, plan.ranks, 4)
         for plan in plans:
             parts = [plan.for_worker(rank) for rank in range(4)]
             np.testing.assert_array_equal(np.sort(np.concatenate([part.own for part in parts])), np.arange(Q))

@@ -25,7 +25,7 @@ def spreads(ranks_of_samples, n_workers):
 
 
 @pytest.mark.parametrize("delivery", ["peer", "storage", "clique"])
-@pytest.mark.parametrize("assignment", ["partial:0.3", "global"])
+@pytest.mark.parametrize("assignment", ["local", "global"])
 def test_every_epoch_is_exactly_once_and_balanced(threads, labelled, check_orders, assignment, delivery):
     job = {"assignment": assignment, "delivery": delivery, "cache_fraction": 0.4, "balance": "label"}
     with pytest.warns(ShardingWarning, match=r"balance='label': 1 of 6 classes .* workers \(5\).* smallest has 3"):
@@ -40,8 +40,8 @@ def test_every_epoch_is_exactly_once_and_balanced(threads, labelled, check_order
         for rank, part in enumerate(parts):
             ranks[part] = rank
         assert max(spreads(ranks, 5)) <= 1
-        if last is not None and assignment == "partial:0.3":
-            assert np.bincount(ranks[ranks != last], minlength=5).tolist() == [60] * 5
+        if last is not None and assignment == "local":
+            assert ranks.tolist() == last.tolist()
         last = ranks
     assert {str(record.choices.balance) for record in shuffler.records} == {"label"}
 
@@ -54,6 +54,7 @@ def test_every_epoch_is_exactly_once_and_balanced(threads, labelled, check_order
         ({"balance": 3}, r"balance=3 is not allowed"),
         ({"balance": "y"}, "balance 'y' is not allowed: it has 1000 distinct values"),
         ({"balance": "label", "assignment": "aligned"}, "balance='label' is not allowed.*'aligned'"),
+        ({"balance": "label", "assignment": "partial:0.3"}, "balance='label' is not allowed.*'global' or 'local'"),
         (
             {"balance": "label", "assignment": "chunks"},
             "balance='label' is not allowed.*None with the assignment 'chunks'",

@@ -45,7 +45,7 @@ def dataset(tmp_path_factory, blocks_of_300_rows):
         {"assignment": "global"},
         {"assignment": "global", "sharding": "contiguous"},
         {"assignment": "global", "sharding": "stratified:label"},
-        {"assignment": "aligned:0.5", "cache_fraction": 0.4},
+        {"assignment": "aligned", "cache_fraction": 0.4},
         {"assignment": "global", "cache_fraction": 0.5},
         {"assignment": "chunks", "delivery": "storage"},
         {"assignment": "global", "delivery": "server"},

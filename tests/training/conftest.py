@@ -16,8 +16,7 @@ from distributed import Client, LocalCluster
 from numpy.typing import NDArray
 
 from dshuffle.errors import PeerFailed
-from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
-from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning import Choices, ShuffleSpec, first_ranks, parse_assignment
 from dshuffle.planning.remainder import workers_of
 from dshuffle.rows import RowLayout
 from dshuffle.runtime import Partition, PerRank

@@ -16,8 +16,7 @@ from studies.variance import variance_ratio
 import dshuffle
 from dshuffle.compare import local_cluster
 from dshuffle.compare.simulated import SimulatedCluster
-from dshuffle.planning import Choices
-from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning import Choices, first_ranks
 from dshuffle.sharding import stratified
 from dshuffle.synthetic import gaussian_blobs, keyed_regression
 from dshuffle.training import (

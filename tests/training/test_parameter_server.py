@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 import dshuffle
 from dshuffle.compare import local_cluster
 from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
+from dshuffle.planning import first_ranks
 from dshuffle.planning.assignment.balance import stratified_ranks
-from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.sharding import Sharding
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import (

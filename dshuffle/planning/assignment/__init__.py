@@ -10,8 +10,7 @@ from __future__ import annotations
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.aligned import Aligned
 from dshuffle.planning.assignment.balance import Classes
-from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
-from dshuffle.planning.assignment.rules import Chunks, Global, Local, Partial
+from dshuffle.planning.assignment.rules import Assignment, Chunks, Draw, EpochDraw, Global, Local, Partial
 
 __all__ = [
     "ASSIGNMENTS",
@@ -54,9 +53,8 @@ def parse_assignment(assignment: str | Assignment) -> Assignment:
 def check_balance(classes: Classes, assignment: Assignment, n_samples: int | None = None) -> None:
     """Refuse classes that an assignment cannot keep balanced, or that were made for another number of samples."""
     if not assignment.can_balance:
-        hint = f"{assignment.name!r} cannot preserve class balance. Use 'global', 'partial:Q' or 'local'."
+        hint = f"{assignment.name!r} cannot preserve class balance. Use 'global' or 'local'."
         raise InvalidParameter.of("balance", classes.name, f"None with the assignment {str(assignment)!r}", hint)
     if n_samples is not None and classes.n_samples not in (None, n_samples):
-        raise InvalidParameter.of(
-            f"len(balance {classes.name!r})", classes.n_samples, f"{n_samples}, one label per sample"
-        )
+        length = f"len(balance {classes.name!r})"
+        raise InvalidParameter.of(length, classes.n_samples, f"{n_samples}, one label per sample")

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar
 
 import numpy as np
 
-from dshuffle.checks import as_ratio
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.assignment.balance import balanced_sizes
-from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
-from dshuffle.planning.assignment.rules import Partial
+from dshuffle.planning.assignment.rules import Assignment, Draw, EpochDraw
 from dshuffle.planning.epoch_plan import SERVER, Packets
 from dshuffle.planning.exchange_epochs import share_sizes
-from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words, shuffle
-from dshuffle.planning.types import Holders, Ranks, Samples, group_by, holds, lowest_bit
+from dshuffle.planning.randomness import below, next_word, permutation, random_words, shuffle
+from dshuffle.planning.types import ONE, Holders, Ranks, Samples, bit, each_holder, group_by, holds, set_name
 
 
-class AlignedDraw(NamedTuple):
-    """New destinations of a pool of samples, and the perfect packets that were drawn with them."""
-
-    destinations: Ranks  # ``(m,)`` int32, the destination of each sample.
-    # Positions in the pool, packet after packet. A packet has one sample for every worker of a set, and all other
-    # workers of the set hold that sample.
-    members: Samples
-    offsets: Samples  # Packet p has ``members[offsets[p]:offsets[p + 1]]``.
-
-
-def draw_aligned(holders: Holders, room: Samples, *path: int | str) -> AlignedDraw:
+def draw_aligned(holders: Holders, room: Samples, *path: int | str) -> tuple[Ranks, Samples, Samples]:
     """Draw destinations for a pool of samples, so that as few packets as possible deliver them."""
+    # Returns ``(m,)`` int32, the destination of each sample, and perfect packets: positions in the pool, packet after
+    # packet, and the offset of each packet. A packet has one sample for every worker of a set, and all other workers of
+    # the set hold that sample.
     # There are four steps. In each step, equivalent samples and workers have equal chances.
     # 1. A sample stays with one of its c holders with probability c / n, as in a uniform draw. Of the samples with the
     # same holders, in random order, a fraction c / n stays, which leaves the sets even.
@@ -52,73 +42,44 @@ def draw_aligned(holders: Holders, room: Samples, *path: int | str) -> AlignedDr
     names = random_words(n_workers, "sets")
     states = random_words(3, "aligned", *path)
     room = room.copy()
-    destinations = np.full(len(holders), -1, dtype=np.int32)
-    groups, heads = _group(holders, names)
+    destinations = np.full(len(holders), -1, np.int32)
+    groups, heads, table = _group(holders, names)
     sets = holders[heads]
     mixed = permutation(len(holders), "aligned", *path)
     turns = groups[mixed]
     order, starts = group_by(turns, len(sets))
     order = mixed[order]
     left = _stay(sets, order, starts, room, destinations, states[0])
-    members, offsets = _draw_packets(
-        sets, order, left, starts[1:], turns, _table(sets, names), names, room, destinations, states[1]
-    )
+    members, offsets = _draw_packets(sets, order, left, starts[1:], turns, table, names, room, destinations, states[1])
     rest = np.flatnonzero(destinations < 0)
     open_places = np.repeat(np.arange(n_workers, dtype=np.int32), room)
     shuffle(open_places, "aligned rest", *path)
     _assign_rest(holders, rest, open_places, destinations, states[2])
-    return AlignedDraw(destinations, members, offsets)
+    return destinations, members, offsets
 
 
 @kernel("(u8[:,::1], u8[::1])")
 def _group(holders, names):  # type: ignore[no-untyped-def]
     """Group the samples by their set of holders."""
-    # Returns the group of every sample and the first sample of each group.
-    slots = _no_slots(holders.shape[0])
-    groups = np.empty(holders.shape[0], dtype=np.int32)
-    heads = np.empty(holders.shape[0], dtype=np.int64)
-    workers = np.empty(names.size, dtype=np.int64)
+    # Returns the group of every sample, the first sample of each group, and a hash table of groups: linear probing from
+    # the name of the set, -1 in free slots.
+    size = 2
+    while size < 2 * holders.shape[0]:
+        size *= 2
+    slots = np.full(size, -1, np.int32)
+    groups = np.empty(holders.shape[0], np.int32)
+    heads = np.empty(holders.shape[0], np.int64)
     n_groups = 0
     for sample in range(holders.shape[0]):
-        slot = _name(holders, sample, names, workers) & (slots.size - 1)
+        slot = np.int64(set_name(holders, sample, names) >> ONE) & (size - 1)
         while slots[slot] >= 0 and not _like(holders, heads[slots[slot]], sample, 0, 0):
-            slot = (slot + 1) & (slots.size - 1)
+            slot = (slot + 1) & (size - 1)
         if slots[slot] < 0:
             slots[slot] = n_groups
             heads[n_groups] = sample
             n_groups += 1
         groups[sample] = slots[slot]
-    return groups, heads[:n_groups]
-
-
-@kernel("(u8[:,::1], u8[::1])")
-def _table(sets, names):  # type: ignore[no-untyped-def]
-    """Build a hash table of different sets: linear probing from the set's name, -1 in free slots."""
-    slots = _no_slots(sets.shape[0])
-    workers = np.empty(names.size, dtype=np.int64)
-    for group in range(sets.shape[0]):
-        slot = _name(sets, group, names, workers) & (slots.size - 1)
-        while slots[slot] >= 0:
-            slot = (slot + 1) & (slots.size - 1)
-        slots[slot] = group
-    return slots
-
-
-@kernel()
-def _no_slots(count):  # type: ignore[no-untyped-def]
-    size = 2
-    while size < 2 * count:
-        size *= 2
-    return np.full(size, -1, dtype=np.int32)
-
-
-@kernel()
-def _name(holders, sample, names, workers):  # type: ignore[no-untyped-def]
-    """XOR of the names of all holders, which is quickly updated when a worker is added or removed."""
-    name = np.uint64(0)
-    for i in range(_workers_of(holders, sample, workers)):
-        name ^= names[workers[i]]
-    return np.int64(name >> np.uint64(1))
+    return groups, heads[:n_groups], slots
 
 
 @kernel()
@@ -128,9 +89,9 @@ def _like(holders, sample, model, left, joined):  # type: ignore[no-untyped-def]
     for word in range(holders.shape[1]):
         expected = holders[model, word]
         if left >> 6 == word:
-            expected ^= np.uint64(1) << np.uint64(left & 63)
+            expected ^= bit(left)
         if joined >> 6 == word:
-            expected ^= np.uint64(1) << np.uint64(joined & 63)
+            expected ^= bit(joined)
         if holders[sample, word] != expected:
             return False
     return True
@@ -140,12 +101,9 @@ def _like(holders, sample, model, left, joined):  # type: ignore[no-untyped-def]
 def _workers_of(holders, sample, workers):  # type: ignore[no-untyped-def]
     """Write the holders of a sample to ``workers``, ascending, and return their number."""
     count = 0
-    for word in range(holders.shape[1]):
-        rest = holders[sample, word]
-        while rest != 0:
-            workers[count] = word * 64 + lowest_bit(rest)
-            count += 1
-            rest &= rest - np.uint64(1)
+    for worker in each_holder(holders, sample):
+        workers[count] = worker
+        count += 1
     return count
 
 
@@ -155,7 +113,7 @@ def _stay(sets, order, starts, room, destinations, state):  # type: ignore[no-un
     # Returns the offset in ``order`` of the first sample of each group that does not stay.
     n_workers = room.size
     left = starts[:-1].copy()
-    workers = np.empty(n_workers, dtype=np.int64)
+    workers = np.empty(n_workers, np.int64)
     state, word = next_word(state)
     # Systematic sampling: sum up the expected numbers of the groups; a sample stays at each whole number reached.
     share = below(word, n_workers)
@@ -187,14 +145,14 @@ def _draw_packets(  # type: ignore[no-untyped-def]
     # other.
     waiting = turns.copy()
     n_waiting = waiting.size
-    members = np.empty(n_waiting, dtype=np.int64)
-    offsets = np.zeros(n_waiting + 1, dtype=np.int64)
+    members = np.empty(n_waiting, np.int64)
+    offsets = np.zeros(n_waiting + 1, np.int64)
     n_perfect, n_members = 0, 0
-    workers = np.empty(room.size, dtype=np.int64)
-    givers = np.empty(room.size, dtype=np.int64)
+    workers = np.empty(room.size, np.int64)
+    givers = np.empty(room.size, np.int64)
     best_givers = givers.copy()
     # The fewest gaps that a packet from a group can have. It only grows, because groups only shrink.
-    fewest = np.zeros(ends.size, dtype=np.int64)
+    fewest = np.zeros(ends.size, np.int64)
     gaps = 0
     while n_waiting > 0 and (gaps == 0 or 2 * (gaps + 1) * ends.size <= 3 * order.size):
         still = 0
@@ -254,7 +212,7 @@ def _choose(  # type: ignore[no-untyped-def]
             givers[k] = -1
             if room[workers[k]] > 0:
                 name = base ^ names[workers[k]] ^ names[destination]
-                slot = np.int64(name >> np.uint64(1)) & (slots.size - 1)
+                slot = np.int64(name >> ONE) & (slots.size - 1)
                 while slots[slot] >= 0 and not _like(sets, slots[slot], group, workers[k], destination):
                     slot = (slot + 1) & (slots.size - 1)
                 giver = slots[slot]
@@ -288,91 +246,27 @@ def _assign_rest(holders, rest, open_places, destinations, state):  # type: igno
 
 @dataclass(frozen=True, slots=True)
 class Aligned(Assignment):
-    """A random draw over all or some samples, made so that coded deliveries pack perfectly.
+    """A random draw over all samples, made so that coded deliveries pack perfectly."""
 
-    It needs fewer packets than ``global``, and far fewer with the caching policy ``even``. Samples with the same worker
-    and the same holders meet again less often than with ``global``, and hardly ever if few samples share their holders.
-
-    Parameters
-    ----------
-    fraction
-        Q in [0, 1]. Below 1, every worker puts as many of its samples into the draw as ``partial`` exchanges, and gets
-        the same number from it, about 1/n of which were its own.
-
-    Examples
-    --------
-    >>> str(Aligned()), str(Aligned(0.3))
-    ('aligned', 'aligned:0.3')
-    """
+    # It needs fewer packets than ``global``, and far fewer with the caching policy ``even``. Samples with the same
+    # worker and the same holders meet again less often than with ``global``, and hardly ever if few samples share their
+    # holders.
 
     name: ClassVar[str] = "aligned"
-    forms: ClassVar[str] = "'aligned', 'aligned:Q' (Q in [0, 1])"
+    forms: ClassVar[str] = "'aligned'"
     needs_holders: ClassVar[bool] = True
     preferred_caching: ClassVar[str] = "even"
     can_weigh: ClassVar[bool] = True
 
-    fraction: float = 1.0
-
-    def __post_init__(self) -> None:
-        as_ratio("assignment.fraction", self.fraction, Fraction(0))
-        object.__setattr__(self, "fraction", float(self.fraction))
-
-    def __str__(self) -> str:
-        return "aligned" if self.fraction == 1 else f"aligned:{self.fraction}"
-
-    def most_drawn(self, n_samples: int, n_workers: int) -> int:
-        """Largest number of samples that a worker gets from the draw.
-
-        Examples
-        --------
-        >>> Aligned().most_drawn(1001, 10), Aligned(0.1).most_drawn(1001, 10)
-        (101, 11)
-        """
-        if self.fraction == 1:
-            return -(-n_samples // n_workers)
-        return Partial(self.fraction).n_exchanged(n_samples, n_workers)
-
-    @classmethod
-    def parse(cls, parameter: str | None) -> Self:
-        return cls() if parameter is None else cls(float(parameter))
-
-    @property
-    def shuffled_fraction(self) -> float:
-        """Q."""
-        return self.fraction
-
     @property
     def redraws_all(self) -> bool:
-        return self.fraction == 1
-
-    def least_share(self, n_samples: int, n_workers: int) -> int:
-        """Below Q = 1, every rank puts as many samples into the draw."""
-        return 1 if self.fraction == 1 else max(1, self.most_drawn(n_samples, n_workers))
-
-    def most_incoming(self, n_samples: int, n_workers: int, largest_share: int) -> int:
-        return largest_share if self.fraction == 1 else self.most_drawn(n_samples, n_workers)
+        return True
 
     def draw(self, draw: Draw) -> EpochDraw:
         if draw.holders is None:
             raise InvalidParameter.of("holders", None, "the holder masks, which the assignment 'aligned' needs")
-        n_workers = draw.n_workers
-        if self.fraction == 1:
-            pool = np.arange(draw.n_samples)
-            if draw.weights:
-                room = share_sizes(draw.n_samples, draw.weights)
-            else:
-                room = balanced_sizes(draw.n_samples, n_workers, "aligned", draw.seed, draw.epoch)
-        else:
-            count = self.most_drawn(draw.n_samples, n_workers)
-            order, offsets = group_by(draw.previous, n_workers)
-            owns = [order[offsets[rank] : offsets[rank + 1]] for rank in range(n_workers)]
-            pool = np.concatenate(
-                [choose(own, count, "aligned", draw.seed, draw.epoch, rank) for rank, own in enumerate(owns)]
-            )
-            room = np.full(n_workers, count)
-        assigned = draw_aligned(draw.holders[pool], room, draw.seed, draw.epoch)
-        ranks = draw.previous.copy()
-        ranks[pool] = assigned.destinations
-        senders = np.full(len(assigned.offsets) - 1, SERVER, dtype=np.int32)
-        packets = Packets(assigned.offsets, pool[assigned.members], assigned.destinations[assigned.members], senders)
-        return EpochDraw(ranks, packets)
+        n_samples, n, path = draw.n_samples, draw.n_workers, (draw.seed, draw.epoch)
+        weights = draw.weights
+        room = share_sizes(n_samples, weights) if weights else balanced_sizes(n_samples, n, "aligned", *path)
+        ranks, members, offsets = draw_aligned(draw.holders, room, *path)
+        return EpochDraw(ranks, Packets(offsets, members, ranks[members], np.full(len(offsets) - 1, SERVER, np.int32)))

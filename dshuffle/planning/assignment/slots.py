@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs, Weights, check_weights, share_sizes
 from dshuffle.planning.randomness import Bijection, permutation, random_words, words_at
-from dshuffle.planning.types import Ranks, Samples
+from dshuffle.planning.types import Integers, Ranks, Samples, starts_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +26,7 @@ class Blocks:
     # never larger than the others if there are no weights.
     unit: int
     names: Ranks  # ``(n_workers,)`` int32, the worker of each block.
-    starts: NDArray[np.int64]  # ``(n_workers + 1,)``, the position at which each block begins, in whole units.
+    starts: Integers  # ``(n_workers + 1,)``, the position at which each block begins, in whole units.
     bijection: Bijection | None  # From units to positions; None leaves them in order.
 
     @classmethod
@@ -49,48 +49,46 @@ class Blocks:
         else:
             each, extra = divmod(n_samples // unit, len(names))
             sizes = each + (np.arange(len(names)) < extra)
-        return cls(n_samples, unit, names, _starts(sizes), bijection)
+        return cls(n_samples, unit, names, starts_of(sizes), bijection)
 
     @property
     def n_workers(self) -> int:
         """Number of workers."""
         return len(self.names)
 
-    def ranks_of(self, samples: NDArray[np.int64]) -> Ranks:
+    def _mapped(self, units: Integers, *, back: bool = False) -> Integers:
+        """Positions of units, or the other way round."""
+        return units if self.bijection is None else self.bijection.forward(units, back=back)
+
+    def ranks_of(self, samples: Samples) -> Ranks:
         """``(k,)`` int32, the workers that train on the given ``(k,)`` samples."""
         units = samples // self.unit if self.unit > 1 else samples
         whole = units < self.starts[-1]
-        positions = units if self.bijection is None else self.bijection.forward(np.where(whole, units, 0))
-        blocks = np.searchsorted(self.starts[1:], positions, side="right")
+        blocks = np.searchsorted(self.starts[1:], self._mapped(np.where(whole, units, 0)), side="right")
         return self.names[np.where(whole, blocks, self.n_workers - 1)]
 
     def samples_of(self, rank: int) -> Samples:
         """Ascending int64, the samples on which a worker trains."""
         block = int(np.flatnonzero(self.names == rank)[0])
-        positions = np.arange(self.starts[block], self.starts[block + 1])
-        units = positions if self.bijection is None else np.sort(self.bijection.inverse(positions))
+        units = np.sort(self._mapped(np.arange(self.starts[block], self.starts[block + 1]), back=True))
         if self.unit == 1:
             return units
         samples = (units[:, np.newaxis] * self.unit + np.arange(self.unit)).ravel()
-        if block == self.n_workers - 1:
-            samples = np.concatenate([samples, np.arange(self.starts[-1] * self.unit, self.n_samples)])
-        return samples
+        short = np.arange(self.starts[-1] * self.unit, self.n_samples) if block == self.n_workers - 1 else samples[:0]
+        return np.concatenate([samples, short])
 
     @property
-    def sizes(self) -> NDArray[np.int64]:
+    def sizes(self) -> Integers:
         """``(n_workers,)`` int64, the units of each worker."""
-        sizes = np.empty(self.n_workers, np.int64)
-        sizes[self.names] = np.diff(self.starts)
-        return sizes
+        return np.diff(self.starts)[np.argsort(self.names)]
 
-    def samples_at(self, workers: NDArray[np.int64], places: NDArray[np.int64]) -> Samples:
+    def samples_at(self, workers: Integers, places: Integers) -> Samples:
         """``(k,)`` int64, the samples at the given ``(k,)`` places of the workers' blocks, if units are samples."""
-        positions = self.starts[np.argsort(self.names)][workers] + places
-        return positions if self.bijection is None else self.bijection.inverse(positions)
+        return self._mapped(self.starts[np.argsort(self.names)][workers] + places, back=True)
 
-    def places_of(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def places_of(self, samples: Samples) -> tuple[Integers, Integers]:
         """Workers and places of the given ``(k,)`` samples, ``(k,)`` int64 each, if units are samples."""
-        positions = samples if self.bijection is None else self.bijection.forward(samples)
+        positions = self._mapped(samples)
         blocks = np.searchsorted(self.starts[1:], positions, side="right")
         return self.names[blocks].astype(np.int64), positions - self.starts[blocks]
 
@@ -188,20 +186,19 @@ class WorkerHistory:
 
     def to_dict(self) -> dict[str, Any]:
         """The history as JSON can hold it."""
-        changes = [
-            {**dataclasses.asdict(change), "former": list(change.former), "weights": list(change.weights)}
-            for change in self.changes
-        ]
-        return {"n_workers": self.n_workers, "changes": changes, "first_weights": list(self.first_weights)}
+        fields: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return fields
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """What :meth:`to_dict` returned."""
-        changes = [
-            WorkerChange(**{**change, "former": tuple(change["former"]), "weights": tuple(change.get("weights", ()))})
-            for change in fields["changes"]
-        ]
-        return cls(fields["n_workers"], tuple(changes), tuple(fields.get("first_weights", ())))
+
+        def change(entry: Mapping[str, Any]) -> WorkerChange:
+            return WorkerChange(
+                **{**entry, "former": tuple(entry["former"]), "weights": tuple(entry.get("weights", ()))}
+            )
+
+        return cls(fields["n_workers"], tuple(map(change, fields["changes"])), tuple(fields.get("first_weights", ())))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,17 +209,15 @@ class Handover:
     # as it has slots. All others go to the slots that are left, again in random order.
 
     # Of each pair, the first is about the workers before, and the second about those after the change.
-    ranks: tuple[NDArray[np.int64], NDArray[np.int64]]  # ``(n,)``, the rank of each on the other side, or :data:`NEW`.
-    kept: tuple[NDArray[np.int64], NDArray[np.int64]]  # ``(n,)``, how many slots of each worker keep their samples.
+    ranks: tuple[Integers, Integers]  # ``(n,)``, the rank of each on the other side, or :data:`NEW`.
+    kept: tuple[Integers, Integers]  # ``(n,)``, how many slots of each worker keep their samples.
     # ``(n + 1,)``, how many slots of all workers with a lower rank give up a sample, or get one.
-    moved: tuple[NDArray[np.int64], NDArray[np.int64]]
+    moved: tuple[Integers, Integers]
     within: Bijection  # From the slots of each worker before to their random order.
-    order: Bijection | None  # From slots that give up a sample to those that get one; None if there are none.
+    order: Bijection  # From slots that give up a sample to those that get one.
 
     @classmethod
-    def drawn(
-        cls, change: WorkerChange, before: NDArray[np.int64], after: NDArray[np.int64], *path: int | str
-    ) -> Handover:
+    def drawn(cls, change: WorkerChange, before: Integers, after: Integers, *path: int | str) -> Handover:
         """Draw where samples go."""
         # before, after: ``(n,)`` int64 each, numbers of slots of the workers before and after. Their sums are equal.
         former = np.array(change.former, np.int64)
@@ -232,21 +227,20 @@ class Handover:
         kept_before, kept_after = np.zeros_like(before), np.zeros_like(after)
         kept_after[stays] = np.minimum(after[stays], before[former[stays]])
         kept_before[former[stays]] = kept_after[stays]
-        surplus, vacant = _starts(before - kept_before), _starts(after - kept_after)
-        order = Bijection.of(int(surplus[-1]), *path) if surplus[-1] else None
+        surplus, vacant = starts_of(before - kept_before), starts_of(after - kept_after)
         # Otherwise the same samples would come and go if workers often do.
         within = Bijection.family(before, random_words(1, "within", *path)[0])
+        order = Bijection.of(int(surplus[-1]), *path)
         return cls((later, former), (kept_before, kept_after), (surplus, vacant), within, order)
 
-    def trace(self, workers: NDArray[np.int64], slots: NDArray[np.int64], *, back: bool = False) -> None:
+    def trace(self, workers: Integers, slots: Integers, *, back: bool = False) -> None:
         """Replace the ``(k,)`` places of samples before the change by those after it, or the other way round."""
         if not back:
             slots[:] = self.within.forward(slots, workers)
         kept, starts = self.kept[back], self.moved[back]
         moves = slots >= kept[workers]
         numbers = starts[workers[moves]] + slots[moves] - kept[workers[moves]]
-        if self.order is not None:
-            numbers = self.order.inverse(numbers) if back else self.order.forward(numbers)
+        numbers = self.order.forward(numbers, back=back)
         workers[~moves] = self.ranks[back][workers[~moves]]
         # The numbered slots follow the kept ones of each worker.
         kept, starts = self.kept[not back], self.moved[not back]
@@ -256,21 +250,16 @@ class Handover:
             slots[:] = self.within.inverse(slots, workers)
 
 
-def sizes_after(change: WorkerChange, before: NDArray[np.int64]) -> NDArray[np.int64]:
+def sizes_after(change: WorkerChange, before: Integers) -> Integers:
     """``(n,)`` int64, the numbers of slots after a change. Without weights they differ by at most one."""
     # The workers that have most slots then get the larger numbers, so that no sample moves needlessly.
     if change.weights:
         return share_sizes(int(before.sum()), change.weights)
-    former = np.array(change.former)
-    had = np.where(former == NEW, 0, before[former])
-    each, extra = divmod(int(before.sum()), len(former))
-    sizes = np.full(len(former), each, np.int64)
-    sizes[np.argsort(-had, kind="stable")[:extra]] += 1
+    had = [0 if rank == NEW else int(before[rank]) for rank in change.former]
+    each, extra = divmod(int(before.sum()), len(had))
+    sizes = np.full(len(had), each)
+    sizes[np.argsort(np.negative(had), kind="stable")[:extra]] += 1
     return sizes
-
-
-def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(counts)])
 
 
 ORDERS = 16
@@ -285,10 +274,10 @@ class SlotExchange:
     # From a worker's slots to rounds; slots with a round of ``count`` or more keep their samples.
     rounds: Bijection
     orders: Bijection  # ``ORDERS`` bijections of the ranks.
-    distances: NDArray[np.int64]  # ``(count,)`` int64, how far round ``i`` shifts the ranks.
+    distances: Integers  # ``(count,)`` int64, how far round ``i`` shifts the ranks.
 
     @classmethod
-    def drawn(cls, sizes: NDArray[np.int64], count: int, fixed_points: bool, seed: int, epoch: int) -> SlotExchange:
+    def drawn(cls, sizes: Integers, count: int, fixed_points: bool, seed: int, epoch: int) -> SlotExchange:
         """Draw an exchange."""
         # sizes: ``(n,)``, the slots of each worker; at least ``count``.
         n_workers = len(sizes)
@@ -304,17 +293,17 @@ class SlotExchange:
             scaled.astype(np.int64) + least,
         )
 
-    def emptied(self, workers: NDArray[np.int64], rounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    def emptied(self, workers: Integers, rounds: Integers) -> Integers:
         """``(k,)``, the slot that each of the ``(k,)`` rounds empties and fills at each of the ``(k,)`` workers."""
         return self.rounds.inverse(rounds, workers)
 
-    def shifted(self, workers: NDArray[np.int64], rounds: NDArray[np.int64], sign: int) -> NDArray[np.int64]:
+    def shifted(self, workers: Integers, rounds: Integers, sign: int) -> Integers:
         """``(k,)``, the ranks to which (``sign`` 1) or from which (-1) the workers send or receive in the rounds."""
         orders = rounds % ORDERS
         places = self.orders.forward(workers, orders) + sign * self.distances[rounds]
         return self.orders.inverse(places % (len(self.rounds.offsets) - 1), orders)
 
-    def trace(self, workers: NDArray[np.int64], slots: NDArray[np.int64], *, back: bool = False) -> None:
+    def trace(self, workers: Integers, slots: Integers, *, back: bool = False) -> None:
         """Replace the ``(k,)`` places of samples before the exchange by those after it, or the other way round."""
         rounds = self.rounds.forward(slots, workers)
         moved = np.flatnonzero(rounds < self.count)
@@ -340,7 +329,7 @@ class Era:
     """Epochs with the same workers."""
 
     epoch: int
-    sizes: NDArray[np.int64]  # ``(n,)`` int64, the slots of each worker.
+    sizes: Integers  # ``(n,)`` int64, the slots of each worker.
     count: int  # Samples that every worker exchanges for each of the later epochs.
     # handover, carried: How the samples came from the slots of the workers before, and the last epoch of these; None
     # and -1 for the first era.
@@ -394,24 +383,18 @@ class Slots:
         workers = np.repeat(np.arange(len(sizes)), sizes)
         return self.samples_at(workers, np.concatenate([np.arange(size) for size in sizes.tolist()]), epoch)
 
-    def samples_at(self, workers: NDArray[np.int64], slots: NDArray[np.int64], epoch: int) -> Samples:
+    def samples_at(self, workers: Integers, slots: Integers, epoch: int) -> Samples:
         """``(k,)`` int64, the samples in the ``(k,)`` slots of the ``(k,)`` workers in an epoch; O(k epoch) time."""
         workers, slots = workers.copy(), slots.copy()
-        for era, last in reversed(self._until(epoch)):
-            for past in self._exchanges(era, last)[::-1]:
-                self.exchange(era, past).trace(workers, slots, back=True)
-            if era.handover is not None:
-                era.handover.trace(workers, slots, back=True)
+        for step in self._steps(epoch, back=True):
+            step.trace(workers, slots, back=True)
         return self.first.samples_at(workers, slots)
 
-    def ranks_of(self, samples: NDArray[np.int64], epoch: int) -> Ranks:
+    def ranks_of(self, samples: Integers, epoch: int) -> Ranks:
         """``(k,)`` int32, the workers that train on the ``(k,)`` samples in an epoch; O(k epoch) time."""
         workers, slots = self.first.places_of(samples)
-        for era, last in self._until(epoch):
-            if era.handover is not None:
-                era.handover.trace(workers, slots)
-            for past in self._exchanges(era, last):
-                self.exchange(era, past).trace(workers, slots)
+        for step in self._steps(epoch):
+            step.trace(workers, slots)
         return workers.astype(np.int32)
 
     def samples_of(self, rank: int, epoch: int) -> Samples:
@@ -419,15 +402,16 @@ class Slots:
         size = int(self.last.sizes[rank])
         return self.samples_at(np.full(size, rank), np.arange(size), epoch)
 
-    def _until(self, epoch: int) -> list[tuple[Era, int]]:
-        """The eras up to an epoch, and the last epoch of each that later ones depend on."""
+    def _steps(self, epoch: int, *, back: bool = False) -> Iterator[Handover | SlotExchange]:
+        """The handovers between eras and the exchanges up to an epoch, in order or backwards."""
+        turn: Callable[[Sequence[Any]], Iterator[Any]] = reversed if back else iter
         eras = [era for era in self.eras if era.epoch <= epoch]
-        return list(zip(eras, [*(era.carried for era in eras[1:]), epoch], strict=True))
+        for era, last in turn(list(zip(eras, [*(era.carried for era in eras[1:]), epoch], strict=True))):
+            steps = [era.handover, *(self.epochs.after(era.epoch, last) if era.count else ())]
+            for step in turn(steps):
+                if step is not None:
+                    yield self.exchange(era, step) if isinstance(step, int) else step
 
     def exchange(self, era: Era, epoch: int) -> SlotExchange:
         """The exchange of the workers of an era for one of their later epochs."""
         return SlotExchange.drawn(era.sizes, era.count, self.fixed_points, self.seed, epoch)
-
-    def _exchanges(self, era: Era, last: int) -> range:
-        """The epochs of an era for which there was an exchange."""
-        return self.epochs.after(era.epoch, last) if era.count else range(0)

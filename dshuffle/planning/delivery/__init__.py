@@ -7,27 +7,27 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from numpy.typing import ArrayLike
-
-from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.delivery.clique import CLIQUE
-from dshuffle.planning.delivery.definition import Delivery, PlanInput
-from dshuffle.planning.delivery.leftover import LEFTOVER, shuffle_matrix
-from dshuffle.planning.delivery.packets import CODED, UBERSHUFFLE
-from dshuffle.planning.delivery.rows import PEER, SERVER_ROWS, STORAGE
+from dshuffle.planning.delivery.coded import (
+    CLIQUE,
+    CODED,
+    LEFTOVER,
+    UBERSHUFFLE,
+    coded_rate,
+)
+from dshuffle.planning.delivery.definition import PEER, SERVER_ROWS, STORAGE, Delivery, PlanInput
 from dshuffle.planning.epoch_plan import Packets
 from dshuffle.planning.exchange_epochs import Weights
-from dshuffle.planning.types import as_instance
+from dshuffle.planning.types import Holders, Ranks
 
 __all__ = [
     "DELIVERIES",
     "Delivery",
     "SIMPLEST",
     "check_delivery",
+    "coded_rate",
     "get_delivery",
     "plan_delivery",
-    "shuffle_matrix",
     "suitable_deliveries",
 ]
 
@@ -74,8 +74,8 @@ def check_delivery(name: str, n_workers: int, *, excess: bool = False) -> None:
 
 def plan_delivery(
     name: str,
-    holders: ArrayLike,
-    destinations: ArrayLike,
+    holders: Holders,
+    destinations: Ranks,
     n_workers: int,
     *,
     seed: int = 0,
@@ -85,12 +85,8 @@ def plan_delivery(
     **options: Any,
 ) -> Packets:
     """Plan how every worker gets the samples that it will train on but does not hold."""
-    # holders: ``(q, words)`` integer masks of the workers that hold each sample; ``(q,)`` also for up to 64 workers.
-    # destinations: ``(q,)`` integers, the worker that will train on each sample.
-    n_workers = as_integer("n_workers", n_workers, 1)
     check_delivery(name, n_workers)
-    masks, ranks = as_instance(holders, destinations, n_workers)
-    return DELIVERIES[name].plan(PlanInput(masks, ranks, n_workers, seed, start, hosts, weights), **options)
+    return DELIVERIES[name].plan(PlanInput(holders, destinations, n_workers, seed, start, hosts, weights), **options)
 
 
 AUTO = "auto"
@@ -110,8 +106,6 @@ class AutoDelivery:
     # predicted: delivery -> predicted seconds of an exchange; at least one delivery. The first wins a tie.
 
     def __init__(self, predicted: Mapping[str, float]) -> None:
-        if not predicted:
-            raise InvalidParameter.of("predicted", dict(predicted), "at least one delivery")
         self._seconds = {name: deque([seconds], maxlen=_REMEMBERED) for name, seconds in predicted.items()}
         self._last: str | None = None
 

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from html import escape
+from typing import Any
 
 from dshuffle.errors import DShuffleError
 from dshuffle.planning.cost import as_number

@@ -687,7 +687,7 @@ class ServerRows:
     """The server's rows: blocks of consecutive samples, kept in memory up to a budget.
 
     What stays in memory comes with the load of the first partitions, in which each chunk is read once for all. An
-    uncoded plan is in ascending sample order (`planning/delivery/rows.py`), so all destinations move through the
+    uncoded plan is in ascending sample order (`planning/delivery/definition.py`), so all destinations move through the
     dataset together, block after block. The first blocks stay in memory, and the others pass through a small window:
     each chunk beyond the budget is read once per epoch, independent of the number of workers. A packet XORs samples
     from anywhere in the dataset, so coded plans need all blocks in memory.

@@ -280,8 +280,8 @@ class WorkerSession:
         self._planner: OwnPlanner | EpochPlanner
         if rank is not None and all(plans_own_parts(shuffle, delivery) for delivery in spec.deliveries):
             self._planner = OwnPlanner(shuffle, rank)
-        else:  # all members compare digests of their plans, so one check is enough
-            self._planner = EpochPlanner(shuffle, checks=rank == 0)
+        else:
+            self._planner = EpochPlanner(shuffle)
         self._plans: dict[tuple[int, str], asyncio.Future[Planned]] = {}
 
     @property

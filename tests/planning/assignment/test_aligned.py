@@ -5,14 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.planning import CACHINGS, Aligned, Choices, EpochPlanner, Global, ShuffleSpec
+from dshuffle.planning import CACHINGS, Aligned, Choices, EpochPlanner, Global, ShuffleSpec, first_ranks
 from dshuffle.planning.assignment import Draw
-from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.delivery import plan_delivery
-from dshuffle.planning.epoch_plan import check_plan
 from dshuffle.planning.exchange_epochs import cache_capacity
 
-from ...draws import first_holders, next_ranks
+from ...draws import check_plan, next_ranks, plan_delivery
 
 
 @st.composite
@@ -26,22 +23,19 @@ def situations(draw):
     return n, previous, CACHINGS[caching](n, capacity, seed).first(previous)
 
 
-@given(situations(), st.integers(), st.sampled_from([0, 0.3, 1]))
+@given(situations(), st.integers())
 @pytest.mark.slow
-def test_draws_are_balanced_and_their_packets_perfect(situation, seed, fraction):
+def test_draws_are_balanced_and_their_packets_perfect(situation, seed):
     n, previous, holders = situation
-    assignment = Aligned(fraction)
+    assignment = Aligned()
     drawn = assignment.draw(Draw(len(previous), n, seed, 4, previous, holders))
     ranks, packets = drawn.ranks, drawn.packets
     assert ranks.dtype == np.int32
     counts = np.bincount(ranks, minlength=n)
     assert np.ptp(counts) <= 1
-    if fraction < 1:
-        np.testing.assert_array_equal(counts, np.bincount(previous, minlength=n))
-        assert (ranks != previous).sum() <= n * assignment.most_drawn(len(ranks), n)
     start, length = packets.offsets[:-1], np.diff(packets.offsets)
     np.testing.assert_array_equal(length, np.bitwise_count(holders[packets.samples[start]]).sum(axis=1) + 1)
-    for delivery in ("clique", "peer"):
+    for delivery in ("clique", "peer") if n <= 64 else ("peer",):
         plan = plan_delivery(delivery, holders, ranks, n, start=packets)
         check_plan(plan, holders, ranks, n)
     again = next_ranks(assignment, previous, n, seed=seed, epoch=4, holders=holders.copy())
@@ -75,16 +69,6 @@ SHAPES = [(2000, 10, 0.3), (200, 5, 0.4), (1000, 20, 0.2)]
 def traces(request):
     assignment = {"aligned": Aligned(), "global": Global()}[request.param]
     return {(q, n): trace(assignment, q, n, alpha, 150) for q, n, alpha in SHAPES}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("q", "n", "_alpha"), SHAPES)
-def test_destinations_of_every_sample_are_uniform(traces, q, n, _alpha):
-    steps = traces[q, n]
-    counts = np.array([(steps == worker).sum(axis=0) for worker in range(n)])
-    expected = len(steps) / n
-    # Chi-square over its mean. A sample that returned twice as often as it should would have it at about 2.
-    assert 0.85 < ((counts - expected) ** 2).sum() / expected / (q * (n - 1)) < 1.2
 
 
 @pytest.mark.parametrize(("q", "n", "_alpha"), SHAPES)
@@ -124,20 +108,3 @@ def test_next_to_all_packets_are_perfect_where_samples_abound():
         plan = made.advance().packets
     sizes = Counter(np.diff(plan.offsets).tolist())
     assert sizes[3] > 0.97 * plan.n_packets
-
-
-def test_fewer_packets_than_any_code_needs_for_a_uniform_draw():
-    made = planner(10_000, 0.2, Aligned())
-    for _ in range(5):
-        epoch = made.advance()
-    assert epoch.n_needed == pytest.approx(8000, abs=20)
-    # The exact bound for a uniform draw is 2040.
-    assert epoch.packets.n_packets <= 1880
-    coded = [plan_delivery("coded", *_uniform(10_000, 0.2), 20).n_packets]
-    assert epoch.packets.n_packets < 0.4 * coded[0]
-
-
-def _uniform(q, alpha):
-    previous = first_ranks("random", q, 20, seed=0)
-    holders = first_holders(previous, 20, int(alpha * q), seed=0)
-    return holders, next_ranks(Global(), previous, 20, seed=0, epoch=1)

@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dshuffle.errors import InvalidParameter, PlanError
-from dshuffle.planning import Choices, Chunks, EpochPlanner, GivenSharding, ShuffleSpec
-from dshuffle.planning.assignment.balance import label_codes, stratified_ranks
-from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning import Choices, Chunks, EpochPlanner, GivenSharding, ShuffleSpec, first_ranks
+from dshuffle.planning.assignment.balance import stratified_ranks
 
 
 @st.composite
@@ -29,15 +28,6 @@ def test_stratified_class_counts_and_sizes_differ_by_one_at_most(case):
     for label in np.unique(labels):
         assert np.ptp(np.bincount(ranks[labels == label], minlength=n)) <= 1
     np.testing.assert_array_equal(ranks, stratified_ranks(labels, n, seed=seed))
-
-
-@given(labelled())
-def test_codes_number_the_classes(case):
-    labels = case[0]
-    codes, classes = label_codes(labels, len(labels))
-    expected, inverse = np.unique(labels, return_inverse=True)
-    np.testing.assert_array_equal(classes, expected)
-    np.testing.assert_array_equal(codes, inverse)
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,17 @@
 """``coded`` and ``ubershuffle`` against the paper: its examples, its algorithms word for word, its figures."""
 
 import itertools
-import time
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from studies.bounds import lower_bound
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import SERVER, Global, bounds
-from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.delivery import plan_delivery
-from dshuffle.planning.epoch_plan import check_plan
+from dshuffle.planning import SERVER, Global, first_ranks
 
-from ...draws import first_holders, next_ranks
+from ...draws import first_holders, next_ranks, plan_delivery
 
 # Chung et al. (2017), examples 1 to 3, with samples and workers counted from 0.
 CACHES = [{1, 2, 3, 7}, {5, 6, 7, 8}, {0, 2, 3, 4}]
@@ -109,18 +106,7 @@ def test_every_packet_is_a_clique_and_there_are_no_more_than_before(instance, de
     for made in (coded, carpooled):
         for packet in packets(made):
             assert all(d in sets[i] for j, d in packet for i, _ in packet if i != j)
-    assert bounds.lower_bound(masks, ranks, n) <= carpooled.n_packets <= coded.n_packets
-
-
-def test_many_workers_and_any_depth_take_no_time():
-    # The sets of up to 64 workers are too many to go through.
-    n = 64
-    holders = [2**63 - 1, 1, 2**40 - 1, 2**20 - 1]
-    destinations = [63, 1, 63, 63]
-    start = time.thread_time()
-    made = plan_delivery("ubershuffle", holders, destinations, n, depth=n)
-    assert time.thread_time() - start < 10
-    check_plan(made, holders, destinations, n)
+    assert lower_bound(masks, ranks, n) <= carpooled.n_packets <= coded.n_packets
 
 
 def fresh(q, alpha, seed=1, n=20):
@@ -137,26 +123,7 @@ def test_the_papers_claims(q, alpha, gain):
     assert coded / carpooled == pytest.approx(gain, rel=0.03)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("q", "alpha", "seconds"),
-    # Three times what is promised on a quiet core.
-    [(10**5, 0.1, 0.6), (10**5, 0.5, 0.6), (10**6, 0.2, 3), (10**6, 0.55, 3)],
-)
-@pytest.mark.parametrize("name", ["coded", "ubershuffle"])
-def test_planning_is_fast(name, q, alpha, seconds):
-    plan_delivery(name, HOLDERS, DESTINATIONS, 3)
-    holders, destinations = fresh(q, alpha)
-    # On one core, whatever else the machine does.
-    taken = []
-    for _ in range(3):
-        start = time.process_time()
-        plan_delivery(name, holders, destinations, 20)
-        taken.append(time.process_time() - start)
-    assert min(taken) < seconds
-
-
-@pytest.mark.parametrize("name", ["coded", "ubershuffle"])
+@pytest.mark.parametrize("name", ["coded", "ubershuffle", "clique"])
 def test_too_many_workers(name):
-    with pytest.raises(InvalidParameter, match=f"n_workers=65 .*at most 64 .*{name!r}.*'clique'"):
+    with pytest.raises(InvalidParameter, match=f"n_workers=65 .*at most 64 .*{name!r}.*'leftover'"):
         plan_delivery(name, np.zeros((0, 2), dtype=np.uint64), np.zeros(0, dtype=np.int32), 65)

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from studies.bounds import shuffle_matrix
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SERVER
-from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.planning.delivery import plan_delivery
-from dshuffle.planning.delivery.leftover import shuffle_matrix
-from dshuffle.planning.epoch_plan import check_plan
 from dshuffle.planning.types import holders_of
+
+from ...draws import check_plan, plan_delivery
 
 WORST = runpy.run_path(str(Path(__file__).parents[3] / "pipelines/worst_case.py"))
 
@@ -73,40 +72,6 @@ def test_the_rate_is_theorem_1s(instance, seed):
     assert check_and_plan(owners, destinations, n, seed).n_packets == WORST["leftover_rate"](
         shuffle_matrix(owners, destinations, n)
     )
-
-
-@pytest.mark.parametrize("n", range(2, 13))
-@pytest.mark.parametrize("share", [1, 2, 5, 100])
-def test_the_rate_on_random_shuffles(n, share):
-    for seed in range(5):
-        owners, destinations = (first_ranks("random", n * share, n, seed=2 * seed + i) for i in range(2))
-        matrix = shuffle_matrix(owners, destinations, n)
-        assert check_and_plan(owners, destinations, n).n_packets == WORST["leftover_rate"](matrix)
-
-
-def closed_trails(leftovers, hub):
-    """The most closed trails through a hub without a common arc, by brute force."""
-
-    def walk(node, matrix):
-        best = 0
-        for other in np.flatnonzero(matrix[node]):
-            rest = matrix.copy()
-            rest[node, other] -= 1
-            best = max(best, 1 + walk(hub, rest) if other == hub else walk(other, rest))
-        return best
-
-    return walk(hub, leftovers)
-
-
-@given(st.integers(2, 5), st.data())
-def test_shares_that_change_their_sizes(n, data):
-    pair = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))
-    owners, destinations = np.array(data.draw(st.lists(pair, min_size=1, max_size=9))).T
-    matrix = shuffle_matrix(owners, destinations, n)
-    leftovers = matrix - np.minimum(matrix, matrix.T)
-    pairs = np.triu(np.maximum(matrix, matrix.T), k=1).sum()
-    most = max(closed_trails(leftovers, worker) for worker in range(n))
-    assert pairs - most <= check_and_plan(owners, destinations, n).n_packets <= pairs
 
 
 def test_samples_that_nobody_holds_go_alone():

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.errors import InvalidParameter
 from dshuffle.planning import RELAYS, SERVER, Packets
-from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.delivery.relay import route
-from dshuffle.planning.epoch_plan import check_plan
+
+from ...draws import check_plan, plan_delivery
 
 DELIVERIES = ["clique", "coded", "leftover", "ubershuffle"]
 
@@ -125,16 +124,3 @@ def test_in_a_ring_all_members_but_the_last_hand_a_packet_on_once(instance):
             at, waits_for, opens = sent_by[at]
             assert (waits_for, opens) == (step - 1, step)
         assert at not in sent_by
-
-
-def packets_to(packets):
-    """A plan from the destinations of its packets."""
-    workers = np.array([to for packet in packets for to in packet], dtype=np.int32)
-    senders = np.full(len(packets), SERVER, dtype=np.int32)
-    return Packets(np.cumsum([0, *map(len, packets)]), np.arange(len(workers)), workers, senders)
-
-
-@pytest.mark.parametrize("relay", ["", "Ring", "broadcast"])
-def test_an_unknown_relay_is_refused_with_the_known_ones(relay):
-    with pytest.raises(InvalidParameter, match=f"relay={relay!r}.*'pipelined', 'ring', 'unicast'"):
-        route(relay, packets_to([(0, 1)]), 2, batch=1)
