@@ -203,7 +203,7 @@ def run(client: Any, dataset: dshuffle.Dataset, test: Ratings, policy: Policy, e
             seed=seed,
             permute_columns=policy.films,
             schedule=Decay(0.9),
-            test=test,  # type: ignore[arg-type]
+            test=test,
         )
     later = shuffler.records[1:]
     errors = [np.sqrt(point.validation["test_error"] * mean_square) for point in history.points]

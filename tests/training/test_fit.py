@@ -16,7 +16,6 @@ from dshuffle.training import (
     EarlyStopping,
     Linear,
     Network,
-    epoch_bar,
     fit_linear_regression,
     fit_synchronous_sgd,
     linear_regression,
@@ -97,20 +96,6 @@ def test_a_slow_worker_is_told_of_and_waited_for(fake_shuffler, monkeypatch, cap
     assert history.worker_rates[2] < min(history.worker_rates[:2]) / 2
     [said] = caplog.messages
     assert re.match(r"dshuffle: rank 2 trained \d+\.\d times as long as the median of the others, which waited", said)
-
-
-def test_progress_is_a_line_an_epoch_where_there_is_no_terminal(fake_shuffler, capsys):
-    shuffler = fake_shuffler({"x": np.ones((4, 1)), "y": np.ones(4)}, n_workers=2)
-    with epoch_bar(3) as bar:
-        fit_linear_regression(shuffler, epochs=3, step=0.5, validate=lambda weights: {"bias": 2.0}, on_epoch=bar)
-    first, _, last = capsys.readouterr().err.splitlines()
-    assert first.startswith("1/3 error 0.250, bias 2.00 after")
-    assert last.startswith("3/3 error")
-    with epoch_bar(1) as bar:  # of a function that reports no error
-        bar(TrainingPoint(epoch=0, seconds=1.5, error=float("nan")))
-    assert capsys.readouterr().err == "1/1 after 1.5 s\n"
-    with pytest.raises(InvalidParameter, match="epochs=0"), epoch_bar(0):
-        pass
 
 
 def test_metrics_may_be_tensors_of_one_number(torch):

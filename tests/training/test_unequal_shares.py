@@ -20,7 +20,7 @@ from dshuffle.training import (
     fit_parameter_server,
     fit_synchronous_sgd,
 )
-from dshuffle.training.synchronous import checked_batching
+from dshuffle.training.fit import batching_of
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(305, n_features=5, n_classes=4).items()}
 WEIGHTS = (1000, 250, 1000)
@@ -67,7 +67,7 @@ def test_a_share_of_few_samples_has_larger_batches_beside_it(fake_shuffler, batc
             parameters = parameters - 0.3 * network.gradient(parameters, BLOBS["x"][union], BLOBS["y"][union])[1]
         np.testing.assert_allclose(history.model.parameters, parameters, atol=1e-10)
     for partition, batches in zip(epoch.partitions, ranks, strict=True):
-        batching = checked_batching(network, len(partition), partition.shares, 6, unequal=True)
+        batching = batching_of(partition, 6, 2 if batch_norm else 1)
         assert [len(batching.positions(batch)) for batch in range(len(batching))] == list(map(len, batches))
 
 
@@ -87,9 +87,9 @@ class SlowNetwork(Network):
 
     __slots__ = ()
 
-    def gradient(self, parameters, rows, labels, starts=(0,)):
+    def gradient(self, parameters, rows, labels):
         time.sleep(len(rows) * (0.004 if get_worker().name == 1 else 0.001))
-        return super().gradient(parameters, rows, labels, starts)
+        return super().gradient(parameters, rows, labels)
 
 
 @pytest.mark.slow
