@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import os
 import signal
-import time
 from dataclasses import dataclass
 
 import distributed.client
@@ -20,12 +18,12 @@ from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.compare import local_cluster
-from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
+from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.assignment.balance import stratified_ranks
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.sharding import Sharding
 from dshuffle.synthetic import gaussian_blobs
-from dshuffle.training import Decay, SimulatedWorkers, SoftmaxRegression, fit_parameter_server, parameter_server
+from dshuffle.training import SimulatedWorkers, SoftmaxRegression, fit_parameter_server
 from dshuffle.training.parameter_server import Job, ParameterServer
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(121, n_features=3, n_classes=4).items()}
@@ -60,28 +58,6 @@ def batches_of(ids, n_workers, size, *, rank, epoch, pace="once", seed=3, done=0
     return job.batches(ids, rank, epoch, done)
 
 
-def test_gradients_are_those_of_the_loss():
-    model = SoftmaxRegression(4)
-    parameters = np.random.default_rng(0).standard_normal(len(model.first(3, seed=0)))
-    gradient, _ = model.gradient(parameters, BLOBS["x"], BLOBS["y"])
-    nudges = 1e-5 * np.eye(len(parameters))
-    losses = [[model.gradient(parameters + sign * nudge, *BLOBS.values())[1] for sign in (1, -1)] for nudge in nudges]
-    np.testing.assert_allclose(gradient, -np.diff(losses)[:, 0] / 2e-5, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("pace", ["once", "free"])
-def test_one_worker_is_plain_sgd(pace):
-    _, history = simulate(1, batch_size=10, pace=pace, schedule=Decay(0.5))
-    weights, offset = np.zeros(3), 0.0
-    for epoch in range(2):
-        for batch in batches_of(np.arange(121), 1, 10, rank=0, epoch=epoch):
-            wrong = LINE["x"][batch] @ weights + offset - LINE["y"][batch]
-            offset -= 0.1 * 0.5**epoch * wrong.mean()
-            weights -= 0.1 * 0.5**epoch * (wrong[:, np.newaxis] * LINE["x"][batch]).mean(axis=0)
-    np.testing.assert_allclose(history.model, [*weights, offset], rtol=1e-12)
-    assert history.staleness.tolist() == [[26]]
-
-
 def test_it_is_what_a_list_of_events_gives():
     """Equations 3 to 5, with all finishing times laid out beforehand and every version of the parameters kept."""
     speeds = (1.0, 0.55, 0.3)
@@ -105,25 +81,6 @@ def test_it_is_what_a_list_of_events_gives():
             versions.append(versions[-1] - 0.1 / 3 * gradient)
     np.testing.assert_allclose(history.model, versions[-1], rtol=1e-10)
     assert history.staleness.sum(axis=0).tolist() == np.bincount(staleness).tolist()
-
-
-def test_equally_fast_workers_are_as_stale_as_there_are_others():
-    _, history = simulate(4, batch_size=40, arrays={name: array[:120] for name, array in LINE.items()})
-    # Three batches each: in every epoch the first ones, from what all began with, are 0, 1, 2 and 3 updates old.
-    assert history.staleness.tolist() == [[2, 0, 0, 4], [0, 2, 0, 4], [0, 0, 2, 4], [0, 0, 0, 6]]
-
-
-def test_at_the_free_pace_fast_workers_do_more(caplog):
-    ranks, history = simulate(4, pace="free", speeds=np.geomspace(1, 1 / 8, 4).tolist(), epochs=10)
-    by_rank = history.staleness.sum(axis=1)
-    assert by_rank.sum() == 10 * math.ceil(121 / 5)
-    assert by_rank[0] > 1.7 * by_rank[1] > 1.7**2 * by_rank[2]
-    stale = history.staleness @ np.arange(history.staleness.shape[1]) / by_rank
-    assert stale.tolist() == sorted(stale)
-    _, once = simulate(4, speeds=np.geomspace(1, 1 / 8, 4).tolist(), epochs=10)
-    assert once.staleness.sum(axis=1).tolist() == (10 * -(-np.bincount(ranks) // 5)).tolist()
-    assert list(once.worker_rates) == np.geomspace(1, 1 / 8, 4).tolist()
-    assert not caplog.messages, "speeds that were asked for are no problem to be told of"
 
 
 @given(
@@ -226,15 +183,6 @@ def test_arrays_and_ranks_have_the_same_length():
         SimulatedWorkers({**LINE, "y": LINE["y"][:60]}, np.arange(121) % 2)
 
 
-def test_boolean_labels_are_the_integers():
-    labels, model = BLOBS["y"] > 1, SoftmaxRegression(2)
-    parameters = np.random.default_rng(0).standard_normal(8)
-    gradient, loss = model.gradient(parameters, BLOBS["x"], labels)
-    expected, same = model.gradient(parameters, BLOBS["x"], labels.astype(int))
-    np.testing.assert_array_equal(gradient, expected)
-    assert loss == same
-
-
 def test_a_batch_that_workers_cannot_share_equally_is_rounded_and_said(caplog):
     (_, rounded), (_, whole) = (simulate(4, batch_size=size) for size in (14, 12))
     np.testing.assert_array_equal(rounded.model, whole.model)
@@ -255,9 +203,8 @@ def shuffler(client, arrays=BLOBS, **options):
 
 @dataclass(frozen=True)
 class Counting:
-    """Adds 1 to a parameter of each sample, whatever the parameters are; some workers sleep, some fail."""
+    """Adds 1 to a parameter of each sample, whatever the parameters are; some workers fail."""
 
-    slow: int | None = None
     failing: int | None = None
     n_classes: int | None = None
 
@@ -266,8 +213,6 @@ class Counting:
 
     def gradient(self, parameters, rows, targets):
         rank = get_worker().name
-        if self.slow is not None:
-            time.sleep(0.15 if rank == self.slow else 0.01)
         if rank == self.failing:
             raise ZeroDivisionError("on purpose")
         return -rows.mean(axis=0), float(np.square(rows @ parameters - 1).mean())
@@ -303,41 +248,10 @@ def test_every_sample_is_used_once_an_epoch(client, assignment):
 
 
 @pytest.mark.slow
-def test_only_at_the_pace_once_does_an_epoch_wait_for_a_slow_worker(client, caplog):
-    with shuffler(client, ONE_EACH) as real, caplog.at_level(logging.WARNING, "dshuffle"):
-        history = fit_parameter_server(real, Counting(slow=2), epochs=1, batch_size=20, step=20.0, pace="free")
-        assert not caplog.messages
-        fit_parameter_server(real, Counting(slow=2), epochs=1, batch_size=20, step=20.0)
-    by_rank = history.staleness.sum(axis=1)
-    stale = history.staleness @ np.arange(history.staleness.shape[1]) / by_rank
-    assert by_rank.sum() == 12
-    assert by_rank[2] == min(by_rank)
-    assert stale.argmax() == 2
-    assert "rank 2 trained" in caplog.text
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("speeds", [None, (1.0, 0.3, 0.5, 0.25)])
 def test_an_error_of_one_worker_ends_all(client, speeds):
     with shuffler(client, ONE_EACH) as real, pytest.raises(ZeroDivisionError, match="on purpose"):
         fit_parameter_server(real, Counting(failing=1), epochs=1, batch_size=20, step=1.0, speeds=speeds)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"features": "y"}, "features='y'.*2-D or more array of numbers"),
-        ({"target": "x"}, "target='x'.*1-D array of integers"),
-        ({"batch_size": 124}, "batch_size=124.*at most 120"),
-        ({"step": 1e308}, "step=.*diverged in epoch 0"),
-        ({"model": SoftmaxRegression(3)}, r"label in \[0, 3\)"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused(client, options, message):
-    given = {"model": SoftmaxRegression(4), "epochs": 1, "batch_size": 20, "step": 0.1, **options}
-    with shuffler(client) as real, pytest.raises(InvalidParameter, match=message):
-        fit_parameter_server(real, **given)
 
 
 @pytest.fixture
@@ -387,22 +301,6 @@ def test_an_epoch_in_which_a_worker_is_lost_starts_again(many_blobs, caplog, tmp
     assert ("the epoch starts again on all workers" in caplog.text) == (killed != "has trained")
     np.testing.assert_array_equal(history.model, expected.model)
     np.testing.assert_array_equal(history.staleness, expected.staleness)
-
-
-@pytest.mark.slow
-def test_an_epoch_that_is_lost_in_every_attempt_is_an_error(client, monkeypatch):
-    calls = []
-
-    @contextlib.contextmanager
-    def lost(shuffler, parameters, *settings):
-        calls.append(parameters)
-        raise WorkerLost("gone")
-        yield
-
-    monkeypatch.setattr(parameter_server, "serving", lost)
-    with shuffler(client) as real, pytest.raises(WorkerLost, match="gone"):
-        fit_parameter_server(real, SoftmaxRegression(4), epochs=1, batch_size=20, step=0.1)
-    np.testing.assert_array_equal(calls, np.zeros((3, 16)))
 
 
 @pytest.mark.slow

@@ -61,9 +61,9 @@ def orders():
 
 
 @pytest.mark.slow
-def test_it_is_what_one_process_computes(torch, ddp, processes, blobs, makers, orders):
+@pytest.mark.parametrize("options", [{"assignment": "partial:0.3", "seed": 4}, {"shares": [4, 1, 4]}])
+def test_it_is_what_one_process_computes(torch, ddp, processes, blobs, makers, orders, options):
     make_model = makers[0]
-    options = {"assignment": "partial:0.3", "seed": 4}
     with dshuffle.Shuffler(processes, blobs, **options) as shuffler:
         history = ddp.fit_torch_ddp(
             shuffler, *makers, epochs=3, batch_size=10, seed=5, schedule=Decay(0.5), validate=lambda model: {"one": 1}
@@ -154,15 +154,6 @@ def test_the_first_fit_of_a_process_may_fail(ddp, cluster_of, tmp_path, makers):
     assert time.monotonic() - began < 120
 
 
-@pytest.mark.slow
-def test_workers_that_are_threads_are_refused(ddp, threads, blobs, makers):
-    with (
-        dshuffle.Shuffler(threads, blobs) as shuffler,
-        pytest.raises(InvalidParameter, match=r"threads of one process.*processes=True"),
-    ):
-        ddp.fit_torch_ddp(shuffler, *makers, epochs=1, batch_size=10)
-
-
 @pytest.fixture
 def dying(torch, makers, tmp_path):
     """Makes models of which the one of rank 1 kills its process in these steps, one after the other."""
@@ -220,45 +211,6 @@ def test_a_lost_worker_ends_the_fit_if_it_may_not_be_replaced(ddp, cluster_of, b
         pytest.raises(WorkerLost, match="rank 1"),
     ):
         ddp.fit_torch_ddp(shuffler, dying(2), makers[1], epochs=2, batch_size=20)
-
-
-@pytest.mark.slow
-def test_integers_stay_integers(torch, ddp, processes, tmp_path):
-    """Float32 has no 2**24 + 1, so a cast would train on the row of another id."""
-    rows = np.random.default_rng(0).integers(0, 3, 305)
-    values = np.array([5, -3, 2])
-    arrays = {"x": 2**24 + rows[:, np.newaxis], "y": values[rows]}
-    dataset = dshuffle.create_dataset(str(tmp_path / "ids.zarr"), arrays)
-
-    def make_model():
-        import torch
-
-        class Table(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.rows = torch.nn.Embedding(3, 1)
-
-            def forward(self, ids):
-                return self.rows(ids[:, 0] - 2**24)
-
-        return Table()
-
-    def make_optimizer(parameters):
-        import torch
-
-        return torch.optim.SGD(parameters, lr=0.5)
-
-    options = {"epochs": 6, "batch_size": 10, "loss": torch.nn.functional.mse_loss}
-    with dshuffle.Shuffler(processes, dataset) as shuffler:
-        history = ddp.fit_torch_ddp(shuffler, make_model, make_optimizer, **options)
-    np.testing.assert_allclose(history.model.rows.weight.detach().numpy()[:, 0], values, atol=1e-3)
-    errors = [point.error for point in history.points]
-    assert errors[-1] < 1e-5 < errors[0], "the mean loss, not a fraction of wrong labels"
-    with (
-        dshuffle.Shuffler(processes, dataset) as shuffler,
-        pytest.raises(RuntimeError, match="In the dataset, 'x' has torch.int64, 'y' has torch.int64"),
-    ):
-        ddp.fit_torch_ddp(shuffler, lambda: torch.nn.Linear(1, 1), make_optimizer, **options)
 
 
 @pytest.mark.parametrize(

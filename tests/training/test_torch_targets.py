@@ -125,24 +125,6 @@ def test_a_loss_that_takes_parts_of_the_output_gets_it_as_it_is(torch, functiona
     assert float(comparison(first).loss(scores, torch.zeros(4).long())) == pytest.approx(np.log(3))
 
 
-def test_a_metric_replaces_the_one_that_the_loss_implies(torch, functional, comparison):
-    scores, y = torch.tensor([[3.0, 0.0], [3.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 1, 1])
-    assert comparison(functional.cross_entropy).error(scores, y) == pytest.approx(2 / 3)
-    compare = comparison(functional.cross_entropy, metric=lambda scores, y: (scores[:, 0] * y).mean())
-    assert compare.error(scores, y) == pytest.approx(2.0)
-
-
-def test_trying_a_loss_draws_no_random_numbers(torch, functional, comparison):
-    def noisy(scores, y):
-        return functional.cross_entropy(functional.dropout(scores, 0.5), y)
-
-    scores, y = torch.ones(5, 3), torch.zeros(5).long()
-    torch.manual_seed(1)
-    expected = float(noisy(scores, y))
-    torch.manual_seed(1)
-    assert float(comparison(noisy).loss(scores, y)) == expected
-
-
 def test_an_error_of_pytorch_says_which_dtypes_there_are(torch, functional):
     step = importlib.import_module("dshuffle.training.torch_ddp").Comparison(functional.mse_loss, None, "x", "y")
     with pytest.raises(RuntimeError) as raised:
