@@ -31,9 +31,10 @@ import csv
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,10 +108,6 @@ class UserEntries:
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._arrays[name]
 
-    def items(self) -> Iterable[tuple[str, NDArray[Any]]]:
-        """The arrays by name."""
-        return self._arrays.items()
-
 
 def with_entries(partition: Partition, as_stored: bool, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a task of the trainer with the ratings of a partition. Runs as a task on each worker."""
@@ -125,6 +122,8 @@ def with_entries(partition: Partition, as_stored: bool, fn: Callable[..., Any], 
 
 class EntriesOfUsers:
     """A shuffler of users, for a trainer that wants ratings and uses ``map`` alone."""
+
+    dataset = SimpleNamespace(arrays={"row": np.int64(), "column": np.int64(), "value": np.float32()})
 
     def __init__(self, shuffler: dshuffle.Shuffler, as_stored: bool) -> None:
         self._shuffler, self._as_stored = shuffler, as_stored
@@ -203,7 +202,7 @@ def run(client: Any, dataset: dshuffle.Dataset, test: Ratings, policy: Policy, e
             seed=seed,
             permute_columns=policy.films,
             schedule=Decay(0.9),
-            test=test,  # type: ignore[arg-type]
+            test=test,
         )
     later = shuffler.records[1:]
     errors = [np.sqrt(point.validation["test_error"] * mean_square) for point in history.points]

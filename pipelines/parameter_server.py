@@ -37,7 +37,7 @@ from dshuffle.pipeline import LocalWorkers
 from dshuffle.planning import Local, first_ranks
 from dshuffle.sharding import stratified
 from dshuffle.synthetic import gaussian_blobs
-from dshuffle.training import SoftmaxRegression, accuracy_on, simulate_parameter_server
+from dshuffle.training import SimulatedWorkers, SoftmaxRegression, accuracy_on, fit_parameter_server
 
 SPREAD = 0.1
 """Standard deviation of a class, if the centres of the classes are standard normal."""
@@ -101,8 +101,14 @@ def results(
     runs = [(*setting, first_seed[setting[1]] + number) for setting in outcomes for number in range(seeds)]
     for ratio, shards, seed in track(runs, "training"):
         speeds = np.geomspace(1, 1 / ratio, workers).tolist()
-        history = simulate_parameter_server(
-            arrays, ranks(shards, seed), model, pace="free", speeds=speeds, seed=seed, validate=validate, **options
+        history = fit_parameter_server(
+            SimulatedWorkers(arrays, ranks(shards, seed)),
+            model,
+            pace="free",
+            speeds=speeds,
+            seed=seed,
+            validate=validate,
+            **options,
         )
         last = history.points[-1]
         for name, value in {"loss": last.error, **last.validation}.items():

@@ -42,7 +42,7 @@ import dshuffle
 from dshuffle.errors import ShardingWarning
 from dshuffle.planning import first_ranks
 from dshuffle.sharding import Sharding, distribution_aware, stratified
-from dshuffle.training import SoftmaxRegression, accuracy_on, simulate_parameter_server
+from dshuffle.training import SimulatedWorkers, SoftmaxRegression, accuracy_on, fit_parameter_server
 
 FACTORS = (2, 3, 4)
 """Default numbers of neighbourhoods as multiples of the number of classes, those of the paper's Table III."""
@@ -118,9 +118,8 @@ def study(
         seconds = time.perf_counter() - started[0], time.process_time() - started[1]
         metrics: dict[str, float] = {}
         if validate is not None:
-            history = simulate_parameter_server(
-                arrays,
-                made,
+            history = fit_parameter_server(
+                SimulatedWorkers(arrays, made),
                 model,
                 pace="free",
                 speeds=np.geomspace(1, 1 / ratio, workers).tolist(),

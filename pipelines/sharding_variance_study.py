@@ -54,7 +54,7 @@ from dshuffle.errors import ShardingWarning
 from dshuffle.planning import first_ranks
 from dshuffle.sharding import Sharding, distribution_aware, stratified
 from dshuffle.synthetic import gaussian_blobs
-from dshuffle.training import SoftmaxRegression, simulate_parameter_server
+from dshuffle.training import SimulatedWorkers, SoftmaxRegression, fit_parameter_server
 
 N_WORKERS, BATCH, N_CLASSES, SPREAD = 12, 120, 10, 0.1
 RARE = 12  # samples of a rare stratum, of which a third are held out
@@ -147,9 +147,8 @@ def final_metrics(setting: Setting, sharding: str, seeds: range, samples: int, e
 
     finals: Finals = {name: [] for name in METRICS}
     for seed in seeds:
-        history = simulate_parameter_server(
-            trained_on,
-            ranks_of(sharding, setting.data, samples, seed),
+        history = fit_parameter_server(
+            SimulatedWorkers(trained_on, ranks_of(sharding, setting.data, samples, seed)),
             model,
             epochs=epochs,
             batch_size=BATCH,

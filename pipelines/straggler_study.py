@@ -129,6 +129,7 @@ class LateSession:
 
     def __init__(self, session: Any, way: str, late: NDArray[np.bool_]) -> None:
         self._session, self._way, self._late = session, WAYS[way], late
+        self.dataset = session.dataset
         self.untrained: list[float] = []
         self.repeated: list[float] = []
 

@@ -10,7 +10,6 @@ from distributed import Client
 
 import dshuffle
 from dshuffle.notebook import html_summary
-from dshuffle.report import TrainingPoint
 from dshuffle.training import History, fit_linear_regression
 
 
@@ -42,8 +41,4 @@ def test_every_object_says_what_it_is():
     assert pickle.loads(pickle.dumps(record)) == record
     assert repr(history).startswith("<History of 3 epochs: error ")
     assert len(repr(history)) < 100
-    assert "<td>2</td>" in history._repr_html_()
     assert repr(History((), None)) == "<History of 0 epochs>"
-    unknown = History((TrainingPoint(epoch=0, seconds=1.5, error=float("nan")),), None)
-    assert repr(unknown) == "<History of 1 epochs in 1.50 s>"
-    assert "nan" not in unknown._repr_html_()

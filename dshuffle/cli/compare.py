@@ -297,7 +297,7 @@ def _training(
     from dshuffle.compare import falling, stable_step
     from dshuffle.pipeline import Training
     from dshuffle.pipeline.training import FITS, named
-    from dshuffle.training.inputs import check_step
+    from dshuffle.training.fit import check_step
     from dshuffle.training.linear_regression import check_dataset, fit_linear_regression
 
     arrays: Any = {"features": features, "target": target}

@@ -303,7 +303,7 @@ def regression_in_pairs(
         fit = fit_linear_regression(
             cluster.session(seeded(way, shuffle_seed)),  # type: ignore[arg-type]  # all that this trainer uses
             epochs=epochs,
-            average=average,  # type: ignore[arg-type]
+            average=average,
             measure_error=False,
             schedule=schedule or (CONSTANT if step else falling(epochs)),
             **steps[average],

@@ -91,21 +91,21 @@ class SimulatedCluster:
         if not choices.assignment.needs_holders:
             simple = dataclasses.replace(simple, cache_fraction=None)
         spec = ShuffleSpec.at_first(self.dataset.n_samples, self.n_workers, resolved(self.dataset, simple))
-        return SimulatedShuffler(self.dataset.layout, self.rows, with_data(spec, self.dataset))
+        return SimulatedShuffler(self.dataset, self.rows, with_data(spec, self.dataset))
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedShuffler:
     """What :func:`fit_linear_regression` and :func:`fit_parallel_sgd` need of a :class:`~dshuffle.Shuffler`."""
 
-    layout: RowLayout
+    dataset: Dataset
     rows: ByteMatrix
     spec: ShuffleSpec
 
     def epochs(self, count: int) -> Iterator[SimulatedEpoch]:
         """Yield the first epochs of the session."""
         for number, orders in enumerate(orders_of_first_epochs(self.spec, count)):
-            yield SimulatedEpoch(self.layout, self.rows, number, orders)
+            yield SimulatedEpoch(self.dataset.layout, self.rows, number, orders)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.store import Dataset
-from dshuffle.training.fit import CONSTANT, Linear, Schedule
-from dshuffle.training.inputs import check_finite
+from dshuffle.training.fit import CONSTANT, Linear, Schedule, check_finite
 from dshuffle.training.linear_regression import check_dataset
 
 PLACES = 1000

@@ -1,16 +1,24 @@
 """Trainers: SGD on shuffled partitions."""
 
-from dshuffle.training.fit import CONSTANT, Decay, EarlyStopping, History, Linear, OnEpoch, Schedule, epoch_bar
-from dshuffle.training.inputs import accuracy_on, rmse_on
+from dshuffle.training.fit import (
+    CONSTANT,
+    Decay,
+    EarlyStopping,
+    FitOptions,
+    History,
+    Linear,
+    OnEpoch,
+    Schedule,
+    accuracy_on,
+    rmse_on,
+)
 from dshuffle.training.linear_regression import fit_linear_regression
 from dshuffle.training.matrix_completion import Factors, fit_matrix_completion, split_entries
 from dshuffle.training.parallel_sgd import fit_parallel_sgd
 from dshuffle.training.parameter_server import (
-    LinearModel,
-    Model,
+    SimulatedWorkers,
     SoftmaxRegression,
     fit_parameter_server,
-    simulate_parameter_server,
 )
 from dshuffle.training.synchronous import Network, TrainedNetwork, fit_synchronous_sgd
 
@@ -19,23 +27,21 @@ __all__ = [
     "Decay",
     "EarlyStopping",
     "Factors",
+    "FitOptions",
     "History",
     "Linear",
-    "LinearModel",
-    "Model",
     "Network",
     "OnEpoch",
     "Schedule",
+    "SimulatedWorkers",
     "SoftmaxRegression",
     "TrainedNetwork",
     "accuracy_on",
-    "epoch_bar",
     "fit_linear_regression",
     "fit_matrix_completion",
     "fit_parallel_sgd",
     "fit_parameter_server",
     "fit_synchronous_sgd",
     "rmse_on",
-    "simulate_parameter_server",
     "split_entries",
 ]

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import dask.array
 import numpy as np
-from distributed import Client, default_client
+from distributed import default_client
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier
 from sklearn.metrics import accuracy_score, r2_score
@@ -151,26 +151,23 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
         ShuffledSGD
             The same object.
         """
-        client = _client()
+        try:
+            client = default_client()
+        except ValueError as error:
+            hint = "Make one before: Client(...), or Client(cluster)."
+            raise InvalidParameter.because("ShuffledSGD.fit", "there is no Dask client", hint) from error
         as_integer("epochs", self.epochs, 1)
-        with self._dataset(X, y) as (dataset, labels):
-            session = {
-                "assignment": self.assignment,
-                "delivery": self.delivery,
-                "seed": self.seed,
-                **(self.session or {}),
-            }
-            owned = y is not None
-            with Shuffler(client, dataset, **session) as shuffler:
-                history = fit_parallel_sgd(
-                    shuffler,
-                    clone(self.estimator),
-                    epochs=self.epochs,
-                    features=FEATURES if owned else self.features,
-                    target=TARGET if owned else self.target,
-                    batch_rows=self.batch_rows,
-                    seed=self.seed,
-                )
+        session = {"assignment": self.assignment, "delivery": self.delivery, "seed": self.seed, **(self.session or {})}
+        with self._dataset(X, y) as (dataset, labels), Shuffler(client, dataset, **session) as shuffler:
+            history = fit_parallel_sgd(
+                shuffler,
+                clone(self.estimator),
+                epochs=self.epochs,
+                features=self.features if y is None else FEATURES,
+                target=self.target if y is None else TARGET,
+                batch_rows=self.batch_rows,
+                seed=self.seed,
+            )
         self.estimator_ = history.model
         self.history_, self.records_, self.n_iter_ = history, shuffler.records, len(history.points)
         self.n_features_in_ = self.estimator_.n_features_in_
@@ -186,34 +183,30 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
                 raise InvalidParameter.because("y", "the dataset has the target", "Leave it out, and name it: target=.")
             yield X if isinstance(X, Dataset) else open_dataset(X), None
             return
-        if isinstance(X, dask.array.Array) and isinstance(y, dask.array.Array):
-            labels = dask.array.unique(y).compute() if is_classifier(self) else None
-        else:
-            X, y = self._checked(X, y)
-            labels = np.unique(y) if is_classifier(self) else None
-        if labels is not None and len(labels) < 2:
-            raise InvalidParameter.of("y", labels.tolist(), "labels of at least two classes, not one class")
-        if labels is not None and labels.dtype.kind in "biu":  # the trainer takes these as they are
-            labels = None
+        labels, classifies = None, is_classifier(self)
+        if not (lazy := isinstance(X, dask.array.Array) and isinstance(y, dask.array.Array)):
+            if y is None:
+                raise InvalidParameter.because("y", "requires y to be passed, but the target y is None", "Pass it.")
+            validate_data(self, X, skip_check_array=True)  # notes names of columns
+            X, y = check_X_y(X, y, y_numeric=not classifies, estimator=self)
+            if classifies:
+                check_classification_targets(y)
+            else:
+                y = y.astype(np.float64)
+        if classifies:
+            labels = dask.array.unique(y).compute() if lazy else np.unique(y)
+            if len(labels) < 2:
+                raise InvalidParameter.of("y", labels.tolist(), "labels of at least two classes, not one class")
+            if labels.dtype.kind in "biu":  # the trainer takes these as they are
+                labels = None
         if labels is not None:
             if isinstance(getattr(self.estimator, "class_weight", None), Mapping):
-                raise InvalidParameter.because(
-                    "estimator.class_weight", f"the labels are {labels.dtype}", "Encode them as integers first."
-                )
+                reason = f"the labels are {labels.dtype}"
+                raise InvalidParameter.because("estimator.class_weight", reason, "Encode them as integers first.")
             numbers = functools.partial(np.searchsorted, labels)
-            lazy = isinstance(y, dask.array.Array)
-            y = dask.array.map_blocks(numbers, y, dtype=np.int64) if lazy else numbers(y)
+            y = y.map_blocks(numbers, dtype=np.int64) if lazy else numbers(y)
         with tempfile.TemporaryDirectory(prefix="shuffled-sgd-", dir=self.folder) as place:
             yield create_dataset(f"{place}/rows.zarr", {FEATURES: X, TARGET: y}), labels
-
-    def _checked(self, X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-        if y is None:
-            raise InvalidParameter.because("y", "requires y to be passed, but the target y is None", "Pass it.")
-        validate_data(self, X, skip_check_array=True)  # notes names of columns
-        X, y = check_X_y(X, y, y_numeric=not is_classifier(self), estimator=self)
-        if is_classifier(self):
-            check_classification_targets(y)
-        return X, y if is_classifier(self) else y.astype(np.float64)
 
     def predict(self, X: Any) -> Any:
         """Predict labels or numbers of NumPy rows, or lazily of the rows of a Dask array."""
@@ -226,41 +219,25 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
 
             return X.rechunk({1: -1}).map_blocks(of_block, drop_axis=1, dtype=dtype)
         predictions = self.estimator_.predict(self._rows(X))
-        return (
-            self.classes_[np.searchsorted(self.estimator_.classes_, predictions)]
-            if is_classifier(self)
-            else predictions
-        )
+        if not is_classifier(self):
+            return predictions
+        return self.classes_[np.searchsorted(self.estimator_.classes_, predictions)]
 
     @_has("predict_proba")
-    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+    def predict_proba(self, X: ArrayLike) -> Any:
         """Predict the probability of each class: ``(n_samples, n_classes)``."""
-        check_is_fitted(self)
-        probabilities: NDArray[np.float64] = self.estimator_.predict_proba(self._rows(X))
-        return probabilities
+        return self.estimator_.predict_proba(self._rows(X))
 
     @_has("decision_function")
-    def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
+    def decision_function(self, X: ArrayLike) -> Any:
         """Return the distance to the separating plane of each class."""
-        check_is_fitted(self)
-        distances: NDArray[np.float64] = self.estimator_.decision_function(self._rows(X))
-        return distances
+        return self.estimator_.decision_function(self._rows(X))
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the accuracy of a classifier, or the coefficient of determination of a regressor."""
         metric = accuracy_score if is_classifier(self) else r2_score
         return float(metric(y, self.predict(X), sample_weight=sample_weight))
 
-    def _rows(self, X: ArrayLike) -> NDArray[Any]:
-        rows: NDArray[Any] = validate_data(self, X, reset=False)
-        return rows
-
-
-def _client() -> Client:
-    try:
-        client: Client = default_client()
-    except ValueError as error:
-        raise InvalidParameter.because(
-            "ShuffledSGD.fit", "there is no Dask client", "Make one before: Client(...), or Client(cluster)."
-        ) from error
-    return client
+    def _rows(self, X: ArrayLike) -> Any:
+        check_is_fitted(self)
+        return validate_data(self, X, reset=False)

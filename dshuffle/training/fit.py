@@ -1,38 +1,31 @@
-"""The loop of all trainers: history, schedules, early stopping, validation, checkpoints, and what combines ranks."""
+"""The loop of all trainers: options, history, early stopping, checkpoints, what combines ranks, checks and metrics."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import CheckpointError, InvalidParameter
-from dshuffle.notebook import html_summary
+from dshuffle.errors import CheckpointError, InvalidParameter, TrainingDiverged
+from dshuffle.planning.batching import UNEVEN, Batching
 from dshuffle.records import slow_rank_in_words
 from dshuffle.redaction import short_repr
 from dshuffle.report import TrainingPoint
-from dshuffle.report.progress import progress_bar
 from dshuffle.runtime import Epoch, Group, Partition, Shuffler, gathered
-from dshuffle.units import ERROR_DIGITS, METRIC_DIGITS, human_numbers, human_seconds
+from dshuffle.store import Dataset
 
 logger = logging.getLogger(__name__)
 
-
-class Schedule(Protocol):
-    """Function from the epoch to a factor on the step."""
-
-    def __call__(self, epoch: int) -> float:
-        """Return the factor on the step in an epoch, counted from 0."""
-        ...
+Schedule = Callable[[int], float]
+"""Function from the epoch, counted from 0, to a factor on the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +55,7 @@ class Decay:
     factor: float = 0.9
 
     def __post_init__(self) -> None:
-        if not 0 < self.factor <= 1:
-            raise InvalidParameter.of("factor", self.factor, "in (0, 1]")
+        _check_fraction("factor", self.factor)
 
     def __call__(self, epoch: int) -> float:
         """Return ``factor ** epoch``."""
@@ -96,13 +88,17 @@ class Linear:
     epochs: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.last <= 1:
-            raise InvalidParameter.of("last", self.last, "in (0, 1]")
+        _check_fraction("last", self.last)
         as_integer("epochs", self.epochs, 2)
 
     def __call__(self, epoch: int) -> float:
         """Return the factor in an epoch."""
         return 1 - (1 - self.last) * min(1.0, epoch / (self.epochs - 1))
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise InvalidParameter.of(name, value, "in (0, 1]")
 
 
 CONSTANT = Decay(1.0)
@@ -111,8 +107,7 @@ CONSTANT = Decay(1.0)
 Model = TypeVar("Model")
 OnEpoch = Callable[[TrainingPoint], None]
 Validate = Callable[[Model], Mapping[str, Any]]
-"""Function from a model to its metrics by name: numbers, or arrays or tensors of one number. It runs in the client's
-process after every epoch."""
+"""Function from a model to its metrics by name: numbers, or arrays or tensors of one number."""
 Work = Sequence[Sequence[float]]
 """For each rank, its samples and its seconds; or its samples and the three columns of ``History.breakdown``."""
 Steps = Generator[tuple[NDArray[Any], float], NDArray[Any], tuple[Model, float, float]]
@@ -141,8 +136,7 @@ class History(Generic[Model]):
         computing gradients, and of averaging them, including the wait for slower ranks and the update of the weights.
     staleness
         For an asynchronous fit, ``(ranks, most + 1)`` number of pushes of each rank by their staleness: the number of
-        updates by other workers between a pull and its push. If parameters are split over several servers, it is the
-        largest staleness at any of them.
+        updates by other workers between a pull and its push.
     batch_size
         Batch size of all workers of an asynchronous fit together, which may have been rounded.
     """
@@ -156,25 +150,8 @@ class History(Generic[Model]):
     batch_size: int | None = None
 
     def __repr__(self) -> str:
-        early = ", stopped early" if self.stopped_early else ""
-        if not self.points:
-            return f"<History of 0 epochs{early}>"
-        first, last = self.points[0], self.points[-1]
-        has_errors = not math.isnan(first.error) and not math.isnan(last.error)
-        errors = f": error {' to '.join(human_numbers([first.error, last.error], ERROR_DIGITS))}" if has_errors else ""
-        return f"<History of {len(self.points)} epochs{early}{errors} in {human_seconds(last.seconds)}>"
-
-    def _repr_html_(self) -> str:
-        metrics = sorted({name for point in self.points for name in point.validation})
-        columns = [
-            [str(point.epoch) for point in self.points],
-            [human_seconds(point.seconds) for point in self.points],
-            human_numbers([None if math.isnan(point.error) else point.error for point in self.points], ERROR_DIGITS),
-            *(human_numbers([point.validation.get(name) for point in self.points], METRIC_DIGITS) for name in metrics),
-        ]
-        rows = list(zip(*columns, strict=True))
-        facts = {"epochs": len(self.points), "stopped early": "yes" if self.stopped_early else "no"}
-        return html_summary("History", facts, ("epoch", "seconds", "error", *metrics), rows)
+        last = f": error {self.points[-1].error:.4g} after {self.points[-1].seconds:.3g} s" if self.points else ""
+        return f"<History of {len(self.points)} epochs{', stopped early' * self.stopped_early}{last}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +189,12 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         as_integer("patience", self.patience, 1)
-        if not 0 <= self.least_change < float("inf"):
+        if not 0 <= self.least_change < math.inf:
             raise InvalidParameter.of("least_change", self.least_change, "a finite number >= 0")
 
     def is_due(self, points: Sequence[TrainingPoint]) -> bool:
         """Return whether training should end after these points."""
-        best, best_epoch = float("inf"), 0
+        best, best_epoch = math.inf, 0
         for number, point in enumerate(points):
             values = {**point.validation, "error": point.error}
             if self.metric not in values:
@@ -229,6 +206,40 @@ class EarlyStopping:
         return len(points) - 1 - best_epoch >= self.patience
 
 
+class FitOptions(TypedDict, total=False):
+    """Options of all trainers.
+
+    Parameters
+    ----------
+    schedule
+        Factor on the step by epoch, such as :class:`Decay`. By default the step is constant.
+    validate
+        Function that is called with the model after every epoch, in the client's process. The metrics that it returns,
+        by name, become the point's ``validation``.
+    early_stopping
+        Rule that ends the fit before ``epochs``, such as :class:`EarlyStopping`.
+    on_epoch
+        Function that is called with the :class:`~dshuffle.report.TrainingPoint` of each epoch as soon as it is known.
+    """
+
+    schedule: Schedule
+    validate: Validate[Any] | None
+    early_stopping: EarlyStopping | None
+    on_epoch: OnEpoch | None
+
+
+Trainer = TypeVar("Trainer", bound=Callable[..., History[Any]])
+
+
+def trainer(fit: Trainer) -> Trainer:
+    """Show the options of all trainers in a trainer's signature, in place of its ``**options``."""
+    signature, shared = inspect.signature(fit), inspect.signature(run_epochs).parameters
+    *own, _ = signature.parameters.values()
+    every = [shared[name] for name in FitOptions.__annotations__]
+    fit.__signature__ = signature.replace(parameters=[*own, *every])  # type: ignore[attr-defined]
+    return fit
+
+
 @dataclass(frozen=True, slots=True)
 class SavedFit:
     """A fit after one of its epochs, attached to the state of its session."""
@@ -236,16 +247,7 @@ class SavedFit:
     trainer: str
     points: tuple[TrainingPoint, ...]
     model: Any
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Watch(NamedTuple):
-    """Options that all trainers have."""
-
-    schedule: Schedule
-    validate: Callable[[Any], Mapping[str, Any]] | None
-    early_stopping: EarlyStopping | None
-    on_epoch: OnEpoch | None
+    settings: Mapping[str, Any]
 
 
 class Trained(NamedTuple):
@@ -258,21 +260,26 @@ class Trained(NamedTuple):
 
 
 def run_epochs(
-    shuffler: Shuffler,
+    shuffler: Any,
     trainer: str,
     model: Any,
     train: Callable[[Any, int, Any, float], Trained],
     epochs: int,
-    watch: Watch,
-    settings: Mapping[str, Any] = MappingProxyType({}),
+    settings: Mapping[str, Any],
     *,
     restored: Callable[[Any], Any] = lambda saved: saved,
     kept: bool = True,
+    schedule: Schedule = CONSTANT,
+    validate: Validate[Any] | None = None,
+    early_stopping: EarlyStopping | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> History[Any]:
     """Train with ``train(epoch, number, model, factor)`` in every epoch, from a model or from that of a saved fit.
 
     Parameters
     ----------
+    shuffler
+        A shuffler, or a stand-in with epochs but no states.
     settings
         Warnings say which of them differ from those of the saved fit.
     restored
@@ -281,47 +288,47 @@ def run_epochs(
         Whether checkpoints keep the fit.
     """
     as_integer("epochs", epochs, 1)
-    for name, function in (("validate", watch.validate), ("on_epoch", watch.on_epoch)):
+    for name, function in (("validate", validate), ("on_epoch", on_epoch)):
         if function is not None and not callable(function):
             raise InvalidParameter.of(name, function, "None, or a function of one argument")
-    session = shuffler if isinstance(shuffler, Shuffler) else None  # a stand-in, such as StoredOrder, has no states
-    before = None if session is None else session.epoch
+    session = shuffler if isinstance(shuffler, Shuffler) else None
+    before = session and session.epoch
     points: list[TrainingPoint] = []
-    saved = session.attached if kept and session is not None and before is None else None
+    saved = session.attached if kept and session and before is None else None
     if isinstance(saved, SavedFit):
         _check_saved(saved, trainer, settings)
         points, model = list(saved.points), restored(saved.model)
 
     def is_due() -> bool:
-        return watch.early_stopping is not None and watch.early_stopping.is_due(points)
+        return early_stopping is not None and early_stopping.is_due(points)
 
     started = time.perf_counter() - (points[-1].seconds if points else 0.0)
     stopped, works = bool(points) and is_due(), []
     try:
         for epoch in shuffler.epochs(0 if stopped else max(0, epochs - len(points))):
             number = len(points)
-            trained = train(epoch, number, model, watch.schedule(number))
-            seconds, model = time.perf_counter() - started, trained.model
-            if trained.work:
-                works.append(np.array(trained.work, np.float64))
-            metrics = {} if watch.validate is None else numbers_of(watch.validate(model))
-            points.append(TrainingPoint(epoch=number, seconds=seconds, error=trained.error, validation=metrics))
-            if kept and session is not None:
-                state = model if trained.saved is None else trained.saved
-                session.attach(SavedFit(trainer, tuple(points), state, dict(settings)), session.epoch)
-            if watch.on_epoch is not None:
-                watch.on_epoch(points[-1])
+            model, error, work, state = train(epoch, number, model, schedule(number))
+            seconds = time.perf_counter() - started
+            if work:
+                works.append(np.array(work, np.float64))
+            metrics = numbers_of(validate(model)) if validate else {}
+            points.append(TrainingPoint(epoch=number, seconds=seconds, error=error, validation=metrics))
+            if kept and session:
+                saved = SavedFit(trainer, tuple(points), model if state is None else state, settings)
+                session.attach(saved, session.epoch)
+            if on_epoch:
+                on_epoch(points[-1])
             if stopped := is_due():
                 break
     except Exception:
         # It ends the fit, and moving on or closing must not raise it again: the user of a trainer has no epoch to
         # accept it. Before the first epoch, the tasks are not those of the fit.
-        if session is not None and session.epoch != before:
+        if session and session.epoch != before:
             session.accept()
         raise
     alike = [work for work in works if len(work) == len(works[-1])]  # workers may have joined or left
-    own = [work[:, 1:3].sum(axis=1) for work in alike]
-    if words := slow_rank_in_words([seconds.tolist() for seconds in own]):
+    own: list[Any] = [work[:, 1:3].sum(axis=1) for work in alike]
+    if words := slow_rank_in_words(own):
         logger.warning("dshuffle: %s", words)
     rates = [work[:, 0] / np.maximum(seconds, 1e-9) for work, seconds in zip(alike, own, strict=True)]
     return History(
@@ -350,41 +357,37 @@ def _check_saved(saved: SavedFit, trainer: str, settings: Mapping[str, Any]) -> 
             logger.warning("dshuffle: %s continues with %s=%s; before, it was %s", trainer, name, now, before)
 
 
-def timed(partition: Partition, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, int, float]:
-    """Return ``fn(partition, *args, **kwargs)``, which trains on all samples, their number, and the seconds.
-
-    Runs as a task on each worker.
-    """
+def timed(partition: Partition, fn: Callable[..., Any], *args: Any) -> tuple[Any, int, float]:
+    """Return ``fn(partition, *args)``, which trains on all samples, their number, and the seconds."""
     if len(partition) == 0:
         raise InvalidParameter.because("partition", f"rank {partition.rank} has no samples", "Use fewer workers.")
     partition.mark_trained(0)
     started = time.perf_counter()
-    value = fn(partition, *args, **kwargs)
+    value = fn(partition, *args)
     partition.mark_trained()
     return value, len(partition), time.perf_counter() - started
 
 
-def in_passes(epoch: Epoch, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[list[Any], Work]:
+def in_passes(epoch: Epoch, fn: Callable[..., Any], *args: Any) -> tuple[list[Any], Work]:
     """Train each rank alone, by a function of its partition; return the results, to combine, and the work."""
-    done = gathered(epoch.map(timed, fn, *args, **kwargs))
-    return [value for value, _, _ in done], [work for _, *work in done]
+    done = gathered(epoch.map(timed, fn, *args))
+    return [value for value, *_ in done], [work for _, *work in done]
 
 
-def in_steps(epoch: Any, steps: Callable[..., Steps[Model]], *args: Any, **kwargs: Any) -> tuple[Model, Work]:
-    """Train all ranks together, by ``steps(partition, *args, **kwargs)``."""
+def in_steps(epoch: Any, steps: Callable[..., Steps[Model]], *args: Any) -> tuple[Model, Work]:
+    """Train all ranks together, by ``steps(partition, *args)``."""
     if hasattr(epoch, "in_step"):  # all ranks are in this process
-        [(model, *_), *_] = epoch.in_step(steps, *args, **kwargs)
-        return model, ()
-    done = epoch.together(averaged, steps, *args, **kwargs)
+        return epoch.in_step(steps, *args)[0][0], ()
+    done = epoch.together(averaged, steps, *args)
     return done[0][0], [work for _, *work in done]
 
 
 def averaged(
-    partition: Partition, group: Group, steps: Callable[..., Steps[Model]], *args: Any, **kwargs: Any
+    partition: Partition, group: Group, steps: Callable[..., Steps[Model]], *args: Any
 ) -> tuple[Model | None, int, float, float, float]:
-    """Take the steps of one rank; return the model on rank 0, as all ranks have the same. Runs on each worker."""
+    """Take the steps of one rank; return the model on rank 0, as all ranks have the same."""
     partition.mark_trained(0)
-    started, rank = time.perf_counter(), steps(partition, *args, **kwargs)
+    started, rank = time.perf_counter(), steps(partition, *args)
     array, weight = next(rank)
     while True:
         try:
@@ -401,45 +404,197 @@ def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
     try:  # PyTorch warns of a tensor that becomes a number with its graph
         return {name: float(getattr(value, "detach", lambda value=value: value)()) for name, value in metrics.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-        raise InvalidParameter.because(
-            "validate",
-            f"it returned {short_repr(metrics)}",
-            "It must return a mapping from the name of each metric to one number.",
-        ) from error
+        hint = "It must return a mapping from the name of each metric to one number."
+        raise InvalidParameter.because("validate", f"it returned {short_repr(metrics)}", hint) from error
 
 
-@contextmanager
-def epoch_bar(epochs: int) -> Iterator[OnEpoch]:
-    """Show the progress of a fit on standard error: a live bar on a terminal, otherwise one line per epoch.
+NUMBERS, WHOLE, INTEGERS, FLOATS = "biuf", "biu", "iu", "f"
+KINDS = {NUMBERS: "numbers", WHOLE: "integers or booleans", INTEGERS: "integers", FLOATS: "float32 or float64"}
+"""Kinds of dtypes, in words."""
+
+EVALUATION_ROWS = 1024
+"""Rows per batch of an evaluation, so that a network's activations fit in memory. Results do not depend on it."""
+
+
+def check_step(step: float) -> float:
+    """Return the step if it is valid."""
+    if not 0 < step < math.inf:
+        raise InvalidParameter.of("step", step, "a finite number > 0")
+    return step
+
+
+def check_fixed_workers(shuffler: Any, trainer: str) -> None:
+    """Refuse a shuffler whose workers may change."""
+    if shuffler.elastic:
+        reason = f"{trainer} needs the same number of workers in all epochs"
+        raise InvalidParameter.because("shuffler", reason, "Leave out elastic=True.")
+
+
+def check_converging(name: str, epoch: int, *parameters: ArrayLike) -> None:
+    """Check that the parameters of a model are finite after an epoch."""
+    if not all(np.isfinite(values).all() for values in parameters):
+        hint = "Take a smaller step, scale the features, or look for NaN and infinite values in the data."
+        raise TrainingDiverged.because(name, f"the model diverged in epoch {epoch}", hint)
+
+
+def check_name(parameter: str, name: str, arrays: Iterable[str]) -> None:
+    """Check that an array exists."""
+    if name not in (names := sorted(arrays)):
+        hint = f"Choose another one with {parameter} (--{parameter} on the command line)."
+        raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {', '.join(names)}", hint)
+
+
+def check_array(parameter: str, name: str, arrays: Mapping[str, Any], axes: int, kinds: str) -> None:
+    """Check that an array is there, its number of axes (of -2: two or more) and the kind of its dtype.
+
+    ``arrays`` have the dtype and the shape of a sample, such as those of a dataset.
+    """
+    check_name(parameter, name, arrays)
+    dtype, n_axes = arrays[name].dtype, 1 + len(arrays[name].shape)
+    fits = n_axes == axes or (axes < 0 and n_axes >= -axes)
+    if not fits or dtype.kind not in kinds or (kinds == FLOATS and dtype.itemsize < 4):
+        more = " or more" if axes < 0 else ""
+        hint = "Write them as rows: x.reshape(len(x), -1) for an array x, or a Dask array." if n_axes > 2 else ""
+        allowed = f"a {abs(axes)}-D{more} array of {KINDS[kinds]} (it is {n_axes}-D, {dtype})"
+        raise InvalidParameter.of(parameter, name, allowed, hint)
+
+
+def batching_of(partition: Partition, batch_size: int, least: int) -> Batching:
+    """Return the mini-batches of a rank: the same number on every rank, each sample in exactly one of them."""
+    smallest, largest = partition.shares
+    batching = Batching(len(partition), smallest, largest, batch_size, UNEVEN, partition.unequal, least)
+    if min(batch_size, smallest // len(batching)) < least:
+        raise InvalidParameter.of(
+            "batch_size",
+            batch_size,
+            f"large enough to give every mini-batch at least {least} samples for batch norm",
+            f"Workers have {smallest} to {largest} samples. Use larger batches, fewer workers, or no batch norm.",
+        )
+    return batching
+
+
+def check_batch(
+    batch: Mapping[str, NDArray[Any]],
+    sample_ids: NDArray[np.integer],
+    features: str,
+    target: str,
+    n_classes: int | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the features and the targets of samples, if they are finite and labels are in [0, n_classes)."""
+    check_finite("features", features, batch[features], sample_ids)
+    check_finite("target", target, labels := batch[target], sample_ids)
+    if n_classes is not None and (wrong := (labels < 0) | (labels >= n_classes)).any():
+        bad = int(wrong.argmax())
+        hint = "Number the classes from 0, and give the model their number."
+        allowed = f"a label in [0, {n_classes})"
+        raise InvalidParameter.of(f"{target}[{sample_ids[bad]}]", labels[bad].item(), allowed, hint)
+    return batch[features], labels
+
+
+def check_finite(parameter: str, name: str, values: NDArray[Any], sample_ids: NDArray[np.integer]) -> None:
+    """Check that all values of ``(n, ...)`` numbers are finite."""
+    finite = np.isfinite(values).reshape(len(values), math.prod(values.shape[1:])).all(axis=1)
+    if not finite.all():
+        sample = sample_ids[int(np.argmin(finite))]
+        raise InvalidParameter.of(parameter, name, f"an array of finite values (sample {sample} is not finite)")
+
+
+Measure = Callable[[Model, NDArray[Any], NDArray[Any]], tuple[float, float]]
+"""Function of a model, features and targets of some samples to two numbers, to be added up."""
+
+
+def measured(epoch: Epoch, measure: Measure[Model], model: Model, features: str, target: str) -> tuple[float, float]:
+    """Return the sums of a measure over the samples of all workers."""
+    return tuple(np.sum(gathered(epoch.map(_measured, measure, model, features, target)), axis=0).tolist())
+
+
+def _measured(
+    partition: Partition, measure: Measure[Model], model: Model, features: str, target: str
+) -> NDArray[np.float64]:
+    sums = np.zeros(2)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for batch in partition.batches(EVALUATION_ROWS):
+            sums += measure(model, batch[features], batch[target])
+    return sums
+
+
+Predict = Callable[[Model, NDArray[Any]], NDArray[Any]]
+"""Function of a model and ``(n, m)`` rows to ``(n,)`` labels or numbers."""
+
+MOST_SAMPLES = 10_000
+"""Number of held-out samples to read. The error of a metric falls with its root, and they stay in memory."""
+
+
+def accuracy_on(test: Dataset, predict: Predict[Model], *, features: str = "x", target: str = "y") -> Validate[Model]:
+    """Make a ``validate`` that measures the accuracy on held-out samples.
 
     Parameters
     ----------
-    epochs
-        Number of epochs of the fit.
+    test
+        The held-out samples, such as the second part of :meth:`dshuffle.Dataset.split`. They are read once, here; of
+        more than 10,000 samples, 10,000 evenly spaced ones.
+    predict
+        Function of the model and ``(n, m)`` rows that returns ``(n,)`` labels, such as ``TrainedNetwork.predict``.
+    features, target
+        Names of arrays in the dataset: ``(q, m)`` numbers, and ``(q,)`` integer labels.
 
-    Yields
-    ------
+    Returns
+    -------
     Callable
-        Function to pass to the fit as ``on_epoch``.
-
-    Raises
-    ------
-    InvalidParameter
-        ``epochs`` is not an integer of at least 1.
+        Function from a model to ``accuracy``, and ``accuracy_of_majority``: that of always predicting the most frequent
+        held-out label.
 
     Examples
     --------
-    >>> from dshuffle.report import TrainingPoint
-    >>> with epoch_bar(2) as bar:  # fit_linear_regression(shuffler, epochs=2, step=0.1, on_epoch=bar)
-    ...     for epoch in range(2):
-    ...         bar(TrainingPoint(epoch=epoch, seconds=1.5, error=0.5))
+    >>> from dshuffle import create_dataset
+    >>> rows = {"x": np.eye(4), "y": np.array([1, 1, 1, 0])}
+    >>> dataset = create_dataset("memory://doc-accuracy", rows, overwrite=True)
+    >>> validate = accuracy_on(dataset, lambda model, rows: np.full(len(rows), model))
+    >>> validate(0)
+    {'accuracy': 0.25, 'accuracy_of_majority': 0.75}
     """
-    as_integer("epochs", epochs, 1)
+    rows, labels = _read(test, features, target)
+    majority = float(np.unique(labels, return_counts=True)[1].max() / len(labels))
+    return lambda model: {
+        "accuracy": float(np.mean(predict(model, rows) == labels)),
+        "accuracy_of_majority": majority,
+    }
 
-    def show(point: TrainingPoint) -> None:
-        numbers = {**({} if math.isnan(point.error) else {"error": point.error}), **point.validation}
-        words = ", ".join(f"{name} {human_numbers([value], 3)[0]}" for name, value in numbers.items())
-        advance(point.epoch + 1, epochs, f"{words} after {point.seconds:.1f} s".lstrip())
 
-    with progress_bar() as advance:
-        yield show
+def rmse_on(test: Dataset, predict: Predict[Model], *, features: str = "x", target: str = "y") -> Validate[Model]:
+    """Make a ``validate`` that measures the root mean square error on held-out samples.
+
+    Parameters
+    ----------
+    test
+        The held-out samples, as for :func:`accuracy_on`.
+    predict
+        Function of the model and ``(n, m)`` rows that returns ``(n,)`` numbers.
+    features, target
+        Names of arrays in the dataset: ``(q, m)`` and ``(q,)`` numbers.
+
+    Returns
+    -------
+    Callable
+        Function from a model to ``rmse``, and ``rmse_of_mean``: that of always predicting the held-out mean.
+
+    Examples
+    --------
+    >>> from dshuffle import create_dataset
+    >>> rows = {"x": np.array([[1.0], [2.0], [3.0], [4.0]]), "y": np.array([1.0, 3.0, 1.0, 3.0])}
+    >>> dataset = create_dataset("memory://doc-rmse", rows, overwrite=True)
+    >>> rmse_on(dataset, lambda weights, rows: rows @ weights)(np.zeros(1))
+    {'rmse': 2.23606797749979, 'rmse_of_mean': 1.0}
+    """
+    rows, values = _read(test, features, target)
+    numbers, of_mean = values.astype(np.float64), float(np.std(values, dtype=np.float64))
+    return lambda model: {
+        "rmse": float(np.sqrt(np.mean((predict(model, rows) - numbers) ** 2))),
+        "rmse_of_mean": of_mean,
+    }
+
+
+def _read(test: Dataset, features: str, target: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    ids = np.linspace(0, test.n_samples - 1, min(MOST_SAMPLES, test.n_samples)).astype(np.int64)
+    arrays = test.read_rows(ids)
+    return arrays[features], arrays[target]

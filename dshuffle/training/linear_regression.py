@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,47 +12,43 @@ from numpy.typing import NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import BEGINNING, prefetch, row_kernel
-from dshuffle.planning.batching import UNEVEN, Batching
 from dshuffle.runtime import Epoch, Partition, Shuffler, gathered
 from dshuffle.store import Dataset
 from dshuffle.training.fit import (
-    CONSTANT,
-    EarlyStopping,
+    FLOATS,
+    NUMBERS,
+    FitOptions,
     History,
-    OnEpoch,
-    Schedule,
     Steps,
     Trained,
-    Validate,
-    Watch,
+    batching_of,
+    check_array,
+    check_converging,
+    check_step,
     in_passes,
     in_steps,
     run_epochs,
+    trainer,
 )
-from dshuffle.training.inputs import FLOATS, NUMBERS, check_arrays, check_converging, check_step
 
 Weights = NDArray[np.float64]
-
-AVERAGES = ("models", "gradients")
 
 AHEAD = 8
 """Number of samples between prefetching a row and using it."""
 
 
+@trainer
 def fit_linear_regression(
     shuffler: Shuffler,
     *,
     epochs: int,
     step: float,
-    average: Literal["models", "gradients"] = "models",
+    average: str = "models",
     batch_size: int = 1,
     measure_error: bool = True,
     features: str = "x",
     target: str = "y",
-    schedule: Schedule = CONSTANT,
-    validate: Validate[Weights] | None = None,
-    early_stopping: EarlyStopping | None = None,
-    on_epoch: OnEpoch | None = None,
+    **options: Unpack[FitOptions],
 ) -> History[Weights]:
     """Fit ``y = x @ weights`` by parallel SGD.
 
@@ -74,20 +70,13 @@ def fit_linear_regression(
         Whether to compute the error on the whole dataset after every epoch, in a second pass. Otherwise it is NaN.
     features, target
         Names of arrays in the dataset: ``(q, m)``, float32 or float64, and ``(q,)`` numbers.
-    schedule
-        Factor on the step by epoch, such as :class:`~dshuffle.training.Decay`.
-    validate
-        Function that is called with the weights after every epoch. The metrics that it returns become the point's
-        ``validation``.
-    early_stopping
-        Rule that ends the fit before ``epochs``.
-    on_epoch
-        Function that is called with the :class:`~dshuffle.report.TrainingPoint` of each epoch as soon as it is known.
+    **options
+        Options of all trainers: see :class:`~dshuffle.training.FitOptions`.
 
     Returns
     -------
     History
-        A point's ``error`` is ``||X w - y|| / ||y||`` over the whole dataset.
+        ``model`` are the weights. A point's ``error`` is ``||X w - y|| / ||y||`` over the whole dataset.
 
     Raises
     ------
@@ -109,15 +98,14 @@ def fit_linear_regression(
     """
     as_integer("batch_size", batch_size, 1)
     check_step(step)
-    if average not in AVERAGES:
-        raise InvalidParameter.of("average", average, f"one of {', '.join(AVERAGES)}")
+    if average not in ("models", "gradients"):
+        raise InvalidParameter.of("average", average, "models or gradients")
     if average == "models" and batch_size != 1:
         raise InvalidParameter.of("batch_size", batch_size, '1 with average="models"')
-    if isinstance(shuffler, Shuffler):  # not a stand-in without a dataset
-        check_dataset(shuffler.dataset, features, target)
+    check_dataset(shuffler.dataset, features, target)
 
     def train(epoch: Epoch, number: int, weights: Any, factor: float) -> Trained:
-        size = step * factor
+        size, error = step * factor, math.nan
         if average == "gradients":
             weights, work = in_steps(epoch, gradient_steps, weights, batch_size, size, features, target)
         else:
@@ -128,22 +116,21 @@ def fit_linear_regression(
                 # Dividing by the largest count gives weights of exactly 1 for equal shares: bit for bit the plain mean.
                 weights = np.average(local, axis=0, weights=np.divide(counts, max(counts)))
         check_converging(f"step={size:g}", number, weights)
-        if not measure_error:
-            return Trained(weights, math.nan, work)
-        wrong, total = np.sum(gathered(epoch.map(residual, weights, features, target)), axis=0)
-        check_converging(f"step={size:g}", number, wrong)
-        if total == 0:
-            raise InvalidParameter.of("target", target, "an array with at least one non-zero value")
-        return Trained(weights, math.sqrt(wrong / total), work)
+        if measure_error:
+            wrong, total = np.sum(gathered(epoch.map(residual, weights, features, target)), axis=0)
+            check_converging(f"step={size:g}", number, wrong)
+            if total == 0:
+                raise InvalidParameter.of("target", target, "an array with at least one non-zero value")
+            error = math.sqrt(wrong / total)
+        return Trained(weights, error, work)
 
-    watch = Watch(schedule, validate, early_stopping, on_epoch)
-    return run_epochs(shuffler, "fit_linear_regression", None, train, epochs, watch, {"step": step})
+    return run_epochs(shuffler, "fit_linear_regression", None, train, epochs, {"step": step}, **options)
 
 
 def local_pass(
     partition: Partition, weights: Weights | None, step: float, features: str = "x", target: str = "y"
 ) -> Weights:
-    """Run one SGD pass over a partition, starting from the common weights (None for zeros). Runs on each worker."""
+    """Run one SGD pass over a partition, starting from the common weights (None for zeros)."""
     own: Weights
     own, *samples = _regression(partition, weights, features, target)
     visit(own, *samples, own, -step, 1)
@@ -155,7 +142,7 @@ def gradient_steps(
 ) -> Steps[Weights]:
     """Take the steps of one rank, with mini-batches of the gradient of half of the squared residual."""
     own, *samples, slots = _regression(partition, weights, features, target)
-    batching = Batching(len(partition), *partition.shares, batch_size, UNEVEN, partition.unequal)
+    batching = batching_of(partition, batch_size, 1)
     computing = 0.0
     for number in range(len(batching)):
         began = time.perf_counter()
@@ -169,8 +156,8 @@ def gradient_steps(
     return own, 0.0, computing
 
 
-def residual(partition: Partition, weights: Weights, features: str = "x", target: str = "y") -> tuple[float, float]:
-    """Return ``(||X w - y||^2, ||y||^2)`` over a partition. Runs as a task on each worker."""
+def residual(partition: Partition, weights: Weights, features: str, target: str) -> tuple[float, float]:
+    """Return ``(||X w - y||^2, ||y||^2)`` over a partition."""
     wrong, total = squared_residual(*_regression(partition, weights, features, target))
     return wrong, total
 
@@ -254,14 +241,10 @@ def _prefetch(rows, slot, first, count):  # type: ignore[no-untyped-def]
 
 
 def _regression(partition: Partition, weights: Weights | None, features: str, target: str) -> tuple[Any, ...]:
-    """Check the arrays, and return a copy of the weights and the location of the samples for the kernels.
-
-    The kernels do not check their arguments.
-    """
-    check_dataset(partition, features, target)
+    """Return a copy of the weights, and the location of the samples for the kernels, which do not check it."""
     [width] = partition.dtype(features)[1]
     own = np.zeros(width) if weights is None else weights.copy()
-    if own.shape != (width,):
+    if own.shape != (width,):  # the saved ones of a fit on another array
         raise InvalidParameter.of("weights.shape", own.shape, f"({width},), the width of {features}")
     rows, first, slots = partition.rows(features)
     targets, place, _ = partition.rows(target)
@@ -271,6 +254,7 @@ def _regression(partition: Partition, weights: Weights | None, features: str, ta
     return own, rows, first, targets, place, slots
 
 
-def check_dataset(source: Dataset | Partition, features: str, target: str) -> None:
+def check_dataset(dataset: Dataset, features: str, target: str) -> None:
     """Check that a linear regression can use these two arrays."""
-    check_arrays(source, features=(features, 2, FLOATS), target=(target, 1, NUMBERS))
+    check_array("features", features, dataset.arrays, 2, FLOATS)
+    check_array("target", target, dataset.arrays, 1, NUMBERS)

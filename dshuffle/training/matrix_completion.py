@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.checks import as_integer, as_ratio
+from dshuffle.checks import as_indices, as_integer, as_ratio
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.randomness import permutation
 from dshuffle.runtime import Epoch, Partition, PerRank, Shuffler, gathered
 from dshuffle.training.fit import (
-    CONSTANT,
-    EarlyStopping,
+    FLOATS,
+    INTEGERS,
+    FitOptions,
     History,
-    OnEpoch,
-    Schedule,
     Trained,
-    Validate,
-    Watch,
+    check_array,
+    check_converging,
+    check_step,
     run_epochs,
+    trainer,
 )
-from dshuffle.training.inputs import FLOATS, INTEGERS, check_arrays, check_converging, check_step
 
 Vector = NDArray[np.float64]
 Factor = NDArray[np.float32]
-Entries = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
-State = tuple[Factor, Factor | None, tuple[float, float]]
-"""State of a worker after a round: the factor of its rows, the factor of its column block, and sums over this epoch so
-far of squared errors and of the seconds of its own rounds."""
-
 PERMUTATIONS = ("every epoch", "once", "never")
 """When to permute the columns, from the most to the least random."""
 
@@ -48,50 +44,43 @@ FIRST_PRODUCTS = 0.03
 """Standard deviation of the first products of the factors, as a fraction of that of the values they are fitted to.
 Larger products begin as noise. Where a row or column has few entries, it stays unless the regularization is strong."""
 
-HELD_OUT = -1
-"""Rank of entries that no worker trains on."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Baseline:
-    """Entries as the sum of a mean, the bias of their row and the bias of their column, 0 if that has no entries."""
-
-    mean: float
-    row_bias: Vector
-    column_bias: Vector
-
-    def predict(self, row: NDArray[np.integer], column: NDArray[np.integer]) -> Vector:
-        """Return the value of the entries at rows and columns, float64 ``(entries,)``."""
-        value: Vector = self.mean + self.row_bias[row] + self.column_bias[column]
-        return value
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
-    """A completed matrix: a baseline plus the product of two factors.
+    """A completed matrix: a mean, a bias of each row and of each column, and the product of two factors.
 
     Parameters
     ----------
     left, right
         Float32 ``(n_rows, rank)`` and ``(n_columns, rank)``. A row or column without entries has zeros.
-    baseline
-        What it is without factors: ``mean`` of the entries, ``row_bias`` and ``column_bias``.
+    mean, row_bias, column_bias
+        Mean of the entries, and float64 ``(n_rows,)`` and ``(n_columns,)``.
     """
 
     left: Factor
     right: Factor
-    baseline: Baseline
+    mean: float
+    row_bias: Vector
+    column_bias: Vector
 
-    def predict(self, row: NDArray[np.integer], column: NDArray[np.integer]) -> NDArray[np.float64]:
+    @property
+    def baseline(self) -> Factors:
+        """The same with factors of rank 0."""
+        return dataclasses.replace(self, left=self.left[:, :0], right=self.right[:, :0])
+
+    def predict(self, row: NDArray[np.integer], column: NDArray[np.integer]) -> Vector:
         """Return the value of the entries at rows and columns, float64 ``(entries,)``."""
         products = np.einsum("ij,ij->i", self.left[row], self.right[column], dtype=np.float64)
-        value: NDArray[np.float64] = self.baseline.predict(row, column) + products
+        value: Vector = self.mean + self.row_bias[row] + self.column_bias[column] + products
         return value
 
 
-def fitted_baseline(epoch: Epoch, n_rows: int, n_columns: int) -> tuple[Baseline, float]:
-    """Fit a baseline to the entries of all workers; return it with the standard deviation of what it leaves."""
-    bias = {"row": np.zeros(n_rows), "column": np.zeros(n_columns)}
+def first_factors(epoch: Epoch, sizes: Mapping[str, int], rank: int, seed: int) -> Factors:
+    """Fit mean and biases to the entries of all workers, and draw factors of independent normal numbers.
+
+    The standard deviation of their products is a fraction of that of what mean and biases leave.
+    """
+    bias = {name: np.zeros(size) for name, size in sizes.items()}
     counts, sums, squares = _added(epoch, "row", bias, 0.0)
     n_entries, mean = counts.sum(), float(sums.sum() / counts.sum())
     for name in ("column", "row") * ROUNDS:
@@ -99,7 +88,10 @@ def fitted_baseline(epoch: Epoch, n_rows: int, n_columns: int) -> tuple[Baseline
         bias[name] = shrunk_means(counts, sums, squares)
         # The squares of what is left, with the new biases.
         squares += float(np.sum(bias[name] * (counts * bias[name] - 2 * sums)))
-    return Baseline(mean, bias["row"], bias["column"]), float(np.sqrt(max(squares, 0.0) / n_entries))
+    scale = FIRST_PRODUCTS * float(np.sqrt(max(squares, 0.0) / n_entries))
+    rng, factor = np.random.default_rng(seed), np.float32((scale * rank**-0.5) ** 0.5)
+    left, right = (rng.standard_normal((size, rank), np.float32) * factor for size in sizes.values())
+    return Factors(left, right, mean, bias["row"], bias["column"])
 
 
 def shrunk_means(counts: Vector, sums: Vector, squares: float) -> Vector:
@@ -136,7 +128,7 @@ def shrunk_means(counts: Vector, sums: Vector, squares: float) -> Vector:
 def _sums_of_rest(
     partition: Partition, name: str, biases: dict[str, Vector], mean: float
 ) -> tuple[Vector, Vector, float]:
-    """Add up what mean and biases leave of a partition's entries, by row or by column. Runs on each worker."""
+    """Add up what mean and biases leave of a partition's entries, by row or by column."""
     rest = partition["value"] - mean - biases["row"][partition["row"]] - biases["column"][partition["column"]]
     groups, size = partition[name], len(biases[name])
     counts = np.bincount(groups, minlength=size).astype(np.float64)
@@ -187,12 +179,7 @@ def split_entries(row: ArrayLike, n_workers: int, *, held_out: float = 0.1, seed
     >>> rank[:3], np.bincount(rank[rank >= 0])
     (array([0, 0, 0], dtype=int32), array([3, 3]))
     """
-    rows = np.asarray(row)
-    if rows.ndim != 1 or rows.dtype.kind not in "iu":
-        raise InvalidParameter.because(
-            "row", f"it is {rows.ndim}-D, {rows.dtype}", "It must be a 1-D array of integers."
-        )
-    ratio = as_ratio("held_out", held_out, Fraction(0))
+    ratio, rows = as_ratio("held_out", held_out, Fraction(0)), as_indices("row", row, 2**63 - 1, "rows")
     names, places, counts = np.unique(rows, return_inverse=True, return_counts=True)
     if len(names) < as_integer("n_workers", n_workers, 1):
         raise InvalidParameter.of("n_workers", n_workers, f"at most {len(names)}, the number of rows with entries")
@@ -204,18 +191,14 @@ def split_entries(row: ArrayLike, n_workers: int, *, held_out: float = 0.1, seed
     share = int(loads[0][0] * (1 - ratio))
     if not share:
         raise InvalidParameter.of("held_out", held_out, "small enough to leave every worker an entry")
-    candidates, ranks = owner[places], np.full(len(rows), HELD_OUT, np.int32)
+    candidates, ranks = owner[places], np.full(len(rows), -1, np.int32)
     rng = np.random.default_rng(as_integer("seed", seed, 0))
     for rank in range(n_workers):
         ranks[rng.permutation(np.flatnonzero(candidates == rank))[:share]] = rank
     return ranks
 
 
-def _relative_error(predicted: NDArray[np.floating[Any]], value: NDArray[np.floating[Any]]) -> float:
-    """Return ``sum (X - M)^2 / sum M^2`` of predicted entries X and their values M."""
-    return float(np.sum((predicted - value) ** 2) / np.sum(np.square(value, dtype=np.float64)))
-
-
+@trainer
 def fit_matrix_completion(
     shuffler: Shuffler,
     *,
@@ -227,11 +210,8 @@ def fit_matrix_completion(
     regularization: float = 0.0,
     seed: int = 0,
     permute_columns: str = "every epoch",
-    schedule: Schedule = CONSTANT,
-    test: Entries | None = None,
-    validate: Validate[Factors] | None = None,
-    early_stopping: EarlyStopping | None = None,
-    on_epoch: OnEpoch | None = None,
+    test: tuple[NDArray[Any], ...] | None = None,
+    **options: Unpack[FitOptions],
 ) -> History[Factors]:
     """Complete a matrix by SGD over its known entries, in conflict-free rounds.
 
@@ -262,18 +242,12 @@ def fit_matrix_completion(
         How columns are put into blocks: by a new random permutation in ``"every epoch"``, by one permutation
         (``"once"``), or in the order of their numbers (``"never"``). If columns are numbered by popularity, blocks in
         that order have very unequal sizes, and every round waits for the largest. Permute such columns at least once.
-    schedule
-        Factor on the step by epoch.
     test
         Rows, columns and values of entries to measure the test error on. It is ``test_error`` in a point's
         ``validation``, beside ``baseline_error``, the error of mean and biases alone.
-    validate
-        Function that is called with the factors after every epoch. The metrics that it returns become the point's
-        ``validation``, together with the errors on ``test``.
-    early_stopping
-        Rule that ends the fit before ``epochs``.
-    on_epoch
-        Function that is called with the :class:`~dshuffle.report.TrainingPoint` of each epoch as soon as it is known.
+    **options
+        Options of all trainers: see :class:`~dshuffle.training.FitOptions`. ``validate`` adds its metrics to the errors
+        on ``test``.
 
     Returns
     -------
@@ -318,14 +292,18 @@ def fit_matrix_completion(
         raise InvalidParameter.of("regularization", regularization, "a finite number >= 0")
     if permute_columns not in PERMUTATIONS:
         raise InvalidParameter.of("permute_columns", permute_columns, f"one of {PERMUTATIONS}")
+    for name, kinds in (("row", INTEGERS), ("column", INTEGERS), ("value", FLOATS)):
+        check_array(name, name, shuffler.dataset.arrays, 1, kinds)
+    validate = options.get("validate")
 
-    def metrics(factors: Factors) -> Mapping[str, float]:
-        own = {} if validate is None else validate(factors)
-        if test is None:
-            return own
-        *places, value = test
-        errors = [_relative_error(model.predict(*places), value) for model in (factors, factors.baseline)]
-        return {**own, "test_error": errors[0], "baseline_error": errors[1]}
+    def metrics(factors: Factors) -> dict[str, Any]:
+        own = dict(validate(factors)) if validate else {}
+        if test is not None:
+            *places, value = test
+            for name, model in (("test_error", factors), ("baseline_error", factors.baseline)):
+                wrong = np.sum((model.predict(*places) - value) ** 2)
+                own[name] = wrong / np.sum(np.square(value, dtype=np.float64))
+        return own
 
     counts: NDArray[np.int64] | None = None
 
@@ -344,8 +322,7 @@ def fit_matrix_completion(
             raise InvalidParameter.because("value", "all its entries are zero", "Use a dataset with non-zero values.")
         counts = np.sum(columns, axis=0) if counts is None else counts
         if model is None:
-            baseline, spread = fitted_baseline(epoch, n_rows, n_columns)
-            model = first_factors(baseline, rank, FIRST_PRODUCTS * spread, seed)
+            model = first_factors(epoch, sizes, rank, seed)
             model.left[np.setdiff1d(np.arange(n_rows), owned)] = 0
             model.right[counts == 0] = 0
         n, order = len(rows), np.arange(n_columns)
@@ -359,40 +336,27 @@ def fit_matrix_completion(
         for turn in range(n):
             if turn:
                 moved = epoch.map(_second, states)
-                rights = PerRank([moved[(k + 1) % n] for k in range(n)])
+                rights = PerRank([*moved[1:], moved[0]])
             trained = PerRank([counts[blocks[(k + turn) % n]] for k in range(n)])
             settings = turn, states, rights, trained, step * factor, regularization
             states = PerRank(epoch.map(one_round, entries, *settings))
         # Copies, as the factors of the epoch before may be saved later.
-        model = Factors(model.left.copy(), model.right.copy(), model.baseline)
+        model = dataclasses.replace(model, left=model.left.copy(), right=model.right.copy())
         done = gathered(states.values)
-        for k, (left, right, _) in enumerate(done):
-            model.left[rows[k]], model.right[blocks[(k + n - 1) % n]] = left, right
+        for own, block, (left, right, _) in zip(rows, [blocks[-1], *blocks], done, strict=False):
+            model.left[own], model.right[block] = left, right
         wrong = sum(sums[0] for _, _, sums in done)
         check_converging(f"step={step:g}", number, wrong, model.left, model.right)
         work = [(own.sum(), sums[1]) for own, (_, _, sums) in zip(columns, done, strict=True)]
         return Trained(model, float(wrong / sum(squares)), work)
 
-    watch = Watch(schedule, metrics, early_stopping, on_epoch)
     settings = {"step": step, "regularization": regularization}
-    return run_epochs(shuffler, "fit_matrix_completion", None, train, epochs, watch, settings)
-
-
-def first_factors(baseline: Baseline, rank: int, scale: float, seed: int) -> Factors:
-    """Return factors of independent normal numbers, whose products have the standard deviation ``scale``."""
-    rng = np.random.default_rng(seed)
-    factor = np.float32((scale * rank**-0.5) ** 0.5)
-    shapes = (len(baseline.row_bias), rank), (len(baseline.column_bias), rank)
-    left, right = (rng.standard_normal(shape, np.float32) * factor for shape in shapes)
-    return Factors(left, right, baseline)
+    options["validate"] = metrics
+    return run_epochs(shuffler, "fit_matrix_completion", None, train, epochs, settings, **options)
 
 
 def survey(partition: Partition, sizes: Mapping[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64], float]:
-    """Return a partition's matrix rows, ascending, its number of entries in every column, and their sum of squares.
-
-    Runs as a task on each worker.
-    """
-    check_arrays(partition, row=("row", 1, INTEGERS), column=("column", 1, INTEGERS), value=("value", 1, FLOATS))
+    """Return a partition's matrix rows, ascending, its number of entries in every column, and their sum of squares."""
     for name in ("row", "column", "value"):
         array, limit = partition[name], sizes.get(name)
         good = np.isfinite(array) if limit is None else (array >= 0) & (array < limit)
@@ -405,14 +369,14 @@ def survey(partition: Partition, sizes: Mapping[str, int]) -> tuple[NDArray[np.i
     return np.unique(partition["row"]).astype(np.int64), counts, squares
 
 
-BlockedEntries = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]
-"""Entries of a worker, sorted by column block and within a block in training order: indices into the worker's own rows
-and into the columns of the block, what the baseline leaves of the values, the first entry of each block, and the number
-of entries of each row."""
+def entries_by_block(
+    partition: Partition, blocks: Sequence[NDArray[np.int64]], baseline: Factors
+) -> tuple[NDArray[Any], ...]:
+    """Sort a partition's entries by column block, and within a block in training order.
 
-
-def entries_by_block(partition: Partition, blocks: Sequence[NDArray[np.int64]], baseline: Baseline) -> BlockedEntries:
-    """Sort a partition's entries by block for the rounds. Runs as a task on each worker."""
+    Returns indices into the worker's own rows and into the columns of the block, what the baseline leaves of the
+    values, the first entry of each block, and the number of entries of each row.
+    """
     columns = np.concatenate(blocks)
     block_of, place_of = np.empty(len(columns), np.int64), np.empty(len(columns), np.int64)
     block_of[columns] = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
@@ -427,17 +391,18 @@ def entries_by_block(partition: Partition, blocks: Sequence[NDArray[np.int64]], 
 
 def one_round(
     partition: Partition,
-    entries: BlockedEntries,
+    entries: tuple[NDArray[Any], ...],
     turn: int,
-    before: State,
+    before: tuple[Factor, Factor | None, tuple[float, float]],
     right: Factor,
     column_counts: NDArray[np.int64],
     step: float,
     regularization: float,
-) -> State:
-    """Train on the worker's entries in one column block. Runs as a task on each worker.
+) -> tuple[Factor, Factor, tuple[float, float]]:
+    """Train on the worker's entries in one column block.
 
-    Takes the state after the previous round and the factor of the block, and returns the new state.
+    Takes and returns the state after a round: the factor of the worker's rows, that of its column block, and sums over
+    this epoch so far of squared errors and of the seconds of its own rounds.
     """
     started = time.perf_counter()
     partition.mark_trained(0)

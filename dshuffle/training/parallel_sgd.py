@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,30 +14,28 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.runtime import Epoch, Partition, Shuffler, gathered
 from dshuffle.training.fit import (
-    CONSTANT,
-    EarlyStopping,
+    NUMBERS,
+    WHOLE,
+    FitOptions,
     History,
-    OnEpoch,
-    Schedule,
     Trained,
-    Validate,
-    Watch,
+    check_array,
+    check_batch,
+    check_converging,
     in_passes,
+    measured,
     run_epochs,
+    trainer,
 )
-from dshuffle.training.inputs import NUMBERS, WHOLE, check_arrays, check_batch, check_converging, measured
 
 BATCH_ROWS = 4096
 """Rows per call of ``partial_fit``, for estimators that take a step with every row."""
 NETWORK_BATCH_ROWS = 32
 """Rows per call of ``partial_fit``, for estimators that take a step with every batch."""
 COEFFICIENTS = ("coef_", "intercept_", "coefs_", "intercepts_")
-STEPS = ("eta0", "learning_rate_init")
-"""Names of the step in scikit-learn: linear models, neural networks."""
-FIXED = ("constant", "adaptive")
-"""Learning rates of scikit-learn that leave the step unchanged in ``partial_fit``."""
 
 
+@trainer
 def fit_parallel_sgd(
     shuffler: Shuffler,
     estimator: Any,
@@ -49,10 +46,7 @@ def fit_parallel_sgd(
     classes: ArrayLike | None = None,
     batch_rows: int | None = None,
     seed: int = 0,
-    schedule: Schedule | None = None,
-    validate: Validate[Any] | None = None,
-    early_stopping: EarlyStopping | None = None,
-    on_epoch: OnEpoch | None = None,
+    **options: Unpack[FitOptions],
 ) -> History[Any]:
     """Train a scikit-learn estimator by one ``partial_fit`` pass on every worker per epoch, then averaging.
 
@@ -77,17 +71,10 @@ def fit_parallel_sgd(
         between averages to learn. For other estimators, which take a step with every row, None is 4,096.
     seed
         Replacement for a ``random_state`` of None. All copies must start from the same random numbers.
-    schedule
-        Factor on the estimator's step (``eta0`` or ``learning_rate_init``) by epoch. The estimator's learning rate must
-        then be ``"constant"`` or ``"adaptive"``. By default the estimator keeps its own learning rate, which need not
-        be constant.
-    validate
-        Function that is called with the averaged estimator after every epoch. The metrics that it returns become the
-        point's ``validation``.
-    early_stopping
-        Rule that ends the fit before ``epochs``.
-    on_epoch
-        Function that is called with the :class:`~dshuffle.report.TrainingPoint` of each epoch as soon as it is known.
+    **options
+        Options of all trainers: see :class:`~dshuffle.training.FitOptions`. A ``schedule`` needs an estimator whose
+        learning rate is ``"constant"`` or ``"adaptive"``, and is a factor on ``eta0`` or ``learning_rate_init``. By
+        default the estimator keeps its own learning rate, which need not be constant.
 
     Returns
     -------
@@ -113,36 +100,34 @@ def fit_parallel_sgd(
     Smola, "Parallelized stochastic gradient descent", NIPS 2010, averages once at the end.
     """
     model = _prepared(estimator, seed)
+    parameters, classifies = model.get_params(), is_classifier(model)
     if batch_rows is None:
-        size = getattr(model, "batch_size", BATCH_ROWS)
+        size = parameters.get("batch_size", BATCH_ROWS)
         batch_rows = NETWORK_BATCH_ROWS if size == "auto" else size
     as_integer("batch_rows", batch_rows, 1)
-    step_name = "" if schedule is None else _step_name(model)
-    first_step = model.get_params().get(step_name)
-    names = {"features": features, "target": target}
-    kinds = WHOLE if is_classifier(model) else NUMBERS
-    if isinstance(shuffler, Shuffler):  # not a stand-in without a dataset
-        check_arrays(shuffler.dataset, features=(features, 2, NUMBERS), target=(target, 1, kinds))
-    all_labels = None if classes is None else np.unique(np.asarray(classes))
+    step_name = _step_name(model) if "schedule" in options else ""
+    check_array("features", features, shuffler.dataset.arrays, 2, NUMBERS)
+    check_array("target", target, shuffler.dataset.arrays, 1, WHOLE if classifies else NUMBERS)
+    labels = None if classes is None else np.unique(classes)
 
     def train(epoch: Epoch, number: int, model: Any, factor: float) -> Trained:
-        nonlocal all_labels
+        nonlocal labels
         if step_name:
-            model.set_params(**{step_name: first_step * factor})
-        if is_classifier(model) and all_labels is None:
-            all_labels = np.unique(np.concatenate(gathered(epoch.map(labels_of, target))))
-        if all_labels is not None and len(all_labels) < 2:
-            raise InvalidParameter.of("classes", all_labels.tolist(), "a list of at least two labels")
-        parts, work = in_passes(epoch, local_fit, model, all_labels, batch_rows, kinds, **names)
+            model.set_params(**{step_name: parameters[step_name] * factor})
+        if classifies:
+            if labels is None:
+                labels = np.unique(np.concatenate(gathered(epoch.map(labels_of, target))))
+            if len(labels) < 2:
+                raise InvalidParameter.of("classes", labels.tolist(), "a list of at least two labels")
+        parts, work = in_passes(epoch, local_fit, model, labels, batch_rows, features, target)
         model = averaged(parts, [samples for samples, _ in work])
         check_converging("estimator", number, *coefficients(model))
-        wrong, total = measured(epoch, wrongness, model, **names)
+        wrong, total = measured(epoch, wrongness, model, features, target)
         if total == 0:
             raise InvalidParameter.of("target", target, "an array with at least one non-zero value")
-        return Trained(model, wrong / total if is_classifier(model) else math.sqrt(wrong / total), work)
+        return Trained(model, wrong / total if classifies else math.sqrt(wrong / total), work)
 
-    watch = Watch(schedule or CONSTANT, validate, early_stopping, on_epoch)
-    return run_epochs(shuffler, "fit_parallel_sgd", model, train, epochs, watch, {"batch_rows": batch_rows})
+    return run_epochs(shuffler, "fit_parallel_sgd", model, train, epochs, {"batch_rows": batch_rows}, **options)
 
 
 def is_classifier(estimator: Any) -> bool:
@@ -151,23 +136,14 @@ def is_classifier(estimator: Any) -> bool:
 
 
 def labels_of(partition: Partition, target: str) -> NDArray[Any]:
-    """Return the distinct labels of a partition. Runs as a task on each worker."""
-    check_arrays(partition, target=(target, 1, WHOLE))
+    """Return the distinct labels of a partition."""
     return np.unique(partition[target])
 
 
 def local_fit(
-    partition: Partition,
-    model: Any,
-    classes: NDArray[Any] | None,
-    batch_rows: int,
-    kinds: str,
-    *,
-    features: str,
-    target: str,
+    partition: Partition, model: Any, classes: NDArray[Any] | None, batch_rows: int, features: str, target: str
 ) -> Any:
-    """Train a copy of the model for one pass over a partition. Runs as a task on each worker."""
-    check_arrays(partition, features=(features, 2, NUMBERS), target=(target, 1, kinds))
+    """Train a copy of the model for one pass over a partition."""
     # Workers in one process may share the same object.
     own = copy.deepcopy(model)
     vars(own).pop("_optimizer", None)
@@ -175,7 +151,7 @@ def local_fit(
     batch_size = getattr(own, "batch_size", None)
     first = 0
     for batch in partition.batches(batch_rows):
-        rows, targets = check_batch(batch, partition.sample_ids[first:], features=features, target=target)
+        rows, targets = check_batch(batch, partition.sample_ids[first:], features, target)
         if classes is not None and len(unknown := np.setdiff1d(targets, classes)):
             hint = f"Add {unknown[0]}."
             raise InvalidParameter.of("classes", classes.tolist(), f"a list of all labels of {target}", hint)
@@ -215,32 +191,27 @@ def coefficients(estimator: Any) -> list[NDArray[Any]]:
     return arrays
 
 
-def averaged(models: Sequence[Any], samples: Sequence[float]) -> Any:
+def averaged(models: list[Any], samples: list[float]) -> Any:
     """Return a copy of the first fitted model with the sample-weighted mean of all models' coefficients."""
-    each = [coefficients(model) for model in models]
     mean = copy.deepcopy(models[0])
     weights = np.asarray(samples) / np.sum(samples)
-    for arrays in zip(coefficients(mean), *each, strict=True):
-        arrays[0][...] = np.tensordot(weights, np.stack(arrays[1:]), axes=1)
+    for own, *each in zip(coefficients(mean), *map(coefficients, models), strict=True):
+        own[...] = np.tensordot(weights, np.stack(each), axes=1)
     return mean
 
 
 def _prepared(estimator: Any, seed: int) -> Any:
     """Return a copy of the estimator that can be trained in parallel."""
     if not hasattr(estimator, "partial_fit"):
-        raise InvalidParameter.of(
-            "estimator",
-            estimator,
-            "an estimator with partial_fit",
-            "Use SGDClassifier, SGDRegressor, MLPClassifier or MLPRegressor (solver sgd or adam).",
-        )
+        hint = "Use SGDClassifier, SGDRegressor, MLPClassifier or MLPRegressor (solver sgd or adam)."
+        raise InvalidParameter.of("estimator", estimator, "an estimator with partial_fit", hint)
     parameters = estimator.get_params()
-    for name, instead in (
-        ("average", "The coefficients of the workers are averaged"),
-        ("early_stopping", "Pass it to the fit"),
+    for name, hint in (
+        ("average", "The coefficients of the workers are averaged instead."),
+        ("early_stopping", "Pass it to the fit instead."),
     ):
         if parameters.get(name):
-            raise InvalidParameter.of(f"estimator.{name}", parameters[name], "False", f"{instead} instead.")
+            raise InvalidParameter.of(f"estimator.{name}", parameters[name], "False", hint)
     model = copy.deepcopy(estimator)
     if parameters.get("random_state", 0) is None:
         model.set_params(random_state=seed)
@@ -249,10 +220,10 @@ def _prepared(estimator: Any, seed: int) -> Any:
 
 def _step_name(model: Any) -> str:
     parameters = model.get_params()
-    if (rate := parameters.get("learning_rate", FIXED[0])) not in FIXED:
+    if (rate := parameters.get("learning_rate", "constant")) not in ("constant", "adaptive"):
         hint = "Other learning rates have a schedule of their own."
-        raise InvalidParameter.of("estimator.learning_rate", rate, f"{' or '.join(FIXED)} with a schedule", hint)
-    for name in STEPS:
+        raise InvalidParameter.of("estimator.learning_rate", rate, "constant or adaptive with a schedule", hint)
+    for name in ("eta0", "learning_rate_init"):
         if name in parameters:
             return name
-    raise InvalidParameter.of("estimator", model, f"an estimator with {' or '.join(STEPS)} when a schedule is given")
+    raise InvalidParameter.of("estimator", model, "an estimator with eta0 or learning_rate_init for a schedule")

@@ -5,38 +5,31 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.batching import UNEVEN, Batching
 from dshuffle.runtime import Epoch, Partition, Shuffler
-from dshuffle.store import Dataset
 from dshuffle.training.fit import (
-    CONSTANT,
-    EarlyStopping,
-    History,
-    OnEpoch,
-    Schedule,
-    Steps,
-    Trained,
-    Validate,
-    Watch,
-    in_steps,
-    run_epochs,
-)
-from dshuffle.training.inputs import (
     NUMBERS,
     WHOLE,
-    check_arrays,
+    FitOptions,
+    History,
+    Steps,
+    Trained,
+    batching_of,
+    check_array,
     check_batch,
     check_converging,
     check_step,
+    in_steps,
     measured,
+    run_epochs,
+    trainer,
 )
 
 Vector = NDArray[np.float64]
@@ -96,20 +89,10 @@ class Network:
             as_integer(f"sizes[{number}]", size, 2 if number == len(self.sizes) - 1 else 1)
 
     @property
-    def n_features(self) -> int:
-        """Number of features, the columns of the input rows."""
-        return self.sizes[0]
-
-    @property
-    def n_classes(self) -> int:
-        """Number of classes. Labels are 0 to ``n_classes - 1``."""
-        return self.sizes[-1]
-
-    @property
     def n_parameters(self) -> int:
         """Length of the parameter vector."""
-        factors = sum(self.sizes[1:-1]) if self.batch_norm else 0
-        return factors + sum((size + 1) * units for size, units in itertools.pairwise(self.sizes))
+        weights = sum((size + 1) * units for size, units in itertools.pairwise(self.sizes))
+        return weights + self.n_statistics // 2
 
     @property
     def n_statistics(self) -> int:
@@ -150,10 +133,8 @@ class Network:
             values = np.maximum(values + biases, 0)
         return values @ last + offsets
 
-    def gradient(
-        self, parameters: Vector, rows: ArrayLike, labels: ArrayLike, starts: ArrayLike = (0,)
-    ) -> tuple[float, Vector, NDArray[np.float64]]:
-        """Return the mean loss over some rows, its gradient, and the statistics of their mini-batches.
+    def gradient(self, parameters: Vector, rows: ArrayLike, labels: ArrayLike) -> tuple[float, Vector, Vector]:
+        """Return the mean loss over a mini-batch, its gradient, and the means and variances of every hidden unit.
 
         Parameters
         ----------
@@ -161,38 +142,37 @@ class Network:
             ``(n_parameters,)``.
         rows, labels
             ``(n, features)`` numbers and ``(n,)`` integers.
-        starts
-            Start of each worker's mini-batch, ascending from 0. Batch norm normalizes within a mini-batch. By default
-            all rows are one mini-batch. With several mini-batches, one call does the work of several workers and
-            returns the mean of their gradients, weighted by their rows.
 
         Returns
         -------
         tuple
-            Loss; gradient ``(n_parameters,)``; ``(len(starts), n_statistics)`` means and variances of every unit.
+            Loss; gradient ``(n_parameters,)``; statistics ``(n_statistics,)``.
         """
-        first = np.asarray(starts, np.int64)
         values, classes = np.asarray(rows, np.float64), np.asarray(labels, np.int64)
-        counts = np.diff(np.append(first, len(values)))
 
-        def group_means(values: Rows) -> Rows:
-            return np.repeat(np.add.reduceat(values, first, axis=0) / counts[:, np.newaxis], counts, axis=0)
+        def mean(values: Rows) -> Rows:  # np.mean adds in another order if there is only one unit
+            return np.add.reduceat(values, [0], axis=0) / len(values)
 
         layers = self._layers(parameters)
-        inputs, normal, inverse, statistics = [values], [], [], [np.empty((len(first), 0))]
+        inputs, normal, inverse, statistics = [values], [], [], [np.empty(0)]
         for weights, factors, biases in layers[:-1]:
             values = values @ weights
             if self.batch_norm:
-                means = group_means(values)
+                means = mean(values)
                 values = values - means
-                variances = group_means(values**2)
+                variances = mean(values**2)
                 inverse.append(1 / np.sqrt(variances + EPSILON))
                 normal.append(values * inverse[-1])
-                statistics += [means[first], variances[first]]
+                statistics += [means[0], variances[0]]
                 values = normal[-1] * factors
             values = np.maximum(values + biases, 0)
             inputs.append(values)
-        losses, back = cross_entropy(values @ layers[-1][0] + layers[-1][2], classes)
+        scores, own = values @ layers[-1][0] + layers[-1][2], (np.arange(len(classes)), classes)
+        scores -= scores.max(axis=1, keepdims=True)
+        chances = np.exp(scores)
+        sums = chances.sum(axis=1, keepdims=True)
+        loss, back = float((np.log(sums[:, 0]) - scores[own]).mean()), chances / sums
+        back[own] -= 1
         back /= len(classes)
         gradient = np.empty(self.n_parameters)
         for layer, (weights, factors, biases) in reversed(list(enumerate(self._layers(gradient)))):
@@ -203,16 +183,16 @@ class Network:
             if hidden and self.batch_norm:
                 factors[...] = np.einsum("ij,ij->j", back, normal[layer])
                 back = back * layers[layer][1]
-                along = group_means(back * normal[layer])
-                back = (back - group_means(back) - normal[layer] * along) * inverse[layer]
+                along = mean(back * normal[layer])
+                back = (back - mean(back) - normal[layer] * along) * inverse[layer]
             weights[...] = inputs[layer].T @ back
-        return float(losses.mean()), gradient, np.hstack(statistics)
+        return loss, gradient, np.concatenate(statistics)
 
     def _layers(self, vector: Vector) -> list[tuple[Rows, Vector, Vector]]:
         """Return views of a parameter vector: weights, factors and biases of every layer."""
         shapes: list[tuple[int, ...]] = []
-        for size, units in itertools.pairwise(self.sizes):
-            shapes += [(size, units), (units if self.batch_norm else 0,), (units,)]
+        for sizes in itertools.pairwise(self.sizes):
+            shapes += [sizes, (sizes[1] * self.batch_norm,), sizes[1:]]
         shapes[-2] = (0,)
         views = iter(_views(vector, shapes))
         return list(zip(views, views, views, strict=True))
@@ -220,6 +200,12 @@ class Network:
     def _running(self, statistics: Vector) -> list[Rows]:
         """Return views of a vector of running statistics: means and variances of every hidden layer."""
         return _views(statistics, [(2, units) for units in self.sizes[1:-1] if self.batch_norm])
+
+
+def _views(vector: Vector, shapes: list[tuple[int, ...]]) -> list[NDArray[np.float64]]:
+    """Return parts of a vector as arrays of these shapes."""
+    parts = np.split(vector, np.cumsum([math.prod(shape) for shape in shapes]))
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)]
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -250,24 +236,7 @@ class TrainedNetwork:
         return labels
 
 
-def cross_entropy(scores: Rows, labels: NDArray[np.integer]) -> tuple[Vector, Rows]:
-    """Return the loss of each row of scores, and its gradient with respect to them, in place of the scores."""
-    each = np.arange(len(scores)), labels
-    scores -= scores.max(axis=1, keepdims=True)
-    own = scores[each]
-    np.exp(scores, out=scores)
-    sums = scores.sum(axis=1, keepdims=True)
-    scores /= sums
-    scores[each] -= 1
-    return np.log(sums[:, 0]) - own, scores
-
-
-def _views(vector: Vector, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[np.float64]]:
-    """Return parts of a vector as arrays of these shapes."""
-    parts = np.split(vector, np.cumsum([math.prod(shape) for shape in shapes]))
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)]
-
-
+@trainer
 def fit_synchronous_sgd(
     shuffler: Shuffler,
     network: Network,
@@ -278,10 +247,7 @@ def fit_synchronous_sgd(
     seed: int = 0,
     features: str = "x",
     target: str = "y",
-    schedule: Schedule = CONSTANT,
-    validate: Validate[TrainedNetwork] | None = None,
-    early_stopping: EarlyStopping | None = None,
-    on_epoch: OnEpoch | None = None,
+    **options: Unpack[FitOptions],
 ) -> History[TrainedNetwork]:
     """Train a network by synchronous SGD: in every step, average the gradients of one mini-batch per worker.
 
@@ -304,15 +270,8 @@ def fit_synchronous_sgd(
         Seed of the initial parameters.
     features, target
         Names of arrays in the dataset: ``(q, features)`` numbers and ``(q,)`` integer (or boolean) labels from 0.
-    schedule
-        Factor on the step by epoch.
-    validate
-        Function that is called with the network after every epoch. The metrics that it returns become the point's
-        ``validation``.
-    early_stopping
-        Rule that ends the fit before ``epochs``.
-    on_epoch
-        Function that is called with the :class:`~dshuffle.report.TrainingPoint` of each epoch as soon as it is known.
+    **options
+        Options of all trainers: see :class:`~dshuffle.training.FitOptions`.
 
     Returns
     -------
@@ -359,41 +318,39 @@ def fit_synchronous_sgd(
     """
     as_integer("batch_size", batch_size, 1)
     check_step(step)
-    names = {"features": features, "target": target}
-    if isinstance(shuffler, Shuffler):  # not a stand-in without a dataset
-        _check_arrays(shuffler.dataset, network, **names)
+    check_array("features", features, shuffler.dataset.arrays, 2, NUMBERS)
+    check_array("target", target, shuffler.dataset.arrays, 1, WHOLE)
+    [width] = shuffler.dataset.arrays[features].shape
+    if width != network.sizes[0]:
+        raise InvalidParameter.of("network.sizes[0]", network.sizes[0], f"{width}, the width of {features}")
     first = TrainedNetwork(network, network.first_parameters(as_integer("seed", seed)), network.first_statistics())
 
     def train(epoch: Epoch, number: int, model: TrainedNetwork, factor: float) -> Trained:
-        model, work = in_steps(epoch, network_steps, model, batch_size, step * factor, **names)
+        model, work = in_steps(epoch, network_steps, model, batch_size, step * factor, features, target)
         check_converging(f"step={step:g}", number, model.parameters, model.statistics)
-        wrong, total = measured(epoch, _wrong_labels, model, **names)
+        wrong, total = measured(epoch, _wrong_labels, model, features, target)
         return Trained(model, wrong / total, work)
 
-    watch = Watch(schedule, validate, early_stopping, on_epoch)
     settings = {"batch_size": batch_size, "step": step}
-    return run_epochs(shuffler, "fit_synchronous_sgd", first, train, epochs, watch, settings)
+    return run_epochs(shuffler, "fit_synchronous_sgd", first, train, epochs, settings, **options)
 
 
 def network_steps(
-    partition: Partition, model: TrainedNetwork, batch_size: int, step: float, *, features: str, target: str
+    partition: Partition, model: TrainedNetwork, batch_size: int, step: float, features: str, target: str
 ) -> Steps[TrainedNetwork]:
     """Take the steps of one rank, with the gradients of its mini-batches."""
     network, parameters, statistics = model.network, model.parameters, model.statistics
-    _check_arrays(partition, network, features, target)
-    batching = checked_batching(network, len(partition), partition.shares, batch_size, unequal=partition.unequal)
+    batching = batching_of(partition, batch_size, 2 if network.n_statistics else 1)
     gathering = computing = 0.0
     for number in range(len(batching)):
         began, positions = time.perf_counter(), batching.positions(number)
-        batch = partition.take(positions, (features, target))
-        ids = partition.sample_ids[positions]
-        rows, labels = check_batch(batch, ids, features=features, target=target, n_classes=network.n_classes)
+        batch, ids = partition.take(positions, (features, target)), partition.sample_ids[positions]
+        rows, labels = check_batch(batch, ids, features, target, network.sizes[-1])
         gathered = time.perf_counter()
         # A step that overflows gives parameters that are not finite, which the client checks.
         with np.errstate(over="ignore", invalid="ignore"):
             _, gradient, seen = network.gradient(parameters, rows, labels)
-            if network.n_statistics:
-                statistics = (1 - MOMENTUM) * statistics + MOMENTUM * seen[0]
+            statistics = (1 - MOMENTUM) * statistics + MOMENTUM * seen
         gathering, computing = gathering + gathered - began, computing + time.perf_counter() - gathered
         mean = yield gradient, len(rows)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -405,26 +362,3 @@ def network_steps(
 
 def _wrong_labels(model: TrainedNetwork, rows: Rows, labels: Labels) -> tuple[float, float]:
     return int(np.count_nonzero(model.predict(rows) != labels)), len(labels)
-
-
-def checked_batching(
-    network: Network, n_own: int, shares: tuple[int, int], batch_size: int, *, unequal: bool = False
-) -> Batching:
-    """Return the mini-batches of a rank: the same number on every rank, each sample in exactly one of them."""
-    least = 2 if network.n_statistics else 1
-    batching = Batching(n_own, *shares, batch_size, UNEVEN, unequal, least)
-    if batch_size < least or shares[0] // len(batching) < least:
-        raise InvalidParameter.of(
-            "batch_size",
-            batch_size,
-            "large enough to give every mini-batch at least 2 samples for batch norm",
-            f"Workers have {shares[0]} to {shares[1]} samples. Use larger batches, fewer workers, or no batch norm.",
-        )
-    return batching
-
-
-def _check_arrays(source: Dataset | Partition, network: Network, features: str, target: str) -> None:
-    check_arrays(source, features=(features, 2, NUMBERS), target=(target, 1, WHOLE))
-    width = source.dtype(features)[1] if isinstance(source, Partition) else source.arrays[features].shape
-    if width != (network.n_features,):
-        raise InvalidParameter.of("network.sizes[0]", network.n_features, f"{width[0]}, the width of {features}")

@@ -32,8 +32,7 @@ def fit_logical_workers(
 ) -> TrainedNetwork:
     """Compute what ``fit_synchronous_sgd`` computes on ``n_workers`` workers, up to the rounding of sums.
 
-    The mini-batches of all workers go into one call of ``Network.gradient``. ``start`` is a network to begin with; by
-    default, parameters are drawn from ``seed``.
+    ``start`` is a network to begin with; by default, parameters are drawn from ``seed``.
     """
     rows, labels = arrays["x"], arrays["y"].astype(np.int64)
     numbers = create_dataset("memory://logical-workers", {"number": np.arange(len(rows))}, overwrite=True)
@@ -45,8 +44,9 @@ def fit_logical_workers(
         for turn in range(n_steps):
             places = [(count * turn // n_steps, count * (turn + 1) // n_steps) for count in counts]
             batches = [order[begin:end] for order, (begin, end) in zip(epoch.orders, places, strict=True)]
-            starts, chosen = np.cumsum([0, *map(len, batches[:-1])]), np.concatenate(batches)
-            _, gradient, seen = network.gradient(parameters, rows[chosen], labels[chosen], starts)
+            means = [network.gradient(parameters, rows[batch], labels[batch])[1:] for batch in batches]
+            gradients, seen = zip(*means, strict=True)
+            gradient = np.average(gradients, axis=0, weights=list(map(len, batches)))
             parameters = parameters - step * schedule(epoch.number) * gradient
             if network.n_statistics:  # the mean of running statistics is the running statistic of the mean
                 statistics = (1 - MOMENTUM) * statistics + MOMENTUM * np.average(seen, axis=0, weights=counts)

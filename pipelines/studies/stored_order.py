@@ -13,9 +13,10 @@ from dshuffle import Partition, Shuffler
 class StoredOrder:
     """Shuffler whose tasks see each worker's samples in the order of the dataset.
 
-    It has only :meth:`epochs`, and its epochs have only ``map``. This suffices for the trainers that average once an
-    epoch (:func:`fit_linear_regression`, :func:`fit_parallel_sgd`) and for :func:`fit_matrix_completion`. Trainers that
-    take steps together, and the parameter server, need a :class:`~dshuffle.Shuffler`.
+    It has only its dataset and :meth:`epochs`, and its epochs have only ``map``. This suffices for the trainers that
+    average once an epoch (:func:`fit_linear_regression`, :func:`fit_parallel_sgd`) and for
+    :func:`fit_matrix_completion`. Trainers that take steps together, and the parameter server, need a
+    :class:`~dshuffle.Shuffler`.
 
     The epochs of a :class:`~dshuffle.Shuffler` are always in random order. Here, with the assignment ``"local"``, all
     epochs are the same, as in training without a shuffle.
@@ -27,7 +28,7 @@ class StoredOrder:
     """
 
     def __init__(self, shuffler: Shuffler) -> None:
-        self._shuffler = shuffler
+        self._shuffler, self.dataset = shuffler, shuffler.dataset
 
     def epochs(self, count: int) -> Iterator[StoredEpoch]:
         """Yield the shuffler's epochs in stored order."""

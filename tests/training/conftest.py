@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,10 @@ class FakeShuffler:
     weights: tuple[int, ...] = ()
     records: list[Any] = field(default_factory=list)
     client: FakeClient = field(default_factory=FakeClient)
+
+    @property
+    def dataset(self) -> SimpleNamespace:
+        return SimpleNamespace(arrays={name: array[0] for name, array in self.arrays.items()})
 
     def epochs(self, count: int) -> Iterator[FakeEpoch]:
         n_samples = len(next(iter(self.arrays.values())))

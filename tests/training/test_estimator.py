@@ -5,10 +5,8 @@ from __future__ import annotations
 import dask.array
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
 from sklearn.base import clone
 from sklearn.linear_model import SGDClassifier, SGDRegressor
-from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
@@ -19,12 +17,8 @@ from dshuffle.training import fit_parallel_sgd
 
 
 @pytest.fixture(scope="module")
-def client():
-    options = {"dashboard_address": None, "scheduler_kwargs": {"dashboard_address": "127.0.0.1:0"}}
-    with (
-        LocalCluster(n_workers=2, processes=False, threads_per_worker=1, memory_limit=0, **options) as cluster,
-        Client(cluster) as client,
-    ):
+def client(cluster_of):
+    with cluster_of(2, processes=False) as client:
         yield client
 
 
@@ -91,34 +85,6 @@ def test_weights_of_classes_belong_to_the_labels(client, rows):
         ShuffledSGD(SGDClassifier(class_weight={"no": 1, "yes": 2})).fit(x, np.array(["no", "yes"])[y])
 
 
-def test_blocks_without_rows_are_predicted(client, rows):
-    x, y = rows
-    model = ShuffledSGD(SGDClassifier()).fit(x, y)
-    lazy = dask.array.from_array(x, chunks=(100, 5))
-    few = lazy[dask.array.from_array(np.arange(600) >= 450, chunks=100)]
-    np.testing.assert_array_equal(client.compute(model.predict(few), sync=True), model.predict(x[450:]))
-
-
-def test_a_fit_that_fails_leaves_the_earlier_one(client, rows, monkeypatch):
-    x, y = rows
-    model = ShuffledSGD(SGDClassifier()).fit(x, np.array(["a", "b"])[y])
-    before = model.predict(x[:5]).tolist()
-    monkeypatch.setattr("dshuffle.training.estimator.fit_parallel_sgd", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        model.fit(x, np.array(["x", "y"])[y])
-    assert model.predict(x[:5]).tolist() == before
-
-
-@pytest.mark.slow
-def test_in_a_pipeline_and_a_search(client, rows):
-    x, _ = rows
-    pipeline = make_pipeline(StandardScaler(), ShuffledSGD(SGDRegressor(), epochs=2))
-    search = GridSearchCV(pipeline, {"shuffledsgd__estimator__alpha": [1e-4, 1.0]}, cv=2, error_score="raise")
-    target = x @ np.arange(5.0)
-    assert search.fit(x * 100, target).best_params_ == {"shuffledsgd__estimator__alpha": 1e-4}
-    assert search.score(x * 100, target) > 0.9
-
-
 def test_a_dataset_in_a_pipeline_says_what_to_do(client, rows, tmp_path):
     x, y = rows
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": x, "y": y})
@@ -128,10 +94,9 @@ def test_a_dataset_in_a_pipeline_says_what_to_do(client, rows, tmp_path):
 
 
 @pytest.mark.slow
-def test_worker_processes_read_arrays_from_a_folder(rows, tmp_path):
+def test_worker_processes_read_arrays_from_a_folder(rows, tmp_path, cluster_of):
     x, y = rows
-    options = {"dashboard_address": None, "scheduler_kwargs": {"dashboard_address": "127.0.0.1:0"}}
-    with LocalCluster(n_workers=2, processes=True, threads_per_worker=1, **options) as cluster, Client(cluster):
+    with cluster_of(2, processes=True):
         model = ShuffledSGD(SGDClassifier(), folder=str(tmp_path)).fit(
             dask.array.from_array(x), dask.array.from_array(y)
         )

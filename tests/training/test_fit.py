@@ -8,17 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter
 from dshuffle.report import TrainingPoint
 from dshuffle.training import (
     Decay,
     EarlyStopping,
     Linear,
-    Network,
-    epoch_bar,
     fit_linear_regression,
-    fit_synchronous_sgd,
     linear_regression,
 )
 from dshuffle.training.fit import numbers_of
@@ -99,20 +95,6 @@ def test_a_slow_worker_is_told_of_and_waited_for(fake_shuffler, monkeypatch, cap
     assert re.match(r"dshuffle: rank 2 trained \d+\.\d times as long as the median of the others, which waited", said)
 
 
-def test_progress_is_a_line_an_epoch_where_there_is_no_terminal(fake_shuffler, capsys):
-    shuffler = fake_shuffler({"x": np.ones((4, 1)), "y": np.ones(4)}, n_workers=2)
-    with epoch_bar(3) as bar:
-        fit_linear_regression(shuffler, epochs=3, step=0.5, validate=lambda weights: {"bias": 2.0}, on_epoch=bar)
-    first, _, last = capsys.readouterr().err.splitlines()
-    assert first.startswith("1/3 error 0.250, bias 2.00 after")
-    assert last.startswith("3/3 error")
-    with epoch_bar(1) as bar:  # of a function that reports no error
-        bar(TrainingPoint(epoch=0, seconds=1.5, error=float("nan")))
-    assert capsys.readouterr().err == "1/1 after 1.5 s\n"
-    with pytest.raises(InvalidParameter, match="epochs=0"), epoch_bar(0):
-        pass
-
-
 def test_metrics_may_be_tensors_of_one_number(torch):
     weight = torch.tensor([2.0], requires_grad=True)
     metrics = {"loss": (weight * 3).sum(), "accuracy": torch.tensor(0.25), "count": torch.tensor([7]), "float": 0.5}
@@ -127,22 +109,3 @@ def test_metrics_may_be_tensors_of_one_number(torch):
 def test_metrics_that_are_no_numbers_are_refused(returned):
     with pytest.raises(InvalidParameter, match=r"validate is not allowed: it returned .* must return a mapping"):
         numbers_of(returned)
-
-
-@pytest.mark.parametrize(
-    ("fit", "options", "message"),
-    [
-        (fit_linear_regression, {"features": "images"}, "features='images' .* 2-D array .*it is 3-D"),
-        (fit_linear_regression, {"target": "x"}, "target='x' .* 1-D array .*it is 2-D"),
-        (fit_synchronous_sgd, {"network": Network((4, 2)), "features": "images"}, "features='images' .*it is 3-D"),
-        (fit_synchronous_sgd, {"network": Network((5, 2))}, r"network.sizes\[0\]=5 .*must be 4, the width of x"),
-    ],
-)
-def test_arrays_of_another_shape_are_refused_before_tasks_run(threads, tmp_path, monkeypatch, fit, options, message):
-    """Each task that fails would log a traceback on its worker."""
-    arrays = {"x": np.zeros((30, 4)), "images": np.zeros((30, 2, 2)), "y": np.zeros(30, int)}
-    batches = {} if fit is fit_linear_regression else {"batch_size": 2}
-    with Shuffler(threads, create_dataset(tmp_path / "d.zarr", arrays)) as shuffler:
-        monkeypatch.setattr(Shuffler, "epochs", lambda *_: pytest.fail("an epoch has begun"))
-        with pytest.raises(InvalidParameter, match=message):
-            fit(shuffler, epochs=1, step=0.1, **batches, **options)

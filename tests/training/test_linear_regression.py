@@ -120,7 +120,10 @@ def test_arrays_that_are_no_regression_are_refused(fake_shuffler, arrays, messag
 def test_weights_of_another_size_never_reach_a_kernel(fake_shuffler, size):
     rows, targets = random_regression(100, 3, np.float64)
     [epoch] = fake_shuffler({"x": rows, "y": targets}, n_workers=1).epochs(1)
-    for task in (lambda partition: local_pass(partition, np.zeros(size), 0.1), lambda p: residual(p, np.zeros(size))):
+    for task in (
+        lambda partition: local_pass(partition, np.zeros(size), 0.1),
+        lambda p: residual(p, np.zeros(size), "x", "y"),
+    ):
         with pytest.raises(InvalidParameter, match=rf"weights.shape=\({size},\).*\(3,\)"):
             epoch.map(task)[0].result()
 

@@ -10,7 +10,7 @@ from dshuffle.compare import local_cluster
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation
 from dshuffle.training import Decay, fit_matrix_completion, split_entries
-from dshuffle.training.matrix_completion import FIRST_PRODUCTS, first_factors, fitted_baseline, shrunk_means
+from dshuffle.training.matrix_completion import FIRST_PRODUCTS, first_factors
 
 from ..low_rank import low_rank_entries
 
@@ -22,8 +22,12 @@ def one_process(partitions_of_epochs, baseline, *, rank, step, mu, seed, permute
     """P5 and P6 over the same schedule, one entry after the other, on whole factors."""
     expected = baseline.mean + baseline.row_bias[:, np.newaxis] + baseline.column_bias
     rest = ENTRIES["value"] - expected[ENTRIES["row"], ENTRIES["column"]]
-    model = first_factors(baseline, rank, FIRST_PRODUCTS * np.sqrt(np.mean(rest**2)), seed)
-    left, right = model.left.astype(float), model.right.astype(float)
+    scale = FIRST_PRODUCTS * np.sqrt(np.mean(rest**2))
+    rng = np.random.default_rng(seed)
+    left, right = (
+        rng.standard_normal((size, rank), np.float32).astype(float) * (scale * rank**-0.5) ** 0.5
+        for size in SHAPE.values()
+    )
     of_row, of_column = (np.bincount(ENTRIES[name]) for name in ("row", "column"))
     for number, partitions in enumerate(partitions_of_epochs):
         n = len(partitions)
@@ -105,31 +109,6 @@ def test_rows_on_several_workers_are_refused(fake_shuffler):
         fit_matrix_completion(fake_shuffler(ENTRIES), **SHAPE, rank=2, epochs=1, step=0.1)
 
 
-def test_values_that_are_not_finite_are_named_by_sample(fake_shuffler):
-    value = ENTRIES["value"].copy()
-    value[77] = np.inf
-    shuffler = fake_shuffler({**ENTRIES, "value": value}, assignment="local", sharding="contiguous")
-    with pytest.raises(InvalidParameter, match=r"value\[77\]=inf"):
-        fit_matrix_completion(shuffler, **SHAPE, rank=2, epochs=1, step=0.1)
-
-
-def test_validation_stands_beside_the_test_error_and_rates_are_measured(fake_shuffler):
-    shuffler = fake_shuffler(ENTRIES, n_workers=5, assignment="local", sharding="contiguous")
-    history = fit_matrix_completion(
-        shuffler,
-        **SHAPE,
-        rank=2,
-        epochs=2,
-        step=0.05,
-        test=tuple(ENTRIES[name] for name in ("row", "column", "value")),
-        validate=lambda factors: {"rows": len(factors.left)},
-    )
-    assert [set(point.validation) for point in history.points] == [{"rows", "test_error", "baseline_error"}] * 2
-    assert history.points[0].validation["rows"] == 40
-    assert len(history.worker_rates) == 5
-    assert min(history.worker_rates) > 0
-
-
 def test_rows_and_columns_without_entries_are_predicted_by_mean_and_biases(fake_shuffler):
     """And those with few entries by little more, because the factors start small."""
     rng = np.random.default_rng(0)
@@ -151,34 +130,11 @@ def test_rows_and_columns_without_entries_are_predicted_by_mean_and_biases(fake_
         assert not factors.left[30:].any()
         assert not factors.right[20:].any()
         unseen = np.array([30, 32, 0, 31]), np.array([0, 19, 22, 23])
-        mean, rows, columns = factors.baseline.mean, factors.baseline.row_bias, factors.baseline.column_bias
+        mean, rows, columns = factors.mean, factors.row_bias, factors.column_bias
         expected = [mean + columns[0], mean + columns[19], mean + rows[0], mean]
         np.testing.assert_allclose(factors.predict(*unseen), expected, rtol=1e-12)
         assert np.abs(factors.predict(row, column) - value).max() < 0.5
     assert history.points[-1].error == pytest.approx(0.1**2 / np.mean(value**2), rel=0.2)
-
-
-def test_means_are_shrunk_by_the_ratio_of_both_variances():
-    """Sum / (count + s / t), where s = 2 is the variance of the values in a group and t = 0.5 that of the groups."""
-    rng = np.random.default_rng(0)
-    counts = rng.integers(1, 30, 3000)
-    groups = np.repeat(np.arange(3000), counts)
-    values = np.sqrt(0.5) * rng.standard_normal(3000)[groups] + np.sqrt(2) * rng.standard_normal(len(groups))
-    sums = np.bincount(groups, values)
-    ratios = sums / shrunk_means(counts.astype(float), sums, float(values @ values)) - counts
-    np.testing.assert_allclose(ratios, ratios[0], rtol=1e-6)
-    assert ratios[0] == pytest.approx(4, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("counts", "sums", "squares"),
-    [
-        ([1.0, 1.0], [5.0, -5.0], 50.0),  # one value each: nothing tells a bias from noise
-        ([0.0, 2.0], [0.0, 0.0], 0.0),
-    ],
-)
-def test_without_evidence_there_is_no_bias(counts, sums, squares):
-    assert shrunk_means(np.array(counts), np.array(sums), squares).tolist() == [0, 0]
 
 
 def test_biases_are_those_of_least_squares_where_there_are_many_entries(fake_shuffler):
@@ -195,10 +151,14 @@ def test_biases_are_those_of_least_squares_where_there_are_many_entries(fake_shu
     for n_workers in (1, 4):
         arrays = {"row": row, "column": column, "value": value}
         shuffler = fake_shuffler(arrays, n_workers=n_workers, assignment="local", sharding="contiguous")
-        baseline, spread = fitted_baseline(next(shuffler.epochs(1)), 52, 41)
+        factors = first_factors(next(shuffler.epochs(1)), {"row": 52, "column": 41}, rank=400, seed=0)
+        baseline = factors.baseline
         np.testing.assert_allclose(baseline.predict(row, column), fitted, atol=0.02)
-        assert spread == pytest.approx(np.std(value - baseline.predict(row, column)), rel=1e-6)
+        products = factors.predict(row, column) - baseline.predict(row, column)
+        spread = FIRST_PRODUCTS * np.std(value - baseline.predict(row, column))
+        assert np.std(products) == pytest.approx(spread, rel=0.2)
         assert baseline.mean == pytest.approx(value.mean())
+        assert baseline.left.shape == (52, 0)
         assert not baseline.row_bias[50:].any()
         assert not baseline.column_bias[40:].any()
         found.append(baseline)
@@ -223,20 +183,13 @@ def test_rows_stay_whole_and_shares_are_equal(row, n_workers, held_out, seed):
     assert len(row) - shares.sum() <= held_out * len(row) + n_workers * (largest + 1)
 
 
-def test_equal_rows_lose_no_more_than_is_held_out():
-    ranks = split_entries(np.repeat(np.arange(40), 10), 4, held_out=0.1)
-    assert np.bincount(ranks + 1).tolist() == [40, 90, 90, 90, 90]
-    held = [split_entries(np.repeat(np.arange(40), 10), 4, seed=seed) < 0 for seed in (0, 1)]
-    assert not np.array_equal(*held)
-
-
 @pytest.mark.parametrize(
     ("row", "options", "message"),
     [
         ([0, 0, 1], {"n_workers": 3}, "n_workers=3 is not allowed; it must be at most 2, the number of rows"),
         ([0, 0, 1], {"n_workers": 0}, "n_workers=0"),
-        ([0.0, 1.0], {"n_workers": 1}, "row is not allowed: it is 1-D, float64"),
-        ([[0], [1]], {"n_workers": 1}, "row is not allowed: it is 2-D, int64"),
+        ([0.0, 1.0], {"n_workers": 1}, "row.dtype='float64' is not allowed; it must be a dtype of integers"),
+        ([[0], [1]], {"n_workers": 1}, r"row.shape=\(2, 1\) is not allowed; it must be one-dimensional"),
         ([0, 1], {"n_workers": 1, "held_out": 1.5}, "held_out=1.5"),
         ([0, 1], {"n_workers": 2, "held_out": 0.5}, "held_out=0.5 is not allowed; it must be small enough"),
     ],

@@ -61,18 +61,6 @@ def test_it_is_what_one_process_computes(fake_shuffler, estimator, data):
     assert not hasattr(estimator, "n_features_in_"), "the user's own estimator is left alone"
 
 
-@pytest.mark.parametrize(
-    ("estimator", "batch_rows"),
-    [(SGDClassifier(), 4096), (MLPClassifier(), 32), (MLPClassifier(batch_size=70), 70)],
-)
-def test_the_default_batch_suits_the_estimator(fake_shuffler, estimator, batch_rows):
-    shuffler = fake_shuffler(BLOBS, n_workers=2)
-    default = fit_parallel_sgd(shuffler, estimator, epochs=2)
-    explicit = fit_parallel_sgd(shuffler, estimator, epochs=2, batch_rows=batch_rows)
-    assert [point.error for point in default.points] == [point.error for point in explicit.points]
-    assert default.model.get_params() == {**estimator.get_params(), "random_state": 0}
-
-
 def test_schedule_validation_and_early_stopping(fake_shuffler):
     seen = []
     history = fit_parallel_sgd(
@@ -110,19 +98,6 @@ def test_schedule_validation_and_early_stopping(fake_shuffler):
 def test_what_cannot_be_trained_is_refused(fake_shuffler, estimator, options, message):
     with pytest.raises(InvalidParameter, match=message):
         fit_parallel_sgd(fake_shuffler(BLOBS), estimator, **{"epochs": 1, **options})
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (np.linspace(0, 1, 302), "integers or booleans.*float64"),
-        (np.zeros(302, int), "at least two labels"),
-        (np.zeros((302, 2), int), "1-D array.*2-D"),
-    ],
-)
-def test_what_are_no_labels_is_refused(fake_shuffler, labels, message):
-    with pytest.raises(InvalidParameter, match=message):
-        fit_parallel_sgd(fake_shuffler({**BLOBS, "y": labels}), SGDClassifier(), epochs=1)
 
 
 def test_values_that_are_not_finite_are_named_by_sample(fake_shuffler):

@@ -1,32 +1,18 @@
 from __future__ import annotations
 
-import time
-
-import dask
 import numpy as np
 import pytest
-from distributed import get_worker
 from studies.logical_workers import fit_logical_workers
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices
 from dshuffle.synthetic import gaussian_blobs
-from dshuffle.training import Decay, Network, TrainedNetwork, fit_synchronous_sgd
+from dshuffle.training import Decay, Network, fit_synchronous_sgd
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(305, n_features=5, n_classes=4).items()}
 NETWORK = Network((5, 8, 4))
 OPTIONS = {"epochs": 3, "batch_size": 10, "step": 0.3}
-
-
-class Slow(Network):
-    """A network that takes its time on the rank that has sample 0's label alone."""
-
-    __slots__ = ()
-
-    def gradient(self, parameters, rows, labels, starts=(0,)):
-        time.sleep(0.02 if (labels == 0).all() else 0.002)
-        return super().gradient(parameters, rows, labels, starts)
 
 
 def test_without_batch_norm_it_is_mini_batch_sgd_of_one_process(fake_shuffler):
@@ -60,25 +46,14 @@ def test_batch_norm_is_each_workers_own(fake_shuffler):
         steps = -(-max(map(len, epoch.partitions)) // 10)
         for step in range(steps):
             taken = [p.take(np.arange(len(p) * step // steps, len(p) * (step + 1) // steps)) for p in epoch.partitions]
-            x, y = (np.concatenate([batch[name] for batch in taken]) for name in "xy")
-            starts = np.cumsum([0] + [len(batch["y"]) for batch in taken[:-1]])
-            _, gradient, seen = NETWORK.gradient(parameters, x, y, starts)
+            _, gradients, seen = zip(
+                *[NETWORK.gradient(parameters, batch["x"], batch["y"]) for batch in taken], strict=True
+            )
+            gradient = np.average(gradients, axis=0, weights=[len(batch["y"]) for batch in taken])
             own = np.average(seen, axis=0, weights=list(map(len, epoch.partitions)))
             parameters, statistics = parameters - 0.3 * gradient, 0.9 * statistics + 0.1 * own
     np.testing.assert_allclose(history.model.parameters, parameters, atol=1e-10)
     np.testing.assert_allclose(history.model.statistics, statistics, atol=1e-10)
-
-
-def test_a_slow_worker_is_waited_for_and_told_of(fake_shuffler, caplog, monkeypatch):
-    monkeypatch.setattr("dshuffle.records.NOTICEABLE", 0.0)
-    arrays = {"x": BLOBS["x"][:120], "y": np.repeat([1, 0, 2, 3], 30)}
-    shuffler = fake_shuffler(arrays, assignment="local", sharding="contiguous")
-    history = fit_synchronous_sgd(shuffler, Slow((5, 8, 4)), **OPTIONS)
-    assert len(history.points) == 3
-    # All tasks take equally long, since all wait for one: what counts is the time that is a rank's own.
-    assert np.argmin(history.worker_rates) == 1
-    assert "rank 1 trained" in caplog.text
-    assert history.breakdown[-1][0, 2] > history.breakdown[-1][1, 2]
 
 
 @pytest.mark.parametrize(
@@ -135,29 +110,6 @@ def test_on_a_cluster_it_is_what_logical_workers_compute(tmp_path, request, clus
         fit_synchronous_sgd(shuffler, NETWORK, **{**OPTIONS, "batch_size": 1000})
 
 
-@pytest.mark.slow
-def test_the_next_epochs_samples_arrive_between_the_steps_of_this_one(tmp_path, processes):
-    arrays = {"x": np.zeros((30_000, 128)), "y": np.arange(30_000)}
-    dataset = dshuffle.create_dataset(str(tmp_path / "wide.zarr"), arrays, chunk_rows=1000)
-
-    def arrived(partition, group):
-        """Rows of the next epoch that are here, step by step."""
-        [session] = get_worker().plugins["dshuffle"].sessions.values()
-        rows = []
-        for _ in range(100):
-            time.sleep(0.01)
-            group.mean(np.zeros(100))
-            rows.append(session._parts.training.receiver.meter.rows)
-        return rows
-
-    small = {"dshuffle.message-bytes": "64 KiB", "dshuffle.window-bytes": "256 KiB"}
-    with dask.config.set(small), dshuffle.Shuffler(processes, dataset, assignment="global") as shuffler:
-        steps, _ = (epoch.together(arrived) for epoch in shuffler.epochs(2))
-    for rows in steps:
-        # Until the exchange begins there are the 10,000 rows of the first epoch.
-        assert len({*rows} - {10_000}) > 4, "not all before the first step, nor all after the last one"
-
-
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((13, 4)), RNG.integers(0, 3, 13)
 
@@ -167,49 +119,16 @@ def start(network):
     return network.first_parameters(1) + 0.1 * np.random.default_rng(2).standard_normal(network.n_parameters)
 
 
-@pytest.mark.parametrize("starts", [(0,), (0, 4, 9)])
 @pytest.mark.parametrize("batch_norm", [True, False])
 @pytest.mark.parametrize("sizes", [(4, 3), (4, 6, 3), (4, 6, 5, 3)])
-def test_the_gradient_is_that_of_finite_differences(sizes, batch_norm, starts):
+def test_the_gradient_is_that_of_finite_differences(sizes, batch_norm):
     network = Network(sizes, batch_norm)
     parameters = start(network)
-    _, gradient, _ = network.gradient(parameters, X, Y, starts)
+    _, gradient, _ = network.gradient(parameters, X, Y)
     steps = 1e-6 * np.eye(len(parameters))
-    losses = [[network.gradient(parameters + sign * step, X, Y, starts)[0] for sign in (1, -1)] for step in steps]
+    losses = [[network.gradient(parameters + sign * step, X, Y)[0] for sign in (1, -1)] for step in steps]
     np.testing.assert_allclose(gradient, -np.diff(losses)[:, 0] / 2e-6, atol=1e-7)
     assert np.abs(gradient).max() > 0.01
-
-
-@pytest.mark.parametrize("batch_norm", [True, False])
-def test_one_call_does_the_work_of_many_workers(batch_norm):
-    network = Network((4, 6, 5, 3), batch_norm)
-    parameters = start(network)
-    parts = [slice(0, 4), slice(4, 9), slice(9, 13)]
-    losses, gradients, statistics = zip(*[network.gradient(parameters, X[p], Y[p]) for p in parts], strict=True)
-    loss, gradient, together = network.gradient(parameters, X, Y, [0, 4, 9])
-    weights = [4, 5, 4]
-    assert loss == pytest.approx(np.average(losses, weights=weights))
-    np.testing.assert_allclose(gradient, np.average(gradients, axis=0, weights=weights), atol=1e-12)
-    np.testing.assert_allclose(together, np.concatenate(statistics), atol=1e-12)
-
-
-def test_running_statistics_of_the_batch_itself_give_what_training_saw():
-    network = Network((4, 6, 5, 3))
-    parameters = start(network)
-    loss, _, [statistics] = network.gradient(parameters, X, Y)
-    scores = network.scores(parameters, statistics, X)
-    chances = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
-    assert -np.log(chances[np.arange(13), Y]).mean() == pytest.approx(loss)
-    trained = TrainedNetwork(network, parameters, statistics)
-    assert np.array_equal(trained.predict(X), scores.argmax(axis=1))
-
-
-def test_extreme_scores_have_finite_losses_and_gradients():
-    network = Network((4, 3), batch_norm=False)
-    loss, gradient, statistics = network.gradient(1e6 * start(network), X, Y)
-    assert np.isfinite(loss)
-    assert np.isfinite(gradient).all()
-    assert statistics.shape == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from distributed import get_worker
 
 import dshuffle
-from dshuffle.errors import InvalidParameter
 from dshuffle.planning.exchange_epochs import share_sizes
 from dshuffle.planning.shares import MEASURED_EPOCHS
 from dshuffle.synthetic import gaussian_blobs
@@ -20,7 +18,7 @@ from dshuffle.training import (
     fit_parameter_server,
     fit_synchronous_sgd,
 )
-from dshuffle.training.synchronous import checked_batching
+from dshuffle.training.fit import batching_of
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(305, n_features=5, n_classes=4).items()}
 WEIGHTS = (1000, 250, 1000)
@@ -67,7 +65,7 @@ def test_a_share_of_few_samples_has_larger_batches_beside_it(fake_shuffler, batc
             parameters = parameters - 0.3 * network.gradient(parameters, BLOBS["x"][union], BLOBS["y"][union])[1]
         np.testing.assert_allclose(history.model.parameters, parameters, atol=1e-10)
     for partition, batches in zip(epoch.partitions, ranks, strict=True):
-        batching = checked_batching(network, len(partition), partition.shares, 6, unequal=True)
+        batching = batching_of(partition, 6, 2 if batch_norm else 1)
         assert [len(batching.positions(batch)) for batch in range(len(batching))] == list(map(len, batches))
 
 
@@ -87,9 +85,9 @@ class SlowNetwork(Network):
 
     __slots__ = ()
 
-    def gradient(self, parameters, rows, labels, starts=(0,)):
+    def gradient(self, parameters, rows, labels):
         time.sleep(len(rows) * (0.004 if get_worker().name == 1 else 0.001))
-        return super().gradient(parameters, rows, labels, starts)
+        return super().gradient(parameters, rows, labels)
 
 
 @pytest.mark.slow
@@ -103,49 +101,3 @@ def test_measured_shares_in_synchronous_steps(cluster_of):
     assert before.weights == ()
     assert 100 < after.weights[1] < 700  # 250 on a quiet machine
     assert after.training_seconds < 0.9 * before.training_seconds
-
-
-@pytest.mark.slow
-def test_a_step_of_torch_ddp_is_one_of_one_process_on_the_union(torch, processes, tmp_path):
-    ddp = importlib.import_module("dshuffle.training.torch_ddp")
-    blobs = dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), BLOBS, chunk_rows=50)
-
-    def make_model():
-        import torch
-
-        return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
-
-    def make_optimizer(parameters):
-        import torch
-
-        return torch.optim.SGD(parameters, lr=0.3)
-
-    def order(partition):
-        return partition.sample_ids.copy()
-
-    def drops(partition):
-        partition.to_torch(4)
-
-    options = {"shares": [4, 1, 4], "seed": 4}
-    with dshuffle.Shuffler(processes, blobs, **options) as shuffler:
-        history = ddp.fit_torch_ddp(shuffler, make_model, make_optimizer, epochs=2, batch_size=30, seed=5)
-    with dshuffle.Shuffler(processes, blobs, **options) as shuffler:
-        seen = [processes.gather(epoch.map(order)) for epoch in shuffler.epochs(2)]
-        for epoch in shuffler.epochs(1):
-            with pytest.raises(InvalidParameter, match=r"mode='drop' is not allowed; it must be 'uneven' with unequal"):
-                processes.gather(epoch.map(drops))
-            epoch.accept()
-    assert [len(own) for own in seen[0]] == [136, 34, 135]
-    torch.manual_seed(5)
-    model = make_model()
-    optimizer = make_optimizer(model.parameters())
-    for orders in seen:
-        ranks = [batches_of(own, 5) for own in orders]
-        for step in range(5):
-            union = np.concatenate([batches[step] for batches in ranks])
-            optimizer.zero_grad()
-            x, y = torch.from_numpy(BLOBS["x"][union]).float(), torch.from_numpy(BLOBS["y"][union]).long()
-            torch.nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    for mine, expected in zip(history.model.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
