@@ -214,12 +214,12 @@ async def session(count: int, epochs: int, *, memory: bool) -> dict[str, Phase]:
 
     async def epoch(number: int) -> None:
         await plugin.coordinators["session0"].advance(number)
-        await asyncio.gather(*cluster.coordinator.driver.tasks)
+        await asyncio.gather(*cluster.coordinator.tasks)
 
     async def exchange_orders() -> None:
         cluster.votes = False
         await cluster.coordinator.begin()
-        await asyncio.gather(*cluster.coordinator.driver.tasks)
+        await asyncio.gather(*cluster.coordinator.tasks)
 
     async def signs() -> None:
         for rank in range(count):
@@ -234,7 +234,7 @@ async def session(count: int, epochs: int, *, memory: bool) -> dict[str, Phase]:
         del cluster.workers[address]
         plugin.remove_worker(cluster, address, stimulus_id="lost")
         await cluster.coordinator.advance(epochs)
-        await asyncio.gather(*cluster.coordinator.driver.tasks)
+        await asyncio.gather(*cluster.coordinator.tasks)
 
     opening = plugin.open("session0", pickle.dumps(request(count, 0)), PROTOCOL)
     phases = {"open": await cluster.measured(opening, memory=memory)}

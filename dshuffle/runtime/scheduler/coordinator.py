@@ -295,14 +295,16 @@ class Coordinator:
 
     def needs(self, address: str) -> bool:
         """Whether another worker still reads the partition of a worker that retires, or may do so soon."""
-        hands_over, former = self.hands_over(address), self.spec.former
-        if self.ended:  # a worker does not wait for a session that may never come
-            is_followed = self.follower is not None and not self.follower.ended
-            waits = is_followed or (self.spec.options.elastic and not self.client_left)
-            return hands_over and self.is_source and waits
-        if former is None or self.epoch >= self.machine.first_epoch:
-            return hands_over
-        return hands_over or any(holder == address for holder, _ in former.holders.values())
+        hands_over, former, follower = self.hands_over(address), self.spec.former, self.follower
+        if follower is not None and not follower.ended:
+            hands_over = hands_over and not follower.machine.is_ready  # it has fetched the rows
+        elif self.ended:  # a worker does not wait for a session that may never come
+            hands_over = hands_over and self.spec.options.elastic and not self.client_left
+        if self.ended:
+            return hands_over and self.is_source
+        loads = self.epoch < self.machine.first_epoch and not self.machine.is_ready
+        is_former = former is not None and any(holder == address for holder, _ in former.holders.values())
+        return hands_over or (loads and is_former)
 
     def kept_workers(self) -> list[str]:
         """Workers that an adaptive cluster must not remove now."""
