@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.compare.simulated import orders_of_first_epochs
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import SERVER, STORE, Choices, EpochPlanner, ShuffleSpec
-from dshuffle.planning.delivery import DELIVERIES
+from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.planning.planner import OwnPlanner
 from dshuffle.planning.remainder import training_orders
 
@@ -52,41 +50,6 @@ def test_the_order_between_is_that_of_the_epoch_before_backwards(assignment, eve
         else:
             assert orders == orders_in(redrawn, epoch)
         before = orders
-
-
-@pytest.mark.parametrize("delivery", sorted(DELIVERIES))
-@given(data=st.data())
-def test_every_sample_once_and_only_what_was_sent(delivery, data):
-    """Caches that are followed from epoch to epoch: whoever sends a sample has it, and whoever trains on it has it."""
-    n = 4
-    needs_excess = delivery in ("clique", "ubershuffle", "coded")
-    fraction = 0.6 if needs_excess or (data.draw(st.booleans()) and delivery != "leftover") else None
-    every = data.draw(st.integers(2, 3))
-    assignment = data.draw(st.sampled_from(["global", "partial:0.4"]))
-    caching = data.draw(st.sampled_from(["uniform", "recent", "even"]))
-    between = data.draw(st.sampled_from(["redraw", "reverse"]))
-    choices = Choices(assignment, delivery, caching, fraction, every=every, between=between)
-    planner = EpochPlanner(ShuffleSpec(48, n, choices))
-    plan = planner.load()
-    held = [set(plan.for_worker(rank).held.tolist()) for rank in range(n)]
-    for epoch in range(EPOCHS):
-        if epoch:
-            plan = planner.advance()
-        packets = plan.packets
-        if epoch % every:
-            assert packets.n_packets == packets.n_components == plan.n_needed == 0
-        elif epoch:
-            senders = np.repeat(packets.senders, np.diff(packets.offsets))
-            for sample, destination, sender in zip(
-                packets.samples.tolist(), packets.destinations.tolist(), senders.tolist(), strict=True
-            ):
-                assert sender in (SERVER, STORE) or sample in held[sender]
-                held[destination].add(sample)
-        parts = [plan.for_worker(rank) for rank in range(n)]
-        for rank, part in enumerate(parts):
-            assert set(part.own.tolist()) <= set(part.held.tolist()) <= held[rank]
-            held[rank] = set(part.held.tolist())
-        assert sorted(sample for part in parts for sample in part.order.tolist()) == list(range(48))
 
 
 @given(data=st.data())

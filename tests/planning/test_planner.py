@@ -21,16 +21,6 @@ def make(n_samples=12, n_workers=3, **changes):
     return ShuffleSpec(n_samples, n_workers, Choices(**fields | changes), version, first)
 
 
-def test_partial_reaches_its_bound():
-    spec = make(100, 4, assignment=Partial(0.3))
-    planner = EpochPlanner(spec)
-    planner.load()
-    plan = planner.advance()
-    for rank in range(4):
-        assert sum(map(len, plan.for_worker(rank).receives.values())) == spec.max_incoming == 8
-        assert sum(map(len, plan.for_worker(rank).sends.values())) == 8
-
-
 def test_a_wrong_plan_is_never_handed_out(monkeypatch):
     planner = EpochPlanner(make())
     planner.load()
@@ -52,18 +42,13 @@ def test_a_wrong_plan_is_never_handed_out(monkeypatch):
         ({"n_workers": 1.5}, "n_workers=1.5 .* integer"),
         ({"n_samples": 2**63}, r"n_samples=9223372036854775808 .*below 2\*\*63"),
         ({"n_samples": 2}, "n_samples=2 .* >= 3.*fewer samples than workers"),
-        ({"assignment": "globl"}, "assignment='globl'.*'partial:Q'"),
         ({"assignment": Chunks()}, "assignment='chunks' .*'chunks:ROWS'"),
         ({"assignment": Chunks(6)}, "chunk_rows=6 .*at most 5, for 12 samples and 3 workers.*smaller chunks"),
-        ({"delivery": "pigeon"}, "delivery='pigeon'.*'peer', 'server', 'storage'"),
         ({"delivery": "coded", "n_workers": 65, "n_samples": 65}, "n_workers=65 .*at most 64 .*'coded'.*'server'"),
         ({"delivery": "leftover", "cache_fraction": 0.5}, "delivery='leftover' .*with excess.*'ubershuffle'"),
         ({"sharding": "hash"}, "sharding='hash'.*'contiguous', 'random'"),
-        ({"caching": "lru"}, "caching='lru'.*'even', 'recent', 'uniform'"),
         ({"cache_fraction": 0.3}, r"cache_fraction=0.3 .* \[1/3, 1\]"),
-        ({"cache_fraction": 1.1}, "cache_fraction=1.1"),
         ({"cache_fraction": float("nan")}, "cache_fraction=nan"),
-        ({"seed": 0.5}, "seed=0.5 .* integer"),
     ],
 )
 def test_bad_specifications(changes, message):
