@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
+from dshuffle.errors import DShuffleError
+from dshuffle.planning import Remainder
 from dshuffle.planning.exchange_epochs import Weights, as_weights
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.client import session_client
-from dshuffle.runtime.client.session_client import Membership, OpenSession
+from dshuffle.runtime.client.session_client import ATTEMPTS, Membership, OpenSession
+from dshuffle.runtime.messages import EpochExchange
 
 from .script import Trained
 from .simulation import Simulation, planned, simulate
@@ -43,14 +45,17 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def expected(self: Simulation, way: int, epoch: int, trained: Trained) -> dict[int, list[int]]:
         return planned(way, epoch, trained)  # a session without faults would have other shares
 
-    keep = Membership._keep
+    take_over = Membership._take_over
 
-    def counted_keep(self: Membership, *args: Any) -> None:
-        seen["kept"] += self._only_shares
-        keep(self, *args)
+    def counted_take_over(self: Membership, start: Remainder, attempts: int = ATTEMPTS) -> EpochExchange:
+        try:
+            return take_over(self, start, attempts)
+        except DShuffleError:
+            seen["kept"] += attempts == 1
+            raise
 
     monkeypatch.setattr(session_client, "proposed_weights", proposed)
-    monkeypatch.setattr(Membership, "_keep", counted_keep)
+    monkeypatch.setattr(Membership, "_take_over", counted_take_over)
     monkeypatch.setattr(Simulation, "_expected", expected)
     monkeypatch.setattr(Membership, "_open_with_other_shares", counted)
     return seen
