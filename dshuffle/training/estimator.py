@@ -30,9 +30,6 @@ from dshuffle.runtime import Shuffler
 from dshuffle.store import Dataset, create_dataset, open_dataset
 from dshuffle.training.parallel_sgd import fit_parallel_sgd
 
-FEATURES, TARGET = "x", "y"
-"""Names of the arrays of a dataset that is made of the arguments of ``fit``."""
-
 
 def _has(name: str) -> Any:
     return available_if(lambda self: hasattr(getattr(self, "estimator_", self.estimator), name))
@@ -113,8 +110,8 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
         delivery: str = "peer",
         batch_rows: int | None = None,
         seed: int = 0,
-        features: str = FEATURES,
-        target: str = TARGET,
+        features: str = "x",
+        target: str = "y",
         folder: str | None = None,
         session: Mapping[str, Any] | None = None,
     ) -> None:
@@ -163,8 +160,8 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
                 shuffler,
                 clone(self.estimator),
                 epochs=self.epochs,
-                features=self.features if y is None else FEATURES,
-                target=self.target if y is None else TARGET,
+                features=self.features if y is None else "x",
+                target=self.target if y is None else "y",
                 batch_rows=self.batch_rows,
                 seed=self.seed,
             )
@@ -206,7 +203,7 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
             numbers = functools.partial(np.searchsorted, labels)
             y = y.map_blocks(numbers, dtype=np.int64) if lazy else numbers(y)
         with tempfile.TemporaryDirectory(prefix="shuffled-sgd-", dir=self.folder) as place:
-            yield create_dataset(f"{place}/rows.zarr", {FEATURES: X, TARGET: y}), labels
+            yield create_dataset(f"{place}/rows.zarr", {"x": X, "y": y}), labels
 
     def predict(self, X: Any) -> Any:
         """Predict labels or numbers of NumPy rows, or lazily of the rows of a Dask array."""

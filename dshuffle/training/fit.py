@@ -106,11 +106,11 @@ CONSTANT = Decay(1.0)
 
 Model = TypeVar("Model")
 OnEpoch = Callable[[TrainingPoint], None]
-Validate = Callable[[Model], Mapping[str, Any]]
+Validate = Callable[[Any], Mapping[str, Any]]
 """Function from a model to its metrics by name: numbers, or arrays or tensors of one number."""
 Work = Sequence[Sequence[float]]
 """For each rank, its samples and its seconds; or its samples and the three columns of ``History.breakdown``."""
-Steps = Generator[tuple[NDArray[Any], float], NDArray[Any], tuple[Model, float, float]]
+Steps = Generator[tuple[NDArray[Any], float], NDArray[Any], tuple[Any, float, float]]
 """The steps of one rank: yields arrays with their weights, gets their means over all ranks, and returns the model and
 the seconds of gathering mini-batches and of computing."""
 
@@ -223,7 +223,7 @@ class FitOptions(TypedDict, total=False):
     """
 
     schedule: Schedule
-    validate: Validate[Any] | None
+    validate: Validate | None
     early_stopping: EarlyStopping | None
     on_epoch: OnEpoch | None
 
@@ -270,7 +270,7 @@ def run_epochs(
     restored: Callable[[Any], Any] = lambda saved: saved,
     kept: bool = True,
     schedule: Schedule = CONSTANT,
-    validate: Validate[Any] | None = None,
+    validate: Validate | None = None,
     early_stopping: EarlyStopping | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> History[Any]:
@@ -374,7 +374,7 @@ def in_passes(epoch: Epoch, fn: Callable[..., Any], *args: Any) -> tuple[list[An
     return [value for value, *_ in done], [work for _, *work in done]
 
 
-def in_steps(epoch: Any, steps: Callable[..., Steps[Model]], *args: Any) -> tuple[Model, Work]:
+def in_steps(epoch: Any, steps: Callable[..., Steps], *args: Any) -> tuple[Any, Work]:
     """Train all ranks together, by ``steps(partition, *args)``."""
     if hasattr(epoch, "in_step"):  # all ranks are in this process
         return epoch.in_step(steps, *args)[0][0], ()
@@ -383,8 +383,8 @@ def in_steps(epoch: Any, steps: Callable[..., Steps[Model]], *args: Any) -> tupl
 
 
 def averaged(
-    partition: Partition, group: Group, steps: Callable[..., Steps[Model]], *args: Any
-) -> tuple[Model | None, int, float, float, float]:
+    partition: Partition, group: Group, steps: Callable[..., Steps], *args: Any
+) -> tuple[Any, int, float, float, float]:
     """Take the steps of one rank; return the model on rank 0, as all ranks have the same."""
     partition.mark_trained(0)
     started, rank = time.perf_counter(), steps(partition, *args)
@@ -499,18 +499,15 @@ def check_finite(parameter: str, name: str, values: NDArray[Any], sample_ids: ND
         raise InvalidParameter.of(parameter, name, f"an array of finite values (sample {sample} is not finite)")
 
 
-Measure = Callable[[Model, NDArray[Any], NDArray[Any]], tuple[float, float]]
-"""Function of a model, features and targets of some samples to two numbers, to be added up."""
+Function = Callable[..., Any]
 
 
-def measured(epoch: Epoch, measure: Measure[Model], model: Model, features: str, target: str) -> tuple[float, float]:
-    """Return the sums of a measure over the samples of all workers."""
+def measured(epoch: Epoch, measure: Function, model: Any, features: str, target: str) -> tuple[float, float]:
+    """Return the sums over the samples of all workers of ``measure(model, features, targets)``, two numbers."""
     return tuple(np.sum(gathered(epoch.map(_measured, measure, model, features, target)), axis=0).tolist())
 
 
-def _measured(
-    partition: Partition, measure: Measure[Model], model: Model, features: str, target: str
-) -> NDArray[np.float64]:
+def _measured(partition: Partition, measure: Function, model: Any, features: str, target: str) -> NDArray[np.float64]:
     sums = np.zeros(2)
     with np.errstate(over="ignore", invalid="ignore"):
         for batch in partition.batches(EVALUATION_ROWS):
@@ -518,14 +515,11 @@ def _measured(
     return sums
 
 
-Predict = Callable[[Model, NDArray[Any]], NDArray[Any]]
-"""Function of a model and ``(n, m)`` rows to ``(n,)`` labels or numbers."""
-
 MOST_SAMPLES = 10_000
 """Number of held-out samples to read. The error of a metric falls with its root, and they stay in memory."""
 
 
-def accuracy_on(test: Dataset, predict: Predict[Model], *, features: str = "x", target: str = "y") -> Validate[Model]:
+def accuracy_on(test: Dataset, predict: Function, *, features: str = "x", target: str = "y") -> Validate:
     """Make a ``validate`` that measures the accuracy on held-out samples.
 
     Parameters
@@ -561,7 +555,7 @@ def accuracy_on(test: Dataset, predict: Predict[Model], *, features: str = "x", 
     }
 
 
-def rmse_on(test: Dataset, predict: Predict[Model], *, features: str = "x", target: str = "y") -> Validate[Model]:
+def rmse_on(test: Dataset, predict: Function, *, features: str = "x", target: str = "y") -> Validate:
     """Make a ``validate`` that measures the root mean square error on held-out samples.
 
     Parameters

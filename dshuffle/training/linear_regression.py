@@ -139,7 +139,7 @@ def local_pass(
 
 def gradient_steps(
     partition: Partition, weights: Weights | None, batch_size: int, step: float, features: str, target: str
-) -> Steps[Weights]:
+) -> Steps:
     """Take the steps of one rank, with mini-batches of the gradient of half of the squared residual."""
     own, *samples, slots = _regression(partition, weights, features, target)
     batching = batching_of(partition, batch_size, 1)

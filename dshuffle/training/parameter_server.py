@@ -55,7 +55,6 @@ from dshuffle.training.synchronous import Network, TrainedNetwork
 logger = logging.getLogger(__name__)
 
 Parameters = NDArray[Any]
-Rows = NDArray[Any]
 Reply = tuple[Parameters, bool]
 """A copy of the parameters, and whether to compute another gradient in this epoch."""
 
@@ -106,12 +105,12 @@ class SoftmaxRegression:
         """Return zeros for any seed, as the loss is convex: ``W`` row by row, then ``b``."""
         return np.zeros((n_features + 1) * self.n_classes)
 
-    def gradient(self, parameters: Parameters, rows: Rows, targets: NDArray[Any]) -> tuple[Parameters, float]:
+    def gradient(self, parameters: Parameters, rows: NDArray[Any], targets: NDArray[Any]) -> tuple[Parameters, float]:
         """Return the mean gradient of the loss over some samples, a new ``(p,)`` array, and the mean loss."""
         loss, gradient, _ = Network((rows.shape[1], self.n_classes)).gradient(parameters, rows, targets)
         return gradient, loss
 
-    def predict(self, parameters: Parameters, rows: Rows) -> NDArray[np.int64]:
+    def predict(self, parameters: Parameters, rows: NDArray[Any]) -> NDArray[np.int64]:
         """Return the most likely class of each row, ``(n,)``."""
         return TrainedNetwork(Network((rows.shape[1], self.n_classes)), parameters, parameters[:0]).predict(rows)
 
@@ -223,7 +222,9 @@ class Job:
         """Return the number of updates of an epoch; infinite if it ends when all samples have been used."""
         return -(-n_samples // self.size) if self.pace == FREE else math.inf
 
-    def samples(self, arrays: Mapping[str, NDArray[Any]], ids: NDArray[np.integer]) -> tuple[Rows, NDArray[Any]]:
+    def samples(
+        self, arrays: Mapping[str, NDArray[Any]], ids: NDArray[np.integer]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return rows and targets of samples, if the model can be trained on them."""
         rows, targets = check_batch(arrays, ids, self.features, self.target, self.model.n_classes)
         return as_rows(rows), targets
@@ -264,7 +265,7 @@ class Job:
                 gradient, _ = self.model.gradient(parameters, *samples)
 
 
-def as_rows(values: NDArray[Any]) -> Rows:
+def as_rows(values: NDArray[Any]) -> NDArray[Any]:
     """Return ``(n, ...)`` numbers as ``(n, m)`` floats. float32 is kept, all other dtypes become float64."""
     flat = values.reshape(len(values), math.prod(values.shape[1:]))
     return flat if flat.dtype in (np.float32, np.float64) else flat.astype(np.float64)
@@ -474,7 +475,7 @@ def _one_epoch(
     return parameters, staleness, wrong / count, [(samples, seconds) for samples, _, seconds in worked]
 
 
-def _loss(model: tuple[Any, Parameters], rows: Rows, targets: NDArray[Any]) -> tuple[float, int]:
+def _loss(model: tuple[Any, Parameters], rows: NDArray[Any], targets: NDArray[Any]) -> tuple[float, int]:
     return model[0].gradient(model[1], as_rows(rows), targets)[1] * len(targets), len(targets)
 
 

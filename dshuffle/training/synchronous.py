@@ -337,7 +337,7 @@ def fit_synchronous_sgd(
 
 def network_steps(
     partition: Partition, model: TrainedNetwork, batch_size: int, step: float, features: str, target: str
-) -> Steps[TrainedNetwork]:
+) -> Steps:
     """Take the steps of one rank, with the gradients of its mini-batches."""
     network, parameters, statistics = model.network, model.parameters, model.statistics
     batching = batching_of(partition, batch_size, 2 if network.n_statistics else 1)

@@ -223,7 +223,7 @@ def fit_torch_ddp(
         settings["optimizer"] = type(make_optimizer(model.parameters())).__name__
     fit = Fit(
         uuid.uuid4().hex, make_model, make_optimizer, costs, error, list(arrays or names), checked, batch_size,
-        accumulate, ddp_options, device, seed, timeout,
+        accumulate, dict(ddp_options), device, seed, timeout,
     )  # fmt: skip
 
     def restored(state: bytes) -> torch.nn.Module:
