@@ -104,11 +104,10 @@ def test_dask_has_the_commands():
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("timeoot", r"dshuffle.timeoot is not allowed: dshuffle does not have .*Did you mean dshuffle.timeout\?"),
-        ("window_byte", "Did you mean dshuffle.window-bytes?"),
-        ("colour", "There are: message-bytes, window-bytes, timeout,"),
+        ("timeoot", r"dshuffle.timeoot is not allowed: dshuffle does not have this setting. There are: .*timeout,"),
+        ("window_byte", "There are: message-bytes, window-bytes, timeout,"),
     ],
 )
-def test_unknown_settings_are_refused_with_the_nearest_name(key, words):
+def test_unknown_settings_are_refused_with_all_names(key, words):
     with dask.config.set({f"dshuffle.{key}": 3}), pytest.raises(InvalidParameter, match=words):
         Settings.from_config()

@@ -284,7 +284,7 @@ DEFAULTS = SessionOptions()
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 35
+PROTOCOL = 36
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 

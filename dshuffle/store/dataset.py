@@ -210,6 +210,8 @@ class Dataset:
         places = as_indices("slots", slots, len(rows), "slots of rows")
         if places.size != samples.size:
             raise InvalidParameter.of("len(slots)", places.size, f"the number of ids ({samples.size})")
+        if np.unique(places).size < places.size:
+            raise InvalidParameter.because("slots", "some slots are repeated", "Give distinct slots.")
         fields = self.layout.dtype.fields
         assert fields is not None
         self._read({name: (rows, fields[name][1]) for name in self._sources}, samples, places, memory_budget, stop)

@@ -103,7 +103,7 @@ def test_a_default_way_without_a_chunk_for_every_worker_is_left_out(elsewhere, u
     result = run(url, "--cache-fraction", 0.5, "--workers", 65, "--pairs", 0)
     assert "“global + ubershuffle” is left out: n_workers=65 is not allowed; it must be at most 64" in result.stderr
     left = {way.label for way in default_ways(Choices(cache_fraction=0.5))} - {way.label for way in ran}
-    assert left == {"chunks + storage", "global + ubershuffle"}
+    assert left == {"chunks + storage", "global + ubershuffle", "global + clique", "aligned + clique"}
     chosen = run(url, "--assignment", "chunks", "--delivery", "storage")
     assert chosen.exit_code == 1
     assert "chunk_rows=400" in chosen.stderr

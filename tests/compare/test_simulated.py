@@ -95,7 +95,7 @@ def test_gradients_averaged_in_every_step(client, regression, choices):
 def test_what_is_averaged_is_checked(client, regression):
     with dshuffle.Shuffler(client, regression) as shuffler:
         for options, words in (
-            ({"average": "losses"}, "average='losses' is not allowed; it must be one of models, gradients"),
+            ({"average": "losses"}, "average='losses' is not allowed; it must be models or gradients"),
             ({"batch_size": 2}, 'batch_size=2 is not allowed; it must be 1 with average="models"'),
             ({"batch_size": 201, "average": "gradients"}, r"batch_size=201 is not allowed; it must be in \[1, 200\]"),
         ):

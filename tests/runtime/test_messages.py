@@ -41,7 +41,7 @@ from dshuffle.runtime.session_spec import PROTOCOL
 from dshuffle.runtime.worker import sessions as row_handlers
 from dshuffle.runtime.worker import worker_plugin
 
-MESSAGES_OF = (35, 644751331)
+MESSAGES_OF = (36, 3849817094)
 """The protocol, and the checksum of its messages. If they change, so does the number: see the failure of the test."""
 
 SPOKEN = (messages, orders, replies, row_handlers, snapshot, session_spec)

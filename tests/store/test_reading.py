@@ -195,7 +195,7 @@ def test_bad_targets(dataset: Dataset) -> None:
     read_only = rows.copy()
     read_only.flags.writeable = False
     for bad in (rows[:, ::2], rows[::2], rows.astype("i2"), rows[0], read_only, None):
-        with pytest.raises(InvalidParameter, match=r"rows is not allowed: .*\(capacity, 32\) uint8"):
+        with pytest.raises(InvalidParameter, match=r"rows=.* is not allowed.*\(capacity, 32\) matrix of uint8"):
             dataset.read_into(bad, [0], [0])  # type: ignore[arg-type]
     for slots, words in (([0, 10], r"slots\[1\]=10"), ([1, 1], "distinct"), ([1], r"len\(slots\)=1 .*of ids \(2\)")):
         with pytest.raises(InvalidParameter, match=words):

@@ -310,7 +310,7 @@ def lost_chunk(folder):
         (short_member, DatasetError, r"cannot read .*a\.npz: ValueError: EOF"),
         (late_nulls, InvalidParameter, "column 'v' .* contains nulls"),
         (lambda f: table(f / "a.pq", v=[[1], [None]]), InvalidParameter, "contains nulls"),
-        (lost_chunk, CorruptChunk, r"^chunk \(1, 0, 0\) of array 'x'"),
+        (lost_chunk, CorruptChunk, r"^the chunk x/c/1/0/0 of .* is missing"),
     ],
 )
 def test_what_turns_out_bad_on_the_way_leaves_nothing(tmp_path, make, error, words):
