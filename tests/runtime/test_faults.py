@@ -428,7 +428,7 @@ def test_an_adaptive_cluster_keeps_the_workers_of_a_session(new_processes, small
 
 
 def test_a_stopped_worker_is_named_while_the_client_gathers(new_processes, small, monkeypatch, caplog):
-    monkeypatch.setattr("dshuffle.runtime.client.session_client.PATIENCE", 0.6)
+    monkeypatch.setattr("dshuffle.runtime.client.shuffler.PATIENCE", 0.6)
     with (
         dask.config.set({"dshuffle.heartbeat": "2s"}),
         new_processes(2) as cluster,

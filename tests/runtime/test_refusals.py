@@ -178,7 +178,7 @@ def test_a_worker_that_cannot_be_set_up(cluster_of, small, sessions_left, monkey
     with cluster_of({"a": {}, "b": {}, "c": {}}) as cluster, Client(cluster) as client:
         with (
             dask.config.set({"dshuffle.timeout": "500ms"}),
-            pytest.raises(ClusterError, match=r"on 1 of 3 workers, .*\(the worker's log has the reason\)"),
+            pytest.raises(ClusterError, match=r"on 1 of 3 workers, among them .*: its log has the reason"),
         ):
             Shuffler(client, small)
         assert sessions_left(client) == (0, 0)
@@ -213,7 +213,7 @@ def test_a_dataset_that_is_another_on_the_workers(threads, small, sessions_left,
     reference = DatasetReference.of(small)
     monkeypatch.setattr(DatasetReference, "of", lambda dataset: reference)
     create_dataset(small.url, {"x": np.zeros((900, 7)), "y": np.arange(900)}, overwrite=True)
-    with pytest.raises(ClusterError, match=r"differs from the one on the client.*same storage"):
+    with pytest.raises(DatasetChanged, match="is not the one on the client"):
         Shuffler(threads, small)
     assert sessions_left(threads) == (0, 0)
 
@@ -234,12 +234,12 @@ def test_a_chunk_is_corrupted_before_the_first_epoch(threads, small, check_order
             with pytest.raises(ExchangeError, match=r"epoch 0 could not be exchanged: rank .*chunk \(3, 0\).*'x'"):
                 next(shuffler.epochs(3))
         assert shuffler.records == []
-        with pytest.raises(IndexError, match="no epoch has ended, and there is no record -1"):
+        with pytest.raises(IndexError):
             shuffler.records[-1]
         chunk.write_bytes(good)
         check_orders(shuffler, 3)
     assert [record.epoch for record in shuffler.records] == [0, 1, 2]
-    with pytest.raises(IndexError, match="only 3 epochs have ended, and there is no record 3"):
+    with pytest.raises(IndexError):
         shuffler.records[3]
     assert shuffler.records[0].run_id > 1
     assert sessions_left(threads) == (0, 0)
@@ -253,7 +253,7 @@ def test_the_dataset_is_gone_before_an_epoch_that_reads_it_again(threads, small,
         with pytest.raises(ExchangeError, match=r"epoch 1 could not be exchanged: rank .*chunk"):
             next(shuffler.epochs(1))
         # All are still on the former epoch, with its rows.
-        epoch = Epoch(shuffler._sequence, shuffler._sequence.position.tasks)
+        epoch = Epoch(shuffler, shuffler._calls, shuffler._position.tasks)
         again = threads.gather(epoch.map(check_ids))
         assert all(np.array_equal(a, b) for a, b in zip(first[0], again, strict=True))
         shutil.move(hidden, small.url)
@@ -270,7 +270,7 @@ def test_a_chunk_that_is_corrupted_while_an_epoch_is_trained_on(threads, small, 
         chunk.write_bytes(b"")
         with pytest.raises(ExchangeError, match="array 'y'"):
             list(epochs)  # the next epoch may have come in before, those after it have not
-        epoch = Epoch(shuffler._sequence, shuffler._sequence.position.tasks)
+        epoch = Epoch(shuffler, shuffler._calls, shuffler._position.tasks)
         assert epoch.number <= 1
         assert np.array_equal(np.sort(np.concatenate(threads.gather(epoch.map(check_ids)))), np.arange(1000))
         chunk.write_bytes(good)
@@ -331,7 +331,7 @@ def _forget_rows(dask_worker):
 def test_a_client_of_another_release_is_refused_before_a_session_opens(
     threads, small, sessions_left, monkeypatch, protocol
 ):
-    monkeypatch.setattr("dshuffle.runtime.client.open_session.PROTOCOL", protocol)
+    monkeypatch.setattr("dshuffle.runtime.client.session_client.PROTOCOL", protocol)
     with pytest.raises(ClusterError, match=r"the client uses protocol (26|below 27) .* Install the same version"):
         Shuffler(threads, small)
     assert sessions_left(threads) == (0, 0)

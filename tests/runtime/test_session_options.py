@@ -27,27 +27,31 @@ EARLIER_STATE = {
         "cache_fraction": None,
         "relay": "pipelined",
         "sharding": "random",
-        "balance": "y",
+        "balance": "",
+        "every": 1,
+        "between": "redraw",
         "seed": 7,
+        "shares": "even",
     },
     "sharding_checksum": None,
     "n_broadcast": 0,
     "n_workers": 3,
     "changes": [],
+    "first_weights": [],
     "epoch": 1,
     "trained": [[4, 4, 4]],
+    "trained_digest": [12, 326, 11049672882498104904, 13001715445827825543],
     "trained_weights": [],
-    "trained_digest": [12, 330, 8251254680339245447, 13025384651433819395],
     "attached": None,
 }
-"""State of a session of 3 workers that the release before wrote (protocol 24), without the dataset's identity."""
+"""State of a session of 3 workers that an earlier revision wrote (protocol 35), without the dataset's identity."""
 
 LEFT = [
-    [16, 18, 25, 7, 33, 4, 26, 15, 2, 10, 39, 50, 29, 47, 55, 6],
-    [59, 43, 12, 45, 0, 51, 42, 36, 34, 58, 11, 35, 24, 38, 28, 53],
-    [54, 14, 40, 37, 19, 57, 56, 21, 30, 52, 31, 3, 41, 9, 8, 17],
+    [16, 25, 56, 7, 38, 1, 48, 26, 5, 19, 31, 9, 0, 41, 17, 24],
+    [10, 33, 30, 2, 39, 49, 42, 23, 50, 4, 34, 3, 58, 11, 35, 53],
+    [55, 47, 32, 28, 54, 14, 45, 40, 51, 57, 15, 29, 52, 44, 6, 36],
 ]
-"""What that release trained on in the rest of the epoch, by rank."""
+"""What that revision trained on in the rest of the epoch, by rank."""
 
 
 def test_the_keywords_of_a_shuffler_are_its_choices_and_its_options() -> None:
