@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from html import escape
+from typing import Any
 
 from dshuffle.errors import DShuffleError
 from dshuffle.planning.cost import as_number
@@ -32,7 +33,7 @@ class SessionWidget:
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         in_notebook = getattr(shell, "kernel", None) is not None  # where output can be replaced
         self._display = importlib.import_module("IPython.display") if in_notebook else None
-        self._handle = self._display.display(display_id=True) if self._display else None
+        self._handle: Any = self._display.display(display_id=True) if self._display else None
         self._last, self._written = ("", ""), 0.0  # the last line, as phase and details, and when it was written
         self._update(shuffler)
         self._stopped = threading.Event()
