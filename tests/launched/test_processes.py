@@ -96,7 +96,7 @@ url, folder = sys.argv[1:]
 
 def late_client(*arguments, **options):
     open(f"{folder}/opens", "w").close()
-    while loader._rank.job.failure is None:
+    while not loader._rank.job._failure:
         time.sleep(0.05)
     return client(*arguments, **options)
 
