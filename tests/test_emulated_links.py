@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import dshuffle
 from dshuffle.compare import AS_THEY_ARE, EmulatedRates
 from dshuffle.emulated_links import HEADERS, EmulatedLink, emulated
+from dshuffle.errors import InvalidParameter
 
 SIZES = st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 10)), min_size=1)
 
@@ -27,6 +28,21 @@ def test_a_link_is_never_faster_than_its_rate_and_never_idle_while_bytes_wait(tr
         end = link.reserve(nbytes, begin=now)
         free = max(free, now) + nbytes / rate
         assert end == pytest.approx(free)
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=40))
+def test_bytes_that_come_late_use_time_in_which_the_link_was_idle(transfers):
+    """Against a calendar of single ticks: the first free ones are taken, whatever the order of the transfers."""
+    link, taken = EmulatedLink(HEADERS), set()
+    for nbytes, begin in transfers:
+        end = begin
+        for _ in range(nbytes):
+            while end in taken:
+                end += 1
+            taken.add(end)
+            end += 1
+        if nbytes:
+            assert link.reserve(nbytes, begin=begin) == pytest.approx(end)
 
 
 def test_bytes_pass_both_links_at_the_same_time_but_those_of_two_senders_one_after_the_other():
@@ -45,6 +61,17 @@ def test_bytes_pass_both_links_at_the_same_time_but_those_of_two_senders_one_aft
     assert alone <= first
     assert 2 * alone <= second + 0.01
     assert second - first > 0.5 * alone
+
+
+def test_links_are_emulated_where_the_configuration_says_so():
+    assert emulated("links", "a") is None
+    with dask.config.set({"dshuffle.emulated-links": "10mbit"}):
+        assert emulated("links", "a") is emulated("links", "a")
+        assert emulated("links", "a") is not emulated("links", "b")
+        assert emulated("store") is None
+    wrong = dask.config.set({"dshuffle.emulated-store": "fast"})
+    with wrong, pytest.raises(InvalidParameter, match=r"dshuffle.emulated-store='fast'"):
+        emulated("store")
 
 
 def test_reading_takes_as_long_as_the_emulated_store_does(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dshuffle.private_files import cache_folder, open_private_file, user_key
+from dshuffle.private_files import cache_folder, check_folder, open_private_file, user_key
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 STRANGER = 12345
@@ -28,6 +28,18 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_cache_folder_is_made_for_its_user_alone(caches: Path) -> None:
+    earlier = os.umask(0)
+    try:
+        folder = cache_folder()
+        assert folder == caches / "caches" / "dshuffle"
+        os.close(open_private_file(folder / "x", os.O_RDWR | os.O_CREAT))
+    finally:
+        os.umask(earlier)
+    assert mode(caches / "caches" / "dshuffle") == 0o700
+    assert mode(caches / "caches" / "dshuffle" / "x") == 0o600
 
 
 @pytest.mark.parametrize("home", ["/dev/null", "/proc"])
@@ -48,6 +60,23 @@ def test_a_temporary_folder_that_others_can_enter_is_refused(caches: Path, monke
     folder.chmod(0o777)
     with pytest.raises(OSError, match=r"has the mode 0777, so other users can enter it. Its mode must be 0700"):
         cache_folder()
+
+
+@as_root
+def test_a_temporary_folder_of_another_user_is_refused(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    folder = caches / "temporary" / f"dshuffle-{os.geteuid()}"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, STRANGER, STRANGER)
+    with pytest.raises(OSError, match=f"belongs to the user {STRANGER}, and not to 0"):
+        cache_folder()
+
+
+def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("mine")
+    with pytest.raises(NotADirectoryError):
+        check_folder(tmp_path / "link")
 
 
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_RDWR | os.O_CREAT])
@@ -89,10 +118,3 @@ def test_all_processes_of_a_user_have_one_key(caches: Path) -> None:
     assert mode(caches / "caches" / "dshuffle" / "key") == 0o600
     (caches / "caches" / "dshuffle" / "key").unlink()
     assert user_key() not in keys
-
-
-def test_a_damaged_key_is_refused(caches: Path) -> None:
-    user_key()
-    (caches / "caches" / "dshuffle" / "key").write_bytes(b"")
-    with pytest.raises(OSError, match="does not have 32 bytes"):
-        user_key()

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import traceback
 
 import numpy as np
+import pandas as pd
 import pytest
 from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dshuffle
+from dshuffle.cli import main
 from dshuffle.compare.comparison import describe_dataset
-from dshuffle.errors import DShuffleError, InvalidParameter
-from dshuffle.redaction import hide_secrets
+from dshuffle.errors import DatasetNotFound, DShuffleError, InvalidParameter
+from dshuffle.redaction import hide_secrets, option_values, short_repr
 
 PLANTED = ("planted-user", "planted-password", "planted-signature", "planted-deep")
 URL = "memory://planted-user:planted-password@host/d.zarr?sig=planted-signature"
@@ -82,3 +85,38 @@ def test_values_of_secret_names_are_not_shown():
     text = str(InvalidParameter.of("storage_options", {"password": "hunter2", "region": "eu"}, "something else"))
     assert "hunter2" not in text
     assert "'region': 'eu'" in text
+
+
+def test_commands_print_none(dataset, capsys) -> None:
+    main(["dataset", "info", URL], standalone_mode=False)
+    printed = capsys.readouterr()
+    assert "***" in printed.out + printed.err
+    assert clean(printed.out + printed.err)
+
+
+def test_errors_that_are_os_errors_too_are_redacted() -> None:
+    error = DatasetNotFound("no dataset exists at s3://planted-user:planted-password@host/x")
+    assert isinstance(error, FileNotFoundError)
+    assert str(error) == "no dataset exists at s3://***@host/x"
+    assert clean(InvalidParameter.of("url", "ftp://planted-user:planted-password@host", "another"))
+
+
+def test_what_is_no_secret_stays() -> None:
+    text = "epoch 3: monkey=4 of s3://bucket/design?version=2, user@host, assignment=global"
+    assert hide_secrets(text) == text
+    assert option_values({"a": 1, "b": [b"bytes", {"c": "text"}]}) == ("bytes", "text")
+
+
+def test_large_values_are_shown_by_their_type():
+    frame = pd.DataFrame({"a": range(50)})
+    for value, shown in (
+        (frame, "<pandas.*DataFrame>"),
+        (np.arange(9999.0), "<numpy.ndarray>"),
+        ([frame], r"\[<pandas.*DataFrame>\]"),
+        ("x" * 5000, "'xxx.*x'"),
+        (list(range(9999)), r"\[0, 1, .*, \.\.\.\]"),
+    ):
+        text = str(InvalidParameter.of("value", value, "something else"))
+        assert re.fullmatch(rf"value={shown} is not allowed; it must be something else", text)
+        assert len(text) < 400
+    assert short_repr(np.arange(3)) == "array([0, 1, 2])"

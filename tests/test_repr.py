@@ -31,6 +31,7 @@ def test_every_object_says_what_it_is():
         with dshuffle.Shuffler(client, dataset) as other:
             [epoch] = other.epochs(1)
             assert repr(epoch).startswith("<Epoch 0 of <Shuffler")
+            assert "Epoch 0" in epoch._repr_html_()
             shown = client.gather(epoch.map(lambda partition: (repr(partition), partition._repr_html_())))
         assert shown[0][0].startswith("<Partition rank=0 epoch=0 samples=500")
         assert "20.0 kB" in shown[0][1]

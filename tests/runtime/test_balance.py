@@ -1,5 +1,7 @@
 """Sessions that keep the classes of labels in equal parts on all workers."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -46,6 +48,17 @@ def test_every_epoch_is_exactly_once_and_balanced(threads, labelled, check_order
     assert {str(record.choices.balance) for record in shuffler.records} == {"label"}
 
 
+@pytest.mark.parametrize(("assignment", "delivery"), [("global", "peer"), ("global", "clique"), ("local", "server")])
+def test_on_processes(processes, labelled, check_orders, assignment, delivery):
+    job = {"assignment": assignment, "delivery": delivery, "sharding": "stratified:label", "balance": "label"}
+    with Shuffler(processes, labelled, **job) as shuffler:
+        for parts in check_orders(shuffler, 5):
+            ranks = np.empty(1000, int)
+            for rank, part in enumerate(parts):
+                ranks[part] = rank
+            assert max(spreads(ranks, 3)) <= 1
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -68,6 +81,14 @@ def test_what_cannot_be_balanced_is_refused(threads, labelled, sessions_left, wr
     write_sharding(labelled, "mine", np.arange(1000) // 200)
     with pytest.raises(InvalidParameter, match=message):
         Shuffler(threads, labelled, **wrong)
+    assert sessions_left(threads) == (0, 0)
+
+
+def test_a_warning_that_is_an_error_leaves_no_session(threads, labelled, sessions_left):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ShardingWarning)
+        with pytest.raises(ShardingWarning, match="1 of 6 classes"):
+            Shuffler(threads, labelled, balance="label")
     assert sessions_left(threads) == (0, 0)
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from dshuffle import Shuffler
-from dshuffle.errors import InvalidParameter
+from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.planning import DELIVERIES
-from dshuffle.sharding import Sharding
-from dshuffle.store import write_sharding
+from dshuffle.sharding import Sharding, distribution_aware, stratified
+from dshuffle.store import create_dataset, write_sharding
 
 pytestmark = pytest.mark.slow  # real clusters
 
@@ -80,6 +80,40 @@ def test_on_processes_by_the_name_of_a_stored_one(processes, small, delivery):
     assert {record.choices.sharding for record in records} == {"mine"}
 
 
+def test_a_balance_is_that_of_the_others(threads, tmp_path):
+    labels = np.arange(1000) % 3
+    arrays = {"x": np.random.default_rng(0).random((1000, 2)), "y": np.arange(1000), "label": labels}
+    dataset = create_dataset(str(tmp_path / "d.zarr"), arrays, chunk_rows=100)
+    sharding = Sharding(some_ranks(5), 5, BROADCAST)
+    with pytest.raises(InvalidParameter, match=r"sharding='given'.*each class of 'label'"):
+        Shuffler(threads, dataset, sharding=sharding, balance="label")
+    balanced = some_ranks(5)
+    balanced[OTHERS] = stratified(labels[OTHERS], 5)
+    check_run(
+        *(threads, dataset, 3),
+        sharding=Sharding(balanced, 5, BROADCAST),
+        balance="label",
+    )
+
+
+def test_ranks_alone_train_on_everything_once(threads, small, check_orders):
+    sharding = Sharding(np.arange(1000, dtype=np.int32) % 5, 5, np.array([1, 2, 3]))
+    with Shuffler(threads, small, sharding=sharding.ranks) as shuffler:
+        check_orders(shuffler, 2)
+    assert {record.broadcast_samples for record in shuffler.records} == {0}
+
+
+def test_the_budget_counts_them(threads, small):
+    # 199 others and room for 199, and 7 that are broadcast, of 64 bytes and 28 for their places.
+    sharding = Sharding(some_ranks(5), 5, BROADCAST)
+    # A given sharding is planned for all samples.
+    needed = (199 + 199 + 7) * 92 + 110 * 1000
+    with pytest.raises(CacheBudgetError, match=rf"needs {needed} bytes on each of 5 workers \(206 rows"):
+        Shuffler(threads, small, sharding=sharding, memory_limit=needed - 1)
+    with Shuffler(threads, small, sharding=sharding, memory_limit=needed) as shuffler:
+        assert len(list(shuffler.epochs(2))) == 2
+
+
 def test_what_cannot_be(threads, small, sessions_left):
     with pytest.raises(InvalidParameter, match="whole chunks from the first epoch"):
         Shuffler(threads, small, sharding=Sharding(some_ranks(5), 5, BROADCAST), assignment="chunks")
@@ -92,3 +126,18 @@ def test_what_cannot_be(threads, small, sessions_left):
     with pytest.raises(InvalidParameter, match=r"n_workers=5 .*4, for which the sharding 'given'"):
         Shuffler(threads, small, sharding=Sharding(some_ranks(4), 4, BROADCAST))
     assert sessions_left(threads) == (0, 0)
+
+
+@pytest.mark.filterwarnings("ignore::dshuffle.sharding.ShardingWarning")
+def test_what_the_tool_finds_is_honoured(threads, tmp_path):
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=(600, 3)), rng.normal(size=(397, 3)) + 100, rng.normal(size=(3, 3)) - 100])
+    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": x, "y": np.arange(1000)}, chunk_rows=100)
+    sharding = distribution_aware(x, n_workers=5, clusters=3)
+    assert sharding.broadcast.tolist() == [997, 998, 999]
+    with Shuffler(threads, dataset, sharding=sharding, assignment="local") as shuffler:
+        [epoch] = shuffler.epochs(1)
+        parts = threads.gather(epoch.map(lambda partition: partition.sample_ids.copy()))
+    for part in parts:
+        assert np.isin([997, 998, 999], part).all()
+        assert len(part) in (202, 203)

@@ -59,3 +59,20 @@ def test_why_a_task_of_another_worker_cannot_run(client, small, check_ids, withi
         with pytest.raises(WorkerLost, match=message):
             within(30, lambda: client.gather(futures[0]))
         epoch.forget(futures)
+
+
+def test_a_result_that_was_lost_after_its_epoch(client, small, check_ids, within):
+    """Its task cannot run again, because nobody has the partition. The session goes on."""
+    with Shuffler(client, small) as shuffler:
+        epochs = shuffler.epochs(3)
+        first = next(epochs).map(check_ids)
+        second = next(epochs)
+        kill(client, shuffler, 1)
+        with pytest.raises(
+            WorkerLost, match="the worker with the result of rank 1 in epoch 0 was lost after that epoch"
+        ):
+            within(40, lambda: client.gather(first))
+        samples = within(40, lambda: client.gather(second.map(check_ids)))
+        assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+        samples = within(40, lambda: client.gather(next(epochs).map(check_ids)))
+        assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))

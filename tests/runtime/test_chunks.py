@@ -7,8 +7,9 @@ import pytest
 import zarr
 
 from dshuffle import Shuffler, create_dataset, open_dataset
-from dshuffle.errors import InvalidParameter
-from dshuffle.runtime.dataset_inputs import unit_rows
+from dshuffle.errors import CacheBudgetError, InvalidParameter
+from dshuffle.planning import Chunks, Global
+from dshuffle.runtime.dataset_inputs import unit_rows, with_chunks_of
 
 pytestmark = pytest.mark.slow  # real clusters
 
@@ -32,6 +33,14 @@ def test_re_reading_whole_chunks_fetches_nothing_twice(threads, small, check_ord
     assert 1000 < moved < 4000
 
 
+def test_a_worker_mixes_the_rows_of_all_its_chunks(threads, small, check_orders):
+    with Shuffler(threads, small, assignment="chunks") as shuffler:
+        [own, *_] = check_orders(shuffler, 1)[0]
+    chunks = own // 100
+    # Two chunks in random order change 100 times on average, with a standard deviation of 5.
+    assert 70 < np.count_nonzero(np.diff(chunks)) < 130
+
+
 def test_other_units_than_the_datasets_chunks(threads, small, check_orders):
     with Shuffler(threads, small, assignment="chunks:30") as shuffler:
         for shares in check_orders(shuffler, 3):
@@ -46,6 +55,25 @@ def test_more_workers_than_chunks_are_refused(threads, tmp_path, sessions_left):
     with pytest.raises(InvalidParameter, match=r"chunk_rows=300 .*at most 249, .* 1000 samples and 5 workers.*smaller"):
         Shuffler(threads, dataset, assignment="chunks")
     assert sessions_left(threads) == (0, 0)
+
+
+def test_budgets_count_the_largest_share(threads, tmp_path):
+    # Six chunks for five workers: 400 rows and room for 400 that come in, of 56 bytes and 28 for their places.
+    dataset = create_dataset(tmp_path / "d.zarr", {"x": np.zeros((1200, 7))}, chunk_rows=200)
+    with pytest.raises(CacheBudgetError, match=r"needs 67200 bytes on each of 5 workers.* Use 6 workers"):
+        Shuffler(threads, dataset, assignment="chunks", memory_limit=67_199)
+    with pytest.raises(CacheBudgetError, match=r"needs 67200 bytes .*Raise memory_limit; more workers would not help"):
+        Shuffler(threads, dataset, assignment="chunks", memory_limit=33_599)
+    with Shuffler(threads, dataset, assignment="chunks", memory_limit=67_200) as shuffler:
+        assert len(list(shuffler.epochs(3))) == 3
+
+
+def test_the_unit_is_the_chunk_of_the_widest_rows(tmp_path):
+    dataset = create_dataset(tmp_path / "d.zarr", {"x": np.zeros((3000, 1024)), "y": np.zeros(3000)})
+    assert {name: info.chunk_rows for name, info in dataset.arrays.items()} == {"x": 512, "y": 3000}
+    assert with_chunks_of(dataset, Chunks()) == Chunks(512)
+    assert with_chunks_of(dataset, Chunks(7)) == Chunks(7)
+    assert with_chunks_of(dataset, Global()) == Global()
 
 
 def test_the_unit_of_a_sharded_array_is_its_inner_chunk(tmp_path):

@@ -12,12 +12,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import dask.array
 import numpy as np
 import pytest
 from distributed import Client
 
+import dshuffle
 from dshuffle import Dataset, Shuffler, create_dataset
 from dshuffle.errors import ClusterError
+from dshuffle.runtime.client.cluster_view import cluster_info
+from dshuffle.runtime.measure.measurement import diagnose
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -110,6 +114,22 @@ def test_a_session_whose_epochs_have_ended_is_left_without_an_error(
         assert re.search(GONE, caplog.text)
 
 
+def test_the_block_is_left_while_tasks_run(processes: tuple[Client, int], dataset: Dataset) -> None:
+    """Whether the tasks have ended cannot be known any more."""
+    client, scheduler = processes
+    struck = []
+
+    def train() -> None:
+        with Shuffler(client, dataset) as shuffler:
+            next(shuffler.epochs(2)).map(lambda partition: time.sleep(60))
+            os.kill(scheduler, signal.SIGSTOP)
+            struck.append(time.monotonic())
+
+    with pytest.raises(ClusterError, match=GONE):
+        train()
+    assert time.monotonic() - struck[0] < 15 + ENDS_WITHIN
+
+
 @pytest.mark.usefixtures("reconnects_soon")
 def test_an_epoch_is_not_waited_for(processes: tuple[Client, int], dataset: Dataset) -> None:
     client, scheduler = processes
@@ -134,3 +154,24 @@ def test_a_session_does_not_open(processes: tuple[Client, int], dataset: Dataset
         Shuffler(client, dataset)
     assert time.monotonic() - started < 20
     assert not re.search("version", str(caught.value))
+
+
+def test_a_stopped_scheduler_does_not_say_which_workers_there_are(
+    processes: tuple[Client, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, scheduler = processes
+    assert len(cluster_info(client)["workers"]) == 2
+    os.kill(scheduler, signal.SIGSTOP)
+    silent = rf"the scheduler at {re.escape(client.scheduler.address)} did not answer within 1 s"
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.ANSWER_WITHIN", 1.0)
+    with dask.config.set({"dshuffle.timeout": "1s"}):
+        for call in (
+            lambda: cluster_info(client),
+            lambda: dshuffle.permute(client, dask.array.arange(10, chunks=5)),
+            lambda: diagnose(client),
+            lambda: dshuffle.measure_cluster(client, None),
+        ):
+            started = time.monotonic()
+            with pytest.raises(ClusterError, match=silent):
+                call()
+            assert time.monotonic() - started < ENDS_WITHIN

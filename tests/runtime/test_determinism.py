@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from distributed import Client
@@ -43,6 +45,32 @@ def test_another_cluster_gives_the_same_orders(processes, small, check_orders, c
         assert same(check_orders(shuffler, 3), expected)
 
 
+def test_a_second_call_of_epochs_goes_on(threads, small, check_orders):
+    with Shuffler(threads, small, seed=9) as shuffler:
+        at_once = check_orders(shuffler, 4)
+    with Shuffler(threads, small, seed=9) as shuffler:
+        in_two = check_orders(shuffler, 1) + check_orders(shuffler, 3)
+        assert [record.epoch for record in shuffler.records] == [0, 1, 2, 3]
+    assert same(at_once, in_two)
+
+
+@pytest.mark.parametrize("assignment", ["local", "global"])
+def test_the_order_changes_every_epoch(threads, small, check_orders, assignment):
+    with Shuffler(threads, small, assignment=assignment) as shuffler:
+        seen = check_orders(shuffler, 3)
+    for before, after in pairwise(seen):
+        for a, b in zip(before, after, strict=True):
+            assert not np.array_equal(a, b)
+            assert not np.array_equal(a, np.sort(a))
+            assert np.array_equal(np.sort(a), np.sort(b)) == (assignment == "local")
+
+
+def test_contiguous_sharding_starts_with_consecutive_samples(threads, small, check_orders):
+    with Shuffler(threads, small, assignment="local", sharding="contiguous") as shuffler:
+        for part, rank in zip(check_orders(shuffler, 1)[0], range(5), strict=True):
+            assert np.array_equal(np.sort(part), np.arange(200 * rank, 200 * rank + 200))
+
+
 @pytest.mark.parametrize("delivery", ["peer", "storage", "server"])
 @pytest.mark.parametrize("assignment", ["local", "partial:0.3", "global"])
 def test_a_session_can_begin_with_any_epoch(threads, small, check_orders, assignment, delivery):
@@ -53,6 +81,12 @@ def test_a_session_can_begin_with_any_epoch(threads, small, check_orders, assign
         assert [record.epoch for record in shuffler.records] == [3, 4, 5]
         assert shuffler.records[0].delivery == "load"
         assert shuffler.records[0].store_delivered_bytes > 0
+
+
+@pytest.mark.parametrize("first", [-1, 1.5, "3"])
+def test_first_epochs_that_do_not_exist_are_refused(threads, small, first):
+    with pytest.raises(InvalidParameter, match=rf"first_epoch={first!r} .*integer >= 0"):
+        Shuffler(threads, small, first_epoch=first)
 
 
 def test_an_epoch_too_far_to_replay_is_refused(threads, small, sessions_left):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 
+import numpy as np
 import pytest
 
-from dshuffle import Shuffler
+from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter
+from dshuffle.exchange.comms import LEAST_NBYTES
 from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.planning.remainder import training_orders
 
@@ -37,6 +39,21 @@ def test_worker_processes_exchange_in_every_second_epoch(processes, small, check
         assert (moved > 0) == record.exchanged == (record.needed > 0)
 
 
+def test_messages_in_shared_memory_come_after_an_epoch_without_any(processes, tmp_path, check_orders):
+    arrays = {"x": np.zeros((3000, 4096), np.uint8), "y": np.arange(3000)}
+    dataset = create_dataset(str(tmp_path / "long.zarr"), arrays)
+    with Shuffler(processes, dataset, every=2) as shuffler:
+        check_orders(shuffler, 5)
+        assert shuffler.records[4].wire_bytes > 3 * LEAST_NBYTES
+
+
+def test_rows_on_disk_are_sent_after_the_epochs_between(processes, small, check_orders, tmp_path):
+    ways = {"assignment": "partial:0.5", "every": 3, "cache_directory": str(tmp_path)}
+    with Shuffler(processes, small, **ways) as shuffler:
+        seen = [[ids.tolist() for ids in epoch] for epoch in check_orders(shuffler, 8)]
+    assert seen == expected_orders(3, 0, 8, assignment="partial:0.5", every=3)
+
+
 @pytest.mark.parametrize(
     "way", [{"assignment": "global", "between": "reverse"}, {"assignment": "partial:0.3"}], ids=str
 )
@@ -57,8 +74,31 @@ def test_more_workers_go_on_in_the_middle_of_an_epoch(processes, threads, small,
         assert later == expected_orders(5, stop + 1, stop + 2, every=2, **way)[0]
 
 
+def test_a_state_is_not_gone_on_with_by_another_k(threads, small):
+    with Shuffler(threads, small, every=2) as shuffler:
+        state = shuffler.state_dict()
+    with pytest.raises(InvalidParameter, match=r"every=3 is not allowed; it must be left out, or 2 as before"):
+        Shuffler.resume(threads, small, state, every=3)
+
+
 def test_what_cannot_be_is_refused_before_anything_opens(threads, small, sessions_left):
     for wrong in ({"every": 0}, {"every": 2, "assignment": "local"}, {"between": "reverse"}, {"every": "two"}):
         with pytest.raises(InvalidParameter, match=r"every=|between="):
             Shuffler(threads, small, **wrong)
     assert not any(sessions_left(threads))
+
+
+def test_figures_of_a_report_are_per_epoch(threads, small, check_orders):
+    from dshuffle.report.summary import WayResult
+
+    def result(every):
+        with Shuffler(threads, small, every=every) as shuffler:
+            check_orders(shuffler, 5)
+            choices = Choices(every=every)
+            return WayResult(label="", choices=choices, records=tuple(shuffler.records), history=()).figures
+
+    always, sparse = result(1), result(2)
+    assert sparse.needed == pytest.approx(always.needed / 2, rel=0.1)
+    assert sparse.wire_bytes == pytest.approx(always.wire_bytes / 2, rel=0.1)
+    assert sparse.shuffle_seconds is not None
+    assert np.isfinite(sparse.epoch_seconds)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dshuffle.exchange.kept_partition import KeptFolder, KeptLabel
-from dshuffle.planning import Choices, ShuffleSpec, WorkerHistory
+from dshuffle.planning import Choices, GivenSharding, ShuffleSpec, WorkerHistory
 from dshuffle.runtime.scheduler.members import choose_kept
 from dshuffle.runtime.session_spec import EarlierWorkers
 
@@ -27,6 +27,61 @@ def test_workers_get_the_ranks_whose_partitions_they_have():
     assert ranks == ["b", "d", "a", "c"]
     assert former.holders == {0: ("b", "4-7-0"), 1: ("d", "4-7-1"), 2: ("a", "4-7-2"), 3: ("c", "4-7-3")}
     assert (former.epoch, former.kept, former.shuffle) == (7, True, dataclasses.replace(PLAN, first_epoch=7))
+
+
+def test_a_worker_without_a_partition_gets_what_is_left():
+    former, ranks = choose_kept({"d": [kept(0)], "b": [kept(2)]}, "global", PLAN, WORKERS)
+    assert ranks == ["d", "a", "b", "c"]
+    assert sorted(former.holders) == [0, 2]
+
+
+def test_two_workers_on_a_machine_share_what_is_there():
+    first, second = [kept(0), kept(3)], [kept(1), kept(2)]
+    former, ranks = choose_kept({"a": second, "b": first, "c": first, "d": second}, "global", PLAN, WORKERS)
+    assert set(ranks) == set(WORKERS)
+    assert {ranks[0], ranks[3]} == {"b", "c"}
+    assert {rank: where for rank, (where, _) in former.holders.items()} == dict(enumerate(ranks))
+
+
+def test_a_folder_that_all_workers_see_gives_each_a_rank():
+    listed = [kept(rank) for rank in range(4)]
+    found = {address: listed for address in WORKERS}
+    former, ranks = choose_kept(found, "global", PLAN, WORKERS)
+    assert sorted(ranks) == WORKERS
+    assert {rank: where for rank, (where, _) in former.holders.items()} == dict(enumerate(ranks))
+
+
+def test_with_another_number_of_workers_the_order_stays_and_readers_are_spread():
+    listed = [kept(rank, n_workers=6) for rank in range(6)]
+    former, ranks = choose_kept({"a": listed, "b": listed, "c": [], "d": []}, "global", PLAN, WORKERS)
+    assert ranks == WORKERS
+    assert former.shuffle.n_workers == 6
+    assert sorted(where for where, _ in former.holders.values()) == ["a"] * 3 + ["b"] * 3
+
+
+def test_the_epoch_with_most_of_the_samples_is_taken():
+    found = {"a": [kept(0, epoch=8), kept(0)], "b": [kept(1)], "c": [kept(2)], "d": []}
+    assert choose_kept(found, "global", PLAN, WORKERS)[0].epoch == 7
+    both = {"a": [kept(0), kept(0, epoch=8)], "b": [kept(0, n_workers=1, epoch=9)]}
+    assert choose_kept(both, "global", PLAN, WORKERS)[0].shuffle.n_workers == 1  # all samples
+    alike = {"a": [kept(0), kept(0, epoch=8)]}
+    assert choose_kept(alike, "global", PLAN, WORKERS)[0].epoch == 8
+
+
+@pytest.mark.parametrize(
+    "found",
+    [{}, {"a": []}, {"a": [kept(0, shuffle="local")]}, {"a": [kept(4)]}, {"elsewhere": [kept(0)]}],
+    ids=["nobody", "nothing", "another shuffle", "no such rank", "not a member"],
+)
+def test_nothing_of_use(found):
+    assert choose_kept(found, "global", PLAN, WORKERS) is None
+
+
+def test_a_sharding_for_another_number_of_workers_is_of_no_use():
+    ranks = np.arange(100) % 4
+    plan = ShuffleSpec(100, 4, Choices(sharding=GivenSharding.of("given", ranks)))
+    assert choose_kept({"a": [kept(0, n_workers=2)]}, "global", plan, WORKERS) is None
+    assert choose_kept({"a": [kept(0)]}, "global", plan, WORKERS) is not None
 
 
 def test_any_listing_gives_every_worker_one_rank_and_every_partition_a_worker_that_has_it():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from distributed import Client
 
 from dshuffle import Shuffler
+from dshuffle.exchange.comms import DaskNetwork
+from dshuffle.runtime.process import too_few_files
 from dshuffle.runtime.worker import session, worker_plugin
 
 
@@ -36,6 +39,23 @@ def test_opening_says_what_is_needed(
             assert "open files" not in caplog.text
         with Shuffler(client, small):
             assert "3 of 3 workers may have fewer than the 68 open files that this session needs" in caplog.text
+
+
+def test_whose_limits_are_too_low() -> None:
+    limits = {"a": 4096, "b": 1024, "c": None, "d": 1500}
+    words = too_few_files(limits, 999)
+    assert words.startswith("2 of 4 workers may have fewer than the 1575 open files that this session needs, b only 1")
+    assert "ulimit -Hn" in words
+    assert too_few_files(limits, 100) == ""
+
+
+@pytest.mark.parametrize(("most", "closed"), [(3, False), (2, True)])
+def test_idle_connections_above_a_bound_are_closed(most: int, closed: bool) -> None:
+    collected: list[bool] = []
+    pool = SimpleNamespace(available={"a": {1, 2}, "b": {3}, "c": set()}, collect=lambda: collected.append(True))
+    network: Any = SimpleNamespace(_worker=SimpleNamespace(rpc=pool))
+    DaskNetwork.close_idle(network, most)
+    assert bool(collected) is closed
 
 
 def test_epochs_go_on_after_connections_were_closed(

@@ -6,9 +6,11 @@ import dataclasses
 import re
 import time
 
+import dask
+import numpy as np
 import pytest
 
-from dshuffle import Shuffler
+from dshuffle import Shuffler, create_dataset
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, ShuffleSpec, parse_assignment
 from dshuffle.records import EpochRecord, slow_rank_of
 
@@ -103,6 +105,15 @@ def test_records_say_what_was_planned_and_moved(threads, small, check_ids, deliv
         assert EpochRecord.from_json(line) == record
 
 
+def test_an_epoch_is_recorded_when_it_has_ended(threads, small, check_ids):
+    with Shuffler(threads, small) as shuffler:
+        for number, epoch in enumerate(shuffler.epochs(3)):
+            threads.gather(epoch.map(check_ids))
+            assert [record.epoch for record in shuffler.records] == list(range(number))
+        assert len(shuffler.records) == 3
+    assert len(shuffler.records) == 3
+
+
 def test_an_iteration_that_is_left_is_recorded_up_to_there(threads, small, check_ids):
     with Shuffler(threads, small) as shuffler:
         for epoch in shuffler.epochs(10):
@@ -128,3 +139,41 @@ def test_training_seconds_are_those_of_the_slowest_worker(threads, small):
     assert re.fullmatch(
         r"rank 2 trained \d+\.\d times as long as the median of the others, which waited .* an epoch", words
     )
+
+
+def test_waiting_is_recorded(threads, tmp_path):
+    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((30_000, 1024), np.uint8)})
+    with Shuffler(threads, dataset, delivery="storage") as shuffler:
+        for _ in shuffler.epochs(3):
+            pass  # nothing hides the exchange
+    for record in shuffler.records:
+        assert 0 < record.waited_seconds <= record.exchange_seconds + 0.5
+    assert sum(record.waited_seconds for record in shuffler.records[1:]) > 0.01
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+@pytest.mark.parametrize(("delivery", "cache_fraction"), [("peer", None), ("server", None)])
+def test_processes_of_a_host_share_the_memory_of_long_messages(
+    processes, tmp_path, delivery, cache_fraction, shares_memory
+):
+    x = np.random.default_rng(0).integers(0, 256, (120, 2**16), np.uint8)
+    dataset = create_dataset(str(tmp_path / "long.zarr"), {"x": x}, chunk_rows=40)
+
+    def rows(partition):
+        return partition.sample_ids.copy(), partition["x"].copy()
+
+    with (
+        dask.config.set({"dshuffle.shared-memory": shares_memory}),
+        Shuffler(processes, dataset, delivery=delivery, cache_fraction=cache_fraction) as shuffler,
+    ):
+        for epoch in shuffler.epochs(3):
+            for sample_ids, found in processes.gather(epoch.map(rows)):
+                np.testing.assert_array_equal(found, x[sample_ids])
+        records = shuffler.records
+    assert records[0].shared_memory_bytes == 0
+    for record in records[1:]:
+        assert record.wire_bytes > 0
+        if shares_memory:
+            assert 0.5 * record.wire_bytes < record.shared_memory_bytes <= record.wire_bytes
+        else:
+            assert record.shared_memory_bytes == 0

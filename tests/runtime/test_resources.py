@@ -6,9 +6,14 @@ The garbage collector is off in all workers. Every worker process is compared wi
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import reprlib
+import signal
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +23,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from dshuffle import Dataset, Shuffler, create_dataset
+from dshuffle.errors import CacheBudgetError, ExchangeError
 
 from .conftest import OPTIONS, address_of
 
@@ -63,12 +69,41 @@ def census(folder: str) -> Census:
     }
 
 
+def holders() -> list[str]:
+    """What refers to the sessions of this process, from each session outwards: a failure says what kept it."""
+    lines, seen = [], {id(sys._getframe())}
+
+    def follow(thing: Any, depth: int) -> None:
+        for referrer in gc.get_referrers(thing):
+            if depth > 6 or len(lines) > 100 or id(referrer) in seen:
+                continue
+            if isinstance(referrer, types.FrameType) and referrer.f_code.co_name in ("follow", "holders"):
+                continue
+            if isinstance(referrer, list | type(iter([]))):  # made by this search
+                continue
+            seen.add(id(referrer))
+            lines.append(f"{'  ' * depth}{type(referrer).__name__} {reprlib.repr(referrer)}")
+            follow(referrer, depth + 1)
+
+    for thing in [thing for thing in gc.get_objects() if type(thing).__name__ == "WorkerSession"]:
+        lines.append(f"{thing.spec.session_id}, rank {thing.rank}")
+        follow(thing, 1)
+    return lines
+
+
 def ids(partition: Any) -> np.ndarray:
     return partition.sample_ids.copy()
 
 
 def fail(partition: Any) -> None:
     raise ZeroDivisionError("no")
+
+
+def kill_itself(partition: Any, mark: str) -> int:
+    if partition.rank == 1 and not os.path.exists(mark):
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return len(partition)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +170,8 @@ def check(client: Client, folder: str, before: dict[str, Census], *, objects: bo
     deadline = time.monotonic() + 30
     while remains := left():
         if time.monotonic() > deadline:
-            pytest.fail(f"left: {remains}, before: {before}")
+            lines = itertools.chain.from_iterable(client.run(holders, workers=list(remains)).values())
+            pytest.fail("\n".join([f"left: {remains}", f"before: {before}", *lines]))
         time.sleep(0.02)
 
 
@@ -151,19 +187,107 @@ def test_closed(client, dataset, folder, check_unchanged, delivery) -> None:
     check_unchanged(client, close)
 
 
+def test_closed_while_rows_are_exchanged_and_a_task_runs(client, dataset, folder, check_unchanged) -> None:
+    def slow(partition: Any) -> int:
+        time.sleep(0.5)
+        return int((partition["x"] >= 0).sum())
+
+    def leave() -> None:
+        with Shuffler(client, dataset, cache_directory=folder) as shuffler:
+            for epoch in shuffler.epochs(5):
+                epoch.map(slow)
+                raise KeyboardInterrupt
+
+    def end() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            leave()
+        time.sleep(1)  # tasks that run keep their rows until they end
+
+    check_unchanged(client, end)
+
+
+def test_an_error_in_a_task(client, dataset, folder, check_unchanged, tmp_path) -> None:
+    def train() -> None:
+        with Shuffler(client, dataset, cache_directory=folder, checkpoint=tmp_path / "run.json") as shuffler:
+            for epoch in shuffler.epochs(2):
+                client.gather(epoch.map(fail))
+
+    def end() -> None:
+        with pytest.raises(ZeroDivisionError):
+            train()
+
+    check_unchanged(client, end)
+
+
+def test_a_lost_worker_that_is_replaced(client, dataset, folder, check_unchanged, tmp_path) -> None:
+    def end() -> None:
+        with Shuffler(client, dataset, cache_directory=folder) as shuffler:
+            for epoch in shuffler.epochs(3):
+                assert sum(client.gather(epoch.map(kill_itself, str(tmp_path / "mark")))) == 3000
+
+    check_unchanged(client, end)
+
+
+def test_an_exchange_that_is_aborted(client, dataset, folder, check_unchanged, tmp_path) -> None:
+    def end() -> None:
+        shuffler = Shuffler(client, dataset, delivery="storage", cache_directory=folder)
+        for epoch in shuffler.epochs(1):
+            client.gather(epoch.map(ids))
+        chunk = next(
+            path for path in (tmp_path / "d.zarr" / "x").rglob("*") if path.is_file() and path.name != "zarr.json"
+        )
+        chunk.write_bytes(b"")
+        with pytest.raises(ExchangeError):
+            next(shuffler.epochs(1))
+        shuffler.close()
+
+    check_unchanged(client, end)
+
+
+def test_a_session_that_does_not_open(client, dataset, folder, check_unchanged) -> None:
+    def end() -> None:
+        with pytest.raises(CacheBudgetError, match="the server needs room"):  # when the files are there already
+            Shuffler(client, dataset, delivery="server", cache_directory=folder, memory_limit=1_000_000)
+
+    check_unchanged(client, end)
+
+
 def test_the_client_is_gone(client, dataset, folder, check_unchanged, eventually) -> None:
     def end() -> None:
         with Client(client.scheduler.address, set_as_default=False) as other:
             shuffler = Shuffler(other, dataset, cache_directory=folder)
             for epoch in shuffler.epochs(2):
                 other.gather(epoch.map(ids))
-        shuffler.closed = True  # else its end would warn that it was not closed
+        shuffler._sequence.closed = True  # else its end would warn that it was not closed
 
         def sessions(dask_worker: Any) -> int:
             return len(dask_worker.plugins["dshuffle"].sessions)
 
         eventually(lambda: not any(client.run(sessions).values()))
         eventually(lambda: not any(now["objects"] for now in client.run(census, folder).values()))
+
+    check_unchanged(client, end)
+
+
+def test_partitions_that_are_kept(client, dataset, folder, check_unchanged) -> None:
+    def end() -> None:
+        for _ in range(2):  # the second session reads what the first has kept
+            with Shuffler(client, dataset, cache_directory=folder, keep_cache=True) as shuffler:
+                for epoch in shuffler.epochs(1):
+                    client.gather(epoch.map(ids))
+        assert shuffler.records[0].store_bytes == 0
+        assert len(os.listdir(folder)) == 3
+
+    check_unchanged(client, end)
+
+
+def test_many_sessions_one_after_the_other(client, dataset, folder, check_unchanged) -> None:
+    """In 52445a6, the ninth one found no room on a disk that held eight."""
+
+    def end() -> None:
+        for _ in range(9):
+            with Shuffler(client, dataset, cache_directory=folder) as shuffler:
+                list(shuffler.epochs(1))
 
     check_unchanged(client, end)
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.errors import InvalidParameter
+from dshuffle.errors import DatasetExists, DShuffleError, InvalidParameter
 from dshuffle.planning.assignment.balance import stratified_ranks
-from dshuffle.store import open_dataset, write_sharding
+from dshuffle.store import open_dataset, read_sharding, stored_shardings, write_sharding
 
 pytestmark = pytest.mark.slow  # real clusters
 
@@ -61,3 +61,40 @@ def test_shardings_that_do_not_fit_are_refused(threads, labelled, sharding, mess
     with pytest.raises(InvalidParameter, match=message):
         Shuffler(threads, labelled, sharding=sharding)
     assert sessions_left(threads) == (0, 0)
+
+
+def test_a_sharding_does_not_go_with_whole_chunks(threads, labelled):
+    with pytest.raises(InvalidParameter, match="whole chunks from the first epoch"):
+        Shuffler(threads, labelled, sharding="stratified:label", assignment="chunks")
+
+
+def test_ranks_that_change_between_client_and_workers_are_noticed(threads, labelled, monkeypatch):
+    write_sharding(labelled, "mine", np.arange(1000) % 5)
+    monkeypatch.setattr("dshuffle.runtime.dataset_inputs.stored_shardings", lambda dataset: ("mine",))
+    real, reads = read_sharding, []
+
+    def changing(dataset, name):
+        reads.append(name)
+        ranks = real(dataset, name)
+        return ranks if len(reads) == 1 else ranks[::-1]
+
+    monkeypatch.setattr("dshuffle.runtime.dataset_inputs.read_sharding", changing)
+    with pytest.raises(InvalidParameter, match=r"checksum.*as when the session was opened"):
+        Shuffler(threads, labelled, sharding="mine")
+
+
+def test_what_is_stored_stays_until_it_is_overwritten(labelled):
+    assert stored_shardings(labelled) == ()
+    write_sharding(labelled, "mine", np.arange(1000) % 5)
+    with pytest.raises(DatasetExists, match=r"'mine' .* already exists"):
+        write_sharding(labelled, "mine", np.zeros(1000))
+    write_sharding(labelled, "mine", np.arange(1000) % 2, overwrite=True)
+    assert read_sharding(labelled, "mine").max() == 1
+    with pytest.raises(DShuffleError, match="'yours'"):
+        read_sharding(labelled, "yours")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a\\b", "stratified:y", ".hidden", 3])
+def test_names_that_cannot_be_stored(labelled, name):
+    with pytest.raises(InvalidParameter, match="name="):
+        write_sharding(labelled, name, np.zeros(1000))

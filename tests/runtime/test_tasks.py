@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import time
 import traceback
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from distributed import SchedulerPlugin
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import ClusterError, InvalidParameter, StaleEpoch
 from dshuffle.runtime import PerRank, gathered
+from dshuffle.training.fit import timed
 
 
 @pytest.fixture
@@ -196,3 +199,106 @@ def test_an_epoch_that_has_ended(shuffler, threads, small):
     other.close()
     with pytest.raises(ClusterError, match="epoch 0 has ended"):
         last.map(len)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2.5, "many", None])
+def test_batch_sizes_that_are_none(shared, batch_size):
+    def at_once(partition):
+        partition.batches(batch_size)  # not only when the first batch is asked for
+
+    with pytest.raises(InvalidParameter, match=r"batch_size=.*is not allowed; it must be an integer >= 1"):
+        run_once(shared, at_once)
+
+
+def test_dropping_all_batches_is_refused(shuffler):
+    with pytest.raises(InvalidParameter, match=r"batch_size=201 is not allowed; it must be in \[1, 200\]"):
+        run_once(shuffler, lambda partition: partition.batches(201, drop_last=True))
+
+
+def test_shares_are_those_of_all_workers(threads, tmp_path):
+    dataset = create_dataset(str(tmp_path / "uneven.zarr"), {"x": np.arange(43)}, chunk_rows=4)
+    with Shuffler(threads, dataset, assignment="chunks") as shuffler:
+        for epoch in shuffler.epochs(2):
+            told = threads.gather(epoch.map(lambda partition: (len(partition), partition.shares)))
+            lengths = [length for length, _ in told]
+            assert {shares for _, shares in told} == {(min(lengths), max(lengths))}
+            assert min(lengths) < max(lengths)
+
+
+def test_processes_of_a_loader_are_refused_in_words(shuffler):
+    def start(partition):
+        with mock.patch.dict(multiprocessing.current_process()._config, daemon=True):  # as that of a Dask worker
+            multiprocessing.Process(target=print).start()
+
+    def other(partition):
+        raise AssertionError("something else")
+
+    with pytest.raises(InvalidParameter, match=r"start is not allowed: a Dask worker cannot start.*Use num_workers=0"):
+        run_once(shuffler, start)
+    with pytest.raises(AssertionError, match="something else"):
+        run_once(shuffler, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", [lambda partition: partition, lambda partition: [partition]])
+def test_a_partition_cannot_be_returned_from_a_process(processes, small, wrap):
+    with Shuffler(processes, small) as shuffler:
+        with pytest.raises(TypeError, match="cannot be sent to another process"):
+            run_once(shuffler, wrap)
+        assert sum(run_once(shuffler, len)) == 1000
+
+
+def test_several_calls_in_an_epoch(shuffler, threads):
+    for epoch in shuffler.epochs(2):
+        first, second = epoch.map(lambda partition: partition.sample_ids.copy()), epoch.map(len)
+        third = epoch.map(lambda partition, ids: np.array_equal(partition.sample_ids, ids[partition.rank]), first)
+        assert threads.gather(second) == [200] * 5
+        assert threads.gather(third) == [True] * 5
+
+
+def test_futures_need_not_be_gathered_before_moving_on(shuffler, threads):
+    def slow(partition):
+        time.sleep(0.1)
+        return partition.epoch, partition.sample_ids.copy()
+
+    kept = [epoch.map(slow) for epoch in shuffler.epochs(3)]
+    for number, futures in enumerate(kept):
+        results = threads.gather(futures)
+        assert [epoch for epoch, _ in results] == [number] * 5
+        assert np.array_equal(np.sort(np.concatenate([ids for _, ids in results])), np.arange(1000))
+
+
+def test_after_the_iteration_the_last_epoch_can_still_be_looked_at(shuffler, threads):
+    [epoch] = shuffler.epochs(1)
+    assert threads.gather(epoch.map(len)) == [200] * 5
+    assert run_once(shuffler, lambda partition: partition.epoch) == [1] * 5
+
+
+@pytest.mark.slow
+def test_worker_processes_of_the_tests_start_warm(processes):
+    """Else the suite takes twice as long, and nothing says why: an import that fails there is silent."""
+
+    def is_warm():
+        import sys
+
+        return "warm_worker" in sys.modules
+
+    assert all(processes.run(is_warm).values())
+
+
+def test_tasks_have_the_name_of_the_function_in_the_dashboard(threads, small):
+    def mine(partition):
+        return len(partition)
+
+    def together(partition, group):
+        return group.size
+
+    with Shuffler(threads, small) as shuffler:
+        for epoch in shuffler.epochs(1):
+            threads.gather(epoch.map(mine))
+            threads.gather(epoch.map(timed, mine))
+            threads.gather(epoch.map(lambda partition: None))
+            epoch.together(together)
+    names = threads.run_on_scheduler(lambda dask_scheduler: set(dask_scheduler.task_prefixes))
+    assert {"mine", "lambda", "together"} <= names
+    assert not {"timed", "run_together", "dshuffle"} & names

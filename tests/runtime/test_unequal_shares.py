@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
-from dshuffle import Shuffler
+from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import CacheBudgetError, ClusterError, DatasetError, ExchangeError, InvalidParameter
 from dshuffle.planning import ShuffleSpec
 from dshuffle.planning.exchange_epochs import share_sizes
@@ -18,7 +19,7 @@ from dshuffle.planning.remainder import training_orders
 from dshuffle.planning.shares import MEASURED_EPOCHS, SharePolicy
 from dshuffle.runtime.client.session_client import SessionClient
 
-from .conftest import OPTIONS
+from .conftest import OPTIONS, task_that_checks
 
 SLOW_RANK = 2
 N_WORKERS = 5
@@ -77,6 +78,28 @@ def test_refusals(threads, small):
         Shuffler(threads, small, shares={name: 2, first: 3})
     with pytest.raises(InvalidParameter, match=r"the smallest share has 77 samples, and 'partial:0.5' exchanges 100"):
         Shuffler(threads, small, shares=[4, 1, 2, 4, 2], assignment="partial:0.5")
+
+
+@pytest.mark.parametrize(
+    ("shares", "unequal"), [("even", False), ("measured", True), ([1, 1, 1, 1, 2], True), ([2, 2, 2, 2, 2], False)]
+)
+def test_partitions_know_from_the_first_epoch_that_shares_may_change(threads, small, shares, unequal):
+    with Shuffler(threads, small, shares=shares) as shuffler:
+        for epoch in shuffler.epochs(1):
+            seen = threads.gather(epoch.map(lambda partition: (partition.unequal, partition.as_stored().unequal)))
+    assert seen == [(unequal, unequal)] * N_WORKERS
+
+
+def test_shares_by_name_are_those_of_the_workers_whatever_their_ranks(threads, small, check_orders):
+    workers = threads.scheduler_info()["workers"]
+    named = {worker["name"]: address for address, worker in workers.items()}
+    with Shuffler(threads, small, shares={3: 0.5, named[1]: 0.25}, seed=3) as shuffler:
+        seen = check_orders(shuffler, 2)
+        numbers = [workers[address]["name"] for address in shuffler.addresses]
+    weights = tuple({3: 500, 1: 250}.get(number, 1000) for number in numbers)
+    assert [record.weights for record in shuffler.records] == [weights] * 2
+    for order, expected in zip(seen[1], planned(shuffler, 1, weights), strict=True):
+        np.testing.assert_array_equal(order, expected)
 
 
 @pytest.mark.slow
@@ -181,6 +204,32 @@ def test_a_session_goes_on_in_the_middle_of_an_epoch_with_measured_shares(thread
         assert [len(ids) for ids in rest[1]] == share_sizes(1000, (1, 2, 3, 4, 5)[:n_workers]).tolist()
 
 
+def test_fewer_workers_begin_with_equal_shares(small, tmp_path):
+    """They have kept partitions of some of the ranks before, whose shares are not theirs."""
+    kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
+
+    def cluster_of(n_workers):
+        return LocalCluster(n_workers=n_workers, processes=False, memory_limit=0, **OPTIONS)
+
+    with (
+        cluster_of(3) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small, shares=[1, 4, 4], cache_fraction=0.6, **kept) as shuffler,
+    ):
+        for epoch in shuffler.epochs(2):
+            client.gather(epoch.map(len))
+        state = shuffler.state_dict()
+    with (
+        cluster_of(2) as cluster,
+        Client(cluster) as client,
+        Shuffler.resume(client, small, state, shares="measured", **kept) as shuffler,
+    ):
+        for epoch in shuffler.epochs(1):
+            assert client.gather(epoch.map(len)) == [500, 500]
+    assert [record.weights for record in shuffler.records] == [()]
+    assert shuffler.records[0].store_bytes == 0
+
+
 @pytest.mark.parametrize(
     ("error", "n_attempts"),
     [
@@ -216,3 +265,46 @@ def test_shares_stay_if_the_session_with_other_ones_fails(
         check_orders(shuffler, 5)
     assert len(set(failed)) == len(failed) == n_attempts
     assert [record.weights for record in shuffler.records] == [()] * 5
+
+
+@pytest.mark.slow
+def test_time_that_tasks_wait_for_other_ranks_does_not_count(threads, small):
+    """All ranks of a synchronous step take equally long, and only one of them is slow."""
+
+    def step(partition, group):
+        for _ in range(4):
+            time.sleep(0.15 if partition.rank == SLOW_RANK else 0.01)
+            group.mean(np.ones(3))
+
+    with Shuffler(threads, small) as shuffler:
+        for epoch in shuffler.epochs(3):
+            epoch.together(step)
+    parts = []
+    for record in shuffler.records:
+        seconds = np.array(record.rank_training_seconds)
+        assert 0.6 <= seconds[SLOW_RANK] <= record.training_seconds
+        parts.append(np.delete(seconds, SLOW_RANK).max() / record.training_seconds)
+    # Less than 0.1 on a quiet machine. If waiting counted, all ranks would take equally long in every epoch.
+    assert min(parts) < 0.8
+
+
+@pytest.mark.slow
+def test_measured_shares_with_processes(tmp_path):
+    """Each row is that of the dataset while shares change, with workers that are processes."""
+    x = np.random.default_rng(0).random((2000, 16))
+    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": x, "y": np.arange(2000)}, chunk_rows=100)
+    checked = task_that_checks(dataset)
+
+    def slow_on_one_rank(partition):
+        time.sleep(len(partition) * (0.002 if partition.rank == SLOW_RANK else 0.0004))
+        return checked(partition)
+
+    with (
+        LocalCluster(n_workers=3, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, dataset, shares="measured") as shuffler,
+    ):
+        for epoch in shuffler.epochs(MEASURED_EPOCHS + 3):
+            ids = client.gather(epoch.map(slow_on_one_rank))
+            assert np.array_equal(np.sort(np.concatenate(ids)), np.arange(2000))
+    assert 100 <= shuffler.records[-1].weights[SLOW_RANK] < 700  # 200 on a quiet machine

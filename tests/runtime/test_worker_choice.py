@@ -10,11 +10,11 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, Status
 
-from dshuffle import Shuffler
-from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.runtime.session_spec import SessionOptions, WorkerFacts
+from dshuffle import Shuffler, measure_cluster
+from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
+from dshuffle.runtime.session_spec import SessionOptions, WorkerChoice, WorkerFacts
 from dshuffle.training.parameter_server import serving
 
 from .conftest import address_of
@@ -49,6 +49,21 @@ def test_who_may_be_a_member(options: dict[str, Any], allowed: list[int]) -> Non
     assert [number for number, worker in enumerate(workers, 1) if choice.allows(worker)] == allowed
 
 
+@pytest.mark.parametrize("text", ["1", "tcp://10.0.0.1:4000"])
+def test_a_worker_is_the_same_at_another_address(text: str) -> None:
+    before, other = facts(1), facts(2)
+    choice = WorkerChoice(frozenset({text})).resolved([before, other])
+    assert choice.allows(before._replace(address="tcp://10.0.0.1:4001"))
+    unnamed = WorkerFacts("tcp://10.0.0.1:4001", "tcp://10.0.0.1:4001", before.nanny, {})  # Dask's default name
+    assert choice.allows(unnamed)
+    assert not choice.allows(other)
+
+
+def test_fewer_names_than_workers_to_wait_for() -> None:
+    with pytest.raises(InvalidParameter, match=r"^min_workers=3 is not allowed; it must be at most 2, the number of"):
+        SessionOptions(workers=["a", "b"], min_workers=3)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_sessions_side_by_side_and_each_keeps_to_its_workers(new_processes: Any, small: Any, tmp_path: Any) -> None:
@@ -80,6 +95,29 @@ def test_sessions_side_by_side_and_each_keeps_to_its_workers(new_processes: Any,
 
 
 @pytest.mark.slow
+def test_a_lost_rank_goes_to_no_worker_outside_the_choice(new_processes: Any, small: Any) -> None:
+    """Although the third worker would take it."""
+    with (
+        dask.config.set({"dshuffle.replacement-timeout": "1s"}),
+        new_processes(3) as cluster,
+        Client(cluster) as client,
+    ):
+        for nanny in cluster.workers.values():
+            nanny.status = Status.closing_gracefully  # so that it starts no worker again
+
+        def train() -> None:
+            with Shuffler(client, small, workers=["0", "1"]) as shuffler:
+                process = client.run(os.getpid)[shuffler.addresses[0]]
+                for epoch in shuffler.epochs(3):
+                    if epoch.number == 1:
+                        os.kill(process, signal.SIGKILL)
+                    client.gather(epoch.map(len))
+
+        with pytest.raises(WorkerLost, match="No other worker could take the rank"):
+            train()
+
+
+@pytest.mark.slow
 def test_resources_choose_the_members(cluster_of: Any, small: Any) -> None:
     gpu = {"resources": {"GPU": 1}}
     with (
@@ -107,6 +145,15 @@ def test_resources_choose_the_members(cluster_of: Any, small: Any) -> None:
             pytest.raises(ClusterError, match=r"only 2 of min_workers=3 workers that workers= and resources= allow"),
         ):
             Shuffler(client, small, resources={"GPU": 1}, min_workers=3)
+
+
+@pytest.mark.slow
+def test_a_session_measures_its_own_workers(cluster_of: Any, small: Any) -> None:
+    gpu = {"resources": {"GPU": 1}}
+    with cluster_of({"a": gpu, "b": {}, "c": gpu}) as cluster, Client(cluster) as client:
+        assert measure_cluster(client, None, seconds=0.5).cluster.n_workers == 3
+        with Shuffler(client, small, delivery="auto", resources={"GPU": 1}) as shuffler:
+            assert shuffler.n_workers == 2
 
 
 def test_names_that_no_worker_has(threads: Client, small: Any) -> None:

@@ -76,6 +76,36 @@ def test_a_worker_is_killed_during_an_exchange(new_processes, tmp_path, within, 
                 assert sum(client.gather(epoch.map(len))) == 60_000
 
 
+def test_the_only_worker_is_killed(new_processes, small, within):
+    with new_processes(1) as cluster, Client(cluster) as client:
+        no_restart(client)
+        shuffler = Shuffler(client, small)
+        epochs = shuffler.epochs(3)
+        [future] = next(epochs).map(lambda partition: time.sleep(60))
+        time.sleep(0.3)
+        [pid] = client.run(os.getpid).values()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost):
+            within(20, future.result)
+        with pytest.raises(WorkerLost):
+            within(20, lambda: next(epochs))
+        within(20, shuffler.close)
+
+
+def test_a_result_that_was_lost_with_its_worker(new_processes, small, check_ids, within):
+    with new_processes(2) as cluster, Client(cluster) as client:
+        no_restart(client)
+        shuffler = Shuffler(client, small)
+        futures = next(shuffler.epochs(1)).map(check_ids)
+        while not all(future.done() for future in futures):
+            time.sleep(0.02)
+        [pid] = client.run(os.getpid, workers=[address_of(client, 0)]).values()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost):
+            within(20, lambda: client.gather(futures))
+        within(20, shuffler.close)
+
+
 def test_a_worker_retires(cluster_of, small, check_ids, sessions_left):
     with cluster_of({"0": {}, "1": {}, "2": {}}) as cluster, Client(cluster) as client:
         with Shuffler(client, small) as shuffler:
@@ -102,3 +132,30 @@ def test_the_cluster_is_restarted(new_processes, small, check_ids, check_orders,
         assert sessions_left(client) == (0, 0)
         with Shuffler(client, small) as shuffler:
             check_orders(shuffler, 2)
+
+
+def test_the_client_goes_away_without_closing(processes, small, check_ids, sessions_left, eventually):
+    client = Client(processes.scheduler.address)
+    shuffler = Shuffler(client, small)
+    client.gather(next(shuffler.epochs(2)).map(check_ids))
+    assert sessions_left(processes) == (1, 3)
+    client.close()
+    eventually(lambda: sessions_left(processes) == (0, 0))
+    shuffler.close()
+    with pytest.raises(ClusterError, match="closed"):
+        next(shuffler.epochs(1))
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_cluster_goes_away(cluster_of, small, check_ids, within, busy):
+    with cluster_of({"0": {}, "1": {}}) as cluster, Client(cluster) as client:
+        shuffler = Shuffler(client, small)
+        epochs = shuffler.epochs(3)
+        futures = next(epochs).map((lambda partition: time.sleep(3)) if busy else check_ids)
+        if not busy:
+            client.gather(futures)
+        cluster.close()
+        with pytest.raises(ClusterError):
+            within(20, lambda: next(epochs))
+        within(20, shuffler.close)
+        within(20, shuffler.close)

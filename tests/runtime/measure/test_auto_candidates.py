@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dshuffle import Shuffler, create_dataset
+from dshuffle.errors import InvalidParameter
 from dshuffle.planning.cost import ClusterRates
 
 pytestmark = pytest.mark.slow  # real clusters
@@ -42,6 +43,13 @@ def test_it_starts_with_what_the_cluster_promises(threads, dataset, likely):
             assert np.array_equal(x, ids.astype(float))
 
 
+def test_its_first_delivery_is_the_predicted_one(threads, dataset):
+    for likely, cluster in LIKES.items():
+        with Shuffler(threads, dataset, delivery="auto", cluster=cluster) as shuffler:
+            trained_on(threads, shuffler, 2)
+        assert shuffler.records[1].delivery == likely
+
+
 def test_it_changes_its_mind_and_every_sample_is_still_trained_on_once(threads, dataset, monkeypatch):
     # A promise that no exchange can keep, so each of the two is tried.
     cluster = ClusterRates(5, link_up=1e15, link_down=1e15, storage=1e14, storage_over_links=False, read_rate=1e14)
@@ -62,3 +70,10 @@ def test_with_a_server_and_a_measured_cluster(cluster_of, dataset):
             for parts in trained_on(client, shuffler, 5):
                 assert np.array_equal(np.sort(np.concatenate([ids for ids, _ in parts])), np.arange(2000))
         assert {record.delivery for record in shuffler.records[1:]} <= {"peer", "storage", "server", "clique"}
+
+
+def test_refusals(threads, dataset):
+    with pytest.raises(InvalidParameter, match=r"cluster=.* None with delivery='peer'"):
+        Shuffler(threads, dataset, cluster=LIKES["peer"])
+    with pytest.raises(InvalidParameter, match=r"cluster.n_workers=2 .* 5, the number of workers that train"):
+        Shuffler(threads, dataset, delivery="auto", cluster=ClusterRates(2, link_up=1.0, link_down=1.0))

@@ -7,6 +7,8 @@ import pytest
 from dshuffle import Shuffler
 from dshuffle.errors import InvalidParameter
 
+from .stopping import trained
+
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -18,6 +20,14 @@ def test_marks_that_cannot_be(clusters, labelled, n_samples):
         epoch.accept(futures)
         with pytest.raises(InvalidParameter, match="n_samples="):
             clusters[3].gather(futures)
+
+
+def test_marks_follow_the_last_attempt(clusters, labelled):
+    with Shuffler(clusters[3], labelled) as shuffler:
+        epoch = next(shuffler.epochs(1))
+        trained(clusters[3], epoch, [9] * 3)
+        trained(clusters[3], epoch, [4, 1, 2])  # the task is run again
+        assert shuffler.state_dict()["trained"] == [[24, 0, 8]]
 
 
 OPEN = {}

@@ -95,6 +95,42 @@ def test_a_second_stop_in_the_same_epoch(clusters, labelled):
         assert next(shuffler.epochs(1)).number == 1
 
 
+@pytest.mark.slow
+def test_workers_that_have_not_trained_leave_samples_where_they_are(clusters, labelled):
+    """A partial exchange that stops in mid-epoch with three workers, waits with four, and goes on with three."""
+    with Shuffler(clusters[3], labelled, assignment="partial:0.3") as shuffler:
+        epochs = shuffler.epochs(2)
+        trained(clusters[3], next(epochs), [None] * 3)
+        epoch = next(epochs)
+        order = clusters[3].gather(epoch.map(lambda partition: partition.sample_ids.tolist()))
+        trained(clusters[3], epoch, [5] * 3)
+        state = shuffler.state_dict()
+    with Shuffler.resume(clusters[4], labelled, state) as shuffler:
+        assert len(clusters[4].gather(next(shuffler.epochs(1)).map(len))) == 4
+        state = shuffler.state_dict()
+    assert state["n_workers"] == 4
+    with Shuffler.resume(clusters[3], labelled, state) as shuffler:
+        left = trained(clusters[3], next(shuffler.epochs(1)), [None] * 3)
+    assert left == [samples[32:] for samples in order]
+
+
+@pytest.mark.parametrize("assignment", [pytest.param("global", marks=pytest.mark.slow), "partial:0.3"])
+def test_a_user_says_how_far_ranks_came_after_workers_have_changed(clusters, labelled, assignment):
+    """The number of workers changed between two epochs; the state is that of the beginning of the next one."""
+    with Shuffler(clusters[4], labelled, assignment=assignment) as shuffler:
+        trained(clusters[4], next(shuffler.epochs(1)), [None] * 4)
+        state = shuffler.state_dict()
+    with Shuffler.resume(clusters[3], labelled, state) as shuffler:
+        epoch = next(shuffler.epochs(1))
+        state = shuffler.state_dict()
+        seen = clusters[3].gather(epoch.map(lambda partition: partition.sample_ids[:20].tolist()))
+    assert (state["epoch"], state["trained"]) == (1, [])
+    state["trained"] = [[20, 20, 20]]
+    with Shuffler.resume(clusters[7], labelled, state) as shuffler:
+        seen += trained(clusters[7], next(shuffler.epochs(1)), [None] * 7)
+    assert sorted(itertools.chain(*seen)) == list(range(700))
+
+
 def test_a_state_before_the_first_epoch_and_without_marks(clusters, labelled):
     with Shuffler(clusters[3], labelled, first_epoch=6, seed=3) as shuffler:
         before = shuffler.state_dict()
@@ -138,6 +174,35 @@ def test_samples_that_all_workers_train_on(clusters, labelled):
     assert sorted(itertools.chain(*seen)) == sorted([*range(700), 5, 5, 6, 6])
     with Shuffler.resume(clusters[3], labelled, state, sharding=sharding) as shuffler:
         assert next(shuffler.epochs(1)).number == 1
+
+
+@pytest.mark.slow
+def test_what_is_changed_in_place_after_it_was_attached_is_not_in_the_state(clusters, labelled, tmp_path):
+    model = np.zeros(2)
+    with Shuffler(clusters[3], labelled) as shuffler:
+        shuffler.attach(model)
+        model += 1
+        shuffler.save(tmp_path / "run.json")
+    with Shuffler.resume(clusters[3], labelled, tmp_path / "run.json") as shuffler:
+        found = shuffler.attached
+        found += 10
+        assert shuffler.attached.tolist() == [0, 0]
+
+
+@pytest.mark.slow
+def test_next_epoch_counts_those_of_earlier_sessions(clusters, labelled):
+    with Shuffler(clusters[3], labelled) as shuffler:
+        assert shuffler.next_epoch == 0
+        for epoch in shuffler.epochs(2):
+            trained(clusters[3], epoch, [None] * 3)
+        assert shuffler.next_epoch == 2
+        state = shuffler.state_dict()
+    with Shuffler.resume(clusters[3], labelled, state) as shuffler:
+        assert shuffler.next_epoch == 2
+        trained(clusters[3], next(shuffler.epochs(5)), [1, 2, 3])
+        state = shuffler.state_dict()
+    with Shuffler.resume(clusters[3], labelled, state) as shuffler:
+        assert shuffler.next_epoch == 2  # the rest of it
 
 
 # -- real processes --------------------------------------------------------------------------------------------------
