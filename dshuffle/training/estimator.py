@@ -223,12 +223,14 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
     @_has("predict_proba")
     def predict_proba(self, X: ArrayLike) -> Any:
         """Predict the probability of each class: ``(n_samples, n_classes)``."""
-        return self.estimator_.predict_proba(self._rows(X))
+        rows = self._rows(X)
+        return self.estimator_.predict_proba(rows)
 
     @_has("decision_function")
     def decision_function(self, X: ArrayLike) -> Any:
         """Return the distance to the separating plane of each class."""
-        return self.estimator_.decision_function(self._rows(X))
+        rows = self._rows(X)
+        return self.estimator_.decision_function(rows)
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the accuracy of a classifier, or the coefficient of determination of a regressor."""

@@ -97,7 +97,7 @@ def loaded(client: Client, dataset: Any, repeats: int, **choices: Any) -> tuple[
 def read_bytes(dask_worker: Any) -> list[int]:
     """Bytes that each session of a worker has read from the store."""
     sessions = dask_worker.plugins["dshuffle"].sessions.values()
-    return [session._parts.dataset.traffic.fetched_bytes for session in sessions]
+    return [session.dataset.traffic.fetched_bytes for session in sessions]
 
 
 def reset_peak() -> int:

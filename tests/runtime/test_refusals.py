@@ -323,8 +323,8 @@ def test_a_dataset_written_again_in_mid_session_is_refused(threads, small, check
 
 def _forget_rows(dask_worker):
     for session in dask_worker.plugins["dshuffle"].sessions.values():
-        if session._parts.server_rows is not None:
-            session._parts.server_rows._resident.clear()
+        if session.server_rows is not None:
+            session.server_rows._resident.clear()
 
 
 @pytest.mark.parametrize("protocol", [26, None])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.linear_model import SGDClassifier, SGDRegressor
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
@@ -131,3 +132,31 @@ def test_a_dataset_has_its_own_target_and_a_fit_needs_a_client(client, rows, tmp
         patch.setattr("dshuffle.training.estimator.default_client", lambda: (_ for _ in ()).throw(ValueError("none")))
         with pytest.raises(InvalidParameter, match=r"there is no Dask client. Make one before: Client"):
             ShuffledSGD(SGDClassifier()).fit(x, y)
+
+
+def test_blocks_without_rows_are_predicted(client, rows):
+    x, y = rows
+    model = ShuffledSGD(SGDClassifier()).fit(x, y)
+    lazy = dask.array.from_array(x, chunks=(100, 5))
+    few = lazy[dask.array.from_array(np.arange(600) >= 450, chunks=100)]
+    np.testing.assert_array_equal(client.compute(model.predict(few), sync=True), model.predict(x[450:]))
+
+
+def test_a_fit_that_fails_leaves_the_earlier_one(client, rows, monkeypatch):
+    x, y = rows
+    model = ShuffledSGD(SGDClassifier()).fit(x, np.array(["a", "b"])[y])
+    before = model.predict(x[:5]).tolist()
+    monkeypatch.setattr("dshuffle.training.estimator.fit_parallel_sgd", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.fit(x, np.array(["x", "y"])[y])
+    assert model.predict(x[:5]).tolist() == before
+
+
+@pytest.mark.slow
+def test_in_a_pipeline_and_a_search(client, rows):
+    x, _ = rows
+    pipeline = make_pipeline(StandardScaler(), ShuffledSGD(SGDRegressor(), epochs=2))
+    search = GridSearchCV(pipeline, {"shuffledsgd__estimator__alpha": [1e-4, 1.0]}, cv=2, error_score="raise")
+    target = x @ np.arange(5.0)
+    assert search.fit(x * 100, target).best_params_ == {"shuffledsgd__estimator__alpha": 1e-4}
+    assert search.score(x * 100, target) > 0.9

@@ -10,7 +10,7 @@ from dshuffle.compare import local_cluster
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation
 from dshuffle.training import Decay, fit_matrix_completion, split_entries
-from dshuffle.training.matrix_completion import FIRST_PRODUCTS, first_factors
+from dshuffle.training.matrix_completion import FIRST_PRODUCTS, first_factors, shrunk_means
 
 from ..low_rank import low_rank_entries
 
@@ -197,3 +197,58 @@ def test_rows_stay_whole_and_shares_are_equal(row, n_workers, held_out, seed):
 def test_what_cannot_be_split_is_refused(row, options, message):
     with pytest.raises(InvalidParameter, match=message):
         split_entries(np.array(row), **options)
+
+
+def test_values_that_are_not_finite_are_named_by_sample(fake_shuffler):
+    value = ENTRIES["value"].copy()
+    value[77] = np.inf
+    shuffler = fake_shuffler({**ENTRIES, "value": value}, assignment="local", sharding="contiguous")
+    with pytest.raises(InvalidParameter, match=r"value\[77\]=inf"):
+        fit_matrix_completion(shuffler, **SHAPE, rank=2, epochs=1, step=0.1)
+
+
+def test_validation_stands_beside_the_test_error_and_rates_are_measured(fake_shuffler):
+    shuffler = fake_shuffler(ENTRIES, n_workers=5, assignment="local", sharding="contiguous")
+    history = fit_matrix_completion(
+        shuffler,
+        **SHAPE,
+        rank=2,
+        epochs=2,
+        step=0.05,
+        test=tuple(ENTRIES[name] for name in ("row", "column", "value")),
+        validate=lambda factors: {"rows": len(factors.left)},
+    )
+    assert [set(point.validation) for point in history.points] == [{"rows", "test_error", "baseline_error"}] * 2
+    assert history.points[0].validation["rows"] == 40
+    assert len(history.worker_rates) == 5
+    assert min(history.worker_rates) > 0
+
+
+def test_means_are_shrunk_by_the_ratio_of_both_variances():
+    """Sum / (count + s / t), where s = 2 is the variance of the values in a group and t = 0.5 that of the groups."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 30, 3000)
+    groups = np.repeat(np.arange(3000), counts)
+    values = np.sqrt(0.5) * rng.standard_normal(3000)[groups] + np.sqrt(2) * rng.standard_normal(len(groups))
+    sums = np.bincount(groups, values)
+    ratios = sums / shrunk_means(counts.astype(float), sums, float(values @ values)) - counts
+    np.testing.assert_allclose(ratios, ratios[0], rtol=1e-6)
+    assert ratios[0] == pytest.approx(4, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("counts", "sums", "squares"),
+    [
+        ([1.0, 1.0], [5.0, -5.0], 50.0),  # one value each: nothing tells a bias from noise
+        ([0.0, 2.0], [0.0, 0.0], 0.0),
+    ],
+)
+def test_without_evidence_there_is_no_bias(counts, sums, squares):
+    assert shrunk_means(np.array(counts), np.array(sums), squares).tolist() == [0, 0]
+
+
+def test_equal_rows_lose_no_more_than_is_held_out():
+    ranks = split_entries(np.repeat(np.arange(40), 10), 4, held_out=0.1)
+    assert np.bincount(ranks + 1).tolist() == [40, 90, 90, 90, 90]
+    held = [split_entries(np.repeat(np.arange(40), 10), 4, seed=seed) < 0 for seed in (0, 1)]
+    assert not np.array_equal(*held)

@@ -111,3 +111,28 @@ def test_a_step_that_diverges_says_so(fake_shuffler):
     estimator = SGDRegressor(**{**CONSTANT, "eta0": 1e300})
     with pytest.raises(InvalidParameter, match="diverged in epoch 0"):
         fit_parallel_sgd(fake_shuffler(LINE), estimator, epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "batch_rows"),
+    [(SGDClassifier(), 4096), (MLPClassifier(), 32), (MLPClassifier(batch_size=70), 70)],
+)
+def test_the_default_batch_suits_the_estimator(fake_shuffler, estimator, batch_rows):
+    shuffler = fake_shuffler(BLOBS, n_workers=2)
+    default = fit_parallel_sgd(shuffler, estimator, epochs=2)
+    explicit = fit_parallel_sgd(shuffler, estimator, epochs=2, batch_rows=batch_rows)
+    assert [point.error for point in default.points] == [point.error for point in explicit.points]
+    assert default.model.get_params() == {**estimator.get_params(), "random_state": 0}
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.linspace(0, 1, 302), "integers or booleans.*float64"),
+        (np.zeros(302, int), "at least two labels"),
+        (np.zeros((302, 2), int), "1-D array.*2-D"),
+    ],
+)
+def test_what_are_no_labels_is_refused(fake_shuffler, labels, message):
+    with pytest.raises(InvalidParameter, match=message):
+        fit_parallel_sgd(fake_shuffler({**BLOBS, "y": labels}), SGDClassifier(), epochs=1)

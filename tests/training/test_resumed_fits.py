@@ -203,3 +203,23 @@ def test_a_batch_size_that_differs_is_said(clients, tmp_path, caplog):
         said = [record.getMessage() for record in caplog.records if "continues" in record.getMessage()]
         text = "dshuffle: fit_synchronous_sgd continues with batch_size=10; before, it was 20"
         assert said == ([text] if epochs == 3 else [])
+
+
+def test_a_second_fit_in_a_session_begins_anew(clients):
+    with dshuffle.Shuffler(clients[2], KEYED) as shuffler:
+        first, second = linear(shuffler), linear(shuffler)
+    assert first.points[0].error == pytest.approx(second.points[0].error, rel=0.5)
+    assert second.points[0].epoch == 0
+
+
+def test_a_value_that_cannot_be_pickled_or_read(clients, tmp_path):
+    with dshuffle.Shuffler(clients[2], KEYED) as shuffler:
+        with pytest.raises(CheckpointError, match="attached to the session cannot be pickled"):
+            shuffler.attach(number for number in range(3))
+        state = shuffler.state_dict()
+    state["attached"] = "bm90IGEgcGlja2xl"
+    with (
+        dshuffle.Shuffler.resume(clients[2], KEYED, state) as shuffler,
+        pytest.raises(CheckpointError, match="attached to the state cannot be read"),
+    ):
+        _ = shuffler.attached

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import time
+
+import dask
 import numpy as np
 import pytest
+from distributed import get_worker
 from studies.logical_workers import fit_logical_workers
 
 import dshuffle
@@ -137,3 +141,36 @@ def test_the_gradient_is_that_of_finite_differences(sizes, batch_norm):
 def test_shapes_that_are_none_are_refused(sizes, message):
     with pytest.raises(InvalidParameter, match=message):
         Network(sizes)
+
+
+class Slow(Network):
+    """A network that takes its time on the rank that has sample 0's label alone."""
+
+    __slots__ = ()
+
+    def gradient(self, parameters, rows, labels, starts=(0,)):
+        time.sleep(0.02 if (labels == 0).all() else 0.002)
+        return super().gradient(parameters, rows, labels, starts)
+
+
+@pytest.mark.slow
+def test_the_next_epochs_samples_arrive_between_the_steps_of_this_one(tmp_path, processes):
+    arrays = {"x": np.zeros((30_000, 128)), "y": np.arange(30_000)}
+    dataset = dshuffle.create_dataset(str(tmp_path / "wide.zarr"), arrays, chunk_rows=1000)
+
+    def arrived(partition, group):
+        """Rows of the next epoch that are here, step by step."""
+        [session] = get_worker().plugins["dshuffle"].sessions.values()
+        rows = []
+        for _ in range(100):
+            time.sleep(0.01)
+            group.mean(np.zeros(100))
+            rows.append(session.training.receiver.meter.rows)
+        return rows
+
+    small = {"dshuffle.message-bytes": "64 KiB", "dshuffle.window-bytes": "256 KiB"}
+    with dask.config.set(small), dshuffle.Shuffler(processes, dataset, assignment="global") as shuffler:
+        steps, _ = (epoch.together(arrived) for epoch in shuffler.epochs(2))
+    for rows in steps:
+        # Until the exchange begins there are the 10,000 rows of the first epoch.
+        assert len({*rows} - {10_000}) > 4, "not all before the first step, nor all after the last one"

@@ -267,3 +267,51 @@ def test_a_fit_that_was_interrupted_continues(torch, ddp, processes, blobs, make
     assert said == {"dshuffle: fit_torch_ddp continues with batch_size=10; before, it was 20"}
     with pytest.raises(CheckpointError, match=r"an optimizer of the kind SGD, and make_optimizer makes one of .* Adam"):
         continued_with(torch.optim.Adam)
+
+
+@pytest.mark.slow
+def test_workers_that_are_threads_are_refused(ddp, threads, blobs, makers):
+    with (
+        dshuffle.Shuffler(threads, blobs) as shuffler,
+        pytest.raises(InvalidParameter, match=r"threads of one process.*processes=True"),
+    ):
+        ddp.fit_torch_ddp(shuffler, *makers, epochs=1, batch_size=10)
+
+
+@pytest.mark.slow
+def test_integers_stay_integers(torch, ddp, processes, tmp_path):
+    """Float32 has no 2**24 + 1, so a cast would train on the row of another id."""
+    rows = np.random.default_rng(0).integers(0, 3, 305)
+    values = np.array([5, -3, 2])
+    arrays = {"x": 2**24 + rows[:, np.newaxis], "y": values[rows]}
+    dataset = dshuffle.create_dataset(str(tmp_path / "ids.zarr"), arrays)
+
+    def make_model():
+        import torch
+
+        class Table(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.rows = torch.nn.Embedding(3, 1)
+
+            def forward(self, ids):
+                return self.rows(ids[:, 0] - 2**24)
+
+        return Table()
+
+    def make_optimizer(parameters):
+        import torch
+
+        return torch.optim.SGD(parameters, lr=0.5)
+
+    options = {"epochs": 6, "batch_size": 10, "loss": torch.nn.functional.mse_loss}
+    with dshuffle.Shuffler(processes, dataset) as shuffler:
+        history = ddp.fit_torch_ddp(shuffler, make_model, make_optimizer, **options)
+    np.testing.assert_allclose(history.model.rows.weight.detach().numpy()[:, 0], values, atol=1e-3)
+    errors = [point.error for point in history.points]
+    assert errors[-1] < 1e-5 < errors[0], "the mean loss, not a fraction of wrong labels"
+    with (
+        dshuffle.Shuffler(processes, dataset) as shuffler,
+        pytest.raises(RuntimeError, match="'x' has int64 and 'y' has int64, as in the dataset"),
+    ):
+        ddp.fit_torch_ddp(shuffler, lambda: torch.nn.Linear(1, 1), make_optimizer, **options)

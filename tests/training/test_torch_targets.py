@@ -130,3 +130,32 @@ def test_an_error_of_pytorch_says_which_dtypes_there_are(torch, functional):
     with pytest.raises(RuntimeError) as raised:
         step.loss(torch.nn.Linear(3, 1), {"x": torch.zeros(4, 3, dtype=torch.float64), "y": torch.zeros(4)})
     assert "'x' has torch.float64, 'y' has torch.float32" in raised.value.__notes__[0]
+
+
+def test_a_loss_gets_the_dtype_of_the_dataset_if_it_accepts_that(torch, functional, comparison):
+    dtypes = []
+
+    def loss(scores, y):
+        dtypes.append(y.dtype)
+        return functional.cross_entropy(scores, y.long())
+
+    comparison(loss).loss(torch.zeros(5, 3), torch.zeros(5, dtype=torch.int16))
+    assert set(dtypes) == {torch.int16}
+
+
+def test_a_metric_replaces_the_one_that_the_loss_implies(torch, functional, comparison):
+    scores, y = torch.tensor([[3.0, 0.0], [3.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 1, 1])
+    assert comparison(functional.cross_entropy).error(scores, y) == pytest.approx(2 / 3)
+    compare = comparison(functional.cross_entropy, metric=lambda scores, y: (scores[:, 0] * y).mean())
+    assert compare.error(scores, y) == pytest.approx(2.0)
+
+
+def test_trying_a_loss_draws_no_random_numbers(torch, functional, comparison):
+    def noisy(scores, y):
+        return functional.cross_entropy(functional.dropout(scores, 0.5), y)
+
+    scores, y = torch.ones(5, 3), torch.zeros(5).long()
+    torch.manual_seed(1)
+    expected = float(noisy(scores, y))
+    torch.manual_seed(1)
+    assert float(comparison(noisy).loss(scores, y)) == expected

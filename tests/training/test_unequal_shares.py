@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from distributed import get_worker
 
 import dshuffle
+from dshuffle.errors import InvalidParameter
 from dshuffle.planning.exchange_epochs import share_sizes
 from dshuffle.planning.shares import MEASURED_EPOCHS
 from dshuffle.synthetic import gaussian_blobs
@@ -101,3 +103,49 @@ def test_measured_shares_in_synchronous_steps(cluster_of):
     assert before.weights == ()
     assert 100 < after.weights[1] < 700  # 250 on a quiet machine
     assert after.training_seconds < 0.9 * before.training_seconds
+
+
+@pytest.mark.slow
+def test_a_step_of_torch_ddp_is_one_of_one_process_on_the_union(torch, processes, tmp_path):
+    ddp = importlib.import_module("dshuffle.training.torch_ddp")
+    blobs = dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), BLOBS, chunk_rows=50)
+
+    def make_model():
+        import torch
+
+        return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+
+    def make_optimizer(parameters):
+        import torch
+
+        return torch.optim.SGD(parameters, lr=0.3)
+
+    def order(partition):
+        return partition.sample_ids.copy()
+
+    def drops(partition):
+        partition.to_torch(4)
+
+    options = {"shares": [4, 1, 4], "seed": 4}
+    with dshuffle.Shuffler(processes, blobs, **options) as shuffler:
+        history = ddp.fit_torch_ddp(shuffler, make_model, make_optimizer, epochs=2, batch_size=30, seed=5)
+    with dshuffle.Shuffler(processes, blobs, **options) as shuffler:
+        seen = [processes.gather(epoch.map(order)) for epoch in shuffler.epochs(2)]
+        for epoch in shuffler.epochs(1):
+            with pytest.raises(InvalidParameter, match=r"mode='drop' is not allowed; it must be 'uneven' with unequal"):
+                processes.gather(epoch.map(drops))
+            epoch.accept()
+    assert [len(own) for own in seen[0]] == [136, 34, 135]
+    torch.manual_seed(5)
+    model = make_model()
+    optimizer = make_optimizer(model.parameters())
+    for orders in seen:
+        ranks = [batches_of(own, 5) for own in orders]
+        for step in range(5):
+            union = np.concatenate([batches[step] for batches in ranks])
+            optimizer.zero_grad()
+            x, y = torch.from_numpy(BLOBS["x"][union]).float(), torch.from_numpy(BLOBS["y"][union]).long()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    for mine, expected in zip(history.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
