@@ -66,6 +66,12 @@ class Encoding:
         for number in self.missing:
             absent |= values == np.asarray(number)  # in full precision, unlike a comparison with a Python float
         if self.scale is not None:
+            if values.dtype.kind in "iu":
+                beyond = np.abs(values * float(self.scale)) >= np.iinfo(values.dtype).max
+                if beyond.any():
+                    said = f"array {name!r} has the value {values[beyond].flat[0]}, and times scale_factor={self.scale}"
+                    hint = "Open the dataset with decode=False, or without this array"
+                    raise DatasetError(f"{said} it is beyond {values.dtype}. {hint}")
             values *= self.scale
         if self.offset is not None:
             values += self.offset

@@ -405,7 +405,7 @@ class Dataset:
     def __reduce__(self) -> tuple[Any, ...]:
         # How arrays are decoded may depend on the packages of the process that opens it first.
         encodings = {name: source.encoding for name, source in self._sources.items()}
-        return open_stored, (self._opening, self._view, (encodings, dict(self.undecoded)))
+        return open_stored, (self._opening, self._view, (encodings, dict(self.undecoded), dict(self.skipped)))
 
 
 def open_dataset(
@@ -505,8 +505,8 @@ def blank_dataset(n_samples: int, row_nbytes: int = 1, chunk_rows: int | None = 
     return open_dataset(store)
 
 
-Decoding = tuple[dict[str, Encoding | None], dict[str, str]]
-"""How arrays are decoded, and why others are not: each by name."""
+Decoding = tuple[dict[str, Encoding | None], dict[str, str], dict[str, str]]
+"""How arrays are decoded, why others are not, and why others are left out: each by name."""
 
 
 def open_stored(opening: Opening, view: View | None = None, decoding: Decoding | None = None) -> Dataset:
@@ -541,7 +541,7 @@ def open_stored(opening: Opening, view: View | None = None, decoding: Decoding |
     n_samples = next(chosen.arrays[name].shape[axis] for name, axis in chosen.axes.items())
     if n_samples == 0:
         raise DatasetError(f"the dataset at {url} has no samples")
-    encodings, undecoded = decoding or _decoding(chosen, opening)
+    encodings, undecoded, skipped = decoding or _decoding(chosen, opening)
     sources = {
         name: StoredArray.of(url, name, array, axis=chosen.axes[name], encoding=encodings[name])
         for name, array in chosen.arrays.items()
@@ -551,7 +551,7 @@ def open_stored(opening: Opening, view: View | None = None, decoding: Decoding |
         url=url,
         n_samples=n_samples,
         arrays={},
-        skipped=MappingProxyType(chosen.skipped),
+        skipped=MappingProxyType(skipped),
         undecoded=MappingProxyType(undecoded),
         layout=RowLayout(()),
         _stored_identity=identity,
@@ -566,13 +566,25 @@ def open_stored(opening: Opening, view: View | None = None, decoding: Decoding |
 def _decoding(chosen: SampleArrays, opening: Opening) -> Decoding:
     """How the numbers of each array become values, and why arrays are left out."""
     if not opening.decode:
-        return dict.fromkeys(chosen.arrays), {}
-    found = {name: encoding_of(chosen.arrays[name], own) for name, own in attributes_of(chosen.arrays).items()}
-    undecoded = {name: reason for name, (_, reason) in found.items() if reason}
+        return dict.fromkeys(chosen.arrays), {}, chosen.skipped
+    encodings: dict[str, Encoding | None] = {}
+    undecoded: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    for name, attributes in attributes_of(chosen.arrays).items():
+        try:
+            encodings[name], reason = encoding_of(chosen.arrays[name], attributes)
+        except DatasetError as error:
+            if opening.arrays is not None or len(chosen.arrays) == 1:
+                raise
+            refused[name], reason = str(error), ""
+        if reason:
+            undecoded[name] = reason
+    if not encodings:
+        raise DatasetError(f"no array can be decoded: {'; '.join(refused.values())}")
     for reason in dict.fromkeys(undecoded.values()):
         names = ", ".join(repr(name) for name, its in undecoded.items() if its == reason)
         logger.warning("Array %s of %s is not decoded: %s", names, hide_secrets(opening.location.url), reason)
-    return {name: encoding for name, (encoding, _) in found.items()}, undecoded
+    return encodings, undecoded, chosen.skipped | refused
 
 
 class VerifyReport(NamedTuple):

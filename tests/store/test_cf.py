@@ -289,3 +289,10 @@ def test_sessions_exchange_stored_numbers_and_hand_out_values(client, tmp_path):
                 np.testing.assert_array_equal(temperature, expected["temperature"][own])
                 np.testing.assert_array_equal(time, expected["time"][own])
         assert shuffler.records[-1].row_nbytes == 4 * 6 * 2 + 8 + 4
+
+
+def test_a_scaled_integer_beyond_its_dtype_is_an_error(tmp_path):
+    dataset = open_dataset(stored(tmp_path / "g", [2**61, 1], "i8", scale_factor=8))
+    assert dataset.read_rows([1])["t"].tolist() == [8]
+    with pytest.raises(DatasetError, match=rf"array 't' has the value {2**61}, and times scale_factor=8.*int64"):
+        dataset.read_rows([0, 1])
