@@ -140,8 +140,8 @@ class SpmdLoader:
     address
         Name or IP address of the host of rank 0, on the network that the ranks use; by default from the launcher.
     port
-        Port on which rank 0 listens. By default all ranks derive some ports from the launcher's name of the job, and
-        rank 0 takes the first one that is free. It is needed if no launcher says to which job a rank belongs.
+        Port on which rank 0 listens. By default all ranks derive it from the launcher's name of the job. It is needed
+        if no launcher says to which job a rank belongs.
     timeout
         Time to wait for the other ranks at the start: seconds, or text such as ``"5m"``.
     **options
