@@ -149,6 +149,7 @@ def local_cluster(n_workers: int, *, processes: bool = True, rates: EmulatedRate
 
     The processes are forked from one that has loaded dshuffle, unless the configuration of Dask names another method
     than ``spawn``. The first cluster then starts in two seconds instead of five, and further ones in a fraction of one.
+    Variables that were removed from the environment since the first cluster stay in the workers of later ones.
 
     Parameters
     ----------

@@ -247,6 +247,12 @@ def hosts_of(place: Place) -> tuple[str, str]:
         ) from error
     # Many systems resolve their own name to 127.0.1.1. Then it is the address that leads to other networks.
     own = str(get_ip() if is_loopback(get_ip(rank_0)) else get_ip(rank_0))
+    if is_loopback(own):
+        raise ClusterError(
+            f"rank {place.rank} finds no address at which other hosts reach it: its own name leads to {own}, and "
+            "it has no route to another network. Give address=, an address of rank 0 on their network, on all ranks",
+            transient=False,
+        )
     return own, own if is_loopback(rank_0) else rank_0
 
 

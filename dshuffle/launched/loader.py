@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import importlib
 import inspect
 import logging
 import os
 import pickle
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 from distributed import Client
 from numpy.typing import NDArray
 
@@ -22,9 +25,8 @@ from dshuffle.integrations import process_group
 from dshuffle.launched.connections import place_of
 from dshuffle.launched.rank import CLOSE_WITHIN, Rank, other_process
 from dshuffle.planning.batching import MODES, UNEVEN, Batching
-from dshuffle.redaction import short_repr
 from dshuffle.runtime import Partition, Shuffler
-from dshuffle.runtime.client.checkpoints import find_checkpoint
+from dshuffle.runtime.client.checkpoints import find_checkpoint, write_checkpoint
 from dshuffle.runtime.client.retries import new_or_resumed
 from dshuffle.runtime.settings import as_seconds
 from dshuffle.runtime.worker.worker_plugin import partition_on
@@ -199,9 +201,7 @@ class SpmdLoader:
             raise InvalidParameter.of("mode", mode, f"one of {list(MODES)}")
         for name in sorted(REFUSED & options.keys()):
             raise InvalidParameter.because(name, "a job chooses it itself")
-        if str(options.get("shares")) == "measured":
-            reason = "dshuffle does not see how long a step of the script waits for other ranks"
-            raise InvalidParameter.because("shares='measured'", reason, "Give 'even', or numbers, one for each rank.")
+        check_shares(options.get("shares"))
         inspect.signature(Shuffler).bind_partial(**options)
         seconds = as_seconds("timeout", timeout, positive=True)
         place = place_of(os.environ, rank=rank, world_size=world_size, address=address)
@@ -223,9 +223,9 @@ class SpmdLoader:
         self._begun: EpochBatches | None = None  # the last epoch, which the loop may not have got yet
         self._epoch: EpochBatches | None = None  # the epoch that the loop has got and not left
         self._partition = contextlib.ExitStack()
-        url, identity = self._dataset.url, self._dataset.identity
-        asked = {"dataset": url, "identity": identity, "batch_size": batch_size, "mode": mode, **options}
-        self._rank = Rank(place, short_repr({**asked, "world_size": self.world_size}), port, seconds)
+        asked = {"dataset": self._dataset.identity, "batch_size": batch_size, "mode": mode, **options}
+        terms = ", ".join(f"{name}={_in_words(value)}" for name, value in asked.items())
+        self._rank = Rank(place, f"{terms}, world_size={self.world_size}", port, seconds)
 
     @property
     def next_epoch(self) -> int:
@@ -320,9 +320,7 @@ class SpmdLoader:
         if self.rank:
             return {"rank": self.rank}
         self._opened()
-        self._note(has_model=True)
-        state: dict[str, Any] = self._shuffler.state_dict()
-        return state
+        return self._position(has_model=True)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Continue from a state, with any number of ranks. Call it on all ranks, before :meth:`attach`.
@@ -361,8 +359,7 @@ class SpmdLoader:
             raise InvalidParameter.of("checkpoint", None, "a file or an object, to save the position there")
         if not self.rank:
             self._opened()
-            self._note()
-            self._shuffler.save(self._checkpoint)
+            self._write(self._position())
 
     def __enter__(self) -> Self:
         return self
@@ -429,7 +426,14 @@ class SpmdLoader:
 
     def _begin(self, does: str, total: int) -> EpochBatches:
         """Begin the next epoch, of which this rank takes its partition."""
+        left = self._epoch
         answer = self._meet(does, lambda: self._begin_epoch(total))
+        if self.rank == 0 and left is not None and not left.is_complete:
+            logger.warning(
+                "dshuffle: the loops of all ranks have left epoch %d after %d of its %d batches. The other samples "
+                "were not trained on in this epoch",
+                *(left.number, left.n_trained, len(left)),
+            )
         number, session, addresses, is_rest, states = answer
         worker = self._rank.worker
         with self._rank.errors():
@@ -462,12 +466,15 @@ class SpmdLoader:
         # All ranks have come. With their names, the session does not wait for a rank that was lost since then.
         options = {**self._options, "on_loss": "raise", "workers": [str(rank) for rank in range(self.world_size)]}
         self._client = Client(rank.worker.scheduler.address, loop=rank.loop, set_as_default=False)
+        saved = state if state is not None or checkpoint is None else find_checkpoint(checkpoint, dataset)
+        if saved is not None and "shares" not in options:
+            check_shares(saved["choices"].get("shares"))
         if state is not None:
             options.pop("first_epoch", None)
             return Shuffler.resume(self._client, dataset, state, checkpoint=checkpoint, **options)
         if checkpoint is None:
             return Shuffler(self._client, dataset, **options)
-        return new_or_resumed(self._client, dataset, checkpoint, find_checkpoint(checkpoint, dataset), options)
+        return new_or_resumed(self._client, dataset, checkpoint, saved, options)
 
     def _begin_epoch(self, total: int) -> tuple[Any, ...]:
         """Begin the next epoch, and tell where its partitions are. The exchange for the one after it begins as well."""
@@ -493,15 +500,23 @@ class SpmdLoader:
             states = {name: on_host(value.state_dict()) for name, value in self._objects.items()}
             shuffler.attach(states or shuffler.attached, shuffler.epoch)
 
-    def _note(self, *, has_model: bool = False) -> None:
-        """Attach the states, and note on all ranks how many batches of the current epoch were trained on."""
+    def _position(self, *, has_model: bool = False) -> dict[str, Any]:
+        """The state of the session, after as many batches of the current epoch on every rank as on this one."""
         epoch = self._epoch
         with self._rank.errors():
             self._attach(has_model=has_model)
-            if epoch is not None and epoch.is_complete:
-                list(self._shuffler.epochs(0))
-            elif epoch is not None and epoch.n_trained:
+            if epoch is not None and epoch.n_trained and not epoch.is_complete:
                 self._rank.mark_all(epoch.number, epoch.n_trained)
+            state: dict[str, Any] = self._shuffler.state_dict()
+        if epoch is None or not epoch.is_complete:
+            return state
+        # A complete epoch needs no marks, and the other ranks may still train on their last batch.
+        begun = {name: value for name, value in state.items() if name != "trained_digest"}
+        return {**begun, "epoch": epoch.number + 1, "trained": [], "trained_weights": []}
+
+    def _write(self, state: Mapping[str, Any]) -> None:
+        assert self._checkpoint is not None
+        write_checkpoint(self._checkpoint, state, self._dataset, was_written=True)  # when the session was opened
 
     def _end(self) -> None:
         """Close the session. All ranks have left their loops."""
@@ -510,7 +525,7 @@ class SpmdLoader:
             self._end_epoch()
         elif epoch is not None and self._checkpoint is not None:
             self._attach()
-            shuffler.save(self._checkpoint)
+            self._write(shuffler.state_dict())
         if shuffler is not None:
             shuffler.close()
         assert self._rank.job is not None
@@ -524,7 +539,21 @@ def on_host(value: Any) -> Any:
     if isinstance(value, dict):
         value = copy.copy(value)  # keeps the attributes that PyTorch gives to states of modules
         value.update({key: on_host(item) for key, item in value.items()})
-    return value
+    return type(value)(map(on_host, value)) if type(value) in (list, tuple) else value
+
+
+def check_shares(shares: object) -> None:
+    """Refuse shares that follow the time of training."""
+    if str(shares) == "measured":
+        reason = "dshuffle does not see how long a step of the script waits for other ranks"
+        raise InvalidParameter.because("shares='measured'", reason, "Give 'even', or numbers, one for each rank.")
+
+
+def _in_words(value: object) -> str:
+    """What ranks compare: an object that does not say what it is has an address, which differs between them."""
+    if hasattr(value, "__array__"):
+        return hashlib.sha256(np.asarray(value).tobytes()).hexdigest()
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 spmd = SpmdLoader

@@ -58,7 +58,7 @@ _CONFIGURING = threading.Lock()
 """The configuration is that of the process, and a process may have several ranks."""
 
 
-ALIKE = "All ranks must go through the same epochs, and leave them at the same batch"
+ALIKE = "All ranks must ask for the same, go through the same epochs, and leave them at the same batch"
 
 
 class Job(SchedulerPlugin):
@@ -76,7 +76,7 @@ class Job(SchedulerPlugin):
         self.empty = asyncio.Event()
         """Set when the workers of all ranks have gone."""
         self._ranks: dict[str, int] = {}  # by address of the worker
-        self._failure: dict[str, str] = {}
+        self._failure: dict[str, Any] = {}
         self._ended = False
         scheduler.stream_handlers[SAYS] = self.hear
         scheduler.add_plugin(self, name=self.name)
@@ -97,16 +97,24 @@ class Job(SchedulerPlugin):
         if not self._ranks:
             self.empty.set()
 
-    def hear(self, worker: str, rank: int, failed: str = "", step: str = "", early: Sequence[int] = ()) -> None:
+    def hear(
+        self,
+        worker: str,
+        rank: int,
+        failed: str = "",
+        transient: bool = True,
+        step: str = "",
+        early: Sequence[int] = (),
+    ) -> None:
         """A rank has failed, or has come to a step, for which it may have left an epoch before its end."""
         if failed:
-            self._fail(failed=f"rank {rank} of {self.world_size} has failed: {failed}")
+            self._fail(failed=f"rank {rank} of {self.world_size} has failed: {failed}", transient=transient)
         elif self._failure:
             self._tell([rank], **self._failure)
         else:
             first, its = next(iter(self.steps.items()), (rank, step))
             if its != step:
-                self._fail(failed=f"rank {first} {its}, and rank {rank} {step}. {ALIKE}")
+                self._fail(failed=f"rank {first} {its}, and rank {rank} {step}. {ALIKE}", transient=False)
             if early and not self.steps:
                 self._tell(range(self.world_size), early=(*early, f"rank {rank} {step}"))
             self.steps[rank] = step
@@ -123,7 +131,7 @@ class Job(SchedulerPlugin):
         self._ended = True
         self.scheduler._stop_listeners()
 
-    def _fail(self, **failure: str) -> None:
+    def _fail(self, **failure: Any) -> None:
         """Let all ranks fail. Only the first reason counts."""
         if not self._failure and not self._ended:
             self._failure = failure
@@ -214,14 +222,14 @@ class Rank:
         if self._failure is None and self.worker.status != Status.running:
             self._fail(WorkerLost("rank 0 was lost: the connection to its scheduler has ended"))
         if self._failure is not None:  # a new one each time, because a traceback holds the frames that it passed
-            raise type(self._failure)(*self._failure.args)
+            raise type(self._failure)(*self._failure.args, transient=self._failure.transient)
 
     def check_batch(self, epoch: int, n_trained: int) -> None:
         """Raise an error if the job has failed, or another rank has left the epoch before this batch."""
         self.check()
         number, n_batches, step = self._early
         if number == epoch and n_trained > n_batches:
-            raise PeerFailed(f"{step}, and rank {self.place.rank} was given {n_trained}. {ALIKE}")
+            raise PeerFailed(f"{step}, and rank {self.place.rank} was given {n_trained}. {ALIKE}", transient=False)
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
@@ -246,7 +254,7 @@ class Rank:
 
     def tell(self, error: BaseException) -> None:
         """Tell the job of an error."""
-        self._say(failed=f"{type(error).__name__}: {error}")
+        self._say(failed=f"{type(error).__name__}: {error}", transient=getattr(error, "transient", True))
 
     def close(self, *, failed: bool) -> None:
         """Close everything. Takes seconds at most."""
@@ -286,9 +294,16 @@ class Rank:
         self.worker = worker
         await worker
 
-    def _hear(self, answer: Any = None, early: Sequence[Any] = (), lost: str = "", failed: str = "") -> None:
+    def _hear(
+        self,
+        answer: Any = None,
+        early: Sequence[Any] = (),
+        lost: str = "",
+        failed: str = "",
+        transient: bool = True,
+    ) -> None:
         if lost or failed:
-            self._fail(WorkerLost(lost) if lost else PeerFailed(failed))
+            self._fail(WorkerLost(lost) if lost else PeerFailed(failed, transient=transient))
         elif not early:
             self._answers.put(answer)
         else:
@@ -297,7 +312,7 @@ class Rank:
                 try:
                     self.check_batch(self.batches.number, self.batches.n_trained)
                 except DShuffleError as error:  # the loop may be in a collective operation
-                    self._say(failed=str(error))
+                    self._say(failed=str(error), transient=False)
                     self._fail(error)
 
     def _fail(self, failure: DShuffleError) -> None:

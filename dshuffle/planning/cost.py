@@ -339,7 +339,7 @@ def loads_of(cluster: ClusterRates, work: Work, *, most_samples: int = MOST_SAMP
         c = work.chunk_rows if rule.in_chunks else work.chunk_rows * growth * small.n_samples / q
         n_chunks = math.ceil(small.n_samples / c)
         worker, chunk = np.divmod(
-            np.unique(plan.destinations * n_chunks + (plan.samples // c).astype(np.int64)), n_chunks
+            np.unique(plan.destinations.astype(np.int64) * n_chunks + (plan.samples // c).astype(np.int64)), n_chunks
         )
         parts = np.minimum(1.0, small.n_samples / c - chunk)  # the last chunk may be shorter
         return loads._replace(

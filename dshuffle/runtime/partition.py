@@ -435,6 +435,7 @@ class Partition:
     def close(self) -> None:
         """Invalidate the partition, and let go of its rows; called when its task has ended."""
         self._rows.close()
+        self._note = lambda n_samples: None  # what notes it knows the rows
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Partition cannot be sent to another process; return arrays instead")

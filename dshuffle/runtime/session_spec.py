@@ -471,14 +471,6 @@ class SessionSpec:
         assert isinstance(spec, SessionSpec)
         return spec
 
-    def with_shuffle(self, shuffle: ShuffleSpec) -> SessionSpec:
-        """The same session with another plan specification."""
-        return dataclasses.replace(self, shuffle=shuffle)
-
-    def with_former(self, former: PartitionSources) -> SessionSpec:
-        """The same session with partitions from which the first partition is read."""
-        return dataclasses.replace(self, former=former)
-
     def with_memory_limit(self, memory_limit: int) -> SessionSpec:
         """The same session on a worker that has reserved so many bytes for it."""
         return dataclasses.replace(self, memory_limit=memory_limit)

@@ -226,7 +226,7 @@ class PatientStore(WrapperStore[Store]):
                 if isinstance(wanted, SuffixByteRequest):
                     file.seek(max(0, os.fstat(file.fileno()).st_size - wanted.suffix))
                 elif wanted is not None:
-                    file.seek(wanted.start)
+                    file.seek(wanted.start if isinstance(wanted, RangeByteRequest) else wanted.offset)
                 content = file.read(wanted.end - wanted.start if isinstance(wanted, RangeByteRequest) else -1)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             content = None

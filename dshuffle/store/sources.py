@@ -219,16 +219,19 @@ def _of_zarr(url: str) -> Sources:
     return {name: read_array(dataset, name) for name in dataset.arrays}
 
 
-def files_below(folder: str, hidden: str, key: Callable[[str], Any]) -> list[str]:
+def files_below(folder: str, hidden: str, key: Callable[[str], Any], above: tuple[str, ...] = ()) -> list[str]:
     """The files at any depth, folder by folder, in the order of their names.
 
-    Names that begin with a character of ``hidden`` are left out, and so are links to folders.
+    Names that begin with a character of ``hidden`` are left out. Links to folders are followed, except those that lead
+    back to a folder above.
     """
-    found: list[str] = []
-    for path, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name[0] not in hidden]
-        found += [os.path.join(path, name) for name in names if name[0] not in hidden]
-    return sorted(found, key=lambda file: [key(part) for part in file.split(os.sep)])
+    if (real := os.path.realpath(folder)) in above:
+        return []
+    files: list[str] = []
+    for name in sorted((name for name in os.listdir(folder) if name[0] not in hidden), key=key):
+        path = os.path.join(folder, name)
+        files += files_below(path, hidden, key, (*above, real)) if os.path.isdir(path) else [path]
+    return files
 
 
 def complete(label: str, values: Values) -> Values:
@@ -297,13 +300,15 @@ def _of_parquet(paths: Sequence[str], chosen: set[str] | None) -> Sources:
 
     def column(name: str) -> RowSource:
         kind = schema.field(name).type
-        for path, (_, other) in opened.items():
+        for path, (metadata, other) in opened.items():
             label = f"{path}: column {name!r}"
             if name not in other.names:
                 raise InvalidParameter.because(label, f"it is missing, but exists in {first}")
             if other.field(name).type != kind:
                 reason = f"its type is {other.field(name).type}, but {kind} in {first}"
                 raise InvalidParameter.because(label, reason, "All files must have the same types.")
+            if _has_nulls(metadata, name):  # before an earlier dataset is replaced
+                raise _missing(label)
 
         def blocks(rows: int) -> Blocks:
             for path, (metadata, _) in opened.items():
@@ -327,6 +332,15 @@ def _of_parquet(paths: Sequence[str], chosen: set[str] | None) -> Sources:
         return stream(", ".join(opened), shape, sample.dtype, alike)
 
     return each(distinct([name for name in schema.names if chosen is None or name in chosen]), column)
+
+
+def _has_nulls(metadata: Any, name: str) -> bool:
+    """Whether the footer of a file says so. It counts the items of lists, of which the empty ones would count, too."""
+    names, column = metadata.schema.names, metadata.schema.column
+    if name not in names or column(index := names.index(name)).path != name:
+        return False
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return any(known and known.null_count for known in (group.column(index).statistics for group in groups))
 
 
 def arrow_table(data: Any) -> dict[str, Values]:

@@ -105,7 +105,9 @@ def fit_parallel_sgd(
         size = parameters.get("batch_size", BATCH_ROWS)
         batch_rows = NETWORK_BATCH_ROWS if size == "auto" else size
     as_integer("batch_rows", batch_rows, 1)
-    step_name = _step_name(model) if "schedule" in options else ""
+    if options.get("schedule") is None:
+        options.pop("schedule", None)
+    step_name = _step_name(model) if options.get("schedule") else ""
     check_array("features", features, shuffler.dataset.arrays, 2, NUMBERS)
     check_array("target", target, shuffler.dataset.arrays, 1, WHOLE if classifies else NUMBERS)
     labels = None if classes is None else np.unique(classes)

@@ -558,7 +558,8 @@ def _steps(partition: Partition, group: Group, process: Process, fit: Fit) -> tu
             loss = fit.loss(model, batch)
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
                 hint = "It must return the mean loss of the mini-batch, a tensor with one number and its gradient."
-                raise InvalidParameter.because("training_step", f"it returned {short_repr(loss)}", hint)
+                name = "loss" if fit.checked else "training_step"
+                raise InvalidParameter.because(name, f"it returned {short_repr(loss)}", hint)
             # The weight makes the mean over ranks the mean over samples.
             (loss.reshape(()) * (len(chosen) * group.size / total)).backward()
         if ends:

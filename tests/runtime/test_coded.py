@@ -142,7 +142,7 @@ def test_the_server_is_killed(small, within):
         shuffler = Shuffler(client, small, delivery="clique", cache_fraction=0.5, server="2", on_loss="raise")
         epochs = shuffler.epochs(5)
         client.gather(next(epochs).map(len))
-        address = shuffler._sequence.membership.current.addresses[-1]
+        address = shuffler._membership.current.addresses[-1]
         [pid] = client.run(os.getpid, workers=[address]).values()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerLost, match="the server"):

@@ -52,8 +52,8 @@ def test_a_forked_process_is_told_at_once(client: Client, dataset: Dataset, tmp_
             raise KeyboardInterrupt
 
     def dropped() -> str:
-        shuffler._sequence.__del__()
-        shuffler._sequence.checkpoint.release()
+        shuffler.__del__()
+        shuffler._file.release()
         return "quietly"
 
     bound = f"ClusterError: this Shuffler works only in process {os.getpid()}, which made it"
@@ -76,6 +76,6 @@ def test_a_forked_process_is_told_at_once(client: Client, dataset: Dataset, tmp_
     for epoch in epochs:
         assert client.gather(epoch.map(len)) == [10, 10]
     shuffler.close()
-    assert os.listdir(tmp_path) == ["run.json"]
+    assert sorted(os.listdir(tmp_path)) == ["run.json", "run.json.lock"]
     with pytest.raises(ClusterError, match="is closed"):
         shuffler.epochs(1)

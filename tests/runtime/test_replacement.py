@@ -269,9 +269,11 @@ def test_a_local_cluster_keeps_the_nannies_of_lost_workers(monkeypatch, nannies,
     client.cluster._adaptive, client.cluster.status = object() if adaptive else None, Status.closed
     with dask.config.set({LOST_WORKER: before}):
         first, second = keep_nannies(client), keep_nannies(client)
-        for release in (first, first, second):
+        for keeping in (first, second):
+            keeping.__enter__()
+        for keeping in (first, second):
             assert dask.config.get(LOST_WORKER) == after
-            release()
+            keeping.__exit__(None, None, None)
         assert dask.config.get(LOST_WORKER) == before
 
 

@@ -1,8 +1,8 @@
 """Assignments: the rules for which worker trains on which sample in each epoch.
 
 Without weights, share sizes differ by at most one sample, or with ``chunks`` by at most one chunk's rows.
-Every assignment is a function of the seed, the epoch and the workers. ``local``, ``partial`` and ``aligned:Q`` also
-depend on the previous assignment. ``aligned`` also depends on the holders of each sample.
+Every assignment is a function of the seed, the epoch and the workers. ``local`` and ``partial`` also depend on the
+previous assignment, and ``aligned`` on the holders of each sample.
 """
 
 from __future__ import annotations

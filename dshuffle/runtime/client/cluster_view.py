@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -161,6 +162,10 @@ def is_adaptive(client: Client) -> bool:
     return getattr(client.cluster, "_adaptive", None) is not None
 
 
+_lock, _keeping = threading.Lock(), contextlib.ExitStack()
+_n_keeping = 0
+
+
 @contextlib.contextmanager
 def keep_nannies(client: Client) -> Iterator[None]:
     """Keep a local cluster from ending the nannies that start lost workers again.
@@ -169,17 +174,15 @@ def keep_nannies(client: Client) -> Iterator[None]:
     user stays, and so does the default for an adaptive cluster, which starts another worker after this time. In the end
     the cluster forgets workers whose nannies have ended, so that it can start them again.
     """
-    cluster = client.cluster
-    if (
-        not isinstance(cluster, LocalCluster)
-        or is_adaptive(client)
-        or not all(isinstance(worker, Nanny) for worker in cluster.workers.values())
-        or dask.config.get(LOST_WORKER, DEFAULT_LOST) != DEFAULT_LOST
-    ):
-        yield
-        return
-    with dask.config.set({LOST_WORKER: RESTARTED_WITHIN}):
-        yield
+    global _n_keeping
+    cluster: Any = client.cluster
+    nannies = isinstance(cluster, LocalCluster) and not is_adaptive(client)
+    nannies = nannies and all(isinstance(worker, Nanny) for worker in cluster.workers.values())
+    with _lock:
+        keeps = nannies and bool(_n_keeping or dask.config.get(LOST_WORKER, DEFAULT_LOST) == DEFAULT_LOST)
+        if keeps and not _n_keeping:
+            _keeping.enter_context(dask.config.set({LOST_WORKER: RESTARTED_WITHIN}))
+        _n_keeping += keeps
 
     async def forget() -> None:
         for name, nanny in list(cluster.workers.items()):
@@ -187,9 +190,15 @@ def keep_nannies(client: Client) -> Iterator[None]:
                 await nanny.close()
                 cluster.workers.pop(name, None)
 
-    loop: Any = cluster.loop
-    if cluster.status is Status.running:
-        loop.add_callback(forget)  # on the loop that starts workers
+    try:
+        yield
+    finally:
+        with _lock:
+            _n_keeping -= keeps
+            if keeps and not _n_keeping:
+                _keeping.close()
+        if keeps and cluster.status is Status.running:
+            cluster.loop.add_callback(forget)  # on the loop that starts workers
 
 
 def wait_for_workers(

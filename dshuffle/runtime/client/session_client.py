@@ -451,20 +451,23 @@ class Membership:
 
         All tasks of the epoch before must have ended. The parameters are those of :meth:`prefetch`.
         """
-        start = self._start_of(epoch)
+        start, training = self._start_of(epoch), None
         try:
             self._prepare(epoch, records)
             if self._only_shares:
+                training = self._training(epoch)  # which counts from now on, also if the present session goes on
                 try:
-                    return self._take_over(start, 1)
+                    return self._take_over(start, training, 1)
                 except DShuffleError as error:  # the current session goes on, unless its workers have changed meanwhile
                     self._close_following()
                     self._keep(epoch, "shares", error, self.current.session_id)
             if self._following is None:
-                return self._begun(self._advance(self.current, epoch))
+                exchange = self._advance(self.current, epoch)
+                exchange = exchange if training is None else dataclasses.replace(exchange, training_before=training)
+                return self._begun(exchange)
         except WorkerLost as error:
             self._say_what_follows(epoch, error)
-        return self._take_over(start)
+        return self._take_over(start, training or self._training(epoch))
 
     def is_lost(self) -> bool:
         """Whether the present session is elastic, and has ended because workers were lost."""
@@ -479,7 +482,7 @@ class Membership:
         """Open an epoch again with the workers that are left, after the session has been lost in it."""
         self._close_following()
         logger.warning("dshuffle: epoch %d begins again, because tasks of it were lost with their workers", start.epoch)
-        return self._take_over(start)
+        return self._take_over(start, self._training(start.epoch))
 
     def close(self) -> None:
         """Close all sessions."""
@@ -552,13 +555,19 @@ class Membership:
         start = self.current.request.start
         return start if start.epoch == epoch else Remainder(epoch, ())
 
-    def _take_over(self, start: Remainder, attempts: int = ATTEMPTS) -> EpochExchange:
-        """Let the session that follows begin an epoch, and open others if it cannot."""
-        epoch, training = start.epoch, None
+    def _training(self, epoch: int) -> tuple[TrainingTime, ...] | None:
+        """Time of training before an epoch in the present session, which counts from 0 afterwards."""
         try:
-            training = self.current.ask(tuple[TrainingTime, ...], "training")
+            return self.current.ask(tuple[TrainingTime, ...], "training")
         except DShuffleError as error:  # a worker has left, so the epoch is not recorded
             logger.info("dshuffle: epoch %d could not be recorded: %s", epoch - 1, error)
+        return None
+
+    def _take_over(
+        self, start: Remainder, training: tuple[TrainingTime, ...] | None, attempts: int = ATTEMPTS
+    ) -> EpochExchange:
+        """Let the session that follows begin an epoch, and open others if it cannot."""
+        epoch = start.epoch
         for attempts_left in reversed(range(attempts)):
             try:
                 following = self._following = self._following or self._open_successor(start)

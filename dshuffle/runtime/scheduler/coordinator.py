@@ -93,6 +93,10 @@ class EpochDeliveries:
             self._auto.observe(chosen, run.ready_after)
 
 
+VACANT_FOR = 10.0
+"""Seconds for which the rank of a worker that retires stays vacant. Later its rows may be gone with the worker."""
+
+
 class Coordinator:
     """Gives the :class:`SessionMachine` of one session its events, and carries out its instructions.
 
@@ -121,6 +125,7 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self.addresses = dict(spec.addresses)  # replaced when somebody moves, so that many epochs can keep it
         self.handed_over: dict[int, tuple[str, str]] = {}  # partitions of workers that retire, until they are taken
+        self.vacant_until = 0.0  # their ranks need no other worker, because another session follows
         self._moved: set[int] = set()  # participants that were at another address
         self._packed: bytes | None = None  # the session as all open it together, while nobody moves
         self._substitutes: dict[tuple[str, str], str] = {}  # (load, late reader) -> who reads in its place
@@ -369,16 +374,20 @@ class Coordinator:
         machine.now = self._loop.time()
         try:
             method(*arguments, **options)
+            self._carry_out_told()
         except Exception as error:  # a bug: nobody must wait for what does not come
             logger.exception("dshuffle: session %s failed", self.spec.session_id)
             machine.close(ClusterError(f"{type(error).__name__}: {error}"))
-        told, machine.told = machine.told, []
-        for instruction in told:
-            self._carry_out(instruction)
+            self._carry_out_told()
         if machine.busy and not self._ticking:
             self._ticking = True
             # Time does not count as silence where looks are further apart than a third of the heartbeat.
             self._loop.call_later(min(TICK, machine.heartbeat / 6), self._tick)
+
+    def _carry_out_told(self) -> None:
+        told, self.machine.told = self.machine.told, []
+        for instruction in told:
+            self._carry_out(instruction)
 
     def _tick(self) -> None:
         self._ticking = False
@@ -545,9 +554,10 @@ class Coordinator:
     async def _find(self, participant: int) -> None:
         machine, lost = self.machine, self.addresses[participant]
         elastic, retired = self.spec.options.elastic, participant in self.handed_over
+        vacant = elastic and retired and self._loop.time() < self.vacant_until
         # Another session follows, and reads the rows from the retired worker, unless tasks are left that need them. All
         # ranks are restored together, so those of other ranks count.
-        if elastic and retired and not machine.client_waits and not self._has_tasks(machine.unsettled):
+        if vacant and not machine.client_waits and not self._has_tasks(machine.unsettled):
             return
         # Not the server beside a lost rank: its worker may answer again.
         members = {self.addresses[rank] for rank in machine.participants if rank not in machine.missing}
@@ -614,6 +624,7 @@ class Coordinator:
         """Note that a worker closes, and that its partitions can be read for a while."""
         held = [rank for rank in settled if rank != SERVER and self.addresses[rank] == address]
         self.handed_over |= dict.fromkeys(held, (address, self.spec.session_id))
+        self.vacant_until = self._loop.time() + VACANT_FOR
 
     def hands_over(self, address: str) -> bool:
         """Whether a worker closes whose partitions have not been taken yet."""

@@ -144,6 +144,8 @@ class PartitionTasks:
         # A task that runs on the worker before is given back, and then sent to the new one.
         finish: Any = "processing" if task.state == "no-worker" else "released"
         self._scheduler.transitions({task.key: finish}, stimulus_id=f"dshuffle-replaced-{task.key}")
+        if task in self._scheduler.unrunnable:  # its new worker may be paused: from now on it waits for that
+            self._scheduler.unrunnable[task] = monotonic()
 
     def _lose(self, task: TaskState, place: TaskPlace, session: Coordinator | None) -> None:
         where = ", ".join(task.worker_restrictions or ()) if session is None else session.addresses[place.rank]

@@ -300,7 +300,7 @@ class Loader:
             source.queue.appendleft(request)
             source.failures += source.address == address
             lasts = isinstance(error, DatasetError) and not error.transient
-            if attempt.stopped or lasts or source.failures > ATTEMPTS:
+            if attempt.stopped or lasts or source.failures > ATTEMPTS * IN_FLIGHT:
                 raise error
             if source.address == address and not isinstance(error, ChecksumMismatch):
                 await self._replace(attempt, source, f"{type(error).__name__}: {error}")

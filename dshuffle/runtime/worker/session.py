@@ -654,7 +654,8 @@ class ExchangeRun:
         self._made: tuple[Planned, Transport] | None = None  # the plan, and its rows cut into messages
         self._arrived: asyncio.Future[tuple[str | None, bool]] = asyncio.get_running_loop().create_future()
         self._rows: Rows | None = None
-        self._loading: list[asyncio.Future[None]] = []  # what the server loads, or what need not be loaded again
+        self._loading: list[asyncio.Future[None]] = []  # what the server loads
+        self._joining: list[asyncio.Future[None]] = []  # of what need not be loaded again; the vote does not wait
         self._ends = threading.Event()  # set so that nobody reads from the store any more
         self._traffic = session.dataset.traffic
         self._loaded = session.reader.sent_bytes, session.loader.received_bytes
@@ -678,7 +679,8 @@ class ExchangeRun:
             reason, again = await self._exchange()
         except Exception as error:  # any error must be reported to the scheduler, or the epoch would never end
             logger.exception("dshuffle: run %d failed on this worker", self.run_id)
-            reason, again = f"{type(error).__name__}: {error}", isinstance(error, DShuffleError) and error.transient
+            again = error.transient if isinstance(error, DShuffleError) else isinstance(error, OSError)
+            reason = f"{type(error).__name__}: {error}"
         self._cpu_idle = ProcessorTimes.now().idle_since(self._processors)
         self._watched_seconds = time.perf_counter() - self._started  # what comes later is not part of the exchange
         self.vote = Vote(reason=reason, again=again, counts=None if reason is not None else self._counts())
@@ -691,7 +693,7 @@ class ExchangeRun:
             sender.end()
         if (training := self._session.training) is not None:
             await training.receiver.abort()
-        if touching := [*(self._rows or ()), *self._loading]:
+        if touching := [*(self._rows or ()), *self._loading, *self._joining]:
             await asyncio.wait(touching)  # they reserve slots, or write rows
         self._before = None
 
@@ -744,7 +746,7 @@ class ExchangeRun:
             self._begin_sending(transport, training.rank, self._rows.source)
             if before is not None and load is not None and training.receiver.has_arrived(STORE):
                 joins = session.loader.join(load, training.cache, self._ends.is_set)
-                self._loading.append(asyncio.ensure_future(joins))
+                self._joining.append(asyncio.ensure_future(joins))
             training.receiver.begin(
                 self.run_id,
                 transport.messages.receives[training.rank][1],
@@ -754,7 +756,7 @@ class ExchangeRun:
                 stop=self._ends.is_set,
                 seconds_to_read=session.loader.seconds_to_read if transport.readable else None,
             )
-        for end in (*(self._rows or ()), *self._loading, served):
+        for end in (*(self._rows or ()), *self._loading, *self._joining, served):
             if end is not None:
                 end.add_done_callback(self._give_up)
         if training is None and served is not None:
