@@ -756,9 +756,10 @@ class ServerRows:
     def close(self) -> None:
         """Drop all rows, once a read that is under way has ended."""
         with self._lock:
-            self._closed = True
-            self._moving.cache_clear()
-            self._kept.close()
+            if not self._closed:
+                self._closed = True
+                del self._moving  # with its blocks, and its reference to this object
+                self._kept.close()
 
     def _block(self, number: int) -> tuple[ByteMatrix, Checksums]:
         """The rows of a block, which is read if it is not in memory."""
