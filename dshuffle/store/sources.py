@@ -432,7 +432,7 @@ class ImageFolder:
         others: list[Path] = []
         sizes = []
         for name in classes:
-            found = [Path(file) for file in files_below(str(root / name), ".", str)]
+            found = [Path(file) for file in files_below(str(root / name), ".", str, (os.path.realpath(root),))]
             images = [path for path in found if path.suffix.lower() in SUFFIXES]
             paths += images
             others += [path for path in found if path.suffix.lower() not in SUFFIXES]

@@ -129,22 +129,15 @@ def read(url):
         return answer.read().decode()
 
 
-def counted(url):
-    found = re.findall(r"^dshuffle_(\w+)_total (\S+)$", read(f"{url}/metrics"), re.MULTILINE)
-    return {name: float(value) for name, value in found}
-
-
 @pytest.mark.slow
-def test_json_and_counters_say_what_records_say(dashboard, tmp_path):
+def test_json_says_what_records_say(dashboard, tmp_path):
     client, url = dashboard
     data = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((600, 3))})
     with Shuffler(client, data) as first, Shuffler(client, data, delivery="storage") as second:
-        before = counted(url)
         for shuffler in (first, second):
             for epoch in shuffler.epochs(3):
                 client.gather(epoch.map(len))
         sessions = {one["way"]: one for one in json.loads(read(f"{url}/dshuffle.json"))}
-        after = counted(url)
         assert sessions.keys() == {"global + peer", "global + storage"}
         for shuffler in (first, second):
             found = sessions[shuffler.choices.label]
@@ -159,9 +152,6 @@ def test_json_and_counters_say_what_records_say(dashboard, tmp_path):
             trained = [one["training_seconds"] for one in found["epochs"]]
             assert trained[-1] is None
             assert min(trained[:-1]) > 0
-        records = first.records + second.records
-        assert after["epochs"] - before["epochs"] == 6
-        assert after["store_bytes"] - before["store_bytes"] == sum(one.store_bytes for one in records)
     assert json.loads(read(f"{url}/dshuffle.json")) == []
     assert "No session is open" in read(f"{url}/dshuffle")
     assert '<a href="dshuffle">dshuffle</a>' in read(f"{url}/status")  # in the menu

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -47,9 +48,9 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     take_over = Membership._take_over
 
-    def counted_take_over(self: Membership, start: Remainder, attempts: int = ATTEMPTS) -> EpochExchange:
+    def counted_take_over(self: Membership, start: Remainder, training: Any, attempts: int = ATTEMPTS) -> EpochExchange:
         try:
-            return take_over(self, start, attempts)
+            return take_over(self, start, training, attempts)
         except DShuffleError:
             seen["kept"] += attempts == 1
             raise
