@@ -324,7 +324,7 @@ def test_a_dataset_written_again_in_mid_session_is_refused(threads, small, check
 def _forget_rows(dask_worker):
     for session in dask_worker.plugins["dshuffle"].sessions.values():
         if session.server_rows is not None:
-            session.server_rows._resident.clear()
+            session.server_rows._loaded[:] = False
 
 
 @pytest.mark.parametrize("protocol", [26, None])
