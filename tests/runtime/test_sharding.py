@@ -73,10 +73,11 @@ def test_ranks_that_change_between_client_and_workers_are_noticed(threads, label
     monkeypatch.setattr("dshuffle.runtime.dataset_inputs.stored_shardings", lambda dataset: ("mine",))
     real, reads = read_sharding, []
 
-    def changing(dataset, name):
-        reads.append(name)
-        ranks = real(dataset, name)
-        return ranks if len(reads) == 1 else ranks[::-1]
+    def changing(dataset, name, key="ranks"):
+        values = real(dataset, name, key)
+        if key == "ranks":
+            reads.append(name)
+        return values if key != "ranks" or len(reads) == 1 else values[::-1]
 
     monkeypatch.setattr("dshuffle.runtime.dataset_inputs.read_sharding", changing)
     with pytest.raises(InvalidParameter, match=r"checksum.*as when the session was opened"):

@@ -132,17 +132,6 @@ def test_an_error_of_pytorch_says_which_dtypes_there_are(torch, functional):
     assert "'x' has torch.float64, 'y' has torch.float32" in raised.value.__notes__[0]
 
 
-def test_a_loss_gets_the_dtype_of_the_dataset_if_it_accepts_that(torch, functional, comparison):
-    dtypes = []
-
-    def loss(scores, y):
-        dtypes.append(y.dtype)
-        return functional.cross_entropy(scores, y.long())
-
-    comparison(loss).loss(torch.zeros(5, 3), torch.zeros(5, dtype=torch.int16))
-    assert set(dtypes) == {torch.int16}
-
-
 def test_a_metric_replaces_the_one_that_the_loss_implies(torch, functional, comparison):
     scores, y = torch.tensor([[3.0, 0.0], [3.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 1, 1])
     assert comparison(functional.cross_entropy).error(scores, y) == pytest.approx(2 / 3)
