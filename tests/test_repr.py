@@ -26,12 +26,11 @@ def test_every_object_says_what_it_is():
             assert "workers 2" in repr(shuffler)
             assert "epoch" not in repr(shuffler)
             history = fit_linear_regression(shuffler, epochs=3, step=1e-4)
-            assert "epoch 2, last exchange" in repr(shuffler)
+            assert "epoch 2" in repr(shuffler)
             assert "global" in shuffler._repr_html_()
         with dshuffle.Shuffler(client, dataset) as other:
             [epoch] = other.epochs(1)
             assert repr(epoch).startswith("<Epoch 0 of <Shuffler")
-            assert "Epoch 0" in epoch._repr_html_()
             shown = client.gather(epoch.map(lambda partition: (repr(partition), partition._repr_html_())))
         assert shown[0][0].startswith("<Partition rank=0 epoch=0 samples=500")
         assert "20.0 kB" in shown[0][1]

@@ -312,6 +312,6 @@ def test_integers_stay_integers(torch, ddp, processes, tmp_path):
     assert errors[-1] < 1e-5 < errors[0], "the mean loss, not a fraction of wrong labels"
     with (
         dshuffle.Shuffler(processes, dataset) as shuffler,
-        pytest.raises(RuntimeError, match="'x' has torch.int64, 'y' has torch.int64"),
+        pytest.raises(RuntimeError, match=r"'x' has torch.int64, 'y' has torch.int64"),
     ):
         ddp.fit_torch_ddp(shuffler, lambda: torch.nn.Linear(1, 1), make_optimizer, **options)
