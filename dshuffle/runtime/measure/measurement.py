@@ -261,7 +261,7 @@ class _Meter:
             alone_in(0)  # this loads code
             chunk = alone_in(0)
             by_one = _grown(alone_in, 0.15 * seconds, 2, 2 * MOST_BYTES)
-            by_all = _grown(all_in, 0.2 * seconds, 2, MOST_BYTES * n)
+            by_all = _grown(all_in, 0.2 * seconds, 3, MOST_BYTES * n)
             rates |= {
                 "storage": max(by_all.rate, by_one.rate),
                 "storage_client": by_one.rate,
@@ -300,14 +300,19 @@ class _Meter:
         fastest = max(exchanges, key=lambda exchange: moved_by(exchange) / exchange.exchange_seconds)
         moved, took, busy = moved_by(fastest), fastest.exchange_seconds, 1 - fastest.measures.cpu_idle
         work, model = Work(share * n, row, choices), ClusterRates(n, moved / took, moved / took)
-        # The model adds what a message takes at both ends, and the cubes of the seconds of links and processors.
+        # The model adds what a message takes at both ends.
         ends = ends_seconds(work, model, loads_of(model, work, most_samples=10_000))
-        own = min(max(0.0, busy - self.before), BUSY)
         without = took - self.empty - self.per_message * (1 if server else n - 1) - ends
-        return _Phase(moved, max(without, took / 10) * math.pow(1 - own**3, 1 / 3), took, busy)
+        return _Phase(moved, max(without, took / 10) * self._outside_processors(busy), took, busy)
 
-    def _read(self, workers: Sequence[str], dataset: Dataset, nbytes: int, *_: float) -> _Phase:
-        """The fastest of a load and an exchange that read about so many bytes, of the first chunks of a dataset."""
+    def _outside_processors(self, busy: float) -> float:
+        """Part of some seconds that links or the store take: the model adds its cube to that of processors."""
+        return math.cbrt(1 - min(max(0.0, busy - self.before), BUSY) ** 3)
+
+    def _read(
+        self, workers: Sequence[str], dataset: Dataset, nbytes: int, seconds: float = 0.0, least: int = 1
+    ) -> _Phase:
+        """The fastest of a load and of exchanges that read about so many bytes, of the first chunks of a dataset."""
         workers = workers[: dataset.n_samples]
         n, chunk = len(workers), unit_rows(dataset)
         each = nbytes // (max(1, dataset.row_nbytes) * n)
@@ -319,11 +324,16 @@ class _Meter:
         moves = n > 1 and rows >= n * chunk
         choices = Choices(Chunks(), "storage") if moves else Choices()
         part = dataset.select(np.arange(rows))
-        load, exchanges = _session(self.client, workers, part, choices, None, 0.0, int(moves))
+        load, exchanges = _session(self.client, workers, part, choices, None, seconds, least * moves)
         phases = [
-            _Phase(each.store_delivered_bytes, each.store_seconds, record.exchange_seconds, 1 - each.cpu_idle)
+            _Phase(
+                measures.store_delivered_bytes,
+                measures.store_seconds * self._outside_processors(1 - measures.cpu_idle),
+                record.exchange_seconds,
+                1 - measures.cpu_idle,
+            )
             for record in (load, *exchanges)
-            for each in [record.measures]
+            for measures in [record.measures]
         ]
         return max(phases, key=lambda phase: phase.rate)
 
