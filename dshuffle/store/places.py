@@ -335,8 +335,6 @@ def judged(error: BaseException, secrets: Iterable[str] = (), access: str = "") 
     status = getattr(error, "status", None)  # of aiohttp
     if found := re.search(r"status code: (\d{3})", full):
         status = int(found[1])
-    elif status is None:
-        status = getattr(error, "code", None)  # of gcsfs
     if isinstance(error, TimeoutError | ConnectionError | InterruptedError | BlockingIOError):
         passes = True
     elif isinstance(status, int):
@@ -407,7 +405,7 @@ def _limits(storage_options: Mapping[str, Any] | None, place: str = "") -> tuple
     rest = dict(storage_options or {})
     retries = as_integer("storage_options['max_retries']", rest.pop("max_retries", 7), 0)
     timeout = rest.pop("timeout", 60.0)
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
+    if not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
         raise InvalidParameter.of("storage_options['timeout']", timeout, "a positive number of seconds")
     if place and rest:
         # Values may be secrets, so show only the names of the options.
@@ -570,15 +568,11 @@ class Location:
         """Open the store."""
         if self.store is None:
             return open_store(self.url, self.storage_options, read_only=read_only)
-        # Strings among the options of a store of obstore or fsspec may be secrets.
-        inner = getattr(getattr(self.store, "store", None), "config", None)
-        options = inner or getattr(getattr(self.store, "fs", None), "storage_options", {})
         opened = PatientStore(
             self.store,
             self.url,
             _limits(self.storage_options)[0],
             read_only=read_only,
-            secrets=option_values(options),
             access="The store has its own credentials",
         )
         sync(opened._ensure_open())  # as zarr does; a ZipStore cannot be read otherwise

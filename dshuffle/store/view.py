@@ -76,15 +76,11 @@ class View:
             raise InvalidParameter.because("offsets", reason)
         return view
 
-    def patches(
-        self, sizes: Mapping[str, int], stride: int | Mapping[str, int] | None, lengths: Mapping[str, int]
-    ) -> View:
+    def patches(self, sizes: Mapping[str, int], stride: int | None, lengths: Mapping[str, int]) -> View:
         """Boxes of these samples, along dimensions of these lengths."""
         if self.patched or self.bits is not None:
             raise InvalidParameter.because("patches", f"this is a part of a dataset, or has patches already. {ORDER}")
-        strides = stride if isinstance(stride, Mapping) else dict.fromkeys(sizes, stride) if stride is not None else {}
-        unknown = (sizes.keys() - lengths.keys()) | (strides.keys() - sizes.keys())
-        if unknown or not sizes:
+        if (unknown := sizes.keys() - lengths.keys()) or not sizes:
             names = (
                 f"the dimensions {', '.join(sorted(lengths))}" if lengths else "dimensions, which have no names here"
             )
@@ -93,7 +89,7 @@ class View:
         dims = []
         for name, value in sizes.items():
             size, length = as_integer(name, value, 1), lengths[name]
-            step = as_integer(f"stride[{name!r}]", strides.get(name, size), 1)
+            step = size if stride is None else as_integer("stride", stride, 1)
             if size > length:
                 raise InvalidParameter.of(name, size, f"at most {length}, the length of this dimension")
             dims.append(PatchedDim(name, length, size, step))

@@ -243,18 +243,18 @@ REFUSED = {
     "nulls": (lambda f: [table(f / "a.parquet", v=[1, None])], InvalidParameter, "column 'v' .* contains nulls"),
     "strings": (lambda f: [table(f / "a.parquet", v=["a"])], InvalidParameter, "column 'v' .* type is string.*cast"),
     "no rows": (lambda f: [table(f / "a.parquet", v=pa.array([], "i8"))], InvalidParameter, "their lengths are"),
-    "no tables": (lambda f: [(f / "a.parquet").mkdir() or f / "a.parquet"], InvalidParameter, "at least one"),
+    "no tables": (lambda f: [(f / "a.parquet").mkdir() or f / "a.parquet"], DatasetError, "no dataset exists"),
     "folders that are columns": (hive, InvalidParameter, r"dask\.dataframe\.read_parquet"),
     "lists": (lambda f: [table(f / "a.pq", v=[[1], [1, 2]])], InvalidParameter, "lists of length 1 and 2"),
     "types": (
         lambda f: [table(f / "a.pq", v=[1]), table(f / "b.pq", v=[1.5])],
         InvalidParameter,
-        r"b\.pq: column 'v' .* type is double, but int64 in .*a\.pq",
+        r"b\.pq: column 'v' .* type is not int64 as in .*a\.pq",
     ),
     "all at once": (
         lambda f: [table(f / "a.pq", v=[1], w=["a"]), table(f / "b.pq", v=[1.5], w=["a"])],
         InvalidParameter,
-        r"b\.pq: column 'v' .* type is double.*; .*a\.pq: column 'w' .*string",
+        r"b\.pq: column 'v' .* type is not int64.*; .*a\.pq: column 'w' .*string",
     ),
     "lengths": (
         lambda f: [saved(f / "a.npy", X), saved(f / "b.npy", Y[:9])],
@@ -453,9 +453,8 @@ LAZY = da.from_array(X[0], chunks=2)
     ("value", "words"),
     [
         (MASKED, r"it is a masked array. Fill it with \.filled\(\)"),
-        (da.ma.masked_equal(LAZY, 1), r"the blocks of this Dask array are of type numpy\.ma.*MaskedArray"),
+        (da.ma.masked_equal(LAZY, 1), "it is a masked array"),
         (SPARSE, r"this csr_matrix is not an array.* \(a sparse one: \.toarray\(\)\)"),
-        (LAZY.map_blocks(scipy.sparse.csr_matrix, meta=SPARSE), r"blocks .* of type scipy.*csr_matrix. .*\.map_blocks"),
         ((number for number in range(3)), "this generator is not an array"),
         ({"y": [1]}, "this dict is not an array"),
         (dask.delayed(np.ones)(3), "this Delayed is not an array"),
