@@ -165,36 +165,6 @@ def create_dataset(
     return open_dataset(url, storage_options=storage_options)
 
 
-def _new_array(
-    group: zarr.Group,
-    name: str,
-    values: Any,
-    chunk: int | None,
-    shard: int | None,
-) -> zarr.Array[Any]:
-    """Create the array for these values. Chunks and shards are at most as long as it is."""
-    dtype, n_samples = values.dtype.newbyteorder("<"), len(values)
-    row_nbytes = dtype.itemsize * math.prod(values.shape[1:])
-    chunk = min(chunk or max(1, _CHUNK_NBYTES // max(1, row_nbytes)), n_samples)
-    across = tuple(max(1, size) for size in values.shape[1:])
-    classes = getattr(values, "classes", ())
-    return group.create_array(
-        name,
-        shape=values.shape,
-        dtype=dtype,
-        chunks=(chunk, *across),
-        shards=shard and (min(shard, math.ceil(n_samples / chunk) * chunk) // chunk * chunk, *across),
-        # Floats hardly compress and re-reading them is the hot path, so rows are stored uncompressed. The checksum
-        # turns a flipped bit or a truncated file into an error.
-        filters=(),
-        serializer=BytesCodec(),
-        compressors=(Crc32cCodec(),),
-        # Chunks of zeros are written too, so that a missing chunk is known to be lost.
-        config={"write_empty_chunks": True},
-        attributes={"classes": list(classes)} if classes else None,
-    )
-
-
 def _checked(name: object, value: Any) -> Any:
     # Zarr takes a backslash as a slash, so two names could mean one array.
     is_name = isinstance(name, str) and name and not set(name) & set("/\\") and not name.startswith(("__", "."))
@@ -252,19 +222,36 @@ def _write(
         jobs, nbytes = [], 0
 
     for name, array in arrays.items():
-        target = _new_array(group, name, array, chunk, shard)
-        rows = (target.shards or target.chunks)[0]
+        dtype, n_rows, across = array.dtype.newbyteorder("<"), len(array), tuple(max(1, n) for n in array.shape[1:])
+        row_nbytes, classes = dtype.itemsize * math.prod(array.shape[1:]), getattr(array, "classes", ())
+        rows = size = min(chunk or max(1, _CHUNK_NBYTES // max(1, row_nbytes)), n_rows)
+        if shard:  # at most as long as the array
+            rows = min(shard, math.ceil(n_rows / size) * size) // size * size
+        target = group.create_array(
+            name,
+            shape=array.shape,
+            dtype=dtype,
+            chunks=(size, *across),
+            shards=(rows, *across) if shard else None,
+            # Floats hardly compress and re-reading them is the hot path, so rows are stored uncompressed. The checksum
+            # turns a flipped bit or a truncated file into an error.
+            filters=(),
+            serializer=BytesCodec(),
+            compressors=(Crc32cCodec(),),
+            # Chunks of zeros are written too, so that a missing chunk is known to be lost.
+            config={"write_empty_chunks": True},
+            attributes={"classes": list(classes)} if classes else None,
+        )
         if _is_lazy(array):
             # One Dask block per stored object, so that no two tasks write to the same object.
             lazy.append((array.rechunk({0: rows, **dict.fromkeys(range(1, array.ndim), -1)}), target))
             continue
-        row_nbytes = target.dtype.itemsize * math.prod(array.shape[1:])
         slab = max(1, _SLAB_NBYTES // max(1, rows * row_nbytes)) * rows
-        for start in range(0, len(array), slab):
-            stop = min(start + slab, len(array))
+        for start in range(0, n_rows, slab):
+            stop = min(start + slab, n_rows)
             if nbytes + (stop - start) * row_nbytes > _SLAB_NBYTES:  # before more is read
                 write_jobs()
-            values = array[start:stop].astype(target.dtype, copy=False)
+            values = array[start:stop].astype(dtype, copy=False)
             jobs.append((0, partial(target.async_array.setitem, slice(start, stop), values)))
             nbytes += values.nbytes
     write_jobs()

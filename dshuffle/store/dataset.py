@@ -51,8 +51,15 @@ from dshuffle.store.metadata import (
     new_mark,
 )
 from dshuffle.store.places import ARRAY, GROUP, Location, Meter, PatientStore, Place, is_memory
-from dshuffle.store.reader import ArrayInfo, StoredArray
-from dshuffle.store.view import Offsets, View, earlier_part, part_of_groups, part_of_strata
+from dshuffle.store.reader import (
+    ArrayInfo,
+    Offsets,
+    StoredArray,
+    View,
+    earlier_part,
+    part_of_groups,
+    part_of_strata,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -504,7 +511,7 @@ def open_stored(opening: Opening, view: View | None = None, decoding: Decoding |
         what = f"{kind}, but a dataset is a Zarr group of arrays{hint if kind == ARRAY else ''}"
         raise DatasetNotFound(f"{url} is {what}")
     try:
-        group = opening.group(store, 3 if store.document.endswith("zarr.json") else 2)
+        group = opening.group(store)
         mark = mark_of(group)
         if not mark.get("complete", True):
             raise DatasetError(
@@ -606,26 +613,25 @@ def verify_dataset(
     >>> verify_dataset(dataset)
     VerifyReport(n_chunks=3, bytes=80, bad=())
     """
-    chunks = [
-        (source, index)
-        for source in as_dataset(dataset)._sources.values()
-        for index in itertools.product(*map(range, source.chunk_grid))
-    ]
-    found: dict[tuple[str, tuple[int, ...]], int | str] = {}
+    sources, done, nbytes = as_dataset(dataset)._sources.values(), 0, 0
+    chunks = [(source, index) for source in sources for index in itertools.product(*map(range, source.chunk_grid))]
+    bad: dict[tuple[str, tuple[int, ...]], str] = {}
 
     async def check(source: StoredArray, index: tuple[int, ...]) -> None:
+        nonlocal done, nbytes
         box = tuple(slice(i * chunk, (i + 1) * chunk) for i, chunk in zip(index, source.array.chunks, strict=True))
         try:
-            found[source.name, index] = (await source.read_box(box)).nbytes
+            values = await source.read_box(box)
+            nbytes += values.nbytes
         except CorruptChunk as exc:
-            found[source.name, index] = str(exc)
+            bad[source.name, index] = str(exc)
+        done += 1
         if progress is not None:
-            progress(len(found), len(chunks))
+            progress(done, len(chunks))
 
     jobs = ((2 * source.chunk_nbytes, partial(check, source, index)) for source, index in chunks)
     sync(reader.run_bounded(jobs, reader.MEMORY_BUDGET))
-    bad = tuple(text for _, text in sorted(found.items()) if isinstance(text, str))
-    return VerifyReport(len(chunks), sum(n for n in found.values() if isinstance(n, int)), bad)
+    return VerifyReport(len(chunks), nbytes, tuple(bad[chunk] for chunk in sorted(bad)))
 
 
 # -- Shardings that are stored with a dataset --------------------------------------------------------------------------

@@ -22,7 +22,8 @@ import uuid
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import zarr
@@ -95,14 +96,14 @@ class Opening:
             return ""
         return f"Wanted(arrays={self.arrays!r}, sample_dim={self.sample_dim!r}, decode={self.decode!r})"
 
-    def group(self, store: PatientStore, zarr_format: Literal[2, 3] | None = None) -> Group:
+    def group(self, store: PatientStore) -> Group:
         """The group in a store that was opened."""
-        path = self.location.path
+        opened = partial(zarr.open_group, store, path=self.location.path, mode="r", zarr_format=store.zarr_format)
         try:
-            return zarr.open_group(store=store, path=path, mode="r", zarr_format=zarr_format)
+            return opened()
         except ValueError:
             # Consolidated metadata may have an array that zarr does not understand; then find_arrays leaves it out.
-            return zarr.open_group(store=store, path=path, mode="r", zarr_format=zarr_format, use_consolidated=False)
+            return opened(use_consolidated=False)
 
     def identity(self, store: PatientStore) -> str:
         """The identity of what is stored now."""

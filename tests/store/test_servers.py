@@ -153,9 +153,8 @@ def serve(folder: Path, absent: Answer = ABSENT, listing: Answer | None = None) 
 @pytest.mark.parametrize(
     ("answer", "words", "attempts"),
     [
-        # The documents of both formats are tried, because a refused object may be one that does not exist.
-        (REFUSED, "AccessDenied.*lack the permission.*anon=True.*requester_pays=True", 3),
-        (Answer(403, b""), "lack the permission", 3),
+        (REFUSED, "AccessDenied.*lack the permission.*anon=True.*requester_pays=True", 1),
+        (Answer(403, b""), "lack the permission", 1),
         (Answer(403, xml("RequestTimeTooSkewed", "The difference is too large")), "clock of this machine is wrong", 1),
         (Answer(403, xml("InvalidAccessKeyId", "No such key")), "credentials are wrong", 1),
         (Answer(400, xml("InvalidRequest", "Bad")), "InvalidRequest: Bad", 1),
@@ -289,23 +288,25 @@ def group(request: Any, told_server: ToldServer, tmp_path: Path) -> tuple[str, d
     return "s3://bucket/x", {"anon": True, "endpoint_url": told_server.endpoint, "max_retries": 0}
 
 
+@pytest.mark.parametrize("group", [3], indirect=True)
 def test_a_refused_chunk_is_an_error(group: tuple[str, dict[str, Any]], told_server: ToldServer) -> None:
     url, options = group
     dataset = open_dataset(url, arrays=["x", "below/y"], storage_options=options)
     for one in (dataset, pickle.loads(pickle.dumps(dataset))):  # as on a worker
         assert one.read_rows([5, 0])["x"].tolist() == [2, 1]
         assert one.identity == dataset.identity
-        words = "AccessDenied.*needs anon=True.*same way if the object does not exist$"
+        words = "AccessDenied.*the object does not exist in a store that may not be listed.*needs anon=True"
         with pytest.raises(DatasetError, match=words) as caught:
             one.read_rows([2])
         assert not isinstance(caught.value, CorruptChunk)
     dataset.check_unchanged()
     told_server.answer = lambda request: REFUSED
-    with pytest.raises(DatasetError, match=r"cannot fetch (zarr.json|.zgroup) .*AccessDenied"):
+    with pytest.raises(DatasetError, match=r"cannot fetch zarr.json .*AccessDenied"):
         dataset.check_unchanged()
 
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part:UserWarning")
+@pytest.mark.parametrize("group", [3], indirect=True)
 def test_what_a_store_has_that_may_not_be_listed(
     group: tuple[str, dict[str, Any]], told_server: ToldServer, tmp_path: Path
 ) -> None:
@@ -316,7 +317,7 @@ def test_what_a_store_has_that_may_not_be_listed(
     told_server.answer = serve(tmp_path, REFUSED, NOTHING_LISTED)
     with pytest.raises(DatasetError, match=rf"^{url} cannot be listed.* Name the arrays.*consolidate"):
         open_dataset(url, storage_options=options)
-    with pytest.raises(InvalidParameter, match=r"arrays='z' is not allowed.*cannot be listed, so the names"):
+    with pytest.raises(DatasetError, match="AccessDenied"):
         open_dataset(url, arrays=["z"], storage_options=options)
     zarr.consolidate_metadata(tmp_path / "x")
     assert list(open_dataset(url, storage_options=options).arrays) == ["x"]

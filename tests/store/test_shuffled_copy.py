@@ -94,11 +94,7 @@ def test_chunks_are_read_once(part, budget):
     assert (source.traffic - before).requests == 10
 
 
-@given(
-    nbytes=st.integers(0, 3000),
-    chunk_rows=st.integers(1, 40),
-    part=st.booleans(),
-)
+@given(nbytes=st.integers(0, 3000), chunk_rows=st.integers(1, 40), part=st.booleans())
 def test_slabs_are_all_samples_in_whole_chunks(nbytes, chunk_rows, part):
     dataset = create_dataset(IN, {"x": np.arange(200.0)}, chunk_rows=chunk_rows, overwrite=True)
     stored = np.arange(200)
