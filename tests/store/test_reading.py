@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
-from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 from dshuffle.errors import CorruptChunk, DatasetError, InvalidParameter
@@ -58,27 +56,6 @@ def test_each_chunk_is_fetched_once(dataset: Dataset, monkeypatch: Any, span_nby
         assert cost.fetched_bytes == n_chunks * (7 * 6 * 4 + 4 + 7 * 8 + 4)
         assert cost.delivered_bytes == len(ids) * 32
         assert cost.seconds > 0
-
-
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 60))
-def test_the_budget_bounds_what_runs(costs: list[int], budget: int) -> None:
-    running: list[int] = []
-    peak = done = 0
-
-    async def job(cost: int) -> None:
-        nonlocal peak, done
-        running.append(cost)
-        assert len(running) == 1 or sum(running) <= budget
-        peak = max(peak, len(running))
-        await asyncio.sleep(0)
-        running.remove(cost)
-        done += 1
-
-    asyncio.run(reader.run_bounded(((cost, lambda c=cost: job(c)) for cost in costs), budget))
-    assert done == len(costs)
-    assert not costs or peak >= 1
-    if len(costs) >= 2 and costs[0] + costs[1] <= budget:
-        assert peak >= 2
 
 
 def test_a_failure_stops_what_has_not_begun_and_waits_for_the_rest() -> None:

@@ -18,7 +18,6 @@ import dshuffle
 from dshuffle.cli import main
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
 from dshuffle.store import create_dataset, open_dataset, shuffle_dataset, verify_dataset
-from dshuffle.store.create import _slabs
 
 from ..conftest import at_most
 
@@ -92,20 +91,6 @@ def test_chunks_are_read_once(part, budget):
     before = source.traffic
     shuffle_dataset(source, OUT, memory_budget=budget, overwrite=True)
     assert (source.traffic - before).requests == 10
-
-
-@given(nbytes=st.integers(0, 3000), chunk_rows=st.integers(1, 40), part=st.booleans())
-def test_slabs_are_all_samples_in_whole_chunks(nbytes, chunk_rows, part):
-    dataset = create_dataset(IN, {"x": np.arange(200.0)}, chunk_rows=chunk_rows, overwrite=True)
-    stored = np.arange(200)
-    if part:
-        stored = np.flatnonzero(np.random.default_rng(chunk_rows).random(200) < 0.3)
-        dataset = dataset.select(stored)
-    slabs = list(_slabs(dataset, nbytes))
-    assert np.concatenate(slabs).tolist() == list(range(dataset.n_samples))
-    chunks = [set((stored[slab] // chunk_rows).tolist()) for slab in slabs]
-    assert sum(map(len, chunks)) == len(set.union(*chunks))
-    assert all(len(slab) * 8 <= nbytes or len(own) == 1 for slab, own in zip(slabs, chunks, strict=True))
 
 
 def test_progress_counts_what_is_read_and_written():
