@@ -271,11 +271,10 @@ class TemporaryFolder(str):
 
 def arrays_of(data: Any) -> dict[str, Any]:
     """Return the arrays of what :func:`create_dataset` accepts."""
-    libraries = {kind.__module__.partition(".")[0] for kind in type(data).__mro__}
     is_arrow = hasattr(data, "__arrow_c_stream__") and not hasattr(data, "to_frame")  # as a Series has it
-    if libraries & {"pandas", "dask", "dask_expr"} and hasattr(getattr(data, "columns", None), "has_duplicates"):
+    if hasattr(getattr(data, "columns", None), "has_duplicates"):  # of pandas and Dask
         arrays = each(distinct(list(data.columns)), lambda name: _of_series(f"column {name!r}", data[name]))
-    elif "xarray" in libraries or not (is_arrow or isinstance(data, Mapping)):
+    elif type(data).__module__.startswith("xarray") or not (is_arrow or isinstance(data, Mapping)):
         raise InvalidParameter.of("arrays", data, "a mapping of at least one name to an array, or a table", HINT)
     else:
         arrays = arrow_table(data) if is_arrow else dict(data)

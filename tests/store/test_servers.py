@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import pickle
 import re
 import threading
 import time
@@ -289,17 +288,16 @@ def group(request: Any, told_server: ToldServer, tmp_path: Path) -> tuple[str, d
 
 
 @pytest.mark.parametrize("group", [3], indirect=True)
-def test_a_refused_chunk_is_an_error(group: tuple[str, dict[str, Any]], told_server: ToldServer) -> None:
+def test_a_refused_chunk_is_an_error(group: Any, told_server: ToldServer, tmp_path: Path) -> None:
     url, options = group
+    zarr.open_group(tmp_path / "x")["x"][:] = 2
     dataset = open_dataset(url, arrays=["x", "below/y"], storage_options=options)
-    for one in (dataset, pickle.loads(pickle.dumps(dataset))):  # as on a worker
-        assert one.read_rows([5, 0])["x"].tolist() == [2, 1]
-        assert one.identity == dataset.identity
-        words = "AccessDenied.*the object does not exist in a store that may not be listed.*needs anon=True"
-        with pytest.raises(DatasetError, match=words) as caught:
-            one.read_rows([2])
-        assert not isinstance(caught.value, CorruptChunk)
-    dataset.check_unchanged()
+    assert dataset.read_rows([5, 0])["x"].tolist() == [2, 2]
+    (tmp_path / "x/x/c/1").unlink()
+    words = "AccessDenied.*the object does not exist in a store that may not be listed.*needs anon=True"
+    with pytest.raises(DatasetError, match=words) as caught:
+        dataset.read_rows([2])
+    assert not isinstance(caught.value, CorruptChunk)
     told_server.answer = lambda request: REFUSED
     with pytest.raises(DatasetError, match=r"cannot fetch zarr.json .*AccessDenied"):
         dataset.check_unchanged()
@@ -319,6 +317,7 @@ def test_what_a_store_has_that_may_not_be_listed(
         open_dataset(url, storage_options=options)
     with pytest.raises(DatasetError, match="AccessDenied"):
         open_dataset(url, arrays=["z"], storage_options=options)
+    zarr.open_group(tmp_path / "x")["x"][:] = 2  # no chunk is absent
     zarr.consolidate_metadata(tmp_path / "x")
     assert list(open_dataset(url, storage_options=options).arrays) == ["x"]
 
