@@ -148,7 +148,7 @@ def create_dataset(
     def write(store: Store) -> None:
         group = zarr.create_group(store, overwrite=True, attributes=new_mark(complete=False))
         _write(group, checked, chunk, shard, in_process=is_memory(url))
-        group.attrs.update(new_mark(complete=True, is_dataset=True))
+        group.attrs.update(new_mark(complete=True))
 
     try:
         # Fixed-length strings and structs do not have a Zarr v3 specification yet. The documentation says so, so do not

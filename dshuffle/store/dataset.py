@@ -48,7 +48,6 @@ from dshuffle.store.metadata import (
     find_arrays,
     identity_of,
     mark_of,
-    new_mark,
 )
 from dshuffle.store.places import ARRAY, GROUP, Location, Meter, PatientStore, Place, is_memory
 from dshuffle.store.reader import (
@@ -686,19 +685,18 @@ def write_sharding(
     if dataset.is_view:
         hint = "Give the sharding to the session as an array."
         raise InvalidParameter.because("dataset", "its samples are not those of the stored dataset", hint)
-    arrays: dict[str, NDArray[Any]]
-    arrays = {"ranks": np.asarray(ranks, np.int32), "broadcast": np.asarray(broadcast, np.int64)}
-    if (shape := arrays["ranks"].shape) != (dataset.n_samples,):
-        raise InvalidParameter.of("ranks.shape", shape, f"({dataset.n_samples},), one rank for each sample")
+    values = np.asarray(ranks, np.int32)
+    if values.shape != (dataset.n_samples,):
+        raise InvalidParameter.of("ranks.shape", values.shape, f"({dataset.n_samples},), one rank for each sample")
     if not overwrite and name in stored_shardings(dataset):
         raise DatasetExists(f"sharding {name!r} of {dataset.url} already exists; replace it with overwrite=True")
     with _named(f"cannot write sharding {name!r} of {dataset.url}"):
         location = dataset._opening.location
         group = zarr.open_group(store=location.open(read_only=False), path=location.path, mode="r+")
-        group = group.require_group("shards").create_group(name, overwrite=True, attributes=new_mark(complete=False))
-        for key, array in arrays.items():
-            group.create_array(key, data=array, chunks=(max(1, min(len(array), 1 << 20)),))
-        group.attrs.update(new_mark(complete=True))
+        attributes: dict[str, Any] = {"broadcast": np.asarray(broadcast, np.int64).tolist()}
+        # What could not be written is no rank, and is refused when it is read.
+        options: Any = {"fill_value": -1, "attributes": attributes, "overwrite": True}
+        group.require_group("shards").create_array(name, data=values, **options)
 
 
 def stored_shardings(dataset: Dataset | Place) -> tuple[str, ...]:
@@ -707,8 +705,7 @@ def stored_shardings(dataset: Dataset | Place) -> tuple[str, ...]:
     if dataset.is_view:
         return ()
     with _named(f"cannot list the shardings of {dataset.url}"), contextlib.suppress(FileNotFoundError):
-        groups = _shards(dataset, "").groups()
-        return tuple(sorted(name for name, group in groups if mark_of(group).get("complete")))
+        return tuple(sorted(name for name, _ in _shards(dataset).arrays()))
     return ()
 
 
@@ -716,10 +713,10 @@ def read_sharding(dataset: Dataset | Place, name: str, key: str = "ranks") -> ND
     """Read the ranks of a stored sharding, ``(q,)`` int32, or with the key ``"broadcast"`` its ascending int64 ids."""
     dataset = as_dataset(dataset)
     if name not in (names := stored_shardings(dataset)):
-        raise DatasetError(f"{dataset.url} has no complete sharding {name!r}; it has {', '.join(names) or 'none'}")
+        raise DatasetError(f"{dataset.url} has no sharding {name!r}; it has {', '.join(names) or 'none'}")
     with _named(f"cannot read sharding {name!r} of {dataset.url}"):
-        array: Any = _shards(dataset, f"/{name}")[key]
-        return np.asarray(array[:])
+        array: Any = _shards(dataset)[name]
+        return array[:] if key == "ranks" else np.array(array.attrs["broadcast"], np.int64)
 
 
 @contextlib.contextmanager
@@ -733,8 +730,8 @@ def _named(what: str) -> Iterator[None]:
         raise DatasetError(f"{what}: {type(exc).__name__}: {exc}") from exc
 
 
-def _shards(dataset: Dataset, path: str) -> zarr.Group:
-    """Open the group of shardings of a dataset, or one below it."""
-    place = f"{dataset._opening.location.path}/shards{path}"
+def _shards(dataset: Dataset) -> zarr.Group:
+    """Open the group of the shardings of a dataset."""
     # Consolidated metadata would not list shardings that were added later.
-    return zarr.open_group(store=dataset._store.bare, path=place, mode="r", use_consolidated=False)
+    path = f"{dataset._opening.location.path}/shards"
+    return zarr.open_group(store=dataset._store.bare, path=path, mode="r", use_consolidated=False)

@@ -74,10 +74,10 @@ def mark_of(group: Group) -> Attributes:
     return dict(mark) if (type(mark["version"]), type(mark["complete"])) == (int, bool) else {}
 
 
-def new_mark(*, complete: bool, is_dataset: bool = False) -> Attributes:
-    """The attribute of a group that dshuffle writes; a dataset that is complete has a random name."""
-    mark = {"version": 1, "complete": complete}
-    return {"dshuffle": mark | {"uuid": uuid.uuid4().hex} if is_dataset else mark}
+def new_mark(*, complete: bool) -> Attributes:
+    """The attribute of a dataset that dshuffle writes; one that is complete has a random name."""
+    name = {"uuid": uuid.uuid4().hex} if complete else {}
+    return {"dshuffle": {"version": 1, "complete": complete, **name}}
 
 
 @dataclass(frozen=True, slots=True)
