@@ -160,8 +160,8 @@ def test_values_are_those_of_xarray(stored: Stored) -> None:
         assert not decoded or (floats and " since " not in stored.attributes["units"])
         np.testing.assert_array_equal(ours, plain, strict=True)
     elif isinstance(ours, DatasetError):
-        event("out of range")
-        assert not decoded
+        event("out of range")  # which xarray does not see beside a missing number
+        assert not decoded or stored.attributes.keys() & {"_FillValue", "missing_value"}
     elif decoded:
         event("decoded")
         slack = 0
