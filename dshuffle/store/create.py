@@ -432,7 +432,7 @@ def shuffle_dataset(
         except OSError as error:
             hint = "Choose another folder (temporary=, --temporary)"
             raise DatasetError(f"the temporary folder {folder!r} cannot hold the dataset: {error}. {hint}") from error
-        for buckets, rows in _ahead(by_bucket, _slabs(opened, part)):
+        for buckets, rows in _ahead(by_bucket, opened._slabs(part)):
             distinct, firsts = np.unique(buckets, return_index=True)
             places = (distinct * bucket_rows + filled[distinct]).tolist()
             for name, values in rows.items():
@@ -476,23 +476,6 @@ def shuffle_dataset(
             overwrite=overwrite,
             storage_options=storage_options,
         )
-
-
-def _slabs(dataset: Dataset, nbytes: int) -> Iterator[NDArray[np.int64]]:
-    """All samples in ascending order, in pieces of about so many bytes that divide few chunks.
-
-    Slabs begin where chunks of the largest array begin (anchors of windows do), and have at least the samples of one.
-    If several chunks of another array fit, they begin where its chunks begin.
-    """
-    view, most = dataset._view, nbytes // max(1, dataset.row_nbytes)
-    unit = dataset.arrays[dataset._widest.name].chunk_rows
-    unit = max([unit, *(info.chunk_rows for info in dataset.arrays.values() if info.chunk_rows <= most)])
-    step = max(1, most // unit) * unit
-    for begin in range(-view.before, view.n_items, step):
-        bounds = np.clip([begin, begin + step], 0, view.n_whole)
-        first, last = bounds if view.ids is None else np.searchsorted(view.ids, bounds)
-        if first < last:
-            yield np.arange(first, last)
 
 
 def _nbytes(info: ArrayInfo) -> int:

@@ -311,6 +311,23 @@ class Dataset:
         """The array with the widest rows, and among equals with the largest chunks."""
         return max(self._sources.values(), key=lambda source: (source.row_nbytes, source.info.chunk_rows))
 
+    def _slabs(self, nbytes: int) -> Iterator[NDArray[np.int64]]:
+        """All samples in ascending order, in pieces of about so many bytes that divide few chunks.
+
+        Slabs begin where chunks of the largest array begin (anchors of windows do), and have at least the samples of
+        one. If several chunks of another array, or shards, fit, they begin where these begin.
+        """
+        view, most = self._view, nbytes // max(1, sum(map(self._nbytes, self._sources)))
+        infos = [self.arrays[name] for name in self._sources]
+        units = [rows for info in infos for rows in (info.chunk_rows, info.shard_rows or 1) if rows <= most]
+        unit = max([self.arrays[self._widest.name].chunk_rows, *units])
+        step = max(1, most // unit) * unit
+        for begin in range(-view.before, view.n_items, step):
+            bounds = np.clip([begin, begin + step], 0, view.n_whole)
+            first, last = bounds if view.ids is None else np.searchsorted(view.ids, bounds)
+            if first < last:
+                yield np.arange(first, last)
+
     def _only(self, names: Sequence[str]) -> Dataset:
         """The dataset without other arrays, to be read into rows of all arrays."""
         return dataclasses.replace(self, _sources={name: self._sources[name] for name in names})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import itertools
-import math
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -125,13 +124,10 @@ def read_array(dataset: Dataset | Place, name: str) -> RowSource:
         raise InvalidParameter.of("array", name, f"one of {list(dataset.arrays)}")
     info, q = dataset.arrays[name], dataset.n_samples
     part = dataclasses.replace(dataset._only([name]), _meter=Meter())  # labels are not rows that were delivered
-    # Whole shards if there are any, because their chunks would otherwise be requested one by one.
-    band = info.shard_rows or info.chunk_rows
-    step = band * max(1, _READ_NBYTES // max(1, band * info.dtype.itemsize * math.prod(info.shape)))
 
     def blocks() -> Blocks:
-        for start in range(0, q, step):
-            yield part.read_rows(np.arange(start, min(start + step, q)))[name]
+        for ids in part._slabs(_READ_NBYTES):
+            yield part.read_rows(ids)[name]
 
     return stream(dataset.url, (q, *info.shape), info.dtype, blocks)
 

@@ -17,7 +17,6 @@ import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import load_kernels
 from dshuffle.store import open_dataset, read_array, stored_shardings, write_sharding
-from dshuffle.store.create import _slabs
 from dshuffle.store.reader import part_of_groups, part_of_strata
 
 from ..conftest import at_most
@@ -121,7 +120,7 @@ def test_samples_are_slices_of_the_arrays(dataset, drawn, data):
         assert found[name].shape[1:] == view.arrays[name].shape
         np.testing.assert_array_equal(view.layout.column(rows, name)[slots], values[ids])
     np.testing.assert_array_equal(read_array(view, "t")[0 : view.n_samples], wanted["t"])
-    slabs = list(_slabs(view, 10 * view.row_nbytes))
+    slabs = list(view._slabs(10 * view.row_nbytes))
     np.testing.assert_array_equal(np.concatenate(slabs), np.arange(view.n_samples))
     copy = pickle.loads(pickle.dumps(view))
     assert (copy.identity, copy.arrays) == (view.identity, view.arrays)
