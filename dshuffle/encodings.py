@@ -10,7 +10,6 @@ values are the same as in xarray.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,9 +33,9 @@ class Encoding:
     stored numbers ``missing`` become NaN or NaT. ``kind`` is ``"u"`` or ``"i"`` if the stored bytes are integers with
     or without a sign, although their dtype says the opposite.
 
-    With ``times``, a dtype of dates or durations, a number times all ``factors`` is a count in its units, from the
-    origin ``since`` (since 1970; 0 for durations). xarray multiplies floats in this order, which decides about their
-    last digit. ``earliest`` is the first date that is allowed, and ``units`` are those in the store, for errors.
+    With ``times``, a dtype of dates or durations, a number times ``factor`` is a count in its units, from the origin
+    ``since`` (since 1970; 0 for durations). ``earliest`` is the first date that is allowed, and ``units`` are those in
+    the store, for errors.
     """
 
     numbers: str
@@ -45,7 +44,7 @@ class Encoding:
     missing: tuple[float, ...] = ()
     kind: str = ""
     times: str = ""
-    factors: tuple[int, ...] = ()
+    factor: int = 1
     since: int = 0
     earliest: int = EARLIEST
     units: str = ""
@@ -66,12 +65,6 @@ class Encoding:
         for number in self.missing:
             absent |= values == np.asarray(number)  # in full precision, unlike a comparison with a Python float
         if self.scale is not None:
-            if values.dtype.kind in "iu":
-                beyond = np.abs(values * float(self.scale)) >= np.iinfo(values.dtype).max
-                if beyond.any():
-                    said = f"array {name!r} has the value {values[beyond].flat[0]}, and times scale_factor={self.scale}"
-                    hint = "Open the dataset with decode=False, or without this array"
-                    raise DatasetError(f"{said} it is beyond {values.dtype}. {hint}")
             values *= self.scale
         if self.offset is not None:
             values += self.offset
@@ -87,8 +80,7 @@ class Encoding:
         if numbers.dtype.kind == "f":
             counts = np.where(absent, 0, numbers).astype(np.float64)
             with np.errstate(over="ignore"):
-                for factor in self.factors:
-                    counts *= factor
+                counts *= self.factor
             # xarray truncates nanoseconds. It leaves other resolutions to cftime, which rounds to microseconds.
             (np.trunc if self.times.endswith("[ns]") else np.rint)(counts, out=counts)
             fits = np.abs(counts) < 2.0**64
@@ -97,16 +89,16 @@ class Encoding:
             values = (high.astype(np.int64) << 32) + (counts - high * 2.0**32).astype(np.int64) + self.since
             fits &= np.abs(counts + self.since - values) < 2.0**63  # a count may wrap if its sum with the origin fits
         else:
-            step = math.prod(self.factors)
-            fits = (numbers >= -((self.since - self.earliest) // step)) & (numbers <= (LATEST - self.since) // step)
-            values = np.where(fits, numbers, 0).astype(np.int64) * step + self.since
+            first, last = -((self.since - self.earliest) // self.factor), (LATEST - self.since) // self.factor
+            fits = (numbers >= first) & (numbers <= last)
+            values = np.where(fits, numbers, 0).astype(np.int64) * self.factor + self.since
         fits &= values >= self.earliest
         fits |= absent
         if not fits.all():
-            first, last = np.array([self.earliest, LATEST]).view(self.times)
+            begin, end = np.array([self.earliest, LATEST]).view(self.times)
             raise DatasetError(
                 f"array {name!r} has the value {numbers[~fits].flat[0]} in {self.units!r}, but values of dtype "
-                f"{np.dtype(self.times)} lie between {first} and {last}. Open the dataset with decode=False to get the "
+                f"{np.dtype(self.times)} lie between {begin} and {end}. Open the dataset with decode=False to get the "
                 "stored numbers, or without this array"
             )
         values[absent] = NAT

@@ -164,8 +164,7 @@ def distribution_aware(
     ------
     InvalidParameter
         If features are not finite (the message names the sample), labels have another length or are not classes,
-        ``clusters`` is larger than q, or more samples would be broadcast than the cap allows (the message suggests a
-        value of ``clusters``).
+        ``clusters`` is larger than q, or more samples would be broadcast than the cap allows.
 
     Warns
     -----
@@ -205,17 +204,15 @@ def distribution_aware(
     sizes = np.bincount(neighbourhoods, minlength=clusters)
     sparse = (sizes <= n_workers) & (sizes > 0)
     broadcast = np.flatnonzero(sparse[neighbourhoods])
-    said = (
-        f"{len(broadcast)} samples are broadcast, because they are in neighbourhoods with at most {n_workers} samples, "
-        "the number of workers"
-    )
-    if len(broadcast) > broadcast_cap * q:
-        # The number of dense clusters now, limited so that the average cluster has at least two samples per worker.
-        better = max(1, min(np.count_nonzero(sizes > n_workers), clusters - 1, q // (2 * n_workers)))
-        allowed = f"small enough that at most {broadcast_cap:.3g} of the {q} samples are broadcast"
-        hint = f"With it, {said}. Try clusters={better}, or fewer, or raise broadcast_cap."
-        raise InvalidParameter.of("clusters", clusters, allowed, hint)
     if len(broadcast):
+        said = (
+            f"{len(broadcast)} samples are broadcast, because they are in neighbourhoods with at most {n_workers} "
+            "samples, the number of workers"
+        )
+        if len(broadcast) > broadcast_cap * q:
+            allowed = f"small enough that at most {broadcast_cap:.3g} of the {q} samples are broadcast"
+            hint = f"With it, {said}. Try fewer clusters, or raise broadcast_cap."
+            raise InvalidParameter.of("clusters", clusters, allowed, hint)
         warnings.warn(said, ShardingWarning, stacklevel=2)
     # Broadcast samples are dealt last, so that partition sizes without them also differ by at most one.
     turns = np.argsort(np.argsort(sparse, kind="stable"), kind="stable").astype(np.int32)
@@ -256,9 +253,6 @@ def _neighbourhoods(features: Any, clusters: int, seed: int) -> NDArray[np.int32
         pieces.append((rows - mean) @ axes)
     sample = np.concatenate(pieces)
     del pieces
-    if len(sample) < clusters:
-        hint = "K-means runs on a random subset of a dataset of this size."
-        raise InvalidParameter.of("clusters", clusters, f"at most {len(sample) // 2}", hint)
     kmeans = importlib.import_module("sklearn.cluster").KMeans(
         clusters, max_iter=MOST_ITERATIONS, n_init=STARTS, random_state=int(random_words(1, "k-means", seed)[0] >> 32)
     )

@@ -301,7 +301,7 @@ def test_an_import_stays_light(statement, absent):
     assert ran.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("package", ["dshuffle", "dshuffle.runtime", "dshuffle.store"])
+@pytest.mark.parametrize("package", ["dshuffle", "dshuffle.runtime"])
 def test_the_table_of_names_is_what_type_checkers_see(package):
     [block] = [
         node

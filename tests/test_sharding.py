@@ -80,12 +80,9 @@ def test_a_sample_of_what_does_not_fit_decides_for_the_rest(monkeypatch):
     assert np.ptp(counts(sharding, cloud), axis=1).max() <= 1
 
 
-def test_too_many_clusters_are_refused_with_the_number_to_choose():
-    x, _ = blobs([150, 150])
-    with pytest.raises(InvalidParameter, match=r"clusters=60 .* 0\.05 of the 300 .* Try clusters=(\d+)") as refused:
-        distribution_aware(x, n_workers=12, clusters=60)
-    better = int(str(refused.value).split("Try clusters=")[1].split(",")[0])
-    assert 1 <= better <= 12
+def test_too_many_clusters_are_refused():
+    with pytest.raises(InvalidParameter, match=r"clusters=60 .* 0\.05 of the 300 .* Try fewer clusters"):
+        distribution_aware(blobs([150, 150])[0], n_workers=12, clusters=60)
 
 
 def with_nan(x):

@@ -7,43 +7,16 @@ import pytest
 from dshuffle.errors import InvalidParameter
 from dshuffle.units import human_bytes, human_numbers, human_ratio, human_seconds, kept_together, parse_rate
 
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (999.4, "999 B"),
-        (999.6, "1.00 kB"),
-        (1e6, "1.00 MB"),
-        (999_600, "1.00 MB"),
-        (2.5e15, "2500 TB"),
-        (math.inf, "inf TB"),
-    ],
-)
-def test_bytes_stay_within_three_figures(value, text):
-    assert human_bytes(value) == text
+BYTES = {999.4: "999 B", 999.6: "1.00 kB", 1e6: "1.00 MB", 999_600: "1.00 MB", 2.5e15: "2500 TB", math.inf: "inf TB"}
+SECONDS = {9.996e-4: "1.00 ms", 0.9996: "1.00 s", 0.9994: "999 ms", 72e-3: "72.0 ms", 1e-7: "0.100 µs", None: "-"}
+RATIOS = {1.0: "1.0", 9.94: "9.9", 9.96: "10", 12_345_678: "12,000,000", math.inf: "inf"}
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0009996, "1.00 ms"),
-        (0.9996, "1.00 s"),
-        (0.9994, "999 ms"),
-        (72e-3, "72.0 ms"),
-        (1e-7, "0.100 µs"),
-        (None, "-"),
-        (math.nan, "nan s"),
-    ],
+    ("form", "texts"), [(human_bytes, BYTES), (human_seconds, SECONDS | {math.nan: "nan s"}), (human_ratio, RATIOS)]
 )
-def test_seconds_choose_their_unit(value, text):
-    assert human_seconds(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(1.0, "1.0"), (9.94, "9.9"), (9.96, "10"), (12_345_678, "12,000,000"), (math.inf, "inf")]
-)
-def test_ratios_have_two_figures(value, text):
-    assert human_ratio(value) == text
+def test_numbers_have_two_or_three_figures(form, texts):
+    assert {value: form(value) for value in texts} == texts
 
 
 @pytest.mark.parametrize(
@@ -75,22 +48,12 @@ def test_no_line_ends_between_a_number_and_its_unit():
     assert kept_together(text) == kept.replace("~", "\xa0")
 
 
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [
-        ("100mbit", 12.5e6),
-        ("100 Mbit/s", 12.5e6),
-        ("10Gbps", 1.25e9),
-        ("1.25GB/s", 1.25e9),
-        ("1MiB", 2**20),
-        ("64kb", 8e3),
-        ("12500000 B", 12.5e6),
-        ("1e6B", 1e6),
-        ("3 bytes/s", 3),
-    ],
-)
-def test_rates_as_people_write_them(text, rate):
-    assert parse_rate("bandwidth", text) == pytest.approx(rate)
+RATES = {"100mbit": 12.5e6, "100 Mbit/s": 12.5e6, "10Gbps": 1.25e9, "1.25GB/s": 1.25e9, "1MiB": 2**20, "64kb": 8e3}
+RATES |= {"12500000 B": 12.5e6, "1e6B": 1e6, "3 bytes/s": 3}
+
+
+def test_rates_as_people_write_them():
+    assert {text: parse_rate("bandwidth", text) for text in RATES} == pytest.approx(RATES)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "-1MB", "0", "1.2.3MB", "1.2.3", "5 parsec", "1e999"])

@@ -194,7 +194,6 @@ def _say_what_is_missing(opened: Any) -> None:
 @dataset.command(cls=Command)
 @click.argument("source")
 @click.argument("url")
-@click.option("--by", metavar="ARRAY", help="Spread each value of this array evenly, for example each class.")
 @shared("chunk-rows", "overwrite")
 @click.option("--memory", default="1 GiB", show_default=True, help="Memory to use.")
 @click.option(

@@ -1,46 +1,31 @@
-"""Create, open, read and verify datasets in Zarr. Only this package imports zarr.
+"""Create, open, read and verify datasets in Zarr. Only this package imports zarr."""
 
-The names below load on first use, so that a worker does not load what only a client calls.
-"""
+from dshuffle.store.create import create_dataset, shuffle_dataset
+from dshuffle.store.dataset import (
+    Dataset,
+    as_dataset,
+    open_dataset,
+    read_sharding,
+    stored_shardings,
+    verify_dataset,
+    write_sharding,
+)
+from dshuffle.store.places import Place
+from dshuffle.store.sources import ImageFolder, read_array, read_sources, watched
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from dshuffle.lazy_names import loader
-
-if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
-    from dshuffle.store.create import create_dataset as create_dataset
-    from dshuffle.store.dataset import Dataset as Dataset
-    from dshuffle.store.dataset import as_dataset as as_dataset
-    from dshuffle.store.dataset import open_dataset as open_dataset
-    from dshuffle.store.dataset import read_sharding as read_sharding
-    from dshuffle.store.dataset import stored_shardings as stored_shardings
-    from dshuffle.store.dataset import verify_dataset as verify_dataset
-    from dshuffle.store.dataset import write_sharding as write_sharding
-    from dshuffle.store.places import Place as Place
-    from dshuffle.store.shuffled_copy import shuffle_dataset as shuffle_dataset
-    from dshuffle.store.sources import ImageFolder as ImageFolder
-    from dshuffle.store.sources import read_array as read_array
-    from dshuffle.store.sources import read_sources as read_sources
-    from dshuffle.store.sources import watched as watched
-
-_HOMES = {
-    "Dataset": "dshuffle.store.dataset",
-    "ImageFolder": "dshuffle.store.sources",
-    "Place": "dshuffle.store.places",
-    "as_dataset": "dshuffle.store.dataset",
-    "create_dataset": "dshuffle.store.create",
-    "open_dataset": "dshuffle.store.dataset",
-    "read_array": "dshuffle.store.sources",
-    "read_sharding": "dshuffle.store.dataset",
-    "read_sources": "dshuffle.store.sources",
-    "shuffle_dataset": "dshuffle.store.shuffled_copy",
-    "stored_shardings": "dshuffle.store.dataset",
-    "verify_dataset": "dshuffle.store.dataset",
-    "watched": "dshuffle.store.sources",
-    "write_sharding": "dshuffle.store.dataset",
-}
-__all__ = sorted(_HOMES)
-
-__getattr__ = loader(__name__, _HOMES)
+__all__ = [
+    "Dataset",
+    "ImageFolder",
+    "Place",
+    "as_dataset",
+    "create_dataset",
+    "open_dataset",
+    "read_array",
+    "read_sharding",
+    "read_sources",
+    "shuffle_dataset",
+    "stored_shardings",
+    "verify_dataset",
+    "watched",
+    "write_sharding",
+]

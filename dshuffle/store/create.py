@@ -1,27 +1,37 @@
-"""Write a dataset. All inputs are checked first, and on local paths an existing dataset is kept until the end."""
+"""Write a dataset, or write one again in random order.
+
+All inputs are checked first, and on local paths an existing dataset is kept until the end.
+
+To shuffle a dataset in bounded memory, it is read once, in its own order, in slabs of whole chunks. Every row goes to a
+bucket, a range of positions in the new order, in a file on a local disk. Then the buckets are read one after the other,
+and each is put in order in memory. Who goes where is a function (:class:`~dshuffle.planning.randomness.Bijection`), so
+no list of positions is kept. The file does not have a name, and vanishes when its process ends.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import importlib
 import math
 import os
 import shutil
 import tempfile
-import time
 import uuid
 import warnings
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from multiprocessing.util import Finalize
+from typing import Any, BinaryIO
 
 import dask
-import dask.array as da
 import dask.base
 import numpy as np
 import zarr
-from numpy.lib.recfunctions import repack_fields
+from dask.utils import parse_bytes
+from numpy.typing import NDArray
 from zarr.abc.store import Store
 from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.core.sync import sync
@@ -29,11 +39,13 @@ from zarr.errors import UnstableSpecificationWarning
 
 from dshuffle.checks import as_integer, each
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
-from dshuffle.store.dataset import Dataset, open_dataset
+from dshuffle.planning.randomness import Bijection
+from dshuffle.private_files import reserve
+from dshuffle.store.dataset import Dataset, as_dataset, open_dataset
 from dshuffle.store.metadata import new_mark
-from dshuffle.store.places import GROUP, canonical_url, is_local, is_memory, open_store, standing_at
-from dshuffle.store.reader import run_bounded
-from dshuffle.store.sources import RowSource, arrow_column, arrow_table, complete, distinct
+from dshuffle.store.places import GROUP, Place, canonical_url, is_local, is_memory, open_store, standing_at
+from dshuffle.store.reader import ArrayInfo, run_bounded
+from dshuffle.store.sources import RowSource, arrow_column, arrow_table, complete, distinct, stream
 
 _CHUNK_NBYTES = 4 << 20
 # NumPy arrays are passed to zarr in slabs of this many bytes, enough to write several chunks at a time.
@@ -69,8 +81,7 @@ def create_dataset(
         processes do not keep it.
     arrays
         Name -> NumPy or Dask array, or anything that :func:`numpy.asarray` accepts; ``(n_samples, ...)`` of any dtype
-        of fixed size. Values are kept. Zarr v3 does not support big-endian items or padding between the fields of a
-        structured dtype, so dtypes are made little-endian and packed. Dask arrays are written chunk by chunk by the
+        of fixed size. Values are kept; items are made little-endian. Dask arrays are written chunk by chunk by the
         Dask scheduler in use, whose workers must be able to reach the URL. If their chunks have unknown lengths, they
         are computed once and held in memory until they are written. The sources of
         :func:`~dshuffle.store.read_sources` are read in slabs of 32 MiB or one chunk.
@@ -106,7 +117,7 @@ def create_dataset(
     if url is None:
         place = dask.config.get("temporary-directory", None)
         folder = TemporaryFolder(tempfile.mkdtemp(prefix="dshuffle-", dir=place))
-        weakref.finalize(folder, remove_if_mine, str(folder), os.getpid())
+        Finalize(folder, shutil.rmtree, (str(folder), True), exitpriority=0)  # not in a forked process
         url = os.path.join(folder, "dataset.zarr")
         options: Any = {"chunk_rows": chunk_rows, "shard_rows": shard_rows, "storage_options": storage_options}
         return dataclasses.replace(create_dataset(url, arrays, **options), _folder=folder)
@@ -121,7 +132,7 @@ def create_dataset(
     if kind not in ("", GROUP):
         raise DatasetExists(f"{url} is {kind}; only a Zarr group can be replaced, so choose another URL")
     sources = arrays_of(arrays)
-    checked = each(sources, lambda name: _checked(name, sources[name], shard is not None))
+    checked = each(sources, lambda name: _checked(name, sources[name]))
     lengths = {name: len(array) for name, array in checked.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         hint = "The first axis of every array must be the samples, at least one."
@@ -137,7 +148,7 @@ def create_dataset(
     def write(store: Store) -> None:
         group = zarr.create_group(store, overwrite=True, attributes=new_mark(complete=False))
         _write(group, checked, chunk, shard, in_process=is_memory(url))
-        group.attrs.update(new_mark(complete=True, is_dataset=True))
+        group.attrs.update(new_mark(complete=True))
 
     try:
         # Fixed-length strings and structs do not have a Zarr v3 specification yet. The documentation says so, so do not
@@ -154,37 +165,7 @@ def create_dataset(
     return open_dataset(url, storage_options=storage_options)
 
 
-def _new_array(
-    group: zarr.Group,
-    name: str,
-    values: Any,
-    chunk: int | None,
-    shard: int | None,
-) -> zarr.Array[Any]:
-    """Create the array for these values. Chunks and shards are at most as long as it is."""
-    dtype, n_samples = _packed_little_endian(values.dtype), len(values)
-    row_nbytes = dtype.itemsize * math.prod(values.shape[1:])
-    chunk = min(chunk or max(1, _CHUNK_NBYTES // max(1, row_nbytes)), n_samples)
-    across = tuple(max(1, size) for size in values.shape[1:])
-    classes = getattr(values, "classes", ())
-    return group.create_array(
-        name,
-        shape=values.shape,
-        dtype=dtype,
-        chunks=(chunk, *across),
-        shards=shard and (min(shard, math.ceil(n_samples / chunk) * chunk) // chunk * chunk, *across),
-        # Floats hardly compress and re-reading them is the hot path, so rows are stored uncompressed. The checksum
-        # turns a flipped bit or a truncated file into an error.
-        filters=(),
-        serializer=BytesCodec(),
-        compressors=(Crc32cCodec(),),
-        # Chunks of zeros are written too, so that a missing chunk is known to be lost.
-        config={"write_empty_chunks": True},
-        attributes={"classes": list(classes)} if classes else None,
-    )
-
-
-def _checked(name: object, value: Any, sharded: bool) -> Any:
+def _checked(name: object, value: Any) -> Any:
     # Zarr takes a backslash as a slash, so two names could mean one array.
     is_name = isinstance(name, str) and name and not set(name) & set("/\\") and not name.startswith(("__", "."))
     if not is_name or name == "zarr.json":
@@ -194,25 +175,18 @@ def _checked(name: object, value: Any, sharded: bool) -> Any:
     array = _array_of(label, value)
     if array.ndim == 0:
         raise InvalidParameter.of(f"{label}.shape", (), "(n_samples, ...)")
-    if not _is_kept(array.dtype) or (sharded and array.dtype.fields):
-        allowed = "a dtype of fixed size that Zarr v3 can store" + " in shards" * sharded
-        hint = "Cast it to numbers or fixed-length strings of NumPy, or store each array field of a struct as an array."
-        raise InvalidParameter.of(f"{label}.dtype", str(array.dtype), allowed, hint)
-    # NumPy arrays are converted while they are written, to avoid copying the whole array.
-    return array.astype(_packed_little_endian(array.dtype)) if isinstance(array, da.Array) else array
-
-
-def _is_kept(dtype: np.dtype[Any]) -> bool:
-    """Whether Zarr keeps items of a dtype."""
-    if dtype.fields:
-        return all(_is_kept(field[0]) for field in dtype.fields.values())
     # Dtypes of other libraries may have these kinds, too.
-    return dtype.kind in "biufcSUmM" and dtype.char not in "gG" and dtype.type.__module__ == "numpy"
+    dtype = array.dtype
+    if dtype.kind not in "biufcSUmM" or dtype.char in "gG" or dtype.type.__module__ != "numpy":
+        hint = "Cast it to numbers or fixed-length strings of NumPy, or store each field of a struct as an array."
+        raise InvalidParameter.of(f"{label}.dtype", str(dtype), "a dtype of fixed size that Zarr v3 can store", hint)
+    # NumPy arrays are converted while they are written, to avoid copying the whole array.
+    return array.astype(dtype.newbyteorder("<")) if _is_lazy(array) else array
 
 
-def _packed_little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    packed: np.dtype[Any] = repack_fields(dtype, recurse=True)
-    return packed.newbyteorder("<")
+def _is_lazy(array: Any) -> bool:
+    """Whether something is a Dask array; dask.array takes half a second to load."""
+    return hasattr(type(array), "compute_chunk_sizes")
 
 
 def _write_beside(target: str, write: Callable[[Store], None], overwrite: bool) -> None:
@@ -231,17 +205,13 @@ def _write_beside(target: str, write: Callable[[Store], None], overwrite: bool) 
             raise
         shutil.rmtree(beside + ".replaced", ignore_errors=True)
     finally:
-        # Threads of Zarr may still write into it, after an error or Ctrl-C.
-        deadline = time.monotonic() + 5
-        while os.path.exists(beside + ".partial") and time.monotonic() < deadline:
-            shutil.rmtree(beside + ".partial", ignore_errors=True)
-            time.sleep(0.1)
+        shutil.rmtree(beside + ".partial", ignore_errors=True)
 
 
 def _write(
     group: zarr.Group, arrays: Mapping[str, Any], chunk: int | None, shard: int | None, *, in_process: bool
 ) -> None:
-    lazy: list[tuple[da.Array, Any]] = []
+    lazy: list[tuple[Any, Any]] = []
     jobs: list[Any] = []
     nbytes = 0
 
@@ -252,36 +222,48 @@ def _write(
         jobs, nbytes = [], 0
 
     for name, array in arrays.items():
-        target = _new_array(group, name, array, chunk, shard)
-        rows = (target.shards or target.chunks)[0]
-        if isinstance(array, da.Array):
+        dtype, n_rows, across = array.dtype.newbyteorder("<"), len(array), tuple(max(1, n) for n in array.shape[1:])
+        row_nbytes, classes = dtype.itemsize * math.prod(array.shape[1:]), getattr(array, "classes", ())
+        rows = size = min(chunk or max(1, _CHUNK_NBYTES // max(1, row_nbytes)), n_rows)
+        if shard:  # at most as long as the array
+            rows = min(shard, math.ceil(n_rows / size) * size) // size * size
+        target = group.create_array(
+            name,
+            shape=array.shape,
+            dtype=dtype,
+            chunks=(size, *across),
+            shards=(rows, *across) if shard else None,
+            # Floats hardly compress and re-reading them is the hot path, so rows are stored uncompressed. The checksum
+            # turns a flipped bit or a truncated file into an error.
+            filters=(),
+            serializer=BytesCodec(),
+            compressors=(Crc32cCodec(),),
+            # Chunks of zeros are written too, so that a missing chunk is known to be lost.
+            config={"write_empty_chunks": True},
+            attributes={"classes": list(classes)} if classes else None,
+        )
+        if _is_lazy(array):
             # One Dask block per stored object, so that no two tasks write to the same object.
             lazy.append((array.rechunk({0: rows, **dict.fromkeys(range(1, array.ndim), -1)}), target))
             continue
-        row_nbytes = target.dtype.itemsize * math.prod(array.shape[1:])
         slab = max(1, _SLAB_NBYTES // max(1, rows * row_nbytes)) * rows
-        for start in range(0, len(array), slab):
-            stop = min(start + slab, len(array))
+        for start in range(0, n_rows, slab):
+            stop = min(start + slab, n_rows)
             if nbytes + (stop - start) * row_nbytes > _SLAB_NBYTES:  # before more is read
                 write_jobs()
-            values = array[start:stop].astype(target.dtype, copy=False)
+            values = array[start:stop].astype(dtype, copy=False)
             jobs.append((0, partial(target.async_array.setitem, slice(start, stop), values)))
             nbytes += values.nbytes
     write_jobs()
     if lazy:
         # A memory store exists in this process only: workers of a cluster would each fill their own.
         with dask.config.set(scheduler="threads") if in_process else contextlib.nullcontext():
-            da.store([array for array, _ in lazy], [target for _, target in lazy], lock=False)
+            store: Any = importlib.import_module("dask.array").store
+            store([array for array, _ in lazy], [target for _, target in lazy], lock=False)
 
 
 class TemporaryFolder(str):
     """The path of a folder that is removed with this object, or when the process ends."""
-
-
-def remove_if_mine(folder: str, process: int) -> None:
-    """Remove a folder of a process, unless this is another process that was forked from it."""
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 # -- What is accepted --------------------------------------------------------------------------------------------------
@@ -289,11 +271,10 @@ def remove_if_mine(folder: str, process: int) -> None:
 
 def arrays_of(data: Any) -> dict[str, Any]:
     """Return the arrays of what :func:`create_dataset` accepts."""
-    libraries = {kind.__module__.partition(".")[0] for kind in type(data).__mro__}
     is_arrow = hasattr(data, "__arrow_c_stream__") and not hasattr(data, "to_frame")  # as a Series has it
-    if libraries & {"pandas", "dask", "dask_expr"} and hasattr(getattr(data, "columns", None), "has_duplicates"):
+    if hasattr(getattr(data, "columns", None), "has_duplicates"):  # of pandas and Dask
         arrays = each(distinct(list(data.columns)), lambda name: _of_series(f"column {name!r}", data[name]))
-    elif "xarray" in libraries or not (is_arrow or isinstance(data, Mapping)):
+    elif type(data).__module__.startswith("xarray") or not (is_arrow or isinstance(data, Mapping)):
         raise InvalidParameter.of("arrays", data, "a mapping of at least one name to an array, or a table", HINT)
     else:
         arrays = arrow_table(data) if is_arrow else dict(data)
@@ -302,7 +283,7 @@ def arrays_of(data: Any) -> dict[str, Any]:
             "arrays", f"this {type(data).__name__} has no columns", "Give at least one name."
         )
     # Dask arrays whose chunks have unknown lengths are computed once and together.
-    unknown = {n: a for n, a in arrays.items() if isinstance(a, da.Array) and any(math.isnan(s) for s in a.shape)}
+    unknown = {n: a for n, a in arrays.items() if _is_lazy(a) and any(math.isnan(s) for s in a.shape)}
     for name, array in zip(unknown, dask.base.persist(*unknown.values()), strict=True):
         arrays[name] = array.compute_chunk_sizes()
     return arrays
@@ -313,15 +294,10 @@ def _array_of(label: str, value: Any) -> Any:
     if isinstance(value, RowSource):
         return value
     kind = type(value).__name__
-    if isinstance(value, da.Array):
-        if type(value._meta) is not np.ndarray:
-            blocks = f"{type(value._meta).__module__}.{type(value._meta).__name__}"
-            hint = "Convert its blocks to NumPy arrays with .map_blocks()."
-            raise InvalidParameter.because(label, f"the blocks of this Dask array are of type {blocks}", hint)
-        return value
-    parts = [value, *value] if isinstance(value, list | tuple) else [value]
-    if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+    if isinstance(getattr(value, "_meta", value), np.ma.MaskedArray):
         raise InvalidParameter.because(label, "it is a masked array", "Fill it with .filled().")
+    if _is_lazy(value):
+        return value
     hint = "Make a NumPy or Dask array of it, in which all samples have the same shape (a sparse one: .toarray())."
     try:
         array = np.asarray(None if isinstance(value, Mapping) else value)  # NumPy makes an array of the names
@@ -341,3 +317,183 @@ def _of_series(label: str, series: Any) -> Any:
         hint = "Cast it to a NumPy dtype of numbers (.astype, .cat.codes), or leave it out."
         raise InvalidParameter.because(label, f"its dtype is {series.dtype}", hint)
     return series.to_dask_array().map_blocks(partial(complete, label), dtype=series.dtype)
+
+
+# -- A copy in random order --------------------------------------------------------------------------------------------
+
+PARTS = 8
+"""Parts of the memory budget: rows that are read, sorted by bucket, ordered and written, with room for copies."""
+
+MOST_BUCKETS = 1 << 16
+"""With more, the rows of a bucket in a slab would be too few to write them quickly."""
+
+
+def shuffle_dataset(
+    source: Dataset | Place,
+    url: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    chunk_rows: int | None = None,
+    shard_rows: int | None = None,
+    overwrite: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    memory_budget: int | str = "1 GiB",
+    temporary: str | os.PathLike[str] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Dataset:
+    """Write a dataset again, with its samples in random order.
+
+    Parameters
+    ----------
+    source
+        A dataset, or the URL of one. It is not changed. Encoded values (scale, offset) are written decoded.
+    url
+        Where to write, other than the source; as for :func:`create_dataset`. Arrays that cannot be opened
+        (:attr:`Dataset.skipped`), attributes and stored shardings are not written.
+    seed
+        Random seed. The order depends on it and on the number of samples.
+    chunk_rows, shard_rows, overwrite, storage_options
+        As for :func:`create_dataset`.
+    memory_budget
+        Bytes of memory to use: an integer, or text such as ``"1 GiB"``. A chunk that is larger than an eighth of it
+        takes more, because chunks are read whole.
+    temporary
+        Folder on a local disk with room for the whole dataset, by default the system's folder for temporary files.
+        Nothing is left there whatever happens.
+    progress
+        Called as ``progress(rows done, all rows, text)``. Every array counts twice: it is read, and written.
+
+    Returns
+    -------
+    Dataset
+        The new dataset.
+
+    Raises
+    ------
+    InvalidParameter
+        If a parameter is not allowed.
+    DatasetError
+        If the dataset cannot be read or written, or the disk does not have enough room.
+
+    Notes
+    -----
+    One shuffle on disk makes reading in chunks (the assignment ``chunks``, or another loader that shuffles chunks)
+    nearly as good as a random order: Corgi², below.
+
+    References
+    ----------
+    Livne et al. (2023), "Corgi²: a hybrid offline-online approach to storage-aware data shuffling for SGD". They
+    shuffle blocks offline; here all samples are shuffled.
+
+    Examples
+    --------
+    >>> from dshuffle.store import create_dataset
+    >>> _ = create_dataset("memory://doc-sorted", {"x": np.arange(8)}, overwrite=True)
+    >>> shuffled = shuffle_dataset("memory://doc-sorted", "memory://doc-shuffled", seed=1, overwrite=True)
+    >>> sorted(shuffled.read_rows(np.arange(8))["x"].tolist())
+    [0, 1, 2, 3, 4, 5, 6, 7]
+    """
+    opened = as_dataset(source)
+    target = canonical_url(url)
+    if is_local(target) and os.path.realpath(target) == os.path.realpath(opened.url):
+        # The copy may lack arrays, attributes, shardings or samples that the source has.
+        raise InvalidParameter.of("url", os.fspath(url), "another place than the source's")
+    order = Bijection.of(opened.n_samples, "shuffle dataset", as_integer("seed", seed))
+    try:
+        part = int(parse_bytes(memory_budget)) // PARTS
+    except (ValueError, TypeError):
+        part = 0
+    if part < 1:
+        raise InvalidParameter.of("memory_budget", memory_budget, f'a number of bytes >= {PARTS}, such as "1 GiB"')
+    folder = tempfile.gettempdir() if temporary is None else os.fspath(temporary)
+    arrays, q, done = opened.arrays, opened.n_samples, 0
+    bucket_rows = max(1, part // max(1, *map(_nbytes, arrays.values())), -(-q // MOST_BUCKETS))
+    filled = np.zeros(-(-q // bucket_rows), np.int64)  # rows of each bucket so far
+    sizes = [q * _nbytes(info) for info in arrays.values()]
+    begins = {name: sum(sizes[:number]) for number, name in enumerate(arrays)}
+
+    def say(n_rows: int, text: str) -> None:
+        nonlocal done
+        done += n_rows
+        if progress is not None:
+            progress(done, 2 * len(arrays) * q, text)
+
+    def by_bucket(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+        buckets = order.forward(ids) // bucket_rows
+        sorting = np.argsort(buckets, kind="stable")
+        return buckets[sorting], opened.read_rows(ids[sorting], memory_budget=part)
+
+    @functools.cache  # the target has been checked when it is called first
+    def spread() -> BinaryIO:
+        """Read all rows, and append them to their buckets, in ascending order of their samples."""
+        try:
+            file: BinaryIO = resources.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
+            reserve(file, sum(sizes), folder)
+        except OSError as error:
+            hint = "Choose another folder (temporary=, --temporary)"
+            raise DatasetError(f"the temporary folder {folder!r} cannot hold the dataset: {error}. {hint}") from error
+        for buckets, rows in _ahead(by_bucket, opened._slabs(part)):
+            distinct, firsts = np.unique(buckets, return_index=True)
+            places = (distinct * bucket_rows + filled[distinct]).tolist()
+            for name, values in rows.items():
+                nbytes, flat = _nbytes(arrays[name]), _bytes(values)
+                for place, first, last in zip(places, firsts, [*firsts[1:], len(buckets)], strict=True):
+                    file.seek(begins[name] + place * nbytes)
+                    file.write(flat[first * nbytes : last * nbytes])
+            filled[distinct] += np.diff([*firsts, len(buckets)])
+            say(len(buckets) * len(arrays), "rows read")
+        opened.check_unchanged()
+        return file
+
+    def blocks(name: str) -> Iterator[NDArray[Any]]:
+        file = spread()
+
+        def ordered(bucket: int) -> NDArray[Any]:
+            first = bucket * bucket_rows
+            ids = order.inverse(np.arange(first, min(first + bucket_rows, q)))
+            rows = np.empty((len(ids), *arrays[name].shape), arrays[name].dtype)
+            file.seek(begins[name] + first * _nbytes(arrays[name]))
+            if file.readinto(_bytes(rows)) != rows.nbytes:  # type: ignore[attr-defined]
+                raise DatasetError(f"bucket {bucket} of a shuffle is truncated")
+            # The bucket has these samples in ascending order.
+            places = np.empty(len(ids), np.int64)
+            places[np.argsort(ids)] = np.arange(len(ids))
+            return rows[places]
+
+        for rows in _ahead(ordered, range(len(filled))):
+            say(len(rows), "rows written")
+            yield rows
+
+    with contextlib.ExitStack() as resources:
+        return create_dataset(
+            url,
+            {
+                name: stream(opened.url, (q, *info.shape), info.dtype, partial(blocks, name))
+                for name, info in arrays.items()
+            },
+            chunk_rows=chunk_rows,
+            shard_rows=shard_rows,
+            overwrite=overwrite,
+            storage_options=storage_options,
+        )
+
+
+def _nbytes(info: ArrayInfo) -> int:
+    return info.dtype.itemsize * math.prod(info.shape)
+
+
+def _bytes(rows: NDArray[Any]) -> memoryview:
+    flat: Any = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def _ahead(function: Callable[[Any], Any], values: Iterable[Any]) -> Iterator[Any]:
+    """The results of a function, of which the next one is computed in a thread while one is used."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = None
+        for value in values:
+            coming, previous = thread.submit(function, value), coming
+            if previous is not None:
+                yield previous.result()
+        if coming is not None:
+            yield coming.result()

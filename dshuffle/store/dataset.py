@@ -44,17 +44,21 @@ from dshuffle.store import reader
 from dshuffle.store.metadata import (
     Opening,
     SampleArrays,
-    attributes_of,
     encoding_of,
-    ends_of,
     find_arrays,
     identity_of,
     mark_of,
-    new_mark,
 )
 from dshuffle.store.places import ARRAY, GROUP, Location, Meter, PatientStore, Place, is_memory
-from dshuffle.store.reader import ArrayInfo, StoredArray
-from dshuffle.store.view import Offsets, View, earlier_part, part_of_groups, part_of_strata
+from dshuffle.store.reader import (
+    ArrayInfo,
+    Offsets,
+    StoredArray,
+    View,
+    earlier_part,
+    part_of_groups,
+    part_of_strata,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -201,17 +205,11 @@ class Dataset:
             Called before each read; reading ends with a :class:`DatasetError` once it returns true.
         """
         samples = as_indices("ids", ids, self.n_samples, "samples")
-        shape = getattr(rows, "shape", ())[1:]
-        if shape != (self.row_nbytes,) or rows.dtype != np.uint8 or not rows.flags.carray:
-            allowed = (
-                f"a writeable, C-contiguous (capacity, {self.row_nbytes}) matrix of uint8 from the layout's empty()"
-            )
-            raise InvalidParameter.of("rows", rows, allowed)
         places = as_indices("slots", slots, len(rows), "slots of rows")
-        if places.size != samples.size:
-            raise InvalidParameter.of("len(slots)", places.size, f"the number of ids ({samples.size})")
-        if np.unique(places).size < places.size:
-            raise InvalidParameter.because("slots", "some slots are repeated", "Give distinct slots.")
+        if rows.shape[1:] != (self.row_nbytes,) or rows.dtype != np.uint8 or not rows.flags.carray:
+            raise InvalidParameter.of("rows", rows, "a writeable matrix from the layout's empty()")
+        if not len(samples) == len(places) == len(np.unique(places)):
+            raise InvalidParameter.of("slots", slots, f"{len(samples)} distinct numbers, one for each id")
         fields = self.layout.dtype.fields
         assert fields is not None
         self._read({name: (rows, fields[name][1]) for name in self._sources}, samples, places, memory_budget, stop)
@@ -289,7 +287,7 @@ class Dataset:
         """
         return self._seen_as(self._view.windows(offsets, self.arrays))
 
-    def patches(self, /, *, stride: int | Mapping[str, int] | None = None, **sizes: int) -> Dataset:
+    def patches(self, /, *, stride: int | None = None, **sizes: int) -> Dataset:
         """Make samples of boxes of rows, such as regions of a map or tiles of an image. Nothing is read or copied.
 
         Notes
@@ -313,13 +311,26 @@ class Dataset:
         """The array with the widest rows, and among equals with the largest chunks."""
         return max(self._sources.values(), key=lambda source: (source.row_nbytes, source.info.chunk_rows))
 
+    def _slabs(self, nbytes: int) -> Iterator[NDArray[np.int64]]:
+        """All samples in ascending order, in pieces of about so many bytes that divide few chunks.
+
+        Slabs begin where chunks of the largest array begin (anchors of windows do), and have at least the samples of
+        one. If several chunks of another array, or shards, fit, they begin where these begin.
+        """
+        view, most = self._view, nbytes // max(1, sum(map(self._nbytes, self._sources)))
+        infos = [self.arrays[name] for name in self._sources]
+        units = [rows for info in infos for rows in (info.chunk_rows, info.shard_rows or 1) if rows <= most]
+        unit = max([self.arrays[self._widest.name].chunk_rows, *units])
+        step = max(1, most // unit) * unit
+        for begin in range(-view.before, view.n_items, step):
+            bounds = np.clip([begin, begin + step], 0, view.n_whole)
+            first, last = bounds if view.ids is None else np.searchsorted(view.ids, bounds)
+            if first < last:
+                yield np.arange(first, last)
+
     def _only(self, names: Sequence[str]) -> Dataset:
         """The dataset without other arrays, to be read into rows of all arrays."""
         return dataclasses.replace(self, _sources={name: self._sources[name] for name in names})
-
-    def ends(self) -> str:
-        """Digest of the last bytes of a few chunks, for a comparison with what other processes see."""
-        return ends_of(self._store.bare, (source.array for source in self._sources.values()))
 
     def close(self) -> None:
         """Close the files and connections of the store. They are opened again if more is read."""
@@ -405,7 +416,7 @@ class Dataset:
     def __reduce__(self) -> tuple[Any, ...]:
         # How arrays are decoded may depend on the packages of the process that opens it first.
         encodings = {name: source.encoding for name, source in self._sources.items()}
-        return open_stored, (self._opening, self._view, (encodings, dict(self.undecoded), dict(self.skipped)))
+        return open_stored, (self._opening, self._view, (encodings, dict(self.undecoded)))
 
 
 def open_dataset(
@@ -415,7 +426,6 @@ def open_dataset(
     sample_dim: str | int | None = None,
     decode: bool = True,
     storage_options: Options | None = None,
-    absent_chunks: str | None = None,
 ) -> Dataset:
     """Open a dataset: any Zarr group (v2 or v3) with arrays that share a dimension of samples.
 
@@ -446,10 +456,6 @@ def open_dataset(
         ``endpoint_url``, ``anon``, ``requester_pays``). Missing options come from ``AWS_ACCESS_KEY_ID``,
         ``AWS_ENDPOINT_URL``, .... The URL of an endpoint without TLS must begin with ``http://``. For other schemes:
         the options of fsspec. For all stores: ``max_retries`` (7) and ``timeout`` (60 s).
-    absent_chunks
-        What a chunk is that the store does not have: ``"fill"`` for the fill value, ``"error"`` for a
-        :class:`CorruptChunk`. By default an error in a dataset from :func:`create_dataset`, and the fill value in any
-        other group, as the Zarr specification says. A chunk that the store refuses (403) is a :class:`DatasetError`.
 
     Raises
     ------
@@ -483,9 +489,7 @@ def open_dataset(
         sample_dim = as_integer("sample_dim", sample_dim, 0)
     if not isinstance(decode, bool):
         raise InvalidParameter.of("decode", decode, "True or False")
-    if absent_chunks not in (None, "fill", "error"):
-        raise InvalidParameter.of("absent_chunks", absent_chunks, '"fill", "error" or None')
-    return open_stored(Opening(location, names, sample_dim, decode, absent_chunks))
+    return open_stored(Opening(location, names, sample_dim, decode))
 
 
 def as_dataset(dataset: Dataset | Place) -> Dataset:
@@ -505,8 +509,8 @@ def blank_dataset(n_samples: int, row_nbytes: int = 1, chunk_rows: int | None = 
     return open_dataset(store)
 
 
-Decoding = tuple[dict[str, Encoding | None], dict[str, str], dict[str, str]]
-"""How arrays are decoded, why others are not, and why others are left out: each by name."""
+Decoding = tuple[dict[str, Encoding | None], dict[str, str]]
+"""How arrays are decoded, and why others are not: each by name."""
 
 
 def open_stored(opening: Opening, view: View | None = None, decoding: Decoding | None = None) -> Dataset:
@@ -523,7 +527,7 @@ def open_stored(opening: Opening, view: View | None = None, decoding: Decoding |
         what = f"{kind}, but a dataset is a Zarr group of arrays{hint if kind == ARRAY else ''}"
         raise DatasetNotFound(f"{url} is {what}")
     try:
-        group = opening.group(store, 3 if store.document.endswith("zarr.json") else 2)
+        group = opening.group(store)
         mark = mark_of(group)
         if not mark.get("complete", True):
             raise DatasetError(
@@ -537,21 +541,20 @@ def open_stored(opening: Opening, view: View | None = None, decoding: Decoding |
     except Exception as exc:
         raise DatasetError(f"cannot open the Zarr group at {url}: {type(exc).__name__}: {exc}") from exc
     store.meter = meter
-    store.absent_is_error = (opening.absent_chunks or ("error" if mark else "fill")) == "error"
+    store.absent_is_error = bool(mark)
     n_samples = next(chosen.arrays[name].shape[axis] for name, axis in chosen.axes.items())
     if n_samples == 0:
         raise DatasetError(f"the dataset at {url} has no samples")
-    encodings, undecoded, skipped = decoding or _decoding(chosen, opening)
+    encodings, undecoded = decoding or _decoding(chosen, opening)
     sources = {
         name: StoredArray.of(url, name, array, axis=chosen.axes[name], encoding=encodings[name])
         for name, array in chosen.arrays.items()
-        if name in encodings
     }
     return Dataset(
         url=url,
         n_samples=n_samples,
         arrays={},
-        skipped=MappingProxyType(skipped),
+        skipped=MappingProxyType(chosen.skipped),
         undecoded=MappingProxyType(undecoded),
         layout=RowLayout(()),
         _stored_identity=identity,
@@ -564,27 +567,13 @@ def open_stored(opening: Opening, view: View | None = None, decoding: Decoding |
 
 
 def _decoding(chosen: SampleArrays, opening: Opening) -> Decoding:
-    """How the numbers of each array become values, and why arrays are left out."""
-    if not opening.decode:
-        return dict.fromkeys(chosen.arrays), {}, chosen.skipped
-    encodings: dict[str, Encoding | None] = {}
-    undecoded: dict[str, str] = {}
-    refused: dict[str, str] = {}
-    for name, attributes in attributes_of(chosen.arrays).items():
-        try:
-            encodings[name], reason = encoding_of(chosen.arrays[name], attributes)
-        except DatasetError as error:
-            if opening.arrays is not None or len(chosen.arrays) == 1:
-                raise
-            refused[name], reason = str(error), ""
-        if reason:
-            undecoded[name] = reason
-    if not encodings:
-        raise DatasetError(f"no array can be decoded: {'; '.join(refused.values())}")
+    """How the numbers of each array become values."""
+    found = {name: encoding_of(array) if opening.decode else (None, "") for name, array in chosen.arrays.items()}
+    undecoded = {name: reason for name, (_, reason) in found.items() if reason}
     for reason in dict.fromkeys(undecoded.values()):
         names = ", ".join(repr(name) for name, its in undecoded.items() if its == reason)
         logger.warning("Array %s of %s is not decoded: %s", names, hide_secrets(opening.location.url), reason)
-    return encodings, undecoded, chosen.skipped | refused
+    return {name: encoding for name, (encoding, _) in found.items()}, undecoded
 
 
 class VerifyReport(NamedTuple):
@@ -640,26 +629,25 @@ def verify_dataset(
     >>> verify_dataset(dataset)
     VerifyReport(n_chunks=3, bytes=80, bad=())
     """
-    chunks = [
-        (source, index)
-        for source in as_dataset(dataset)._sources.values()
-        for index in itertools.product(*map(range, source.chunk_grid))
-    ]
-    found: dict[tuple[str, tuple[int, ...]], int | str] = {}
+    sources, done, nbytes = as_dataset(dataset)._sources.values(), 0, 0
+    chunks = [(source, index) for source in sources for index in itertools.product(*map(range, source.chunk_grid))]
+    bad: dict[tuple[str, tuple[int, ...]], str] = {}
 
     async def check(source: StoredArray, index: tuple[int, ...]) -> None:
+        nonlocal done, nbytes
         box = tuple(slice(i * chunk, (i + 1) * chunk) for i, chunk in zip(index, source.array.chunks, strict=True))
         try:
-            found[source.name, index] = (await source.read_box(box)).nbytes
+            values = await source.read_box(box)
+            nbytes += values.nbytes
         except CorruptChunk as exc:
-            found[source.name, index] = str(exc)
+            bad[source.name, index] = str(exc)
+        done += 1
         if progress is not None:
-            progress(len(found), len(chunks))
+            progress(done, len(chunks))
 
     jobs = ((2 * source.chunk_nbytes, partial(check, source, index)) for source, index in chunks)
     sync(reader.run_bounded(jobs, reader.MEMORY_BUDGET))
-    bad = tuple(text for _, text in sorted(found.items()) if isinstance(text, str))
-    return VerifyReport(len(chunks), sum(n for n in found.values() if isinstance(n, int)), bad)
+    return VerifyReport(len(chunks), nbytes, tuple(bad[chunk] for chunk in sorted(bad)))
 
 
 # -- Shardings that are stored with a dataset --------------------------------------------------------------------------
@@ -714,7 +702,7 @@ def write_sharding(
     if dataset.is_view:
         hint = "Give the sharding to the session as an array."
         raise InvalidParameter.because("dataset", "its samples are not those of the stored dataset", hint)
-    values = np.asarray(ranks, dtype=np.int32)
+    values = np.asarray(ranks, np.int32)
     if values.shape != (dataset.n_samples,):
         raise InvalidParameter.of("ranks.shape", values.shape, f"({dataset.n_samples},), one rank for each sample")
     if not overwrite and name in stored_shardings(dataset):
@@ -722,11 +710,10 @@ def write_sharding(
     with _named(f"cannot write sharding {name!r} of {dataset.url}"):
         location = dataset._opening.location
         group = zarr.open_group(store=location.open(read_only=False), path=location.path, mode="r+")
-        shards = group.require_group("shards")
-        group = shards.create_group(name, overwrite=True, attributes=new_mark(complete=False))
-        for key, array in (("ranks", values), ("broadcast", np.asarray(broadcast, dtype=np.int64))):
-            group.create_array(key, data=array, chunks=(max(1, min(len(array), 1 << 20)),))
-        group.attrs.update(new_mark(complete=True))
+        attributes: dict[str, Any] = {"broadcast": np.asarray(broadcast, np.int64).tolist()}
+        # What could not be written is no rank, and is refused when it is read.
+        options: Any = {"fill_value": -1, "attributes": attributes, "overwrite": True}
+        group.require_group("shards").create_array(name, data=values, **options)
 
 
 def stored_shardings(dataset: Dataset | Place) -> tuple[str, ...]:
@@ -735,8 +722,7 @@ def stored_shardings(dataset: Dataset | Place) -> tuple[str, ...]:
     if dataset.is_view:
         return ()
     with _named(f"cannot list the shardings of {dataset.url}"), contextlib.suppress(FileNotFoundError):
-        groups = _group_below(dataset, "shards").groups()
-        return tuple(sorted(name for name, group in groups if mark_of(group).get("complete")))
+        return tuple(sorted(name for name, _ in _shards(dataset).arrays()))
     return ()
 
 
@@ -744,10 +730,10 @@ def read_sharding(dataset: Dataset | Place, name: str, key: str = "ranks") -> ND
     """Read the ranks of a stored sharding, ``(q,)`` int32, or with the key ``"broadcast"`` its ascending int64 ids."""
     dataset = as_dataset(dataset)
     if name not in (names := stored_shardings(dataset)):
-        raise DatasetError(f"{dataset.url} has no complete sharding {name!r}; it has {', '.join(names) or 'none'}")
+        raise DatasetError(f"{dataset.url} has no sharding {name!r}; it has {', '.join(names) or 'none'}")
     with _named(f"cannot read sharding {name!r} of {dataset.url}"):
-        array: Any = _group_below(dataset, f"shards/{name}")[key]
-        return np.asarray(array[:], np.int32 if key == "ranks" else np.int64)
+        array: Any = _shards(dataset)[name]
+        return array[:] if key == "ranks" else np.array(array.attrs["broadcast"], np.int64)
 
 
 @contextlib.contextmanager
@@ -761,8 +747,8 @@ def _named(what: str) -> Iterator[None]:
         raise DatasetError(f"{what}: {type(exc).__name__}: {exc}") from exc
 
 
-def _group_below(dataset: Dataset, path: str) -> zarr.Group:
-    """Open a group below that of the dataset."""
-    place = "/".join(filter(None, (dataset._opening.location.path, path)))
+def _shards(dataset: Dataset) -> zarr.Group:
+    """Open the group of the shardings of a dataset."""
     # Consolidated metadata would not list shardings that were added later.
-    return zarr.open_group(store=dataset._store.bare, path=place, mode="r", use_consolidated=False)
+    path = f"{dataset._opening.location.path}/shards"
+    return zarr.open_group(store=dataset._store.bare, path=path, mode="r", use_consolidated=False)

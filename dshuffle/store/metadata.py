@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import datetime
 import hashlib
 import importlib
 import json
@@ -21,14 +20,15 @@ import math
 import struct
 import uuid
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
-from zarr import Array, Group
+from zarr import Array, AsyncArray, AsyncGroup, Group
 from zarr.abc.store import Store, SuffixByteRequest
 from zarr.core.sync import sync
 
@@ -57,14 +57,8 @@ REFORM = int(np.datetime64("1582-10-15", "s").astype(np.int64))
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
-ANNDATA = ("obs", "obsm", "layers")
-"""Groups of an AnnData store whose arrays have a row for each observation."""
-
 SAMPLED = 8
 """Stored objects of a group from elsewhere that its digest looks at, spread over each array."""
-
-SAMPLED_BY_ALL = 3
-"""Stored objects of an array of which every worker compares the end before a session opens, for the largest arrays."""
 
 SAMPLED_NBYTES = 4096
 """Bytes at the end of each of these objects."""
@@ -80,10 +74,10 @@ def mark_of(group: Group) -> Attributes:
     return dict(mark) if (type(mark["version"]), type(mark["complete"])) == (int, bool) else {}
 
 
-def new_mark(*, complete: bool, is_dataset: bool = False) -> Attributes:
-    """The attribute of a group that dshuffle writes; a dataset that is complete has a random name."""
-    mark = {"version": 1, "complete": complete}
-    return {"dshuffle": mark | {"uuid": uuid.uuid4().hex} if is_dataset else mark}
+def new_mark(*, complete: bool) -> Attributes:
+    """The attribute of a dataset that dshuffle writes; one that is complete has a random name."""
+    name = {"uuid": uuid.uuid4().hex} if complete else {}
+    return {"dshuffle": {"version": 1, "complete": complete, **name}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +88,6 @@ class Opening:
     arrays: tuple[str, ...] | None = None
     sample_dim: str | int | None = None
     decode: bool = True
-    absent_chunks: str | None = None
 
     @property
     def words(self) -> str:
@@ -103,14 +96,14 @@ class Opening:
             return ""
         return f"Wanted(arrays={self.arrays!r}, sample_dim={self.sample_dim!r}, decode={self.decode!r})"
 
-    def group(self, store: PatientStore, zarr_format: Literal[2, 3] | None = None) -> Group:
+    def group(self, store: PatientStore) -> Group:
         """The group in a store that was opened."""
-        path = self.location.path
+        opened = partial(zarr.open_group, store, path=self.location.path, mode="r", zarr_format=store.zarr_format)
         try:
-            return zarr.open_group(store=store, path=path, mode="r", zarr_format=zarr_format)
+            return opened()
         except ValueError:
             # Consolidated metadata may have an array that zarr does not understand; then find_arrays leaves it out.
-            return zarr.open_group(store=store, path=path, mode="r", zarr_format=zarr_format, use_consolidated=False)
+            return opened(use_consolidated=False)
 
     def identity(self, store: PatientStore) -> str:
         """The identity of what is stored now."""
@@ -127,12 +120,17 @@ class SampleArrays(NamedTuple):
 
 
 def find_arrays(group: Group, opening: Opening) -> SampleArrays:
-    """Find the arrays of samples."""
-    url, groups, skipped = opening.location.url, list[str](), Reasons()
+    """Find the arrays of samples among those directly below a group, or among those that were asked for."""
+    url, arrays, skipped, groups = opening.location.url, Arrays(), Reasons(), list[str]()
+    for name, node in sorted(_nodes(group, opening.arrays).items()):
+        if isinstance(node, Array):
+            arrays[name] = node
+        elif isinstance(node, Exception):
+            skipped[name] = f"zarr cannot open it ({type(node).__name__}: {node})"
+        else:
+            groups.append(name)
     if opening.arrays is not None:
-        arrays = {name: _array_named(group, name) for name in opening.arrays}
-    else:
-        arrays, skipped, groups = _all(group)
+        skipped |= dict.fromkeys(groups, "it is a group")
     skipped |= {name: reason for name, array in arrays.items() if (reason := unreadable_items(array))}
     axes, reasons = _axes({name: arrays[name] for name in arrays if name not in skipped}, opening.sample_dim)
     skipped |= reasons
@@ -145,36 +143,76 @@ def find_arrays(group: Group, opening: Opening) -> SampleArrays:
     if not axes or (groups and all(dimensions(arrays[name]) == (name,) for name in axes)):
         own = f"no arrays of samples but coordinates ({', '.join(axes)})" if axes else "no arrays of samples"
         hint = f". It has groups: {', '.join(groups[:MOST_NAMED])}. Open one of them, by its URL or a StorePath"
-        reason = f" ({said})" if said else ""
-        raise DatasetError(f"the Zarr group at {url} has {own}{reason}{hint if groups else ''}")
-    return SampleArrays({name: arrays[name] for name in sorted(axes)}, axes, dict(sorted(skipped.items())))
+        raise DatasetError(f"the Zarr group at {url} has {own}{said and f' ({said})'}{hint if groups else ''}")
+    return SampleArrays({name: arrays[name] for name in axes}, axes, dict(sorted(skipped.items())))
+
+
+def _nodes(group: Group, asked: Sequence[str] | None) -> dict[str, Stored | Group | Exception]:
+    """The arrays and groups directly below a group, or those that were asked for, or why zarr cannot open them."""
+    consolidated = group.metadata.consolidated_metadata
+    names = asked or (_listed(group) if consolidated is None else list(consolidated.metadata))
+
+    async def opened() -> list[Any]:
+        # A member may have metadata that zarr does not understand.
+        return await asyncio.gather(*map(group._async_group.getitem, names), return_exceptions=True)
+
+    nodes: dict[str, Stored | Group | Exception] = {}
+    for name, node in zip(names, sync(opened()), strict=True):
+        if isinstance(node, KeyError):
+            if asked:
+                raise InvalidParameter.of("arrays", name, "the name of an array of the group", _names_in(group))
+        elif isinstance(node, DatasetError) or not isinstance(node, Exception | AsyncArray | AsyncGroup):
+            raise node
+        else:
+            kind: Any = {AsyncArray: Array, AsyncGroup: Group}.get(type(node), lambda error: error)
+            nodes[name] = kind(node)
+    return nodes
+
+
+def _names_in(group: Group) -> str:
+    try:
+        names = sorted(name for name, node in _nodes(group, None).items() if isinstance(node, Array))
+        return f"It has {', '.join(names)}."
+    except DatasetError:
+        return "Its store cannot be listed, so the names that it has are unknown."
+
+
+def _listed(group: Group) -> list[str]:
+    """Names of what is below a group, which can be listed if its own document is found."""
+
+    async def listed() -> list[str]:
+        return [name async for name in group.store.list_dir(group.path)]
+
+    try:
+        if names := sync(listed()):
+            return [name for name in names if name[0] != "." and name != "zarr.json"]
+        reason = f"{group.store_path} cannot be listed, as is usual over HTTP"
+    except DatasetError as error:
+        reason = str(error)
+    raise DatasetError(
+        f'{reason}. Name the arrays to open: arrays=["x", "group/y"]. Or ask for consolidated metadata '
+        "(zarr.consolidate_metadata), which say what the group has"
+    )
 
 
 def _axes(arrays: Arrays, sample_dim: str | int | None) -> tuple[dict[str, int], Reasons]:
     """The axis of the samples of each array, and why other arrays have none."""
     axes: dict[str, int] = {}
     skipped: Reasons = {}
-    asked = sample_dim if isinstance(sample_dim, int) else 0
-    dim, length = sample_dim if isinstance(sample_dim, str) else None, None
-
-    def rank(name: str) -> Any:
-        return arrays[name].ndim > asked, arrays[name].nbytes, arrays[name].ndim, name
-
-    main = max(arrays, key=rank, default="")
-    if main and dim is None and arrays[main].ndim > asked:
-        dim, length = (dimensions(arrays[main]) or {asked: None})[asked], arrays[main].shape[asked]
+    asked, dim = (0, sample_dim) if isinstance(sample_dim, str) else (sample_dim or 0, None)
+    length: int | None = None
+    if dim is None and (wide := [array for array in arrays.values() if array.ndim > asked]):
+        main = max(wide, key=lambda array: (array.nbytes, array.ndim, array.path))
+        dim, length = (dimensions(main) or {asked: None})[asked], main.shape[asked]
     for name, array in arrays.items():
-        names, axis = dimensions(array), asked
-        if dim is not None and names is not None:
-            axis = names.index(dim) if dim in names else -1
-        if axis < 0:
-            skipped[name] = f"its dimensions are {', '.join(map(str, names or ()))}, without {dim}"
-        elif isinstance(sample_dim, str) and names is None:
+        names = dimensions(array)
+        axis = asked if dim is None or names is None else names.index(dim) if dim in names else -1
+        if names is None and isinstance(sample_dim, str):
             skipped[name] = "its dimensions have no names"
-        elif array.ndim <= axis:
-            skipped[name] = f"it has no axis {axis}"
+        elif not 0 <= axis < array.ndim:
+            skipped[name] = f"it has no dimension {asked if dim is None or names is None else dim}"
         elif array.shape[axis] != (length := array.shape[axis] if length is None else length):
-            skipped[name] = f"its length is {array.shape[axis]}, not {length} as that of {main}"
+            skipped[name] = f"its length is {array.shape[axis]}, not {length}"
         else:
             axes[name] = axis
     return axes, skipped
@@ -199,120 +237,15 @@ def unreadable_items(array: Stored) -> str:
     return "" if grid["name"] == "regular" else f"its chunks differ in size (chunk grid {grid['name']!r})"
 
 
-def _all(group: Group) -> tuple[Arrays, Reasons, list[str]]:
-    """All arrays directly below a group, why others are left out, and the names of the groups below.
-
-    Of an AnnData store, the arrays with a row for each observation are taken, too.
-    """
-    arrays, groups, skipped = _members(group)
-    if group.attrs.get("encoding-type") != "anndata":
-        return arrays, skipped, list(groups)
-    for name in ANNDATA:
-        if name in groups:
-            inner, below, reasons = _members(groups[name])
-            reasons |= {key: _kind_of_group(f"{name}/{key}", node) for key, node in below.items()}
-            arrays |= {f"{name}/{key}": array for key, array in inner.items()}
-            skipped |= {f"{name}/{key}": reason for key, reason in reasons.items()}
-    index = group["obs"].attrs.get("_index") if "obs" in groups else None
-    n_observations = next((arrays[name].shape[0] for name in (f"obs/{index}", "X") if name in arrays), None)
-    # The largest array does not decide here: X may be longer along its other axis.
-    for name, array in list(arrays.items()):
-        if n_observations is not None and array.shape[:1] != (n_observations,):
-            skipped[name] = f"it does not have a row for each of the {n_observations} observations"
-            del arrays[name]
-    return arrays, skipped, []
-
-
-def _members(group: Group) -> tuple[Arrays, dict[str, Group], Reasons]:
-    """The arrays and groups directly below a group, and why others cannot be opened: each by name."""
-    members: Attributes = {}
-    skipped: Reasons = {}
-    try:
-        members = dict(group.members())
-    except Exception as failure:  # one of them may have metadata that zarr does not understand
-        names = _listed(group)  # raises its own error if it is the listing that fails
-        if isinstance(failure, DatasetError):
-            raise
-        for name in names:
-            try:
-                members[name] = group[name]
-            except KeyError:  # not a node
-                continue
-            except Exception as error:
-                skipped[name] = f"zarr cannot open it ({type(error).__name__}: {error})"
-    if not members and not skipped and group.metadata.consolidated_metadata is None:
-        _listed(group)
-    ordered = sorted(members.items())
-    arrays = {name: node for name, node in ordered if isinstance(node, Array)}
-    return arrays, {name: node for name, node in ordered if isinstance(node, Group)}, skipped
-
-
-def _listed(group: Group) -> list[str]:
-    """Names of the objects and folders below a group, of which there is at least the group's document."""
-
-    async def listed() -> list[str]:
-        return sorted([name async for name in group.store.list_dir(group.path)])
-
-    try:
-        if names := sync(listed()):
-            return names
-        reason = f"{group.store_path} cannot be listed, as is usual over HTTP"
-    except DatasetError as error:
-        reason = str(error)
-    raise DatasetError(
-        f'{reason}. Name the arrays to open: arrays=["x", "group/y"]. Or ask for consolidated metadata '
-        "(zarr.consolidate_metadata), which say what the group has"
-    )
-
-
-def _array_named(group: Group, name: str) -> Stored:
-    """Open one array of a group, by its name or its path."""
-    try:
-        node = group[name]
-    except KeyError:
-        hint = "Its store cannot be listed, so the names that it has are unknown."
-        with contextlib.suppress(DatasetError):
-            hint = f"It has {', '.join(_members(group)[0]) or 'no arrays'}."
-        raise InvalidParameter.of("arrays", name, "the name of an array of the group", hint) from None
-    except DatasetError:
-        raise
-    except Exception as error:
-        raise DatasetError(
-            f"array {name} cannot be opened: zarr cannot open it ({type(error).__name__}: {error})"
-        ) from error
-    if not isinstance(node, Array):
-        raise DatasetError(f"{name} is not an array: {_kind_of_group(name, node)}")
-    return node
-
-
-def _kind_of_group(name: str, node: Group) -> str:
-    """Why a group is not an array of samples."""
-    kind = node.attrs.get("encoding-type", "group")
-    if kind == "categorical":
-        return f'it is categorical. Open its codes by name: arrays=["{name}/codes", ...]'
-    return f"it is a {kind}" + (", and rows of different lengths cannot be read" if "matrix" in str(kind) else "")
-
-
 # -- What the numbers mean ---------------------------------------------------------------------------------------------
 
 
-def attributes_of(arrays: Arrays) -> dict[str, Attributes]:
-    """Return the attributes of arrays. Bounds of a time have its units and calendar, if they have none of their own."""
-    attributes = {name: dict(array.attrs) for name, array in arrays.items()}
-    for own in attributes.values():
-        units, bounds = own.get("units"), own.get("bounds")
-        if isinstance(units, str) and "since" in units and isinstance(bounds, str) and bounds in attributes:
-            shared: Attributes = {name: own[name] for name in ("units", "calendar") if name in own}
-            attributes[bounds] = shared | attributes[bounds]
-    return attributes
-
-
-def encoding_of(array: Stored, attributes: Attributes) -> tuple[Encoding | None, str]:
-    """Return the encoding of an array with these attributes, and why its numbers are not decoded.
+def encoding_of(array: Stored) -> tuple[Encoding | None, str]:
+    """Return the encoding of an array, and why its numbers are not decoded.
 
     There is no encoding if the stored numbers are the values. The reason is empty if nothing remains undecoded.
     """
-    dtype = array.dtype.newbyteorder("=")
+    dtype, attributes = array.dtype.newbyteorder("="), dict(array.attrs)
     if dtype.kind not in "iuf":
         return None, ""
     if dtype.kind in "iu" and attributes.get("dtype") == "bool":
@@ -359,16 +292,14 @@ def _times(xarray: Any, attributes: Attributes, floats: bool) -> tuple[Attribute
     coders = xarray.coders.CFDatetimeCoder(time_unit="us"), xarray.coders.CFTimedeltaCoder(decode_via_units=False)
     try:
         times = _decoded(xarray, np.array([0, 1]), chosen, *coders)
-        if times.dtype.kind == "O" and calendar in ("standard", "gregorian", "proleptic_gregorian"):  # an early origin
-            first = importlib.import_module("cftime").date2num(times[0], "microseconds since 1970-01-01", calendar)
-            step = (times[1] - times[0]) // datetime.timedelta(microseconds=1)
-            times = np.array([first, first + step], np.int64).view("M8[us]")
     except Exception as error:
         return {}, f"xarray cannot decode numbers in {units!r} ({str(error.__cause__ or error)[:100]})"
-    if times.dtype.kind == "O":
-        return {}, f"its calendar is {calendar!r}, which has other dates than NumPy"
-    if times.dtype.kind not in "mM" or not isinstance(units, str):
-        return {}, f"its units are {units!r}, which are durations only with dtype='timedelta64[...]' and {LONG}"
+    kind = times.dtype.kind
+    if kind == "O":
+        return {}, f"dates in {units!r} and the calendar {calendar!r} differ from those of NumPy"
+    if kind not in "mM" or not isinstance(units, str) or (kind == "m" and floats):
+        hint = f"which are durations only as integers with dtype='timedelta64[...]' and {LONG}"
+        return {}, f"its units are {units!r}, {hint}"
     # Units with short names are left to cftime by xarray, which makes nanoseconds of other floats.
     is_long = units.partition(" since ")[0].strip().lower().removesuffix("s") + "s" in LONG
     resolution = np.datetime_data(times.dtype)[0]
@@ -376,14 +307,10 @@ def _times(xarray: Any, attributes: Attributes, floats: bool) -> tuple[Attribute
     since, then = times.view(np.int64).tolist()
     if floats and is_long and EARLIEST <= since * finer <= LATEST:
         since, then, resolution = since * finer, then * finer, "ns"
-    step, thousands, earliest = then - since, 0, EARLIEST
-    if times.dtype.kind == "M" and calendar != "proleptic_gregorian":
-        earliest = max(REFORM * PER_SECOND[resolution], EARLIEST)
-    if times.dtype.kind == "m" and floats:  # xarray goes from seconds to milliseconds and on, as fractions remain
-        thousands = next(n for n in range(4) if 1_000**n >= min(step, 10**9))
-    factors = max(step // 1_000**thousands, 1), *(1_000,) * thousands
-    dtype = f"{times.dtype.kind}8[{resolution}]"
-    return {"times": dtype, "factors": factors, "since": since, "earliest": earliest, "units": units}, ""
+    is_old = kind == "M" and calendar != "proleptic_gregorian"
+    earliest = max(REFORM * PER_SECOND[resolution], EARLIEST) if is_old else EARLIEST
+    dtype = f"{kind}8[{resolution}]"
+    return {"times": dtype, "factor": then - since, "since": since, "earliest": earliest, "units": units}, ""
 
 
 def _decoded(xarray: Any, numbers: Any, attributes: Any, times: Any = False, durations: Any = False) -> NDArray[Any]:
@@ -427,7 +354,7 @@ def identity_of(store: Store, group: Group, chosen: SampleArrays, opening: Openi
         metadata = {key: value for key, value in array.metadata.to_dict().items() if key != "attributes"}
         digest += [
             f"{name}={json.dumps(metadata, sort_keys=True, default=str)};".encode(),
-            _ends(store, array, SAMPLED),
+            _ends(store, array),
         ]
     return digest_of(b"".join(digest))
 
@@ -440,30 +367,19 @@ def digest_of(data: bytes) -> str:
 def _meaning(chosen: SampleArrays, opening: Opening) -> str:
     """What decides the values of stored numbers beside the metadata; empty if they are the values, row by row."""
     meaning = {}
-    attributes = attributes_of(chosen.arrays) if opening.decode else {}
-    for name in sorted(chosen.arrays):
-        decisive = {key: value for key, value in attributes.get(name, {}).items() if key in DECISIVE}
+    for name, array in sorted(chosen.arrays.items()):
+        decisive = {key: value for key, value in array.attrs.items() if key in DECISIVE and opening.decode}
         if decisive or chosen.axes[name]:
             meaning[name] = [chosen.axes[name], decisive]
     return json.dumps(meaning, sort_keys=True, default=str) if meaning else ""
 
 
-def ends_of(store: Store, arrays: Iterable[Stored]) -> str:
-    """Digest of the last bytes of a few chunks: those of a copy that is damaged or out of date may differ.
-
-    A dataset from :func:`~dshuffle.store.create_dataset` has the checksums of chunks there. Whole chunks are not read,
-    since every worker looks at them.
-    """
-    largest = sorted(arrays, key=lambda array: (-array.nbytes, array.path))[:SAMPLED]
-    return digest_of(b"".join(_ends(store, array, SAMPLED_BY_ALL) for array in largest))
-
-
-def _ends(store: Store, array: Stored, n_sampled: int) -> bytes:
+def _ends(store: Store, array: Stored) -> bytes:
     """The ends of stored objects spread over an array, which is where chunks have their checksums."""
     stored = array.shards or array.chunks
     grid = [math.ceil(size / each) for size, each in zip(array.shape, stored, strict=True)]
     total = math.prod(grid)
-    numbers = {i * (total - 1) // max(1, n_sampled - 1) for i in range(min(n_sampled, total))} | {total - 1}
+    numbers = {i * (total - 1) // (SAMPLED - 1) for i in range(SAMPLED)}
 
     async def end(index: Any) -> bytes:
         key = f"{array.path}/{array.metadata.encode_chunk_key(tuple(index))}"

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import zarr
@@ -83,10 +83,6 @@ class Meter:
             self.traffic += traffic
 
 
-class AccessRefused(DatasetError):
-    """The store refuses access to an object, or does not say that the object does not exist."""
-
-
 def _insistent(method: str, words: str) -> Any:
     async def ask(self: PatientStore, key: str, *values: Any) -> Any:
         what = f"{words} {key or 'the top level'}"
@@ -99,13 +95,12 @@ class PatientStore(WrapperStore[Store]):
     """A store that asks again after transient errors. Other errors become a :class:`~dshuffle.errors.DatasetError`.
 
     No attempt begins later than twice ``timeout`` after the first one, so a store that has stopped answering causes an
-    error within three times this time. ``url`` names the store in errors, ``secrets`` must not appear there, and
-    ``access`` is the advice after a refusal. ``root`` is the folder of local files.
+    error within three times this time. ``url`` names the store in errors, where ``secrets`` must not appear. ``root``
+    is the folder of local files.
 
     Once a store has a ``meter``, chunks are read from it: requests are counted, and wait as on an emulated link. With
     ``absent_is_error``, an absent chunk is an error; zarr would return the fill value, which in a complete dataset
-    would turn a lost file into rows of zeros. ``document`` is the key of a metadata document that exists. If it is
-    known, what is refused while metadata are looked at is absent: some stores answer 403 if an object does not exist.
+    would turn a lost file into rows of zeros. ``zarr_format`` is that of the group or array at the place.
     """
 
     def __init__(
@@ -116,14 +111,14 @@ class PatientStore(WrapperStore[Store]):
         *,
         read_only: bool = False,
         secrets: tuple[str, ...] = (),
-        access: str = "",
     ) -> None:
         super().__init__(store)
         emulated("store")  # a wrong rate is refused now
         self.root = os.fspath(store.root) if isinstance(store, LocalStore) else ""
         self.meter: Meter | None = None
-        self.document, self.absent_is_error = "", False
-        self._url, self._secrets, self._access, self._read_only = url, secrets, access, read_only
+        self.zarr_format: Literal[2, 3] = 3
+        self.absent_is_error = False
+        self._url, self._secrets, self._read_only = url, secrets, read_only
         self._retries, self._timeout = limits
         # obstore limits the time without a byte, since a large chunk may take long over a slow link.
         self._limit = None if url.startswith("s3://") else self._timeout
@@ -173,14 +168,13 @@ class PatientStore(WrapperStore[Store]):
                 raise
             except Exception as error:
                 seconds = time.monotonic() - started
-                reason, passes, refused = judged(error, self._secrets, self._access)
+                reason, passes = judged(error, self._secrets)
                 if not passes or attempt > self._retries or seconds >= 2 * self._timeout:
                     if isinstance(error, TimeoutError) and not str(error):
                         reason = f"no answer within {self._timeout:g} s"
                     often = f"; tried {attempt} times in {seconds:.1f} s" if attempt > 1 else ""
-                    kind = AccessRefused if refused else DatasetError
                     # Not chained: a traceback would print the original message, which may contain secrets.
-                    raise kind(f"cannot {what} of {self._url}: {reason}{often}", transient=passes) from None
+                    raise DatasetError(f"cannot {what} of {self._url}: {reason}{often}", transient=passes) from None
             if self.meter is not None:
                 self.meter.add(StoreTraffic(retries=1))
             await asyncio.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1))
@@ -253,13 +247,8 @@ class PatientStore(WrapperStore[Store]):
             answer = await store.get(key, PROTOTYPE, asked)
             return None if answer is None else np.asarray(answer.as_array_like()).view(np.uint8)
 
-        try:
-            async with self._gate:
-                return self._checked(key, wanted, await self._insist(f"fetch {key}", ask))
-        except AccessRefused:
-            if self.meter is not None or self.document in ("", key):
-                raise
-            return None
+        async with self._gate:
+            return self._checked(key, wanted, await self._insist(f"fetch {key}", ask))
 
     async def get(self, key: str, prototype: Any = PROTOTYPE, byte_range: ByteRequest | None = None) -> Any:
         """Fetch an object or exactly the requested range of it; ``None`` if it does not exist and may be absent."""
@@ -312,6 +301,11 @@ _CODE = re.compile(r"<Code>(.*?)</Code>\s*(?:<Message>(.*?)</Message>)?", re.DOT
 # Where obstore looks for the role of the machine if it does not have credentials.
 _ROLE = "/latest/(api/token|meta-data)"
 
+_REFUSED = (
+    "The credentials, if there are any, lack the permission, or the object does not exist in a store that may not be "
+    "listed. Give credentials in storage_options; a public bucket of S3 needs anon=True, and one whose readers pay "
+    "requester_pays=True"
+)
 _HINTS = {
     "RequestTimeTooSkewed": "The clock of this machine is wrong; set it (NTP).",
     _ROLE: "No credentials were found: give storage_options access_key_id and secret_access_key, or set "
@@ -325,18 +319,15 @@ _HINTS = {
 }
 
 
-def judged(error: BaseException, secrets: Iterable[str] = (), access: str = "") -> tuple[str, bool, bool]:
-    """Describe an error in one line, without secrets, with advice; and say whether it may pass, and is a refusal.
+def judged(error: BaseException, secrets: Iterable[str] = ()) -> tuple[str, bool]:
+    """Describe an error in one line, without secrets, with advice; and say whether it may pass.
 
-    The same request may succeed after time-outs, resets, throttling and server errors. A refusal is one of access to an
-    object, and not of a request with wrong credentials.
+    The same request may succeed after time-outs, resets, throttling and server errors.
     """
     full, library = str(error), type(error).__module__.partition(".")[0]
     status = getattr(error, "status", None)  # of aiohttp
     if found := re.search(r"status code: (\d{3})", full):
         status = int(found[1])
-    elif status is None:
-        status = getattr(error, "code", None)  # of gcsfs
     if isinstance(error, TimeoutError | ConnectionError | InterruptedError | BlockingIOError):
         passes = True
     elif isinstance(status, int):
@@ -353,9 +344,9 @@ def judged(error: BaseException, secrets: Iterable[str] = (), access: str = "") 
     if library == "obstore":
         passes = passes and not re.search(_ROLE, full)
         message += next((f". {hint}" for words, hint in _HINTS.items() if re.search(words, full)), "")
-    if access and refused:
-        message += f". {access}. A store that may not be listed answers in the same way if the object does not exist"
-    return hide_secrets(message, secrets), passes, refused
+    if refused and getattr(error, "errno", None) is None:  # not of a local file
+        message += f". {_REFUSED}"
+    return hide_secrets(message, secrets), passes
 
 
 # -- URLs --------------------------------------------------------------------------------------------------------------
@@ -407,7 +398,7 @@ def _limits(storage_options: Mapping[str, Any] | None, place: str = "") -> tuple
     rest = dict(storage_options or {})
     retries = as_integer("storage_options['max_retries']", rest.pop("max_retries", 7), 0)
     timeout = rest.pop("timeout", 60.0)
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
+    if not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
         raise InvalidParameter.of("storage_options['timeout']", timeout, "a positive number of seconds")
     if place and rest:
         # Values may be secrets, so show only the names of the options.
@@ -433,12 +424,6 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None, *, read_only
     if scheme == "s3":
         store = _open_s3(url, options, limits[1], secrets, read_only=read_only)
         secrets += tuple(os.environ.get(name, "") for name in _S3_SECRETS)
-        access = (
-            "The credentials, if there are any, lack the permission, or the bucket is public and needs anon=True, or "
-            "its readers pay and it needs requester_pays=True"
-        )
-    else:
-        access = f"If {scheme}:// needs credentials, give them in storage_options"
     try:
         store = store or FsspecStore.from_url(url, storage_options=options, read_only=read_only)
     except (OSError, ImportError) as exc:  # some file systems connect at once, or need a package
@@ -450,7 +435,7 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None, *, read_only
             "a local path, memory://, s3://, or a scheme that fsspec knows (gs://, https://, ...)",
             f"fsspec says: {exc}. Install the package for this scheme (gcsfs for gs://).",
         ) from exc
-    return PatientStore(store, url, limits, secrets=secrets, access=access)
+    return PatientStore(store, url, limits, secrets=secrets)
 
 
 # Options as s3fs calls them -> as obstore does, in capitals, so that it finds those that are given twice.
@@ -514,23 +499,15 @@ def standing_at(url: str, storage_options: Mapping[str, Any] | None) -> str:
 
 
 async def _standing_in(store: PatientStore, path: str) -> str:
-    """Find out what exists at a path of a store, and its document. Empty folders do not count."""
-    refusal: AccessRefused | None = None
+    """Find out what exists at a path of a store, and its format. Empty folders do not count."""
     for name, kind in (("zarr.json", ""), (".zgroup", GROUP), (".zarray", ARRAY)):
-        key = f"{path}/{name}" if path else name
-        try:
-            content = await store.get(key)
-        except AccessRefused as error:  # perhaps it does not exist
-            refusal = refusal or error
-            continue
+        content = await store.get(f"{path}/{name}" if path else name)
         if content is not None:
-            store.document = key
+            store.zarr_format = 2 if kind else 3
             try:
                 return kind or {"group": GROUP}.get(json.loads(content.to_bytes())["node_type"], ARRAY)
             except (ValueError, KeyError, TypeError):
                 return "a folder whose zarr.json cannot be read"
-    if refusal is not None:
-        raise refusal
     return "" if await store.is_empty(path) else "a folder without zarr.json"
 
 
@@ -570,17 +547,7 @@ class Location:
         """Open the store."""
         if self.store is None:
             return open_store(self.url, self.storage_options, read_only=read_only)
-        # Strings among the options of a store of obstore or fsspec may be secrets.
-        inner = getattr(getattr(self.store, "store", None), "config", None)
-        options = inner or getattr(getattr(self.store, "fs", None), "storage_options", {})
-        opened = PatientStore(
-            self.store,
-            self.url,
-            _limits(self.storage_options)[0],
-            read_only=read_only,
-            secrets=option_values(options),
-            access="The store has its own credentials",
-        )
+        opened = PatientStore(self.store, self.url, _limits(self.storage_options)[0], read_only=read_only)
         sync(opened._ensure_open())  # as zarr does; a ZipStore cannot be read otherwise
         return opened
 

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from dshuffle.rows import ByteMatrix, Checksums, checksum_rows, gather_rows
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.reader import scatter
-from dshuffle.store.view import View
+from dshuffle.store.reader import View, scatter
 
 LARGEST_BLOCK, SMALLEST_BLOCK = 8 << 20, 256 << 10
 """Bytes of the rows of a block, if chunks are small enough."""

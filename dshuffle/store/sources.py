@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import math
+import itertools
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from dask.utils import natural_sort_key
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer, each
@@ -125,13 +124,10 @@ def read_array(dataset: Dataset | Place, name: str) -> RowSource:
         raise InvalidParameter.of("array", name, f"one of {list(dataset.arrays)}")
     info, q = dataset.arrays[name], dataset.n_samples
     part = dataclasses.replace(dataset._only([name]), _meter=Meter())  # labels are not rows that were delivered
-    # Whole shards if there are any, because their chunks would otherwise be requested one by one.
-    band = info.shard_rows or info.chunk_rows
-    step = band * max(1, _READ_NBYTES // max(1, band * info.dtype.itemsize * math.prod(info.shape)))
 
     def blocks() -> Blocks:
-        for start in range(0, q, step):
-            yield part.read_rows(np.arange(start, min(start + step, q)))[name]
+        for ids in part._slabs(_READ_NBYTES):
+            yield part.read_rows(ids)[name]
 
     return stream(dataset.url, (q, *info.shape), info.dtype, blocks)
 
@@ -203,10 +199,8 @@ def _of_npz(path: str) -> Sources:
     sources = {}
     with np.load(path) as archive:
         for name in archive.files:
-            with archive.zip.open(f"{name}.npy") as file:
-                version = "_".join(map(str, npy.read_magic(file)))
-                shape, _, dtype = getattr(npy, f"read_array_header_{version}")(file)
-            sources[name] = stream(path, shape, dtype, partial(loaded, name))
+            whole = archive[name]  # NumPy has no other way to its shape
+            sources[name] = stream(path, whole.shape, whole.dtype, partial(loaded, name))
     return sources
 
 
@@ -219,19 +213,14 @@ def _of_zarr(url: str) -> Sources:
     return {name: read_array(dataset, name) for name in dataset.arrays}
 
 
-def files_below(folder: str, hidden: str, key: Callable[[str], Any], above: tuple[str, ...] = ()) -> list[str]:
-    """The files at any depth, folder by folder, in the order of their names.
+def files_below(folder: Path, hidden: str, key: Callable[[str], Any]) -> list[Path]:
+    """The files at any depth, in the order of the names of their folders and their own.
 
-    Names that begin with a character of ``hidden`` are left out. Links to folders are followed, except those that lead
-    back to a folder above.
+    Names that begin with a character of ``hidden`` are left out, and links to folders are not followed.
     """
-    if (real := os.path.realpath(folder)) in above:
-        return []
-    files: list[str] = []
-    for name in sorted((name for name in os.listdir(folder) if name[0] not in hidden), key=key):
-        path = os.path.join(folder, name)
-        files += files_below(path, hidden, key, (*above, real)) if os.path.isdir(path) else [path]
-    return files
+    below = {path.relative_to(folder).parts: path for path in folder.rglob("*") if path.is_file()}
+    seen = [parts for parts in below if not any(part[0] in hidden for part in parts)]
+    return [below[parts] for parts in sorted(seen, key=lambda parts: [key(part) for part in parts])]
 
 
 def complete(label: str, values: Values) -> Values:
@@ -268,16 +257,14 @@ def _parquet_files(place: str) -> list[str]:
     named = place.lower().endswith(PARQUET)
     if not is_local(place) or not os.path.isdir(place):
         return [place] if named else []
-    if not named and any(os.path.exists(os.path.join(place, key)) for key in ("zarr.json", ".zgroup", ".zarray")):
+    if any(os.path.exists(os.path.join(place, key)) for key in ("zarr.json", ".zgroup", ".zarray")):
         return []
     # Names that start with an underscore (such as _metadata) or a dot are not part of the table.
-    parts = [file for file in files_below(place, "._", natural_sort_key) if file.lower().endswith(PARQUET)]
-    if named and not parts:
-        raise InvalidParameter.of("files", place, f"a folder with at least one file of {', '.join(PARQUET)}")
-    if folders := [file for file in parts if "=" in os.path.dirname(file.removeprefix(place))]:
+    parts = [file for file in files_below(Path(place), "._", natural_sort_key) if file.suffix.lower() in PARQUET]
+    if folders := [file for file in parts if "=" in str(file.parent.relative_to(place))]:
         reason = f"{folders[0]} is in a folder that is a column"
         raise InvalidParameter.because("files", reason, "Read such a table with dask.dataframe.read_parquet.")
-    return parts
+    return list(map(str, parts))
 
 
 def _of_parquet(paths: Sequence[str], chosen: set[str] | None) -> Sources:
@@ -287,8 +274,9 @@ def _of_parquet(paths: Sequence[str], chosen: set[str] | None) -> Sources:
     whole file, and took three times as long.
     """
     parquet, pa = _library("pyarrow.parquet", "parquet"), _library("pyarrow", "parquet")
-    # Nanoseconds, the default, reach from 1677 to 2262, and pyarrow wraps what lies outside.
-    options = {"coerce_int96_timestamp_unit": "us"}
+    # Nanoseconds, the default, reach from 1677 to 2262, and pyarrow wraps what lies outside. Without a buffer it
+    # fetches the whole column of a row group at once.
+    options = {"coerce_int96_timestamp_unit": "us", "buffer_size": 1 << 20, "pre_buffer": False}
     opened = {}
     for path in paths:
         try:
@@ -296,51 +284,32 @@ def _of_parquet(paths: Sequence[str], chosen: set[str] | None) -> Sources:
                 opened[path] = file.metadata, file.schema_arrow
         except Exception as error:
             raise unreadable(path, error) from error
-    first, (_, schema) = next(iter(opened.items()))
+    schema, n_rows = opened[paths[0]][1], sum(metadata.num_rows for metadata, _ in opened.values())
 
     def column(name: str) -> RowSource:
-        kind = schema.field(name).type
-        for path, (metadata, other) in opened.items():
-            label = f"{path}: column {name!r}"
-            if name not in other.names:
-                raise InvalidParameter.because(label, f"it is missing, but exists in {first}")
-            if other.field(name).type != kind:
-                reason = f"its type is {other.field(name).type}, but {kind} in {first}"
-                raise InvalidParameter.because(label, reason, "All files must have the same types.")
-            if _has_nulls(metadata, name):  # before an earlier dataset is replaced
-                raise _missing(label)
+        label, kind = f"{paths[0]}: column {name!r}", schema.field(name).type
+        for path, (_, other) in opened.items():
+            if name not in other.names or other.field(name).type != kind:
+                raise InvalidParameter.because(f"{path}: column {name!r}", f"its type is not {kind} as in {paths[0]}")
 
         def blocks(rows: int) -> Blocks:
             for path, (metadata, _) in opened.items():
-                # Without a buffer pyarrow fetches the whole column of a row group at once.
-                more = {"metadata": metadata, "buffer_size": 1 << 20, "pre_buffer": False}
-                with parquet.ParquetFile(path, **more, **options) as file:
+                with parquet.ParquetFile(path, metadata=metadata, **options) as file:
                     for batch in file.iter_batches(batch_size=rows, columns=[name], use_threads=False):
                         # Beside a column "a.b", "a" means both.
                         yield arrow_column(f"{path}: column {name!r}", batch.column(name))
 
-        sample = next(blocks(1), arrow_column(f"{first}: column {name!r}", pa.array([], kind)))
-        shape = (sum(metadata.num_rows for metadata, _ in opened.values()), *sample.shape[1:])
+        sample = next(blocks(1), arrow_column(label, pa.array([], kind)))
 
         def alike() -> Blocks:
             for values in blocks(max(1, _BLOCK_NBYTES // max(1, sample[:1].nbytes))):
-                if values.shape[1:] != shape[1:]:
-                    reason = f"it has lists of length {values.shape[1]}, but its first list is of length {shape[1]}"
-                    raise InvalidParameter.because(f"{first}: column {name!r}", reason)
+                if values.shape[1:] != sample.shape[1:]:
+                    raise InvalidParameter.because(label, "its lists differ in length")
                 yield values
 
-        return stream(", ".join(opened), shape, sample.dtype, alike)
+        return stream(", ".join(paths), (n_rows, *sample.shape[1:]), sample.dtype, alike)
 
     return each(distinct([name for name in schema.names if chosen is None or name in chosen]), column)
-
-
-def _has_nulls(metadata: Any, name: str) -> bool:
-    """Whether the footer of a file says so. It counts the items of lists, of which the empty ones would count, too."""
-    names, column = metadata.schema.names, metadata.schema.column
-    if name not in names or column(index := names.index(name)).path != name:
-        return False
-    groups = map(metadata.row_group, range(metadata.num_row_groups))
-    return any(known and known.null_count for known in (group.column(index).statistics for group in groups))
 
 
 def arrow_table(data: Any) -> dict[str, Values]:
@@ -395,9 +364,6 @@ Size = tuple[int, int]
 CHANNELS = {"L": (), "RGB": (3,)}
 """Axes of a pixel in each mode: grey, and red, green and blue."""
 
-FILES_AT_A_TIME = 4096
-"""Files of which the headers are looked at before the next ones are opened."""
-
 
 @dataclass(frozen=True, slots=True)
 class ImageFolder:
@@ -427,56 +393,48 @@ class ImageFolder:
         root = Path(folder)
         if not root.is_dir():
             raise DatasetNotFound(f"{root} is not a folder")
-        classes = [path.name for path in sorted(root.iterdir()) if path.is_dir() and path.name[0] != "."]
-        paths: list[Path] = []
-        others: list[Path] = []
-        sizes = []
-        for name in classes:
-            found = [Path(file) for file in files_below(str(root / name), ".", str, (os.path.realpath(root),))]
-            images = [path for path in found if path.suffix.lower() in SUFFIXES]
-            paths += images
-            others += [path for path in found if path.suffix.lower() not in SUFFIXES]
-            sizes.append(len(images))
-        if not all(sizes) or not classes:
+        classes = [path for path in sorted(root.iterdir()) if path.is_dir() and path.name[0] != "."]
+        found = {path: files_below(path, ".", str) for path in classes}
+        images = {path.name: [file for file in found[path] if file.suffix.lower() in SUFFIXES] for path in found}
+        if not all(images.values()) or not images:
             kinds = f"a folder with a folder of images ({', '.join(SUFFIXES)}) for each class"
-            hint = f"{root / classes[sizes.index(0)]} has no image. Convert its files, or move it." if classes else ""
-            raise InvalidParameter.of("folder", str(root), kinds, hint)
-        labels = np.repeat(np.arange(len(classes)), sizes)
+            hint = "".join(f"{root / name} has no image. " for name, files in images.items() if not files)
+            raise InvalidParameter.of(
+                "folder", str(root), kinds, f"{hint}Convert its files, or move it." if hint else ""
+            )
+        labels = np.repeat(np.arange(len(images)), list(map(len, images.values())))
+        paths = list(itertools.chain(*images.values()))
         shape, mode = _common(paths, asked)
 
         def read(rows: slice) -> Values:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders release the GIL
-                return np.stack(list(pool.map(lambda path: _pixels(path, shape, mode), paths[rows])))
+            with ThreadPool() as pool:  # decoders release the GIL
+                return np.stack(pool.map(lambda path: _pixels(path, shape, mode), paths[rows]))
 
         pixels = RowSource(str(root), (len(paths), *shape, *CHANNELS[mode]), np.dtype(np.uint8), read)
-        numbers = RowSource(str(root), labels.shape, labels.dtype, labels.__getitem__, tuple(classes))
-        return cls({"x": pixels, "y": numbers}, tuple(classes), tuple(others))
+        numbers = RowSource(str(root), labels.shape, labels.dtype, labels.__getitem__, tuple(images))
+        others = [file for files in found.values() for file in files if file.suffix.lower() not in SUFFIXES]
+        return cls({"x": pixels, "y": numbers}, tuple(images), tuple(others))
 
 
 def _common(paths: Sequence[Path], size: Size | None) -> tuple[Size, str]:
     """The size of all images, and whether they are all grey, by their headers."""
 
-    def header(path: Path) -> tuple[Path, Size, bool]:
+    def header(path: Path) -> tuple[Size, bool]:
         """Height and width of an image, as its orientation in the EXIF data shows it, and whether it is grey."""
         with _opened(path) as image:
             turned = image.getexif().get(0x0112, 1) >= 5
-            return path, (image.size if turned else image.size[::-1]), image.mode in ("1", "L", "LA")
+            return (image.size if turned else image.size[::-1]), image.mode in ("1", "L", "LA")
 
-    first, all_grey = size, True
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for begin in range(0, len(paths), FILES_AT_A_TIME):
-            for path, found, is_grey in pool.map(header, paths[begin : begin + FILES_AT_A_TIME]):
-                first, all_grey = first or found, all_grey and is_grey
-                if size is None and found != first:
-                    raise InvalidParameter(
-                        f"size is needed, as images differ in size: {paths[0]} has {first[0]} x {first[1]} pixels "
-                        f"(height x width), and {path} {found[0]} x {found[1]}. Give the height and width that all "
-                        "should have"
-                    )
-            if size is not None and not all_grey:
-                break
-    assert first is not None
-    return first, "L" if all_grey else "RGB"
+    with ThreadPool() as pool:
+        headers = pool.map(header, paths)
+    first = headers[0][0]
+    for path, (found, _) in zip(paths, headers, strict=True):
+        if size is None and found != first:
+            raise InvalidParameter(
+                f"size is needed, as images differ in size: {paths[0]} has {first[0]} x {first[1]} pixels "
+                f"(height x width), and {path} {found[0]} x {found[1]}. Give the height and width that all should have"
+            )
+    return size or first, "L" if all(is_grey for _, is_grey in headers) else "RGB"
 
 
 @contextmanager

@@ -197,7 +197,7 @@ def request(count: int, number: int) -> SessionRequest:
     return SessionRequest(
         session_id=f"session{number}",
         client_id="client",
-        dataset=DatasetReference(count * ROWS, layout, "identity", (1, 2, 3), b"dataset" * 100),
+        dataset=DatasetReference(count * ROWS, layout, "identity", b"dataset" * 100),
         choices=Choices("global"),
         deliveries={"peer": 0.0},
         options=SessionOptions(),

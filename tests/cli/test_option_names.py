@@ -28,7 +28,6 @@ ADVISE = ("advise", "--samples", 100, "--row-bytes", 10, "--workers", 4, "--band
         (("dataset", "create", "{0}/new", "--from", "{0}/x.csv"), "--from='{0}/x.csv' is not allowed"),
         (("dataset", "create", "{0}/new", "--from", "{0}/x.npy", "--array", "y"), "--array=['y'] is not allowed"),
         (("dataset", "shuffle", "{0}/d", "{0}/new", "--memory", "much"), "--memory='much' is not allowed"),
-        (("dataset", "shuffle", "{0}/d", "{0}/new", "--by", "z"), "--by='z' is not allowed"),
         (("dataset", "create", "{0}/d", "--from", "{0}/x.npy"), "{0}/d already exists; replace it with --overwrite\n"),
         (("compare", "{0}/d", "--delivery", "pear"), "--delivery='pear' is not allowed"),
         (("compare", "{0}/d", "--target", "z"), "--target='z' is not allowed"),

@@ -185,18 +185,12 @@ def create(layout: Layout, zarr_format: Any, options: dict[str, Any]) -> str:
     return url
 
 
+@pytest.mark.parametrize(("zarr_format", "orders", "options"), [(3, "<", v3_options), (2, "<>", v2_options)])
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data())
-def test_any_format_of_v3(data: st.DataObject) -> None:
-    layout = data.draw(layouts([*NUMBERS, *OTHERS]))
-    check(create(layout, 3, data.draw(v3_options(layout))), layout)
-
-
-@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data())
-def test_any_format_of_v2(data: st.DataObject) -> None:
-    layout = data.draw(layouts([*NUMBERS, *OTHERS], "<>"))
-    check(create(layout, 2, data.draw(v2_options(layout))), layout)
+@given(data=st.data())
+def test_any_format(zarr_format: int, orders: str, options: Any, data: st.DataObject) -> None:
+    layout = data.draw(layouts([*NUMBERS, *OTHERS], orders))
+    check(create(layout, zarr_format, data.draw(options(layout))), layout)
 
 
 def tensorstore_v3(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
-from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 from dshuffle.errors import CorruptChunk, DatasetError, InvalidParameter
@@ -58,27 +56,6 @@ def test_each_chunk_is_fetched_once(dataset: Dataset, monkeypatch: Any, span_nby
         assert cost.fetched_bytes == n_chunks * (7 * 6 * 4 + 4 + 7 * 8 + 4)
         assert cost.delivered_bytes == len(ids) * 32
         assert cost.seconds > 0
-
-
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 60))
-def test_the_budget_bounds_what_runs(costs: list[int], budget: int) -> None:
-    running: list[int] = []
-    peak = done = 0
-
-    async def job(cost: int) -> None:
-        nonlocal peak, done
-        running.append(cost)
-        assert len(running) == 1 or sum(running) <= budget
-        peak = max(peak, len(running))
-        await asyncio.sleep(0)
-        running.remove(cost)
-        done += 1
-
-    asyncio.run(reader.run_bounded(((cost, lambda c=cost: job(c)) for cost in costs), budget))
-    assert done == len(costs)
-    assert not costs or peak >= 1
-    if len(costs) >= 2 and costs[0] + costs[1] <= budget:
-        assert peak >= 2
 
 
 def test_a_failure_stops_what_has_not_begun_and_waits_for_the_rest() -> None:
@@ -173,31 +150,24 @@ def test_a_pickle_opens_the_same_data(tmp_path: Path, monkeypatch: Any) -> None:
     np.testing.assert_array_equal(pickle.loads(data).read_rows([3])["x"], X[[3]])
 
 
-@pytest.mark.parametrize(
-    ("ids", "words"),
-    [
+def test_bad_ids_and_targets(dataset: Dataset) -> None:
+    for ids, words in (
         ([3, -1, 200], r"ids\[1\]=-1 .* \[0, 100\)"),
         (np.zeros(N, bool), "boolean mask.*flatnonzero"),
         ([1.0], "float64"),
         ([[1]], r"\(1, 1\)"),
-    ],
-)
-def test_bad_ids(dataset: Dataset, ids: Any, words: str) -> None:
-    with pytest.raises(InvalidParameter, match=words):
-        dataset.read_rows(ids)
-    with pytest.raises(InvalidParameter, match=words):
-        dataset.read_into(dataset.layout.empty(3), [0, 1, 2], ids)
-    assert dataset.traffic.requests == 0
-
-
-def test_bad_targets(dataset: Dataset) -> None:
+    ):
+        with pytest.raises(InvalidParameter, match=words):
+            dataset.read_rows(ids)
+        with pytest.raises(InvalidParameter, match=words):
+            dataset.read_into(dataset.layout.empty(3), [0, 1, 2], ids)
     rows = dataset.layout.empty(10)
     read_only = rows.copy()
     read_only.flags.writeable = False
-    for bad in (rows[:, ::2], rows[::2], rows.astype("i2"), rows[0], read_only, None):
-        with pytest.raises(InvalidParameter, match=r"rows=.* is not allowed.*\(capacity, 32\) matrix of uint8"):
-            dataset.read_into(bad, [0], [0])  # type: ignore[arg-type]
-    for slots, words in (([0, 10], r"slots\[1\]=10"), ([1, 1], "distinct"), ([1], r"len\(slots\)=1 .*of ids \(2\)")):
+    for bad in (rows[:, ::2], rows[::2], rows.astype("i2"), rows[0], read_only):
+        with pytest.raises(InvalidParameter, match=r"rows=.* is not allowed.*a writeable matrix"):
+            dataset.read_into(bad, [0], [0])
+    for slots, words in (([0, 10], r"slots\[1\]=10"), ([1, 1], "2 distinct numbers"), ([1], "one for each id")):
         with pytest.raises(InvalidParameter, match=words):
             dataset.read_into(rows, slots, [0, 1])
     with pytest.raises(InvalidParameter, match="memory_budget="):
@@ -371,7 +341,7 @@ def test_verify_finds_all(tmp_path: Path) -> None:
 
 
 class StatusError(Exception):
-    """As aiohttp and what is built on it raise, and gcsfs with the other name."""
+    """As aiohttp and what is built on it raise."""
 
     def __init__(self, **fields: int) -> None:
         self.__dict__.update(fields)
@@ -379,19 +349,15 @@ class StatusError(Exception):
 
 def test_what_may_pass_and_what_is_refused() -> None:
     codes = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTUNREACH)
-    passing = [TimeoutError(), ConnectionResetError(), StatusError(status=503), StatusError(code=429)]
-    assert all(judged(error)[1:] == (True, False) for error in [*passing, *(OSError(code, "") for code in codes)])
+    passing = [TimeoutError(), ConnectionResetError(), StatusError(status=503), StatusError(status=429)]
+    assert all(judged(error)[1] for error in [*passing, *(OSError(code, "") for code in codes)])
     codes = (errno.ENOENT, errno.ENOSPC, errno.EROFS, errno.EINVAL)
     lasting = [StatusError(status=404), ValueError("x"), MemoryError(), OSError("no number")]
-    lasting.append(PermissionError("<Error><Code>ExpiredToken</Code></Error>"))
-    assert all(judged(error)[1:] == (False, False) for error in [*lasting, *(OSError(code, "") for code in codes)])
-    refused = [
-        PermissionError("no"),
-        StatusError(status=403),
-        StatusError(code=401),
-        OSError("<Code>AccessDenied</Code>"),
-    ]
-    assert all(judged(error)[1:] == (False, True) for error in refused)
+    lasting += [PermissionError("<Error><Code>ExpiredToken</Code></Error>"), *(OSError(code, "") for code in codes)]
+    refused = [PermissionError("no"), StatusError(status=403), OSError("<Code>AccessDenied</Code>")]
+    for errors, advised in ((lasting, False), (refused, True)):
+        for said, passes in (judged(error) for error in errors):
+            assert (passes, "anon=True" in said) == (False, advised)
     said = judged(ValueError("hunter2 is no hunter22"), ["hunter2", "hunter22", "", "no"])
     assert said[0] == "ValueError: *** is no ***"
 

@@ -83,15 +83,10 @@ def test_the_usual_environment_variables(s3_options: dict[str, Any], monkeypatch
 
 
 @pytest.mark.parametrize(
-    "names",
-    [
-        ("key", "secret", "endpoint_url"),
-        ("access_key_id", "secret_access_key", "endpoint"),
-        ("aws_access_key_id", "aws_secret_access_key", "aws_endpoint"),
-    ],
+    "names", ["access_key_id secret_access_key endpoint", "aws_access_key_id aws_secret_access_key aws_endpoint"]
 )
-def test_names_of_options(s3_options: dict[str, Any], names: tuple[str, ...]) -> None:
-    options: dict[str, Any] = dict(zip(names, s3_options.values(), strict=True))
+def test_names_of_options(s3_options: dict[str, Any], names: str) -> None:
+    options: dict[str, Any] = dict(zip(names.split(), s3_options.values(), strict=True))
     with pytest.raises(DatasetNotFound, match="no dataset exists at s3://bucket/none"):
         open_dataset("s3://bucket/none", storage_options=options)
 
@@ -109,14 +104,11 @@ def test_names_of_options(s3_options: dict[str, Any], names: tuple[str, ...]) ->
     ],
 )
 def test_bad_options(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidParameter, match="storage_options") as caught:  # credentials in the URL
+        open_dataset(f"s3://{KEY}:{SECRET}@bucket/x")
+    assert SECRET not in str(caught.value)
     with pytest.raises(InvalidParameter, match=words) as caught:
         open_dataset("s3://bucket/x", storage_options={"key": KEY, "secret": SECRET, **options})
-    assert SECRET not in str(caught.value)
-
-
-def test_credentials_in_the_url_are_refused_and_not_shown() -> None:
-    with pytest.raises(InvalidParameter, match="storage_options") as caught:
-        open_dataset(f"s3://{KEY}:{SECRET}@bucket/x")
     assert SECRET not in str(caught.value)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import pickle
 import re
 import threading
 import time
@@ -153,9 +152,8 @@ def serve(folder: Path, absent: Answer = ABSENT, listing: Answer | None = None) 
 @pytest.mark.parametrize(
     ("answer", "words", "attempts"),
     [
-        # The documents of both formats are tried, because a refused object may be one that does not exist.
-        (REFUSED, "AccessDenied.*lack the permission.*anon=True.*requester_pays=True", 3),
-        (Answer(403, b""), "lack the permission", 3),
+        (REFUSED, "AccessDenied.*lack the permission.*anon=True.*requester_pays=True", 1),
+        (Answer(403, b""), "lack the permission", 1),
         (Answer(403, xml("RequestTimeTooSkewed", "The difference is too large")), "clock of this machine is wrong", 1),
         (Answer(403, xml("InvalidAccessKeyId", "No such key")), "credentials are wrong", 1),
         (Answer(400, xml("InvalidRequest", "Bad")), "InvalidRequest: Bad", 1),
@@ -289,23 +287,24 @@ def group(request: Any, told_server: ToldServer, tmp_path: Path) -> tuple[str, d
     return "s3://bucket/x", {"anon": True, "endpoint_url": told_server.endpoint, "max_retries": 0}
 
 
-def test_a_refused_chunk_is_an_error(group: tuple[str, dict[str, Any]], told_server: ToldServer) -> None:
+@pytest.mark.parametrize("group", [3], indirect=True)
+def test_a_refused_chunk_is_an_error(group: Any, told_server: ToldServer, tmp_path: Path) -> None:
     url, options = group
+    zarr.open_group(tmp_path / "x")["x"][:] = 2
     dataset = open_dataset(url, arrays=["x", "below/y"], storage_options=options)
-    for one in (dataset, pickle.loads(pickle.dumps(dataset))):  # as on a worker
-        assert one.read_rows([5, 0])["x"].tolist() == [2, 1]
-        assert one.identity == dataset.identity
-        words = "AccessDenied.*needs anon=True.*same way if the object does not exist$"
-        with pytest.raises(DatasetError, match=words) as caught:
-            one.read_rows([2])
-        assert not isinstance(caught.value, CorruptChunk)
-    dataset.check_unchanged()
+    assert dataset.read_rows([5, 0])["x"].tolist() == [2, 2]
+    (tmp_path / "x/x/c/1").unlink()
+    words = "AccessDenied.*the object does not exist in a store that may not be listed.*needs anon=True"
+    with pytest.raises(DatasetError, match=words) as caught:
+        dataset.read_rows([2])
+    assert not isinstance(caught.value, CorruptChunk)
     told_server.answer = lambda request: REFUSED
-    with pytest.raises(DatasetError, match=r"cannot fetch (zarr.json|.zgroup) .*AccessDenied"):
+    with pytest.raises(DatasetError, match=r"cannot fetch zarr.json .*AccessDenied"):
         dataset.check_unchanged()
 
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part:UserWarning")
+@pytest.mark.parametrize("group", [3], indirect=True)
 def test_what_a_store_has_that_may_not_be_listed(
     group: tuple[str, dict[str, Any]], told_server: ToldServer, tmp_path: Path
 ) -> None:
@@ -316,8 +315,9 @@ def test_what_a_store_has_that_may_not_be_listed(
     told_server.answer = serve(tmp_path, REFUSED, NOTHING_LISTED)
     with pytest.raises(DatasetError, match=rf"^{url} cannot be listed.* Name the arrays.*consolidate"):
         open_dataset(url, storage_options=options)
-    with pytest.raises(InvalidParameter, match=r"arrays='z' is not allowed.*cannot be listed, so the names"):
+    with pytest.raises(DatasetError, match="AccessDenied"):
         open_dataset(url, arrays=["z"], storage_options=options)
+    zarr.open_group(tmp_path / "x")["x"][:] = 2  # no chunk is absent
     zarr.consolidate_metadata(tmp_path / "x")
     assert list(open_dataset(url, storage_options=options).arrays) == ["x"]
 
@@ -352,11 +352,13 @@ def test_an_absent_chunk_is_an_error_with_every_codec_pipeline(tmp_path: Path) -
     pipeline = pytest.importorskip("zarr.core.codec_pipeline")
     if not hasattr(pipeline, "FusedCodecPipeline"):
         pytest.skip("this release of zarr has one codec pipeline")
-    array = zarr.create_group(tmp_path / "g").create_array("x", shape=X.shape, dtype="f4", chunks=(4, 2))
+    mark = {"dshuffle": {"version": 1, "complete": True}}
+    group = zarr.create_group(tmp_path / "g", attributes=mark)
+    array = group.create_array("x", shape=X.shape, dtype="f4", chunks=(4, 2))
     array[:] = X
     (tmp_path / "g/x/c/0/0").unlink()
     with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.FusedCodecPipeline"}):
-        dataset = open_dataset(tmp_path / "g", absent_chunks="error")
+        dataset = open_dataset(tmp_path / "g")
         with pytest.raises(CorruptChunk, match="x/c/0/0"):
             dataset.read_rows([0])
         assert dataset.traffic.requests > 0

@@ -18,7 +18,6 @@ import dshuffle
 from dshuffle.cli import main
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
 from dshuffle.store import create_dataset, open_dataset, shuffle_dataset, verify_dataset
-from dshuffle.store.shuffled_copy import _slabs
 
 from ..conftest import at_most
 
@@ -55,20 +54,6 @@ def test_the_copy_is_a_permutation_of_rows(q, budget, seed, chunk_rows, read_chu
     # The order depends on the seed and the number of samples alone.
     again = shuffle_dataset(IN, OUT, seed=seed, memory_budget="1 MiB", overwrite=True)
     np.testing.assert_array_equal(again.read_rows(np.arange(q))["y"], order)
-
-
-@pytest.mark.parametrize("budget", [300, "1 MiB"])
-def test_every_chunk_has_its_share_of_each_class(budget):
-    q = 240
-    create_dataset(IN, {"x": np.arange(q), "label": np.repeat([3, 5, 9], [120, 80, 40])}, overwrite=True)
-    made = shuffle_dataset(IN, OUT, by="label", chunk_rows=24, memory_budget=budget, overwrite=True)
-    found = made.read_rows(np.arange(q))
-    assert sorted(found["x"]) == list(range(q))
-    np.testing.assert_array_equal(np.repeat([3, 5, 9], [120, 80, 40])[found["x"]], found["label"])
-    for chunk in found["label"].reshape(10, 24):
-        assert abs((chunk == 3).sum() - 12) <= 1
-        assert abs((chunk == 9).sum() - 4) <= 1
-    assert (found["x"] != np.sort(found["x"])).mean() > 0.9
 
 
 def test_shards_parts_and_encoded_values(tmp_path):
@@ -108,24 +93,6 @@ def test_chunks_are_read_once(part, budget):
     assert (source.traffic - before).requests == 10
 
 
-@given(
-    nbytes=st.integers(0, 3000),
-    chunk_rows=st.integers(1, 40),
-    part=st.booleans(),
-)
-def test_slabs_are_all_samples_in_whole_chunks(nbytes, chunk_rows, part):
-    dataset = create_dataset(IN, {"x": np.arange(200.0)}, chunk_rows=chunk_rows, overwrite=True)
-    stored = np.arange(200)
-    if part:
-        stored = np.flatnonzero(np.random.default_rng(chunk_rows).random(200) < 0.3)
-        dataset = dataset.select(stored)
-    slabs = list(_slabs(dataset, nbytes))
-    assert np.concatenate(slabs).tolist() == list(range(dataset.n_samples))
-    chunks = [set((stored[slab] // chunk_rows).tolist()) for slab in slabs]
-    assert sum(map(len, chunks)) == len(set.union(*chunks))
-    assert all(len(slab) * 8 <= nbytes or len(own) == 1 for slab, own in zip(slabs, chunks, strict=True))
-
-
 def test_progress_counts_what_is_read_and_written():
     create_dataset(IN, {"x": np.arange(100.0), "y": np.arange(100)}, overwrite=True)
     seen = []
@@ -146,7 +113,6 @@ def test_what_is_refused_before_anything_is_read(tmp_path, monkeypatch):
         ({"memory_budget": "much"}, "memory_budget='much' is not allowed"),
         ({"memory_budget": 0}, "memory_budget=0 is not allowed; it must be a number of bytes >= 8"),
         ({"chunk_rows": 0}, "chunk_rows=0 is not allowed"),
-        ({"by": "label"}, r"by='label'.*one value for each sample: \['x'\]"),
     ]:
         with pytest.raises(InvalidParameter, match=message):
             shuffle_dataset(source, tmp_path / "new", **options)

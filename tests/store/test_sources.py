@@ -64,14 +64,6 @@ def npy(folder, x, y):
     return [saved(folder / "x.npy", x), saved(folder / "y.npy", y)]
 
 
-def npy_in_fortran_order(folder, x, y):
-    return npy(folder, np.asfortranarray(x), y)
-
-
-def npz(folder, x, y):
-    return [zipped(folder / "both.npz", x=x, y=y)]
-
-
 def fixed_lists(array):
     values = pa.array(array.reshape(-1))
     for size in array.shape[:0:-1]:
@@ -79,24 +71,19 @@ def fixed_lists(array):
     return values
 
 
-def parquet(folder, x, y):
-    pq.write_table(pa.table({"x": fixed_lists(x), "y": y}), folder / "t.parquet", row_group_size=len(x))
-    return [folder / "t.parquet"]
-
-
-def parquet_in_parts(folder, x, y):
+def parquet(folder, x, y, parts=None, **options):
+    """One table in files, which have the given rows."""
     whole = pa.table({"x": fixed_lists(x), "y": y})
-    pq.write_table(whole[:300], folder / "first.pq", row_group_size=100)
-    pq.write_table(whole[300:], folder / "a second.parquet", row_group_size=90)
-    return [folder / "first.pq", folder / "a second.parquet"]
+    for name, rows in (parts or {"t.parquet": slice(None)}).items():
+        pq.write_table(whole[rows], folder / name, **({"row_group_size": len(x)} | options))
+    return [folder / name for name in parts or ["t.parquet"]]
 
 
 def parquet_of_spark(folder, x, y):
     """A folder without a suffix, in which part.2 comes before part.10, and files in folders after those beside them."""
-    whole = pa.table({"x": fixed_lists(x), "y": y})
     (folder / "t" / "z").mkdir(parents=True)
-    for name, first in {"part.2.PARQUET": 0, "part.10.parq": 300, "z/part.1.pq": 600, "z/part.1a.parquet": 900}.items():
-        pq.write_table(whole[first : first + 300], folder / "t" / name)
+    firsts = {"part.2.PARQUET": 0, "part.10.parq": 300, "z/part.1.pq": 600, "z/part.1a.parquet": 900}
+    parquet(folder / "t", x, y, {name: slice(first, first + 300) for name, first in firsts.items()})
     for other in ("_SUCCESS", "readme.txt", "_metadata.parquet", ".part.2.parquet"):
         (folder / "t" / other).write_text("not a part of the table")
     (folder / "t" / "z" / "all").symlink_to(folder / "t")
@@ -110,19 +97,25 @@ def zarr_group(folder, x, y, zarr_format=2, **options):
     return [folder / "g"]
 
 
-def zarr_shards(folder, x, y):
-    return zarr_group(folder, x, y, 3, shards=(180, 4, 2))
+PARTS = {"first.pq": slice(300), "a second.parquet": slice(300, None)}
+ALL = {
+    "npy": npy,
+    "Fortran": lambda folder, x, y: npy(folder, np.asfortranarray(x), y),
+    "npz": lambda folder, x, y: [zipped(folder / "both.npz", x=x, y=y)],
+    "Parquet": parquet,
+    "parts": lambda folder, x, y: parquet(folder, x, y, PARTS, row_group_size=90),
+    "Spark": parquet_of_spark,
+    "Zarr": zarr_group,
+    "shards": lambda folder, x, y: zarr_group(folder, x, y, 3, shards=(180, 4, 2)),
+}
 
 
-ALL = [npy, npy_in_fortran_order, npz, parquet, parquet_in_parts, parquet_of_spark, zarr_group, zarr_shards]
-
-
-@pytest.mark.parametrize("write", ALL)
-def test_values_dtypes_and_shapes_are_kept(tmp_path, monkeypatch, write):
+@pytest.mark.parametrize("kind", ALL)
+def test_values_dtypes_and_shapes_are_kept(tmp_path, monkeypatch, kind):
     monkeypatch.setattr("dshuffle.store.sources._BLOCK_NBYTES", 1000)  # streams come in several blocks
     monkeypatch.setattr("dshuffle.store.create._SLAB_NBYTES", 5000)  # and are read in several slabs
     seen = []
-    sources = watched(read_sources(write(tmp_path, X, Y)), lambda *progress: seen.append(progress))
+    sources = watched(read_sources(ALL[kind](tmp_path, X, Y)), lambda *progress: seen.append(progress))
     found = contents(create_dataset(tmp_path / "out", sources, chunk_rows=64))
     assert set(found) == {"x", "y"}
     for name, array in {"x": X, "y": Y}.items():
@@ -201,13 +194,13 @@ def test_a_stream_gives_any_slab(cuts, slabs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("write", [npy, npy_in_fortran_order, parquet])
-def test_memory_stays_far_below_the_file(tmp_path, monkeypatch, write):
+@pytest.mark.parametrize("kind", ["npy", "Fortran", "Parquet"])
+def test_memory_stays_far_below_the_file(tmp_path, monkeypatch, kind):
     for size in ("create._SLAB_NBYTES", "sources._READ_NBYTES", "sources._BLOCK_NBYTES"):
         monkeypatch.setattr(f"dshuffle.store.{size}", 2 << 20)
     n_rows = 1 << 18
     x = np.arange(n_rows * 32, dtype=np.float64).reshape(n_rows, 8, 4) % 251  # 64 MiB, one row group of Parquet
-    files = write(tmp_path, x, np.arange(n_rows))
+    files = ALL[kind](tmp_path, x, np.arange(n_rows))
     nbytes = x.nbytes
     del x
     before = pa.default_memory_pool()
@@ -243,18 +236,13 @@ REFUSED = {
     "nulls": (lambda f: [table(f / "a.parquet", v=[1, None])], InvalidParameter, "column 'v' .* contains nulls"),
     "strings": (lambda f: [table(f / "a.parquet", v=["a"])], InvalidParameter, "column 'v' .* type is string.*cast"),
     "no rows": (lambda f: [table(f / "a.parquet", v=pa.array([], "i8"))], InvalidParameter, "their lengths are"),
-    "no tables": (lambda f: [(f / "a.parquet").mkdir() or f / "a.parquet"], InvalidParameter, "at least one"),
+    "no tables": (lambda f: [(f / "a.parquet").mkdir() or f / "a.parquet"], DatasetError, "no dataset exists"),
     "folders that are columns": (hive, InvalidParameter, r"dask\.dataframe\.read_parquet"),
     "lists": (lambda f: [table(f / "a.pq", v=[[1], [1, 2]])], InvalidParameter, "lists of length 1 and 2"),
-    "types": (
-        lambda f: [table(f / "a.pq", v=[1]), table(f / "b.pq", v=[1.5])],
-        InvalidParameter,
-        r"b\.pq: column 'v' .* type is double, but int64 in .*a\.pq",
-    ),
-    "all at once": (
+    "types, all at once": (
         lambda f: [table(f / "a.pq", v=[1], w=["a"]), table(f / "b.pq", v=[1.5], w=["a"])],
         InvalidParameter,
-        r"b\.pq: column 'v' .* type is double.*; .*a\.pq: column 'w' .*string",
+        r"b\.pq: column 'v' .* type is not int64 as in .*a\.pq.*; .*a\.pq: column 'w' .*string",
     ),
     "lengths": (
         lambda f: [saved(f / "a.npy", X), saved(f / "b.npy", Y[:9])],
@@ -343,15 +331,13 @@ def test_a_data_frame_is_an_array_for_each_column(tmp_path):
     class Frame(pd.DataFrame):
         pass
 
-    for kind in (pd.DataFrame, Frame, lambda frame: dd.from_pandas(frame, npartitions=3, sort=False)):
-        dataset = create_dataset(tmp_path / "d", kind(FRAME.set_index(FRAME["b"][::-1].to_numpy())), overwrite=True)
+    frame = FRAME.set_index(FRAME["b"][::-1].to_numpy())
+    nullable = [frame.convert_dtypes(dtype_backend=kind) for kind in ("numpy_nullable", "pyarrow")]
+    for made in (frame, Frame(frame), dd.from_pandas(frame, npartitions=3, sort=False), *nullable):
+        dataset = create_dataset(tmp_path / "d", made, overwrite=True)
         for name, values in contents(dataset).items():
             np.testing.assert_array_equal(values, FRAME[name].to_numpy())
             assert values.dtype == FRAME[name].dtype
-
-
-def parquet_of(folder, values):
-    return read_sources([table(folder / "t.parquet", a=values)])
 
 
 MISSING = {
@@ -361,8 +347,8 @@ MISSING = {
     "NaN in Dask": lambda folder: dd.from_pandas(pd.DataFrame({"a": [1.0, 2.0, np.nan]}), npartitions=2),
     "null in Arrow": lambda folder: pa.table({"a": [1.0, None]}),
     "NaN in a list": lambda folder: pa.table({"a": [[1.0], [np.nan]]}),
-    "null in Parquet": lambda folder: parquet_of(folder, [1.0, None]),
-    "NaN in Parquet": lambda folder: parquet_of(folder, [1.0, np.nan]),
+    "null in Parquet": lambda folder: read_sources([table(folder / "t.parquet", a=[1.0, None])]),
+    "NaN in Parquet": lambda folder: read_sources([table(folder / "t.parquet", a=[1.0, np.nan])]),
 }
 
 
@@ -382,13 +368,6 @@ def test_all_that_is_wrong_with_a_table_is_said_at_once(tmp_path, kind):
     assert all(f"column {name!r} is not allowed" in words for name in ("label", "y", "word"))
     assert "column 'x'" not in words
     assert words.count("cast them") == 1
-
-
-@pytest.mark.parametrize("kind", ["numpy_nullable", "pyarrow"])
-def test_nullable_columns_without_nulls(tmp_path, kind):
-    found = contents(create_dataset(tmp_path / "d", FRAME[["b", "c"]].convert_dtypes(dtype_backend=kind)))
-    np.testing.assert_array_equal(found["b"], FRAME["b"])
-    assert found["c"].dtype == bool
 
 
 @pytest.mark.parametrize(
@@ -433,13 +412,14 @@ TYPES = {"timestamp[s]": "M8[s]", "timestamp[ns]": "M8[ns]", "duration[ms]": "m8
 TYPES |= {"date32[day]": "M8[D]", "date64[ms]": "M8[ms]"}
 
 
-@pytest.mark.parametrize(("kind", "dtype"), TYPES.items())
-def test_times_of_arrow(tmp_path, kind, dtype):
+def test_times_of_arrow(tmp_path):
     counts = [86_400_000, -864_000_000, 0]
-    column = pa.array(counts, pa.int32() if dtype == "M8[D]" else pa.int64()).view(pa.type_for_alias(kind))
-    found = contents(create_dataset(tmp_path / "d", pa.table({"t": column})))["t"]
-    assert found.dtype == dtype
-    assert found.tolist() == np.array(counts, "i8").view(dtype).tolist()
+    stored = {kind: pa.array(counts, pa.int32() if kind == "date32[day]" else pa.int64()) for kind in TYPES}
+    columns = {kind: column.view(pa.type_for_alias(kind)) for kind, column in stored.items()}
+    found = contents(create_dataset(tmp_path / "d", pa.table(columns)))
+    for kind, dtype in TYPES.items():
+        assert found[kind].dtype == dtype
+        assert found[kind].tolist() == np.array(counts, "i8").view(dtype).tolist()
 
 
 # -- Arrays ------------------------------------------------------------------------------------------------------------
@@ -453,9 +433,8 @@ LAZY = da.from_array(X[0], chunks=2)
     ("value", "words"),
     [
         (MASKED, r"it is a masked array. Fill it with \.filled\(\)"),
-        (da.ma.masked_equal(LAZY, 1), r"the blocks of this Dask array are of type numpy\.ma.*MaskedArray"),
+        (da.ma.masked_equal(LAZY, 1), "it is a masked array"),
         (SPARSE, r"this csr_matrix is not an array.* \(a sparse one: \.toarray\(\)\)"),
-        (LAZY.map_blocks(scipy.sparse.csr_matrix, meta=SPARSE), r"blocks .* of type scipy.*csr_matrix. .*\.map_blocks"),
         ((number for number in range(3)), "this generator is not an array"),
         ({"y": [1]}, "this dict is not an array"),
         (dask.delayed(np.ones)(3), "this Delayed is not an array"),

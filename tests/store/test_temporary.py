@@ -10,7 +10,8 @@ from distributed import Client
 
 import dshuffle
 from dshuffle.store import read_array
-from dshuffle.store.create import remove_if_mine
+
+from ..conftest import in_a_fork
 
 
 def contents(dataset):
@@ -44,8 +45,11 @@ def test_who_reads_a_dataset_without_a_path_keeps_it(tmp_path):
                 assert sorted(taken["x"].compute()[:, 0]) == [3, 6]
 
 
-def test_a_forked_process_does_not_remove_the_dataset(tmp_path):
-    remove_if_mine(str(tmp_path), os.getpid() + 1)
-    assert tmp_path.exists()
-    remove_if_mine(str(tmp_path), os.getpid())
-    assert not tmp_path.exists()
+def test_a_forked_process_does_not_remove_the_dataset():
+    held = [dshuffle.create_dataset(None, {"x": np.arange(9)})]
+    url = held[0].url
+    in_a_fork(held.clear)
+    assert os.path.exists(url)
+    held.clear()
+    gc.collect()
+    assert not os.path.exists(url)

@@ -25,7 +25,7 @@ from dshuffle.runtime.worker.session import MemberAddresses
 def spec_of(addresses: dict[int, str], former: PartitionSources | None = None) -> SessionSpec:
     layout = RowLayout.of({"x": (np.dtype("f8"), ())})
     return SessionSpec(
-        "session", DatasetReference(9, layout, "identity", "ends", b"dataset"), ShuffleSpec(9, 3, Choices("global")),
+        "session", DatasetReference(9, layout, "identity", b"dataset"), ShuffleSpec(9, 3, Choices("global")),
         ("peer",), SessionOptions(), Settings(), Remainder(0, ()), addresses, former=former,
     )  # fmt: skip
 
