@@ -6,64 +6,30 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer, as_ratio
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.randomness import permutation, random_words, words_at
+from dshuffle.planning.randomness import Bijection, permutation, random_words, words_at
 from dshuffle.planning.types import Integers, Samples
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClassOrder:
-    """A random order of samples in which every class is spread evenly, as a table."""
-
+def class_order(labels: ArrayLike, *path: int | str) -> Bijection:
+    """Draw a random order of samples in which every class is spread evenly: from samples to positions."""
+    # labels: ``(q,)`` values; equal values are a class.
     # The members of a class are put in random order, and the order is divided into as many intervals of equal length as
     # the class has members. Each member is at a random point of its own interval. So the number of members of a class
     # among any successive samples stays within about two of its share. In a random order it deviates by about the
     # square root of the share.
-
-    samples: Samples  # Sample at each position: a permutation of 0 to q - 1, ``(q,)`` int64.
-    positions: Samples  # Position of each sample: its inverse.
-
-    @classmethod
-    def of(cls, labels: ArrayLike, *path: int | str) -> Self:
-        """Draw an order."""
-        # labels: ``(q,)`` values; equal values are a class.
-        _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-        order = permutation(len(codes), "class order", *path)
-        by_class = order[np.argsort(codes[order], kind="stable")]
-        firsts = np.repeat(np.cumsum(counts) - counts, counts)
-        point = (random_words(len(codes), "class order", "point", *path) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
-        places = (np.arange(len(codes)) - firsts + point) / np.repeat(counts, counts)
-        samples = by_class[np.argsort(places, kind="stable")]
-        positions = np.empty_like(samples)
-        positions[samples] = np.arange(len(samples))
-        return cls(samples, positions)
-
-    def forward(self, samples: Samples) -> Samples:
-        """Positions of samples."""
-        return self.positions[samples]
-
-    def inverse(self, positions: Integers) -> Samples:
-        """Samples at positions."""
-        return self.samples[positions]
-
-
-def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
-    """Order a worker's samples for training in an epoch."""
-    # The order depends only on the seed, the epoch, the rank and the set of samples.
-    return sample_ids[epoch_permutation(sample_ids, seed=seed, epoch=epoch, rank=rank)]
-
-
-def epoch_permutation(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
-    """The order of :func:`epoch_order` as ``(k,)`` int64 positions in ``sample_ids``."""
-    # Samples are sorted by words drawn for each of them, no two of which are equal. So the order of any subset can be
-    # computed without the other samples. A worker that receives rows knows in which order their sender trains.
-    return np.argsort(words_at(random_words(1, "order", seed, epoch, rank)[0], sample_ids))
+    _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    order = permutation(len(codes), "class order", *path)
+    by_class = order[np.argsort(codes[order], kind="stable")]
+    firsts = np.repeat(np.cumsum(counts) - counts, counts)
+    point = (random_words(len(codes), "class order", "point", *path) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
+    places = (np.arange(len(codes)) - firsts + point) / np.repeat(counts, counts)
+    return Bijection.tabulated(np.argsort(by_class[np.argsort(places, kind="stable")]))
 
 
 def row_permutation(n_rows: int, seed: int = 0) -> Samples:
@@ -184,10 +150,12 @@ class ExchangeEpochs:
     def permutation(self, sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
         """``(k,)`` int64 positions in the ``(k,)`` samples of a worker, in training order."""
         # It depends only on the seed, the epoch, the rank and the set of samples.
+        # Samples are sorted by words drawn for each of them, no two of which are equal. So the order of any subset can
+        # be computed without the other samples. A worker that receives rows knows in which order their sender trains.
         # "reverse" is FlipFlop of Rajput et al. (2022), see docs/papers.md, who reverse every second epoch of one
         # worker's data. Here each worker reverses the order of its own samples, in all epochs between two exchanges.
         drawn = self.last(epoch) if self.between == "reverse" else epoch
-        order = epoch_permutation(sample_ids, seed=seed, epoch=drawn, rank=rank)
+        order = np.argsort(words_at(random_words(1, "order", seed, drawn, rank)[0], sample_ids))
         return order[::-1].copy() if (epoch - drawn) % 2 else order
 
     def order(self, sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:

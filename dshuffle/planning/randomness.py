@@ -166,10 +166,14 @@ class Bijection:
         """Draw one bijection."""
         if size > LARGEST_TABLE:
             return cls.network(np.array([size]), random_words(ROUNDS, "network", *path))
-        table = permutation(size, "table", *path)
+        return cls.tabulated(permutation(size, "table", *path))
+
+    @classmethod
+    def tabulated(cls, table: Samples) -> Bijection:
+        """The bijection of a table."""
         inverse = np.empty_like(table)
-        inverse[table] = np.arange(size)
-        return cls(np.array([0, size]), table, inverse, _NO_WORDS, _NO_WORDS)
+        inverse[table] = np.arange(len(table))
+        return cls(np.array([0, len(table)]), table, inverse, _NO_WORDS, _NO_WORDS)
 
     @classmethod
     def family(cls, sizes: Integers, word: np.uint64, *, largest_tables: int = LARGEST_TABLES) -> Bijection:
@@ -192,9 +196,8 @@ class Bijection:
     def forward(self, points: Integers, members: Integers = NO_SAMPLES, *, back: bool = False) -> Samples:
         """``(k,)`` int64: where the bijection, or that of each member, maps the ``(k,)`` points."""
         if not len(self.keys):
-            return (self.inverse_tables if back else self.tables)[
-                self.offsets[members] + points if len(members) else points
-            ]
+            tables = self.inverse_tables if back else self.tables
+            return tables[self.offsets[members] + points if len(members) else points]
         found = np.empty(len(points), np.int64)
         points, members = np.ascontiguousarray(points, np.int64), np.ascontiguousarray(members, np.int64)
         (_walk_back if back else _walk_forward)(points, members, found, self.domains, self.keys)

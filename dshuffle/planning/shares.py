@@ -61,9 +61,9 @@ class SharePolicy:
     measures: bool = False  # Whether shares are in proportion to the samples per second of each rank.
 
     def __str__(self) -> str:
-        texts = [f"{number:g}" if _is_positive(number) else str(number) for number in self.numbers]
-        named = [f"{name}={text}" for name, text in zip(self.names, texts, strict=True)] if self.names else texts
-        return ",".join(named) or ("measured" if self.measures else "even")
+        names = [f"{name}=" for name in self.names] or [""] * len(self.numbers)
+        texts = [f"{name}{number:g}" for name, number in zip(names, self.numbers, strict=True)]
+        return ",".join(texts) or ("measured" if self.measures else "even")
 
     @property
     def is_even(self) -> bool:

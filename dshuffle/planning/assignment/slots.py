@@ -192,13 +192,11 @@ class WorkerHistory:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """What :meth:`to_dict` returned."""
-
-        def change(entry: Mapping[str, Any]) -> WorkerChange:
-            return WorkerChange(
-                **{**entry, "former": tuple(entry["former"]), "weights": tuple(entry.get("weights", ()))}
-            )
-
-        return cls(fields["n_workers"], tuple(map(change, fields["changes"])), tuple(fields.get("first_weights", ())))
+        changes = (
+            WorkerChange(**{**entry, "former": tuple(entry["former"]), "weights": tuple(entry["weights"])})
+            for entry in fields["changes"]
+        )
+        return cls(fields["n_workers"], tuple(changes), tuple(fields["first_weights"]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -277,20 +275,19 @@ class SlotExchange:
     distances: Integers  # ``(count,)`` int64, how far round ``i`` shifts the ranks.
 
     @classmethod
-    def drawn(cls, sizes: Integers, count: int, fixed_points: bool, seed: int, epoch: int) -> SlotExchange:
+    def drawn(cls, sizes: Integers, count: int, seed: int, epoch: int) -> SlotExchange:
         """Draw an exchange."""
         # sizes: ``(n,)``, the slots of each worker; at least ``count``.
         n_workers = len(sizes)
         slots, orders, distances = random_words(3, "partial", seed, epoch)
-        least = 0 if fixed_points else 1
-        # The upper 32 bits of a word, scaled to the number of distances.
+        # The upper 32 bits of a word, scaled to the number of distances, none of which is 0.
         drawn = words_at(distances, np.arange(count)) >> np.uint64(32)
-        scaled = (drawn * np.uint64(n_workers - least)) >> np.uint64(32)
+        scaled = (drawn * np.uint64(n_workers - 1)) >> np.uint64(32)
         return cls(
             count,
             Bijection.family(sizes, slots),
             Bijection.family(np.full(ORDERS, n_workers), orders, largest_tables=n_workers),
-            scaled.astype(np.int64) + least,
+            scaled.astype(np.int64) + 1,
         )
 
     def emptied(self, workers: Integers, rounds: Integers) -> Integers:
@@ -343,21 +340,11 @@ class Slots:
 
     first: Blocks  # Ranks of epoch 0. A worker's first slots have its samples in the order of their positions.
     eras: tuple[Era, ...]  # The eras in order, from epoch 0; at least one.
-    # fixed_points, seed: Whether a worker may receive its own samples in an exchange, and the seed of the shuffle.
-    fixed_points: bool
     seed: int
     epochs: ExchangeEpochs = EVERY_EPOCH  # Which epochs have an exchange.
 
     @classmethod
-    def of(
-        cls,
-        first: Blocks,
-        changes: Sequence[WorkerChange],
-        count: Callable[[int], int],
-        *,
-        fixed_points: bool,
-        seed: int,
-    ) -> Slots:
+    def of(cls, first: Blocks, changes: Sequence[WorkerChange], count: Callable[[int], int], seed: int) -> Slots:
         """Slots of workers that have changed."""
         eras = [Era(0, first.sizes, count(first.n_workers))]
         for number, change in enumerate(changes):
@@ -365,7 +352,7 @@ class Slots:
             # The number tells two changes in one epoch apart.
             handover = Handover.drawn(change, before, after, "handover", seed, change.epoch, number)
             eras.append(Era(change.epoch, after, count(len(after)), handover, change.carried))
-        return cls(first, tuple(eras), fixed_points, seed)
+        return cls(first, tuple(eras), seed)
 
     @property
     def last(self) -> Era:
@@ -414,4 +401,4 @@ class Slots:
 
     def exchange(self, era: Era, epoch: int) -> SlotExchange:
         """The exchange of the workers of an era for one of their later epochs."""
-        return SlotExchange.drawn(era.sizes, era.count, self.fixed_points, self.seed, epoch)
+        return SlotExchange.drawn(era.sizes, era.count, self.seed, epoch)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.delivery.relay import RELAYS
 from dshuffle.planning.epoch_plan import SERVER, STORE, Packets
@@ -107,10 +106,6 @@ def plan_peer(plan_input: PlanInput) -> Packets:
     weights = np.array(plan_input.weights or (1,) * n_workers, np.int64)
     needed = plan_input.missing_samples()
     counts = count_each(holders, needed)
-    if (nowhere := np.flatnonzero(counts == 0)).size:
-        hint = "Use the delivery 'server' or 'storage' for samples that no worker holds."
-        allowed = "a mask of at least one worker for the delivery 'peer'"
-        raise InvalidParameter.of(f"holders[{needed[nowhere[0]]}]", 0, allowed, hint)
     choice = counts.max(initial=0) > 1
     scarce_first = group_by(counts, n_workers + 1)[0] if choice else np.arange(len(needed))
     senders = np.empty(len(needed), np.int32)

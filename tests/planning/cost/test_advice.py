@@ -33,9 +33,9 @@ def test_ways_are_all_that_the_caches_allow():
     without = {way.way for way in all_ways(SLOW, WORK.with_choices(cache_fraction=None))}
     assert "global + leftover, unicast" in without
     assert not any(word in way for way in without for word in ("clique", "aligned", "ubershuffle"))
-    few = {way.way for way in all_ways(ClusterRates(100, 1e6, 1e6), WORK, server=False)}
+    few = {way.way for way in all_ways(ClusterRates(100, 1e6, 1e6), WORK)}
     moving = ("global", "partial:0.1", "chunks")
-    assert few == {"local"} | {f"{assignment} + peer" for assignment in moving}
+    assert few == {"local"} | {f"{assignment} + {delivery}" for assignment in moving for delivery in ("peer", "server")}
     for way in all_ways(SLOW, WORK):
         predict(SLOW, way)
 
