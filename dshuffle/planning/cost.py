@@ -642,8 +642,7 @@ def _exchange(cluster: ClusterRates, work: Work, loads: Loads) -> tuple[dict[str
     return {name: seconds for name, seconds in busy.items() if seconds}, together + busy[FIXED]
 
 
-@dataclass(frozen=True, slots=True)
-class Bill:
+class Bill(NamedTuple):
     """What a job costs, in the currency of the price."""
 
     load: float  # Loading the samples of the first epoch from the store.
@@ -662,7 +661,7 @@ class Bill:
 
     def to_dict(self) -> dict[str, float | None]:
         """The amounts by name, as JSON can hold them."""
-        return {f"price_of_{name}": value for name, value in dataclasses.asdict(self).items()}
+        return {f"price_of_{name}": value for name, value in self._asdict().items()}
 
 
 ASSIGNMENTS = ("local", "partial:0.1", "global", "aligned", "chunks")
@@ -757,7 +756,7 @@ def recommend(cluster: ClusterRates, ways: Sequence[Work]) -> Recommendation:
     if not shuffling:
         raise InvalidParameter.of("ways", [way.way for way in ways], "a list with a 'global' or 'aligned' way")
     predictions = [timed(cluster, *candidate) for candidate in candidates]
-    best = _fastest(cluster, shuffling)
+    best = _fastest([p for p in predictions if p.work.rule.redraws_all])
     took, training, instead = best.exchange_seconds, best.work.training_seconds, None
     whole = min((p for p in predictions if p.work.rule.in_chunks), key=_took, default=None)
     if whole is not None and whole.exchange_seconds * (1 + EQUALLY) >= took:
@@ -823,9 +822,8 @@ def _limit(p: Prediction) -> str:
     return f"{name}{of} takes {human_seconds(seconds)}{more}{coded}"
 
 
-def _fastest(cluster: ClusterRates, candidates: Sequence[Candidate]) -> Prediction:
-    """Return the first candidate whose time is about the least; candidates are ordered from simple to complex."""
-    predictions = [timed(cluster, *candidate) for candidate in candidates]
+def _fastest(predictions: Sequence[Prediction]) -> Prediction:
+    """The first one whose time is about the least; they are ordered from simple to complex."""
     least = min(map(_took, predictions))
     return next(p for p in predictions if p.exchange_seconds <= least * (1 + EQUALLY))
 
@@ -838,7 +836,8 @@ def _changes(cluster: ClusterRates, candidates: Sequence[Candidate], best: Predi
             continue
         for factors in FACTORS:
             for factor in factors.tolist():
-                winner = _fastest(cluster.scaled(what, factor), candidates)
+                scaled = cluster.scaled(what, factor)
+                winner = _fastest([timed(scaled, *candidate) for candidate in candidates])
                 if winner.work.way != best.work.way:
                     changes.append(Change(what, factor, winner))
                     break

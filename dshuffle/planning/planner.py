@@ -13,7 +13,7 @@ import numpy as np
 
 from dshuffle.checks import as_integer, as_ratio
 from dshuffle.errors import InvalidParameter, PlanError
-from dshuffle.planning.assignment import Assignment, Draw, EpochDraw, Global, check_balance, parse_assignment
+from dshuffle.planning.assignment import Assignment, Draw, EpochDraw, Global, parse_assignment
 from dshuffle.planning.assignment.balance import Classes, draw_classes
 from dshuffle.planning.assignment.rules import SHARDINGS, GivenSharding, first_blocks, first_ranks
 from dshuffle.planning.assignment.slots import Blocks, Slots, WorkerChange, WorkerHistory
@@ -65,6 +65,7 @@ class Choices:
         The first assignment: a name, or one that was given (not with ``chunks``).
     balance
         Classes that every epoch spreads evenly over the workers; a name stands for an array of labels of the dataset.
+        The sharding is then ``"random"``, or stratified by these labels.
     every
         K: only every K-th epoch has an exchange. In the epochs between, every worker trains on the samples that it has.
     between
@@ -140,11 +141,13 @@ class Choices:
         elif not (balance is None or isinstance(balance, Classes)):
             raise InvalidParameter.because("balance", "it must be None, the name of an array of labels, or Classes")
         if self.balance is not None:
-            check_balance(self.balance, self.assignment)
-            name = self.balance.name
-            if str(self.sharding) not in ("random", f"stratified:{name}"):
+            label = self.balance.name
+            if not self.assignment.can_balance:
+                hint = f"{self.assignment.name!r} cannot preserve class balance. Use 'global' or 'local'."
+                raise InvalidParameter.of("balance", label, f"None with the assignment {name!r}", hint)
+            if str(self.sharding) not in ("random", f"stratified:{label}"):
                 hint = "Others may spread the classes unevenly. Leave one of the two out."
-                balanced = f"'random' or 'stratified:{name}' with balance={name!r}"
+                balanced = f"'random' or 'stratified:{label}' with balance={label!r}"
                 raise InvalidParameter.of("sharding", str(self.sharding), balanced, hint)
         put("shares", parse_shares(self.shares))
         if not self.shares.is_even:
@@ -199,7 +202,7 @@ class Choices:
     @property
     def has_relays(self) -> bool:
         """Whether the relay may make a difference."""
-        return self.is_auto or len(DELIVERIES[self.delivery].relays) > 1
+        return self.is_auto or DELIVERIES[self.delivery].coded
 
     def with_one_delivery(self) -> Choices:
         """The same choices with the simplest delivery in place of ``"auto"``, to check and estimate them."""
@@ -275,8 +278,6 @@ class ShuffleSpec:
             choices.sharding.check(self.n_samples, self.n_workers)
         elif choices.sharding not in SHARDINGS:
             raise InvalidParameter.of("sharding", choices.sharding, f"one of {sorted(SHARDINGS)}")
-        if choices.balance is not None:
-            check_balance(choices.balance, rule, self.n_samples)
         if weights:
             least, n_units = rule.least_share(self.n_samples, self.n_workers), self.n_samples // self.chunk_rows
             as_integer("n_samples", n_units, self.n_workers, "Unequal shares need a whole chunk for each worker.")
@@ -396,9 +397,9 @@ class ShuffleSpec:
 
     def first_ranks(self) -> Ranks:
         """Return the assignment of epoch 0, ``(q,)`` int32."""
-        n, seed = self.n_workers, self.choices.seed
-        if self.weights and (blocks := self._first_blocks()) is not None:
+        if (blocks := self.blocks(0)) is not None:
             return blocks.all_ranks()
+        n, seed = self.n_workers, self.choices.seed
         if isinstance(sharding := self.choices.sharding, GivenSharding):
             return sharding.assignment()
         if self.choices.balance is not None:

@@ -116,11 +116,6 @@ class Classes:
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def n_samples(self) -> int | None:
-        """Number of samples, or None if only the name is known."""
-        return None if self.order is None else len(self.order)
-
     def found(self, labels: ArrayLike, n_samples: int | None = None) -> Classes:
         """Return a copy with labels."""
         classes = Classes.of(self.name, labels, n_samples)

@@ -260,6 +260,12 @@ def sizes_after(change: WorkerChange, before: Integers) -> Integers:
     return sizes
 
 
+def places_of_all(sizes: Integers) -> tuple[Integers, Integers]:
+    """Worker and slot of all places, worker by worker."""
+    workers = np.repeat(np.arange(len(sizes)), sizes)
+    return workers, np.arange(len(workers)) - starts_of(sizes)[workers]
+
+
 ORDERS = 16
 """Random orders of the ranks in an epoch. Rounds of the same order and distance have the same destinations."""
 
@@ -310,14 +316,12 @@ class SlotExchange:
 
     def applied(self, samples: Samples) -> Samples:
         """``(q,)``, the samples of all slots after the exchange, from the ``(q,)`` before it; worker by worker."""
-        offsets, all_rounds = self.rounds.offsets, np.arange(self.count)
-        slots = np.empty((len(offsets) - 1, self.count), np.int64)
-        for worker, offset in enumerate(offsets[:-1]):
-            slots[worker] = offset + self.emptied(np.full(self.count, worker), all_rounds)
-        after = samples.copy()
-        for worker in range(len(slots)):
-            sources = self.shifted(np.full(self.count, worker), all_rounds, -1)
-            after[slots[worker]] = samples[slots[sources, all_rounds]]
+        offsets, after = self.rounds.offsets, samples.copy()
+        workers, rounds = places_of_all(np.full(len(offsets) - 1, self.count))
+        sources = self.shifted(workers, rounds, -1)
+        after[offsets[workers] + self.emptied(workers, rounds)] = samples[
+            offsets[sources] + self.emptied(sources, rounds)
+        ]
         return after
 
 
@@ -366,9 +370,7 @@ class Slots:
 
     def all_samples(self, epoch: int) -> Samples:
         """``(q,)`` int64, the samples of all slots in an epoch of the present workers, worker by worker."""
-        sizes = self.last.sizes
-        workers = np.repeat(np.arange(len(sizes)), sizes)
-        return self.samples_at(workers, np.concatenate([np.arange(size) for size in sizes.tolist()]), epoch)
+        return self.samples_at(*places_of_all(self.last.sizes), epoch)
 
     def samples_at(self, workers: Integers, slots: Integers, epoch: int) -> Samples:
         """``(k,)`` int64, the samples in the ``(k,)`` slots of the ``(k,)`` workers in an epoch; O(k epoch) time."""
@@ -391,13 +393,16 @@ class Slots:
 
     def _steps(self, epoch: int, *, back: bool = False) -> Iterator[Handover | SlotExchange]:
         """The handovers between eras and the exchanges up to an epoch, in order or backwards."""
-        turn: Callable[[Sequence[Any]], Iterator[Any]] = reversed if back else iter
         eras = [era for era in self.eras if era.epoch <= epoch]
-        for era, last in turn(list(zip(eras, [*(era.carried for era in eras[1:]), epoch], strict=True))):
-            steps = [era.handover, *(self.epochs.after(era.epoch, last) if era.count else ())]
-            for step in turn(steps):
-                if step is not None:
-                    yield self.exchange(era, step) if isinstance(step, int) else step
+        steps = [
+            (era, number)
+            for era, last in zip(eras, [*(era.carried for era in eras[1:]), epoch], strict=True)
+            for number in (None, *(self.epochs.after(era.epoch, last) if era.count else ()))
+        ]
+        for era, number in reversed(steps) if back else steps:
+            step = era.handover if number is None else self.exchange(era, number)
+            if step is not None:
+                yield step
 
     def exchange(self, era: Era, epoch: int) -> SlotExchange:
         """The exchange of the workers of an era for one of their later epochs."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import SHARDINGS, Aligned, Chunks, Global, Local, Partial, first_ranks, parse_assignment
+from dshuffle.planning import Aligned, Chunks, Global, Local, Partial, first_ranks, parse_assignment
 from dshuffle.planning.exchange_epochs import EVERY_EPOCH
 
 from ...draws import next_ranks
@@ -29,17 +29,6 @@ def balanced(assignment, n):
 def shapes(draw):
     n = draw(workers)
     return draw(st.integers(n, 80)), n
-
-
-@pytest.mark.parametrize("sharding", SHARDINGS)
-@given(shape=shapes(), seed=seeds)
-def test_first_assignment_is_balanced_and_deterministic(sharding, shape, seed):
-    q, n = shape
-    assignment = first_ranks(sharding, q, n, seed=seed)
-    assert assignment.shape == (q,)
-    assert assignment.dtype == np.int32
-    assert balanced(assignment, n)
-    np.testing.assert_array_equal(assignment, first_ranks(sharding, q, n, seed=seed))
 
 
 @given(shape=shapes(), seed=seeds, epoch=st.integers(1, 10**6))

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import NEW, Choices, EpochPlanner, Remainder, ShuffleSpec, WorkerHistory
+from dshuffle.planning import NEW, Choices, EpochPlanner, ShuffleSpec, WorkerHistory
 from dshuffle.planning.assignment.slots import WorkerChange
 from dshuffle.planning.planner import OwnPlanner, plans_own_parts
-from dshuffle.planning.remainder import training_orders, workers_of
+from dshuffle.planning.remainder import workers_of
 
 KEEPING = [
     Choices("local"),
@@ -112,30 +112,6 @@ def test_plans_of_all_samples_say_the_same(assignment, every, fraction, data):
             assert {who: ids.tolist() for who, ids in own.receives.items()} == {
                 who: ids.tolist() for who, ids in mine.receives.items()
             }
-
-
-@pytest.mark.parametrize("choices", KEEPING, ids=lambda choices: f"{choices.label}-{choices.sharding}")
-@given(data=st.data())
-def test_workers_that_change_in_the_middle_of_an_epoch(choices, data):
-    """Every sample of the epoch once, whoever goes on with it, and however often."""
-    q, epoch = 60, data.draw(st.integers(0, 3))
-    history, _ = drawn_history(data, epoch + 1)
-    trained: tuple[tuple[int, ...], ...] = ()
-    seen: list[int] = []
-    for attempt in range(data.draw(st.integers(1, 4))):
-        if attempt:
-            former = drawn_change(data, history.n_workers).former
-            if len(former) != history.n_workers:  # a resumed session with as many workers has the same ranks
-                history = history.changed(former, epoch=epoch, carried=epoch)
-        spec = ShuffleSpec(q, history.n_workers, choices, first_epoch=epoch, changes=history.changes)
-        orders = list(training_orders(spec, epoch))
-        left = [order[Remainder(epoch, trained).left(spec, rank)[0]] for rank, order in enumerate(orders)]
-        counts = tuple(data.draw(st.integers(0, len(samples))) for samples in left)
-        seen += [sample for samples, count in zip(left, counts, strict=True) for sample in samples[:count]]
-        trained += (counts,)
-    for rank, order in enumerate(orders):
-        seen += order[Remainder(epoch, trained).left(spec, rank)[0]].tolist()
-    assert sorted(seen) == list(range(q))
 
 
 def test_a_history_as_json():
