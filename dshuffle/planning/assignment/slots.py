@@ -74,8 +74,8 @@ class Blocks:
         if self.unit == 1:
             return units
         samples = (units[:, np.newaxis] * self.unit + np.arange(self.unit)).ravel()
-        short = np.arange(self.starts[-1] * self.unit, self.n_samples) if block == self.n_workers - 1 else samples[:0]
-        return np.concatenate([samples, short])
+        last = self.n_samples if block == self.n_workers - 1 else 0
+        return np.concatenate([samples, np.arange(self.starts[-1] * self.unit, last)])
 
     @property
     def sizes(self) -> Integers:
