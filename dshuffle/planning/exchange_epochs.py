@@ -6,30 +6,51 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer, as_ratio
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.randomness import Bijection, permutation, random_words, words_at
+from dshuffle.planning.randomness import permutation, random_words, words_at
 from dshuffle.planning.types import Integers, Samples
 
 
-def class_order(labels: ArrayLike, *path: int | str) -> Bijection:
-    """Draw a random order of samples in which every class is spread evenly: from samples to positions."""
-    # labels: ``(q,)`` values; equal values are a class.
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassOrder:
+    """A random order of samples in which every class is spread evenly, as a table."""
+
     # The members of a class are put in random order, and the order is divided into as many intervals of equal length as
     # the class has members. Each member is at a random point of its own interval. So the number of members of a class
     # among any successive samples stays within about two of its share. In a random order it deviates by about the
     # square root of the share.
-    _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    order = permutation(len(codes), "class order", *path)
-    by_class = order[np.argsort(codes[order], kind="stable")]
-    firsts = np.repeat(np.cumsum(counts) - counts, counts)
-    point = (random_words(len(codes), "class order", "point", *path) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
-    places = (np.arange(len(codes)) - firsts + point) / np.repeat(counts, counts)
-    return Bijection.tabulated(np.argsort(by_class[np.argsort(places, kind="stable")]))
+
+    samples: Samples  # Sample at each position: a permutation of 0 to q - 1, ``(q,)`` int64.
+    positions: Samples  # Position of each sample: its inverse.
+
+    @classmethod
+    def of(cls, labels: ArrayLike, *path: int | str) -> Self:
+        """Draw an order."""
+        # labels: ``(q,)`` values; equal values are a class.
+        _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        order = permutation(len(codes), "class order", *path)
+        by_class = order[np.argsort(codes[order], kind="stable")]
+        firsts = np.repeat(np.cumsum(counts) - counts, counts)
+        point = (random_words(len(codes), "class order", "point", *path) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
+        places = (np.arange(len(codes)) - firsts + point) / np.repeat(counts, counts)
+        samples = by_class[np.argsort(places, kind="stable")]
+        positions = np.empty_like(samples)
+        positions[samples] = np.arange(len(samples))
+        return cls(samples, positions)
+
+    def forward(self, samples: Samples) -> Samples:
+        """Positions of samples."""
+        return self.positions[samples]
+
+    def inverse(self, positions: Integers) -> Samples:
+        """Samples at positions."""
+        return self.samples[positions]
 
 
 def row_permutation(n_rows: int, seed: int = 0) -> Samples:

@@ -162,14 +162,10 @@ class Bijection:
         """Draw one bijection."""
         if size > LARGEST_TABLE:
             return cls.network(np.array([size]), random_words(ROUNDS, "network", *path))
-        return cls.tabulated(permutation(size, "table", *path))
-
-    @classmethod
-    def tabulated(cls, table: Samples) -> Bijection:
-        """The bijection of a table."""
+        table = permutation(size, "table", *path)
         inverse = np.empty_like(table)
-        inverse[table] = np.arange(len(table))
-        return cls(np.array([0, len(table)]), table, inverse, _NO_WORDS, _NO_WORDS)
+        inverse[table] = np.arange(size)
+        return cls(np.array([0, size]), table, inverse, _NO_WORDS, _NO_WORDS)
 
     @classmethod
     def family(cls, sizes: Integers, word: np.uint64, *, largest_tables: int = LARGEST_TABLES) -> Bijection:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import DatasetError, InvalidParameter
-from dshuffle.planning.exchange_epochs import class_order
+from dshuffle.planning.exchange_epochs import ClassOrder
 from dshuffle.planning.randomness import Bijection
 from dshuffle.private_files import reserve
 from dshuffle.store.create import create_dataset
@@ -114,10 +114,10 @@ def shuffle_dataset(
         # The copy may lack arrays, attributes, shardings or samples that the source has.
         raise InvalidParameter.of("url", os.fspath(url), "another place than the source's")
     if by is None:
-        order = Bijection.of(opened.n_samples, "shuffle dataset", as_integer("seed", seed))
+        order: Bijection | ClassOrder = Bijection.of(opened.n_samples, "shuffle dataset", as_integer("seed", seed))
     elif by in opened.scalars:
         labels = read_array(opened, by)[: opened.n_samples]
-        order = class_order(labels, "shuffle dataset", as_integer("seed", seed))
+        order = ClassOrder.of(labels, "shuffle dataset", as_integer("seed", seed))
     else:
         raise InvalidParameter.of(
             "by", by, f"None, or one of the arrays with one value for each sample: {opened.scalars}"

@@ -14,10 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.planning.assignment.slots import Blocks
-from dshuffle.planning.exchange_epochs import class_order
 from dshuffle.planning.randomness import LARGEST_TABLE, ROUNDS, Bijection, random_words
-
-from ..conftest import at_most
 
 SURE = 1e-6
 """A test of a good bijection fails with this probability; the keys are fixed, so it does not fail by chance."""
@@ -30,19 +27,6 @@ def test_it_is_a_bijection_and_its_inverse_undoes_it(size, seed, is_network):
     mapped = bijection.forward(points)
     assert np.sort(mapped).tolist() == points.tolist()
     assert bijection.inverse(mapped).tolist() == points.tolist()
-
-
-@given(counts=st.lists(st.integers(1, 60), min_size=1, max_size=8), seed=st.integers(0, 9), data=st.data())
-@at_most(100)
-def test_every_stretch_of_a_class_order_has_its_share_of_every_class(counts, seed, data):
-    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
-    order, q = class_order(labels, seed), len(labels)
-    samples = order.inverse(np.arange(q))
-    assert np.array_equal(order.forward(samples), np.arange(q))
-    first = data.draw(st.integers(0, q - 1))
-    last = data.draw(st.integers(first + 1, q))
-    found = np.bincount(labels[samples[first:last]], minlength=len(counts))
-    assert (abs(found - np.array(counts) * (last - first) / q) < 4).all()
 
 
 def p_of_permutations(draw):

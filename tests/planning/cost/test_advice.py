@@ -12,7 +12,7 @@ from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs, 
 from ...conftest import at_most
 
 SLOW = ClusterRates(8, 12.5e6, 12.5e6, storage=100e6)
-WORK = Work(100_000, 1024, Choices(cache_fraction=0.4))
+WORK = Work(20_000, 5120, Choices(cache_fraction=0.4))
 
 
 def advise(cluster, work, **options):
@@ -44,7 +44,7 @@ def test_slow_links_and_a_slower_store_are_for_peers():
     advice = advise(SLOW, WORK)
     assert advice.best.work.way == "global + peer"
     assert advice.verdict.startswith("Use global + peer")
-    assert advice.reason.startswith("peer: worker ingress of 7.76 MB takes ")
+    assert advice.reason.startswith("peer: worker ingress of 7.81 MB takes ")
     assert "storage would take" in advice.reason
     assert "times what it needs" in advice.reason
 
