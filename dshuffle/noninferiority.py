@@ -42,11 +42,10 @@ FEW_PAIRS = 12
 DIGITS = 3
 """Significant digits of differences and their bounds."""
 
-WITH_EXPONENT = 1e15
-"""Differences from this size on are shown with an exponent."""
-
 SAME = 1e-6
 """Differences between values of a metric, as a fraction of the largest one, that are rounding and not its step."""
+
+MARGINS = "a number > 0 in the unit of the metric, or a percentage of it such as '1%'"
 
 DIRECTIONS = dict.fromkeys(("loss", "error", "mse", "rmse", "mae", "nll", "perplexity"), False)
 DIRECTIONS |= dict.fromkeys(("accuracy", "auc", "f1", "r2", "score"), True)
@@ -88,7 +87,7 @@ percentage of it such as '1%'
 
     def __post_init__(self) -> None:
         if not 0 < self.size < math.inf:
-            raise _bad_margin(self.size)
+            raise InvalidParameter.of("margin", self.size, MARGINS)
 
     @classmethod
     def of(cls, value: Margin | float | str) -> Margin:
@@ -97,19 +96,13 @@ percentage of it such as '1%'
             return value
         text = str(value).strip()
         try:
-            size, relative = float(text.removesuffix("%")), text.endswith("%")
-            return cls(size / 100 if relative else size, relative)
+            relative = text.endswith("%")
+            return cls(float(text.removesuffix("%")) / (100 if relative else 1), relative)
         except ValueError:
-            raise _bad_margin(value) from None
+            raise InvalidParameter.of("margin", value, MARGINS) from None
 
     def __str__(self) -> str:
         return f"{100 * self.size:.4g} %" if self.relative else f"{self.size:.4g}"
-
-
-def _bad_margin(value: object) -> InvalidParameter:
-    return InvalidParameter.of(
-        "margin", value, "a number > 0 in the unit of the metric, or a percentage of it such as '1%'"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +225,7 @@ class PairedRuns:
     by_sample: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
-        test, margin, n_pairs = self.test, self.test.margin, len(self.way)
-        assert isinstance(margin, Margin)  # PairedTest has made it one
+        test, margin, n_pairs = self.test, Margin.of(self.test.margin), len(self.way)
         if n_pairs > len(self.reference):
             raise InvalidParameter.of("len(reference)", len(self.reference), f"at least {n_pairs}")
         self.n_pairs = n_pairs
@@ -291,10 +283,9 @@ class PairedRuns:
         (more, less), cannot_tell, is_last = self.diverged, PairedOutcome.CANNOT_TELL, self.n_pairs == test.pairs
         if self.n_pairs not in test.looks:
             return None, ""
-        if more:  # an exact sign test
-            sign_test = scipy.stats.binomtest(more, more + less, alternative="greater")
-            if sign_test.pvalue <= ERROR_RATE * self._spent:
-                return PairedOutcome.WORSE, "diverged"
+        # An exact sign test.
+        if more and scipy.stats.binomtest(more, more + less, alternative="greater").pvalue <= ERROR_RATE * self._spent:
+            return PairedOutcome.WORSE, "diverged"
         if self._pairs.size:
             if 0 < test.rounding >= largest:
                 return cannot_tell, "rounding"
@@ -336,15 +327,14 @@ class PairedRuns:
             return f"worse: it diverged in {self.diverged[0]} of {counts}, and reshuffling in {self.diverged[1]}"
         if math.isnan(self.bounds[1]) or self.reason in ("no scale", "rounding", "constant"):
             return f"cannot tell ({counts})"
-        is_not_worse = outcome is PairedOutcome.NOT_WORSE
+        is_not_worse, most = outcome is PairedOutcome.NOT_WORSE, self.shown_bounds.removeprefix("≤ ")
         same = "; on these held-out samples" if self.fixed and self.by_sample is None else ""
         runs = f"(95 % {'confidence' if is_not_worse else 'interval'}, {counts}; {self.test.direction}{same})"
         if is_not_worse:
-            most = self.shown_bounds.removeprefix("≤ ")
             return f"not worse by more than {self.shown_margin}: {self.shown_mean}, at most {most} {runs}"
         is_doubtful = outcome is PairedOutcome.WORSE and self.interval[0] <= self.limit
         doubt = f", but perhaps by less than the margin of {self.shown_margin}" if is_doubtful else ""
-        return f"{outcome.value}: {self.shown_mean} {self.shown_bounds} {runs}{doubt}"
+        return f"{outcome.value}: {self.shown_mean} {most} {runs}{doubt}"
 
     @property
     def _unit(self) -> tuple[float, str]:
@@ -368,8 +358,6 @@ class PairedRuns:
         """The mean, and its bounds rounded outward, with as many decimals."""
         values = [self._unit[0] * value for value in (self.mean, *self.bounds)]
         largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-        if largest >= WITH_EXPONENT:
-            return [f"{value:.{DIGITS - 1}e}" for value in values]
         decimals = decimals_of(largest, DIGITS)
         unit = 10**decimals
         if math.isfinite(values[1]):

@@ -27,7 +27,7 @@ from studies.bounds import lower_bound, shuffle_matrix
 from studies.scripts import at_least
 
 from dshuffle.planning import first_ranks, holders_of
-from dshuffle.planning.delivery import plan_delivery
+from dshuffle.planning.delivery import PlanInput, get_delivery
 
 Numbers = NDArray[np.integer]
 
@@ -67,15 +67,17 @@ def main() -> None:
     for n in track(range(2, 21), "planning"):
         q = n * options.samples_per_worker
         owners, destinations = worst_case_shuffle(q, n)
-        worst = plan_delivery("leftover", holders_of(owners, n), destinations.astype(np.int32), n).n_packets
+        worst_input = PlanInput(holders_of(owners, n), destinations.astype(np.int32), n, 0)
+        worst = get_delivery("leftover").plan(worst_input).n_packets
         packets, rates, bounds, cliques, needed = [], [], [], [], []
         for seed in range(options.shuffles):
             owners = first_ranks("random", q, n, seed=2 * seed)
             destinations = first_ranks("random", q, n, seed=2 * seed + 1)
             holders = holders_of(owners, n)
             matrix = shuffle_matrix(owners, destinations, n)
-            packets.append(plan_delivery("leftover", holders, destinations, n).n_packets)
-            cliques.append(plan_delivery("clique", holders, destinations, n).n_packets)
+            plan_input = PlanInput(holders, destinations, n, 0)
+            packets.append(get_delivery("leftover").plan(plan_input).n_packets)
+            cliques.append(get_delivery("clique").plan(plan_input).n_packets)
             rates.append(leftover_rate(matrix))
             bounds.append(leftover_lower_bound(matrix))
             needed.append(int((owners != destinations).sum()))

@@ -13,8 +13,8 @@ import dshuffle
 from dshuffle.compare import product_of_ways
 from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.pipeline import LocalWorkers, Pipeline, Training
-from dshuffle.planning import DELIVERIES, Choices, Classes, Delivery, EpochPlanner, Packets, ShuffleSpec
-from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, EpochDraw, check_balance
+from dshuffle.planning import DELIVERIES, Choices, Delivery, EpochPlanner, Packets, ShuffleSpec
+from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, EpochDraw
 from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs
 from dshuffle.planning.types import lowest_bit
 from dshuffle.synthetic import keyed_regression
@@ -98,7 +98,7 @@ def test_a_rule_gets_the_epoch_before_only_if_it_says_that_it_depends_on_it():
 
 def test_a_rule_does_not_balance_classes_or_count_as_a_new_draw_unless_it_says_so():
     with pytest.raises(InvalidParameter, match="cannot preserve class balance"):
-        check_balance(Classes.of("y", np.arange(8) % 2, 8), Rotate())
+        Choices(Rotate(), balance="y")
     assert not Choices(Rotate()).reshuffles_all
 
 

@@ -22,9 +22,7 @@ from click.core import ParameterSource
 from dshuffle.errors import DShuffleError, InvalidParameter, ShardingWarning
 from dshuffle.units import NO_BREAK, kept_together
 
-ASSIGNMENTS = (
-    "local, partial:Q or partial:Q:fixed-points (Q in [0, 1]), global, aligned, chunks or chunks:ROWS (an integer >= 1)"
-)
+ASSIGNMENTS = "local, partial:Q (Q in [0, 1]), global, aligned, chunks or chunks:ROWS (an integer >= 1)"
 DELIVERIES = "peer, server, storage, clique, ubershuffle, coded, leftover or auto"
 
 

@@ -21,7 +21,7 @@ from dshuffle.planning import Assignment, Choices, Classes, Remainder, ShuffleSp
 from dshuffle.planning.assignment import EpochDraw
 from dshuffle.planning.batching import DROP, MODES, PAD, UNEVEN, Position, Positioned
 from dshuffle.planning.epoch_plan import Moves
-from dshuffle.planning.exchange_epochs import epoch_order
+from dshuffle.planning.exchange_epochs import EVERY_EPOCH
 from dshuffle.planning.planner import OwnPlanner, plans_own_parts
 from dshuffle.planning.randomness import random_words
 from dshuffle.planning.types import Ranks, Samples
@@ -285,7 +285,7 @@ class ExchangeSampler(Positioned[int], _base()):  # type: ignore[misc]
         (begun, *later), n_ranks = remainder.trained, self.num_replicas
 
         def dealt(left: Samples, n_ranks: int) -> list[Samples]:
-            order = epoch_order(left, seed=self.seed, epoch=remainder.epoch, rank=0)
+            order = EVERY_EPOCH.order(left, seed=self.seed, epoch=remainder.epoch, rank=0)
             return [order[rank::n_ranks] for rank in range(n_ranks)]
 
         spec, number = self._in_run(remainder.epoch, len(begun))

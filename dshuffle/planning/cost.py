@@ -8,6 +8,7 @@ are loads divided by rates. docs/design.md, "Predicting", has the formulas.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -153,9 +154,9 @@ class ClusterRates:
                     allowed = f"Give one rate, or {self.n_workers} rates, one for each worker."
                     raise InvalidParameter.because(name, f"it has {len(value)} rates", allowed)
                 for rate in several if value is not None or part == "links" else ():
-                    finite = name.endswith(("up", "down"))
-                    if not isinstance(rate, Real) or not float(rate) > 0 or (finite and rate == math.inf):
-                        raise InvalidParameter.of(name, rate, ("a finite" if finite else "a") + " rate > 0")
+                    infinite = rate == math.inf and name.endswith(("up", "down"))
+                    if not isinstance(rate, Real) or not float(rate) > 0 or infinite:
+                        raise InvalidParameter.of(name, rate, "a rate > 0, which is finite for links and the server")
 
     def rates(self, name: str) -> Amounts:
         """Return ``link_up`` or ``link_down`` of each worker, ``(n,)`` in bytes/s."""
@@ -166,8 +167,7 @@ class ClusterRates:
         changes: dict[str, Any] = {"request_seconds": self.request_seconds / factor} if part == "storage" else {}
         for name in SCALABLE[part]:
             if (value := getattr(self, name)) is not None:
-                several = isinstance(value, tuple)
-                changes[name] = tuple(rate * factor for rate in value) if several else value * factor
+                changes[name] = tuple(rate * factor for rate in value) if isinstance(value, tuple) else value * factor
         return dataclasses.replace(self, **changes)
 
 
@@ -398,39 +398,31 @@ def first_load(work: Work, cluster: ClusterRates) -> Loads:
 def _planned(work: Work, n_workers: int) -> tuple[Packets, int]:
     """The packets of an epoch, and the number of samples that it delivers."""
     rule, chosen = work.rule.with_unit(work.group_rows), work.choices
-    # The epoch before is the same for all deliveries; one with a server can be planned again with another one.
-    choices = Choices(rule, "server", chosen.caching, chosen.cache_fraction)
-    return _packets(work.n_samples, n_workers, choices, chosen.delivery)
+    return _packets(work.n_samples, n_workers, Choices(rule, chosen.delivery, chosen.caching, chosen.cache_fraction))
 
 
 @functools.lru_cache(maxsize=4)  # relays and rates do not change it
-def _packets(n_samples: int, n_workers: int, choices: Choices, delivery: str) -> tuple[Packets, int]:
-    planner = _at_an_epoch(n_samples, n_workers, choices)
+def _packets(n_samples: int, n_workers: int, choices: Choices) -> tuple[Packets, int]:
+    # The epoch before is the same for all deliveries; one with a server can be planned again with another one.
+    planner = _at_an_epoch(n_samples, n_workers, dataclasses.replace(choices, delivery="server"))
     assert planner.current is not None
-    return planner.again(planner.current.epoch, delivery).packets, planner.current.n_needed
+    return planner.again(planner.current.epoch, choices.delivery).packets, planner.current.n_needed
 
 
 @functools.lru_cache(maxsize=4)
 def _at_an_epoch(n_samples: int, n_workers: int, choices: Choices) -> EpochPlanner:
     """A planner at an epoch to count; if there are few samples, at a typical one."""
-
-    def planned(last: int) -> EpochPlanner:
-        planner = EpochPlanner(ShuffleSpec(n_samples, n_workers, choices))
-        planner.load()
-        for _ in range(last):
-            planner.advance()
-        return planner
-
-    rule = choices.assignment
-    if n_samples >= FEW_UNITS * ((rule.in_chunks and rule.unit) or 1):
-        return planned(FIRST_EPOCH)
-    # Typical in two numbers: samples that are needed, and that one worker lacks.
-    planner, lacking = planned(FIRST_EPOCH - 1), []
-    for _ in range(EPOCHS_OF_FEW):
+    planner, epochs, lacking = EpochPlanner(ShuffleSpec(n_samples, n_workers, choices)), [], []
+    planner.load()
+    n_epochs = 1 if n_samples >= FEW_UNITS * (choices.assignment.unit or 1) else EPOCHS_OF_FEW
+    for _ in range(FIRST_EPOCH + n_epochs - 1):
         epoch = planner.advance()
+        epochs.append(copy.copy(planner))
+        # Typical in two numbers: samples that are needed, and that one worker lacks.
         lacking.append([epoch.n_needed, int(np.bincount(epoch.packets.destinations).max(initial=0))])
-    distances = np.abs(np.array(lacking) / np.maximum(1, np.median(lacking, axis=0)) - 1)
-    return planned(FIRST_EPOCH + int(distances.sum(axis=1).argmin()))
+    counted = np.array(lacking[-n_epochs:])
+    distances = np.abs(counted / np.maximum(1, np.median(counted, axis=0)) - 1)
+    return epochs[int(distances.sum(axis=1).argmin()) - n_epochs]
 
 
 @functools.lru_cache(maxsize=256)  # called again for every scaled cluster
@@ -650,8 +642,7 @@ def _exchange(cluster: ClusterRates, work: Work, loads: Loads) -> tuple[dict[str
     return {name: seconds for name, seconds in busy.items() if seconds}, together + busy[FIXED]
 
 
-@dataclass(frozen=True, slots=True)
-class Bill:
+class Bill(NamedTuple):
     """What a job costs, in the currency of the price."""
 
     load: float  # Loading the samples of the first epoch from the store.
@@ -670,7 +661,7 @@ class Bill:
 
     def to_dict(self) -> dict[str, float | None]:
         """The amounts by name, as JSON can hold them."""
-        return {f"price_of_{name}": value for name, value in dataclasses.asdict(self).items()}
+        return {f"price_of_{name}": value for name, value in self._asdict().items()}
 
 
 ASSIGNMENTS = ("local", "partial:0.1", "global", "aligned", "chunks")
@@ -710,10 +701,8 @@ class Recommendation:
     predictions: tuple[Prediction, ...]  # Those of all ways, in their order.
 
 
-def all_ways(
-    cluster: ClusterRates, work: Work, *, assignments: Sequence[str] = ASSIGNMENTS, server: bool = True
-) -> tuple[Work, ...]:
-    """List every way of doing the work that the cluster and the caches allow, with or without a server.
+def all_ways(cluster: ClusterRates, work: Work, *, assignments: Sequence[str] = ASSIGNMENTS) -> tuple[Work, ...]:
+    """List every way of doing the work that the cluster and the caches allow.
 
     The assignment, delivery, relay and caching of the work are ignored.
 
@@ -723,7 +712,7 @@ def all_ways(
     """
     ways: list[Work] = []
     n, excess = cluster.n_workers, work.excess(cluster.n_workers) > 0
-    suitable = suitable_deliveries(n, excess=excess, has_server=server, has_storage=cluster.storage is not None)
+    suitable = suitable_deliveries(n, excess=excess, has_server=True, has_storage=cluster.storage is not None)
     for rule in map(parse_assignment, assignments):
         choices = work.choices.with_assignment(rule, caching=None, delivery=SIMPLEST, relay="pipelined")
         base = dataclasses.replace(work, choices=choices)
@@ -767,7 +756,7 @@ def recommend(cluster: ClusterRates, ways: Sequence[Work]) -> Recommendation:
     if not shuffling:
         raise InvalidParameter.of("ways", [way.way for way in ways], "a list with a 'global' or 'aligned' way")
     predictions = [timed(cluster, *candidate) for candidate in candidates]
-    best = _fastest(cluster, shuffling)
+    best = _fastest([p for p in predictions if p.work.rule.redraws_all])
     took, training, instead = best.exchange_seconds, best.work.training_seconds, None
     whole = min((p for p in predictions if p.work.rule.in_chunks), key=_took, default=None)
     if whole is not None and whole.exchange_seconds * (1 + EQUALLY) >= took:
@@ -801,10 +790,6 @@ def recommend(cluster: ClusterRates, ways: Sequence[Work]) -> Recommendation:
             f"Moving whole chunks ({whole.work.way}) takes {human_seconds(whole.exchange_seconds)}. It mixes less, as "
             "their rows stay together."
         )
-    read = next((p for p in predictions if p.work.rule.redraws_all and p.storage_bytes), None)
-    if read is not None and read.read_amplification > 1 + EQUALLY and not best.storage_bytes:
-        [single] = compare_costs(cluster, [dataclasses.replace(read.work, chunk_rows=1)])
-        notes.append(f"With one row per chunk, re-reading would take {human_seconds(single.exchange_seconds)}.")
     changes, reason = _changes(cluster, shuffling, best), _reason(best, predictions)
     return Recommendation(best, instead, whole, verdict, reason, tuple(notes), changes, tuple(predictions))
 
@@ -837,9 +822,8 @@ def _limit(p: Prediction) -> str:
     return f"{name}{of} takes {human_seconds(seconds)}{more}{coded}"
 
 
-def _fastest(cluster: ClusterRates, candidates: Sequence[Candidate]) -> Prediction:
-    """Return the first candidate whose time is about the least; candidates are ordered from simple to complex."""
-    predictions = [timed(cluster, *candidate) for candidate in candidates]
+def _fastest(predictions: Sequence[Prediction]) -> Prediction:
+    """The first one whose time is about the least; they are ordered from simple to complex."""
     least = min(map(_took, predictions))
     return next(p for p in predictions if p.exchange_seconds <= least * (1 + EQUALLY))
 
@@ -852,7 +836,8 @@ def _changes(cluster: ClusterRates, candidates: Sequence[Candidate], best: Predi
             continue
         for factors in FACTORS:
             for factor in factors.tolist():
-                winner = _fastest(cluster.scaled(what, factor), candidates)
+                scaled = cluster.scaled(what, factor)
+                winner = _fastest([timed(scaled, *candidate) for candidate in candidates])
                 if winner.work.way != best.work.way:
                     changes.append(Change(what, factor, winner))
                     break

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs, epoch_order
+from dshuffle.planning.exchange_epochs import EVERY_EPOCH, ExchangeEpochs
 from dshuffle.planning.types import (
     NO_SAMPLES,
     Holders,
@@ -200,7 +200,7 @@ def in_disk_order(part: WorkerPart, *, seed: int, stored: int | None, moves_with
     def ordered(sender: int, samples: Samples) -> Samples:
         if stored is None or sender < 0:
             return samples
-        return epoch_order(samples, seed=seed, epoch=stored, rank=sender)
+        return EVERY_EPOCH.order(samples, seed=seed, epoch=stored, rank=sender)
 
     sends = {other: ordered(part.rank, samples) for other, samples in part.sends.items()}
     receives = {other: ordered(other, samples) for other, samples in part.receives.items()}

@@ -15,19 +15,6 @@ from dshuffle.planning.randomness import permutation, random_words, words_at
 from dshuffle.planning.types import Integers, Samples
 
 
-def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
-    """Order a worker's samples for training in an epoch."""
-    # The order depends only on the seed, the epoch, the rank and the set of samples.
-    return sample_ids[epoch_permutation(sample_ids, seed=seed, epoch=epoch, rank=rank)]
-
-
-def epoch_permutation(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
-    """The order of :func:`epoch_order` as ``(k,)`` int64 positions in ``sample_ids``."""
-    # Samples are sorted by words drawn for each of them, no two of which are equal. So the order of any subset can be
-    # computed without the other samples. A worker that receives rows knows in which order their sender trains.
-    return np.argsort(words_at(random_words(1, "order", seed, epoch, rank)[0], sample_ids))
-
-
 def row_permutation(n_rows: int, seed: int = 0) -> Samples:
     """Permutation that :func:`dshuffle.permute` applies.
 
@@ -146,10 +133,12 @@ class ExchangeEpochs:
     def permutation(self, sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
         """``(k,)`` int64 positions in the ``(k,)`` samples of a worker, in training order."""
         # It depends only on the seed, the epoch, the rank and the set of samples.
+        # Samples are sorted by words drawn for each of them, no two of which are equal. So the order of any subset can
+        # be computed without the other samples. A worker that receives rows knows in which order their sender trains.
         # "reverse" is FlipFlop of Rajput et al. (2022), see docs/papers.md, who reverse every second epoch of one
         # worker's data. Here each worker reverses the order of its own samples, in all epochs between two exchanges.
         drawn = self.last(epoch) if self.between == "reverse" else epoch
-        order = epoch_permutation(sample_ids, seed=seed, epoch=drawn, rank=rank)
+        order = np.argsort(words_at(random_words(1, "order", seed, drawn, rank)[0], sample_ids))
         return order[::-1].copy() if (epoch - drawn) % 2 else order
 
     def order(self, sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:

@@ -13,12 +13,12 @@ import numpy as np
 
 from dshuffle.checks import as_integer, as_ratio
 from dshuffle.errors import InvalidParameter, PlanError
-from dshuffle.planning.assignment import Assignment, Draw, EpochDraw, Global, check_balance, parse_assignment
+from dshuffle.planning.assignment import Assignment, Draw, EpochDraw, Global, parse_assignment
 from dshuffle.planning.assignment.balance import Classes, draw_classes
 from dshuffle.planning.assignment.rules import SHARDINGS, GivenSharding, first_blocks, first_ranks
 from dshuffle.planning.assignment.slots import Blocks, Slots, WorkerChange, WorkerHistory
 from dshuffle.planning.caching import CACHINGS, Shares
-from dshuffle.planning.delivery import AUTO, DELIVERIES, SIMPLEST, check_delivery, get_delivery, plan_delivery
+from dshuffle.planning.delivery import AUTO, DELIVERIES, SIMPLEST, PlanInput, check_delivery, get_delivery
 from dshuffle.planning.delivery.relay import RELAYS
 from dshuffle.planning.epoch_plan import (
     STORE,
@@ -34,13 +34,12 @@ from dshuffle.planning.exchange_epochs import (
     ExchangeEpochs,
     Weights,
     cache_capacity,
-    check_weights,
     largest_share,
     share_sizes,
 )
 from dshuffle.planning.randomness import DRAW_VERSION, random_words
 from dshuffle.planning.shares import EVEN, SharePolicy, parse_shares
-from dshuffle.planning.types import Holders, Mask, Ranks, Samples, missing_samples
+from dshuffle.planning.types import Holders, Ranks, Samples, missing_samples
 
 WEIGHABLE = ("random", "contiguous")
 """Shardings that can have unequal shares."""
@@ -66,6 +65,7 @@ class Choices:
         The first assignment: a name, or one that was given (not with ``chunks``).
     balance
         Classes that every epoch spreads evenly over the workers; a name stands for an array of labels of the dataset.
+        The sharding is then ``"random"``, or stratified by these labels.
     every
         K: only every K-th epoch has an exchange. In the epochs between, every worker trains on the samples that it has.
     between
@@ -86,7 +86,7 @@ class Choices:
     --------
     >>> choices = Choices("partial:0.1", "clique", relay="ring")
     >>> choices.assignment, choices.label
-    (Partial(fraction=0.1, fixed_points=False), 'partial:0.1 + clique, ring')
+    (Partial(fraction=0.1), 'partial:0.1 + clique, ring')
     >>> Choices(cache_fraction=2)
     Traceback (most recent call last):
     dshuffle.errors.InvalidParameter: cache_fraction=2 is not allowed; it must be a number in [0, 1]
@@ -141,7 +141,14 @@ class Choices:
         elif not (balance is None or isinstance(balance, Classes)):
             raise InvalidParameter.because("balance", "it must be None, the name of an array of labels, or Classes")
         if self.balance is not None:
-            check_balance(self.balance, self.assignment)
+            label = self.balance.name
+            if not self.assignment.can_balance:
+                hint = f"{self.assignment.name!r} cannot preserve class balance. Use 'global' or 'local'."
+                raise InvalidParameter.of("balance", label, f"None with the assignment {name!r}", hint)
+            if str(self.sharding) not in ("random", f"stratified:{label}"):
+                hint = "Others may spread the classes unevenly. Leave one of the two out."
+                balanced = f"'random' or 'stratified:{label}' with balance={label!r}"
+                raise InvalidParameter.of("sharding", str(self.sharding), balanced, hint)
         put("shares", parse_shares(self.shares))
         if not self.shares.is_even:
             self._check_unequal()
@@ -195,7 +202,7 @@ class Choices:
     @property
     def has_relays(self) -> bool:
         """Whether the relay may make a difference."""
-        return self.is_auto or len(DELIVERIES[self.delivery].relays) > 1
+        return self.is_auto or DELIVERIES[self.delivery].coded
 
     def with_one_delivery(self) -> Choices:
         """The same choices with the simplest delivery in place of ``"auto"``, to check and estimate them."""
@@ -263,8 +270,6 @@ class ShuffleSpec:
         as_integer("n_samples", self.n_samples, self.n_workers, "There are fewer samples than workers.")
         if self.n_samples >= 2**63:
             raise InvalidParameter.of("n_samples", self.n_samples, "below 2**63: sample numbers have 64 bits")
-        if len(self.hosts) not in (0, self.n_workers):
-            raise InvalidParameter.of("hosts", self.hosts, f"one host for each of {self.n_workers} workers, or none")
         self.check_epoch("first_epoch", self.first_epoch)
         last = self.history.epoch
         as_integer("first_epoch", self.first_epoch, last, f"The last change of workers is in epoch {last}.")
@@ -273,10 +278,7 @@ class ShuffleSpec:
             choices.sharding.check(self.n_samples, self.n_workers)
         elif choices.sharding not in SHARDINGS:
             raise InvalidParameter.of("sharding", choices.sharding, f"one of {sorted(SHARDINGS)}")
-        if choices.balance is not None:
-            check_balance(choices.balance, rule, self.n_samples)
         if weights:
-            check_weights(weights, self.n_workers)
             least, n_units = rule.least_share(self.n_samples, self.n_workers), self.n_samples // self.chunk_rows
             as_integer("n_samples", n_units, self.n_workers, "Unequal shares need a whole chunk for each worker.")
             smallest = int(share_sizes(n_units, weights).min()) * self.chunk_rows
@@ -299,10 +301,9 @@ class ShuffleSpec:
     def check_epoch(self, name: str, epoch: int) -> None:
         """Refuse an epoch that does not exist, or one for which too many earlier epochs would have to be replayed."""
         rule = self.choices.assignment
-        most, hint = MOST_REPLAYED, f"{str(rule)!r} depends on all epochs before."
-        if rule.forgets or not rule.moves:
-            most, hint = 2**63 - 1, ""
+        most = 2**63 - 1 if rule.forgets or not rule.moves else MOST_REPLAYED
         if as_integer(name, epoch, 0) > most:
+            hint = f"{str(rule)!r} depends on all epochs before." if most == MOST_REPLAYED else ""
             raise InvalidParameter.of(name, epoch, f"an integer in [0, {most}]", hint)
 
     def with_choices(self, **changes: Any) -> ShuffleSpec:
@@ -350,13 +351,9 @@ class ShuffleSpec:
         """Return the specification for the samples that are not broadcast, renumbered from 0."""
         if not self.n_broadcast:
             return self
-        sharding, balance = self.choices.sharding, self.choices.balance
-        assert isinstance(sharding, GivenSharding)
-        others = sharding.others()
-        choices = dataclasses.replace(
-            self.choices, sharding=sharding.of_others(), balance=balance and balance.only(others)
-        )
-        return ShuffleSpec(len(others), self.n_workers, choices, first_epoch=self.first_epoch, hosts=self.hosts)
+        assert isinstance(self.choices.sharding, GivenSharding)
+        choices = dataclasses.replace(self.choices, sharding=self.choices.sharding.of_others())
+        return ShuffleSpec(self.n_dealt, self.n_workers, choices, first_epoch=self.first_epoch, hosts=self.hosts)
 
     @property
     def chunk_rows(self) -> int:
@@ -400,19 +397,14 @@ class ShuffleSpec:
 
     def first_ranks(self) -> Ranks:
         """Return the assignment of epoch 0, ``(q,)`` int32."""
-        n, seed = self.n_workers, self.choices.seed
-        if self.weights and (blocks := self._first_blocks()) is not None:
+        if (blocks := self.blocks(0)) is not None:
             return blocks.all_ranks()
-        sharding, balance = self.choices.sharding, self.choices.balance
-        if balance is not None and sharding == "random":
-            return draw_classes(balance, n, "sharding", seed)
-        if isinstance(sharding, GivenSharding):
-            ranks = sharding.assignment()
-        else:
-            ranks = first_ranks(sharding, self.n_samples, n, seed=seed, chunk_rows=self.chunk_rows)
-        if balance is not None:
-            balance.check_balanced("sharding", str(sharding), ranks, n)
-        return ranks
+        n, seed = self.n_workers, self.choices.seed
+        if isinstance(sharding := self.choices.sharding, GivenSharding):
+            return sharding.assignment()
+        if self.choices.balance is not None:
+            return draw_classes(self.choices.balance, n, "sharding", seed)
+        return first_ranks(sharding, self.n_samples, n, seed=seed, chunk_rows=self.chunk_rows)
 
     def blocks(self, epoch: int) -> Blocks | None:
         """The ranks of an epoch as a function; None if they depend on the epochs before, on labels, or are given."""
@@ -488,7 +480,7 @@ class OwnPlanner:
     def __init__(self, spec: ShuffleSpec, rank: int) -> None:
         self.spec, self.rank = spec, rank
         self._slots = spec.slots()
-        self._in_slots: dict[int, Samples] = {}  # epoch -> samples by slot
+        self._known: dict[int, Samples] = {}  # epoch with an exchange -> samples by slot
 
     def plan(self, epoch: int, delivery: str) -> WorkerPart:
         """Plan an epoch."""
@@ -506,31 +498,23 @@ class OwnPlanner:
 
     def moves(self, epoch: int) -> Moves:
         """What comes and goes for an epoch; in the first one everything comes from the store."""
-        if epoch == self.spec.first_epoch:
-            return Moves.loading(self._own(epoch))
-        if not self.spec.choices.has_exchange(epoch):
-            return Moves.none(self._own(epoch))
-        return self._moves_of_blocks(epoch) if self._slots is None else self._moves_of_slots(self._slots, epoch)
-
-    def _own(self, epoch: int) -> Samples:
-        if self._slots is None:
-            return self._blocks(epoch).samples_of(self.rank)
-        stays = epoch - 1 in self._in_slots and not self.spec.choices.has_exchange(epoch)
-        self._in_slots = {epoch: self._samples_in(self._slots, epoch - 1 if stays else epoch)}
-        return np.sort(self._in_slots[epoch])
+        begins, slots, rank = epoch == self.spec.first_epoch, self._slots, self.rank
+        if begins or not self.spec.choices.has_exchange(epoch):
+            own = self._blocks(epoch).samples_of(rank) if slots is None else np.sort(self._in_slots(slots, epoch)[1])
+            return Moves.loading(own) if begins else Moves.none(own)
+        if slots is not None:
+            return self._moves_of_slots(slots, epoch)
+        before, after = self._blocks(epoch - 1), self._blocks(epoch)
+        own, held = after.samples_of(rank), before.samples_of(rank)
+        return Moves.of(rank, own, before.ranks_of(own), held, after.ranks_of(held))
 
     def _blocks(self, epoch: int) -> Blocks:
         blocks = self.spec.blocks(epoch)
         assert blocks is not None
         return blocks
 
-    def _moves_of_blocks(self, epoch: int) -> Moves:
-        before, after = self._blocks(epoch - 1), self._blocks(epoch)
-        own, held = after.samples_of(self.rank), before.samples_of(self.rank)
-        return Moves.of(self.rank, own, before.ranks_of(own), held, after.ranks_of(held))
-
     def _moves_of_slots(self, slots: Slots, epoch: int) -> Moves:
-        rank, before = self.rank, self._samples_in(slots, epoch - 1)
+        rank, (last, before) = self.rank, self._in_slots(slots, epoch - 1)
         exchange, rounds = slots.exchange(slots.last, epoch), np.arange(slots.last.count)
         own_ranks = np.full(len(rounds), rank)
         emptied = exchange.emptied(own_ranks, rounds)
@@ -538,20 +522,18 @@ class OwnPlanner:
         arriving = slots.samples_at(sources, exchange.emptied(sources, rounds), epoch - 1)
         leaving, after = before[emptied], before.copy()
         after[emptied] = arriving
-        self._in_slots = {epoch - 1: before, epoch: after}
-        received, sent = _ascending(arriving, sources != rank), _ascending(leaving, destinations != rank)
+        self._known = {last: before, epoch: after}
+        # A round never leads back to the worker itself.
+        received, sent = np.argsort(arriving), np.argsort(leaving)
         senders, receivers = sources[received].astype(np.int32), destinations[sent].astype(np.int32)
         return Moves(np.sort(after), arriving[received], senders, leaving[sent], receivers)
 
-    def _samples_in(self, slots: Slots, epoch: int) -> Samples:
-        samples = self._in_slots.get(epoch)
-        return slots.samples_of(self.rank, epoch) if samples is None else samples
-
-
-def _ascending(samples: Samples, chosen: Mask) -> Samples:
-    """Indices of the chosen samples, in ascending order of the samples."""
-    indices = np.flatnonzero(chosen)
-    return indices[np.argsort(samples[indices])]
+    def _in_slots(self, slots: Slots, epoch: int) -> tuple[int, Samples]:
+        """The last epoch up to this one in which samples changed slots, and the worker's samples by slot in it."""
+        epoch = max(slots.last.epoch, self.spec.choices.exchange_epochs.last(epoch))
+        if epoch not in self._known:
+            self._known = {epoch: slots.samples_of(self.rank, epoch)}
+        return epoch, self._known[epoch]
 
 
 OWN_NBYTES = 90
@@ -637,9 +619,8 @@ class EpochPlanner:
     def _packets(self, epoch: int, before: Holders, draw: EpochDraw, delivery: str) -> tuple[Packets, int]:
         spec, n = self._dealt, self._dealt.n_workers
         seed = int(random_words(1, "delivery", spec.choices.seed, epoch)[0])
-        packets = plan_delivery(
-            delivery, before, draw.ranks, n, seed=seed, start=draw.packets, hosts=spec.hosts, weights=spec.weights
-        )
+        plan_input = PlanInput(before, draw.ranks, n, seed, draw.packets, spec.hosts, spec.weights)
+        packets = get_delivery(delivery).plan(plan_input)
         delivered = packets.samples[draw.ranks[packets.samples] == packets.destinations]
         needed = missing_samples(before, draw.ranks)
         if not np.array_equal(np.sort(delivered), needed):

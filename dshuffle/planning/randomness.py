@@ -41,17 +41,13 @@ def words_at(word: np.uint64, numbers: Integers) -> Words:
 
 def permutation(n: int, *path: int | str) -> Samples:
     """Draw a uniform random permutation of ``range(n)``, as (n,) int64."""
-    values = np.arange(n)
     if worth_a_kernel(n):
+        values = np.arange(n)
         shuffle(values, *path)
         return values
-    # With a list, whose items Python exchanges three times as fast.
-    words = _words_to_draw(n - 1, n, path)
-    bounds = np.arange(n, n - len(words), -1, dtype=np.uint64)
-    low, high = (words & np.uint64(2**32 - 1)) * bounds, (words >> HALF) * bounds
-    offsets = (high + (low >> HALF)) >> HALF  # as `below`
     items = list(range(n))
-    for i, j in enumerate((values[: len(words)] + offsets.astype(np.int64)).tolist()):
+    for i, word in enumerate(_words_to_draw(n - 1, n, path).tolist()):
+        j = i + (word * (n - i) >> 64)  # as `below`
         items[i], items[j] = items[j], items[i]
     return np.array(items, np.int64)
 
@@ -184,17 +180,15 @@ class Bijection:
     @classmethod
     def network(cls, sizes: Integers, keys: Words) -> Bijection:
         """Networks of these sizes, each with as many of the keys."""
-        heights = {size: math.isqrt(max(0, size - 1)) + 1 for size in np.unique(sizes).tolist()}
-        domains = [(size, heights[size], -(-size // heights[size])) for size in sizes.tolist()]
+        domains = [(size, height := math.isqrt(max(0, size - 1)) + 1, -(-size // height)) for size in sizes.tolist()]
         keys = keys.reshape(len(sizes), -1)
         return cls(starts_of(sizes), NO_SAMPLES, NO_SAMPLES, np.array(domains, np.uint64), keys)
 
     def forward(self, points: Integers, members: Integers = NO_SAMPLES, *, back: bool = False) -> Samples:
         """``(k,)`` int64: where the bijection, or that of each member, maps the ``(k,)`` points."""
         if not len(self.keys):
-            return (self.inverse_tables if back else self.tables)[
-                self.offsets[members] + points if len(members) else points
-            ]
+            tables = self.inverse_tables if back else self.tables
+            return tables[self.offsets[members] + points if len(members) else points]
         found = np.empty(len(points), np.int64)
         points, members = np.ascontiguousarray(points, np.int64), np.ascontiguousarray(members, np.int64)
         (_walk_back if back else _walk_forward)(points, members, found, self.domains, self.keys)

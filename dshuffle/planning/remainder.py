@@ -121,8 +121,6 @@ class Remainder:
     weights: tuple[Weights, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.weights and len(self.weights) != len(self.trained):
-            raise InvalidParameter.of("weights", self.weights, "weights for each session, or nothing at all")
         for counts, weights in self.sessions:
             check_weights(weights, len(counts))
         for counts in self.trained:

@@ -61,9 +61,9 @@ class SharePolicy:
     measures: bool = False  # Whether shares are in proportion to the samples per second of each rank.
 
     def __str__(self) -> str:
-        texts = [f"{number:g}" if _is_positive(number) else str(number) for number in self.numbers]
-        named = [f"{name}={text}" for name, text in zip(self.names, texts, strict=True)] if self.names else texts
-        return ",".join(named) or ("measured" if self.measures else "even")
+        names = [f"{name}=" for name in self.names] or [""] * len(self.numbers)
+        texts = [f"{name}{number:g}" for name, number in zip(names, self.numbers, strict=True)]
+        return ",".join(texts) or ("measured" if self.measures else "even")
 
     @property
     def is_even(self) -> bool:
@@ -82,16 +82,16 @@ class SharePolicy:
 
     def first(self, n_workers: int, before: Weights, names: Names = ()) -> Weights:
         """The weights with which a number of workers begins."""
+        numbers: Sequence[float] = self.numbers
         if self.measures:
-            return as_weights(before) if before and len(before) == n_workers else ()
-        if self.names:  # equal shares in a plan without workers
-            by_name = dict(zip(self.names, self.numbers, strict=True))
+            numbers = before if len(before) == n_workers else ()
+        elif self.names:  # equal shares in a plan without workers
+            by_name = dict(zip(self.names, numbers, strict=True))
             numbers = [next((by_name[name] for name in self.names if name in own), 1) for own in names]
-            return as_weights(numbers) if numbers else ()
-        if self.numbers and len(self.numbers) != n_workers:
+        elif numbers and len(numbers) != n_workers:
             hint = "Give one number for each worker that trains, or use 'measured' or 'even'."
             raise InvalidParameter.of("shares", str(self), f"{n_workers} numbers, one for each rank", hint)
-        return as_weights(self.numbers) if self.numbers else ()
+        return as_weights(numbers) if numbers else ()
 
     def following(self, weights: Weights, epochs: Sequence[Sequence[float]], bounds: ShareBounds) -> Weights:
         """The weights of the epochs to come: others if shares are measured, and that saves enough."""
@@ -148,14 +148,16 @@ def parse_shares(shares: Shares) -> SharePolicy:
     try:
         if isinstance(shares, Mapping):
             names, numbers = tuple(map(str, shares)), tuple(shares.values())
-        elif isinstance(shares, str) and "=" in shares:
+        elif isinstance(shares, str):
             pairs = [part.rpartition("=") for part in shares.split(",")]
-            names, numbers = tuple(name.strip() for name, _, _ in pairs), tuple(float(number) for _, _, number in pairs)
+            names = tuple(name.strip() for name, sign, _ in pairs if sign)
+            numbers = tuple(float(number) for *_, number in pairs)
         else:
-            numbers = tuple(map(float, shares.split(","))) if isinstance(shares, str) else tuple(shares)
+            numbers = tuple(shares)
     except (TypeError, ValueError):
         raise InvalidParameter.of("shares", shares, FORMS) from None
     unclear = any(not name or name != name.strip() or "," in name or "=" in name for name in names)
+    unclear |= len(names) not in (0, len(numbers))
     hint = "Names must differ, and must not be empty or have commas, equals signs or spaces at an end."
     if unclear or len(set(names)) < len(names) or not numbers or not all(map(_is_positive, numbers)):
         raise InvalidParameter.of("shares", shares, FORMS, hint if names else "")

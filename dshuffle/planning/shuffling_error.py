@@ -14,6 +14,7 @@ import math
 import operator
 from collections import Counter
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -35,28 +36,11 @@ Counts = tuple[int, ...]
 """n * n numbers of samples, from each worker (rows) to each worker (columns)."""
 
 
-class Distance(float):
+class Distance(NamedTuple):
     """A total variation distance in [0, 1], or a lower bound on it."""
 
-    # value: the distance or the bound.
-
-    __slots__ = ("exact",)
+    value: float
     exact: bool  # Whether ``value`` is the distance.
-
-    def __new__(cls, value: float, *, exact: bool) -> Distance:
-        """Make a float that knows what it is."""
-        distance = super().__new__(cls, value)
-        distance.exact = exact
-        return distance
-
-    # Copies and pickles need both values.
-    def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, bool]]:
-        return (float(self),), {"exact": self.exact}
-
-    def __repr__(self) -> str:
-        return f"{float(self)!r} ({'exact' if self.exact else 'lower bound'})"
-
-    __str__ = __repr__
 
 
 def shuffling_error(n_samples: int, n_workers: int, fraction: float) -> Distance:
@@ -83,11 +67,23 @@ def shuffling_error(n_samples: int, n_workers: int, fraction: float) -> Distance
     Nguyen et al. (2022), Algorithm 1 and equation 7; see docs/papers.md. The second bound: Levin and Peres, Markov
     Chains and Mixing Times (2017), section 7.3.
     """
-    shares, rounds = _as_exchange(n_samples, n_workers, fraction)
-    distance = exact_distance(shares, rounds)
-    if distance is not None:
-        return Distance(distance, exact=True)
-    return Distance(distance_lower_bound(shares, rounds), exact=False)
+    n_samples, n_workers = as_shape(n_samples, n_workers)
+    rounds = Partial(fraction).n_exchanged(n_samples, n_workers)
+    shares = [(n_samples + n_workers - 1 - rank) // n_workers for rank in range(n_workers)]
+    if rounds == 0:
+        # A single partition is left of all those that a uniform draw may give.
+        logarithm = math.fsum(map(log_factorial, shares)) - log_factorial(n_samples)
+        return Distance(max(0.0, -math.expm1(logarithm)), exact=True)
+    first = _distance_of_first(shares, rounds)
+    if n_workers == 2:
+        # What one of two workers keeps says how many samples take each way.
+        return Distance(first, exact=True)
+    if (ways := _ways(n_workers, rounds)) is None:
+        return Distance(max(first, _bound_by_moments(shares, rounds)), exact=False)
+    total = ways.total()
+    # Counts that cannot occur add nothing to a sum over the probabilities above those of the uniform draw.
+    excess = math.fsum(max(0.0, n / total - _uniform_probability(shares, moved, rounds)) for moved, n in ways.items())
+    return Distance(min(1.0, excess), exact=True)
 
 
 def nguyen_equation_11(n_samples: int, n_workers: int, fraction: float) -> float:
@@ -122,28 +118,6 @@ def nguyen_equation_11(n_samples: int, n_workers: int, fraction: float) -> float
         return -math.expm1(orders - log_factorial(n_samples))
     except OverflowError:
         return -math.inf
-
-
-def exact_distance(shares: list[int], rounds: int) -> float | None:
-    """Distance for these shares and this number of rounds, or None if there are too many possible counts."""
-    if rounds == 0:
-        # A single partition is left of all those that a uniform draw may give.
-        return max(0.0, -math.expm1(math.fsum(map(log_factorial, shares)) - log_factorial(sum(shares))))
-    if len(shares) == 2:
-        # What one of two workers keeps says how many samples take each way.
-        return _distance_of_first(shares, rounds)
-    ways = _ways(len(shares), rounds)
-    if ways is None:
-        return None
-    total = ways.total()
-    # Counts that cannot occur add nothing to a sum over the probabilities above those of the uniform draw.
-    excess = math.fsum(max(0.0, n / total - _uniform_probability(shares, moved, rounds)) for moved, n in ways.items())
-    return min(1.0, excess)
-
-
-def distance_lower_bound(shares: list[int], rounds: int) -> float:
-    """Lower bound on the distance for at least two workers, these shares, and this number of rounds."""
-    return max(_distance_of_first(shares, rounds), _bound_by_moments(shares, rounds))
 
 
 def _ways(n_workers: int, rounds: int) -> Counter[Counts] | None:
@@ -205,11 +179,3 @@ def _bound_by_moments(shares: list[int], rounds: int) -> float:
     # A random permutation of at least two workers has one fixed point on average, with variance 1.
     difference = q - n * rounds + rounds - uniform_mean
     return float(difference**2 / (difference**2 + 2 * (uniform_variance + rounds)))
-
-
-def _as_exchange(n_samples: int, n_workers: int, fraction: float) -> tuple[list[int], int]:
-    """The share of each worker, and the number of rounds."""
-    n_samples, n_workers = as_shape(n_samples, n_workers)
-    as_ratio("fraction", fraction, Fraction(0))
-    shares = [(n_samples + n_workers - 1 - rank) // n_workers for rank in range(n_workers)]
-    return shares, Partial(fraction).n_exchanged(n_samples, n_workers)

@@ -90,15 +90,6 @@ def count_holders(holders, sample):  # type: ignore[no-untyped-def]
     return count
 
 
-@kernel("(u8[:,::1], i8[::1])")
-def count_each(holders, samples):  # type: ignore[no-untyped-def]
-    """``(k,)`` int64 number of workers that hold each of the ``(k,)`` samples."""
-    counts = np.empty(samples.size, np.int64)
-    for i in range(samples.size):
-        counts[i] = count_holders(holders, samples[i])
-    return counts
-
-
 @kernel("(u8[:,::1], i8)")
 def count_held(holders, n_workers):  # type: ignore[no-untyped-def]
     """``(n_workers,)`` int64 number of samples that each worker holds."""

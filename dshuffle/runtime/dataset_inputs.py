@@ -125,8 +125,6 @@ def with_data(shuffle: ShuffleSpec, dataset: Dataset) -> ShuffleSpec:
                 read_sharding(dataset, sharding.name), read_sharding(dataset, sharding.name, "broadcast")
             )
         shuffle = shuffle.with_choices(sharding=sharding)
-    if balance is not None:
-        shuffle.of_dealt().first_ranks()  # refuse it now, not when the first epoch is planned
     return shuffle
 
 

@@ -165,7 +165,7 @@ def test_a_late_epoch_takes_no_longer_than_an_early_one():
         ({"seed": 0.5}, r"seed=0\.5"),
         ({"balance": [0, 1]}, r"len\(balance 'given'\)=2 is not allowed"),
         ({"balance": np.arange(10) % 2, "assignment": "chunks:2"}, "balance='given'.*chunks"),
-        ({"balance": np.repeat([0, 1], 5), "sharding": "contiguous"}, "sharding='contiguous'.*each class"),
+        ({"balance": np.repeat([0, 1], 5), "sharding": "contiguous"}, "sharding='contiguous'.*'random' or"),
     ],
 )
 def test_bad_input(options, message):

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from studies.bounds import lower_bound
 
-from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery import coded_rate
 
 from ..conftest import at_most
@@ -53,12 +52,3 @@ def test_coded_rate_without_excess_is_one_of_pairs():
     assert coded_rate(1000, 10, 100) == pytest.approx(45 * 10)
     assert coded_rate(1000, 10, 1000) == 0
     assert coded_rate(1000, 1, 1000) == 0
-
-
-def test_bad_input():
-    with pytest.raises(InvalidParameter, match=r"capacity=4 .*in \[5, 10\]"):
-        coded_rate(10, 2, 4)
-    with pytest.raises(InvalidParameter, match=r"capacity=11 .*in \[5, 10\]"):
-        coded_rate(10, 2, 11)
-    with pytest.raises(InvalidParameter, match=r"n_samples=1 .*fewer samples than workers"):
-        coded_rate(1, 2, 1)

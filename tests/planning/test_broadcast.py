@@ -6,19 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import (
-    DELIVERIES,
-    SERVER,
-    STORE,
-    Aligned,
-    Choices,
-    EpochPlanner,
-    GivenSharding,
-    Global,
-    Local,
-    Partial,
-    ShuffleSpec,
-)
+from dshuffle.planning import DELIVERIES, SERVER, STORE, Choices, EpochPlanner, GivenSharding, ShuffleSpec
 
 from ..draws import check_plan
 
@@ -34,18 +22,15 @@ def specs(draw):
     ranks[np.delete(np.arange(q + n_broadcast), broadcast)] = rng.permutation(np.arange(q) % n)
     delivery = draw(st.sampled_from(sorted(DELIVERIES if n <= 64 else {"peer", "server", "storage"})))
     fraction = draw(st.sampled_from([None] if delivery == "leftover" else [None, (1 + 1 / n) / 2, 1.0]))
-    return ShuffleSpec(
-        q + n_broadcast,
-        n,
-        Choices(
-            assignment=draw(st.sampled_from([Local(), Partial(0.3), Partial(1), Global(), Aligned()])),
-            delivery=delivery,
-            caching=draw(st.sampled_from(["uniform", "recent", "even"])),
-            cache_fraction=fraction,
-            sharding=GivenSharding.of("mine", ranks, broadcast),
-            seed=draw(st.integers()),
-        ),
+    choices = Choices(
+        draw(st.sampled_from(["local", "partial:0.3", "partial:1", "global", "aligned"])),
+        delivery,
+        draw(st.sampled_from(["uniform", "recent", "even"])),
+        fraction,
+        sharding=GivenSharding.of("mine", ranks, broadcast),
+        seed=draw(st.integers()),
     )
+    return ShuffleSpec(q + n_broadcast, n, choices)
 
 
 @given(specs())

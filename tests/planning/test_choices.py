@@ -11,7 +11,9 @@ import pytest
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Aligned, Choices, Classes, GivenSharding, Partial
 
-GIVEN = Choices("global", sharding=GivenSharding.of("mine", [0, 1, 0, 1]), balance=Classes.of("y", [0, 0, 1, 1]))
+GIVEN = Choices(
+    "global", sharding=GivenSharding.of("stratified:y", [0, 1, 0, 1]), balance=Classes.of("y", [0, 0, 1, 1])
+)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,7 @@ def test_names_are_parsed_and_policies_filled_in():
         ({"sharding": np.arange(4)}, "sharding is not allowed"),
         ({"balance": 5}, "balance is not allowed"),
         ({"seed": "a"}, "seed='a' .*integer"),
+        ({"sharding": "contiguous", "balance": "y"}, "sharding='contiguous' .*'random' or 'stratified:y'"),
         ({"assignment": "chunks", "balance": "y"}, "balance='y' .*'chunks' cannot preserve"),
         ({"assignment": "chunks:2", "sharding": GIVEN.sharding}, "whole chunks from the first epoch"),
     ],

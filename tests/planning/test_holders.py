@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import types
 from dshuffle.planning.exchange_epochs import cache_capacity
-from dshuffle.planning.types import (
-    group_by,
-)
+from dshuffle.planning.types import group_by
 
 
 @pytest.mark.parametrize("with_numba", [False, True])
@@ -33,15 +31,9 @@ def test_group_by_many_keys_without_numba(monkeypatch):
 
 @pytest.mark.parametrize(
     ("alpha", "q", "n", "capacity"),
-    [
-        (None, 10, 3, 4),
-        (0.3, 10, 4, 3),  # 0.3 * 10 is 3 exactly, though the float 0.3 is less than that
-        (0.29, 100, 4, 29),
-        (1 / 3, 10, 3, 4),
-        (1 / 49, 98, 49, 2),
-        (0.5, 11, 4, 5),
-        (1, 11, 4, 11),
-        (1.0, 1, 1, 1),
+    [  # 0.3 * 10 is 3 exactly, though the float 0.3 is less than that
+        *[(None, 10, 3, 4), (0.3, 10, 4, 3), (0.29, 100, 4, 29), (1 / 3, 10, 3, 4), (1 / 49, 98, 49, 2)],
+        *[(0.5, 11, 4, 5), (1, 11, 4, 11), (1.0, 1, 1, 1)],
     ],
 )
 def test_capacity(alpha, q, n, capacity):

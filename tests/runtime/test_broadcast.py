@@ -6,7 +6,7 @@ import pytest
 from dshuffle import Shuffler
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.planning import DELIVERIES
-from dshuffle.sharding import Sharding, distribution_aware, stratified
+from dshuffle.sharding import Sharding, distribution_aware
 from dshuffle.store import create_dataset, write_sharding
 
 pytestmark = pytest.mark.slow  # real clusters
@@ -78,22 +78,6 @@ def test_on_processes_by_the_name_of_a_stored_one(processes, small, delivery):
     fraction = 0.5 if delivery in ("coded", "ubershuffle") else None
     records = check_run(processes, small, 4, delivery=delivery, sharding="mine", cache_fraction=fraction)
     assert {record.choices.sharding for record in records} == {"mine"}
-
-
-def test_a_balance_is_that_of_the_others(threads, tmp_path):
-    labels = np.arange(1000) % 3
-    arrays = {"x": np.random.default_rng(0).random((1000, 2)), "y": np.arange(1000), "label": labels}
-    dataset = create_dataset(str(tmp_path / "d.zarr"), arrays, chunk_rows=100)
-    sharding = Sharding(some_ranks(5), 5, BROADCAST)
-    with pytest.raises(InvalidParameter, match=r"sharding='given'.*each class of 'label'"):
-        Shuffler(threads, dataset, sharding=sharding, balance="label")
-    balanced = some_ranks(5)
-    balanced[OTHERS] = stratified(labels[OTHERS], 5)
-    check_run(
-        *(threads, dataset, 3),
-        sharding=Sharding(balanced, 5, BROADCAST),
-        balance="label",
-    )
 
 
 def test_ranks_alone_train_on_everything_once(threads, small, check_orders):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.aligned import Aligned
-from dshuffle.planning.assignment.balance import Classes
 from dshuffle.planning.assignment.rules import Assignment, Chunks, Draw, EpochDraw, Global, Local, Partial
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "Global",
     "Local",
     "Partial",
-    "check_balance",
     "known_assignments",
     "parse_assignment",
 ]
@@ -48,13 +46,3 @@ def parse_assignment(assignment: str | Assignment) -> Assignment:
             except ValueError:  # InvalidParameter is a ValueError too; show the whole text that the user typed
                 pass
     raise InvalidParameter.of("assignment", assignment, known_assignments())
-
-
-def check_balance(classes: Classes, assignment: Assignment, n_samples: int | None = None) -> None:
-    """Refuse classes that an assignment cannot keep balanced, or that were made for another number of samples."""
-    if not assignment.can_balance:
-        hint = f"{assignment.name!r} cannot preserve class balance. Use 'global' or 'local'."
-        raise InvalidParameter.of("balance", classes.name, f"None with the assignment {str(assignment)!r}", hint)
-    if n_samples is not None and classes.n_samples not in (None, n_samples):
-        length = f"len(balance {classes.name!r})"
-        raise InvalidParameter.of(length, classes.n_samples, f"{n_samples}, one label per sample")

@@ -14,14 +14,12 @@ from dshuffle.planning.assignment.rules import Assignment, Draw, EpochDraw
 from dshuffle.planning.epoch_plan import SERVER, Packets
 from dshuffle.planning.exchange_epochs import share_sizes
 from dshuffle.planning.randomness import below, next_word, permutation, random_words, shuffle
-from dshuffle.planning.types import ONE, Holders, Ranks, Samples, bit, each_holder, group_by, holds, set_name
+from dshuffle.planning.types import ONE, Holders, Samples, bit, each_holder, group_by, holds, set_name
 
 
-def draw_aligned(holders: Holders, room: Samples, *path: int | str) -> tuple[Ranks, Samples, Samples]:
-    """Draw destinations for a pool of samples, so that as few packets as possible deliver them."""
-    # Returns ``(m,)`` int32, the destination of each sample, and perfect packets: positions in the pool, packet after
-    # packet, and the offset of each packet. A packet has one sample for every worker of a set, and all other workers of
-    # the set hold that sample.
+def draw_aligned(holders: Holders, room: Samples, *path: int | str) -> EpochDraw:
+    """Draw destinations for all samples, so that as few packets as possible deliver them, and perfect packets."""
+    # A perfect packet has one sample for every worker of a set, and all other workers of the set hold that sample.
     # There are four steps. In each step, equivalent samples and workers have equal chances.
     # 1. A sample stays with one of its c holders with probability c / n, as in a uniform draw. Of the samples with the
     # same holders, in random order, a fraction c / n stays, which leaves the sets even.
@@ -36,8 +34,7 @@ def draw_aligned(holders: Holders, room: Samples, *path: int | str) -> tuple[Ran
     # 4. The remaining samples are assigned to the remaining room at random, and not to their own holders if possible.
     # With the caching policy ``even``, nearly all packets are perfect if there are more samples than sets of c + 1
     # workers. With other policies fewer packets are perfect, but the draw remains valid.
-    # holders: ``(m, words)`` holder masks of the pool.
-    # room: ``(n,)`` int64, the number of samples that each worker gets; m in total.
+    # room: ``(n,)`` int64, the number of samples that each worker gets.
     n_workers = len(room)
     names = random_words(n_workers, "sets")
     states = random_words(3, "aligned", *path)
@@ -55,7 +52,8 @@ def draw_aligned(holders: Holders, room: Samples, *path: int | str) -> tuple[Ran
     open_places = np.repeat(np.arange(n_workers, dtype=np.int32), room)
     shuffle(open_places, "aligned rest", *path)
     _assign_rest(holders, rest, open_places, destinations, states[2])
-    return destinations, members, offsets
+    senders = np.full(len(offsets) - 1, SERVER, np.int32)
+    return EpochDraw(destinations, Packets(offsets, members, destinations[members], senders))
 
 
 @kernel("(u8[:,::1], u8[::1])")
@@ -268,5 +266,4 @@ class Aligned(Assignment):
         n_samples, n, path = draw.n_samples, draw.n_workers, (draw.seed, draw.epoch)
         weights = draw.weights
         room = share_sizes(n_samples, weights) if weights else balanced_sizes(n_samples, n, "aligned", *path)
-        ranks, members, offsets = draw_aligned(draw.holders, room, *path)
-        return EpochDraw(ranks, Packets(offsets, members, ranks[members], np.full(len(offsets) - 1, SERVER, np.int32)))
+        return draw_aligned(draw.holders, room, *path)

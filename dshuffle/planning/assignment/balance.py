@@ -13,7 +13,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.kernels import kernel
 from dshuffle.planning.randomness import draw_front, permutation, random_words
-from dshuffle.planning.types import Ranks, Samples, group_by, starts_of
+from dshuffle.planning.types import Ranks, Samples, group_by
 
 
 def balanced_sizes(n_samples: int, n_workers: int, *path: int | str) -> Samples:
@@ -116,11 +116,6 @@ class Classes:
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def n_samples(self) -> int | None:
-        """Number of samples, or None if only the name is known."""
-        return None if self.order is None else len(self.order)
-
     def found(self, labels: ArrayLike, n_samples: int | None = None) -> Classes:
         """Return a copy with labels."""
         classes = Classes.of(self.name, labels, n_samples)
@@ -135,31 +130,6 @@ class Classes:
         if self.order is None or self.offsets is None:
             raise PlanError(f"the labels {self.name!r} are not known here")
         return self.order, self.offsets
-
-    def only(self, kept: Samples) -> Classes:
-        """Keep only some samples (ascending), renumbered from 0."""
-        order, offsets = self.members()
-        numbers = np.full(len(order), -1, np.int64)
-        numbers[kept] = np.arange(len(kept))
-        renumbered = numbers[order]
-        left = renumbered >= 0
-        return Classes(self.name, self.checksum, renumbered[left], starts_of(left)[offsets])
-
-    def check_balanced(self, parameter: str, value: object, ranks: Ranks, n_workers: int) -> None:
-        """Reject an assignment in which the counts of a class differ by more than one between workers."""
-        order, offsets = self.members()
-        classes = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-        pairs, counts = np.unique(classes * n_workers + ranks[order], return_counts=True)
-        least, found = np.diff(offsets) // n_workers, pairs // n_workers
-        lacking = (least > 0) & (np.bincount(found, minlength=len(least)) < n_workers)
-        uneven = np.concatenate([np.flatnonzero(lacking), found[(counts - least[found]) >> 1 != 0]])
-        if uneven.size:
-            allowed = f"an assignment in which the counts of each class of {self.name!r} differ by at most one"
-            hint = (
-                f"Class {uneven.min()} (in ascending order) is spread unevenly. With balance={self.name!r} use the "
-                f"sharding 'random' or 'stratified:{self.name}'."
-            )
-            raise InvalidParameter.of(parameter, value, allowed, hint)
 
 
 def draw_classes(classes: Classes, n_workers: int, *path: int | str) -> Ranks:

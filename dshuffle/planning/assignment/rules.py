@@ -238,24 +238,15 @@ class Chunks(Assignment):
         if self.rows is None:
             hint = "Planning without a dataset needs the number of samples per chunk."
             raise InvalidParameter.of("assignment", "chunks", "'chunks:ROWS'", hint)
-        check_chunks(n_samples, n_workers, self.rows)
+        if (n_chunks := -(-n_samples // self.rows)) < n_workers:
+            most = (n_samples - 1) // (n_workers - 1)
+            allowed = f"at most {most}, for {n_samples} samples and {n_workers} workers"
+            hint = (
+                f"The number of chunks is {n_chunks}, and the assignment 'chunks' gives every worker at least one. "
+                "Create the dataset with smaller chunks, use the assignment 'global', or use fewer workers."
+            )
+            raise InvalidParameter.of("chunk_rows", self.rows, allowed, hint)
         return self.rows
-
-
-def check_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> None:
-    """Check that there are at least as many chunks as workers."""
-    n_chunks = -(-n_samples // chunk_rows)
-    if n_chunks < n_workers:
-        raise InvalidParameter.of(
-            "chunk_rows",
-            chunk_rows,
-            f"at most {(n_samples - 1) // (n_workers - 1)}, for {n_samples} samples and {n_workers} workers",
-            f"The number of chunks is {n_chunks}, and the assignment 'chunks' gives every worker at least one. Create "
-            "the dataset with smaller chunks, use the assignment 'global', or use fewer workers.",
-        )
-
-
-FIXED_POINTS = ":fixed-points"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,22 +258,19 @@ class Partial(Assignment):
     # that is not zero, in a random order, so that exactly ``ceil(Q N / M)`` samples leave and enter every worker.
 
     name: ClassVar[str] = "partial"
-    forms: ClassVar[str] = "'partial:Q' or 'partial:Q:fixed-points' (Q in [0, 1])"
+    forms: ClassVar[str] = "'partial:Q' (Q in [0, 1])"
     can_weigh: ClassVar[bool] = True
 
     # Q in [0, 1]. 0 is the same as ``local``. 1 is not the same as ``global``: every sample moves to another worker.
-    # More is not always better: see :meth:`persistence`.
+    # More is not always better: see :meth:`warning`.
     fraction: float
-    # Allow rounds that send every sample to the worker that has it, as Nguyen et al. do for single samples. Workers
-    # then exchange at most as many samples, and about 1/n fewer on average, and every larger Q mixes better.
-    fixed_points: bool = False
 
     def __post_init__(self) -> None:
         as_ratio("assignment.fraction", self.fraction, Fraction(0))
         object.__setattr__(self, "fraction", float(self.fraction))
 
     def __str__(self) -> str:
-        return f"partial:{self.fraction}{FIXED_POINTS if self.fixed_points else ''}"
+        return f"partial:{self.fraction}"
 
     def n_exchanged(self, n_samples: int, n_workers: int) -> int:
         """Number of samples that every worker sends and receives in an epoch.
@@ -301,8 +289,7 @@ class Partial(Assignment):
 
     @classmethod
     def parse(cls, parameter: str | None) -> Self:
-        number = (parameter or "").removesuffix(FIXED_POINTS)
-        return cls(float(number), fixed_points=number != parameter)
+        return cls(float(parameter or ""))
 
     def draw(self, draw: Draw) -> EpochDraw:
         n, previous = draw.n_workers, draw.previous
@@ -311,14 +298,14 @@ class Partial(Assignment):
         if not count:
             return EpochDraw(previous, slots=slots)
         sizes = np.bincount(previous, minlength=n)
-        slots = SlotExchange.drawn(sizes, count, self.fixed_points, draw.seed, draw.epoch).applied(slots)
+        slots = SlotExchange.drawn(sizes, count, draw.seed, draw.epoch).applied(slots)
         ranks = np.empty_like(previous)
         ranks[slots] = np.repeat(np.arange(n, dtype=np.int32), sizes)
         return EpochDraw(ranks, slots=slots)
 
     def slots(self, first: Blocks, seed: int, changes: Sequence[WorkerChange] = ()) -> Slots:
         count = functools.partial(self.n_exchanged, first.n_samples)
-        return Slots.of(first, changes, count, fixed_points=self.fixed_points, seed=seed)
+        return Slots.of(first, changes, count, seed)
 
     @property
     def shuffled_fraction(self) -> float:
@@ -336,25 +323,16 @@ class Partial(Assignment):
         """See :class:`Assignment`; samples go to workers other than their owners, who hold them by excess alone."""
         return self.fraction * (1 - excess)
 
-    def persistence(self, n_workers: int) -> float:
-        """lambda: how strongly the worker of a sample in one epoch predicts that in the next; 1 if nothing moves.
-
-        ``1 - Q n / (n - 1)``, or with fixed points ``1 - Q``. It is negative where samples tend to leave the worker
-        that had them. The nearer to 0, the better an exchange mixes: a sample is with the same worker again after t
-        exchanges with probability ``1 / n + (1 - 1 / n) lambda ** t``.
-        """
-        if n_workers == 1:
-            return 0.0
-        return 1 - self.fraction * (1 if self.fixed_points else n_workers / (n_workers - 1))
-
     def warning(self, n_workers: int) -> str:
-        if self.persistence(n_workers) >= 0:
+        # A sample is with the same worker again after t exchanges with probability ``1 / n + (1 - 1 / n) lambda ** t``,
+        # and lambda is ``1 - Q n / (n - 1)``.
+        best = (n_workers - 1) / n_workers
+        if n_workers == 1 or self.fraction <= best:
             return ""
-        best, alike = (n_workers - 1) / n_workers, 2 * (n_workers - 1) / n_workers - self.fraction
+        alike = 2 * best - self.fraction
         return (
             f"assignment={str(self)!r} mixes no better than 'partial:{alike:.3g}' on {n_workers} workers, although it "
-            f"moves more samples, because no sample stays with its worker. Use 'global', 'partial:{best:.3g}' or "
-            f"'{self}{FIXED_POINTS}'."
+            f"moves more samples, because no sample stays with its worker. Use 'global' or 'partial:{best:.3g}'."
         )
 
 
@@ -373,9 +351,6 @@ def first_blocks(
 
 def first_ranks(sharding: str, n_samples: int, n_workers: int, *, seed: int, chunk_rows: int = 1) -> Ranks:
     """Make the assignment of epoch 0, which gives out whole chunks, or single samples."""
-    if sharding not in SHARDINGS:
-        raise InvalidParameter.of("sharding", sharding, f"one of {sorted(SHARDINGS)}")
-    check_chunks(n_samples, n_workers, chunk_rows)
     if (blocks := first_blocks(sharding, n_samples, n_workers, seed, chunk_rows)) is not None:
         return blocks.all_ranks()
     turns = np.arange(-(-n_samples // chunk_rows)) % n_workers
@@ -402,21 +377,19 @@ class GivenSharding:
         """Check ranks and broadcast samples, and make a sharding of them."""
         checked = as_ranks("sharding", ranks, 1 << 31)
         n_workers = int(checked.max()) + 1 if checked.size else 0
-        as_integer("len(sharding)", checked.size, max(1, n_workers), "Every worker must get a sample.")
         everywhere = as_indices("broadcast", broadcast, checked.size, "samples")
         if (np.diff(everywhere) <= 0).any():
             raise InvalidParameter.of("broadcast", everywhere, "ascending samples, each once")
         hint = "Every worker must get a sample of its own besides the broadcast samples."
-        as_integer("samples that are not broadcast", checked.size - len(everywhere), n_workers, hint)
+        as_integer("samples that are not broadcast", checked.size - len(everywhere), max(1, n_workers), hint)
         sizes = np.bincount(np.delete(checked, everywhere), minlength=n_workers)
         if sizes.max() - sizes.min() > 1:
-            raise InvalidParameter.because(
-                "sharding",
+            reason = (
                 f"worker {sizes.argmin()} has {sizes.min()} samples and worker {sizes.argmax()} has {sizes.max()}"
-                + (", not counting the broadcast samples" if len(everywhere) else ""),
-                "Share sizes must differ by at most one, because workers with smaller shares would wait for the others "
-                "in every epoch.",
+                f"{', not counting the broadcast samples' if len(everywhere) else ''}"
             )
+            hint = "Share sizes must differ by at most one: workers with smaller shares would wait in every epoch."
+            raise InvalidParameter.because("sharding", reason, hint)
         checksum = zlib.crc32(everywhere.astype("<i8").data, zlib.crc32(checked.astype("<i4").data))
         return cls(name, n_workers, checksum, checked, everywhere, len(everywhere))
 
@@ -430,11 +403,10 @@ class GivenSharding:
     def found(self, ranks: ArrayLike, broadcast: ArrayLike = ()) -> GivenSharding:
         """Return a copy with ranks and broadcast samples."""
         sharding = GivenSharding.of(self.name, ranks, broadcast)
-        for name, expected in (("n_workers", self.n_workers), ("checksum", self.checksum)):
-            if expected is not None and expected != getattr(sharding, name):
-                hint = "The sharding may have been rewritten. Create a new Shuffler."
-                allowed = f"{expected}, as when the session was opened"
-                raise InvalidParameter.of(f"sharding {self.name!r}: {name}", getattr(sharding, name), allowed, hint)
+        if self.checksum not in (None, sharding.checksum):
+            hint = "The sharding may have been rewritten. Create a new Shuffler."
+            allowed = f"{self.checksum}, as when the session was opened"
+            raise InvalidParameter.of(f"sharding {self.name!r}: checksum", sharding.checksum, allowed, hint)
         return sharding
 
     def check(self, n_samples: int, n_workers: int) -> None:

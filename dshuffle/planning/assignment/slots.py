@@ -74,8 +74,8 @@ class Blocks:
         if self.unit == 1:
             return units
         samples = (units[:, np.newaxis] * self.unit + np.arange(self.unit)).ravel()
-        short = np.arange(self.starts[-1] * self.unit, self.n_samples) if block == self.n_workers - 1 else samples[:0]
-        return np.concatenate([samples, short])
+        last = self.n_samples if block == self.n_workers - 1 else 0
+        return np.concatenate([samples, np.arange(self.starts[-1] * self.unit, last)])
 
     @property
     def sizes(self) -> Integers:
@@ -192,13 +192,11 @@ class WorkerHistory:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """What :meth:`to_dict` returned."""
-
-        def change(entry: Mapping[str, Any]) -> WorkerChange:
-            return WorkerChange(
-                **{**entry, "former": tuple(entry["former"]), "weights": tuple(entry.get("weights", ()))}
-            )
-
-        return cls(fields["n_workers"], tuple(map(change, fields["changes"])), tuple(fields.get("first_weights", ())))
+        changes = (
+            WorkerChange(**{**entry, "former": tuple(entry["former"]), "weights": tuple(entry["weights"])})
+            for entry in fields["changes"]
+        )
+        return cls(fields["n_workers"], tuple(changes), tuple(fields["first_weights"]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -262,6 +260,12 @@ def sizes_after(change: WorkerChange, before: Integers) -> Integers:
     return sizes
 
 
+def places_of_all(sizes: Integers) -> tuple[Integers, Integers]:
+    """Worker and slot of all places, worker by worker."""
+    workers = np.repeat(np.arange(len(sizes)), sizes)
+    return workers, np.arange(len(workers)) - starts_of(sizes)[workers]
+
+
 ORDERS = 16
 """Random orders of the ranks in an epoch. Rounds of the same order and distance have the same destinations."""
 
@@ -277,20 +281,19 @@ class SlotExchange:
     distances: Integers  # ``(count,)`` int64, how far round ``i`` shifts the ranks.
 
     @classmethod
-    def drawn(cls, sizes: Integers, count: int, fixed_points: bool, seed: int, epoch: int) -> SlotExchange:
+    def drawn(cls, sizes: Integers, count: int, seed: int, epoch: int) -> SlotExchange:
         """Draw an exchange."""
         # sizes: ``(n,)``, the slots of each worker; at least ``count``.
         n_workers = len(sizes)
         slots, orders, distances = random_words(3, "partial", seed, epoch)
-        least = 0 if fixed_points else 1
-        # The upper 32 bits of a word, scaled to the number of distances.
+        # The upper 32 bits of a word, scaled to the number of distances, none of which is 0.
         drawn = words_at(distances, np.arange(count)) >> np.uint64(32)
-        scaled = (drawn * np.uint64(n_workers - least)) >> np.uint64(32)
+        scaled = (drawn * np.uint64(n_workers - 1)) >> np.uint64(32)
         return cls(
             count,
             Bijection.family(sizes, slots),
             Bijection.family(np.full(ORDERS, n_workers), orders, largest_tables=n_workers),
-            scaled.astype(np.int64) + least,
+            scaled.astype(np.int64) + 1,
         )
 
     def emptied(self, workers: Integers, rounds: Integers) -> Integers:
@@ -313,14 +316,12 @@ class SlotExchange:
 
     def applied(self, samples: Samples) -> Samples:
         """``(q,)``, the samples of all slots after the exchange, from the ``(q,)`` before it; worker by worker."""
-        offsets, all_rounds = self.rounds.offsets, np.arange(self.count)
-        slots = np.empty((len(offsets) - 1, self.count), np.int64)
-        for worker, offset in enumerate(offsets[:-1]):
-            slots[worker] = offset + self.emptied(np.full(self.count, worker), all_rounds)
-        after = samples.copy()
-        for worker in range(len(slots)):
-            sources = self.shifted(np.full(self.count, worker), all_rounds, -1)
-            after[slots[worker]] = samples[slots[sources, all_rounds]]
+        offsets, after = self.rounds.offsets, samples.copy()
+        workers, rounds = places_of_all(np.full(len(offsets) - 1, self.count))
+        sources = self.shifted(workers, rounds, -1)
+        after[offsets[workers] + self.emptied(workers, rounds)] = samples[
+            offsets[sources] + self.emptied(sources, rounds)
+        ]
         return after
 
 
@@ -343,21 +344,11 @@ class Slots:
 
     first: Blocks  # Ranks of epoch 0. A worker's first slots have its samples in the order of their positions.
     eras: tuple[Era, ...]  # The eras in order, from epoch 0; at least one.
-    # fixed_points, seed: Whether a worker may receive its own samples in an exchange, and the seed of the shuffle.
-    fixed_points: bool
     seed: int
     epochs: ExchangeEpochs = EVERY_EPOCH  # Which epochs have an exchange.
 
     @classmethod
-    def of(
-        cls,
-        first: Blocks,
-        changes: Sequence[WorkerChange],
-        count: Callable[[int], int],
-        *,
-        fixed_points: bool,
-        seed: int,
-    ) -> Slots:
+    def of(cls, first: Blocks, changes: Sequence[WorkerChange], count: Callable[[int], int], seed: int) -> Slots:
         """Slots of workers that have changed."""
         eras = [Era(0, first.sizes, count(first.n_workers))]
         for number, change in enumerate(changes):
@@ -365,7 +356,7 @@ class Slots:
             # The number tells two changes in one epoch apart.
             handover = Handover.drawn(change, before, after, "handover", seed, change.epoch, number)
             eras.append(Era(change.epoch, after, count(len(after)), handover, change.carried))
-        return cls(first, tuple(eras), fixed_points, seed)
+        return cls(first, tuple(eras), seed)
 
     @property
     def last(self) -> Era:
@@ -379,9 +370,7 @@ class Slots:
 
     def all_samples(self, epoch: int) -> Samples:
         """``(q,)`` int64, the samples of all slots in an epoch of the present workers, worker by worker."""
-        sizes = self.last.sizes
-        workers = np.repeat(np.arange(len(sizes)), sizes)
-        return self.samples_at(workers, np.concatenate([np.arange(size) for size in sizes.tolist()]), epoch)
+        return self.samples_at(*places_of_all(self.last.sizes), epoch)
 
     def samples_at(self, workers: Integers, slots: Integers, epoch: int) -> Samples:
         """``(k,)`` int64, the samples in the ``(k,)`` slots of the ``(k,)`` workers in an epoch; O(k epoch) time."""
@@ -404,14 +393,17 @@ class Slots:
 
     def _steps(self, epoch: int, *, back: bool = False) -> Iterator[Handover | SlotExchange]:
         """The handovers between eras and the exchanges up to an epoch, in order or backwards."""
-        turn: Callable[[Sequence[Any]], Iterator[Any]] = reversed if back else iter
         eras = [era for era in self.eras if era.epoch <= epoch]
-        for era, last in turn(list(zip(eras, [*(era.carried for era in eras[1:]), epoch], strict=True))):
-            steps = [era.handover, *(self.epochs.after(era.epoch, last) if era.count else ())]
-            for step in turn(steps):
-                if step is not None:
-                    yield self.exchange(era, step) if isinstance(step, int) else step
+        steps = [
+            (era, number)
+            for era, last in zip(eras, [*(era.carried for era in eras[1:]), epoch], strict=True)
+            for number in (None, *(self.epochs.after(era.epoch, last) if era.count else ()))
+        ]
+        for era, number in reversed(steps) if back else steps:
+            step = era.handover if number is None else self.exchange(era, number)
+            if step is not None:
+                yield step
 
     def exchange(self, era: Era, epoch: int) -> SlotExchange:
         """The exchange of the workers of an era for one of their later epochs."""
-        return SlotExchange.drawn(era.sizes, era.count, self.fixed_points, self.seed, epoch)
+        return SlotExchange.drawn(era.sizes, era.count, self.seed, epoch)

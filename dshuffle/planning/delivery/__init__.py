@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.coded import (
@@ -16,18 +15,15 @@ from dshuffle.planning.delivery.coded import (
     coded_rate,
 )
 from dshuffle.planning.delivery.definition import PEER, SERVER_ROWS, STORAGE, Delivery, PlanInput
-from dshuffle.planning.epoch_plan import Packets
-from dshuffle.planning.exchange_epochs import Weights
-from dshuffle.planning.types import Holders, Ranks
 
 __all__ = [
     "DELIVERIES",
     "Delivery",
+    "PlanInput",
     "SIMPLEST",
     "check_delivery",
     "coded_rate",
     "get_delivery",
-    "plan_delivery",
     "suitable_deliveries",
 ]
 
@@ -70,23 +66,6 @@ def check_delivery(name: str, n_workers: int, *, excess: bool = False) -> None:
         raise InvalidParameter.of("delivery", name, "a delivery that supports caches with excess", hint)
     allowed = f"at most {delivery.most_workers} for the delivery {name!r}"
     raise InvalidParameter.of("n_workers", n_workers, allowed, hint)
-
-
-def plan_delivery(
-    name: str,
-    holders: Holders,
-    destinations: Ranks,
-    n_workers: int,
-    *,
-    seed: int = 0,
-    start: Packets | None = None,
-    hosts: Sequence[int] = (),
-    weights: Weights = (),
-    **options: Any,
-) -> Packets:
-    """Plan how every worker gets the samples that it will train on but does not hold."""
-    check_delivery(name, n_workers)
-    return DELIVERIES[name].plan(PlanInput(holders, destinations, n_workers, seed, start, hosts, weights), **options)
 
 
 AUTO = "auto"

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dshuffle.checks import as_integer, as_shape
-from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.delivery.definition import Delivery, PlanInput
 from dshuffle.planning.epoch_plan import SERVER, Packets
@@ -25,7 +23,6 @@ from dshuffle.planning.types import (
     Samples,
     Words,
     bit,
-    count_holders,
     each_bit,
     each_holder,
     group_by,
@@ -223,17 +220,12 @@ def plan_leftover(plan_input: PlanInput) -> Packets:
     # single arcs may not connect the worker's arcs. We take the shortest trails, so there are more steps only where
     # necessary. The theorem covers shuffles in which as many samples leave each worker as arrive. In other shuffles,
     # samples that are not on a closed trail are sent uncoded.
-    holders, destinations, n_workers = plan_input.holders, plan_input.destinations, plan_input.n_workers
     needed = plan_input.missing_samples()
-    owners = np.empty(len(destinations), np.int64)
-    shared = _find_owners(holders, n_workers, owners)
-    if shared >= 0:
-        allowed = "a mask of one worker for the delivery 'leftover', which is for caches without excess"
-        hint = "Use 'clique' or 'ubershuffle' for caches with excess."
-        raise InvalidParameter.of(f"holders[{shared}]", holders[shared].tolist(), allowed, hint)
     # Samples without a holder start at an extra node, to which no arc leads.
-    nodes = n_workers + 1
-    order, offsets = group_by(owners[needed] * nodes + destinations[needed], nodes**2)
+    nodes = plan_input.n_workers + 1
+    owners = np.full(len(needed), nodes - 1)
+    _find_owners(plan_input.holders, needed, owners)
+    order, offsets = group_by(owners * nodes + plan_input.destinations[needed], nodes**2)
     shuffle = np.diff(offsets).reshape(nodes, nodes)
     # Without the samples that are sent in pairs: Attia and Tandon (2016), definition 3.
     leftovers = shuffle - np.minimum(shuffle, shuffle.T)
@@ -246,16 +238,12 @@ def plan_leftover(plan_input: PlanInput) -> Packets:
     return Packets(packets, samples[: packets[-1]], workers[: packets[-1]], np.full(n_packets, SERVER, np.int32))
 
 
-@kernel("(u8[:,::1], i8, i8[::1])")
-def _find_owners(holders, n_workers, owners):  # type: ignore[no-untyped-def]
-    """Write each sample's holder, or ``n_workers``; return the first sample with several holders, or -1."""
-    for sample in range(owners.size):
-        if count_holders(holders, sample) > 1:
-            return sample
-        owners[sample] = n_workers
-        for worker in each_holder(holders, sample):
-            owners[sample] = worker
-    return -1
+@kernel("(u8[:,::1], i8[::1], i8[::1])")
+def _find_owners(holders, samples, owners):  # type: ignore[no-untyped-def]
+    """Write the holder of each sample that has one."""
+    for i in range(samples.size):
+        for worker in each_holder(holders, samples[i]):
+            owners[i] = worker
 
 
 def _best_ignored(leftovers: Integers, seed: int) -> tuple[int, Integers]:
@@ -760,11 +748,7 @@ def coded_rate(n_samples: int, n_workers: int, capacity: int) -> float:
     # A needed sample with h holders counts ``1 / (h + 1)``. For such caches no code needs fewer packets on average, for
     # any number of samples. Caches of later epochs may allow fewer.
     # Chung et al. (2017), Theorem 2; see docs/papers.md. For caches without excess, its limit.
-    n_samples, n = as_shape(n_samples, n_workers)
-    capacity = as_integer("capacity", capacity, 1)
-    if not n_samples <= capacity * n or capacity > n_samples:
-        raise InvalidParameter.of("capacity", capacity, f"in [{-(-n_samples // n)}, {n_samples}] samples")
-    share = n_samples / n
+    n, share = n_workers, n_samples / n_workers
     p = max(0.0, (capacity - share) / (n_samples - share)) if n > 1 else 1.0
     each = n * (n - 1) / 2 if n * p < 1e-5 else (1 - p) / p**2 * (n * p - 1 + (1 - p) ** n)
     return share / n * each

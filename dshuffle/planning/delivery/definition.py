@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import kernel
 from dshuffle.planning.delivery.relay import RELAYS
 from dshuffle.planning.epoch_plan import SERVER, STORE, Packets
 from dshuffle.planning.exchange_epochs import Weights
 from dshuffle.planning.randomness import below, next_word, random_words
-from dshuffle.planning.types import Holders, Ranks, Samples, count_each, each_holder, group_by, missing_samples
+from dshuffle.planning.types import Holders, Ranks, Samples, each_holder, group_by, missing_samples
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,11 +105,7 @@ def plan_peer(plan_input: PlanInput) -> Packets:
     holders, n_workers, hosts = plan_input.holders, plan_input.n_workers, plan_input.hosts
     weights = np.array(plan_input.weights or (1,) * n_workers, np.int64)
     needed = plan_input.missing_samples()
-    counts = count_each(holders, needed)
-    if (nowhere := np.flatnonzero(counts == 0)).size:
-        hint = "Use the delivery 'server' or 'storage' for samples that no worker holds."
-        allowed = "a mask of at least one worker for the delivery 'peer'"
-        raise InvalidParameter.of(f"holders[{needed[nowhere[0]]}]", 0, allowed, hint)
+    counts = np.bitwise_count(holders[needed]).sum(axis=1, dtype=np.int64)
     choice = counts.max(initial=0) > 1
     scarce_first = group_by(counts, n_workers + 1)[0] if choice else np.arange(len(needed))
     senders = np.empty(len(needed), np.int32)

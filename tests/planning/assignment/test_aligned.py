@@ -89,21 +89,9 @@ def test_two_samples_meet_again_as_often_as_by_chance(traces, q, n, _alpha, lag)
     assert again / ((q / n - 1) / (q - 1)) == pytest.approx(1, abs=0.035)
 
 
-def planner(q, alpha, assignment, delivery="clique", caching="even"):
-    spec = ShuffleSpec(
-        q,
-        20,
-        Choices(
-            assignment=assignment, delivery=delivery, caching=caching, cache_fraction=alpha, sharding="random", seed=0
-        ),
-    )
-    made = EpochPlanner(spec)
-    made.load()
-    return made
-
-
 def test_next_to_all_packets_are_perfect_where_samples_abound():
-    made = planner(20_000, 0.1, Aligned())
+    made = EpochPlanner(ShuffleSpec(20_000, 20, Choices("aligned", "clique", caching="even", cache_fraction=0.1)))
+    made.load()
     for _ in range(5):
         plan = made.advance().packets
     sizes = Counter(np.diff(plan.offsets).tolist())

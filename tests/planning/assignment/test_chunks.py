@@ -41,16 +41,12 @@ def test_chunks_stay_whole_and_sizes_differ_by_one_chunk_at_most(shape, seed):
 
 
 def test_a_fraction_that_holds_no_more_than_the_largest_share_is_no_excess():
-    spec = ShuffleSpec(
-        1000, 4, Choices(assignment=Chunks(200), delivery="leftover", cache_fraction=0.3, sharding="random", seed=0)
-    )
+    spec = ShuffleSpec(1000, 4, Choices(Chunks(200), "leftover", cache_fraction=0.3))
     assert (spec.capacity, spec.largest_share, spec.most_workers) == (400, 400, 5)
 
 
 def test_fewer_chunks_than_workers_are_refused():
     message = r"chunk_rows=34 .*at most 33, for 100 samples and 4 workers.*The number of chunks is 3,"
-    with pytest.raises(InvalidParameter, match=message):
-        first_ranks("random", 100, 4, seed=0, chunk_rows=34)
     with pytest.raises(InvalidParameter, match=message):
         next_ranks(Chunks(34), np.zeros(100, int), 4, seed=0, epoch=1)
     assert len(set(first_ranks("random", 100, 4, seed=0, chunk_rows=33).tolist())) == 4

@@ -73,8 +73,8 @@ def test_a_planner_starts_from_a_given_sharding():
         ([0, 0, 0, 1], "worker 0 has 3.*differ by at most one"),
         ([0, -1], r"sharding\[1\]=-1"),
         ([0.0, 1.0], "sharding.dtype='float64'"),
-        (np.empty(0, int), r"len\(sharding\)=0"),
-        ([5], r"len\(sharding\)=1.*>= 6"),
+        (np.empty(0, int), r"not broadcast=0"),
+        ([5], r"not broadcast=1.*>= 6"),
     ],
 )
 def test_ranks_that_are_no_balanced_assignment_are_refused(ranks, message):

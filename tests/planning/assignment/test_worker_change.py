@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import NEW, Choices, EpochPlanner, Remainder, ShuffleSpec, WorkerHistory
-from dshuffle.planning.assignment.slots import Handover, WorkerChange, sizes_after
+from dshuffle.planning import NEW, Choices, EpochPlanner, ShuffleSpec, WorkerHistory
+from dshuffle.planning.assignment.slots import WorkerChange
 from dshuffle.planning.planner import OwnPlanner, plans_own_parts
-from dshuffle.planning.remainder import training_orders, workers_of
+from dshuffle.planning.remainder import workers_of
 
 KEEPING = [
     Choices("local"),
@@ -39,29 +39,6 @@ def fewest_moves(before, former):
     # A larger share saves a move only where more than the smaller one was held.
     kept = sum(min(size, each) for size in had) + min(extra, sum(size > each for size in had))
     return sum(before) - kept
-
-
-@given(st.data())
-def test_a_handover_is_a_bijection_with_the_fewest_moves(data):
-    n_before = data.draw(st.integers(1, 6))
-    q = data.draw(st.integers(10, 80))
-    each, extra = divmod(q, n_before)
-    before = np.array(data.draw(st.permutations([each + 1] * extra + [each] * (n_before - extra))))
-    change = drawn_change(data, n_before)
-    after = sizes_after(change, before)
-    assert after.sum() == q
-    assert after.max() - after.min() <= 1
-    handover = Handover.drawn(change, before, after, "test", data.draw(st.integers(0, 99)))
-    workers, slots = np.repeat(np.arange(n_before), before), np.concatenate([np.arange(m) for m in before])
-    there, places = workers.copy(), slots.copy()
-    handover.trace(there, places)
-    assert sorted(zip(there, places, strict=True)) == [(w, s) for w, m in enumerate(after) for s in range(m)]
-    assert sum(change.former[new] != old for new, old in zip(there, workers, strict=True)) == fewest_moves(
-        before.tolist(), change.former
-    )
-    handover.trace(there, places, back=True)
-    assert there.tolist() == workers.tolist()
-    assert places.tolist() == slots.tolist()
 
 
 def drawn_history(data, epochs):
@@ -122,13 +99,8 @@ def test_plans_of_all_samples_say_the_same(assignment, every, fraction, data):
     """Excess needs plans of all samples, which begin with the present workers."""
     history, _ = drawn_history(data, 4)
     fraction = None if history.n_workers == 1 else fraction
-    spec = ShuffleSpec(
-        90,
-        history.n_workers,
-        Choices(cache_fraction=fraction, every=every).with_assignment(assignment),
-        first_epoch=4,
-        changes=history.changes,
-    )
+    choices = Choices(cache_fraction=fraction, every=every).with_assignment(assignment)
+    spec = ShuffleSpec(90, history.n_workers, choices, first_epoch=4, changes=history.changes)
     assert plans_own_parts(spec, "peer") == (not spec.has_excess)
     planner = EpochPlanner(spec)
     for plan in (planner.load(), planner.advance(), planner.advance()):
@@ -140,30 +112,6 @@ def test_plans_of_all_samples_say_the_same(assignment, every, fraction, data):
             assert {who: ids.tolist() for who, ids in own.receives.items()} == {
                 who: ids.tolist() for who, ids in mine.receives.items()
             }
-
-
-@pytest.mark.parametrize("choices", KEEPING, ids=lambda choices: f"{choices.label}-{choices.sharding}")
-@given(data=st.data())
-def test_workers_that_change_in_the_middle_of_an_epoch(choices, data):
-    """Every sample of the epoch once, whoever goes on with it, and however often."""
-    q, epoch = 60, data.draw(st.integers(0, 3))
-    history, _ = drawn_history(data, epoch + 1)
-    trained: tuple[tuple[int, ...], ...] = ()
-    seen: list[int] = []
-    for attempt in range(data.draw(st.integers(1, 4))):
-        if attempt:
-            former = drawn_change(data, history.n_workers).former
-            if len(former) != history.n_workers:  # a resumed session with as many workers has the same ranks
-                history = history.changed(former, epoch=epoch, carried=epoch)
-        spec = ShuffleSpec(q, history.n_workers, choices, first_epoch=epoch, changes=history.changes)
-        orders = list(training_orders(spec, epoch))
-        left = [order[Remainder(epoch, trained).left(spec, rank)[0]] for rank, order in enumerate(orders)]
-        counts = tuple(data.draw(st.integers(0, len(samples))) for samples in left)
-        seen += [sample for samples, count in zip(left, counts, strict=True) for sample in samples[:count]]
-        trained += (counts,)
-    for rank, order in enumerate(orders):
-        seen += order[Remainder(epoch, trained).left(spec, rank)[0]].tolist()
-    assert sorted(seen) == list(range(q))
 
 
 def test_a_history_as_json():

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec, cost, parse_assignment
-from dshuffle.planning.cost import ClusterRates, Work, loads_of, predict, timed
+from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec, cost
+from dshuffle.planning.cost import ClusterRates, Work, loads_of, message_counts, predict, timed
 from dshuffle.planning.delivery.relay import route
 from dshuffle.planning.epoch_plan import SERVER
 
@@ -81,14 +81,12 @@ def test_peer_reaches_the_cut_set_bound(alpha):
 
 def test_a_worker_that_serves_sends_itself_nothing():
     dedicated, beside = network(4, server_up=RATE), network(4)
-    for delivery, factor in (("server", 0.75), ("clique", None)):
-        work = Work(20_000, 996, Choices(delivery=delivery, cache_fraction=0.5))
-        alone, both = predict(dedicated, work), predict(beside, work)
-        if factor is not None:
-            assert both.exchange_seconds == pytest.approx(factor * alone.exchange_seconds)
-        else:  # what it hands on goes over the same link
-            sent = 0.75 * both.server_egress + both.worker_egress / 4
-            assert both.exchange_seconds == pytest.approx(sent / RATE, rel=0.05)
+    server, clique = (Work(20_000, 996, Choices(delivery=name, cache_fraction=0.5)) for name in ("server", "clique"))
+    alone, both = predict(dedicated, server), predict(beside, server)
+    assert both.exchange_seconds == pytest.approx(0.75 * alone.exchange_seconds)
+    both = predict(beside, clique)  # what it hands on goes over the same link
+    sent = 0.75 * both.server_egress + both.worker_egress / 4
+    assert both.exchange_seconds == pytest.approx(sent / RATE, rel=0.05)
 
 
 @at_most(60)
@@ -122,15 +120,7 @@ def test_the_bytes_are_those_of_the_hops(delivery):
     """An exact prediction beside a planner's own plan of the same shuffle."""
     work = Work(12_000, 96, Choices(delivery=delivery, cache_fraction=0.4))
     predicted = predict(network(6), work)
-    planner = EpochPlanner(
-        ShuffleSpec(
-            12_000,
-            6,
-            Choices(
-                assignment=parse_assignment("global"), delivery=delivery, cache_fraction=0.4, sharding="random", seed=0
-            ),
-        )
-    )
+    planner = EpochPlanner(ShuffleSpec(12_000, 6, work.choices))
     planner.load()
     for _ in range(3):
         epoch = planner.advance()
@@ -242,3 +232,33 @@ def test_bad_input_is_named(cluster, work, told):
             ClusterRates(**{"n_workers": 4, "link_up": 1e6, "link_down": 1e6, **cluster}),
             make_work(**work),
         )
+
+
+def pairs_of(work, n):
+    """Senders and receivers of an exchange."""
+    planner = EpochPlanner(ShuffleSpec(work.n_samples, n, work.choices))
+    planner.load()
+    packets = planner.advance().packets
+    senders = np.repeat(packets.senders, np.diff(packets.offsets)).tolist()
+    return set(zip(senders, packets.destinations.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(("delivery", "shares_processor"), [("peer", 1), ("peer", 4), ("server", 1)])
+def test_an_exchange_of_next_to_nothing_takes_its_fixed_time(delivery, shares_processor):
+    """The order and the votes, and a message between every two participants of which one sends to the other."""
+    n = 4
+    cluster = network(
+        n, link_up=1e15, link_down=1e15, server_up=1e15, machine_workers=shares_processor, epoch_seconds=0.02,
+        first_message_seconds=0.003,
+    )  # fmt: skip
+    work = Work(400, 1, Choices(delivery=delivery))
+    fixed = 0.02 + len(pairs_of(work, n)) / n * shares_processor * 0.003
+    assert predict(cluster, work).exchange_seconds == pytest.approx(fixed)
+
+
+@pytest.mark.parametrize(("delivery", "relay"), [("peer", "pipelined"), ("server", "pipelined"), ("clique", "unicast")])
+def test_each_pair_has_one_first_message_however_many_follow(delivery, relay):
+    cluster = network(4, server_up=RATE)
+    work = Work(400, 1 << 22, Choices(delivery=delivery, relay=relay, cache_fraction=0.5))
+    messages, firsts = message_counts(work, cluster, loads_of(cluster, work))
+    assert messages > len(pairs_of(work, 4)) == firsts

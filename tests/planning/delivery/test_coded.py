@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from studies.bounds import lower_bound
 
-from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SERVER, Global, first_ranks
 
 from ...draws import first_holders, next_ranks, plan_delivery
@@ -121,9 +120,3 @@ def test_the_papers_claims(q, alpha, gain):
     holders, destinations = fresh(q, alpha)
     coded, carpooled = (plan_delivery(name, holders, destinations, 20).n_packets for name in ("coded", "ubershuffle"))
     assert coded / carpooled == pytest.approx(gain, rel=0.03)
-
-
-@pytest.mark.parametrize("name", ["coded", "ubershuffle", "clique"])
-def test_too_many_workers(name):
-    with pytest.raises(InvalidParameter, match=f"n_workers=65 .*at most 64 .*{name!r}.*'leftover'"):
-        plan_delivery(name, np.zeros((0, 2), dtype=np.uint64), np.zeros(0, dtype=np.int32), 65)

@@ -1,8 +1,7 @@
 """One contract suite for every registered delivery, and what each promises beyond it."""
 
-import functools
+import contextlib
 import itertools
-import operator
 from collections import Counter
 
 import numpy as np
@@ -10,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.errors import InvalidParameter
-from dshuffle.planning import DELIVERIES, SERVER, STORE, Global, first_ranks
+from dshuffle.planning import DELIVERIES, SERVER, Global, Packets, first_ranks
 from dshuffle.planning.delivery import suitable_deliveries
 
 from ...conftest import at_most
@@ -43,12 +41,6 @@ def components(plan):
             yield int(plan.senders[p]), int(plan.samples[e]), int(plan.destinations[e])
 
 
-def packets(plan):
-    """The (sample, destination) pairs of every packet."""
-    pairs = [(sample, worker) for _, sample, worker in components(plan)]
-    return [pairs[plan.offsets[p] : plan.offsets[p + 1]] for p in range(plan.n_packets)]
-
-
 @pytest.mark.parametrize("name", DELIVERIES)
 @given(data=st.data(), seed=st.integers())
 def test_every_worker_gets_what_it_needs_exactly_once(name, data, seed):
@@ -63,24 +55,35 @@ def test_every_worker_gets_what_it_needs_exactly_once(name, data, seed):
     assert given_out == lacking or (name in ("leftover", "clique") and given_out > lacking)
     assert plan.n_packets <= len(lacking)
 
-    # Deliver in pure Python: every worker gets the packets that name it, and peels.
-    rows = np.random.default_rng(0).integers(2**63, size=len(sets)).tolist()
-    caches = [{j: rows[j] for j, workers in enumerate(sets) if k in workers} for k in range(n)]
-    sent = [(packet, functools.reduce(operator.xor, [rows[j] for j, _ in packet])) for packet in packets(plan)]
-    for sender, (packet, _) in zip(plan.senders, sent, strict=True):
-        assert sender in (SERVER, STORE) or {j for j, _ in packet} <= caches[sender].keys()
-    for k, cache in enumerate(caches):
-        heard = [(packet, value) for packet, value in sent if k in {d for _, d in packet}]
-        while heard:
-            ready = [(packet, value) for packet, value in heard if sum(j not in cache for j, _ in packet) == 1]
-            assert ready, "nothing more to decode"
-            for packet, value in ready:
-                (decoded,) = (j for j, _ in packet if j not in cache)
-                assert (decoded, k) in packet
-                cache[decoded] = functools.reduce(operator.xor, [cache[j] for j, _ in packet if j != decoded], value)
-            heard = [item for item in heard if item not in ready]
-    for j, d in enumerate(destinations):
-        assert caches[d][j] == rows[j]
+
+UNCODED = [[(4, 0)], [(0, 1)], [(3, 1)], [(1, 2)], [(5, 2)], [(6, 2)]]
+PEERS = [2, 2, 0, 0, 1, 1]
+CODED = [[(1, 2), (4, 0)], [(0, 1), (5, 2)], [(3, 1), (6, 2)]]
+
+
+@pytest.mark.parametrize(
+    ("made", "senders", "message"),
+    [
+        (UNCODED, None, None),
+        (UNCODED, PEERS, None),
+        (CODED, None, None),
+        (UNCODED[1:], None, "sample 4 is not delivered to worker 0"),
+        ([*CODED, [(3, 1)]], None, "twice"),
+        ([*UNCODED, [(4, 1)]], None, "neither trains on"),
+        ([*UNCODED, [(2, 0)]], None, "holds the sample already"),
+        (UNCODED, [1, *PEERS[1:]], "a sender lacks a sample"),
+        ([CODED[2], [(4, 0), (0, 1)], *UNCODED[3:5]], None, "cannot decode"),
+    ],
+)
+def test_the_check_of_plans_finds_faults(made, senders, message):
+    """Chung et al. (2017), examples 1 to 3, with samples and workers counted from 0."""
+    caches = [{1, 2, 3, 7}, {5, 6, 7, 8}, {0, 2, 3, 4}]
+    masks = [sum(1 << k for k, cache in enumerate(caches) if j in cache) for j in range(9)]
+    pairs = np.array([pair for packet in made for pair in packet])
+    offsets, servers = np.cumsum([0, *map(len, made)]), [SERVER] * len(made)
+    plan = Packets(offsets, pairs[:, 0], pairs[:, 1], np.array(servers if senders is None else senders))
+    with contextlib.nullcontext() if message is None else pytest.raises(AssertionError, match=message):
+        check_plan(plan, masks, [1, 2, 0, 1, 0, 2, 2, 0, 1], 3)
 
 
 @at_most(40)
@@ -136,13 +139,6 @@ def test_peers_on_the_same_host_are_preferred(alpha):
     for some in (near, ~near):
         sends = np.bincount(plan.senders[some], minlength=n)
         assert sends.max() <= 1.03 * sends.mean() + 1
-
-
-def test_peer_needs_a_holder():
-    with pytest.raises(InvalidParameter, match=r"holders\[1\]=0 .*'peer'.*'server' or 'storage'"):
-        plan_delivery("peer", [1, 0, 0], [0, 1, 1], 2)
-    for name in sorted(DELIVERIES.keys() - {"peer"}):
-        assert plan_delivery(name, [1, 0, 0], [0, 1, 1], 2).n_packets == 2
 
 
 @pytest.mark.parametrize(

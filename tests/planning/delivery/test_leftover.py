@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from studies.bounds import shuffle_matrix
 
-from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SERVER
 from dshuffle.planning.types import holders_of
 
@@ -80,9 +79,3 @@ def test_samples_that_nobody_holds_go_alone():
     check_plan(made, holders, destinations, 3)
     assert made.n_packets == 6
     assert [packet for packet in packets(made) if len(packet) == 1] == [[(6, 0)], [(0, 0)], [(5, 1)], [(4, 2)]]
-
-
-@pytest.mark.parametrize(("holders", "sample"), [([1, 3, 2], 1), ([1, 2, 7], 2)])
-def test_excess_is_refused(holders, sample):
-    with pytest.raises(InvalidParameter, match=rf"holders\[{sample}\]=.*without excess.*'clique' or 'ubershuffle'"):
-        plan_delivery("leftover", holders, [1, 1, 1], 3)

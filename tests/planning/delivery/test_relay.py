@@ -12,23 +12,6 @@ from hypothesis import strategies as st
 from dshuffle.planning import RELAYS, SERVER, Packets
 from dshuffle.planning.delivery.relay import route
 
-from ...draws import check_plan, plan_delivery
-
-DELIVERIES = ["clique", "coded", "leftover", "ubershuffle"]
-
-
-def planned(delivery, n, q, seed):
-    """The plan of a delivery on random caches, with no excess where it allows none."""
-    rng = np.random.default_rng(seed)
-    if delivery == "leftover" or rng.random() < 0.2:
-        holders = 1 << rng.integers(0, n, q, dtype=np.uint64)
-    else:
-        holders = rng.integers(0, 2**n, q, dtype=np.uint64)
-    destinations = rng.integers(0, n, q)
-    plan = plan_delivery(delivery, holders, destinations, n, seed=seed)
-    check_plan(plan, holders, destinations, n)
-    return plan
-
 
 def by_hand(n, q, seed):
     """Packets to random sets of workers in random order. Relays do not mind whether they can be decoded."""
@@ -43,9 +26,7 @@ def by_hand(n, q, seed):
 def plans(draw):
     """(n, plan, batch)"""
     n, q, seed = draw(st.integers(2, 8)), draw(st.integers(0, 60)), draw(st.integers(0, 2**32))
-    delivery = draw(st.sampled_from([*DELIVERIES, "by hand"]))
-    plan = by_hand(n, q, seed) if delivery == "by hand" else planned(delivery, n, q, seed)
-    return n, plan, draw(st.integers(1, 9))
+    return n, by_hand(n, q, seed), draw(st.integers(1, 9))
 
 
 def rows(plan, hops):
