@@ -32,12 +32,12 @@ from studies.variance import variance_ratio
 
 import dshuffle
 from dshuffle import Choices, Pipeline, Training, open_dataset
-from dshuffle.compare import Way
+from dshuffle.compare import SimulatedCluster, Way
 from dshuffle.pipeline import LocalWorkers
 from dshuffle.planning import Local, first_ranks
 from dshuffle.sharding import stratified
 from dshuffle.synthetic import gaussian_blobs
-from dshuffle.training import SimulatedWorkers, SoftmaxRegression, accuracy_on, fit_parameter_server
+from dshuffle.training import SoftmaxRegression, accuracy_on, fit_parameter_server
 
 SPREAD = 0.1
 """Standard deviation of a class, if the centres of the classes are standard normal."""
@@ -88,7 +88,7 @@ def results(
     """Train once per seed with every ratio of speeds and both kinds of shards; return the final metrics."""
     arrays = train.read_rows(np.arange(train.n_samples))
     model = SoftmaxRegression(int(arrays["y"].max()) + 1)
-    validate = accuracy_on(test, model.predict)
+    validate, cluster = accuracy_on(test, model.predict), SimulatedCluster.of(train, workers)
 
     def ranks(shards: str, seed: int) -> NDArray[np.int32]:
         if shards == "random":
@@ -102,7 +102,7 @@ def results(
     for ratio, shards, seed in track(runs, "training"):
         speeds = np.geomspace(1, 1 / ratio, workers).tolist()
         history = fit_parameter_server(
-            SimulatedWorkers(arrays, ranks(shards, seed)),
+            cluster.session(Choices(Local(), sharding=ranks(shards, seed))),
             model,
             pace="free",
             speeds=speeds,

@@ -1,7 +1,7 @@
 """Asynchronous SGD with a parameter server: workers pull and push without waiting for each other.
 
-:class:`ParameterServer` says what a pull or a push changes and which workers it answers. A Dask actor and
-:class:`SimulatedWorkers` both run it, and :meth:`Job.pushes` is what a worker does with the answers.
+:class:`ParameterServer` says what a pull or a push changes and which workers it answers. A Dask actor and a simulated
+session both run it, and :meth:`Job.pushes` is what a worker does with the answers.
 """
 
 from __future__ import annotations
@@ -14,26 +14,21 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Unpack
 
 import numpy as np
 from distributed import get_worker
 from distributed.utils import sync
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from dshuffle.checks import as_integer, as_ranks
+from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLost
-from dshuffle.planning import GivenSharding
 from dshuffle.planning.randomness import permutation
 from dshuffle.planning.types import Samples
-from dshuffle.rows import RowLayout
-from dshuffle.runtime import Partition, PerRank, Shuffler, gathered
-from dshuffle.runtime.client.cluster_view import cluster_info
-from dshuffle.runtime.session_spec import WorkerFacts
-from dshuffle.sharding import Sharding
+from dshuffle.runtime import Epoch, Partition, PerRank, Shuffler, gathered
+from dshuffle.runtime.client.cluster_view import workers_of
 from dshuffle.training.fit import (
     NUMBERS,
     WHOLE,
@@ -57,6 +52,10 @@ logger = logging.getLogger(__name__)
 Parameters = NDArray[Any]
 Reply = tuple[Parameters, bool]
 """A copy of the parameters, and whether to compute another gradient in this epoch."""
+Settings = tuple[Parameters, float, float, Sequence[float] | None]
+"""What a :class:`ParameterServer` is made of."""
+Result = tuple[Parameters, dict[int, list[int]]]
+"""The parameters, and the staleness of the pushes of each rank."""
 
 ONCE, FREE = "once", "free"
 
@@ -190,7 +189,7 @@ class ParameterServer:
             due.append((ready, (self._parameters.copy(), more)))
         return due
 
-    def result(self) -> tuple[Parameters, dict[int, list[int]]]:
+    def result(self) -> Result:
         """Return the parameters, and the staleness of the pushes of each rank."""
         return self._parameters, self._staleness
 
@@ -210,24 +209,12 @@ class Job:
     n_workers: int
     batch_size: int
     pace: str
-    speeds: tuple[float, ...] | None
     seed: int
 
     @property
     def size(self) -> int:
         """Samples of a mini-batch of one worker."""
         return self.batch_size // self.n_workers
-
-    def n_updates(self, n_samples: int) -> float:
-        """Return the number of updates of an epoch; infinite if it ends when all samples have been used."""
-        return -(-n_samples // self.size) if self.pace == FREE else math.inf
-
-    def samples(
-        self, arrays: Mapping[str, NDArray[Any]], ids: NDArray[np.integer]
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return rows and targets of samples, if the model can be trained on them."""
-        rows, targets = check_batch(arrays, ids, self.features, self.target, self.model.n_classes)
-        return as_rows(rows), targets
 
     def batches(self, sample_ids: NDArray[np.integer], rank: int, epoch: int, done: int) -> Iterator[Samples]:
         """Yield the mini-batches of a worker that has trained on ``done`` before, as positions in ``sample_ids``.
@@ -259,10 +246,11 @@ class Job:
         while True:
             parameters = yield gradient, len(following)
             batch, following = following, next(batches, following[:0])
-            samples = self.samples(partition.take(batch, (self.features, self.target)), ids[batch])
+            arrays = partition.take(batch, (self.features, self.target))
+            rows, targets = check_batch(arrays, ids[batch], self.features, self.target, self.model.n_classes)
             # Values that are not finite are detected at the end of the epoch.
             with np.errstate(over="ignore", invalid="ignore"):
-                gradient, _ = self.model.gradient(parameters, *samples)
+                gradient, _ = self.model.gradient(parameters, as_rows(rows), targets)
 
 
 def as_rows(values: NDArray[Any]) -> NDArray[Any]:
@@ -271,64 +259,7 @@ def as_rows(values: NDArray[Any]) -> NDArray[Any]:
     return flat if flat.dtype in (np.float32, np.float64) else flat.astype(np.float64)
 
 
-class SimulatedWorkers:
-    """Workers of fixed shares in this process, which :func:`fit_parameter_server` can train on in place of a shuffler.
-
-    The result is bit for bit that of a shuffler with this sharding and the assignment ``"local"``, with the same
-    ``speeds`` (by default all 1). Only the seconds differ, and the error: it is summed in another order, and counts
-    broadcast samples once.
-
-    Parameters
-    ----------
-    arrays
-        Mapping from name to array, with all samples.
-    ranks
-        ``(q,)`` ranks that train on each sample, in all epochs, or a sharding, which may have broadcast samples.
-
-    Raises
-    ------
-    InvalidParameter
-        If the arrays and ``ranks`` do not have the same number of samples.
-
-    Examples
-    --------
-    >>> from dshuffle.training import SoftmaxRegression, fit_parameter_server
-    >>> x = np.random.default_rng(0).standard_normal((100, 2))
-    >>> workers = SimulatedWorkers({"x": x, "y": x[:, 0] > 0}, np.arange(100) % 2)
-    >>> history = fit_parameter_server(workers, SoftmaxRegression(2), epochs=9, batch_size=10, step=1.0)
-    >>> history.points[-1].error < 0.2, history.staleness.shape
-    (True, (2, 2))
-    """
-
-    elastic = False
-
-    def __init__(self, arrays: Mapping[str, NDArray[Any]], ranks: ArrayLike | Sharding) -> None:
-        if not isinstance(ranks, Sharding):
-            checked = as_ranks("ranks", ranks, 2**31)
-            ranks = Sharding(checked, int(checked.max(initial=0)) + 1, np.arange(0))
-        self.arrays, self.n_workers, self.samples = arrays, ranks.n_workers, np.arange(len(ranks.ranks))
-        self.dataset = SimpleNamespace(arrays={name: array[0] for name, array in arrays.items()})
-        self.layout = RowLayout.of({name: (array.dtype, array.shape[1:]) for name, array in arrays.items()})
-        self.rows = self.layout.empty(len(self.samples))
-        for name, array in arrays.items():
-            if len(array) != len(self.samples):
-                raise InvalidParameter.of("len(ranks)", len(self.samples), f"{len(array)}, the number of samples")
-            self.layout.column(self.rows, name)[:] = array
-        everywhere = np.isin(self.samples, ranks.broadcast)
-        self.shards = [np.flatnonzero((ranks.ranks == rank) | everywhere) for rank in range(self.n_workers)]
-
-    def epochs(self, count: int) -> Iterator[list[Partition]]:
-        """Yield the partitions of the ranks in every epoch."""
-        sizes = list(map(len, self.shards))
-        for epoch in range(count):
-            where: Any = {"epoch": epoch, "shares": (min(sizes), max(sizes))}
-            yield [
-                Partition(self.layout, self.rows, shard, shard, rank=rank, **where)
-                for rank, shard in enumerate(self.shards)
-            ]
-
-
-@trainer
+@trainer(None)
 def fit_parameter_server(
     shuffler: Any,
     model: Any,
@@ -354,7 +285,7 @@ def fit_parameter_server(
     shuffler
         Shuffler with any sharding, assignment and delivery. Provatas et al. (2021) keep the first assignment in all
         epochs: ``assignment="local"`` with ``sharding="random"``, ``"stratified:y"`` or a stored distribution-aware
-        one. Or :class:`~dshuffle.training.SimulatedWorkers`.
+        one. Or a session of a :class:`~dshuffle.compare.SimulatedCluster`, with the same result.
     model
         Loss that is a mean over samples: a :class:`~dshuffle.training.SoftmaxRegression`, or an object with its
         attribute ``n_classes`` (None if targets are arbitrary numbers) and its methods ``first`` and ``gradient``.
@@ -374,7 +305,7 @@ def fit_parameter_server(
     speeds
         Relative speeds by rank, for experiments. The server then applies gradients in the order in which workers of
         these speeds would push them. This makes the result reproducible, but fast workers have to wait. By default
-        workers run at their real speed.
+        workers run at their real speed; simulated ones are equally fast.
     seed
         Seed of the order of each worker's samples, and of the model's initial parameters.
     features, target
@@ -387,8 +318,7 @@ def fit_parameter_server(
     -------
     History
         ``model`` is the vector of parameters. A point's ``error`` is the mean loss over the whole dataset, which the
-        workers evaluate between epochs. ``staleness`` counts every push. With ``speeds``, ``worker_rates`` are samples
-        per unit of virtual time.
+        workers evaluate between epochs. ``staleness`` counts every push.
 
     Raises
     ------
@@ -411,12 +341,10 @@ def fit_parameter_server(
     ----------
     Provatas et al. (2021), sections II-B to II-D, equations 3 to 5; see docs/papers.md.
     """
-    rates = None if speeds is None else tuple(map(float, speeds))
     check_fixed_workers(shuffler, "fit_parameter_server")
-    n, simulated = shuffler.n_workers, isinstance(shuffler, SimulatedWorkers)
+    n, simulated = shuffler.n_workers, not isinstance(shuffler, Shuffler)
+    rates = tuple(map(float, speeds)) if speeds is not None else (1.0,) * n if simulated else None
     arrays = shuffler.dataset.arrays
-    if simulated:
-        rates = rates or (1.0,) * n
     as_integer("seed", seed)
     if as_integer("batch_size", batch_size, 1) < n:
         raise InvalidParameter.of("batch_size", batch_size, f"at least the number of workers ({n})", "They share it.")
@@ -427,19 +355,24 @@ def fit_parameter_server(
         raise InvalidParameter.of("speeds", rates, f"{n} finite numbers > 0, one per worker")
     check_array("features", features, arrays, -2, NUMBERS)
     check_array("target", target, arrays, 1, NUMBERS if model.n_classes is None else WHOLE)
-    job = Job(model, features, target, n, batch_size, pace, rates, seed)
+    job = Job(model, features, target, n, batch_size, pace, seed)
     if rest := batch_size % n:
         text = "dshuffle: batch_size=%d on %d workers is rounded to %d: each takes %d samples"
         logger.warning(text, batch_size, n, batch_size - rest, job.size)
     pushes: list[list[int]] = [[] for _ in range(n)]  # the staleness of those of each worker
 
     def train(epoch: Any, number: int, parameters: Parameters, factor: float) -> Trained:
-        done, one_epoch = [len(own) for own in pushes], _simulated_epoch if simulated else _one_epoch
-        parameters, staleness, error, work = one_epoch(shuffler, job, epoch, parameters, step / n * factor, done)
+        n_updates = math.inf
+        if pace == FREE:  # the first epoch of a resumed session has fewer samples
+            n_updates = -(-max(1, sum(gathered(epoch.map(_n_counted)))) // job.size)
+        settings, done = (parameters, step / n * factor, n_updates, rates), [len(own) for own in pushes]
+        one_epoch = _simulated_epoch if simulated else _one_epoch
+        parameters, staleness = one_epoch(shuffler, job, epoch, settings, done)
         for rank, own in enumerate(pushes):
             own += staleness[rank]
-        check_converging(f"step={step:g}", number, parameters, error)
-        return Trained(parameters, error, [(rate, 1.0) for rate in rates] if rates else work)
+        wrong, count = measured(epoch, _loss, (model, parameters), features, target)
+        check_converging(f"step={step:g}", number, parameters, wrong)
+        return Trained(parameters, wrong / count)
 
     first, settings = model.first(math.prod(arrays[features].shape), seed), {"batch_size": batch_size, "step": step}
     history = run_epochs(shuffler, "fit_parameter_server", first, train, epochs, settings, **options)
@@ -448,64 +381,55 @@ def fit_parameter_server(
     return dataclasses.replace(history, staleness=staleness, batch_size=job.size * n)
 
 
-def _one_epoch(
-    shuffler: Any, job: Job, epoch: Any, parameters: Parameters, step: float, done: list[int], left: int = ATTEMPTS
-) -> Any:
-    """Train for an epoch, in which each worker has pushed so often before.
-
-    Returns the parameters, the staleness of the pushes of each rank, the mean loss and the work.
-    """
-    n_updates, sharding = math.inf, shuffler.choices.sharding
-    if job.pace == FREE:  # the first epoch of a resumed session has fewer samples; broadcast samples count once
-        copies = sharding.n_broadcast * (job.n_workers - 1) if isinstance(sharding, GivenSharding) else 0
-        n_updates = job.n_updates(max(1, sum(gathered(epoch.map(len))) - copies))
-    try:
-        with serving(shuffler, parameters, step, n_updates, job.speeds) as server:
-            futures = epoch.map(timed, work, server, job, PerRank(done))
-            worked = shuffler.client.gather(futures)  # raises at the first error, while others wait for their turn
-            epoch.forget(futures)  # if a worker is lost from here on, its part of the epoch is not trained again
-            parameters, staleness = server.result().result(timeout=PATIENCE)
-    except (WorkerLost, PeerFailed) as error:
-        if left == 1:
-            raise
-        logger.warning("dshuffle: the epoch starts again on all workers: %s", error)
-        shuffler.accept()  # the tasks that failed are run again
-        return _one_epoch(shuffler, job, epoch, parameters, step, done, left - 1)
-    wrong, count = measured(epoch, _loss, (job.model, parameters), job.features, job.target)
-    return parameters, staleness, wrong / count, [(samples, seconds) for samples, _, seconds in worked]
+def _n_counted(partition: Partition) -> int:
+    """Number of samples of a worker, of which those of all workers count once."""
+    return len(partition) - (partition.rank > 0) * len(partition.broadcast_ids)
 
 
 def _loss(model: tuple[Any, Parameters], rows: NDArray[Any], targets: NDArray[Any]) -> tuple[float, int]:
     return model[0].gradient(model[1], as_rows(rows), targets)[1] * len(targets), len(targets)
 
 
-def _simulated_epoch(workers: Any, job: Job, epoch: Any, parameters: Parameters, step: float, done: list[int]) -> Any:
+def _one_epoch(
+    shuffler: Shuffler, job: Job, epoch: Epoch, settings: Settings, done: list[int], left: int = ATTEMPTS
+) -> Result:
+    """Train for an epoch, in which each worker has pushed so often before."""
+    try:
+        with serving(shuffler, *settings) as server:
+            futures = epoch.map(timed, work, server, job, PerRank(done))
+            shuffler.client.gather(futures)  # raises at the first error, while others wait for their turn
+            epoch.forget(futures)  # if a worker is lost from here on, its part of the epoch is not trained again
+            return server.result().result(timeout=PATIENCE)  # type: ignore[no-any-return]
+    except (WorkerLost, PeerFailed) as error:
+        if left == 1:
+            raise
+        logger.warning("dshuffle: the epoch starts again on all workers: %s", error)
+        shuffler.accept()  # the tasks that failed are run again
+        return _one_epoch(shuffler, job, epoch, settings, done, left - 1)
+
+
+def _simulated_epoch(_: Any, job: Job, epoch: Any, settings: Settings, done: list[int]) -> Result:
     """See :func:`_one_epoch`."""
-    server = ParameterServer(parameters, step, job.n_updates(len(workers.samples)), job.speeds)
-    ranks = [job.pushes(partition, own) for partition, own in zip(epoch, done, strict=True)]
+    server = ParameterServer(*settings)
+    ranks = [job.pushes(partition, own) for partition, own in zip(epoch.partitions(), done, strict=True)]
     replies = [reply for rank, own in enumerate(ranks) for reply in server.replies(rank, *next(own))]
     while replies:
         rank, (parameters, more) = replies.pop()
         if more:
             replies += server.replies(rank, *ranks[rank].send(parameters))
-    with np.errstate(over="ignore", invalid="ignore"):
-        loss = job.model.gradient(server.result()[0], *job.samples(workers.arrays, workers.samples))[1]
-    return *server.result(), loss, ()
+    return server.result()
 
 
-def work(partition: Partition, server: Any, job: Job, done: int) -> int:
-    """Train on a worker's mini-batches of an epoch, and return the number of their samples."""
-    samples, waiting, pushes = 0, 0.0, job.pushes(partition, done)
+def work(partition: Partition, server: Any, job: Job, done: int) -> None:
+    """Train on a worker's mini-batches of an epoch."""
+    more, pushes = True, job.pushes(partition, done)
     push = next(pushes)
-    while True:
+    while more:
         began = time.perf_counter()
         parameters, more = _answer(server, server.exchange(partition.rank, *push))
-        waiting += time.perf_counter() - began
-        if not more:
-            partition.note_waiting(waiting)
-            return samples
-        samples += push[1]
-        push = pushes.send(parameters)
+        partition.note_waiting(time.perf_counter() - began)
+        if more:
+            push = pushes.send(parameters)
 
 
 def _answer(server: Any, call: Any) -> Reply:
@@ -549,9 +473,9 @@ def _place(shuffler: Shuffler) -> str:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         shuffler.look_up_members()
-        training, workers = shuffler.addresses, cluster_info(shuffler.client)["workers"]
-        connected = {worker.address for worker in WorkerFacts.of_all(workers) if shuffler._choice.allows(worker)}
-        for place in (*sorted(connected - set(training)), *training):
+        training = shuffler.addresses
+        connected = {worker.address for worker in workers_of(shuffler.client, shuffler._choice)}
+        for place in (*sorted(connected - {*training}), *training):
             if place in connected:
                 return place
         time.sleep(0.5)
