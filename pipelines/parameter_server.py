@@ -102,7 +102,7 @@ def results(
     for ratio, shards, seed in track(runs, "training"):
         speeds = np.geomspace(1, 1 / ratio, workers).tolist()
         history = fit_parameter_server(
-            cluster.session(Choices(Local(), sharding=ranks(shards, seed))),
+            cluster.session(Choices(Local()), ranks(shards, seed)),
             model,
             pace="free",
             speeds=speeds,

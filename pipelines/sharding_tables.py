@@ -121,7 +121,7 @@ def study(
         metrics: dict[str, float] = {}
         if validate is not None:
             history = fit_parameter_server(
-                cluster.session(Choices("local", sharding=made)),
+                cluster.session(Choices("local"), made),
                 model,
                 pace="free",
                 speeds=np.geomspace(1, 1 / ratio, workers).tolist(),

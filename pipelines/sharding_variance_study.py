@@ -152,7 +152,7 @@ def final_metrics(setting: Setting, sharding: str, seeds: range, samples: int, e
     finals: Finals = {name: [] for name in METRICS}
     for seed in seeds:
         history = fit_parameter_server(
-            cluster.session(Choices("local", sharding=ranks_of(sharding, setting.data, samples, seed))),
+            cluster.session(Choices("local"), ranks_of(sharding, setting.data, samples, seed)),
             model,
             epochs=epochs,
             batch_size=BATCH,

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec
 from dshuffle.planning.types import Samples
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.runtime import Partition, PerRank
-from dshuffle.runtime.dataset_inputs import resolved, with_data
+from dshuffle.runtime.dataset_inputs import checked_sharding, resolved, with_data
+from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset
 from dshuffle.training.fit import Steps
 
@@ -71,8 +73,8 @@ class SimulatedCluster:
         rows.flags.writeable = False
         return cls(dataset, rows, n_workers)
 
-    def session(self, choices: Choices) -> SimulatedShuffler:
-        """Return a session of a strategy.
+    def session(self, choices: Choices, sharding: Sharding | ArrayLike | None = None) -> SimulatedShuffler:
+        """Return a session of a strategy, with a sharding or ranks of your own in place of its sharding.
 
         Its delivery makes no difference. Its caching only makes one if the assignment depends on who holds what.
 
@@ -82,6 +84,8 @@ class SimulatedCluster:
             If the dataset cannot be shuffled in this way.
         """
         simple = dataclasses.replace(choices, delivery="storage")
+        if sharding is not None:
+            simple = dataclasses.replace(simple, sharding=checked_sharding(self.dataset, sharding))
         if not choices.assignment.needs_holders:
             simple = dataclasses.replace(simple, cache_fraction=None)
         spec = ShuffleSpec.at_first(self.dataset.n_samples, self.n_workers, resolved(self.dataset, simple))

@@ -86,7 +86,6 @@ def test_a_job_is_a_single_worker_unless_the_user_has_set_another_number(slurm, 
     with dask.config.set({"jobqueue.slurm.processes": configured}):
         source = BatchJobs("SLURM", 3, options=options)
         assert source.n_workers == n_workers
-        assert source.worker_memory == 48 * 2**30 * 3 // n_workers
         assert source.awaited == (n_workers, "1h")
         scripts, lost = submitted(slurm, source)
     assert lost == "1h"  # of conftest.py: what the user has set

@@ -23,7 +23,6 @@ from dshuffle.training import (
     EarlyStopping,
     Linear,
     Network,
-    SimulatedWorkers,
     SoftmaxRegression,
     fit_linear_regression,
     fit_matrix_completion,
@@ -170,13 +169,11 @@ def test_stratified_shards_make_an_asynchronous_server_scatter_less():
             else first_ranks(sharding, 240, 12, seed=seed)
         )
 
+    cluster = SimulatedCluster.of(dataset, 12)
+
     def final_loss(sharding, seed, **speeds):
-        drawn = ranks(sharding, seed)
-        return (
-            fit_parameter_server(SimulatedWorkers(arrays, drawn), model, seed=seed, **speeds, **options)
-            .points[-1]
-            .error
-        )
+        session = cluster.session(Choices("local"), ranks(sharding, seed))
+        return fit_parameter_server(session, model, seed=seed, **speeds, **options).points[-1].error
 
     # With given speeds, a session has the losses of the simulation.
     slow = {"speeds": np.geomspace(1, 1 / 4, 12).tolist()}

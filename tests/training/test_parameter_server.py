@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dshuffle
-from dshuffle.compare import local_cluster
+from dshuffle.compare import SimulatedCluster, local_cluster
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.planning import first_ranks
+from dshuffle.planning import Choices, first_ranks
 from dshuffle.planning.assignment.balance import stratified_ranks
 from dshuffle.sharding import Sharding
 from dshuffle.synthetic import gaussian_blobs
-from dshuffle.training import SimulatedWorkers, SoftmaxRegression, fit_parameter_server
+from dshuffle.training import SoftmaxRegression, fit_parameter_server
 from dshuffle.training.parameter_server import Job, ParameterServer
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(121, n_features=3, n_classes=4).items()}
@@ -46,15 +46,20 @@ class LinearModel:
         return np.append(wrong @ rows, wrong.sum()) / len(rows), float(wrong @ wrong) / (2 * len(rows))
 
 
+def simulated(arrays, n_workers, sharding):
+    dataset = dshuffle.create_dataset("memory://simulated-server", arrays, overwrite=True)
+    return SimulatedCluster.of(dataset, n_workers).session(Choices("local"), sharding)
+
+
 def simulate(n_workers, arrays=LINE, model=None, **options):
     ranks = first_ranks("random", len(arrays["y"]), n_workers, seed=1)
     defaults = {"epochs": 2, "batch_size": 5 * n_workers, "step": 0.1, "seed": 3}
-    workers = SimulatedWorkers(arrays, ranks)
-    return ranks, fit_parameter_server(workers, model or LinearModel(), **{**defaults, **options})
+    session = simulated(arrays, n_workers, ranks)
+    return ranks, fit_parameter_server(session, model or LinearModel(), **{**defaults, **options})
 
 
 def batches_of(ids, n_workers, size, *, rank, epoch, pace="once", seed=3, done=0):
-    job = Job(LinearModel(), "x", "y", n_workers, size * n_workers, pace, None, seed)
+    job = Job(LinearModel(), "x", "y", n_workers, size * n_workers, pace, seed)
     return job.batches(ids, rank, epoch, done)
 
 
@@ -178,11 +183,6 @@ def test_what_cannot_be_simulated_is_refused(options, message):
         simulate(4, **options)
 
 
-def test_arrays_and_ranks_have_the_same_length():
-    with pytest.raises(InvalidParameter, match=r"len\(ranks\)=121 .*must be 60, the number of samples"):
-        SimulatedWorkers({**LINE, "y": LINE["y"][:60]}, np.arange(121) % 2)
-
-
 def test_a_batch_that_workers_cannot_share_equally_is_rounded_and_said(caplog):
     (_, rounded), (_, whole) = (simulate(4, batch_size=size) for size in (14, 12))
     np.testing.assert_array_equal(rounded.model, whole.model)
@@ -220,17 +220,20 @@ class Counting:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pace", ["once", "free"])
-def test_workers_of_given_speeds_are_the_simulation_to_the_last_bit(client, pace):
-    speeds = (1.0, 0.3, 0.5, 0.25)
-    options = {"epochs": 3, "batch_size": 20, "step": 0.4, "pace": pace, "speeds": speeds, "seed": 5}
-    with shuffler(client, assignment="local", sharding="stratified:y", seed=2) as real:
-        history = fit_parameter_server(real, SoftmaxRegression(4), **options)
+@pytest.mark.parametrize("n_broadcast", [0, 5])
+def test_workers_of_given_speeds_are_the_simulation_to_the_last_bit(client, pace, n_broadcast):
     ranks = stratified_ranks(BLOBS["y"], N_WORKERS, seed=2)
-    expected = fit_parameter_server(SimulatedWorkers(BLOBS, ranks), SoftmaxRegression(4), **options)
+    sharding = Sharding(ranks, N_WORKERS, np.arange(121 - n_broadcast, 121))
+    options = {"epochs": 3, "batch_size": 21, "step": 0.4, "pace": pace, "speeds": (1.0, 0.3, 0.5, 0.25), "seed": 5}
+    with shuffler(client, assignment="local", sharding=sharding) as real:
+        history = fit_parameter_server(real, SoftmaxRegression(4), **options)
+    expected = fit_parameter_server(simulated(BLOBS, N_WORKERS, sharding), SoftmaxRegression(4), **options)
     assert np.array_equal(history.model, expected.model)
     assert np.array_equal(history.staleness, expected.staleness)
     assert [point.error for point in history.points] == pytest.approx([point.error for point in expected.points])
-    assert history.worker_rates == speeds
+    # 5 samples in a mini-batch. At the pace "free" there are as many updates as without copies.
+    shares = np.bincount(ranks[: 121 - n_broadcast]) + n_broadcast
+    assert history.staleness.sum() == 3 * (-(-121 // 5) if pace == "free" else np.sum(-(-shares // 5)))
 
 
 @pytest.mark.slow
@@ -244,7 +247,6 @@ def test_every_sample_is_used_once_an_epoch(client, assignment):
     # Between a pull and a push of an epoch there cannot be more than all pushes of the others.
     assert history.staleness.shape[1] <= 10
     assert [point.error for point in history.points] == pytest.approx([0, 1, 4])
-    assert len(history.worker_rates) == N_WORKERS
 
 
 @pytest.mark.slow
@@ -265,7 +267,7 @@ ORDERED = {"epochs": 3, "batch_size": 20, "step": 0.1, "speeds": (1.0, 0.5)}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["trains", "serves", "does both", "has trained"])
-def test_an_epoch_in_which_a_worker_is_lost_starts_again(many_blobs, caplog, tmp_path, killed):
+def test_an_epoch_in_which_a_worker_is_lost_starts_again(cluster_of, many_blobs, caplog, tmp_path, killed):
     """The order of the pushes is emulated, so the result is the same as without the fault."""
     flag = tmp_path / "flag"
 
@@ -280,8 +282,7 @@ def test_an_epoch_in_which_a_worker_is_lost_starts_again(many_blobs, caplog, tmp
                     os.kill(pid, signal.SIGKILL)
             return super().gradient(parameters, rows, targets)
 
-    alone = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") if killed == "does both" else None
-    with local_cluster(2) if alone is None else Client(alone) as client:
+    with cluster_of(2, processes=True) if killed == "does both" else local_cluster(2) as client:
         with dshuffle.Shuffler(client, many_blobs) as real:
             expected = fit_parameter_server(real, SoftmaxRegression(4), **ORDERED)
         with dshuffle.Shuffler(client, many_blobs) as real:
@@ -296,42 +297,21 @@ def test_an_epoch_in_which_a_worker_is_lost_starts_again(many_blobs, caplog, tmp
 
             history = fit_parameter_server(real, Striking(4), on_epoch=strike_next, **ORDERED)
     assert not flag.exists()
-    if alone is not None:
-        alone.close()
     assert ("the epoch starts again on all workers" in caplog.text) == (killed != "has trained")
     np.testing.assert_array_equal(history.model, expected.model)
     np.testing.assert_array_equal(history.staleness, expected.staleness)
 
 
 @pytest.mark.slow
-def test_the_shufflers_client_need_not_be_the_default(tmp_path):
+def test_the_shufflers_client_need_not_be_the_default():
+    address = {"dashboard_address": "127.0.0.1:0"}
     with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            memory_limit=0,
-            dashboard_address=None,
-            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
-        ) as cluster,
+        LocalCluster(n_workers=2, processes=False, dashboard_address=None, scheduler_kwargs=address) as cluster,
         Client(cluster, set_as_default=False) as client,
+        shuffler(client) as real,
+        pytest.MonkeyPatch.context() as patch,
     ):
-        dataset = dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), BLOBS)
-        with dshuffle.Shuffler(client, dataset) as real, pytest.MonkeyPatch.context() as patch:
-            # The client of another test may be the default one here.
-            patch.setattr(distributed.client, "_get_global_client", distributed.client._current_client.get)
-            history = fit_parameter_server(real, SoftmaxRegression(4), epochs=1, batch_size=20, step=0.1)
+        # The client of another test may be the default one here.
+        patch.setattr(distributed.client, "_get_global_client", distributed.client._current_client.get)
+        history = fit_parameter_server(real, SoftmaxRegression(4), epochs=1, batch_size=20, step=0.1)
     assert len(history.points) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pace", ["once", "free"])
-def test_broadcast_samples_are_used_by_all_and_simulated(client, pace):
-    sharding = Sharding(np.arange(121, dtype=np.int32) % N_WORKERS, N_WORKERS, np.arange(116, 121))
-    options = {"epochs": 3, "batch_size": 21, "step": 0.3, "pace": pace, "speeds": [1.0, 2.0, 1.0, 3.0]}
-    with shuffler(client, assignment="local", sharding=sharding) as real:
-        fitted = fit_parameter_server(real, SoftmaxRegression(4), **options)
-    simulated = fit_parameter_server(SimulatedWorkers(BLOBS, sharding), SoftmaxRegression(4), **options)
-    np.testing.assert_array_equal(fitted.model, simulated.model)
-    np.testing.assert_array_equal(fitted.staleness, simulated.staleness)
-    # 29 and 5 samples, or 29 and 4 that others have: as many updates at the pace "free" as without copies.
-    assert fitted.staleness.sum() == 3 * (-(-121 // 5) if pace == "free" else 4 * 7)

@@ -38,8 +38,6 @@ def test_without_batch_norm_it_is_mini_batch_sgd_of_one_process(fake_shuffler):
     assert sorted(seen) == sorted(np.tile(BLOBS["x"][:, 0], 3).tolist()), "every sample once an epoch"
     assert history.points[-1].error == np.mean(history.model.predict(BLOBS["x"]) != BLOBS["y"])
     assert history.points[-1].error < history.points[0].error
-    assert [seconds.shape for seconds in history.breakdown] == [(3, 3)] * 3
-    assert all((seconds > 0).all() for seconds in history.breakdown)
 
 
 def test_batch_norm_is_each_workers_own(fake_shuffler):

@@ -102,9 +102,6 @@ def test_it_is_what_one_process_computes(torch, ddp, processes, blobs, makers, o
             torch.testing.assert_close(mine, mean, rtol=1e-4, atol=1e-5)
     predicted = history.model(torch.from_numpy(BLOBS["x"]).float()).argmax(dim=1).numpy()
     assert history.points[-1].error == pytest.approx(np.mean(predicted != BLOBS["y"]))
-    assert [seconds.shape for seconds in history.breakdown] == [(3, 3)] * 3
-    assert all((seconds > 0).all() for seconds in history.breakdown)
-    assert len(history.worker_rates) == 3
 
 
 @pytest.mark.slow
