@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import dask
 import distributed.utils
 import psutil
+from dask.system import CPU_COUNT
 from distributed import Client, Nanny, Scheduler, SpecCluster, Worker
 from distributed.system import MEMORY_LIMIT
 
@@ -137,9 +138,8 @@ def _be_quiet() -> None:
 
 def most_processes() -> int:
     """Number of worker processes that the processors and the memory of this machine can bear."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = min(psutil.virtual_memory().available, MEMORY_LIMIT)
-    return max(4, min(PROCESSES_PER_CORE * cores, int(memory // PROCESS_NBYTES)))
+    return max(4, min(PROCESSES_PER_CORE * CPU_COUNT, int(memory // PROCESS_NBYTES)))
 
 
 @contextmanager

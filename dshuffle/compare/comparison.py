@@ -39,7 +39,6 @@ from dshuffle.planning.exchange_epochs import EVERY_EPOCH
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets
 from dshuffle.report import Comparison, TrainingPoint, WayResult
-from dshuffle.runtime import Shuffler
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.dataset_inputs import resolved, with_chunks_of
 from dshuffle.runtime.measure.measurement import work_of
@@ -197,23 +196,24 @@ def product_of_ways(
 
 def result_of(
     way: Way,
-    shuffler: Shuffler,
+    dataset: Dataset,
+    records: Sequence[EpochRecord],
     points: Sequence[TrainingPoint],
     measured: ClusterRates | None,
     pairs: Mapping[str, PairedRuns],
 ) -> WayResult:
-    """Return the result of a strategy, from its shuffler after the training, the points of the fit, and its pairs."""
+    """Return the result of a strategy, from the records of its last session, the points of the fit, and its pairs."""
     prediction, elsewhere = None, {}
     if measured is not None and not way.choices.is_auto:  # which is any of several deliveries
-        prediction = predicted(measured, shuffler.dataset, way)
+        prediction = predicted(measured, dataset, way)
         for name, rate in OTHER_LINKS.items():
             links: Any = dict.fromkeys(("link_up", "link_down", "server_up"), rate / HEADERS)
             other = dataclasses.replace(measured, wire_overhead=0.0, **links)
-            elsewhere[name] = predicted(other, shuffler.dataset, way).exchange_seconds
+            elsewhere[name] = predicted(other, dataset, way).exchange_seconds
     return WayResult(
-        label=_with_chosen(way, shuffler.records),
+        label=_with_chosen(way, records),
         choices=way.choices,
-        records=tuple(shuffler.records),
+        records=tuple(records),
         history=tuple(points),
         predicted_seconds=None if prediction is None else prediction.exchange_seconds,
         predicted_wire_seconds=None if prediction is None else prediction.wire_seconds,

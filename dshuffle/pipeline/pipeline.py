@@ -387,7 +387,6 @@ def train(
             measured = measure_workers(client, options.choice, dataset, seconds=MEASURING_SECONDS).cluster
             say("loading code on the workers; the first run compiles it", 3)
             _warm_up(pipeline, training, client, pipeline.ways[-1].dataset(dataset))
-        shufflers: list[Shuffler] = []
         for before, way in zip(range(prepared, total, training.epochs), pipeline.ways, strict=True):
             say(way.label, before)
             reported: dict[int, TrainingPoint] = {}
@@ -399,7 +398,6 @@ def train(
             value, shuffler = _train(pipeline, training, client, way.dataset(dataset), way, on_epoch)
             points = tuple(reported.values())
             results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers, reported=points))
-            shufflers.append(shuffler)
             say(way.label, before + training.epochs)  # also if the function does not say when an epoch ends
             if test is not None:
                 metric_of(value, test.metric)  # now, and not after all ways
@@ -412,19 +410,14 @@ def train(
         if not any(result.records for result in results):
             logger.warning("dshuffle: all epochs were done before, as the checkpoint says. No report is written.")
             return PipelineResult(tuple(results), None)
+        found = []
+        for way, result in zip(pipeline.ways, results, strict=True):
+            own = {name: pairs[way.label] for name, pairs in tested.items() if way.label in pairs}
+            found.append(result_of(way, way.dataset(dataset), result.records, result.points, measured, own))
         comparison = comparison_of(
             client,
             dataset,
-            [
-                result_of(
-                    way,
-                    shuffler,
-                    result.points,
-                    measured,
-                    {name: pairs[way.label] for name, pairs in tested.items() if way.label in pairs},
-                )
-                for way, result, shuffler in zip(pipeline.ways, results, shufflers, strict=True)
-            ],
+            found,
             settings=training.facts,
             command=_command(),
             error_meaning=training.error_meaning,

@@ -243,7 +243,6 @@ class SavedFit:
     trainer: str
     points: tuple[TrainingPoint, ...]
     model: Any
-    settings: Mapping[str, Any]
 
 
 class Trained(NamedTuple):
@@ -260,7 +259,6 @@ def run_epochs(
     model: Any,
     train: Callable[[Any, int, Any, float], Trained],
     epochs: int,
-    settings: Mapping[str, Any],
     *,
     restored: Callable[[Any], Any] = lambda saved: saved,
     kept: bool = True,
@@ -275,8 +273,6 @@ def run_epochs(
     ----------
     shuffler
         A shuffler, or a stand-in with epochs but no states.
-    settings
-        Warnings say which of them differ from those of the saved fit.
     restored
         Makes the model of what a checkpoint keeps.
     kept
@@ -291,7 +287,11 @@ def run_epochs(
     points: list[TrainingPoint] = []
     saved = session.attached if kept and session and before is None else None
     if isinstance(saved, SavedFit):
-        _check_saved(saved, trainer, settings)
+        if saved.trainer != trainer:
+            raise CheckpointError(
+                f"the state has a model of {saved.trainer}, and {trainer} cannot continue with it. Use that trainer, "
+                "or remove the checkpoint to begin again"
+            )
         points, model = list(saved.points), restored(saved.model)
 
     def is_due() -> bool:
@@ -307,7 +307,7 @@ def run_epochs(
             metrics = numbers_of(validate(model)) if validate else {}
             points.append(TrainingPoint(epoch=number, seconds=seconds, error=error, validation=metrics))
             if kept and session:
-                saved = SavedFit(trainer, tuple(points), model if state is None else state, settings)
+                saved = SavedFit(trainer, tuple(points), model if state is None else state)
                 session.attach(saved, session.epoch)
             if on_epoch:
                 on_epoch(points[-1])
@@ -322,23 +322,6 @@ def run_epochs(
     if session and (words := slow_rank_of(session.records[n_before:])):
         logger.warning("dshuffle: %s", words)
     return History(tuple(points), model, stopped)
-
-
-def _check_saved(saved: SavedFit, trainer: str, settings: Mapping[str, Any]) -> None:
-    """Check that this trainer can continue a fit."""
-    if saved.trainer != trainer:
-        raise CheckpointError(
-            f"the state has a model of {saved.trainer}, and {trainer} cannot continue with it. Use that trainer, "
-            "or remove the checkpoint to begin again"
-        )
-    for name, before in saved.settings.items():
-        if (now := settings.get(name, before)) != before:
-            if name == "optimizer":
-                raise CheckpointError(
-                    f"the state has an optimizer of the kind {before}, and make_optimizer makes one of the kind {now}. "
-                    "Use that kind, or begin again without the checkpoint"
-                )
-            logger.warning("dshuffle: %s continues with %s=%s; before, it was %s", trainer, name, now, before)
 
 
 def timed(partition: Partition, fn: Callable[..., Any], *args: Any) -> tuple[Any, int]:

@@ -122,7 +122,7 @@ def fit_linear_regression(
             error = math.sqrt(wrong / total)
         return Trained(weights, error)
 
-    return run_epochs(shuffler, "fit_linear_regression", None, train, epochs, {"step": step}, **options)
+    return run_epochs(shuffler, "fit_linear_regression", None, train, epochs, **options)
 
 
 def local_pass(

@@ -304,12 +304,9 @@ def fit_matrix_completion(
                 own[name] = wrong / np.sum(np.square(value, dtype=np.float64))
         return own
 
-    counts: NDArray[np.int64] | None = None
-
     def train(epoch: Epoch, number: int, model: Factors | None, factor: float) -> Trained:
-        nonlocal counts
         rows, columns, squares = zip(*gathered(epoch.map(survey, sizes)), strict=True)
-        owned = np.concatenate(rows)
+        owned, counts = np.concatenate(rows), np.sum(columns, axis=0)
         if len(np.unique(owned)) < len(owned):
             raise InvalidParameter.because(
                 "assignment",
@@ -319,7 +316,6 @@ def fit_matrix_completion(
             )
         if sum(squares) == 0:
             raise InvalidParameter.because("value", "all its entries are zero", "Use a dataset with non-zero values.")
-        counts = np.sum(columns, axis=0) if counts is None else counts
         if model is None:
             model = first_factors(epoch, sizes, rank, seed)
             model.left[np.setdiff1d(np.arange(n_rows), owned)] = 0
@@ -348,9 +344,8 @@ def fit_matrix_completion(
         check_converging(f"step={step:g}", number, wrong, model.left, model.right)
         return Trained(model, float(wrong / sum(squares)))
 
-    settings = {"step": step, "regularization": regularization}
     options["validate"] = metrics
-    return run_epochs(shuffler, "fit_matrix_completion", None, train, epochs, settings, **options)
+    return run_epochs(shuffler, "fit_matrix_completion", None, train, epochs, **options)
 
 
 def survey(partition: Partition, sizes: Mapping[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64], float]:
@@ -375,16 +370,17 @@ def entries_by_block(
     Returns indices into the worker's own rows and into the columns of the block, what the baseline leaves of the
     values, the first entry of each block, and the number of entries of each row.
     """
-    columns = np.concatenate(blocks)
-    block_of, place_of = np.empty(len(columns), np.int64), np.empty(len(columns), np.int64)
-    block_of[columns] = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
-    place_of[columns] = np.concatenate([np.arange(len(block)) for block in blocks])
-    column = partition["column"]
-    value = partition["value"] - baseline.predict(partition["row"], column)
-    order = np.argsort(block_of[column], kind="stable")
+    starts = np.cumsum([0, *map(len, blocks)])
+    place_of = np.empty(starts[-1], np.int64)
+    place_of[np.concatenate(blocks)] = np.arange(starts[-1])
+    value = partition["value"] - baseline.predict(partition["row"], partition["column"])
+    place = place_of[partition["column"]]
+    block = np.searchsorted(starts, place, side="right") - 1
+    order = np.argsort(block, kind="stable")
     _, row, row_counts = np.unique(partition["row"], return_inverse=True, return_counts=True)
-    starts = np.searchsorted(block_of[column[order]], np.arange(len(blocks) + 1))
-    return row[order].astype(np.int64), place_of[column[order]], value[order].astype(np.float32), starts, row_counts
+    firsts = np.searchsorted(block[order], np.arange(len(blocks) + 1))
+    place = (place - starts[block])[order]
+    return row[order].astype(np.int64), place, value[order].astype(np.float32), firsts, row_counts
 
 
 def one_round(

@@ -129,7 +129,7 @@ def fit_parallel_sgd(
             raise InvalidParameter.of("target", target, "an array with at least one non-zero value")
         return Trained(model, wrong / total if classifies else math.sqrt(wrong / total))
 
-    return run_epochs(shuffler, "fit_parallel_sgd", model, train, epochs, {"batch_rows": batch_rows}, **options)
+    return run_epochs(shuffler, "fit_parallel_sgd", model, train, epochs, **options)
 
 
 def is_classifier(estimator: Any) -> bool:

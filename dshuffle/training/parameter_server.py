@@ -6,7 +6,6 @@ session both run it, and :meth:`Job.pushes` is what a worker does with the answe
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import heapq
@@ -14,6 +13,7 @@ import itertools
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -24,7 +24,7 @@ from distributed.utils import sync
 from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLost
+from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.planning.randomness import permutation
 from dshuffle.planning.types import Samples
 from dshuffle.runtime import Epoch, Partition, PerRank, Shuffler, gathered
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 Parameters = NDArray[Any]
 Reply = tuple[Parameters, bool]
 """A copy of the parameters, and whether to compute another gradient in this epoch."""
-Settings = tuple[Parameters, float, float, Sequence[float] | None]
+Settings = tuple[Parameters, float, float]
 """What a :class:`ParameterServer` is made of."""
 Result = tuple[Parameters, dict[int, list[int]]]
 """The parameters, and the staleness of the pushes of each rank."""
@@ -67,7 +67,6 @@ ATTEMPTS = 3
 """Attempts at an epoch in which workers are lost."""
 LOST = "Worker holding Actor was lost"
 """Dask's error message for a lost actor."""
-ENDED = "training has ended because another worker failed or was cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +114,7 @@ class SoftmaxRegression:
 
 
 class ParameterServer:
-    """The parameters in an epoch. With speeds, pushes are applied in the order of virtual time.
-
-    Without speeds, every push is applied at once. With them, all workers pull at time 0, a gradient takes
-    samples / speed, and ties go to the lowest rank: workers wait in real time, but not in virtual time, and the result
-    does not depend on who comes first.
+    """The parameters in an epoch. Dask calls the methods of an actor one after the other.
 
     Parameters
     ----------
@@ -127,67 +122,29 @@ class ParameterServer:
         Number of updates of the epoch; infinite if it ends when all workers have used their samples.
     """
 
-    def __init__(self, parameters: Parameters, step: float, n_updates: float, speeds: Sequence[float] | None) -> None:
-        self._parameters = parameters.copy()
-        self._step, self._left, self._speeds = step, n_updates, speeds
-        self._turns = [(0.0, rank) for rank in range(len(speeds or ()))]  # a heap of when each will pull or push
-        self._came: dict[int, tuple[Parameters | None, int]] = {}  # before their turn
-        self._version, self._ended = 0, False
+    def __init__(self, parameters: Parameters, step: float, n_updates: float) -> None:
+        self._parameters, self._step, self._left = parameters.copy(), step, n_updates
+        self._version = 0
         self._seen: dict[int, int] = {}  # the version of the last reply to each rank
-        self._staleness: dict[int, list[int]] = {}
-        self._lock = asyncio.Lock()
-        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._staleness: dict[int, list[int]] = defaultdict(list)
 
-    async def exchange(self, rank: int, gradient: Parameters | None, following: int) -> Reply:
-        """Take a pull or a push, as an actor, and return the reply to this rank when it is due."""
-        async with self._lock:
-            due = await asyncio.to_thread(self.replies, rank, gradient, following)
-            answer = self._waiting[rank] = asyncio.get_running_loop().create_future()
-            for ready, reply in due:
-                if not (waiting := self._waiting.pop(ready)).cancelled():  # the worker's connection is lost
-                    waiting.set_result(reply)
-        return await answer  # type: ignore[no-any-return]
-
-    async def abort(self) -> None:
-        """Make all pushes fail, including those that wait."""
-        async with self._lock:
-            self._ended = True
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(ClusterError(ENDED))
-
-    def replies(self, rank: int, gradient: Parameters | None, following: int) -> list[tuple[int, Reply]]:
-        """Take a pull (without a gradient) or a push, and return all replies that are due now, with their ranks.
+    def exchange(self, rank: int, gradient: Parameters | None, following: int) -> Reply:
+        """Take a pull (without a gradient) or a push, and return the reply.
 
         The next gradient of the rank will use ``following`` samples.
         """
-        if self._ended:
-            raise ClusterError(ENDED)
-        if gradient is None and rank in self._seen:
+        if gradient is not None:
+            # The trainer checks for values that are not finite.
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._parameters -= self._step * gradient
+            self._staleness[rank].append(self._version - self._seen[rank])
+            self._version += 1
+        elif rank in self._seen:
             raise PeerFailed(f"rank {rank} began the epoch again, because its worker was lost")
-        self._came[rank] = gradient, following
-        due = []
-        while self._came:
-            now, ready = self._turns[0] if self._speeds else (0.0, rank)
-            if ready not in self._came:
-                break
-            gradient, following = self._came.pop(ready)
-            own = self._staleness.setdefault(ready, [])
-            if gradient is not None:
-                # The trainer checks for values that are not finite.
-                with np.errstate(over="ignore", invalid="ignore"):
-                    self._parameters -= self._step * gradient
-                own.append(self._version - self._seen[ready])
-                self._version += 1
-            more = following > 0 and self._left > 0
-            self._left -= more
-            if self._speeds:
-                heapq.heappop(self._turns)
-                if more:
-                    heapq.heappush(self._turns, (now + following / self._speeds[ready], ready))
-            self._seen[ready] = self._version
-            due.append((ready, (self._parameters.copy(), more)))
-        return due
+        more = following > 0 and self._left > 0
+        self._left -= more
+        self._seen[rank] = self._version
+        return self._parameters.copy(), more
 
     def result(self) -> Result:
         """Return the parameters, and the staleness of the pushes of each rank."""
@@ -285,7 +242,7 @@ def fit_parameter_server(
     shuffler
         Shuffler with any sharding, assignment and delivery. Provatas et al. (2021) keep the first assignment in all
         epochs: ``assignment="local"`` with ``sharding="random"``, ``"stratified:y"`` or a stored distribution-aware
-        one. Or a session of a :class:`~dshuffle.compare.SimulatedCluster`, with the same result.
+        one. Or a session of a :class:`~dshuffle.compare.SimulatedCluster`.
     model
         Loss that is a mean over samples: a :class:`~dshuffle.training.SoftmaxRegression`, or an object with its
         attribute ``n_classes`` (None if targets are arbitrary numbers) and its methods ``first`` and ``gradient``.
@@ -303,9 +260,9 @@ def fit_parameter_server(
         and samples of slow workers are used less. Provatas et al. (2021) use this pace. At this pace, differences
         between shares do harm.
     speeds
-        Relative speeds by rank, for experiments. The server then applies gradients in the order in which workers of
-        these speeds would push them. This makes the result reproducible, but fast workers have to wait. By default
-        workers run at their real speed; simulated ones are equally fast.
+        Relative speeds by rank, in a simulated session, of which the result is reproducible: gradients are applied in
+        the order in which workers of these speeds would push them. By default they are equally fast. Real workers run
+        at their real speed.
     seed
         Seed of the order of each worker's samples, and of the model's initial parameters.
     features, target
@@ -343,7 +300,7 @@ def fit_parameter_server(
     """
     check_fixed_workers(shuffler, "fit_parameter_server")
     n, simulated = shuffler.n_workers, not isinstance(shuffler, Shuffler)
-    rates = tuple(map(float, speeds)) if speeds is not None else (1.0,) * n if simulated else None
+    rates = (1.0,) * n if speeds is None else tuple(map(float, speeds))
     arrays = shuffler.dataset.arrays
     as_integer("seed", seed)
     if as_integer("batch_size", batch_size, 1) < n:
@@ -351,7 +308,9 @@ def fit_parameter_server(
     check_step(step)
     if pace not in (ONCE, FREE):
         raise InvalidParameter.of("pace", pace, f"{ONCE} or {FREE}")
-    if rates is not None and (len(rates) != n or not all(0 < rate < math.inf for rate in rates)):
+    if speeds is not None and not simulated:
+        raise InvalidParameter.because("speeds", "workers run at their real speed", "Use a SimulatedCluster.")
+    if len(rates) != n or not all(0 < rate < math.inf for rate in rates):
         raise InvalidParameter.of("speeds", rates, f"{n} finite numbers > 0, one per worker")
     check_array("features", features, arrays, -2, NUMBERS)
     check_array("target", target, arrays, 1, NUMBERS if model.n_classes is None else WHOLE)
@@ -365,17 +324,19 @@ def fit_parameter_server(
         n_updates = math.inf
         if pace == FREE:  # the first epoch of a resumed session has fewer samples
             n_updates = -(-max(1, sum(gathered(epoch.map(_n_counted)))) // job.size)
-        settings, done = (parameters, step / n * factor, n_updates, rates), [len(own) for own in pushes]
-        one_epoch = _simulated_epoch if simulated else _one_epoch
-        parameters, staleness = one_epoch(shuffler, job, epoch, settings, done)
+        settings, done = (parameters, step / n * factor, n_updates), [len(own) for own in pushes]
+        if simulated:
+            parameters, staleness = _simulated_epoch(job, epoch, settings, done, rates)
+        else:
+            parameters, staleness = _one_epoch(shuffler, job, epoch, settings, done)
         for rank, own in enumerate(pushes):
             own += staleness[rank]
         wrong, count = measured(epoch, _loss, (model, parameters), features, target)
         check_converging(f"step={step:g}", number, parameters, wrong)
         return Trained(parameters, wrong / count)
 
-    first, settings = model.first(math.prod(arrays[features].shape), seed), {"batch_size": batch_size, "step": step}
-    history = run_epochs(shuffler, "fit_parameter_server", first, train, epochs, settings, **options)
+    first = model.first(math.prod(arrays[features].shape), seed)
+    history = run_epochs(shuffler, "fit_parameter_server", first, train, epochs, **options)
     most = max(itertools.chain.from_iterable(pushes), default=0)
     staleness = np.stack([np.bincount(np.array(own, np.int64), minlength=most + 1) for own in pushes])
     return dataclasses.replace(history, staleness=staleness, batch_size=job.size * n)
@@ -397,7 +358,7 @@ def _one_epoch(
     try:
         with serving(shuffler, *settings) as server:
             futures = epoch.map(timed, work, server, job, PerRank(done))
-            shuffler.client.gather(futures)  # raises at the first error, while others wait for their turn
+            shuffler.client.gather(futures)  # raises at the first error
             epoch.forget(futures)  # if a worker is lost from here on, its part of the epoch is not trained again
             return server.result().result(timeout=PATIENCE)  # type: ignore[no-any-return]
     except (WorkerLost, PeerFailed) as error:
@@ -408,15 +369,20 @@ def _one_epoch(
         return _one_epoch(shuffler, job, epoch, settings, done, left - 1)
 
 
-def _simulated_epoch(_: Any, job: Job, epoch: Any, settings: Settings, done: list[int]) -> Result:
-    """See :func:`_one_epoch`."""
+def _simulated_epoch(job: Job, epoch: Any, settings: Settings, done: list[int], speeds: Sequence[float]) -> Result:
+    """The same in the order of virtual time: all workers pull at time 0, and a gradient takes samples / speed.
+
+    Ties go to the lowest rank.
+    """
     server = ParameterServer(*settings)
     ranks = [job.pushes(partition, own) for partition, own in zip(epoch.partitions(), done, strict=True)]
-    replies = [reply for rank, own in enumerate(ranks) for reply in server.replies(rank, *next(own))]
-    while replies:
-        rank, (parameters, more) = replies.pop()
+    following, turns = [next(pushes) for pushes in ranks], [(0.0, rank) for rank in range(len(ranks))]
+    while turns:
+        now, rank = heapq.heappop(turns)
+        parameters, more = server.exchange(rank, *following[rank])
         if more:
-            replies += server.replies(rank, *ranks[rank].send(parameters))
+            heapq.heappush(turns, (now + following[rank][1] / speeds[rank], rank))
+            following[rank] = ranks[rank].send(parameters)
     return server.result()
 
 
@@ -445,23 +411,17 @@ def _answer(server: Any, call: Any) -> Reply:
 
 @contextlib.contextmanager
 def serving(shuffler: Shuffler, *settings: Any) -> Iterator[Any]:
-    """Make a server, on a worker that does not train, if there is one; yield its handle.
-
-    An error ends the training tasks, including those that wait for another worker's turn.
-    """
+    """Make a server, on a worker that does not train, if there is one; yield its handle."""
     client, place = shuffler.client, _place(shuffler)
     future = client.submit(
         ParameterServer, *settings, actor=True, workers=[place], allow_other_workers=False, pure=False
     )
-    server: Any = None
     try:
         with client.as_current():  # a handle belongs to the client that is current when the handle is made
             server = future.result(timeout=PATIENCE)
         yield server
-    except BaseException as error:
-        with contextlib.suppress(Exception):
-            server.abort()
-        if isinstance(error, OSError) or (isinstance(error, RuntimeError) and LOST in str(error)):
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, OSError) or LOST in str(error):
             raise WorkerLost(f"the parameter server is lost ({type(error).__name__}: {error})") from error
         raise
     finally:

@@ -330,8 +330,7 @@ def fit_synchronous_sgd(
         wrong, total = measured(epoch, _wrong_labels, model, features, target)
         return Trained(model, wrong / total)
 
-    settings = {"batch_size": batch_size, "step": step}
-    return run_epochs(shuffler, "fit_synchronous_sgd", first, train, epochs, settings, **options)
+    return run_epochs(shuffler, "fit_synchronous_sgd", first, train, epochs, **options)
 
 
 def network_steps(

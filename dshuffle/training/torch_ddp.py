@@ -165,9 +165,8 @@ def fit_torch_ddp(
     worker, whose connections stay open, only after ``timeout``.
 
     With a checkpoint (``Shuffler(checkpoint=...)``), module and optimizer are sent to this process and kept in the
-    checkpoint after every epoch. A session that continues from it continues the fit. Another kind of optimizer is
-    refused. Warnings say which sizes of batches differ. The options of the optimizer stay as they were: all but the
-    learning rate, as in ``Optimizer.load_state_dict``.
+    checkpoint after every epoch. A session that continues from it continues the fit, with the same kind of optimizer.
+    The options of the optimizer stay as they were: all but the learning rate, as in ``Optimizer.load_state_dict``.
 
     gloo listens on a free port of each worker's host, on the interface with the worker's address, unless
     ``GLOO_SOCKET_IFNAME`` names another interface.
@@ -216,9 +215,6 @@ def fit_torch_ddp(
         torch.manual_seed(seed)
         model = make_model().eval()
     kept = shuffler.checkpoint is not None or isinstance(shuffler.attached, SavedFit)
-    settings: dict[str, Any] = {"batch_size": batch_size, "accumulate": accumulate}
-    if kept:
-        settings["optimizer"] = type(make_optimizer(model.parameters())).__name__
     fit = Fit(
         uuid.uuid4().hex, make_model, make_optimizer, costs, error, list(arrays or names), checked, batch_size,
         accumulate, dict(ddp_options), device, seed, timeout,
@@ -244,7 +240,7 @@ def fit_torch_ddp(
 
     try:
         return run_epochs(
-            shuffler, "fit_torch_ddp", model, train_epoch, epochs, settings, restored=restored, kept=kept, **options
+            shuffler, "fit_torch_ddp", model, train_epoch, epochs, restored=restored, kept=kept, **options
         )
     finally:
         with contextlib.suppress(DShuffleError, OSError):
@@ -398,7 +394,7 @@ def train(
         process.beginnings = {number: state for number, state in process.beginnings.items() if number >= epoch}
         process.beginnings.setdefault(epoch, process.state())
         for options, first in zip(process.optimizer.param_groups, process.first_steps, strict=True):
-            options["lr"] = first * factor if isinstance(first, torch.Tensor) else float(first * factor)
+            options["lr"] = first * factor
         torch.manual_seed(fit.seed + 1_000_003 * epoch + group.rank + 1)
         _steps(partition, group, process, fit)
         total = sum(_of_all(group, len(partition)))
