@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec
+from dshuffle.planning.exchange_epochs import Weights
 from dshuffle.planning.types import Samples
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.runtime import Partition, PerRank
@@ -94,7 +95,7 @@ class SimulatedCluster:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedShuffler:
-    """What linear regression, parallel SGD and the parameter server need of a :class:`~dshuffle.Shuffler`."""
+    """What the trainers that need no PyTorch take in place of a :class:`~dshuffle.Shuffler`."""
 
     dataset: Dataset
     rows: ByteMatrix
@@ -110,7 +111,7 @@ class SimulatedShuffler:
         """Yield the first epochs of the session."""
         broadcast = getattr(self.spec.choices.sharding, "broadcast", None)
         for number, orders in enumerate(orders_of_first_epochs(self.spec, count)):
-            yield SimulatedEpoch(self.dataset.layout, self.rows, number, orders, broadcast)
+            yield SimulatedEpoch(self.dataset.layout, self.rows, number, orders, broadcast, self.spec.weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +123,13 @@ class SimulatedEpoch:
     number: int
     orders: Orders
     broadcast: Samples | None = None
+    weights: Weights = ()
 
     def partitions(self) -> list[Partition]:
         """The partitions of all ranks for one task, which may close its own."""
         sizes = [len(order) for order in self.orders]
         where: Any = {"epoch": self.number, "shares": (min(sizes), max(sizes)), "broadcast": self.broadcast}
+        where["weights"] = self.weights
         return [
             Partition(self.layout, self.rows, order, order, rank=rank, **where)
             for rank, order in enumerate(self.orders)
@@ -134,10 +137,12 @@ class SimulatedEpoch:
 
     def map(self, fn: Callable[..., Any], *args: Any) -> list[Done]:
         """Run ``fn`` for each rank with its partition; see :meth:`dshuffle.Epoch.map`."""
-        return [
-            Done(fn(partition, *(PerRank.of(value, partition.rank) for value in args)))
-            for partition in self.partitions()
-        ]
+
+        def of(value: Any, rank: int) -> Any:
+            own = PerRank.of(value, rank)
+            return own.value if isinstance(own, Done) else own
+
+        return [Done(fn(partition, *(of(value, partition.rank) for value in args))) for partition in self.partitions()]
 
     def in_step(self, steps: Callable[..., Steps], *args: Any) -> Any:
         """Take the steps of each rank in turn, from one mean of all ranks to the next; return the model."""

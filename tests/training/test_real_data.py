@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.linear_model import SGDClassifier, SGDRegressor
+from sklearn.linear_model import SGDClassifier
 
-import dshuffle
 from dshuffle.training import (
     Decay,
     Network,
     fit_linear_regression,
     fit_matrix_completion,
-    fit_parallel_sgd,
     fit_synchronous_sgd,
     split_entries,
 )
@@ -49,11 +46,6 @@ def mnist():
     return halves("mnist", 4_000, 1_000)
 
 
-@pytest.fixture(scope="module")
-def digits():
-    return halves("digits", 1_400, 397)
-
-
 def rmse(predicted, test):
     return float(np.sqrt(np.mean((predicted - test["y"].astype(float)) ** 2)))
 
@@ -76,17 +68,6 @@ def test_linear_regression(fake_shuffler, flights):
 
 
 @pytest.mark.slow
-def test_parallel_sgd(fake_shuffler, flights):
-    """As good as scikit-learn's own SGD in one process."""
-    train, test = flights
-    estimator = SGDRegressor(penalty=None, learning_rate="constant", eta0=0.002, random_state=0)
-    fitted = fit_parallel_sgd(fake_shuffler(train), estimator, epochs=5).model
-    own = estimator.set_params(max_iter=5, tol=None).fit(train["x"], train["y"])
-    assert rmse(fitted.predict(test["x"]), test) < 1.02 * rmse(own.predict(test["x"]), test)
-    assert rmse(fitted.predict(test["x"]), test) < 0.45 * np.std(test["y"])
-
-
-@pytest.mark.slow
 def test_synchronous_sgd(fake_shuffler, mnist):
     """As good as scikit-learn's linear classifier, although each worker begins with few of the digits."""
     train, test = mnist
@@ -97,29 +78,6 @@ def test_synchronous_sgd(fake_shuffler, mnist):
     found = accuracy(history.model.predict(test["x"]), test)
     assert found > accuracy(linear.predict(test["x"]), test) - 0.01
     assert found > 0.88
-
-
-@pytest.mark.slow
-def test_torch_ddp(processes, digits, torch):
-    ddp = importlib.import_module("dshuffle.training.torch_ddp")
-    train, test = digits
-
-    def make_model():
-        import torch
-
-        return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
-
-    def make_optimizer(parameters):
-        import torch
-
-        return torch.optim.SGD(parameters, lr=0.3)
-
-    dataset = dshuffle.create_dataset(None, train)
-    with dshuffle.Shuffler(processes, dataset) as shuffler:
-        model = ddp.fit_torch_ddp(shuffler, make_model, make_optimizer, epochs=12, batch_size=10).model
-    with torch.no_grad():
-        predicted = model(torch.from_numpy(test["x"])).argmax(dim=1).numpy()
-    assert accuracy(predicted, test) > 0.92
 
 
 def biases(row, column, value):
