@@ -155,17 +155,6 @@ def test_a_command_of_slurm_that_hangs_is_ended(slurm, monkeypatch, eventually):
     eventually(lambda: ended(slurm.hanging), seconds=60)
 
 
-@pytest.mark.slow
-def test_no_look_at_the_jobs_outlives_the_cluster(slurm, eventually):
-    slurm.be_full()
-    slurm.hang()
-    with pytest.raises(ClusterError, match="only 0 of min_workers=1"):
-        opened_within(3, 1)
-    assert slurm.hanging is not None
-    eventually(lambda: ended(slurm.hanging), seconds=60)
-    assert (slurm.jobs[0] / "state").read_text().strip() == "CANCELLED"
-
-
 class Clock:
     now = 0.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -29,10 +28,6 @@ def dataset():
     return dshuffle.create_dataset(URL, keyed_regression(300, n_keys=5, n_dense=4), chunk_rows=20, overwrite=True)
 
 
-def identifiers(partition):
-    return partition.sample_ids.copy()
-
-
 def targets(partition):
     return np.concatenate([batch["y"] for batch in partition.batches(50)])
 
@@ -46,13 +41,6 @@ def test_a_pipeline_gives_what_the_trainer_gives():
     assert [str(record.choices.assignment) for record in result.records] == ["partial:0.5"] * 3
     assert result.ways[0].n_workers == 2
     assert result.report is None
-
-
-def test_a_function_of_the_user_runs_on_every_sample_once():
-    result = Pipeline(URL, Training(each_epoch, epochs=3, fn=identifiers), cluster=HERE).run(progress=False)
-    assert result.history is None
-    for epoch in result.model:
-        assert np.array_equal(np.sort(np.concatenate(epoch)), np.arange(300))
 
 
 @pytest.mark.slow
@@ -93,22 +81,6 @@ def test_a_pipeline_continues_from_its_checkpoint(tmp_path):
     assert len(result.history.points) == 3
     again = pipeline.run(progress=False)  # a job that starts again after its end
     assert np.array_equal(again.model, whole.model)
-
-
-def test_a_run_in_the_background_says_how_far_it_is():
-    seen, gate = [], threading.Event()
-
-    def wait(point):
-        assert gate.wait(60)
-
-    training = Training("linear_regression", epochs=2, step=0.1, on_epoch=wait)
-    run = Pipeline(URL, training, cluster=HERE).submit(lambda *progress: seen.append(progress))
-    with pytest.raises(TimeoutError):
-        run.result(timeout=0.1)
-    gate.set()
-    assert len(run.result(timeout=60).history.points) == 2
-    assert [done for done, total, _ in seen if total == 4] == sorted(done for done, _, _ in seen)
-    assert seen[-1][:2] == (4, 4), "2 preparations, and 2 epochs"
 
 
 def test_a_run_is_stopped_after_the_epoch_and_continued_from_its_checkpoint(tmp_path):
