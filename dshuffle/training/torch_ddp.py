@@ -260,6 +260,8 @@ class Comparison:
     metric: Function | None
     features: str
     target: str
+    accepted: set[Any] = field(default_factory=set)
+    """Shapes that a function has compared without a warning."""
 
     def loss(self, model: Any, batch: Mapping[str, Any]) -> Any:
         """The mean loss over a mini-batch, with its gradient."""
@@ -275,26 +277,32 @@ class Comparison:
         return (self.metric or self.function)(output, targets)
 
     def _compared(self, function: Function, model: Any, batch: Mapping[str, Any]) -> Any:
-        output, targets = None, batch[self.target]
+        output: Any = None
+        targets, key = batch[self.target], None
         try:
-            output = model(batch[self.features])
-            if _are_scores(output, targets):
-                return function(output, targets.long())
+            output = formed = model(batch[self.features])
             if not isinstance(output, torch.Tensor) or output.shape == targets.shape:
                 return function(output, targets)
+            key = function is self.function, output.shape[1:], targets.shape[1:]
             if len(output) == len(targets) and output.squeeze().shape == targets.squeeze().shape:
-                return function(output.reshape(targets.shape), targets)
+                formed = output.reshape(targets.shape)
+            elif _are_scores(output, targets):
+                targets = targets.long()
+            if key in self.accepted:
+                return function(formed, targets)
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message="Using a target size")  # which would broadcast
-                return function(output, targets)
+                compared = function(formed, targets)
+            self.accepted.add(key)
+            return compared
         except Exception as error:  # the loss is the user's function, so this may be any error
-            if isinstance(output, torch.Tensor) and output.shape != targets.shape and not _are_scores(output, targets):
+            if key is not None and key not in self.accepted:
+                shapes = f"the output has the shape {tuple(output.shape)}, the target the shape {tuple(targets.shape)}"
                 raise InvalidParameter.of(
                     "target",
                     self.target,
-                    f"an array of integer labels for class scores, or one of the output's shape (the output has the "
-                    f"shape {tuple(output.shape)}, the target the shape {tuple(targets.shape)} and the dtype "
-                    f"{targets.dtype})",
+                    f"an array of integer labels for class scores, or one of the output's shape ({shapes} and the "
+                    f"dtype {targets.dtype})",
                     "The loss does not accept these, or would broadcast them. Change what the module returns, or "
                     "reshape and cast the target in the loss.",
                 ) from error
