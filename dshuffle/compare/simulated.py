@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec
-from dshuffle.planning.exchange_epochs import Weights
 from dshuffle.planning.types import Samples
-from dshuffle.rows import ByteMatrix, RowLayout
+from dshuffle.rows import ByteMatrix
 from dshuffle.runtime import Partition, PerRank
 from dshuffle.runtime.dataset_inputs import checked_sharding, resolved, with_data
 from dshuffle.sharding import Sharding
@@ -109,29 +108,25 @@ class SimulatedShuffler:
 
     def epochs(self, count: int) -> Iterator[SimulatedEpoch]:
         """Yield the first epochs of the session."""
-        broadcast = getattr(self.spec.choices.sharding, "broadcast", None)
         for number, orders in enumerate(orders_of_first_epochs(self.spec, count)):
-            yield SimulatedEpoch(self.dataset.layout, self.rows, number, orders, broadcast, self.spec.weights)
+            yield SimulatedEpoch(self, number, orders)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEpoch:
     """An epoch whose tasks run in this process, one after the other."""
 
-    layout: RowLayout
-    rows: ByteMatrix
+    session: SimulatedShuffler
     number: int
     orders: Orders
-    broadcast: Samples | None = None
-    weights: Weights = ()
 
     def partitions(self) -> list[Partition]:
         """The partitions of all ranks for one task, which may close its own."""
-        sizes = [len(order) for order in self.orders]
-        where: Any = {"epoch": self.number, "shares": (min(sizes), max(sizes)), "broadcast": self.broadcast}
-        where["weights"] = self.weights
+        sizes, session = [len(order) for order in self.orders], self.session
+        where: Any = {"epoch": self.number, "shares": (min(sizes), max(sizes)), "weights": session.spec.weights}
+        where["broadcast"] = getattr(session.spec.choices.sharding, "broadcast", None)
         return [
-            Partition(self.layout, self.rows, order, order, rank=rank, **where)
+            Partition(session.dataset.layout, session.rows, order, order, rank=rank, **where)
             for rank, order in enumerate(self.orders)
         ]
 
