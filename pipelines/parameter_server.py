@@ -9,7 +9,7 @@ unequal workers. They print mean and standard deviation of the results over the 
 shards divided by that with stratified shards, with a 95 % bootstrap interval. Without --url, the data are ten tight
 classes in two dimensions, where stratified shards should scatter less if workers are unequal.
 
-The many runs are simulated in virtual time, which gives the results of the trainer on a cluster with `speeds=`.
+The many runs are simulated in virtual time, on workers of given speeds.
 
 References
 ----------
@@ -32,12 +32,12 @@ from studies.variance import variance_ratio
 
 import dshuffle
 from dshuffle import Choices, Pipeline, Training, open_dataset
-from dshuffle.compare import Way
+from dshuffle.compare import SimulatedCluster, Way
 from dshuffle.pipeline import LocalWorkers
 from dshuffle.planning import Local, first_ranks
 from dshuffle.sharding import stratified
 from dshuffle.synthetic import gaussian_blobs
-from dshuffle.training import SimulatedWorkers, SoftmaxRegression, accuracy_on, fit_parameter_server
+from dshuffle.training import SoftmaxRegression, accuracy_on, fit_parameter_server
 
 SPREAD = 0.1
 """Standard deviation of a class, if the centres of the classes are standard normal."""
@@ -54,22 +54,19 @@ def pipeline(
     epochs: int = 10,
     batch_size: int = 128,
     step: float = 0.1,
-    ratio: float = 10.0,
     seed: int = 0,
     held_out: float = 0.1,
 ) -> Pipeline:
     """Keep the first shards, of the arrays x and the labels y, in all epochs (Provatas et al., 2021, section IV).
 
-    ``ratio`` is the speed of the fastest worker over that of the slowest one, whose samples are used least.
+    The samples of slow workers are used least.
     """
     dataset, test = open_dataset(url).split(1 - held_out)
     model = SoftmaxRegression(classes)
-    options = {"speeds": np.geomspace(1, 1 / ratio, workers).tolist(), "validate": accuracy_on(test, model.predict)}
+    options = {"batch_size": batch_size, "step": step, "validate": accuracy_on(test, model.predict)}
     return Pipeline(
         dataset,
-        Training(
-            "parameter_server", epochs=epochs, model=model, pace="free", batch_size=batch_size, step=step, **options
-        ),
+        Training("parameter_server", epochs=epochs, model=model, pace="free", **options),
         shuffle=[Way(name, Choices(Local(), sharding=name, seed=seed)) for name in ("random", "stratified:y")],
         cluster=LocalWorkers(workers),
     )
@@ -88,7 +85,7 @@ def results(
     """Train once per seed with every ratio of speeds and both kinds of shards; return the final metrics."""
     arrays = train.read_rows(np.arange(train.n_samples))
     model = SoftmaxRegression(int(arrays["y"].max()) + 1)
-    validate = accuracy_on(test, model.predict)
+    validate, cluster = accuracy_on(test, model.predict), SimulatedCluster.of(train, workers)
 
     def ranks(shards: str, seed: int) -> NDArray[np.int32]:
         if shards == "random":
@@ -102,7 +99,7 @@ def results(
     for ratio, shards, seed in track(runs, "training"):
         speeds = np.geomspace(1, 1 / ratio, workers).tolist()
         history = fit_parameter_server(
-            SimulatedWorkers(arrays, ranks(shards, seed)),
+            cluster.session(Choices(Local()), ranks(shards, seed)),
             model,
             pace="free",
             speeds=speeds,

@@ -39,10 +39,11 @@ from rich.progress import track
 from rich.table import Table
 
 import dshuffle
+from dshuffle.compare import SimulatedCluster
 from dshuffle.errors import ShardingWarning
-from dshuffle.planning import first_ranks
+from dshuffle.planning import Choices, first_ranks
 from dshuffle.sharding import Sharding, distribution_aware, stratified
-from dshuffle.training import SimulatedWorkers, SoftmaxRegression, accuracy_on, fit_parameter_server
+from dshuffle.training import SoftmaxRegression, accuracy_on, fit_parameter_server
 
 FACTORS = (2, 3, 4)
 """Default numbers of neighbourhoods as multiples of the number of classes, those of the paper's Table III."""
@@ -107,6 +108,7 @@ def study(
     methods = [("random", None), ("stratified", None), *(("distribution-aware", number) for number in numbers)]
     model = SoftmaxRegression(int(classes.max()) + 1)
     validate = None if test is None else accuracy_on(test, model.predict, features=features, target=target)
+    cluster = SimulatedCluster.of(train, workers)
     # What the first calls compile and load is not timed.
     stratified(labels, workers)
     distribution_aware(rows[:100], n_workers=1, clusters=2)
@@ -119,7 +121,7 @@ def study(
         metrics: dict[str, float] = {}
         if validate is not None:
             history = fit_parameter_server(
-                SimulatedWorkers(arrays, made),
+                cluster.session(Choices("local"), made),
                 model,
                 pace="free",
                 speeds=np.geomspace(1, 1 / ratio, workers).tolist(),

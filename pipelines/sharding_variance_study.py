@@ -50,11 +50,13 @@ from rich.table import Table
 from studies.scripts import at_least, chart_page
 from studies.variance import VarianceRatio, variance_ratio
 
+import dshuffle
+from dshuffle.compare import SimulatedCluster
 from dshuffle.errors import ShardingWarning
-from dshuffle.planning import first_ranks
+from dshuffle.planning import Choices, first_ranks
 from dshuffle.sharding import Sharding, distribution_aware, stratified
 from dshuffle.synthetic import gaussian_blobs
-from dshuffle.training import SimulatedWorkers, SoftmaxRegression, fit_parameter_server
+from dshuffle.training import SoftmaxRegression, fit_parameter_server
 
 N_WORKERS, BATCH, N_CLASSES, SPREAD = 12, 120, 10, 0.1
 RARE = 12  # samples of a rare stratum, of which a third are held out
@@ -134,6 +136,8 @@ def final_metrics(setting: Setting, sharding: str, seeds: range, samples: int, e
     """Train once for each seed, and return the metrics after the last epoch."""
     model = SoftmaxRegression(N_CLASSES)
     trained_on, held_out = (arrays_of(setting.data, samples, held_out=held) for held in (False, True))
+    dataset = dshuffle.create_dataset("memory://sharding-variance", trained_on, overwrite=True)
+    cluster = SimulatedCluster.of(dataset, N_WORKERS)
 
     def validate(parameters: NDArray[np.floating[Any]]) -> dict[str, float]:
         def accuracy(arrays: Arrays) -> float:
@@ -148,7 +152,7 @@ def final_metrics(setting: Setting, sharding: str, seeds: range, samples: int, e
     finals: Finals = {name: [] for name in METRICS}
     for seed in seeds:
         history = fit_parameter_server(
-            SimulatedWorkers(trained_on, ranks_of(sharding, setting.data, samples, seed)),
+            cluster.session(Choices("local"), ranks_of(sharding, setting.data, samples, seed)),
             model,
             epochs=epochs,
             batch_size=BATCH,

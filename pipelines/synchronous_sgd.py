@@ -27,7 +27,6 @@ import statistics
 from typing import Any
 
 import click
-import numpy as np
 from distributed import Client
 from rich import box
 from rich.console import Console
@@ -87,11 +86,11 @@ def train(
         return fit_torch_ddp(shuffler, make_model, make_optimizer, **options), shuffler.records
 
 
-def phases_of(ranks: np.ndarray[Any, Any], record: dshuffle.EpochRecord) -> list[float]:
+def phases_of(record: dshuffle.EpochRecord) -> list[float]:
     """Return the seconds of I/O, EXCHANGE, FW+BW, GE+WU and of the hidden exchange in an epoch, means over ranks."""
-    gathering, computing, averaging = ranks.mean(axis=0).tolist()
+    own = statistics.fmean(record.rank_training_seconds)
     stored, moved = (record.waited_seconds, 0.0) if record.reads_store else (0.0, record.waited_seconds)
-    return [gathering + stored, moved, computing, averaging, record.exchange_seconds - record.waited_seconds]
+    return [stored, moved, own, record.training_seconds - own, record.exchange_seconds - record.waited_seconds]
 
 
 def predict(model: Any, rows: Any) -> Any:
@@ -138,9 +137,8 @@ def main(
         for way in WAYS:
             status.update(" + ".join(way))
             history, records = train(client, dataset, way, sizes, epochs, batch_size, step, torch)
-            trained = list(zip(history.breakdown, records, strict=True))
-            later = trained[1:] or trained
-            phases = [phases_of(ranks, record) for ranks, record in later]
+            later = records[1:] or records
+            phases = [phases_of(record) for record in later]
             means = [statistics.fmean(phase) for phase in zip(*phases, strict=True)]
             ends = [0.0, *(point.seconds for point in history.points)][-len(later) - 1 :]
             seconds = [(ends[-1] - ends[0]) / len(later), *means]

@@ -1,10 +1,9 @@
 """Compare strategies: the strategies, their results, and the clusters that they run on."""
 
 from dshuffle.compare.clusters import AS_THEY_ARE, EmulatedRates, connect, local_cluster
-from dshuffle.compare.pairs import HeldOut, regression_in_pairs, run_in_pairs
+from dshuffle.compare.comparison import Way, default_ways, product_of_ways
+from dshuffle.compare.pairs import HeldOut, falling, regression_in_pairs, run_in_pairs, stable_step
 from dshuffle.compare.simulated import SimulatedCluster
-from dshuffle.compare.steps import falling, stable_step
-from dshuffle.compare.ways import Way, default_ways, product_of_ways
 from dshuffle.kernels import compile_kernels
 from dshuffle.noninferiority import Margin, PairedOutcome, PairedRuns, PairedTest
 from dshuffle.runtime.client.cluster_view import count_training_workers

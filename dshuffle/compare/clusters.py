@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import dask
 import distributed.utils
 import psutil
+from dask.system import CPU_COUNT
 from distributed import Client, Nanny, Scheduler, SpecCluster, Worker
 from distributed.system import MEMORY_LIMIT
 
@@ -54,11 +55,9 @@ class EmulatedRates:
     store: float | None = None
 
     def __str__(self) -> str:
-        parts = [
-            f"links of {human_bit_rate(self.links)} into and out of each worker" if self.links else "",
-            f"a store of {human_bit_rate(self.store)}" if self.store else "",
-        ]
-        return ", and ".join(filter(None, parts))
+        links = f"links of {human_bit_rate(self.links)} into and out of each worker" if self.links else ""
+        store = f"a store of {human_bit_rate(self.store)}" if self.store else ""
+        return ", and ".join(filter(None, (links, store)))
 
     def configuration(self, n_workers: int) -> dict[str, Any]:
         """What each worker gets in addition to this process's configuration of Dask."""
@@ -68,10 +67,10 @@ class EmulatedRates:
     @classmethod
     def of(cls, client: Client) -> EmulatedRates:
         """What the workers of a cluster emulate, by their configuration; the slowest if they differ."""
-        rates = [values for values in client.run(_configured, on_error="ignore").values() if isinstance(values, dict)]
+        found = client.run(_configured, on_error="ignore").values()
         links, store = (
-            min((parse_rate(key, str(values[key])) for values in rates if values[key] is not None), default=None)
-            for key in KEYS
+            min((parse_rate(key, rates[place]) for rates in found if rates and rates[place]), default=None)
+            for place, key in enumerate(KEYS)
         )
         return cls(links, store and store * count_training_workers(client))
 
@@ -91,8 +90,8 @@ KEYS = "dshuffle.emulated-links", "dshuffle.emulated-store"
 """Keys of the rates in Dask's configuration."""
 
 
-def _configured() -> dict[str, Any]:
-    return {key: dask.config.get(key, None) for key in KEYS}
+def _configured() -> list[str | None]:
+    return [dask.config.get(key, None) for key in KEYS]
 
 
 @contextmanager
@@ -101,15 +100,16 @@ def connect(scheduler: str | None, n_workers: int, rates: EmulatedRates = AS_THE
 
     Only a new cluster can have emulated rates. Raises :class:`ClusterError` if the scheduler does not answer.
     """
-    with ExitStack() as stack:
-        if scheduler is None:
-            yield stack.enter_context(local_cluster(n_workers, rates=rates))
-            return
-        try:
-            client = Client(scheduler)
-        except (OSError, ValueError) as error:
-            raise ClusterError(f"no Dask scheduler answers at {scheduler!r}: {error}") from error
-        yield stack.enter_context(client)
+    if scheduler is None:
+        with local_cluster(n_workers, rates=rates) as client:
+            yield client
+        return
+    try:
+        client = Client(scheduler)
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"no Dask scheduler answers at {scheduler!r}: {error}") from error
+    with client:
+        yield client
 
 
 class QuietNanny(Nanny):
@@ -138,9 +138,8 @@ def _be_quiet() -> None:
 
 def most_processes() -> int:
     """Number of worker processes that the processors and the memory of this machine can bear."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = min(psutil.virtual_memory().available, MEMORY_LIMIT)
-    return max(4, min(PROCESSES_PER_CORE * cores, int(memory // PROCESS_NBYTES)))
+    return max(4, min(PROCESSES_PER_CORE * CPU_COUNT, int(memory // PROCESS_NBYTES)))
 
 
 @contextmanager
@@ -215,11 +214,6 @@ class ClusterSource(Protocol):
         ...
 
     @property
-    def worker_memory(self) -> int | None:
-        """Memory limit of a worker in bytes; None if it is not known."""
-        ...
-
-    @property
     def awaited(self) -> tuple[int, str | float]:
         """Number of workers that a session waits for, and for how long: seconds, or text such as ``"5m"``."""
         ...
@@ -237,11 +231,9 @@ class ClusterSource(Protocol):
 
 
 def _rate(name: str, text: object) -> float | None:
-    if text is None:
-        return None
-    if not isinstance(text, str):
+    if not isinstance(text, str | None):
         raise InvalidParameter.of(name, text, 'None, or text such as "1gbit"')
-    return parse_rate(name, text)
+    return None if text is None else parse_rate(name, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,11 +278,6 @@ class LocalWorkers(ClusterSource):
         return EmulatedRates(_rate("links", self.links), _rate("store", self.store))
 
     @property
-    def worker_memory(self) -> int | None:
-        """Memory limit of a worker in bytes; None without one."""
-        return MEMORY_LIMIT // (self.n_workers + 1) if self.processes else None
-
-    @property
     def awaited(self) -> tuple[int, str | float]:
         """All workers that train, for five minutes."""
         return self.n_workers, "5m"
@@ -317,8 +304,7 @@ class RunningScheduler(ClusterSource):
     address: str
     min_workers: int = 1
     patience: str | float = "5m"
-    n_workers: ClassVar[None] = None  # only the running cluster knows these
-    worker_memory: ClassVar[None] = None
+    n_workers: ClassVar[None] = None  # only the running cluster knows it
 
     def __post_init__(self) -> None:
         as_integer("min_workers", self.min_workers, 1)

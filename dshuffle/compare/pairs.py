@@ -1,11 +1,16 @@
-"""Pairs of runs: each strategy against one that reshuffles everything, until a paired test has an answer."""
+"""Pairs of runs: each strategy against one that reshuffles everything, until a paired test has an answer.
+
+And steps for the linear regression that is run in pairs, from the rows of its dataset.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import math
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +19,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.compare.comparison import Way
 from dshuffle.compare.simulated import SimulatedCluster
-from dshuffle.compare.steps import falling, stable_step
-from dshuffle.compare.ways import Way
 from dshuffle.errors import DShuffleError, InvalidParameter, TrainingDiverged, what_happened
 from dshuffle.noninferiority import ERROR_RATE, Margin, PairedRuns, PairedTest, holm
-from dshuffle.planning import Choices
 from dshuffle.runtime.client.retries import LOSSES
 from dshuffle.store import Dataset
-from dshuffle.training import CONSTANT, Schedule, fit_linear_regression, rmse_on
+from dshuffle.training import CONSTANT, Linear, Schedule, fit_linear_regression, rmse_on
+from dshuffle.training.fit import check_finite
+from dshuffle.training.linear_regression import check_dataset
 
 Value = float | NDArray[np.float64]
 Run = Callable[[Way, int, int], Value]
@@ -79,7 +84,8 @@ BATCH_SIZE = 32
 """Samples of one worker in a step of the linear regression of ``dshuffle compare``, if gradients are averaged."""
 
 ROUNDING = 1e-6
-"""Errors of a regression relative to its targets that are rounding of float32 data."""
+"""Errors of a regression relative to its targets, and singular values relative to the largest one, that are rounding of
+float32 data."""
 
 REGRESSION_METRIC = "rmse"
 """The metric of the linear regression of ``dshuffle compare``."""
@@ -142,20 +148,20 @@ def run_in_pairs(
 
     Examples
     --------
+    >>> from dshuffle import Choices
     >>> ways = [Way("global", Choices("global")), Way("local", Choices("local"))]
     >>> def run(way, seed, shuffle_seed):
     ...     return 1.0 + 0.001 * (shuffle_seed % 3) + (0.5 if way.label == "local" else 0.0)
     >>> print(run_in_pairs(PairedTest("loss", margin=0.1), ways[0], ways, run)["local"])
     worse: +0.500 [0.497, 0.503] (95 % interval, 5 pairs; lower is better)
     """
-    seed = reference.choices.seed
-    labels: dict[tuple[object, ...], list[Way]] = {}
-    for way in ways:
-        if not way.choices.reshuffles_all:
-            labels.setdefault(trained_on(way), []).append(way)
+    seed, tested = reference.choices.seed, [way for way in ways if not way.choices.reshuffles_all]
+    alike: dict[tuple[object, ...], Way] = {}
+    for way in tested:
+        alike.setdefault(trained_on(way), way)
     of_reference: list[Value] = []
-    values: dict[tuple[object, ...], list[Value]] = {key: [] for key in labels}
-    undecided = set(labels)
+    values: dict[str, list[Value]] = {way.label: [] for way in alike.values()}
+    undecided = set(values)
 
     def trained(way: Way, seed: int) -> Value:
         try:
@@ -163,9 +169,9 @@ def run_in_pairs(
         except TrainingDiverged:
             return math.nan
 
-    def shown() -> dict[tuple[object, ...], PairedRuns]:
+    def shown() -> dict[str, PairedRuns]:
         return {
-            key: PairedRuns(
+            label: PairedRuns(
                 test=test,
                 reference=tuple(float(np.mean(value)) for value in of_reference),
                 way=tuple(float(np.mean(value)) for value in of_way),
@@ -173,7 +179,7 @@ def run_in_pairs(
                 fixed=fixed,
                 by_sample=_by_sample(of_way, of_reference) if fixed else None,
             )
-            for key, of_way in values.items()
+            for label, of_way in values.items()
         }
 
     try:
@@ -181,21 +187,24 @@ def run_in_pairs(
             for pair in range(before, look if undecided else before):
                 say(pair, test.pairs, f"training in pairs, at most {test.pairs}")
                 of_reference.append(trained(reference, seed + pair))
-                for key in [key for key in labels if key in undecided]:
-                    values[key].append(trained(labels[key][0], seed + pair))
+                for way in alike.values():
+                    if way.label in undecided:
+                        values[way.label].append(trained(way, seed + pair))
             runs = shown()
-            p_values = holm({str(key): one for key, one in runs.items()})
+            p_values = holm(runs)
             # A way has an answer, which a "not worse" only is if it holds for all ways together.
             undecided = {
-                key
-                for key in undecided
-                if (runs[key].outcome is None or ERROR_RATE < p_values[str(key)] < 1) and runs[key].n_pairs < test.pairs
+                label
+                for label in undecided
+                if (runs[label].outcome is None or ERROR_RATE < p_values[label] < 1)
+                and runs[label].n_pairs < test.pairs
             }
     except (DShuffleError, *LOSSES) as error:
         if isinstance(error, DShuffleError) and not error.transient:
             raise
         warnings.warn(f"The pairs of runs have ended early: {what_happened(error)}", stacklevel=2)
-    return {way.label: runs for key, runs in shown().items() for way in labels[key]}
+    runs = shown()
+    return {way.label: runs[alike[trained_on(way)].label] for way in tested}
 
 
 def _by_sample(way: Sequence[Value], reference: Sequence[Value]) -> NDArray[np.float64] | None:
@@ -205,11 +214,6 @@ def _by_sample(way: Sequence[Value], reference: Sequence[Value]) -> NDArray[np.f
     if len(shapes) != 1 or () in shapes:
         return None
     return np.asarray(np.mean([np.subtract(*pair) for pair in pairs], axis=0))
-
-
-def seeded(way: Way, seed: int) -> Choices:
-    """The choices of a strategy with another seed."""
-    return dataclasses.replace(way.choices, seed=seed)
 
 
 def regression_in_pairs(
@@ -301,7 +305,7 @@ def regression_in_pairs(
             order = np.random.default_rng([seed, 1]).permutation(len(cluster.rows))
             cluster = dataclasses.replace(cluster, rows=cluster.rows[order])
         fit = fit_linear_regression(
-            cluster.session(seeded(way, shuffle_seed)),  # type: ignore[arg-type]  # all that this trainer uses
+            cluster.session(dataclasses.replace(way.choices, seed=shuffle_seed)),  # type: ignore[arg-type]  # all that this trainer uses
             epochs=epochs,
             average=average,
             measure_error=False,
@@ -344,12 +348,106 @@ def reference_of(ways: Sequence[Way]) -> Way:
 
 def ways_of_a_part(part: Dataset, ways: Sequence[Way], n_workers: int) -> list[Way]:
     """The strategies that can shuffle a part of the dataset that they were made for."""
-
-    def suits(way: Way) -> bool:
-        try:
+    possible = []
+    for way in ways:
+        with contextlib.suppress(InvalidParameter):
             way.spec(part, n_workers)
-        except InvalidParameter:
-            return False
-        return True
+            possible.append(way)
+    return possible
 
-    return [way for way in ways if suits(way)]
+
+PLACES = 1000
+"""Places of a dataset at which consecutive rows are read, if it has too many rows to read all."""
+
+MOST_BYTES = 1 << 25
+"""Most bytes of rows to read. Heavy tails need many rows: a few large ones decide the step."""
+
+MOST_PRODUCTS = 200_000_000
+"""Most products of two features to add up, which takes less than 0.1 s."""
+
+
+def stable_step(dataset: Dataset, *, features: str = "x", target: str = "y", batch_size: int = 1) -> float:
+    """Return the step 1 / R² for SGD on single rows, where R² is the least number with ``E[|x|² x xᵀ] ≤ R² E[x xᵀ]``.
+
+    With the mean gradient of a batch of B rows, R² is replaced by ``R² / B + (1 - 1 / B) L``, where L is the largest
+    eigenvalue of ``E[x xᵀ]``: the step grows with the batch as long as its rows are rarely alike.
+
+    With steps below 2 / R² the mean squared error of the weights does not grow. The expectations are over all rows. Of
+    a dataset with more than 32 MiB, or with so many features that this would take long, they are over rows at 1,000
+    evenly spaced places. Rows of norm 1 have the step 1.
+
+    Raises
+    ------
+    InvalidParameter
+        ``features`` and ``target`` do not suit a linear regression, all these rows are zero or not finite, or a
+        float64 cannot hold the step.
+
+    References
+    ----------
+    Bach and Moulines (2013); P. Jain et al., "Parallelizing stochastic gradient descent for least squares regression",
+    JMLR, 2018, for batches; see docs/papers.md.
+
+    Examples
+    --------
+    >>> from dshuffle import create_dataset
+    >>> rows = {"x": 5 * np.eye(4, dtype=np.float32), "y": np.ones(4)}
+    >>> round(stable_step(create_dataset("memory://doc-step", rows, overwrite=True)), 6)
+    0.04
+    """
+    check_dataset(dataset, features, target)
+    ids = sample_ids(dataset, dataset.arrays[features].shape[0])
+    rows = dataset.read_rows(ids)[features].astype(np.float64)
+    check_finite("features", features, rows, ids)
+    if not np.any(rows):
+        raise InvalidParameter.of("features", features, "an array of values that are not all zero")
+    largest = float(max(rows.max(), -rows.min()))
+    rows /= largest  # so that squares do not overflow
+    ratio = _largest_ratio(rows)
+    if batch_size > 1:
+        small = rows @ rows.T if rows.shape[1] > len(rows) else rows.T @ rows
+        ratio = ratio / batch_size + (1 - 1 / batch_size) * float(np.linalg.eigvalsh(small)[-1]) / len(rows)
+    step = 1 / ratio / largest / largest
+    if not sys.float_info.min <= step <= sys.float_info.max:
+        hint = f"The largest one is {largest:.3g}. Scale the features."
+        raise InvalidParameter.of("features", features, "an array of values with squares that a float64 can hold", hint)
+    return step
+
+
+def sample_ids(dataset: Dataset, n_features: int) -> NDArray[np.int64]:
+    """The rows to look at: all, or as many as are cheap, at evenly spaced places. Consecutive ones share chunks."""
+    most = min(MOST_BYTES // dataset.row_nbytes, MOST_PRODUCTS // n_features**2)
+    length = max(1, most // PLACES)
+    if dataset.n_samples <= max(most, PLACES):
+        return np.arange(dataset.n_samples)
+    starts = np.linspace(0, dataset.n_samples - length, PLACES).astype(np.int64)
+    return np.unique(starts[:, np.newaxis] + np.arange(length))
+
+
+def _largest_ratio(rows: NDArray[np.float64]) -> float:
+    """The largest v' E[|x|² x x'] v / v' E[x x'] v."""
+    norms = np.einsum("ij,ij->i", rows, rows)
+    if rows.shape[1] >= len(rows):  # as a rule, no row is a sum of others
+        return float(norms.max())
+    second, fourth = rows.T @ rows, rows.T @ (rows * norms[:, np.newaxis])
+    values, vectors = np.linalg.eigh(second)
+    spanned = values > ROUNDING**2 * values[-1]
+    whitening = vectors[:, spanned] / np.sqrt(values[spanned])
+    return float(np.linalg.eigvalsh(whitening.T @ fourth @ whitening)[-1])
+
+
+def falling(epochs: int) -> Schedule:
+    """Return steps that fall linearly: 1 - t / T in epoch t of T.
+
+    SGD ends near the least error, where a constant step would leave the noise of the last rows. It is the schedule
+    with the best bound for the last iterate.
+
+    References
+    ----------
+    Defazio, Cutkosky, Mehta and Mishchenko (2023); see docs/papers.md.
+
+    Examples
+    --------
+    >>> [round(falling(4)(epoch), 2) for epoch in range(4)]
+    [1.0, 0.75, 0.5, 0.25]
+    """
+    return Linear(1 / epochs, epochs) if epochs > 1 else CONSTANT

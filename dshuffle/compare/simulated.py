@@ -7,38 +7,34 @@ simulated session.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
-from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec
-from dshuffle.planning.types import Samples, group_by
-from dshuffle.rows import ByteMatrix, RowLayout
+from dshuffle.planning.types import Samples
+from dshuffle.rows import ByteMatrix
 from dshuffle.runtime import Partition, PerRank
-from dshuffle.runtime.dataset_inputs import resolved, with_data
+from dshuffle.runtime.dataset_inputs import checked_sharding, resolved, with_data
+from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset
+from dshuffle.training.fit import Steps
 
 Orders = Sequence[Samples]
 """The samples of every worker in training order, one array per rank."""
 
 
 def orders_of_first_epochs(spec: ShuffleSpec, epochs: int) -> Iterator[Orders]:
-    """Yield who trains on what in which order, for the first epochs of a shuffle without broadcast samples."""
-    if spec.n_broadcast:
-        hint = "Pass only the ranks."
-        raise InvalidParameter.of("sharding", str(spec.choices.sharding), "a sharding without broadcast samples", hint)
+    """Yield who trains on what in which order, for the first epochs of a shuffle."""
     # Assignments do not depend on the delivery, and reading from the store needs the least planning.
-    planner = EpochPlanner(spec.with_choices(delivery="storage"))
+    planner, ordered = EpochPlanner(spec.with_choices(delivery="storage")), spec.choices.exchange_epochs.order
     for epoch in range(epochs):
-        plan = planner.advance() if epoch else planner.load()
-        order, offsets = group_by(plan.ranks, spec.n_workers)
-        owns = [order[offsets[rank] : offsets[rank + 1]] for rank in range(spec.n_workers)]
-        seed, ordered = spec.choices.seed, spec.choices.exchange_epochs.order
-        yield [ordered(own, seed=seed, epoch=epoch, rank=rank) for rank, own in enumerate(owns)]
+        ranks = (planner.advance() if epoch else planner.load()).ranks
+        owns = [np.flatnonzero((ranks == rank) | (ranks < 0)) for rank in range(spec.n_workers)]
+        yield [ordered(own, seed=spec.choices.seed, epoch=epoch, rank=rank) for rank, own in enumerate(owns)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +73,8 @@ class SimulatedCluster:
         rows.flags.writeable = False
         return cls(dataset, rows, n_workers)
 
-    def session(self, choices: Choices) -> SimulatedShuffler:
-        """Return a session of a strategy.
+    def session(self, choices: Choices, sharding: Sharding | ArrayLike | None = None) -> SimulatedShuffler:
+        """Return a session of a strategy, with a sharding or ranks of your own in place of its sharding.
 
         Its delivery makes no difference. Its caching only makes one if the assignment depends on who holds what.
 
@@ -88,6 +84,8 @@ class SimulatedCluster:
             If the dataset cannot be shuffled in this way.
         """
         simple = dataclasses.replace(choices, delivery="storage")
+        if sharding is not None:
+            simple = dataclasses.replace(simple, sharding=checked_sharding(self.dataset, sharding))
         if not choices.assignment.needs_holders:
             simple = dataclasses.replace(simple, cache_fraction=None)
         spec = ShuffleSpec.at_first(self.dataset.n_samples, self.n_workers, resolved(self.dataset, simple))
@@ -96,68 +94,65 @@ class SimulatedCluster:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedShuffler:
-    """What :func:`fit_linear_regression` and :func:`fit_parallel_sgd` need of a :class:`~dshuffle.Shuffler`."""
+    """What the trainers that need no PyTorch take in place of a :class:`~dshuffle.Shuffler`."""
 
     dataset: Dataset
     rows: ByteMatrix
     spec: ShuffleSpec
+    elastic: ClassVar[bool] = False
+
+    @property
+    def n_workers(self) -> int:
+        """Number of workers."""
+        return self.spec.n_workers
 
     def epochs(self, count: int) -> Iterator[SimulatedEpoch]:
         """Yield the first epochs of the session."""
         for number, orders in enumerate(orders_of_first_epochs(self.spec, count)):
-            yield SimulatedEpoch(self.dataset.layout, self.rows, number, orders)
+            yield SimulatedEpoch(self, number, orders)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEpoch:
     """An epoch whose tasks run in this process, one after the other."""
 
-    layout: RowLayout
-    rows: ByteMatrix
+    session: SimulatedShuffler
     number: int
     orders: Orders
 
-    def _partitions(self) -> Iterator[Partition]:
+    def partitions(self) -> list[Partition]:
         """The partitions of all ranks for one task, which may close its own."""
-        shares = min(map(len, self.orders)), max(map(len, self.orders))
-        for rank, order in enumerate(self.orders):
-            yield Partition(self.layout, self.rows, order, order, rank=rank, epoch=self.number, shares=shares)
-
-    def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Done]:
-        """Run ``fn`` for each rank with its partition; see :meth:`dshuffle.Epoch.map`."""
+        sizes, session = [len(order) for order in self.orders], self.session
+        where: Any = {"epoch": self.number, "shares": (min(sizes), max(sizes)), "weights": session.spec.weights}
+        where["broadcast"] = getattr(session.spec.choices.sharding, "broadcast", None)
         return [
-            Done(
-                fn(
-                    partition,
-                    *(PerRank.of(value, rank) for value in args),
-                    **{name: PerRank.of(value, rank) for name, value in kwargs.items()},
-                )
-            )
-            for rank, partition in enumerate(self._partitions())
+            Partition(session.dataset.layout, session.rows, order, order, rank=rank, **where)
+            for rank, order in enumerate(self.orders)
         ]
 
-    def in_step(
-        self, fn: Callable[..., Generator[tuple[NDArray[Any], int], NDArray[Any], Any]], *args: Any, **kwargs: Any
-    ) -> list[Any]:
-        """Run a generator for each rank in turn, from one mean of all ranks to the next."""
-        ranks = [fn(partition, *args, **kwargs) for partition in self._partitions()]
-        results: list[Any] = []
-        mean: Any = None
-        while not results:
-            yielded = []
-            for rank in ranks:
-                try:
-                    yielded.append(rank.send(mean))
-                except StopIteration as end:
-                    results.append(end.value)
-            total = sum(count for _, count in yielded)
+    def map(self, fn: Callable[..., Any], *args: Any) -> list[Done]:
+        """Run ``fn`` for each rank with its partition; see :meth:`dshuffle.Epoch.map`."""
+
+        def of(value: Any, rank: int) -> Any:
+            own = PerRank.of(value, rank)
+            return own.value if isinstance(own, Done) else own
+
+        return [Done(fn(partition, *(of(value, partition.rank) for value in args))) for partition in self.partitions()]
+
+    def in_step(self, steps: Callable[..., Steps], *args: Any) -> Any:
+        """Take the steps of each rank in turn, from one mean of all ranks to the next; return the model."""
+        ranks, mean = [steps(partition, *args) for partition in self.partitions()], None
+        while True:
+            try:
+                yielded = [rank.send(mean) for rank in ranks]
+            except StopIteration as end:  # all ranks take the same number of steps to the same model
+                return end.value
+            total = sum(weight for _, weight in yielded)
             with np.errstate(over="ignore", invalid="ignore"):
-                mean = sum(value * (count / total) for value, count in yielded)
-        return results
+                mean = sum(value * (weight / total) for value, weight in yielded)
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """The result of a task that has ended, in place of a future."""
 
     value: Any

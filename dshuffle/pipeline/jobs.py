@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -20,12 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from dask.utils import parse_bytes
 from distributed import Client, Scheduler
 from distributed.core import Status
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 from distributed.diagnostics.plugin import SchedulerPlugin
-from tornado.ioloop import PeriodicCallback
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
@@ -96,11 +95,6 @@ class BatchJobs:
             raise InvalidParameter.of("system", self.system, f"one of {', '.join(SYSTEMS)}")
         as_integer("jobs", self.jobs, 1)
         workers = as_integer("options['processes']", self._processes, 1) * self.jobs
-        if (memory := self.options.get("memory")) is not None:
-            try:
-                parse_bytes(memory)
-            except (ValueError, TypeError):
-                raise InvalidParameter.of("options['memory']", memory, 'bytes, such as "16 GiB"') from None
         if self.min_workers is not None and as_integer("min_workers", self.min_workers, 1) > workers:
             raise InvalidParameter.of("min_workers", self.min_workers, f"at most {workers}, the workers of all jobs")
         as_seconds("patience", self.patience)
@@ -127,12 +121,6 @@ class BatchJobs:
     def awaited(self) -> tuple[int, str | float]:
         """Number of workers to wait for, and for how long."""
         return self.n_workers, self.patience
-
-    @property
-    def worker_memory(self) -> int | None:
-        """Memory limit of a worker in bytes; None if the configuration of dask-jobqueue has it."""
-        memory = self.options.get("memory")
-        return None if memory is None else int(parse_bytes(memory)) // int(self._processes)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -215,6 +203,10 @@ class State(StrEnum):
     REFUSED = "refused"
 
 
+WITHOUT_WORKER = (State.SUBMITTED, State.PENDING, State.RUNNING)
+"""States of jobs whose workers may still connect."""
+
+
 @dataclass(slots=True)
 class Job:
     """One job: its name in Dask, which stays if it is submitted again; its number in the batch system; its state, the
@@ -222,7 +214,7 @@ class Job:
     """
 
     name: str
-    number: str = ""
+    number: str
     state: State = State.SUBMITTED
     reason: str = ""
     since: float = 0.0
@@ -237,12 +229,7 @@ class JobRecords:
     """
 
     def __init__(
-        self,
-        system: str,
-        jobs: int,
-        processes: int,
-        lost_after: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, system: str, jobs: int, processes: int, lost_after: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.system, self.jobs, self.processes, self._clock = system, jobs, processes, clock
         self._pauses = {State.FAILED: 0.0, State.REFUSED: PAUSE} | ({State.LEFT: lost_after} if processes > 1 else {})
@@ -252,53 +239,34 @@ class JobRecords:
     def __str__(self) -> str:
         counts = Counter(
             f"{job.state} ({job.reason})" if job.reason and job.state == State.PENDING else str(job.state)
-            for job in self._all()
+            for job in self.all()
             if job.state != State.CONNECTED
         )
-        texts = [f"{count} {text}" for text, count in sorted(counts.items())]
-        if texts:
-            count, _, text = texts[0].partition(" ")
-            texts[0] = f"{count} {'job' if count == '1' else 'jobs'} {text}"
-        if failures := sum(job.failures for job in self._all()):
-            texts.append(f"{failures} failures so far")
-        return ", ".join(texts)
+        if failures := sum(job.failures for job in self.all()):
+            counts["failures so far"] = failures
+        texts = ", ".join(f"{count} {text}" for text, count in sorted(counts.items()))
+        return texts and f"jobs: {texts}"
 
     def note(self, name: str, state: State, reason: str = "", number: str = "") -> None:
         """Record a state. The batch system accepts or refuses new jobs; workers that a user has started have no job."""
         if state in (State.SUBMITTED, State.REFUSED):
-            self._known.setdefault(name, Job(name, number or name))
+            self._known.setdefault(name, Job(name, name))
         if (job := self._known.get(name)) is None:
             return
         job.state, job.reason, job.since, job.number = state, reason, self._clock(), number or job.number
         if state == State.CONNECTED:
             job.failures, self._any_connected = 0, True
-        if state not in (State.FAILED, State.REFUSED):
-            return
-        job.failures += 1
-        what = f"job {job.number} has ended before its worker had connected"
-        when = "now"
-        if state == State.REFUSED:
-            what, when = f"has refused job {name}", f"in {PAUSE:g} s if there are enough workers without it"
-        then = f"It is submitted again {when} (attempt {job.failures + 1} of {SUBMISSIONS})"
-        if job.failures >= SUBMISSIONS:
-            then = f"It is not submitted again after {SUBMISSIONS} attempts"
-        logger.warning("dshuffle: %s %s. %s: %s", self.system, what, then, reason)
-
-    def said(self, number: str, state: State, reason: str = "") -> None:
-        """The batch system has said that a job is pending, is running, or has ended before its worker connected."""
-        for job in self.without_worker():
-            if job.number == number and (job.state, job.reason) != (state, reason):
-                self.note(job.name, state, reason)
-
-    def without_worker(self) -> list[Job]:
-        """Jobs that the batch system has accepted, and whose workers may still connect."""
-        return [job for job in self._all() if job.state in (State.SUBMITTED, State.PENDING, State.RUNNING)]
+        elif state in (State.FAILED, State.REFUSED):
+            job.failures += 1
+            text = "dshuffle: %s job %s has %s before its worker had connected (attempt %d of %d): %s"
+            what = "been refused" if state == State.REFUSED else state
+            logger.warning(text, self.system, job.number, what, job.failures, SUBMISSIONS, reason)
 
     def due(self) -> list[str]:
         """Names of jobs that have failed, were refused or lost their workers, and are to be submitted again now."""
         return [
             job.name
-            for job in self._all()
+            for job in self.all()
             if job.failures < SUBMISSIONS
             and job.state in self._pauses
             and self._clock() >= job.since + self._pauses[job.state]
@@ -311,21 +279,22 @@ class JobRecords:
         """
         lost = [
             job
-            for job in self._all()
+            for job in self.all()
             if job.failures >= SUBMISSIONS or (job.state == State.REFUSED and not self._any_connected)
         ]
-        most = (self.jobs - len(lost)) * self.processes
-        if most >= n_workers:
-            return
-        last = max(lost, key=lambda job: job.since)
-        what = f"{len(lost)} of {self.jobs} jobs have ended {SUBMISSIONS} times before their workers had connected"
-        if last.state == State.REFUSED:
-            what = f"{self.system} has refused {len(lost)} of {self.jobs} jobs"
-        text = f"{what}, so at most {most} of {n_workers} workers can come. The last one: {last.reason}"
-        raise ClusterError(text, transient=False)
+        if (most := (self.jobs - len(lost)) * self.processes) < n_workers:
+            last = max(lost, key=lambda job: job.since)
+            text = (
+                f"{self.system} has {last.state} {len(lost)} of {self.jobs} jobs"
+                if last.state == State.REFUSED
+                else f"{len(lost)} of {self.jobs} jobs have failed {SUBMISSIONS} times before their workers connected"
+            )
+            text = f"{text}, so at most {most} of {n_workers} workers can come. The last one: {last.reason}"
+            raise ClusterError(text, transient=False)
 
-    def _all(self) -> list[Job]:
-        return list(self._known.values())  # of one moment: other threads read this
+    def all(self) -> list[Job]:
+        """The jobs of this moment: other threads read them."""
+        return list(self._known.values())
 
 
 # -- what tells it -----------------------------------------------------------------------------------------------------
@@ -363,6 +332,7 @@ class WatchedCluster(SpecCluster):
     """A base of cluster classes that knows the records of its jobs. Waits for workers ask for them."""
 
     records: JobRecords
+    scheduler: Any
 
     def describe_jobs(self, n_workers: int) -> str:
         """How many jobs are in which state. Raises :class:`ClusterError` if so many workers cannot come any more."""
@@ -387,8 +357,6 @@ class JobWatch(SchedulerPlugin):
         self._cluster, self._records = cluster, cluster.records
         self._next_question = 0.0
         self._jobs: dict[str, str] = {}  # names of jobs by the addresses of their connected workers
-        self._callback = PeriodicCallback(self._begin_to_look, 1000 * min(1.0, LOOK))
-        self._look_task: asyncio.Task[None] | None = None
 
     def __enter__(self) -> None:
         self._cluster.sync(self._start)
@@ -397,21 +365,13 @@ class JobWatch(SchedulerPlugin):
         self._cluster.sync(self._stop)
 
     async def _start(self) -> None:
-        self._scheduler.add_plugin(self, name="dshuffle-jobs")
-        self._callback.start()
+        self._cluster.scheduler.add_plugin(self, name="dshuffle-jobs")
+        self._task = asyncio.ensure_future(self._watch())
 
     async def _stop(self) -> None:
-        self._callback.stop()
-        if self._look_task is not None:
-            self._look_task.cancel()
-            await asyncio.wait([self._look_task])
-        self._scheduler.remove_plugin("dshuffle-jobs")
-
-    @property
-    def _scheduler(self) -> Scheduler:
-        scheduler: Scheduler | None = self._cluster.scheduler
-        assert scheduler is not None
-        return scheduler
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._cluster.scheduler.remove_plugin("dshuffle-jobs")
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Record a worker that has connected. Dask-jobqueue numbers the workers of a job, if it has several."""
@@ -425,10 +385,13 @@ class JobWatch(SchedulerPlugin):
         if name not in self._jobs.values():
             self._records.note(name, State.LEFT)
 
-    def _begin_to_look(self) -> asyncio.Task[None]:
-        """Begin the next look. The callback awaits it, so there is one look at a time."""
-        self._look_task = asyncio.ensure_future(self._look())
-        return self._look_task
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(min(1.0, LOOK))
+            try:
+                await self._look()
+            except Exception:  # of Dask, while a job is closed
+                logger.exception("dshuffle: looking at the jobs has failed")
 
     async def _look(self) -> None:
         jobs, records = self._cluster.workers, self._records
@@ -437,25 +400,26 @@ class JobWatch(SchedulerPlugin):
                 await job.close()  # if this is cancelled, the cluster still has the job, and closes it
                 if jobs.get(name) is job:
                     del jobs[name]
-        now, waiting = time.monotonic(), records.without_worker()
-        if not waiting or records.system.lower() != "slurm" or now < self._next_question:
+        waiting = [job for job in records.all() if job.state in WITHOUT_WORKER]
+        if not waiting or records.system.lower() != "slurm" or time.monotonic() < self._next_question:
             return
-        self._next_question = now + LOOK
+        self._next_question = time.monotonic() + LOOK
         try:
             states = await slurm_states()
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:
             logger.warning("dshuffle: the states of the jobs are not known: %s", error)
             return
-        for job in waiting:
-            state, reason = states.get(job.number, (State.FAILED, ""))
+        for each in waiting:
+            state, reason = states.get(each.number, (State.FAILED, ""))
             if state == State.FAILED:
                 try:
-                    reason = await slurm_ending(job.number)
-                except OSError as error:
-                    if job.number not in states and job.state == State.SUBMITTED:
+                    reason = await slurm_ending(each.number)
+                except (OSError, subprocess.SubprocessError) as error:
+                    if each.number not in states and each.state == State.SUBMITTED:
                         continue  # perhaps it is on another cluster, of which nothing is known here
                     reason = f"Slurm does not say how it ended ({error})"
-            records.said(job.number, state, reason)
+            if each.state in WITHOUT_WORKER and (each.state, each.reason) != (state, reason):  # its worker may be here
+                records.note(each.name, state, reason)
 
 
 # -- what Slurm says ---------------------------------------------------------------------------------------------------
@@ -482,11 +446,9 @@ async def slurm_states() -> dict[str, tuple[State, str]]:
 
 
 async def slurm_ending(number: str) -> str:
-    """How a job of this user has ended, with the last lines of its log. Raises :class:`OSError` if that is unknown."""
+    """How a job has ended, with the last lines of its log. Raises :class:`OSError` if that is unknown."""
     shown = await _output("scontrol", "--oneliner", "show", "job", number)
     fields = dict(re.findall(r"(\S+?)=(.*?)(?=\s+[\w/:]+=|\s*$)", shown))
-    if not (user := fields.get("UserId", "")).endswith(f"({os.getuid()})"):
-        raise OSError(f"scontrol: job {number} belongs to {user}")  # a job on another cluster may have the same number
     words = f"{fields.get('JobState', '')}, exit code {fields.get('ExitCode', '')}, on {fields.get('NodeList', '')}"
     log = Path(re.sub("%[jJA]", number, fields.get("StdErr", "")))  # Slurm 22 shows patterns of sbatch
     try:
@@ -499,19 +461,9 @@ async def slurm_ending(number: str) -> str:
 
 
 async def _output(*command: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, errors="replace", timeout=ANSWER_WITHIN, check=False
     )
-    try:
-        async with asyncio.timeout(ANSWER_WITHIN):
-            output, errors = await process.communicate()
-    except TimeoutError:
-        raise TimeoutError(f"{command[0]} has not answered within {ANSWER_WITHIN:g} s") from None
-    finally:
-        if process.returncode is None:  # it is late, or nobody waits for it any more
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # a command may be a script that has started others
-            await process.wait()
-    if process.returncode:
-        raise OSError(f"{command[0]}: {errors.decode(errors='replace').strip()}")
-    return output.decode(errors="replace")
+    if done.returncode:
+        raise OSError(f"{command[0]}: {done.stderr.strip()}")
+    return done.stdout

@@ -6,11 +6,9 @@ import contextlib
 import dataclasses
 import logging
 import math
-import os
 import shlex
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,18 +17,16 @@ from typing import Any
 
 import numpy as np
 from distributed import Client
-from distributed.protocol.pickle import dumps, loads
 from numpy.typing import NDArray
 
 from dshuffle import report
 from dshuffle.compare import Way, count_training_workers
 from dshuffle.compare.clusters import ClusterSource, LocalWorkers
 from dshuffle.compare.comparison import check_copy, comparison_of, result_of
-from dshuffle.compare.pairs import check_pairs, reference_of, run_in_pairs, seeded
-from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
+from dshuffle.compare.pairs import check_pairs, reference_of, run_in_pairs
+from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.kernels import load_kernels
 from dshuffle.noninferiority import PairedRuns, PairedTest
-from dshuffle.notebook import html_summary
 from dshuffle.pipeline.training import Training
 from dshuffle.planning import Choices, parse_assignment
 from dshuffle.records import EpochRecord
@@ -39,15 +35,13 @@ from dshuffle.report import Comparison, TrainingPoint
 from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.report.summary import make_folder
 from dshuffle.runtime import Partition, Shuffler, gathered, run_with_retries
-from dshuffle.runtime.client.cluster_view import cluster_info, run_on_workers
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.measurement import measure_workers
-from dshuffle.runtime.process import check_budget
-from dshuffle.runtime.session_spec import SessionOptions, WorkerFacts
-from dshuffle.runtime.settings import Settings
+from dshuffle.runtime.session_spec import OPTION_NAMES, SessionOptions
 from dshuffle.runtime.worker.worker_plugin import KERNELS
 from dshuffle.store import Dataset, Place, as_dataset
 from dshuffle.training import History
+from dshuffle.training.fit import check_name
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +51,10 @@ PairsByWay = Mapping[str, Mapping[str, PairedRuns]]
 MEASURING_SECONDS = 1.5
 """Time in which a cluster is measured for the predictions of a report."""
 
-ON_CLIENT = ("on_epoch", "validate", "early_stopping")
-"""Options of a training that the workers do not need."""
-
 WARM_UP_EPOCHS = 2
 """The first epoch is loaded, and the second one exchanged."""
 
-SESSION = tuple(field.name for field in dataclasses.fields(SessionOptions) if field.name != "min_workers")
+SESSION = sorted(OPTION_NAMES - {"min_workers"})
 """Options of a session that a user may choose. How many workers to wait for is an option of the cluster."""
 
 
@@ -115,8 +106,12 @@ class TrainedWay:
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics after the last epoch, such as those of held-out samples: returned, or else the last ones reported."""
-        returned = numbers_in(self.value)
-        return returned or dict(self.points[-1].validation if self.points else {})
+        numbers: dict[str, float] = {}
+        last = self.points[-1].validation if self.points else {}
+        for name, number in (self.value if isinstance(self.value, Mapping) else last).items():
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):
+                numbers[str(name)] = float(number)
+        return numbers
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -138,12 +133,7 @@ class PipelineResult:
     comparison: Comparison | None = None
 
     def __repr__(self) -> str:
-        lines = [f"  {way!r}" for way in self.ways]
-        return "\n".join(["<PipelineResult", *lines, f"  report: {self.report}>"])
-
-    def _repr_html_(self) -> str:
-        rows = [(way.label, way.n_workers, repr(way.value)[:200]) for way in self.ways]
-        return html_summary("Pipeline", {"report": self.report or "none"}, ("strategy", "workers", "result"), rows)
+        return "\n  ".join(["<PipelineResult", *map(repr, self.ways), f"report: {self.report}>"])
 
     @property
     def model(self) -> Any:
@@ -178,7 +168,7 @@ class Pipeline:
         one after the other, and compared in the report.
     cluster
         Where to run: :class:`LocalWorkers` (the default), :class:`RunningScheduler`, :class:`BatchJobs`, or an object
-        of your own that is a :class:`ClusterSource`.
+        of your own with the members of a :class:`ClusterSource`.
     session
         Further parameters of :class:`dshuffle.Shuffler`, as a mapping: ``on_loss``, ``memory_limit``,
         ``cache_directory``, ... They are checked here, and kept as one value.
@@ -217,8 +207,8 @@ class Pipeline:
     shuffle: Choices | Way | str | Sequence[Choices | Way | str] = field(default_factory=Choices)
     cluster: ClusterSource = field(default_factory=LocalWorkers)
     session: SessionOptions | Mapping[str, Any] = field(default_factory=SessionOptions)
-    checkpoint: str | None = None
-    report: str | None = None
+    checkpoint: str | Path | None = None
+    report: str | Path | None = None
     test: PairedTest | None = None
 
     def __post_init__(self) -> None:
@@ -230,10 +220,9 @@ class Pipeline:
         ):
             if not isinstance(getattr(self, name), kinds):
                 raise InvalidParameter.of(name, getattr(self, name), allowed)
-        session = self.session
-        for name in session.keywords() if isinstance(session, SessionOptions) else session:
-            if name not in SESSION:
-                raise InvalidParameter.of("session", name, f"a mapping with names among {', '.join(SESSION)}")
+        session = self.session.keywords() if isinstance(self.session, SessionOptions) else self.session
+        if unknown := sorted(session.keys() - set(SESSION)):
+            raise InvalidParameter.of("session", unknown[0], f"a mapping with names among {', '.join(SESSION)}")
         several = isinstance(self.shuffle, Sequence) and not isinstance(self.shuffle, str)
         ways = tuple(map(as_way, self.shuffle if several else (self.shuffle,)))  # type: ignore[arg-type]
         labels, seeds = [way.label for way in ways], [way.choices.seed for way in ways]
@@ -246,20 +235,13 @@ class Pipeline:
             raise InvalidParameter.of("shuffle", seeds, "a sequence of strategies with the same seed")
         if self.checkpoint is not None and len(ways) > 1:
             raise InvalidParameter.of("checkpoint", self.checkpoint, "None with several strategies")
-        options = session if isinstance(session, SessionOptions) else SessionOptions(**session)
-        values = {"shuffle": ways, "session": options}
-        paths = {name: path and os.fspath(path) for name in ("checkpoint", "report") for path in [getattr(self, name)]}
-        for name, value in (values | paths).items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "shuffle", ways)
+        object.__setattr__(self, "session", SessionOptions(**session))
 
     def __repr__(self) -> str:
-        values = {name: getattr(self, name) for name in ("dataset", "training", "cluster")}
-        if isinstance(self.dataset, str):
-            values["dataset"] = hide_secrets(self.dataset)
-        values["shuffle"] = [way.label for way in self.ways]
-        values |= {name: value for name in ("checkpoint", "report") if (value := getattr(self, name))}
-        values |= self.options.keywords() | ({} if self.test is None else {"test": self.test})
-        return f"Pipeline({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+        dataset = hide_secrets(self.dataset) if isinstance(self.dataset, str) else self.dataset
+        labels = [way.label for way in self.ways]
+        return f"Pipeline({dataset!r}, {self.training!r}, shuffle={labels}, cluster={self.cluster!r})"
 
     @property
     def ways(self) -> tuple[Way, ...]:
@@ -290,51 +272,48 @@ class Pipeline:
         DatasetError
             If the dataset cannot be opened.
         """
-        dataset = as_dataset(self.dataset)
-        problems = [
-            f"{option}={name!r} is not an array of the dataset, which has {', '.join(sorted(dataset.arrays))}"
-            for option, name in self.training.arrays.items()
-            if name not in dataset.arrays
-        ]
+        dataset, problems = as_dataset(self.dataset), list[str]()
 
-        @contextlib.contextmanager
-        def collected(label: str) -> Iterator[None]:
+        def collect(label: str, check: Callable[..., object], *args: Any) -> None:
             try:
-                yield
-            except (InvalidParameter, CacheBudgetError) as error:
+                check(*args)
+            except (InvalidParameter, OSError) as error:
                 problems.append(f"{label}: {error}")
 
-        with collected("held-out samples"):
+        for option, name in self.training.arrays.items():
+            collect("training", check_name, option, name, dataset.arrays)
+
+        def check_ways() -> None:
             _, part = self.training.on(dataset, self.ways[0].choices.seed)
             for way in self.ways:
-                with collected(way.label):
-                    check_copy(way, dataset)
-                    if way.copy is not None and part is not dataset:
-                        raise InvalidParameter.because("copy", "it has the samples that are held out")
-                    self._check_way(part if way.copy is None else way.copy, way)
-        with collected("cluster"):
-            self.cluster.check()
+                collect(way.label, self._check_way, dataset, part, way)
+
+        collect("held-out samples", check_ways)
+        collect("cluster", self.cluster.check)
         if self.test is not None:
-            with collected("test"):
-                check_test(self.test, self.training, self.ways, self._n_workers)
+            collect("test", self._check_test, self.test)
         if self.report is not None:
-            try:
-                make_folder(self.report)
-            except OSError as error:
-                problems.append(f"report={self.report!r} cannot be written to: {error}")
+            collect(f"report={str(self.report)!r}", make_folder, self.report)
         if problems:
             raise InvalidParameter(f"this pipeline cannot run: {'; '.join(problems)}")
         return dataset
 
-    def _check_way(self, dataset: Dataset, way: Way) -> None:
-        choices, n_workers = resolved(dataset, way.choices.with_one_delivery()), self._n_workers
+    def _check_way(self, dataset: Dataset, part: Dataset, way: Way) -> None:
+        check_copy(way, dataset)
+        if way.copy is not None and part is not dataset:
+            raise InvalidParameter.because("copy", "it has the samples that are held out")
+        choices = resolved(way.dataset(part), way.choices.with_one_delivery())
         self.options.check_way(dataclasses.replace(choices, delivery=way.choices.delivery))
-        if n_workers is None:
-            return
-        spec, memory = way.spec(dataset, n_workers), self.cluster.worker_memory
-        if memory and self.options.memory_limit is None:
-            limit = int(Settings.from_config().memory_fraction * memory)
-            check_budget(spec, dataset.layout, limit, on_disk=self.options.on_disk)
+        if (n_workers := self._n_workers) is not None:
+            way.spec(way.dataset(part), n_workers)
+
+    def _check_test(self, test: PairedTest) -> None:
+        n_workers = self._n_workers
+        check_pairs(2 if n_workers is None else n_workers, self.training.epochs)
+        reference_of(self.ways)
+        if all(way.choices.reshuffles_all for way in self.ways):
+            labels = [way.label for way in self.ways]
+            raise InvalidParameter.of("shuffle", labels, f"strategies to compare {test.metric} of, such as 'local'")
 
     def run(self, *, progress: bool | Advance = True) -> PipelineResult:
         """Run the pipeline, and wait for its result.
@@ -385,7 +364,7 @@ def train(
     tested: PairsByWay = MappingProxyType({}),
 ) -> PipelineResult:
     """Check a pipeline, start its cluster, and train with its strategies. ``tested`` are pairs for the report."""
-    whole, options = pipeline.check(), pipeline.options
+    whole, options, test = pipeline.check(), pipeline.options, pipeline.test
     training, dataset = pipeline.training.on(whole, pipeline.ways[0].choices.seed)
     prepared = 2 if pipeline.report is None else 4
     total, done = prepared + len(pipeline.ways) * training.epochs, 0
@@ -401,13 +380,13 @@ def train(
     say(waiting, 1)
     with pipeline.cluster.open(lambda text: say(f"{waiting}: {text}", done)) as client:
         measured, results = None, []
+        if test is not None:
+            check_pairs(count_training_workers(client, options.choice), training.epochs)
         if pipeline.report is not None:
-            _check_loads(client, pipeline)
             say("measuring the cluster", 2)
             measured = measure_workers(client, options.choice, dataset, seconds=MEASURING_SECONDS).cluster
             say("loading code on the workers; the first run compiles it", 3)
             _warm_up(pipeline, training, client, pipeline.ways[-1].dataset(dataset))
-        shufflers: list[Shuffler] = []
         for before, way in zip(range(prepared, total, training.epochs), pipeline.ways, strict=True):
             say(way.label, before)
             reported: dict[int, TrainingPoint] = {}
@@ -419,30 +398,26 @@ def train(
             value, shuffler = _train(pipeline, training, client, way.dataset(dataset), way, on_epoch)
             points = tuple(reported.values())
             results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers, reported=points))
-            shufflers.append(shuffler)
             say(way.label, before + training.epochs)  # also if the function does not say when an epoch ends
-            if pipeline.test is not None:
-                metric_of(value, pipeline.test.metric)  # now, and not after all ways
-        if pipeline.test is not None:
-            timed = [(way, result.records) for way, result in zip(pipeline.ways, results, strict=True)]
-            pairs = pairs_of(client, whole, pipeline.test, pipeline.training, options, timed, advance)
+            if test is not None:
+                metric_of(value, test.metric)  # now, and not after all ways
+        if test is not None:
+            pairs = pairs_of(client, whole, test, pipeline, results, advance)
             results = [dataclasses.replace(result, pairs=pairs.get(result.label)) for result in results]
             tested = {training.averages: pairs}
-        if pipeline.report is None or not _has_trained(results):
+        if pipeline.report is None:
             return PipelineResult(tuple(results), None)
+        if not any(result.records for result in results):
+            logger.warning("dshuffle: all epochs were done before, as the checkpoint says. No report is written.")
+            return PipelineResult(tuple(results), None)
+        found = []
+        for way, result in zip(pipeline.ways, results, strict=True):
+            own = {name: pairs[way.label] for name, pairs in tested.items() if way.label in pairs}
+            found.append(result_of(way, way.dataset(dataset), result.records, result.points, measured, own))
         comparison = comparison_of(
             client,
             dataset,
-            [
-                result_of(
-                    way,
-                    shuffler,
-                    result.points,
-                    measured,
-                    {name: pairs[way.label] for name, pairs in tested.items() if way.label in pairs},
-                )
-                for way, result, shuffler in zip(pipeline.ways, results, shufflers, strict=True)
-            ],
+            found,
             settings=training.facts,
             command=_command(),
             error_meaning=training.error_meaning,
@@ -452,32 +427,12 @@ def train(
         return PipelineResult(tuple(results), None if write is None else write(comparison), comparison)
 
 
-def check_test(test: PairedTest, training: Training, ways: Sequence[Way], n_workers: int | None) -> None:
-    """Check what can be checked before anything runs."""
-    check_pairs(2 if n_workers is None else n_workers, training.epochs)
-    reference_of(ways)
-    if all(way.choices.reshuffles_all for way in ways):
-        labels = [way.label for way in ways]
-        raise InvalidParameter.of("shuffle", labels, f"strategies to compare {test.metric} of, such as 'local'")
-
-
-def numbers_in(value: object) -> dict[str, float]:
-    """The metrics that a function has returned, if it is a mapping from names to numbers; otherwise none."""
-    numbers: dict[str, float] = {}
-    for name, number in value.items() if isinstance(value, Mapping) else ():
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):
-            numbers[str(name)] = float(number)
-    return numbers
-
-
 def metric_of(value: object, name: str) -> float | NDArray[np.float64]:
     """Return a metric of what a training has returned, or the losses of single samples whose mean it is."""
+    metrics: Any = value
     if isinstance(value, History) and value.points:
-        last = value.points[-1]
-        metrics: Mapping[str, Any] = {"error": last.error, **last.validation}
-    elif isinstance(value, Mapping):
-        metrics = value
-    else:
+        metrics = {"error": value.points[-1].error, **value.points[-1].validation}
+    if not isinstance(metrics, Mapping):
         hint = "It must return a History, or a mapping from the name of each metric to one number."
         raise InvalidParameter.because("metric", f"the training returned {short_repr(value)}", hint)
     if name not in metrics:
@@ -493,27 +448,18 @@ def metric_of(value: object, name: str) -> float | NDArray[np.float64]:
 
 
 def pairs_of(
-    client: Client,
-    dataset: Dataset,
-    test: PairedTest,
-    training: Training,
-    options: SessionOptions,
-    timed: Sequence[tuple[Way, Sequence[EpochRecord]]],
-    say: Advance,
+    client: Client, dataset: Dataset, test: PairedTest, pipeline: Pipeline, timed: Sequence[TrainedWay], say: Advance
 ) -> dict[str, PairedRuns]:
     """Train in pairs, and return the pairs of each tested strategy by its label.
 
-    If the cluster fails, or has only one worker or other workers than before, the pairs end with a warning.
+    The reference is the fastest strategy that reshuffles everything. If the cluster fails, or has other workers than
+    before, the pairs end with a warning.
     """
-    n_workers = count_training_workers(client, options.choice)
-    try:
-        check_pairs(n_workers, training.epochs)
-    except InvalidParameter as error:  # the ways were timed already
-        warnings.warn(f"There are no pairs of runs: {error}", stacklevel=2)
-        return {}
+    training, options = pipeline.training, pipeline.options
+    n_workers = timed[0].n_workers
 
     def run(way: Way, seed: int, shuffle_seed: int) -> float | NDArray[np.float64]:
-        keywords = {**seeded(way, shuffle_seed).keywords(), **options.keywords()}
+        keywords = {**dataclasses.replace(way.choices, seed=shuffle_seed).keywords(), **options.keywords()}
         own, part = training.changed(seed=seed).on(way.dataset(dataset), seed)
         with Shuffler(client, part, **keywords) as shuffler:
             value = own.run(shuffler, lambda _: None)
@@ -521,22 +467,14 @@ def pairs_of(
                 raise ClusterError(f"there are {shuffler.n_workers} workers in place of {n_workers}")
         return metric_of(value, test.metric)
 
-    def seconds(entry: tuple[Way, Sequence[EpochRecord]]) -> float:
-        exchanges = [record.exchange_seconds for record in entry[1][1:]]
+    def seconds(place: int) -> float:
+        exchanges = [record.exchange_seconds for record in timed[place].records[1:]]
         return float(np.median(exchanges)) if exchanges else math.inf
 
-    reference = reference_of([way for way, _ in sorted(timed, key=seconds)])
+    reference = reference_of([pipeline.ways[place] for place in sorted(range(len(timed)), key=seconds)])
     held_out = training.held_out
     sizes = {"fixed": True} if held_out is None else held_out.sizes(dataset, reference.choices.seed)
-    return run_in_pairs(test, reference, [way for way, _ in timed], run, say, **sizes)
-
-
-def _has_trained(results: Sequence[TrainedWay]) -> bool:
-    """Whether an epoch has run. Otherwise the report of an earlier run stays."""
-    if any(result.records for result in results):
-        return True
-    logger.warning("dshuffle: all epochs were done before, as the checkpoint says. No report is written.")
-    return False
+    return run_in_pairs(test, reference, pipeline.ways, run, say, **sizes)
 
 
 def _train(
@@ -554,15 +492,14 @@ def _train(
             return training.run(shuffler, on_epoch), shuffler
 
     def train(shuffler: Shuffler) -> tuple[Any, Shuffler]:
-        if 0 < shuffler.next_epoch < pipeline.training.epochs:
+        if 0 < (done := shuffler.next_epoch) < training.epochs:
             text = "dshuffle: training goes on with epoch %d, after %d of %d, from the checkpoint %s"
-            done, every = shuffler.next_epoch, pipeline.training.epochs
-            logger.info(text, done, done, every, pipeline.checkpoint)
-        if shuffler.next_epoch > 0 and shuffler.attached is None:
+            logger.info(text, done, done, training.epochs, pipeline.checkpoint)
+        if done > 0 and shuffler.attached is None:
             logger.warning(
                 "dshuffle: epochs before %d are done, and no model was attached in them. Attach it after each epoch "
                 "(Shuffler.attach), or load it in the function that trains.",
-                shuffler.next_epoch,
+                done,
             )
         return training.run(shuffler, on_epoch), shuffler
 
@@ -578,32 +515,6 @@ def _train(
     )
 
 
-def _check_loads(client: Client, pipeline: Pipeline) -> None:
-    """Refuse functions of the user that the workers cannot load, before anything is prepared."""
-    training = pipeline.training
-    functions = [value for name, value in training.options.items() if callable(value) and name not in ON_CLIENT]
-    if not training.is_trainer:
-        functions.append(training.fit)
-    present = WorkerFacts.of_all(cluster_info(client)["workers"])
-    chosen = [worker.address for worker in present if pipeline.options.choice.allows(worker)]
-    for address, reason in run_on_workers(client, _load_error, dumps(functions), workers=chosen).items():
-        if reason:
-            raise ClusterError(
-                f"the worker {address} cannot load the functions of the training: {reason}. Install what is missing on "
-                "all workers, or put it into the file of the pipeline",
-                transient=False,
-            )
-
-
-def _load_error(pickled: bytes) -> str:
-    """Why this worker cannot load what was pickled; empty if it can."""
-    try:
-        loads(pickled)
-    except Exception as error:  # whatever the user's module raises
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def _warm_up(pipeline: Pipeline, training: Training, client: Client, dataset: Dataset) -> None:
     """Run two epochs, so that the first strategy does not pay for loading code and opening connections.
 
@@ -615,7 +526,7 @@ def _warm_up(pipeline: Pipeline, training: Training, client: Client, dataset: Da
             training.changed(epochs=WARM_UP_EPOCHS).run(shuffler, lambda _: None)
             return
         for epoch in shuffler.epochs(WARM_UP_EPOCHS):
-            gathered(epoch.map(_only_load, fit=training.fit))
+            gathered(epoch.map(_only_load, training.fit))
 
 
 def _only_load(partition: Partition, fit: Callable[..., Any]) -> None:
@@ -625,5 +536,5 @@ def _only_load(partition: Partition, fit: Callable[..., Any]) -> None:
 def _command() -> str:
     program, *arguments = sys.argv
     path = Path(program)
-    own = path.name == "dshuffle" or (path.parent.name, path.name) == ("dshuffle", "__main__.py")
+    own = "dshuffle" in (path.name, path.parent.name)  # the command, or python -m dshuffle
     return hide_secrets(shlex.join(["dshuffle", *arguments] if own else ["python", program, *arguments]))

@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import math
+import operator
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,10 +28,6 @@ FITS = {
     for name in ("linear_regression", "matrix_completion", "parallel_sgd", "parameter_server", "synchronous_sgd")
 } | {"torch_ddp": "dshuffle.training.torch_ddp:fit_torch_ddp"}
 """Trainers by their short names."""
-
-GRADIENTS, MODELS, UNKNOWN = "gradients", "models", "unknown"
-AVERAGES = {"parallel_sgd": MODELS, "matrix_completion": MODELS, "synchronous_sgd": GRADIENTS, "torch_ddp": GRADIENTS}
-"""What trainers average, gradients in every step or models once an epoch, unless they have an option for it."""
 
 ARRAYS = ("features", "target")
 """Options of trainers that name arrays of the dataset."""
@@ -82,12 +79,9 @@ class Training:
         try:
             inspect.signature(function).bind(None, epochs=epochs, **options)
         except TypeError as error:
-            raise InvalidParameter.because(
-                f"Training({self.name})",
-                str(error),
-                "It is called with a shuffler, epochs= and the options of the training. Its parameters are "
-                f"{', '.join(self.parameters)}.",
-            ) from None
+            names = ", ".join(self.parameters)
+            hint = f"It is called with a shuffler, epochs= and the options of the training. Its parameters are {names}."
+            raise InvalidParameter.because(f"Training({self.name})", str(error), hint) from None
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={_in_words(value)}" for name, value in self.options.items())
@@ -126,14 +120,10 @@ class Training:
     def averages(self) -> str:
         """What is averaged: ``"gradients"`` in every step, ``"models"`` once an epoch, or ``"unknown"``.
 
-        A function of the user says it with an attribute ``averages``.
+        A function says it with its option ``average``, or with an attribute ``averages``.
         """
-        known = (
-            self.option("average"),
-            getattr(self.fit, "averages", None),
-            AVERAGES.get(self.name.removeprefix("fit_")),
-        )
-        return next((name for name in known if name in (GRADIENTS, MODELS)), UNKNOWN)
+        said = self.option("average") or getattr(self.fit, "averages", None)
+        return said if said in ("gradients", "models") else "unknown"
 
     @property
     def held_out(self) -> HeldOut | None:
@@ -142,10 +132,10 @@ class Training:
 
     def on(self, dataset: Dataset, seed: int) -> tuple[Training, Dataset]:
         """Draw the held-out part of a dataset; return the training with it, and what is left to train on."""
-        if self.held_out is None:
+        if (held_out := self.held_out) is None:
             return self, dataset
-        train, test = self.held_out.split(dataset, seed)
-        options = {name: test if isinstance(value, HeldOut) else value for name, value in self.options.items()}
+        train, test = held_out.split(dataset, seed)
+        options = {name: test if value is held_out else value for name, value in self.options.items()}
         return Training(self.fit, self.epochs, **options), train
 
     @property
@@ -194,13 +184,12 @@ def _point_of(result: Any, epoch: int, seconds: float) -> TrainingPoint:
     """Make a point of the history from what a function reports after an epoch."""
     if isinstance(result, TrainingPoint):
         return result
-    metrics = result if isinstance(result, Mapping) else {}
     try:
-        numbers = numbers_of({**metrics, "": math.nan if result is None or result is metrics else result})
+        metrics = numbers_of(result if isinstance(result, Mapping) else {"": math.nan if result is None else result})
     except InvalidParameter:
         allowed = "called with nothing, the error as a number, a dict of metrics, or a dshuffle.report.TrainingPoint"
         raise InvalidParameter.of("on_epoch", result, allowed) from None
-    return TrainingPoint(epoch=epoch, seconds=seconds, error=numbers.pop(""), validation=numbers)
+    return TrainingPoint(epoch=epoch, seconds=seconds, error=metrics.pop("", math.nan), validation=metrics)
 
 
 def _in_words(value: object) -> str:
@@ -212,17 +201,13 @@ def _in_words(value: object) -> str:
 
 def named(name: str) -> Any:
     """Import an object by ``module:name``."""
-    module, _, path = name.partition(":")
-    if not path:
-        names = ", ".join(sorted(FITS))
-        raise InvalidParameter.of("fit", name, f"a function, one of {names}, or module:name")
+    module, colon, path = name.partition(":")
+    if not colon:
+        raise InvalidParameter.of("fit", name, f"a function, one of {', '.join(sorted(FITS))}, or module:name")
     try:
-        target: Any = importlib.import_module(module)
-        for part in path.split("."):
-            target = getattr(target, part)
+        return operator.attrgetter(path)(importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise InvalidParameter.because("fit", f"{name} cannot be imported: {error}") from error
-    return target
 
 
 def each_epoch(

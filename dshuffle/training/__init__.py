@@ -15,11 +15,7 @@ from dshuffle.training.fit import (
 from dshuffle.training.linear_regression import fit_linear_regression
 from dshuffle.training.matrix_completion import Factors, fit_matrix_completion, split_entries
 from dshuffle.training.parallel_sgd import fit_parallel_sgd
-from dshuffle.training.parameter_server import (
-    SimulatedWorkers,
-    SoftmaxRegression,
-    fit_parameter_server,
-)
+from dshuffle.training.parameter_server import SoftmaxRegression, fit_parameter_server
 from dshuffle.training.synchronous import Network, TrainedNetwork, fit_synchronous_sgd
 
 __all__ = [
@@ -33,7 +29,6 @@ __all__ = [
     "Network",
     "OnEpoch",
     "Schedule",
-    "SimulatedWorkers",
     "SoftmaxRegression",
     "TrainedNetwork",
     "accuracy_on",

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import CheckpointError, InvalidParameter, TrainingDiverged
 from dshuffle.planning.batching import UNEVEN, Batching
-from dshuffle.records import slow_rank_in_words
+from dshuffle.records import slow_rank_of
 from dshuffle.redaction import short_repr
 from dshuffle.report import TrainingPoint
 from dshuffle.runtime import Epoch, Group, Partition, Shuffler, gathered
@@ -108,11 +108,8 @@ Model = TypeVar("Model")
 OnEpoch = Callable[[TrainingPoint], None]
 Validate = Callable[[Any], Mapping[str, Any]]
 """Function from a model to its metrics by name: numbers, or arrays or tensors of one number."""
-Work = Sequence[Sequence[float]]
-"""For each rank, its samples and its seconds; or its samples and the three columns of ``History.breakdown``."""
-Steps = Generator[tuple[NDArray[Any], float], NDArray[Any], tuple[Any, float, float]]
-"""The steps of one rank: yields arrays with their weights, gets their means over all ranks, and returns the model and
-the seconds of gathering mini-batches and of computing."""
+Steps = Generator[tuple[NDArray[Any], float], Any, Any]
+"""The steps of one rank: yields arrays with their weights, gets their means over all ranks, and returns the model."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -128,12 +125,6 @@ class History(Generic[Model]):
         model that was passed to the fit is not modified.
     stopped_early
         Whether early stopping ended the fit.
-    worker_rates
-        Samples per second that each rank trained on, the median over epochs. A warning says for which rank the others
-        wait, if it is much slower.
-    breakdown
-        For trainers that take steps together, ``(ranks, 3)`` seconds in every epoch: of gathering mini-batches, of
-        computing gradients, and of averaging them, including the wait for slower ranks and the update of the weights.
     staleness
         For an asynchronous fit, ``(ranks, most + 1)`` number of pushes of each rank by their staleness: the number of
         updates by other workers between a pull and its push.
@@ -144,8 +135,6 @@ class History(Generic[Model]):
     points: tuple[TrainingPoint, ...]
     model: Model
     stopped_early: bool = False
-    worker_rates: tuple[float, ...] = ()
-    breakdown: tuple[NDArray[np.float64], ...] = ()
     staleness: NDArray[np.int64] | None = None
     batch_size: int | None = None
 
@@ -231,13 +220,20 @@ class FitOptions(TypedDict, total=False):
 Trainer = TypeVar("Trainer", bound=Callable[..., History[Any]])
 
 
-def trainer(fit: Trainer) -> Trainer:
-    """Show the options of all trainers in a trainer's signature, in place of its ``**options``."""
-    signature, shared = inspect.signature(fit), inspect.signature(run_epochs).parameters
-    *own, _ = signature.parameters.values()
-    every = [shared[name] for name in FitOptions.__annotations__]
-    fit.__signature__ = signature.replace(parameters=[*own, *every])  # type: ignore[attr-defined]
-    return fit
+def trainer(averages: str | None) -> Callable[[Trainer], Trainer]:
+    """Show the options of all trainers in a trainer's signature, in place of its ``**options``.
+
+    ``averages`` is what the trainer averages: ``"models"``, ``"gradients"``, or None if an option or nothing says it.
+    """
+
+    def decorated(fit: Trainer) -> Trainer:
+        signature, shared = inspect.signature(fit), inspect.signature(run_epochs).parameters
+        *own, _ = signature.parameters.values()
+        signature = signature.replace(parameters=[*own, *(shared[name] for name in FitOptions.__annotations__)])
+        vars(fit).update(__signature__=signature, averages=averages)
+        return fit
+
+    return decorated
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,15 +243,13 @@ class SavedFit:
     trainer: str
     points: tuple[TrainingPoint, ...]
     model: Any
-    settings: Mapping[str, Any]
 
 
 class Trained(NamedTuple):
-    """What an epoch gives: the model, its error, what each rank did, and what a checkpoint keeps if not the model."""
+    """What an epoch gives: the model, its error, and what a checkpoint keeps if not the model."""
 
     model: Any
     error: float
-    work: Work
     saved: Any = None
 
 
@@ -265,7 +259,6 @@ def run_epochs(
     model: Any,
     train: Callable[[Any, int, Any, float], Trained],
     epochs: int,
-    settings: Mapping[str, Any],
     *,
     restored: Callable[[Any], Any] = lambda saved: saved,
     kept: bool = True,
@@ -280,8 +273,6 @@ def run_epochs(
     ----------
     shuffler
         A shuffler, or a stand-in with epochs but no states.
-    settings
-        Warnings say which of them differ from those of the saved fit.
     restored
         Makes the model of what a checkpoint keeps.
     kept
@@ -292,29 +283,31 @@ def run_epochs(
         if function is not None and not callable(function):
             raise InvalidParameter.of(name, function, "None, or a function of one argument")
     session = shuffler if isinstance(shuffler, Shuffler) else None
-    before = session and session.epoch
+    before, n_before = (session.epoch, len(session.records)) if session else (None, 0)
     points: list[TrainingPoint] = []
     saved = session.attached if kept and session and before is None else None
     if isinstance(saved, SavedFit):
-        _check_saved(saved, trainer, settings)
+        if saved.trainer != trainer:
+            raise CheckpointError(
+                f"the state has a model of {saved.trainer}, and {trainer} cannot continue with it. Use that trainer, "
+                "or remove the checkpoint to begin again"
+            )
         points, model = list(saved.points), restored(saved.model)
 
     def is_due() -> bool:
         return early_stopping is not None and early_stopping.is_due(points)
 
     started = time.perf_counter() - (points[-1].seconds if points else 0.0)
-    stopped, works = bool(points) and is_due(), []
+    stopped = bool(points) and is_due()
     try:
         for epoch in shuffler.epochs(0 if stopped else max(0, epochs - len(points))):
             number = len(points)
-            model, error, work, state = train(epoch, number, model, schedule(number))
+            model, error, state = train(epoch, number, model, schedule(number))
             seconds = time.perf_counter() - started
-            if work:
-                works.append(np.array(work, np.float64))
             metrics = numbers_of(validate(model)) if validate else {}
             points.append(TrainingPoint(epoch=number, seconds=seconds, error=error, validation=metrics))
             if kept and session:
-                saved = SavedFit(trainer, tuple(points), model if state is None else state, settings)
+                saved = SavedFit(trainer, tuple(points), model if state is None else state)
                 session.attach(saved, session.epoch)
             if on_epoch:
                 on_epoch(points[-1])
@@ -326,83 +319,49 @@ def run_epochs(
         if session and session.epoch != before:
             session.accept()
         raise
-    alike = [work for work in works if len(work) == len(works[-1])]  # workers may have joined or left
-    own: list[Any] = [work[:, 1:3].sum(axis=1) for work in alike]
-    if words := slow_rank_in_words(own):
+    if session and (words := slow_rank_of(session.records[n_before:])):
         logger.warning("dshuffle: %s", words)
-    rates = [work[:, 0] / np.maximum(seconds, 1e-9) for work, seconds in zip(alike, own, strict=True)]
-    return History(
-        tuple(points),
-        model,
-        stopped,
-        tuple(np.median(rates, axis=0).tolist()) if rates else (),
-        tuple(work[:, 1:] for work in works if work.shape[1:] == (4,)),
-    )
+    return History(tuple(points), model, stopped)
 
 
-def _check_saved(saved: SavedFit, trainer: str, settings: Mapping[str, Any]) -> None:
-    """Check that this trainer can continue a fit."""
-    if saved.trainer != trainer:
-        raise CheckpointError(
-            f"the state has a model of {saved.trainer}, and {trainer} cannot continue with it. Use that trainer, "
-            "or remove the checkpoint to begin again"
-        )
-    for name, before in saved.settings.items():
-        if (now := settings.get(name, before)) != before:
-            if name == "optimizer":
-                raise CheckpointError(
-                    f"the state has an optimizer of the kind {before}, and make_optimizer makes one of the kind {now}. "
-                    "Use that kind, or begin again without the checkpoint"
-                )
-            logger.warning("dshuffle: %s continues with %s=%s; before, it was %s", trainer, name, now, before)
-
-
-def timed(partition: Partition, fn: Callable[..., Any], *args: Any) -> tuple[Any, int, float]:
-    """Return ``fn(partition, *args)``, which trains on all samples, their number, and the seconds."""
+def timed(partition: Partition, fn: Callable[..., Any], *args: Any) -> tuple[Any, int]:
+    """Return ``fn(partition, *args)``, which trains on all samples, and their number."""
     if len(partition) == 0:
         raise InvalidParameter.because("partition", f"rank {partition.rank} has no samples", "Use fewer workers.")
     partition.mark_trained(0)
-    started = time.perf_counter()
     value = fn(partition, *args)
     partition.mark_trained()
-    return value, len(partition), time.perf_counter() - started
+    return value, len(partition)
 
 
-def in_passes(epoch: Epoch, fn: Callable[..., Any], *args: Any) -> tuple[list[Any], Work]:
-    """Train each rank alone, by a function of its partition; return the results, to combine, and the work."""
-    done = gathered(epoch.map(timed, fn, *args))
-    return [value for value, *_ in done], [work for _, *work in done]
+def in_passes(epoch: Epoch, fn: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
+    """Train each rank alone, by a function of its partition; return the results and the numbers of samples."""
+    return tuple(zip(*gathered(epoch.map(timed, fn, *args)), strict=True))
 
 
-def in_steps(epoch: Any, steps: Callable[..., Steps], *args: Any) -> tuple[Any, Work]:
-    """Train all ranks together, by ``steps(partition, *args)``."""
+def in_steps(epoch: Any, steps: Callable[..., Steps], *args: Any) -> Any:
+    """Train all ranks together, by ``steps(partition, *args)``; return the model."""
     if hasattr(epoch, "in_step"):  # all ranks are in this process
-        return epoch.in_step(steps, *args)[0][0], ()
-    done = epoch.together(averaged, steps, *args)
-    return done[0][0], [work for _, *work in done]
+        return epoch.in_step(steps, *args)
+    return epoch.together(averaged, steps, *args)[0]
 
 
-def averaged(
-    partition: Partition, group: Group, steps: Callable[..., Steps], *args: Any
-) -> tuple[Any, int, float, float, float]:
+def averaged(partition: Partition, group: Group, steps: Callable[..., Steps], *args: Any) -> Any:
     """Take the steps of one rank; return the model on rank 0, as all ranks have the same."""
     partition.mark_trained(0)
-    started, rank = time.perf_counter(), steps(partition, *args)
-    array, weight = next(rank)
+    rank, mean = steps(partition, *args), None
     while True:
         try:
-            array, weight = rank.send(group.mean(array, weight))
+            mean = group.mean(*rank.send(mean))
         except StopIteration as end:
             partition.mark_trained()
-            model, gathering, computing = end.value
-            exchanging = time.perf_counter() - started - gathering - computing
-            return model if group.rank == 0 else None, len(partition), gathering, computing, exchanging
+            return end.value if group.rank == 0 else None
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return what a validate function has returned as plain numbers."""
     try:  # PyTorch warns of a tensor that becomes a number with its graph
-        return {name: float(getattr(value, "detach", lambda value=value: value)()) for name, value in metrics.items()}
+        return {name: float(value.detach() if hasattr(value, "detach") else value) for name, value in metrics.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         hint = "It must return a mapping from the name of each metric to one number."
         raise InvalidParameter.because("validate", f"it returned {short_repr(metrics)}", hint) from error

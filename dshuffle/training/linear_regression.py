@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any, Unpack
 
 import numpy as np
@@ -37,7 +36,7 @@ AHEAD = 8
 """Number of samples between prefetching a row and using it."""
 
 
-@trainer
+@trainer(None)
 def fit_linear_regression(
     shuffler: Shuffler,
     *,
@@ -107,10 +106,9 @@ def fit_linear_regression(
     def train(epoch: Epoch, number: int, weights: Any, factor: float) -> Trained:
         size, error = step * factor, math.nan
         if average == "gradients":
-            weights, work = in_steps(epoch, gradient_steps, weights, batch_size, size, features, target)
+            weights = in_steps(epoch, gradient_steps, weights, batch_size, size, features, target)
         else:
-            local, work = in_passes(epoch, local_pass, weights, size, features, target)
-            counts = [samples for samples, _ in work]
+            local, counts = in_passes(epoch, local_pass, weights, size, features, target)
             # The mean can overflow near the largest float.
             with np.errstate(over="ignore", invalid="ignore"):
                 # Dividing by the largest count gives weights of exactly 1 for equal shares: bit for bit the plain mean.
@@ -122,9 +120,9 @@ def fit_linear_regression(
             if total == 0:
                 raise InvalidParameter.of("target", target, "an array with at least one non-zero value")
             error = math.sqrt(wrong / total)
-        return Trained(weights, error, work)
+        return Trained(weights, error)
 
-    return run_epochs(shuffler, "fit_linear_regression", None, train, epochs, {"step": step}, **options)
+    return run_epochs(shuffler, "fit_linear_regression", None, train, epochs, **options)
 
 
 def local_pass(
@@ -143,23 +141,19 @@ def gradient_steps(
     """Take the steps of one rank, with mini-batches of the gradient of half of the squared residual."""
     own, *samples, slots = _regression(partition, weights, features, target)
     batching = batching_of(partition, batch_size, 1)
-    computing = 0.0
     for number in range(len(batching)):
-        began = time.perf_counter()
         chosen, gradient = slots[batching.positions(number)], np.zeros(own.size)
         visit(own, *samples, chosen, gradient, 1.0, len(chosen))
-        computing += time.perf_counter() - began
         mean = yield gradient, len(chosen)
         # A step that overflows gives weights that are not finite, which the client checks.
         with np.errstate(over="ignore", invalid="ignore"):
             own -= step * mean
-    return own, 0.0, computing
+    return own
 
 
-def residual(partition: Partition, weights: Weights, features: str, target: str) -> tuple[float, float]:
+def residual(partition: Partition, weights: Weights, features: str, target: str) -> Any:
     """Return ``(||X w - y||^2, ||y||^2)`` over a partition."""
-    wrong, total = squared_residual(*_regression(partition, weights, features, target))
-    return wrong, total
+    return squared_residual(*_regression(partition, weights, features, target))
 
 
 @row_kernel(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -198,7 +197,7 @@ def split_entries(row: ArrayLike, n_workers: int, *, held_out: float = 0.1, seed
     return ranks
 
 
-@trainer
+@trainer("models")
 def fit_matrix_completion(
     shuffler: Shuffler,
     *,
@@ -253,7 +252,7 @@ def fit_matrix_completion(
     -------
     History
         ``model`` is the fitted :class:`Factors`. A point's ``error`` is ``sum (X - M)^2 / sum M^2`` over all entries,
-        each measured just before its own update. ``worker_rates`` are the entries per second of a worker's own rounds.
+        each measured just before its own update.
 
     Raises
     ------
@@ -305,12 +304,9 @@ def fit_matrix_completion(
                 own[name] = wrong / np.sum(np.square(value, dtype=np.float64))
         return own
 
-    counts: NDArray[np.int64] | None = None
-
     def train(epoch: Epoch, number: int, model: Factors | None, factor: float) -> Trained:
-        nonlocal counts
         rows, columns, squares = zip(*gathered(epoch.map(survey, sizes)), strict=True)
-        owned = np.concatenate(rows)
+        owned, counts = np.concatenate(rows), np.sum(columns, axis=0)
         if len(np.unique(owned)) < len(owned):
             raise InvalidParameter.because(
                 "assignment",
@@ -320,7 +316,6 @@ def fit_matrix_completion(
             )
         if sum(squares) == 0:
             raise InvalidParameter.because("value", "all its entries are zero", "Use a dataset with non-zero values.")
-        counts = np.sum(columns, axis=0) if counts is None else counts
         if model is None:
             model = first_factors(epoch, sizes, rank, seed)
             model.left[np.setdiff1d(np.arange(n_rows), owned)] = 0
@@ -330,7 +325,7 @@ def fit_matrix_completion(
             order = permutation(n_columns, "columns", seed, number if permute_columns == "every epoch" else 0)
         blocks = np.array_split(order, n)
         entries = PerRank(epoch.map(entries_by_block, blocks, model.baseline))
-        states = PerRank([(model.left[own], None, (0.0, 0.0)) for own in rows])
+        states = PerRank([(model.left[own], None, 0.0) for own in rows])
         rights = PerRank([model.right[block] for block in blocks])
         # The client waits only for the last round. Each task depends on the tasks whose results it needs.
         for turn in range(n):
@@ -345,14 +340,12 @@ def fit_matrix_completion(
         done = gathered(states.values)
         for own, block, (left, right, _) in zip(rows, [blocks[-1], *blocks], done, strict=False):
             model.left[own], model.right[block] = left, right
-        wrong = sum(sums[0] for _, _, sums in done)
+        wrong = sum(errors for _, _, errors in done)
         check_converging(f"step={step:g}", number, wrong, model.left, model.right)
-        work = [(own.sum(), sums[1]) for own, (_, _, sums) in zip(columns, done, strict=True)]
-        return Trained(model, float(wrong / sum(squares)), work)
+        return Trained(model, float(wrong / sum(squares)))
 
-    settings = {"step": step, "regularization": regularization}
     options["validate"] = metrics
-    return run_epochs(shuffler, "fit_matrix_completion", None, train, epochs, settings, **options)
+    return run_epochs(shuffler, "fit_matrix_completion", None, train, epochs, **options)
 
 
 def survey(partition: Partition, sizes: Mapping[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64], float]:
@@ -377,34 +370,34 @@ def entries_by_block(
     Returns indices into the worker's own rows and into the columns of the block, what the baseline leaves of the
     values, the first entry of each block, and the number of entries of each row.
     """
-    columns = np.concatenate(blocks)
-    block_of, place_of = np.empty(len(columns), np.int64), np.empty(len(columns), np.int64)
-    block_of[columns] = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
-    place_of[columns] = np.concatenate([np.arange(len(block)) for block in blocks])
-    column = partition["column"]
-    value = partition["value"] - baseline.predict(partition["row"], column)
-    order = np.argsort(block_of[column], kind="stable")
+    starts = np.cumsum([0, *map(len, blocks)])
+    place_of = np.empty(starts[-1], np.int64)
+    place_of[np.concatenate(blocks)] = np.arange(starts[-1])
+    value = partition["value"] - baseline.predict(partition["row"], partition["column"])
+    place = place_of[partition["column"]]
+    block = np.searchsorted(starts, place, side="right") - 1
+    order = np.argsort(block, kind="stable")
     _, row, row_counts = np.unique(partition["row"], return_inverse=True, return_counts=True)
-    starts = np.searchsorted(block_of[column[order]], np.arange(len(blocks) + 1))
-    return row[order].astype(np.int64), place_of[column[order]], value[order].astype(np.float32), starts, row_counts
+    firsts = np.searchsorted(block[order], np.arange(len(blocks) + 1))
+    place = (place - starts[block])[order]
+    return row[order].astype(np.int64), place, value[order].astype(np.float32), firsts, row_counts
 
 
 def one_round(
     partition: Partition,
     entries: tuple[NDArray[Any], ...],
     turn: int,
-    before: tuple[Factor, Factor | None, tuple[float, float]],
+    before: tuple[Factor, Factor | None, float],
     right: Factor,
     column_counts: NDArray[np.int64],
     step: float,
     regularization: float,
-) -> tuple[Factor, Factor, tuple[float, float]]:
+) -> tuple[Factor, Factor, float]:
     """Train on the worker's entries in one column block.
 
-    Takes and returns the state after a round: the factor of the worker's rows, that of its column block, and sums over
-    this epoch so far of squared errors and of the seconds of its own rounds.
+    Takes and returns the state after a round: the factor of the worker's rows, that of its column block, and the sum of
+    squared errors over this epoch so far.
     """
-    started = time.perf_counter()
     partition.mark_trained(0)
     row, column, value, starts, row_counts = entries
     n = len(starts) - 1
@@ -416,8 +409,7 @@ def one_round(
     wrong = update_factors(left, right, row[part], column[part], value[part], *decays, step)
     if turn == n - 1:
         partition.mark_trained()
-    errors, seconds = before[2]
-    return left, right, (errors + wrong, seconds + time.perf_counter() - started)
+    return left, right, before[2] + wrong
 
 
 @kernel("(f4[:,::1], f4[:,::1], i8[::1], i8[::1], f4[::1], f8[::1], f8[::1], f8)")

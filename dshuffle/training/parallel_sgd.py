@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -35,7 +36,7 @@ NETWORK_BATCH_ROWS = 32
 COEFFICIENTS = ("coef_", "intercept_", "coefs_", "intercepts_")
 
 
-@trainer
+@trainer("models")
 def fit_parallel_sgd(
     shuffler: Shuffler,
     estimator: Any,
@@ -121,15 +122,14 @@ def fit_parallel_sgd(
                 labels = np.unique(np.concatenate(gathered(epoch.map(labels_of, target))))
             if len(labels) < 2:
                 raise InvalidParameter.of("classes", labels.tolist(), "a list of at least two labels")
-        parts, work = in_passes(epoch, local_fit, model, labels, batch_rows, features, target)
-        model = averaged(parts, [samples for samples, _ in work])
+        model = averaged(*in_passes(epoch, local_fit, model, labels, batch_rows, features, target))
         check_converging("estimator", number, *coefficients(model))
         wrong, total = measured(epoch, wrongness, model, features, target)
         if total == 0:
             raise InvalidParameter.of("target", target, "an array with at least one non-zero value")
-        return Trained(model, wrong / total if classifies else math.sqrt(wrong / total), work)
+        return Trained(model, wrong / total if classifies else math.sqrt(wrong / total))
 
-    return run_epochs(shuffler, "fit_parallel_sgd", model, train, epochs, {"batch_rows": batch_rows}, **options)
+    return run_epochs(shuffler, "fit_parallel_sgd", model, train, epochs, **options)
 
 
 def is_classifier(estimator: Any) -> bool:
@@ -193,7 +193,7 @@ def coefficients(estimator: Any) -> list[NDArray[Any]]:
     return arrays
 
 
-def averaged(models: list[Any], samples: list[float]) -> Any:
+def averaged(models: Sequence[Any], samples: Sequence[int]) -> Any:
     """Return a copy of the first fitted model with the sample-weighted mean of all models' coefficients."""
     mean = copy.deepcopy(models[0])
     weights = np.asarray(samples) / np.sum(samples)

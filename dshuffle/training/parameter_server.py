@@ -1,12 +1,11 @@
 """Asynchronous SGD with a parameter server: workers pull and push without waiting for each other.
 
-:class:`ParameterServer` says what a pull or a push changes and which workers it answers. A Dask actor and
-:class:`SimulatedWorkers` both run it, and :meth:`Job.pushes` is what a worker does with the answers.
+:class:`ParameterServer` says what a pull or a push changes and which workers it answers. A Dask actor and a simulated
+session both run it, and :meth:`Job.pushes` is what a worker does with the answers.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import heapq
@@ -14,26 +13,22 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Unpack
 
 import numpy as np
 from distributed import get_worker
 from distributed.utils import sync
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from dshuffle.checks import as_integer, as_ranks
-from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLost
-from dshuffle.planning import GivenSharding
+from dshuffle.checks import as_integer
+from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.planning.randomness import permutation
 from dshuffle.planning.types import Samples
-from dshuffle.rows import RowLayout
-from dshuffle.runtime import Partition, PerRank, Shuffler, gathered
-from dshuffle.runtime.client.cluster_view import cluster_info
-from dshuffle.runtime.session_spec import WorkerFacts
-from dshuffle.sharding import Sharding
+from dshuffle.runtime import Epoch, Partition, PerRank, Shuffler, gathered
+from dshuffle.runtime.client.cluster_view import workers_of
 from dshuffle.training.fit import (
     NUMBERS,
     WHOLE,
@@ -57,6 +52,10 @@ logger = logging.getLogger(__name__)
 Parameters = NDArray[Any]
 Reply = tuple[Parameters, bool]
 """A copy of the parameters, and whether to compute another gradient in this epoch."""
+Settings = tuple[Parameters, float, float]
+"""What a :class:`ParameterServer` is made of."""
+Result = tuple[Parameters, dict[int, list[int]]]
+"""The parameters, and the staleness of the pushes of each rank."""
 
 ONCE, FREE = "once", "free"
 
@@ -68,7 +67,6 @@ ATTEMPTS = 3
 """Attempts at an epoch in which workers are lost."""
 LOST = "Worker holding Actor was lost"
 """Dask's error message for a lost actor."""
-ENDED = "training has ended because another worker failed or was cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +114,7 @@ class SoftmaxRegression:
 
 
 class ParameterServer:
-    """The parameters in an epoch. With speeds, pushes are applied in the order of virtual time.
-
-    Without speeds, every push is applied at once. With them, all workers pull at time 0, a gradient takes
-    samples / speed, and ties go to the lowest rank: workers wait in real time, but not in virtual time, and the result
-    does not depend on who comes first.
+    """The parameters in an epoch. Dask calls the methods of an actor one after the other.
 
     Parameters
     ----------
@@ -128,69 +122,31 @@ class ParameterServer:
         Number of updates of the epoch; infinite if it ends when all workers have used their samples.
     """
 
-    def __init__(self, parameters: Parameters, step: float, n_updates: float, speeds: Sequence[float] | None) -> None:
-        self._parameters = parameters.copy()
-        self._step, self._left, self._speeds = step, n_updates, speeds
-        self._turns = [(0.0, rank) for rank in range(len(speeds or ()))]  # a heap of when each will pull or push
-        self._came: dict[int, tuple[Parameters | None, int]] = {}  # before their turn
-        self._version, self._ended = 0, False
+    def __init__(self, parameters: Parameters, step: float, n_updates: float) -> None:
+        self._parameters, self._step, self._left = parameters.copy(), step, n_updates
+        self._version = 0
         self._seen: dict[int, int] = {}  # the version of the last reply to each rank
-        self._staleness: dict[int, list[int]] = {}
-        self._lock = asyncio.Lock()
-        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._staleness: dict[int, list[int]] = defaultdict(list)
 
-    async def exchange(self, rank: int, gradient: Parameters | None, following: int) -> Reply:
-        """Take a pull or a push, as an actor, and return the reply to this rank when it is due."""
-        async with self._lock:
-            due = await asyncio.to_thread(self.replies, rank, gradient, following)
-            answer = self._waiting[rank] = asyncio.get_running_loop().create_future()
-            for ready, reply in due:
-                if not (waiting := self._waiting.pop(ready)).cancelled():  # the worker's connection is lost
-                    waiting.set_result(reply)
-        return await answer  # type: ignore[no-any-return]
-
-    async def abort(self) -> None:
-        """Make all pushes fail, including those that wait."""
-        async with self._lock:
-            self._ended = True
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(ClusterError(ENDED))
-
-    def replies(self, rank: int, gradient: Parameters | None, following: int) -> list[tuple[int, Reply]]:
-        """Take a pull (without a gradient) or a push, and return all replies that are due now, with their ranks.
+    def exchange(self, rank: int, gradient: Parameters | None, following: int) -> Reply:
+        """Take a pull (without a gradient) or a push, and return the reply.
 
         The next gradient of the rank will use ``following`` samples.
         """
-        if self._ended:
-            raise ClusterError(ENDED)
-        if gradient is None and rank in self._seen:
+        if gradient is not None:
+            # The trainer checks for values that are not finite.
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._parameters -= self._step * gradient
+            self._staleness[rank].append(self._version - self._seen[rank])
+            self._version += 1
+        elif rank in self._seen:
             raise PeerFailed(f"rank {rank} began the epoch again, because its worker was lost")
-        self._came[rank] = gradient, following
-        due = []
-        while self._came:
-            now, ready = self._turns[0] if self._speeds else (0.0, rank)
-            if ready not in self._came:
-                break
-            gradient, following = self._came.pop(ready)
-            own = self._staleness.setdefault(ready, [])
-            if gradient is not None:
-                # The trainer checks for values that are not finite.
-                with np.errstate(over="ignore", invalid="ignore"):
-                    self._parameters -= self._step * gradient
-                own.append(self._version - self._seen[ready])
-                self._version += 1
-            more = following > 0 and self._left > 0
-            self._left -= more
-            if self._speeds:
-                heapq.heappop(self._turns)
-                if more:
-                    heapq.heappush(self._turns, (now + following / self._speeds[ready], ready))
-            self._seen[ready] = self._version
-            due.append((ready, (self._parameters.copy(), more)))
-        return due
+        more = following > 0 and self._left > 0
+        self._left -= more
+        self._seen[rank] = self._version
+        return self._parameters.copy(), more
 
-    def result(self) -> tuple[Parameters, dict[int, list[int]]]:
+    def result(self) -> Result:
         """Return the parameters, and the staleness of the pushes of each rank."""
         return self._parameters, self._staleness
 
@@ -210,24 +166,12 @@ class Job:
     n_workers: int
     batch_size: int
     pace: str
-    speeds: tuple[float, ...] | None
     seed: int
 
     @property
     def size(self) -> int:
         """Samples of a mini-batch of one worker."""
         return self.batch_size // self.n_workers
-
-    def n_updates(self, n_samples: int) -> float:
-        """Return the number of updates of an epoch; infinite if it ends when all samples have been used."""
-        return -(-n_samples // self.size) if self.pace == FREE else math.inf
-
-    def samples(
-        self, arrays: Mapping[str, NDArray[Any]], ids: NDArray[np.integer]
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return rows and targets of samples, if the model can be trained on them."""
-        rows, targets = check_batch(arrays, ids, self.features, self.target, self.model.n_classes)
-        return as_rows(rows), targets
 
     def batches(self, sample_ids: NDArray[np.integer], rank: int, epoch: int, done: int) -> Iterator[Samples]:
         """Yield the mini-batches of a worker that has trained on ``done`` before, as positions in ``sample_ids``.
@@ -259,10 +203,11 @@ class Job:
         while True:
             parameters = yield gradient, len(following)
             batch, following = following, next(batches, following[:0])
-            samples = self.samples(partition.take(batch, (self.features, self.target)), ids[batch])
+            arrays = partition.take(batch, (self.features, self.target))
+            rows, targets = check_batch(arrays, ids[batch], self.features, self.target, self.model.n_classes)
             # Values that are not finite are detected at the end of the epoch.
             with np.errstate(over="ignore", invalid="ignore"):
-                gradient, _ = self.model.gradient(parameters, *samples)
+                gradient, _ = self.model.gradient(parameters, as_rows(rows), targets)
 
 
 def as_rows(values: NDArray[Any]) -> NDArray[Any]:
@@ -271,64 +216,7 @@ def as_rows(values: NDArray[Any]) -> NDArray[Any]:
     return flat if flat.dtype in (np.float32, np.float64) else flat.astype(np.float64)
 
 
-class SimulatedWorkers:
-    """Workers of fixed shares in this process, which :func:`fit_parameter_server` can train on in place of a shuffler.
-
-    The result is bit for bit that of a shuffler with this sharding and the assignment ``"local"``, with the same
-    ``speeds`` (by default all 1). Only the seconds differ, and the error: it is summed in another order, and counts
-    broadcast samples once.
-
-    Parameters
-    ----------
-    arrays
-        Mapping from name to array, with all samples.
-    ranks
-        ``(q,)`` ranks that train on each sample, in all epochs, or a sharding, which may have broadcast samples.
-
-    Raises
-    ------
-    InvalidParameter
-        If the arrays and ``ranks`` do not have the same number of samples.
-
-    Examples
-    --------
-    >>> from dshuffle.training import SoftmaxRegression, fit_parameter_server
-    >>> x = np.random.default_rng(0).standard_normal((100, 2))
-    >>> workers = SimulatedWorkers({"x": x, "y": x[:, 0] > 0}, np.arange(100) % 2)
-    >>> history = fit_parameter_server(workers, SoftmaxRegression(2), epochs=9, batch_size=10, step=1.0)
-    >>> history.points[-1].error < 0.2, history.staleness.shape
-    (True, (2, 2))
-    """
-
-    elastic = False
-
-    def __init__(self, arrays: Mapping[str, NDArray[Any]], ranks: ArrayLike | Sharding) -> None:
-        if not isinstance(ranks, Sharding):
-            checked = as_ranks("ranks", ranks, 2**31)
-            ranks = Sharding(checked, int(checked.max(initial=0)) + 1, np.arange(0))
-        self.arrays, self.n_workers, self.samples = arrays, ranks.n_workers, np.arange(len(ranks.ranks))
-        self.dataset = SimpleNamespace(arrays={name: array[0] for name, array in arrays.items()})
-        self.layout = RowLayout.of({name: (array.dtype, array.shape[1:]) for name, array in arrays.items()})
-        self.rows = self.layout.empty(len(self.samples))
-        for name, array in arrays.items():
-            if len(array) != len(self.samples):
-                raise InvalidParameter.of("len(ranks)", len(self.samples), f"{len(array)}, the number of samples")
-            self.layout.column(self.rows, name)[:] = array
-        everywhere = np.isin(self.samples, ranks.broadcast)
-        self.shards = [np.flatnonzero((ranks.ranks == rank) | everywhere) for rank in range(self.n_workers)]
-
-    def epochs(self, count: int) -> Iterator[list[Partition]]:
-        """Yield the partitions of the ranks in every epoch."""
-        sizes = list(map(len, self.shards))
-        for epoch in range(count):
-            where: Any = {"epoch": epoch, "shares": (min(sizes), max(sizes))}
-            yield [
-                Partition(self.layout, self.rows, shard, shard, rank=rank, **where)
-                for rank, shard in enumerate(self.shards)
-            ]
-
-
-@trainer
+@trainer(None)
 def fit_parameter_server(
     shuffler: Any,
     model: Any,
@@ -354,7 +242,7 @@ def fit_parameter_server(
     shuffler
         Shuffler with any sharding, assignment and delivery. Provatas et al. (2021) keep the first assignment in all
         epochs: ``assignment="local"`` with ``sharding="random"``, ``"stratified:y"`` or a stored distribution-aware
-        one. Or :class:`~dshuffle.training.SimulatedWorkers`.
+        one. Or a session of a :class:`~dshuffle.compare.SimulatedCluster`.
     model
         Loss that is a mean over samples: a :class:`~dshuffle.training.SoftmaxRegression`, or an object with its
         attribute ``n_classes`` (None if targets are arbitrary numbers) and its methods ``first`` and ``gradient``.
@@ -372,9 +260,9 @@ def fit_parameter_server(
         and samples of slow workers are used less. Provatas et al. (2021) use this pace. At this pace, differences
         between shares do harm.
     speeds
-        Relative speeds by rank, for experiments. The server then applies gradients in the order in which workers of
-        these speeds would push them. This makes the result reproducible, but fast workers have to wait. By default
-        workers run at their real speed.
+        Relative speeds by rank, in a simulated session, of which the result is reproducible: gradients are applied in
+        the order in which workers of these speeds would push them. By default they are equally fast. Real workers run
+        at their real speed.
     seed
         Seed of the order of each worker's samples, and of the model's initial parameters.
     features, target
@@ -387,8 +275,7 @@ def fit_parameter_server(
     -------
     History
         ``model`` is the vector of parameters. A point's ``error`` is the mean loss over the whole dataset, which the
-        workers evaluate between epochs. ``staleness`` counts every push. With ``speeds``, ``worker_rates`` are samples
-        per unit of virtual time.
+        workers evaluate between epochs. ``staleness`` counts every push.
 
     Raises
     ------
@@ -411,101 +298,104 @@ def fit_parameter_server(
     ----------
     Provatas et al. (2021), sections II-B to II-D, equations 3 to 5; see docs/papers.md.
     """
-    rates = None if speeds is None else tuple(map(float, speeds))
     check_fixed_workers(shuffler, "fit_parameter_server")
-    n, simulated = shuffler.n_workers, isinstance(shuffler, SimulatedWorkers)
+    n, simulated = shuffler.n_workers, not isinstance(shuffler, Shuffler)
+    rates = (1.0,) * n if speeds is None else tuple(map(float, speeds))
     arrays = shuffler.dataset.arrays
-    if simulated:
-        rates = rates or (1.0,) * n
     as_integer("seed", seed)
     if as_integer("batch_size", batch_size, 1) < n:
         raise InvalidParameter.of("batch_size", batch_size, f"at least the number of workers ({n})", "They share it.")
     check_step(step)
     if pace not in (ONCE, FREE):
         raise InvalidParameter.of("pace", pace, f"{ONCE} or {FREE}")
-    if rates is not None and (len(rates) != n or not all(0 < rate < math.inf for rate in rates)):
+    if speeds is not None and not simulated:
+        raise InvalidParameter.because("speeds", "workers run at their real speed", "Use a SimulatedCluster.")
+    if len(rates) != n or not all(0 < rate < math.inf for rate in rates):
         raise InvalidParameter.of("speeds", rates, f"{n} finite numbers > 0, one per worker")
     check_array("features", features, arrays, -2, NUMBERS)
     check_array("target", target, arrays, 1, NUMBERS if model.n_classes is None else WHOLE)
-    job = Job(model, features, target, n, batch_size, pace, rates, seed)
+    job = Job(model, features, target, n, batch_size, pace, seed)
     if rest := batch_size % n:
         text = "dshuffle: batch_size=%d on %d workers is rounded to %d: each takes %d samples"
         logger.warning(text, batch_size, n, batch_size - rest, job.size)
     pushes: list[list[int]] = [[] for _ in range(n)]  # the staleness of those of each worker
 
     def train(epoch: Any, number: int, parameters: Parameters, factor: float) -> Trained:
-        done, one_epoch = [len(own) for own in pushes], _simulated_epoch if simulated else _one_epoch
-        parameters, staleness, error, work = one_epoch(shuffler, job, epoch, parameters, step / n * factor, done)
+        n_updates = math.inf
+        if pace == FREE:  # the first epoch of a resumed session has fewer samples
+            n_updates = -(-max(1, sum(gathered(epoch.map(_n_counted)))) // job.size)
+        settings, done = (parameters, step / n * factor, n_updates), [len(own) for own in pushes]
+        if simulated:
+            parameters, staleness = _simulated_epoch(job, epoch, settings, done, rates)
+        else:
+            parameters, staleness = _one_epoch(shuffler, job, epoch, settings, done)
         for rank, own in enumerate(pushes):
             own += staleness[rank]
-        check_converging(f"step={step:g}", number, parameters, error)
-        return Trained(parameters, error, [(rate, 1.0) for rate in rates] if rates else work)
+        wrong, count = measured(epoch, _loss, (model, parameters), features, target)
+        check_converging(f"step={step:g}", number, parameters, wrong)
+        return Trained(parameters, wrong / count)
 
-    first, settings = model.first(math.prod(arrays[features].shape), seed), {"batch_size": batch_size, "step": step}
-    history = run_epochs(shuffler, "fit_parameter_server", first, train, epochs, settings, **options)
+    first = model.first(math.prod(arrays[features].shape), seed)
+    history = run_epochs(shuffler, "fit_parameter_server", first, train, epochs, **options)
     most = max(itertools.chain.from_iterable(pushes), default=0)
     staleness = np.stack([np.bincount(np.array(own, np.int64), minlength=most + 1) for own in pushes])
     return dataclasses.replace(history, staleness=staleness, batch_size=job.size * n)
 
 
-def _one_epoch(
-    shuffler: Any, job: Job, epoch: Any, parameters: Parameters, step: float, done: list[int], left: int = ATTEMPTS
-) -> Any:
-    """Train for an epoch, in which each worker has pushed so often before.
-
-    Returns the parameters, the staleness of the pushes of each rank, the mean loss and the work.
-    """
-    n_updates, sharding = math.inf, shuffler.choices.sharding
-    if job.pace == FREE:  # the first epoch of a resumed session has fewer samples; broadcast samples count once
-        copies = sharding.n_broadcast * (job.n_workers - 1) if isinstance(sharding, GivenSharding) else 0
-        n_updates = job.n_updates(max(1, sum(gathered(epoch.map(len))) - copies))
-    try:
-        with serving(shuffler, parameters, step, n_updates, job.speeds) as server:
-            futures = epoch.map(timed, work, server, job, PerRank(done))
-            worked = shuffler.client.gather(futures)  # raises at the first error, while others wait for their turn
-            epoch.forget(futures)  # if a worker is lost from here on, its part of the epoch is not trained again
-            parameters, staleness = server.result().result(timeout=PATIENCE)
-    except (WorkerLost, PeerFailed) as error:
-        if left == 1:
-            raise
-        logger.warning("dshuffle: the epoch starts again on all workers: %s", error)
-        shuffler.accept()  # the tasks that failed are run again
-        return _one_epoch(shuffler, job, epoch, parameters, step, done, left - 1)
-    wrong, count = measured(epoch, _loss, (job.model, parameters), job.features, job.target)
-    return parameters, staleness, wrong / count, [(samples, seconds) for samples, _, seconds in worked]
+def _n_counted(partition: Partition) -> int:
+    """Number of samples of a worker, of which those of all workers count once."""
+    return len(partition) - (partition.rank > 0) * len(partition.broadcast_ids)
 
 
 def _loss(model: tuple[Any, Parameters], rows: NDArray[Any], targets: NDArray[Any]) -> tuple[float, int]:
     return model[0].gradient(model[1], as_rows(rows), targets)[1] * len(targets), len(targets)
 
 
-def _simulated_epoch(workers: Any, job: Job, epoch: Any, parameters: Parameters, step: float, done: list[int]) -> Any:
-    """See :func:`_one_epoch`."""
-    server = ParameterServer(parameters, step, job.n_updates(len(workers.samples)), job.speeds)
-    ranks = [job.pushes(partition, own) for partition, own in zip(epoch, done, strict=True)]
-    replies = [reply for rank, own in enumerate(ranks) for reply in server.replies(rank, *next(own))]
-    while replies:
-        rank, (parameters, more) = replies.pop()
+def _one_epoch(
+    shuffler: Shuffler, job: Job, epoch: Epoch, settings: Settings, done: list[int], left: int = ATTEMPTS
+) -> Result:
+    """Train for an epoch, in which each worker has pushed so often before."""
+    try:
+        with serving(shuffler, *settings) as server:
+            futures = epoch.map(timed, work, server, job, PerRank(done))
+            shuffler.client.gather(futures)  # raises at the first error
+            epoch.forget(futures)  # if a worker is lost from here on, its part of the epoch is not trained again
+            return server.result().result(timeout=PATIENCE)  # type: ignore[no-any-return]
+    except (WorkerLost, PeerFailed) as error:
+        if left == 1:
+            raise
+        logger.warning("dshuffle: the epoch starts again on all workers: %s", error)
+        shuffler.accept()  # the tasks that failed are run again
+        return _one_epoch(shuffler, job, epoch, settings, done, left - 1)
+
+
+def _simulated_epoch(job: Job, epoch: Any, settings: Settings, done: list[int], speeds: Sequence[float]) -> Result:
+    """The same in the order of virtual time: all workers pull at time 0, and a gradient takes samples / speed.
+
+    Ties go to the lowest rank.
+    """
+    server = ParameterServer(*settings)
+    ranks = [job.pushes(partition, own) for partition, own in zip(epoch.partitions(), done, strict=True)]
+    following, turns = [next(pushes) for pushes in ranks], [(0.0, rank) for rank in range(len(ranks))]
+    while turns:
+        now, rank = heapq.heappop(turns)
+        parameters, more = server.exchange(rank, *following[rank])
         if more:
-            replies += server.replies(rank, *ranks[rank].send(parameters))
-    with np.errstate(over="ignore", invalid="ignore"):
-        loss = job.model.gradient(server.result()[0], *job.samples(workers.arrays, workers.samples))[1]
-    return *server.result(), loss, ()
+            heapq.heappush(turns, (now + following[rank][1] / speeds[rank], rank))
+            following[rank] = ranks[rank].send(parameters)
+    return server.result()
 
 
-def work(partition: Partition, server: Any, job: Job, done: int) -> int:
-    """Train on a worker's mini-batches of an epoch, and return the number of their samples."""
-    samples, waiting, pushes = 0, 0.0, job.pushes(partition, done)
+def work(partition: Partition, server: Any, job: Job, done: int) -> None:
+    """Train on a worker's mini-batches of an epoch."""
+    more, pushes = True, job.pushes(partition, done)
     push = next(pushes)
-    while True:
+    while more:
         began = time.perf_counter()
         parameters, more = _answer(server, server.exchange(partition.rank, *push))
-        waiting += time.perf_counter() - began
-        if not more:
-            partition.note_waiting(waiting)
-            return samples
-        samples += push[1]
-        push = pushes.send(parameters)
+        partition.note_waiting(time.perf_counter() - began)
+        if more:
+            push = pushes.send(parameters)
 
 
 def _answer(server: Any, call: Any) -> Reply:
@@ -521,23 +411,17 @@ def _answer(server: Any, call: Any) -> Reply:
 
 @contextlib.contextmanager
 def serving(shuffler: Shuffler, *settings: Any) -> Iterator[Any]:
-    """Make a server, on a worker that does not train, if there is one; yield its handle.
-
-    An error ends the training tasks, including those that wait for another worker's turn.
-    """
+    """Make a server, on a worker that does not train, if there is one; yield its handle."""
     client, place = shuffler.client, _place(shuffler)
     future = client.submit(
         ParameterServer, *settings, actor=True, workers=[place], allow_other_workers=False, pure=False
     )
-    server: Any = None
     try:
         with client.as_current():  # a handle belongs to the client that is current when the handle is made
             server = future.result(timeout=PATIENCE)
         yield server
-    except BaseException as error:
-        with contextlib.suppress(Exception):
-            server.abort()
-        if isinstance(error, OSError) or (isinstance(error, RuntimeError) and LOST in str(error)):
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, OSError) or LOST in str(error):
             raise WorkerLost(f"the parameter server is lost ({type(error).__name__}: {error})") from error
         raise
     finally:
@@ -549,9 +433,9 @@ def _place(shuffler: Shuffler) -> str:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         shuffler.look_up_members()
-        training, workers = shuffler.addresses, cluster_info(shuffler.client)["workers"]
-        connected = {worker.address for worker in WorkerFacts.of_all(workers) if shuffler._choice.allows(worker)}
-        for place in (*sorted(connected - set(training)), *training):
+        training = shuffler.addresses
+        connected = {worker.address for worker in workers_of(shuffler.client, shuffler._choice)}
+        for place in (*sorted(connected - {*training}), *training):
             if place in connected:
                 return place
         time.sleep(0.5)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import datetime
 import inspect
 import io
@@ -80,7 +79,7 @@ _SYNC_BUFFERS = next(  # PyTorch 2.14 renames it
 )
 
 
-@trainer
+@trainer("gradients")
 def fit_torch_ddp(
     shuffler: Shuffler,
     make_model: Function,
@@ -118,9 +117,8 @@ def fit_torch_ddp(
         :func:`~dshuffle.training.fit_synchronous_sgd`.
     loss
         Function from the module's output and the targets to the mean loss over a mini-batch. An output that differs
-        from the targets only in axes of length 1, such as ``(n, 1)`` and ``(n,)``, takes their shape, if the loss
-        accepts that. Other shapes that a loss of PyTorch would broadcast are refused. By default
-        ``torch.nn.functional.cross_entropy``.
+        from the targets only in axes of length 1, such as ``(n, 1)`` and ``(n,)``, takes their shape. Other shapes that
+        a loss of PyTorch would broadcast are refused. By default ``torch.nn.functional.cross_entropy``.
     metric
         Mean of another measure over a mini-batch, with the arguments of ``loss`` or ``training_step``: the error.
     training_step, arrays
@@ -167,9 +165,8 @@ def fit_torch_ddp(
     worker, whose connections stay open, only after ``timeout``.
 
     With a checkpoint (``Shuffler(checkpoint=...)``), module and optimizer are sent to this process and kept in the
-    checkpoint after every epoch. A session that continues from it continues the fit. Another kind of optimizer is
-    refused. Warnings say which sizes of batches differ. The options of the optimizer stay as they were: all but the
-    learning rate, as in ``Optimizer.load_state_dict``.
+    checkpoint after every epoch. A session that continues from it continues the fit, with the same kind of optimizer.
+    The options of the optimizer stay as they were: all but the learning rate, as in ``Optimizer.load_state_dict``.
 
     gloo listens on a free port of each worker's host, on the interface with the worker's address, unless
     ``GLOO_SOCKET_IFNAME`` names another interface.
@@ -218,33 +215,32 @@ def fit_torch_ddp(
         torch.manual_seed(seed)
         model = make_model().eval()
     kept = shuffler.checkpoint is not None or isinstance(shuffler.attached, SavedFit)
-    settings: dict[str, Any] = {"batch_size": batch_size, "accumulate": accumulate}
-    if kept:
-        settings["optimizer"] = type(make_optimizer(model.parameters())).__name__
     fit = Fit(
         uuid.uuid4().hex, make_model, make_optimizer, costs, error, list(arrays or names), checked, batch_size,
         accumulate, dict(ddp_options), device, seed, timeout,
     )  # fmt: skip
+    beginning: bytes | None = b""
 
     def restored(state: bytes) -> torch.nn.Module:
-        nonlocal fit
-        fit = dataclasses.replace(fit, beginning=state)
+        nonlocal beginning
+        beginning = state
         model.load_state_dict(read_state(state)[0])
         return model
 
     def train_epoch(epoch: Epoch, number: int, model: torch.nn.Module, factor: float) -> Trained:
-        nonlocal fit
+        nonlocal beginning
         watched = options.get("validate") or options.get("early_stopping")
         fetched = bool(kept or watched or number == epochs - 1)
-        states, errors, *work = zip(*epoch.together(train, fit, factor, fetched, kept), strict=True)
-        fit = dataclasses.replace(fit, beginning=None)
+        done = epoch.together(train, fit, beginning, factor, fetched, kept)
+        states, errors, counts = zip(*done, strict=True)
+        beginning = None
         if fetched:
             model.load_state_dict(read_state(states[0])[0])
-        return Trained(model, sum(errors) / sum(work[0]), list(zip(*work, strict=True)), states[0])
+        return Trained(model, sum(errors) / sum(counts), states[0])
 
     try:
         return run_epochs(
-            shuffler, "fit_torch_ddp", model, train_epoch, epochs, settings, restored=restored, kept=kept, **options
+            shuffler, "fit_torch_ddp", model, train_epoch, epochs, restored=restored, kept=kept, **options
         )
     finally:
         with contextlib.suppress(DShuffleError, OSError):
@@ -257,15 +253,15 @@ def fit_torch_ddp(
 class Comparison:
     """A loss, and the error, of the module's output for one array and the targets in another.
 
-    Both get the output in the shape of the targets, if they differ in axes of length 1 only and the loss accepts that;
-    otherwise as it is.
+    Both get the output in the shape of the targets, if they differ in axes of length 1 only; otherwise as it is.
     """
 
     function: Function
     metric: Function | None
     features: str
     target: str
-    reshaped: dict[Any, bool] = field(default_factory=dict)
+    accepted: set[Any] = field(default_factory=set)
+    """Shapes that a function has compared without a warning."""
 
     def loss(self, model: Any, batch: Mapping[str, Any]) -> Any:
         """The mean loss over a mini-batch, with its gradient."""
@@ -281,47 +277,41 @@ class Comparison:
         return (self.metric or self.function)(output, targets)
 
     def _compared(self, function: Function, model: Any, batch: Mapping[str, Any]) -> Any:
+        output: Any = None
+        targets, key = batch[self.target], None
         try:
-            return function(*self._formed(model(batch[self.features]), batch[self.target]))
-        except RuntimeError as error:
+            output = formed = model(batch[self.features])
+            if not isinstance(output, torch.Tensor) or output.shape == targets.shape:
+                return function(output, targets)
+            key = function is self.function, output.shape[1:], targets.shape[1:]
+            if len(output) == len(targets) and output.squeeze().shape == targets.squeeze().shape:
+                formed = output.reshape(targets.shape)
+            elif _are_scores(output, targets):
+                targets = targets.long()
+            if key in self.accepted:
+                return function(formed, targets)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message="Using a target size")  # which would broadcast
+                compared = function(formed, targets)
+            self.accepted.add(key)
+            return compared
+        except Exception as error:  # the loss is the user's function, so this may be any error
+            if key is not None and key not in self.accepted:
+                shapes = f"the output has the shape {tuple(output.shape)}, the target the shape {tuple(targets.shape)}"
+                raise InvalidParameter.of(
+                    "target",
+                    self.target,
+                    f"an array of integer labels for class scores, or one of the output's shape ({shapes} and the "
+                    f"dtype {targets.dtype})",
+                    "The loss does not accept these, or would broadcast them. Change what the module returns, or "
+                    "reshape and cast the target in the loss.",
+                ) from error
             dtypes = ", ".join(f"{name!r} has {batch[name].dtype}" for name in (self.features, self.target))
             error.add_note(
                 f"In the dataset, {dtypes}. If the module has parameters of another dtype, cast the features in its "
                 "forward and the target in the loss."
             )
             raise
-
-    def _formed(self, output: Any, targets: Any) -> tuple[Any, Any]:
-        if not isinstance(output, torch.Tensor) or output.shape == targets.shape:
-            return output, targets
-        if _are_scores(output, targets):
-            targets = targets.long()
-        alike = len(output) == len(targets) and output.squeeze().shape == targets.squeeze().shape
-        if (key := (output.shape[1:], targets.shape[1:], alike)) not in self.reshaped:
-            self.reshaped[key] = self._accepted(output, targets, [True, False] if alike else [False])
-        return output.reshape(targets.shape) if self.reshaped[key] else output, targets
-
-    def _accepted(self, output: Any, targets: Any, forms: list[bool]) -> bool:
-        refusal = None
-        for reshaped in forms:
-            try:
-                with torch.random.fork_rng(devices=[]), torch.enable_grad(), warnings.catch_warnings():
-                    warnings.filterwarnings("error", message="Using a target size")  # which would broadcast
-                    scores = output.detach().requires_grad_()
-                    loss = self.function(scores.reshape(targets.shape) if reshaped else scores, targets)
-                    torch.autograd.grad(loss, scores)
-                return reshaped
-            except Exception as error:  # the loss is the user's function, so this may be any error
-                refusal = error
-        shapes = f"the output has the shape {tuple(output.shape)}, the target the shape {tuple(targets.shape)}"
-        raise InvalidParameter.of(
-            "target",
-            self.target,
-            "an array of integer labels for class scores, or one of the output's shape "
-            f"({shapes} and the dtype {targets.dtype})",
-            "The loss does not accept these, or would broadcast them. Change what the module returns, or reshape and "
-            "cast the target in the loss.",
-        ) from refusal
 
 
 def _are_scores(output: Any, targets: Any) -> bool:
@@ -349,8 +339,6 @@ class Fit:
     device: Any
     seed: int
     timeout: float
-    beginning: bytes | None = b""
-    """State before the first epoch, empty for a new fit; None in later epochs."""
 
 
 @dataclass(slots=True)
@@ -395,12 +383,13 @@ _processes: dict[str, Process] = {}
 
 
 def train(
-    partition: Partition, group: Group, fit: Fit, factor: float, fetched: bool, kept: bool
-) -> tuple[bytes, float, int, float, float, float]:
+    partition: Partition, group: Group, fit: Fit, beginning: bytes | None, factor: float, fetched: bool, kept: bool
+) -> tuple[bytes, float, int]:
     """Train for one epoch, in step with all other ranks.
 
-    Returns the state of the module, if it is fetched, and of the optimizer, if it is kept, of rank 0; the sum of
-    errors; the number of samples and the seconds of ``History.breakdown``.
+    ``beginning`` is the state before the first epoch, empty for a new fit, and None in later epochs. Returns the state
+    of the module, if it is fetched, and of the optimizer, if it is kept, of rank 0; the sum of errors; and the number
+    of samples.
     """
     partition.mark_trained(0)
     to_device(fit.device)  # refuses a device that is not there, before the ranks wait for each other
@@ -409,14 +398,13 @@ def train(
     numbers = _of_all(group, process.number)
     with _leaving_on_errors(process):
         if 0 in numbers or len(set(numbers)) > 1:
-            _join(process, partition, group, fit)
+            _join(process, partition, group, fit, beginning)
         process.beginnings = {number: state for number, state in process.beginnings.items() if number >= epoch}
         process.beginnings.setdefault(epoch, process.state())
         for options, first in zip(process.optimizer.param_groups, process.first_steps, strict=True):
-            options["lr"] = first * factor if isinstance(first, torch.Tensor) else float(first * factor)
+            options["lr"] = first * factor
         torch.manual_seed(fit.seed + 1_000_003 * epoch + group.rank + 1)
-        seconds = _steps(partition, group, process, fit)
-        partition.note_waiting(seconds[2])
+        _steps(partition, group, process, fit)
         total = sum(_of_all(group, len(partition)))
         model = process.model.module
         for buffer in model.buffers():
@@ -436,7 +424,7 @@ def train(
             for columns in partition.batches(EVALUATION_ROWS):
                 batch = {name: tensor_of(columns[name]).to(fit.device) for name in fit.arrays}
                 error += float(fit.error(model, batch)) * len(columns[fit.arrays[0]])
-        return saved.getvalue(), error, len(partition), *seconds
+        return saved.getvalue(), error, len(partition)
 
 
 def read_state(state: bytes) -> tuple[Any, ...]:
@@ -482,7 +470,7 @@ def interface_of(host: str) -> str | None:
     return next((name for name, addresses in interfaces if any(entry.address == address for entry in addresses)), None)
 
 
-def _join(process: Process, partition: Partition, group: Group, fit: Fit) -> None:
+def _join(process: Process, partition: Partition, group: Group, fit: Fit, beginning: bytes | None) -> None:
     """Join a new process group with all ranks, and get the state at the beginning of this epoch."""
     process.leave()
     if dist.is_initialized():
@@ -519,10 +507,10 @@ def _join(process: Process, partition: Partition, group: Group, fit: Fit) -> Non
         states: list[Any] = [process.beginnings.get(partition.epoch)]
         dist.broadcast_object_list(states, src=having.index(1), device=torch.device("cpu"))
         process.load(states[0])
-    elif fit.beginning is None:
+    elif beginning is None:
         raise WorkerLost("no worker with the model is left. Start the fit again, or continue it from a checkpoint")
-    elif fit.beginning:
-        process.load(read_state(fit.beginning))
+    elif beginning:
+        process.load(read_state(beginning))
 
 
 def _average(process: Process, bucket: Any) -> Any:
@@ -531,8 +519,8 @@ def _average(process: Process, bucket: Any) -> Any:
     return allreduce_hook(dist.group.WORLD, bucket)
 
 
-def _steps(partition: Partition, group: Group, process: Process, fit: Fit) -> tuple[float, float, float]:
-    """Take the steps of one epoch; return the seconds of ``History.breakdown``."""
+def _steps(partition: Partition, group: Group, process: Process, fit: Fit) -> None:
+    """Take the steps of one epoch."""
     model, optimizer, device = process.model, process.optimizer, torch.device(fit.device)
     # The only kind that refuses a single sample as a rule: images have more values in a channel.
     least = 2 if any(isinstance(module, torch.nn.BatchNorm1d) for module in model.modules()) else 1
@@ -543,13 +531,10 @@ def _steps(partition: Partition, group: Group, process: Process, fit: Fit) -> tu
     dist.all_reduce(totals)
     # Samples of all ranks in the step of the optimizer that a mini-batch belongs to.
     of_steps = [float(part.sum()) for part in totals.split(fit.accumulate) for _ in part]
-    gathering = computing = exchanging = 0.0
     model.train()
-    clock = time.perf_counter()
     tensors: Any
     for number, (chosen, total, tensors) in enumerate(zip(positions, of_steps, batches, strict=True), 1):
-        began = time.perf_counter()
-        ends, waited = number % fit.accumulate == 0 or number == len(positions), 0.0
+        ends = number % fit.accumulate == 0 or number == len(positions)
         with contextlib.nullcontext() if ends else model.no_sync():
             batch = dict(zip(fit.arrays, tensors, strict=True))
             for parameter, name in fit.checked.items():
@@ -563,11 +548,6 @@ def _steps(partition: Partition, group: Group, process: Process, fit: Fit) -> tu
             # The weight makes the mean over ranks the mean over samples.
             (loss.reshape(()) * (len(chosen) * group.size / total)).backward()
         if ends:
-            waited = time.perf_counter() - process.computed
+            partition.note_waiting(time.perf_counter() - process.computed)
             optimizer.step()
             optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # otherwise the time of this step would count as that of the next batch
-        gathering, clock = gathering + began - clock, time.perf_counter()
-        exchanging, computing = exchanging + waited, computing + clock - began - waited
-    return gathering, computing, exchanging

@@ -88,7 +88,6 @@ def measure(client: Client, folder: str, options: argparse.Namespace) -> dict[st
         "kernel in stored order": stored,
         "kernel beside": statistics.median(beside for _, beside in passes),
         "local pass": statistics.median(rate for rate, _ in passes),
-        "pass in fit": statistics.median(history.worker_rates),
         "fit": share / float(np.median(seconds)),
     }
     return {

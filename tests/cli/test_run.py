@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 
 import dask
 import pytest
 from click.testing import CliRunner
-from distributed import Client, LocalCluster
 
 import dshuffle
-from dshuffle import ClusterError, Pipeline, Training
 from dshuffle.cli import main
 from dshuffle.cli.run import pipeline_of
-from dshuffle.pipeline import RunningScheduler
 from dshuffle.synthetic import keyed_regression
 
 URL = "memory://test-run"
@@ -201,18 +197,3 @@ def resumed(epochs):
     ran = run(f"{file}:resumed", "epochs=3")
     words = f"training goes on with epoch 2, after 2 of 3, from the checkpoint {state}"
     assert words.replace(" ", "") in "".join(ran.stderr.split())
-
-
-@pytest.mark.slow
-def test_functions_that_workers_cannot_load_are_refused_before_any_preparation(tmp_path, monkeypatch):
-    (tmp_path / "only_here.py").write_text("def each(shuffler, *, epochs):\n    pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    only_here = importlib.import_module("only_here")
-    monkeypatch.setattr("dshuffle.pipeline.pipeline.measure_workers", lambda *_, **__: pytest.fail("measured"))
-    folder = str(tmp_path)
-    with LocalCluster(n_workers=2, dashboard_address=":0") as cluster, Client(cluster) as client:
-        client.run(lambda: [sys.path.remove(folder) for _ in range(sys.path.count(folder))])
-        here = RunningScheduler(cluster.scheduler_address)
-        words = r"tcp://.* cannot load .*: ModuleNotFoundError: No module named 'only_here'\. Install"
-        with pytest.raises(ClusterError, match=words):
-            Pipeline(URL, Training(only_here.each), cluster=here, report=tmp_path / "report").run(progress=False)

@@ -12,7 +12,6 @@ from dshuffle.compare.pairs import trained_on
 from dshuffle.compare.simulated import SimulatedCluster
 from dshuffle.errors import InvalidParameter, TrainingDiverged
 from dshuffle.planning import Choices
-from dshuffle.runtime import PerRank
 from dshuffle.store import write_sharding
 from dshuffle.synthetic import gaussian_blobs, keyed_regression
 from dshuffle.training import fit_linear_regression, fit_parallel_sgd
@@ -125,10 +124,3 @@ def test_a_part_of_a_dataset_and_an_estimator(client, tmp_path):
     with dshuffle.Shuffler(client, train, **choices.keywords()) as shuffler:
         real = fit_parallel_sgd(shuffler, estimator, epochs=3)
     np.testing.assert_array_equal(simulated.model.coef_, real.model.coef_)
-
-
-def test_each_rank_gets_its_own_argument(regression):
-    session = SimulatedCluster.of(regression, 3).session(Choices())
-    [epoch] = session.epochs(1)
-    futures = epoch.map(lambda partition, letter: (partition.rank, letter, len(partition)), PerRank(["a", "b", "c"]))
-    assert [future.result() for future in futures] == [(0, "a", 200), (1, "b", 200), (2, "c", 200)]

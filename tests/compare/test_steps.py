@@ -7,7 +7,7 @@ import pytest
 
 import dshuffle
 from dshuffle.compare import stable_step
-from dshuffle.compare.steps import sample_ids
+from dshuffle.compare.pairs import sample_ids
 from dshuffle.errors import InvalidParameter
 
 URL = "memory://steps"

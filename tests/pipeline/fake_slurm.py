@@ -27,7 +27,7 @@ echo "Submitted batch job $number"
 """
 
 SQUEUE = """
-if [ -e "$home/hangs" ]; then sleep 600 & echo $! > "$home/asleep"; wait; fi
+if [ -e "$home/hangs" ]; then echo $$ > "$home/asleep"; exec sleep 600; fi
 [ -e "$home/elsewhere" ] && exit
 for job in "$home"/[0-9]*; do
     echo "$(basename "$job")|$(cat "$job/state")|$([ -e "$home/full" ] && echo Resources || echo None)"
@@ -88,7 +88,7 @@ class FakeSlurm:
         (self.home / "elsewhere").touch()
 
     def hang(self) -> None:
-        """Let ``squeue`` start another process, and wait for it, from now on."""
+        """Let ``squeue`` sleep from now on."""
         (self.home / "hangs").touch()
 
     @property

@@ -55,27 +55,21 @@ def submitted(slurm, source):
     return [(job / "script").read_text() for job in slurm.jobs], values[-1]
 
 
-def test_jobs_are_submitted(slurm):
+@pytest.mark.parametrize("configured", [False, True])
+def test_jobs_are_submitted_with_the_arguments_of_the_user(slurm, configured):
     options = {"cores": 1, "memory": "1 GiB", "interface": "lo", "scheduler_options": {"dashboard_address": ":0"}}
-    source = BatchJobs("slurm", 3, min_workers=2, options=options)
+    lifetime = ["--lifetime", "115m"]
+    own = {} if configured else {"worker_extra_args": lifetime}
+    source = BatchJobs("slurm", 3, min_workers=2, options=options | own)
     assert str(source) == "2 workers in 3 slurm jobs"
-    with dask.config.set({"distributed.deploy.lost-worker-timeout": "15s"}):
+    settings = {"distributed.deploy.lost-worker-timeout": "15s"}
+    with dask.config.set(settings | {"jobqueue.slurm.worker-extra-args": lifetime if configured else []}):
         scripts, lost = submitted(slurm, source)
         assert lost == "5s"
         assert dask.config.get("distributed.deploy.lost-worker-timeout") == "15s"
     assert len(scripts) == 3
-    assert all("--memory-limit 1.00GiB" in script and "--interface lo" in script for script in scripts)
-    assert all("--preload dshuffle" in script for script in scripts)
-
-
-def test_jobs_preload_dshuffle_beside_the_arguments_of_the_user(slurm):
-    options = {"cores": 1, "memory": "1 GiB", "scheduler_options": {"dashboard_address": ":0"}}
-    lifetime = ["--lifetime", "115m"]
-    for own, configured in ((lifetime, []), (None, lifetime)):
-        with dask.config.set({"jobqueue.slurm.worker-extra-args": configured}):
-            source = BatchJobs("SLURM", 1, options=options | ({} if own is None else {"worker_extra_args": own}))
-            scripts, _ = submitted(slurm, source)
-        assert "--lifetime 115m --preload dshuffle" in scripts[-1]
+    for words in ("--memory-limit 1.00GiB", "--interface lo", "--lifetime 115m --preload dshuffle"):
+        assert all(words in script for script in scripts)
 
 
 @pytest.mark.slow
@@ -86,7 +80,6 @@ def test_a_job_is_a_single_worker_unless_the_user_has_set_another_number(slurm, 
     with dask.config.set({"jobqueue.slurm.processes": configured}):
         source = BatchJobs("SLURM", 3, options=options)
         assert source.n_workers == n_workers
-        assert source.worker_memory == 48 * 2**30 * 3 // n_workers
         assert source.awaited == (n_workers, "1h")
         scripts, lost = submitted(slurm, source)
     assert lost == "1h"  # of conftest.py: what the user has set

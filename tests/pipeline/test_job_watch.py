@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import subprocess
 
 import dask
 import psutil
@@ -73,12 +73,12 @@ def test_a_command_that_is_not_there_is_a_refusal(slurm):
 
 @pytest.mark.slow
 def test_jobs_that_end_before_their_workers_connect_are_submitted_three_times(slurm, caplog):
-    with pytest.raises(ClusterError, match=r"[12] of 2 jobs have ended 3 times") as raised:
+    with pytest.raises(ClusterError, match=r"[12] of 2 jobs have failed 3 times") as raised:
         opened(2, python="/nowhere/python")
     assert 5 <= len(slurm.jobs) <= 6
     assert "FAILED, exit code 127:0, on w7" in str(raised.value)
     assert "/nowhere/python: not found" in str(raised.value)
-    for text in ("attempt 2 of 3", "attempt 3 of 3", "not submitted again after 3 attempts"):
+    for text in ("attempt 1 of 3", "attempt 2 of 3", "attempt 3 of 3"):
         assert text in caplog.text
     assert "/nowhere/python: not found" in caplog.text
 
@@ -110,7 +110,7 @@ def test_the_line_of_a_wait_tells_pending_running_and_failed_jobs_apart(slurm, e
     slurm.be_full()
     said = Said()
     submitted = Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 2, options=OPTIONS)).submit(said)
-    expected = "waiting for 2 workers in 2 SLURM jobs: 0 of 2 workers have connected; 2 jobs pending (Resources)"
+    expected = "waiting for 2 workers in 2 SLURM jobs: 0 of 2 workers have connected; jobs: 2 pending (Resources)"
     eventually(lambda: said.text == expected, seconds=60)
     said.stops = True
     with pytest.raises(InterruptedError):
@@ -119,21 +119,11 @@ def test_the_line_of_a_wait_tells_pending_running_and_failed_jobs_apart(slurm, e
 
 
 @pytest.mark.slow
-def test_the_error_of_a_wait_that_is_too_long_has_the_states(slurm):
-    slurm.be_full()
-    cluster = BatchJobs("SLURM", 2, options=OPTIONS, patience=3)
-    with pytest.raises(
-        ClusterError, match=r"only 0 of min_workers=2 .* after 3 s; 2 jobs pending \(Resources\)\. Start"
-    ):
-        Pipeline(URL, LINEAR, cluster=cluster).run(progress=False)
-
-
-@pytest.mark.slow
 def test_jobs_that_slurm_has_never_listed_stay_submitted(slurm):
     """They may be on another cluster (``--clusters``)."""
     slurm.be_full()
     slurm.forget()
-    with pytest.raises(ClusterError, match=r"only 0 of min_workers=1 .* after 3 s; 1 job submitted\. Start"):
+    with pytest.raises(ClusterError, match=r"only 0 of min_workers=1 .* after 3 s; jobs: 1 submitted\. Start"):
         opened_within(3, 1)
     assert len(slurm.jobs) == 1
 
@@ -142,7 +132,7 @@ def test_a_job_that_slurm_has_listed_and_forgotten_has_failed(slurm, caplog, eve
     slurm.be_full()
     said = Said()
     submitted = Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 1, options=OPTIONS)).submit(said)
-    eventually(lambda: said.text.endswith("1 job pending (Resources)"), seconds=60)
+    eventually(lambda: said.text.endswith("jobs: 1 pending (Resources)"), seconds=60)
     slurm.forget()
     eventually(
         lambda: "Slurm does not say how it ended (scontrol: slurm_load_jobs error: Invalid" in caplog.text, seconds=60
@@ -152,17 +142,6 @@ def test_a_job_that_slurm_has_listed_and_forgotten_has_failed(slurm, caplog, eve
         submitted.result(timeout=60)
 
 
-@pytest.mark.slow
-def test_a_job_of_another_user_with_the_same_number(slurm, monkeypatch):
-    slurm.be_full()
-    with pytest.raises(ClusterError, match="only 0 of min_workers=1"):
-        opened_within(2, 1)
-    assert asyncio.run(jobs.slurm_ending("1")).startswith("CANCELLED")
-    monkeypatch.setattr(os, "getuid", lambda: 123_456)
-    with pytest.raises(OSError, match=r"scontrol: job 1 belongs to somebody\(\d+\)"):
-        asyncio.run(jobs.slurm_ending("1"))
-
-
 def ended(number):
     return not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
 
@@ -170,21 +149,10 @@ def ended(number):
 def test_a_command_of_slurm_that_hangs_is_ended(slurm, monkeypatch, eventually):
     slurm.hang()
     monkeypatch.setattr(jobs, "ANSWER_WITHIN", 0.5)
-    with pytest.raises(TimeoutError, match=r"squeue has not answered within 0\.5 s"):
+    with pytest.raises(subprocess.TimeoutExpired, match=r"squeue.* timed out after 0\.5 seconds"):
         asyncio.run(jobs.slurm_states())
     assert slurm.hanging is not None
     eventually(lambda: ended(slurm.hanging), seconds=60)
-
-
-@pytest.mark.slow
-def test_no_look_at_the_jobs_outlives_the_cluster(slurm, eventually):
-    slurm.be_full()
-    slurm.hang()
-    with pytest.raises(ClusterError, match="only 0 of min_workers=1"):
-        opened_within(3, 1)
-    assert slurm.hanging is not None
-    eventually(lambda: ended(slurm.hanging), seconds=60)
-    assert (slurm.jobs[0] / "state").read_text().strip() == "CANCELLED"
 
 
 class Clock:
@@ -198,25 +166,24 @@ def test_records_of_jobs():
     records = JobRecords("SLURM", 3, 2, lost_after=5, clock=(clock := Clock()))
     for name, number in ("a", "1"), ("b", "2"), ("c", "3"):
         records.note(name, State.SUBMITTED, number=number)
-    records.said("1", State.PENDING, "Priority")
-    records.said("2", State.RUNNING)
+    records.note("a", State.PENDING, "Priority")
+    records.note("b", State.RUNNING)
     records.note("c", State.CONNECTED)
     records.note("a worker that somebody has started", State.CONNECTED)
     records.note("a worker that somebody has started", State.LEFT)
-    assert str(records) == "1 job pending (Priority), 1 running"
+    assert str(records) == "jobs: 1 pending (Priority), 1 running"
     records.check(6)
     for _ in range(2):
-        records.said("2", State.FAILED, "exit code 1")
+        records.note("b", State.FAILED, "exit code 1")
         assert records.due() == ["b"]
         records.note("b", State.SUBMITTED, number="2")
     records.check(6)
-    records.said("2", State.FAILED, "exit code 1")
+    records.note("b", State.FAILED, "exit code 1")
     assert records.due() == []  # the limit
-    assert str(records) == "1 job failed, 1 pending (Priority), 3 failures so far"
+    assert str(records) == "jobs: 1 failed, 3 failures so far, 1 pending (Priority)"
     records.check(4)
-    with pytest.raises(ClusterError, match=r"1 of 3 jobs have ended 3 times .* at most 4 of 5 workers .*: exit code 1"):
+    with pytest.raises(ClusterError, match=r"1 of 3 jobs have failed 3 times .* most 4 of 5 workers .*: exit code 1"):
         records.check(5)
-    records.said("3", State.FAILED, "ignored, because its worker had connected")
     records.note("c", State.LEFT)
     clock.now = 4.9
     assert records.due() == []
@@ -225,7 +192,7 @@ def test_records_of_jobs():
 
 
 def test_a_refusal_after_workers_have_connected_may_pass():
-    records = JobRecords("PBS", 2, 1, clock=(clock := Clock()))
+    records = JobRecords("PBS", 2, 1, 0.0, clock=(clock := Clock()))
     records.note("a", State.SUBMITTED, number="1")
     records.note("b", State.REFUSED, "cannot contact the server")
     with pytest.raises(ClusterError, match="PBS has refused 1 of 2 jobs, so at most 1 of 2 workers"):

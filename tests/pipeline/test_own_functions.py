@@ -12,7 +12,7 @@ import pytest
 import dshuffle
 from dshuffle import InvalidParameter, Pipeline, Training
 from dshuffle.cli.run import json_lines, lines_of
-from dshuffle.pipeline import LocalWorkers, PipelineResult, TrainedWay
+from dshuffle.pipeline import LocalWorkers, PipelineResult, TrainedWay, each_epoch
 from dshuffle.report import TrainingPoint
 from dshuffle.synthetic import keyed_regression
 
@@ -42,6 +42,11 @@ def test_a_function_that_calls_on_epoch_has_a_history(tmp_path):
     page = result.report.read_text()
     assert "The error that the training function reports, after each epoch on a logarithmic scale" in page
     assert "‖" not in page
+    training = Training(each_epoch, epochs=3, fn=len)
+    result = Pipeline(URL, training, cluster=HERE, report=tmp_path).run(progress=False)
+    [way] = json.loads((tmp_path / "summary.json").read_text())["ways"]
+    assert [point["error"] for point in way["history"]] == [None] * 3, "it calls on_epoch, without an error"
+    assert "Error after each epoch" not in result.report.read_text()
 
 
 def test_on_epoch_takes_nothing_a_number_or_metrics():
@@ -88,23 +93,15 @@ def counting(shuffler, *, epochs, keep=True, seen=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_checkpoint_without_a_model_is_noticed(tmp_path, caplog, keep):
-    checkpoint = tmp_path / "run.json"
+def test_a_checkpoint_without_a_model_is_noticed_and_a_run_without_epochs_keeps_the_report(tmp_path, caplog, keep):
     for epochs, done in ((2, 2), (3, 3 if keep else 1)):
         training = Training(counting, epochs=epochs, keep=keep)
-        assert Pipeline(URL, training, cluster=HERE, checkpoint=checkpoint).run(progress=False).model == done
+        pipeline = Pipeline(URL, training, cluster=HERE, checkpoint=tmp_path / "run.json", report=tmp_path / "report")
+        result = pipeline.run(progress=False)
+        assert result.model == done
     assert ("epochs before 2 are done, and no model was attached in them" in caplog.text) == (not keep)
-
-
-@pytest.mark.slow
-def test_a_run_without_epochs_leaves_the_report_as_it_is(tmp_path, caplog):
-    pipeline = Pipeline(
-        URL, Training(counting, epochs=2), cluster=HERE, checkpoint=tmp_path / "run.json", report=tmp_path / "report"
-    )
-    page = pipeline.run(progress=False).report
-    before = page.read_text()
+    before = result.report.read_text()
     again = pipeline.run(progress=False)
-    assert again.report is None
-    assert again.records == ()
-    assert page.read_text() == before
+    assert (again.report, again.records) == (None, ())
+    assert result.report.read_text() == before
     assert "all epochs were done before, as the checkpoint says" in caplog.text

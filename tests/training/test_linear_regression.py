@@ -46,10 +46,12 @@ def test_one_pass_is_that_of_scikit_learn(dtype, step):
 def test_one_worker_is_one_plain_pass_however_its_rows_are_aligned(fake_shuffler, beside):
     rows, targets = random_regression(300, 3, np.float32)
     arrays = {"x": rows, "y": targets} | ({} if beside is None else {"more": np.zeros(300, beside)})
-    history = fit_linear_regression(fake_shuffler(arrays, n_workers=1), epochs=1, step=0.01)
+    session = fake_shuffler(arrays, n_workers=1)
+    history = fit_linear_regression(session, epochs=1, step=0.01)
     weights = np.zeros(3)
     rows, targets = rows.astype(float), targets.astype(float)
-    for row in np.random.default_rng([0, 0]).permutation(len(rows)):
+    [epoch] = session.epochs(1)
+    for row in epoch.orders[0]:
         weights -= 0.01 * rows[row] * (rows[row] @ weights - targets[row])
     np.testing.assert_allclose(history.model, weights, rtol=1e-9)
     error = np.linalg.norm(rows @ weights - targets) / np.linalg.norm(targets)
@@ -64,9 +66,9 @@ def test_weights_are_averaged_and_the_error_is_that_of_the_average(fake_shuffler
     common = np.zeros(4)
     for epoch, point in zip(shuffler.epochs(2), history.points, strict=True):
         local = [common.copy() for _ in range(3)]
-        for weights, partition in zip(local, epoch.partitions, strict=True):
+        for weights, partition in zip(local, epoch.partitions(), strict=True):
             one_pass(weights, partition["a"], partition["b"], 0.01)
-        common = np.average(local, axis=0, weights=[len(partition) for partition in epoch.partitions])
+        common = np.average(local, axis=0, weights=[len(partition) for partition in epoch.partitions()])
         error = np.linalg.norm(rows @ common - targets) / np.linalg.norm(targets)
         assert point.error == pytest.approx(error, rel=1e-5)
     np.testing.assert_allclose(history.model, common, rtol=1e-12)
@@ -84,20 +86,12 @@ def test_a_step_that_diverges_says_so(fake_shuffler, step, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("epochs", 0),
-        ("step", 0.0),
-        ("step", -1.0),
-        ("step", float("nan")),
-        ("epochs", 1.5),
-    ],
+    ("name", "value"), [("epochs", 0), ("step", 0.0), ("step", -1.0), ("step", float("nan")), ("epochs", 1.5)]
 )
 def test_parameters_out_of_range_are_refused(fake_shuffler, name, value):
-    rows, targets = random_regression(100, 3, np.float32)
-    parameters = {"epochs": 1, "step": 0.01, name: value}
+    shuffler = fake_shuffler({"x": np.ones((9, 2)), "y": np.ones(9)})
     with pytest.raises(InvalidParameter, match=f"^{name}={value!r}"):
-        fit_linear_regression(fake_shuffler({"x": rows, "y": targets}), **parameters)
+        fit_linear_regression(shuffler, **{"epochs": 1, "step": 0.01, name: value})
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,13 @@ def test_it_is_what_one_process_computes(fake_shuffler, permute):
     shuffler = fake_shuffler(ENTRIES, n_workers=5, assignment="local", sharding="contiguous")
     settings = {"rank": 3, "step": 0.05, "seed": 4}
     history = fit_matrix_completion(
-        shuffler, **SHAPE, **settings, epochs=3, regularization=0.5, schedule=Decay(0.9), permute_columns=permute
-    )
-    partitions = [epoch.partitions for epoch in shuffler.epochs(3)]
+        shuffler, **SHAPE, **settings, epochs=3, regularization=0.5, schedule=Decay(0.9), permute_columns=permute,
+        test=tuple(ENTRIES[name] for name in ("row", "column", "value")),
+        validate=lambda model: {"rows": len(model.left)},
+    )  # fmt: skip
+    assert [set(point.validation) for point in history.points] == [{"rows", "test_error", "baseline_error"}] * 3
+    assert history.points[0].validation["rows"] == 40
+    partitions = [epoch.partitions() for epoch in shuffler.epochs(3)]
     left, right = one_process(partitions, history.model.baseline, **settings, mu=0.5, permute=permute)
     np.testing.assert_allclose(history.model.left, left, atol=1e-5)
     np.testing.assert_allclose(history.model.right, right, atol=1e-5)
@@ -96,17 +100,16 @@ def test_rows_move_between_workers_and_unseen_entries_are_found(tmp_path):
         ({"step": 1e6}, "step=.*diverged in epoch 0"),
         ({"regularization": -1}, "regularization=-1"),
         ({"permute_columns": "twice"}, "permute_columns='twice'"),
+        ({"assignment": "global"}, "chunks:ENTRIES"),
+        ({"value": np.where(np.arange(320) == 77, np.inf, ENTRIES["value"])}, r"value\[77\]=inf"),
     ],
 )
-def test_parameters_out_of_range_are_refused(fake_shuffler, options, message):
-    shuffler = fake_shuffler(ENTRIES, n_workers=5, assignment="local", sharding="contiguous")
+def test_what_cannot_be_completed_is_refused(fake_shuffler, options, message):
+    entries = {**ENTRIES, "value": options.get("value", ENTRIES["value"])}
+    shuffler = fake_shuffler(entries, 5, options.get("assignment", "local"), "contiguous")
+    options = {name: value for name, value in options.items() if name not in ("value", "assignment")}
     with pytest.raises(InvalidParameter, match=message):
         fit_matrix_completion(shuffler, **{**SHAPE, "rank": 2, "epochs": 2, "step": 0.1, **options})
-
-
-def test_rows_on_several_workers_are_refused(fake_shuffler):
-    with pytest.raises(InvalidParameter, match="chunks:ENTRIES"):
-        fit_matrix_completion(fake_shuffler(ENTRIES), **SHAPE, rank=2, epochs=1, step=0.1)
 
 
 def test_rows_and_columns_without_entries_are_predicted_by_mean_and_biases(fake_shuffler):
@@ -197,31 +200,6 @@ def test_rows_stay_whole_and_shares_are_equal(row, n_workers, held_out, seed):
 def test_what_cannot_be_split_is_refused(row, options, message):
     with pytest.raises(InvalidParameter, match=message):
         split_entries(np.array(row), **options)
-
-
-def test_values_that_are_not_finite_are_named_by_sample(fake_shuffler):
-    value = ENTRIES["value"].copy()
-    value[77] = np.inf
-    shuffler = fake_shuffler({**ENTRIES, "value": value}, assignment="local", sharding="contiguous")
-    with pytest.raises(InvalidParameter, match=r"value\[77\]=inf"):
-        fit_matrix_completion(shuffler, **SHAPE, rank=2, epochs=1, step=0.1)
-
-
-def test_validation_stands_beside_the_test_error_and_rates_are_measured(fake_shuffler):
-    shuffler = fake_shuffler(ENTRIES, n_workers=5, assignment="local", sharding="contiguous")
-    history = fit_matrix_completion(
-        shuffler,
-        **SHAPE,
-        rank=2,
-        epochs=2,
-        step=0.05,
-        test=tuple(ENTRIES[name] for name in ("row", "column", "value")),
-        validate=lambda factors: {"rows": len(factors.left)},
-    )
-    assert [set(point.validation) for point in history.points] == [{"rows", "test_error", "baseline_error"}] * 2
-    assert history.points[0].validation["rows"] == 40
-    assert len(history.worker_rates) == 5
-    assert min(history.worker_rates) > 0
 
 
 def test_means_are_shrunk_by_the_ratio_of_both_variances():

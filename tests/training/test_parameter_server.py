@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import math
 import os
 import signal
 from dataclasses import dataclass
@@ -17,14 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dshuffle
-from dshuffle.compare import local_cluster
-from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.planning import first_ranks
-from dshuffle.planning.assignment.balance import stratified_ranks
+from dshuffle.compare import SimulatedCluster, local_cluster
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import Choices, first_ranks
 from dshuffle.sharding import Sharding
 from dshuffle.synthetic import gaussian_blobs
-from dshuffle.training import SimulatedWorkers, SoftmaxRegression, fit_parameter_server
-from dshuffle.training.parameter_server import Job, ParameterServer
+from dshuffle.training import SoftmaxRegression, fit_parameter_server
+from dshuffle.training.parameter_server import Job
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(121, n_features=3, n_classes=4).items()}
 LINE = {"x": BLOBS["x"].astype(float), "y": BLOBS["x"] @ np.array([1.0, -2.0, 0.5])}
@@ -46,15 +43,20 @@ class LinearModel:
         return np.append(wrong @ rows, wrong.sum()) / len(rows), float(wrong @ wrong) / (2 * len(rows))
 
 
+def simulated(arrays, n_workers, sharding):
+    dataset = dshuffle.create_dataset("memory://simulated-server", arrays, overwrite=True)
+    return SimulatedCluster.of(dataset, n_workers).session(Choices("local"), sharding)
+
+
 def simulate(n_workers, arrays=LINE, model=None, **options):
     ranks = first_ranks("random", len(arrays["y"]), n_workers, seed=1)
     defaults = {"epochs": 2, "batch_size": 5 * n_workers, "step": 0.1, "seed": 3}
-    workers = SimulatedWorkers(arrays, ranks)
-    return ranks, fit_parameter_server(workers, model or LinearModel(), **{**defaults, **options})
+    session = simulated(arrays, n_workers, ranks)
+    return ranks, fit_parameter_server(session, model or LinearModel(), **{**defaults, **options})
 
 
 def batches_of(ids, n_workers, size, *, rank, epoch, pace="once", seed=3, done=0):
-    job = Job(LinearModel(), "x", "y", n_workers, size * n_workers, pace, None, seed)
+    job = Job(LinearModel(), "x", "y", n_workers, size * n_workers, pace, seed)
     return job.batches(ids, rank, epoch, done)
 
 
@@ -107,53 +109,6 @@ def test_a_pass_goes_over_every_sample_once(n_samples, size, pace, epoch, done, 
     assert np.array_equal(other[again], ids[whole])
 
 
-@pytest.mark.slow
-@given(data=st.data())
-def test_an_ordered_server_takes_turns_whoever_comes_first(data):
-    """Each push of a rank subtracts a number of its own, which shows when it was applied."""
-    speeds = data.draw(st.lists(st.floats(0.1, 10), min_size=1, max_size=4))
-    delays = [data.draw(st.lists(st.integers(0, 5), min_size=4, max_size=4)) for _ in speeds]
-    expected = sorted((sum([1 / speed] * (k + 1)), rank) for rank, speed in enumerate(speeds) for k in range(3))
-    order = []
-
-    async def run():
-        server = ParameterServer(np.zeros(1), 1.0, math.inf, speeds)
-
-        async def worker(rank):
-            for k, delay in enumerate(delays[rank]):
-                for _ in range(delay):
-                    await asyncio.sleep(0)
-                await server.exchange(rank, np.array([10.0 ** -(rank + 3)]) if k else None, int(k < 3))
-                order.append(rank) if k else None
-
-        await asyncio.gather(*map(worker, range(len(speeds))))
-        return server.result()
-
-    parameters, staleness = asyncio.run(run())
-    assert sorted(order) == sorted(rank for _, rank in expected)
-    seen, last = {}, {}
-    for version, (_, rank) in enumerate(expected):
-        seen.setdefault(rank, []).append(version - last.get(rank, 0))
-        last[rank] = version + 1
-    assert staleness == {rank: seen[rank] for rank in range(len(speeds))}
-    assert parameters[0] == pytest.approx(-3 * sum(10.0 ** -(rank + 3) for rank in range(len(speeds))))
-
-
-def test_an_aborted_server_lets_nobody_wait():
-    async def waits_for_a_turn():
-        server = ParameterServer(np.zeros(1), 1.0, math.inf, [1.0, 9.0])
-        await asyncio.gather(*(server.exchange(rank, None, 1) for rank in range(2)))
-        push = asyncio.ensure_future(server.exchange(0, np.ones(1), 1))
-        await asyncio.sleep(0.1)
-        assert not push.done()
-        await server.abort()
-        for late in (push, server.exchange(0, np.ones(1), 1)):
-            with pytest.raises(ClusterError, match="another worker failed"):
-                await late
-
-    asyncio.run(asyncio.wait_for(waits_for_a_turn(), 10))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -176,11 +131,6 @@ def test_an_aborted_server_lets_nobody_wait():
 def test_what_cannot_be_simulated_is_refused(options, message):
     with pytest.raises(InvalidParameter, match=message):
         simulate(4, **options)
-
-
-def test_arrays_and_ranks_have_the_same_length():
-    with pytest.raises(InvalidParameter, match=r"len\(ranks\)=121 .*must be 60, the number of samples"):
-        SimulatedWorkers({**LINE, "y": LINE["y"][:60]}, np.arange(121) % 2)
 
 
 def test_a_batch_that_workers_cannot_share_equally_is_rounded_and_said(caplog):
@@ -219,57 +169,47 @@ class Counting:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pace", ["once", "free"])
-def test_workers_of_given_speeds_are_the_simulation_to_the_last_bit(client, pace):
-    speeds = (1.0, 0.3, 0.5, 0.25)
-    options = {"epochs": 3, "batch_size": 20, "step": 0.4, "pace": pace, "speeds": speeds, "seed": 5}
-    with shuffler(client, assignment="local", sharding="stratified:y", seed=2) as real:
-        history = fit_parameter_server(real, SoftmaxRegression(4), **options)
-    ranks = stratified_ranks(BLOBS["y"], N_WORKERS, seed=2)
-    expected = fit_parameter_server(SimulatedWorkers(BLOBS, ranks), SoftmaxRegression(4), **options)
-    assert np.array_equal(history.model, expected.model)
-    assert np.array_equal(history.staleness, expected.staleness)
-    assert [point.error for point in history.points] == pytest.approx([point.error for point in expected.points])
-    assert history.worker_rates == speeds
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("assignment", ["local", "global"])
 def test_every_sample_is_used_once_an_epoch(client, assignment):
+    # alpha / n = WB, so that a mini-batch adds 1 for each of its samples: 15 a worker, 5 at a time.
+    options = {"epochs": 3, "batch_size": 20, "step": 20.0}
     with shuffler(client, ONE_EACH, assignment=assignment) as real:
-        # alpha / n = WB, so that a mini-batch adds 1 for each of its samples: 15 a worker, 5 at a time.
-        history = fit_parameter_server(real, Counting(), epochs=3, batch_size=20, step=20.0)
+        history = fit_parameter_server(real, Counting(), **options)
+        with pytest.raises(InvalidParameter, match="speeds is not allowed: workers run at their real speed"):
+            fit_parameter_server(real, Counting(), **options, speeds=(1.0,) * N_WORKERS)
     np.testing.assert_allclose(history.model, 3)
     assert history.staleness.sum(axis=1).tolist() == [9, 9, 9, 9]
     # Between a pull and a push of an epoch there cannot be more than all pushes of the others.
     assert history.staleness.shape[1] <= 10
     assert [point.error for point in history.points] == pytest.approx([0, 1, 4])
-    assert len(history.worker_rates) == N_WORKERS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("speeds", [None, (1.0, 0.3, 0.5, 0.25)])
-def test_an_error_of_one_worker_ends_all(client, speeds):
+@pytest.mark.parametrize("pace", ["once", "free"])
+def test_broadcast_samples_are_used_by_all(client, pace):
+    sharding = Sharding(np.arange(121, dtype=np.int32) % N_WORKERS, N_WORKERS, np.arange(116, 121))
+    options = {"epochs": 3, "batch_size": 21, "step": 0.3, "pace": pace}
+    with shuffler(client, assignment="local", sharding=sharding) as real:
+        sessions = [real, simulated(BLOBS, N_WORKERS, sharding)]
+        fits = [fit_parameter_server(session, SoftmaxRegression(4), **options) for session in sessions]
+    for fitted in fits:
+        # 29 and 5 samples, or 29 and 4 that others have: as many updates at the pace "free" as without copies.
+        assert fitted.staleness.sum() == 3 * (-(-121 // 5) if pace == "free" else 4 * 7)
+
+
+@pytest.mark.slow
+def test_an_error_of_one_worker_ends_all(client):
     with shuffler(client, ONE_EACH) as real, pytest.raises(ZeroDivisionError, match="on purpose"):
-        fit_parameter_server(real, Counting(failing=1), epochs=1, batch_size=20, step=1.0, speeds=speeds)
-
-
-@pytest.fixture
-def many_blobs(tmp_path):
-    arrays = {name: array.compute() for name, array in gaussian_blobs(4_000, n_features=3, n_classes=4).items()}
-    return dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), arrays)
-
-
-ORDERED = {"epochs": 3, "batch_size": 20, "step": 0.1, "speeds": (1.0, 0.5)}
+        fit_parameter_server(real, Counting(failing=1), epochs=1, batch_size=20, step=1.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["trains", "serves", "does both", "has trained"])
-def test_an_epoch_in_which_a_worker_is_lost_starts_again(many_blobs, caplog, tmp_path, killed):
-    """The order of the pushes is emulated, so the result is the same as without the fault."""
+def test_an_epoch_in_which_a_worker_is_lost_starts_again(cluster_of, caplog, tmp_path, killed):
+    """Every sample adds 1 in every epoch: no gradient is lost, and none is applied twice."""
     flag = tmp_path / "flag"
 
-    class Striking(SoftmaxRegression):
+    class Striking(Counting):
         """Kills a server, or the own worker, which has begun to train, in the middle of an epoch or at its end."""
 
         def gradient(self, parameters, rows, targets):
@@ -280,58 +220,37 @@ def test_an_epoch_in_which_a_worker_is_lost_starts_again(many_blobs, caplog, tmp
                     os.kill(pid, signal.SIGKILL)
             return super().gradient(parameters, rows, targets)
 
-    alone = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") if killed == "does both" else None
-    with local_cluster(2) if alone is None else Client(alone) as client:
-        with dshuffle.Shuffler(client, many_blobs) as real:
-            expected = fit_parameter_server(real, SoftmaxRegression(4), **ORDERED)
-        with dshuffle.Shuffler(client, many_blobs) as real:
-            workers = set(client.scheduler_info(n_workers=-1)["workers"])
-            others = sorted(workers - set(real.addresses))
-            address = others[0] if killed == "serves" else real.addresses[killed != "does both"]
-            [pid] = client.run(os.getpid, workers=[address]).values()
-
-            def strike_next(point):
-                if point.epoch == 0:
-                    flag.write_text(str(pid))
-
-            history = fit_parameter_server(real, Striking(4), on_epoch=strike_next, **ORDERED)
-    assert not flag.exists()
-    if alone is not None:
-        alone.close()
-    assert ("the epoch starts again on all workers" in caplog.text) == (killed != "has trained")
-    np.testing.assert_array_equal(history.model, expected.model)
-    np.testing.assert_array_equal(history.staleness, expected.staleness)
-
-
-@pytest.mark.slow
-def test_the_shufflers_client_need_not_be_the_default(tmp_path):
+    dataset = dshuffle.create_dataset(tmp_path / "eye.zarr", {"x": np.eye(400), "y": np.zeros(400)})
     with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            memory_limit=0,
-            dashboard_address=None,
-            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
+        cluster_of(2, processes=True) if killed == "does both" else local_cluster(2) as client,
+        dshuffle.Shuffler(client, dataset) as real,
     ):
-        dataset = dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), BLOBS)
-        with dshuffle.Shuffler(client, dataset) as real, pytest.MonkeyPatch.context() as patch:
-            # The client of another test may be the default one here.
-            patch.setattr(distributed.client, "_get_global_client", distributed.client._current_client.get)
-            history = fit_parameter_server(real, SoftmaxRegression(4), epochs=1, batch_size=20, step=0.1)
-    assert len(history.points) == 1
+        workers = set(client.scheduler_info(n_workers=-1)["workers"])
+        others = sorted(workers - set(real.addresses))
+        address = others[0] if killed == "serves" else real.addresses[killed != "does both"]
+        [pid] = client.run(os.getpid, workers=[address]).values()
+
+        def strike_next(point):
+            if point.epoch == 0:
+                flag.write_text(str(pid))
+
+        history = fit_parameter_server(real, Striking(), epochs=3, batch_size=20, step=20.0, on_epoch=strike_next)
+    assert not flag.exists()
+    assert ("the epoch starts again on all workers" in caplog.text) == (killed != "has trained")
+    np.testing.assert_allclose(history.model, 3)
+    assert history.staleness.sum(axis=1).tolist() == [60, 60]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pace", ["once", "free"])
-def test_broadcast_samples_are_used_by_all_and_simulated(client, pace):
-    sharding = Sharding(np.arange(121, dtype=np.int32) % N_WORKERS, N_WORKERS, np.arange(116, 121))
-    options = {"epochs": 3, "batch_size": 21, "step": 0.3, "pace": pace, "speeds": [1.0, 2.0, 1.0, 3.0]}
-    with shuffler(client, assignment="local", sharding=sharding) as real:
-        fitted = fit_parameter_server(real, SoftmaxRegression(4), **options)
-    simulated = fit_parameter_server(SimulatedWorkers(BLOBS, sharding), SoftmaxRegression(4), **options)
-    np.testing.assert_array_equal(fitted.model, simulated.model)
-    np.testing.assert_array_equal(fitted.staleness, simulated.staleness)
-    # 29 and 5 samples, or 29 and 4 that others have: as many updates at the pace "free" as without copies.
-    assert fitted.staleness.sum() == 3 * (-(-121 // 5) if pace == "free" else 4 * 7)
+def test_the_shufflers_client_need_not_be_the_default():
+    address = {"dashboard_address": "127.0.0.1:0"}
+    with (
+        LocalCluster(n_workers=2, processes=False, dashboard_address=None, scheduler_kwargs=address) as cluster,
+        Client(cluster, set_as_default=False) as client,
+        shuffler(client) as real,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        # The client of another test may be the default one here.
+        patch.setattr(distributed.client, "_get_global_client", distributed.client._current_client.get)
+        history = fit_parameter_server(real, SoftmaxRegression(4), epochs=1, batch_size=20, step=0.1)
+    assert len(history.points) == 1

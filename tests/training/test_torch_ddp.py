@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dshuffle
-from dshuffle.errors import CheckpointError, InvalidParameter, WorkerLost
+from dshuffle.errors import InvalidParameter, WorkerLost
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import Decay, EarlyStopping
 
@@ -102,9 +102,6 @@ def test_it_is_what_one_process_computes(torch, ddp, processes, blobs, makers, o
             torch.testing.assert_close(mine, mean, rtol=1e-4, atol=1e-5)
     predicted = history.model(torch.from_numpy(BLOBS["x"]).float()).argmax(dim=1).numpy()
     assert history.points[-1].error == pytest.approx(np.mean(predicted != BLOBS["y"]))
-    assert [seconds.shape for seconds in history.breakdown] == [(3, 3)] * 3
-    assert all((seconds > 0).all() for seconds in history.breakdown)
-    assert len(history.worker_rates) == 3
 
 
 @pytest.mark.slow
@@ -229,7 +226,7 @@ def test_options_that_are_not_allowed(ddp, threads, blobs, makers, options, mess
 
 
 @pytest.mark.slow
-def test_a_fit_that_was_interrupted_continues(torch, ddp, processes, blobs, makers, tmp_path, caplog):
+def test_a_fit_that_was_interrupted_continues(torch, ddp, processes, blobs, makers, tmp_path):
     def momentum(parameters):
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
@@ -255,18 +252,6 @@ def test_a_fit_that_was_interrupted_continues(torch, ddp, processes, blobs, make
     assert len(again.points) == 5
     for one, other in zip(again.model.parameters(), whole.model.parameters(), strict=True):
         torch.testing.assert_close(one, other)
-
-    def continued_with(make_optimizer, **changed):
-        caplog.clear()
-        with dshuffle.Shuffler.resume(processes, blobs, place) as shuffler:
-            ddp.fit_torch_ddp(shuffler, makers[0], make_optimizer, **{**options, **changed})
-        return {record.getMessage() for record in caplog.records if "continues" in record.getMessage()}
-
-    assert continued_with(momentum) == set()
-    said = continued_with(momentum, batch_size=10)
-    assert said == {"dshuffle: fit_torch_ddp continues with batch_size=10; before, it was 20"}
-    with pytest.raises(CheckpointError, match=r"an optimizer of the kind SGD, and make_optimizer makes one of .* Adam"):
-        continued_with(torch.optim.Adam)
 
 
 @pytest.mark.slow

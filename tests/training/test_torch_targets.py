@@ -79,7 +79,6 @@ def test_class_scores_are_compared_with_labels(torch, functional, comparison, na
         ("cross_entropy", (5, 3), (5,), "float64"),
         ("cross_entropy", (5, 3), (5, 1), "int64"),
         ("binary_cross_entropy_with_logits", (5, 1), (5,), "int64"),
-        ("huber_loss", (5, 1), (5,), "float64"),  # refused in the backward pass only
         ("mse_loss", (4, 1), (5,), "float32"),
     ],
 )
@@ -87,16 +86,12 @@ def test_shapes_that_broadcast_and_dtypes_that_do_not_fit_are_refused(
     torch, functional, comparison, loss, output, target, dtype
 ):
     y = torch.zeros(target, dtype=getattr(torch, dtype))
-    compare = comparison(getattr(functional, loss))
-    for function in (compare.loss, compare.error):
-        with pytest.raises(InvalidParameter) as refused:
-            function(torch.zeros(output), y)
-        message = str(refused.value)
-        assert message.startswith("target='y' is not allowed")
-        assert (
-            f"the output has the shape {output}, the target the shape {target} and the dtype torch.{dtype}" in message
-        )
-        assert "reshape and cast the target in the loss" in message
+    with pytest.raises(InvalidParameter) as refused:
+        comparison(getattr(functional, loss)).loss(torch.zeros(output), y)
+    message = str(refused.value)
+    assert message.startswith("target='y' is not allowed")
+    assert f"the output has the shape {output}, the target the shape {target} and the dtype torch.{dtype}" in message
+    assert "reshape and cast the target in the loss" in message
 
 
 def test_a_loss_that_takes_parts_of_the_output_gets_it_as_it_is(torch, functional, comparison):
@@ -111,12 +106,6 @@ def test_a_loss_that_takes_parts_of_the_output_gets_it_as_it_is(torch, functiona
     compare = comparison(gaussian)
     assert float(compare.loss(output, y)) == expected
     assert compare.error(output, y) == pytest.approx(expected)
-
-    def binary(output, y):
-        return functional.binary_cross_entropy_with_logits(output.squeeze(1), y.float())
-
-    labels = torch.tensor([0, 1, 1, 0, 1, 0, 0])
-    assert float(comparison(binary).loss(output[:, :1], labels)) == float(binary(output[:, :1], labels))
 
     def first(outputs, y):
         return functional.cross_entropy(outputs["scores"], y)
@@ -137,14 +126,3 @@ def test_a_metric_replaces_the_one_that_the_loss_implies(torch, functional, comp
     assert comparison(functional.cross_entropy).error(scores, y) == pytest.approx(2 / 3)
     compare = comparison(functional.cross_entropy, metric=lambda scores, y: (scores[:, 0] * y).mean())
     assert compare.error(scores, y) == pytest.approx(2.0)
-
-
-def test_trying_a_loss_draws_no_random_numbers(torch, functional, comparison):
-    def noisy(scores, y):
-        return functional.cross_entropy(functional.dropout(scores, 0.5), y)
-
-    scores, y = torch.ones(5, 3), torch.zeros(5).long()
-    torch.manual_seed(1)
-    expected = float(noisy(scores, y))
-    torch.manual_seed(1)
-    assert float(comparison(noisy).loss(scores, y)) == expected
