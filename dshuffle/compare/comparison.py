@@ -18,7 +18,6 @@ from distributed import Client
 
 from dshuffle.compare.clusters import EmulatedRates
 from dshuffle.compare.ways import Way
-from dshuffle.emulated_links import HEADERS
 from dshuffle.errors import InvalidParameter
 from dshuffle.noninferiority import PairedRuns
 from dshuffle.planning.cost import ClusterRates, Prediction, predict
@@ -32,9 +31,6 @@ from dshuffle.runtime.measure.measurement import work_of
 from dshuffle.runtime.session_spec import only_serves
 from dshuffle.store import Dataset
 from dshuffle.units import human_bytes
-
-OTHER_LINKS = {f"{gbit} Gbit/s": gbit * 1.25e8 for gbit in (1, 10, 25, 100)}
-"""Links in bytes per second for which a report predicts exchanges as well."""
 
 EMULATED = "DSHUFFLE_EMULATED"
 """Environment variable that says, for the report, what is emulated in this environment."""
@@ -50,13 +46,9 @@ def result_of(
     pairs: Mapping[str, PairedRuns],
 ) -> WayResult:
     """Return the result of a strategy, from its shuffler after the training, the points of the fit, and its pairs."""
-    prediction, elsewhere = None, {}
+    prediction = None
     if measured is not None and not way.choices.is_auto:  # which is any of several deliveries
         prediction = predicted(measured, shuffler.dataset, way)
-        elsewhere = {
-            name: predicted(with_links(measured, rate), shuffler.dataset, way).exchange_seconds
-            for name, rate in OTHER_LINKS.items()
-        }
     return WayResult(
         label=_with_chosen(way, shuffler.records),
         choices=way.choices,
@@ -64,7 +56,6 @@ def result_of(
         history=tuple(points),
         predicted_seconds=None if prediction is None else prediction.exchange_seconds,
         predicted_wire_seconds=None if prediction is None else prediction.wire_seconds,
-        on_other_links=elsewhere,
         pairs=pairs,
         is_copy=way.copy is not None,
         copy_seconds=way.copy_seconds,
@@ -145,12 +136,6 @@ def check_copy(way: Way, dataset: Dataset) -> None:
     if reason:
         hint = "Write it with 'dshuffle dataset shuffle'."
         raise InvalidParameter.because("shuffled", f"{way.copy!r} {reason}", hint)
-
-
-def with_links(cluster: ClusterRates, rate: float) -> ClusterRates:
-    """The same cluster with links of a rate in bytes per second, headers included, for all workers and the server."""
-    link = rate / HEADERS
-    return dataclasses.replace(cluster, link_up=link, link_down=link, server_up=link, wire_overhead=0.0)
 
 
 def predicted(cluster: ClusterRates, dataset: Dataset, way: Way) -> Prediction:
