@@ -192,13 +192,13 @@ def compare(
             epochs=list(dict.fromkeys(exchanged)),
         )
     rates = {"links": links or ("" if dataset else LINKS), "store": store or ("" if dataset else STORE)}
-    emulated = {name: rate for name, rate in rates.items() if rate.lower() not in ("", "none")}
+    emulated: dict[str, Any] = {name: rate for name, rate in rates.items() if rate.lower() not in ("", "none")}
     cluster = LocalWorkers(workers, **emulated) if scheduler is None else RunningScheduler(scheduler)
     with _datasets(dataset, copied=not chosen) as (data, copy, copy_seconds):
         if not chosen:
             coded = CODED_FRACTION if dataset is None and CODED_FRACTION * workers > 1 else None
             ways = default_ways(base, copy, coded, copy_seconds=copy_seconds)
-        arrays = {"features": features, "target": target}
+        arrays: dict[str, Any] = {"features": features, "target": target}
         training = _training(train, data, epochs, arrays, step=step, seed=base.seed, test=kind)
         if scheduler is not None:
             with connect(scheduler, 0) as client:
@@ -256,7 +256,7 @@ def _named(choices: Sequence[str]) -> dict[str, list[Any]]:
     return named
 
 
-def _training(train: str | None, data: Dataset, epochs: int, arrays: dict[str, str], **options: Any) -> Training:
+def _training(train: str | None, data: Dataset, epochs: int, arrays: dict[str, Any], **options: Any) -> Training:
     """The linear regression, or the function of --train with those options that it has parameters for."""
     from dshuffle.compare import falling, stable_step
     from dshuffle.pipeline import Training

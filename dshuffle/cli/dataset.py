@@ -83,7 +83,7 @@ def create(ctx: click.Context, /, url: str, chunk_rows: int | None, overwrite: b
     rare, and reshuffling pays.
     """
     source = _source(ctx, options)
-    from dask.diagnostics import ProgressBar
+    from dask.diagnostics.progress import ProgressBar
 
     from dshuffle.report.progress import progress_bar
     from dshuffle.store import ImageFolder, create_dataset, read_sources, watched
