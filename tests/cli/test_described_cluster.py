@@ -12,6 +12,7 @@ import dshuffle
 from dshuffle.cli import main
 from dshuffle.cli.advise import RATES, _described, shipped
 
+pytestmark = pytest.mark.usefixtures("few_changes")
 JOB = ("--workers", "8", "--samples", "4000", "--cache-fraction", "0.5")
 
 

@@ -49,7 +49,7 @@ def test_commands_and_options_exist(page):
     assert [(words, wrong) for words in commands(page.read_text()) if (wrong := problems(words))] == []
 
 
-def test_shown_packet_counts_are_those_of_the_command():
+def test_shown_packet_counts_are_those_of_the_command(few_changes):
     text = (ROOT / "docs" / "coded-deliveries.md").read_text()
     [(command, rows)] = re.findall(r"^\$ (dshuffle advise .*)\n([^`]*)", text, re.MULTILINE)
     answer = json.loads(CliRunner().invoke(main, [*command.split()[1:], "--json"]).stdout)
