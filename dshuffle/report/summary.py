@@ -14,10 +14,8 @@ from typing import Any, Self
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.noninferiority import PairedRuns
-from dshuffle.notebook import html_summary
 from dshuffle.planning import Choices
 from dshuffle.records import EpochRecord
-from dshuffle.units import human_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,10 +145,6 @@ class Comparison:
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(f'“{way.label}”' for way in self.ways)}>"
-
-    def _repr_html_(self) -> str:
-        rows = [(way.label, human_seconds(way.figures.epoch_seconds)) for way in self.ways]
-        return html_summary("Comparison", {"command": self.command, "seed": self.seed}, ("strategy", "epoch"), rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
