@@ -132,7 +132,7 @@ def warnings_as_lines() -> Iterator[None]:
     """Print each warning as one line, and each distinct :class:`ShardingWarning` once."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: click.echo(f"warning: {message}", err=True)
-        warnings.simplefilter("default", ShardingWarning)
+        warnings.simplefilter("once", ShardingWarning)
         yield
 
 

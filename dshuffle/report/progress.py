@@ -21,12 +21,13 @@ def progress_bar() -> Iterator[Advance]:
 
     A line tells of a new text, of the end, or that a step takes long.
     """
-    console, said, at = Console(stderr=True), "", 0.0
+    console, said, at = Console(stderr=True), ("", 0), 0.0
 
     def in_lines(done: int, total: int, text: str) -> None:
         nonlocal said, at
-        if text != said or done == total or time.monotonic() >= at + EVERY:
-            said, at = text, time.monotonic()
+        is_late = time.monotonic() >= at + EVERY
+        if (text, done) != said and (text != said[0] or done == total or is_late):
+            said, at = (text, done), time.monotonic()
             console.print(f"{done}/{total} {text}", highlight=False, markup=False, soft_wrap=True)
 
     if not console.is_terminal:
