@@ -310,10 +310,10 @@ def main() -> None:
     parser.add_argument("--step", type=float, default=0.3, help="step size alpha of a single worker")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first run")
     parser.add_argument("--output", type=Path, default=Path("sharding-variance"))
-    parser.add_argument("--quick", action="store_true", help="5 runs of 2 epochs on 600 samples, to check that it runs")
+    parser.add_argument("--quick", action="store_true", help="3 runs of an epoch on 600 samples, to check that it runs")
     options = parser.parse_args()
     if options.quick:
-        options.runs, options.samples, options.epochs = 5, 600, 2
+        options.runs, options.samples, options.epochs = 3, 600, 1
     study(options.runs, options.seed, options.samples, options.epochs, options.step, options.output)
 
 

@@ -24,7 +24,7 @@ from dshuffle.planning.assignment import ASSIGNMENTS, parse_assignment
 
 # No deadlines: the first call of a kernel compiles it, or loads it from numba's cache. No module loads a profile of its
 # own: it would count for all modules that are collected after it.
-settings.register_profile("whole", deadline=None)
+settings.register_profile("whole", deadline=None, max_examples=50)
 settings.register_profile("quick", deadline=None, max_examples=10)
 
 QUICK_SEEDS = 4

@@ -288,7 +288,6 @@ def test_pipelines_use_public_names(path):
         ("import dshuffle", ["dask", "distributed", "zarr", "numba", "bokeh"]),
         ("import dshuffle.planning", ["dask", "distributed", "zarr", "numba", "bokeh"]),
         ("import dshuffle.cli", ["dask", "distributed", "zarr", "numba", "bokeh"]),
-        ("import dshuffle.cli.compare", ["dask", "distributed", "zarr", "numba", "bokeh"]),
         (
             "import dshuffle.runtime.worker.worker_plugin",
             ["dask.array", "numba", "pandas", "scipy", "sklearn", "xarray", "bokeh"],

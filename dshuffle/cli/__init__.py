@@ -1,57 +1,27 @@
-"""The ``dshuffle`` command. The module of a command loads what does its work when it runs."""
+"""The ``dshuffle`` command. The function of a command loads what does its work when it runs."""
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import signal
 from typing import NoReturn
 
 import click
 
+from dshuffle.cli import advise, compare, dataset, run
 from dshuffle.process_exit import end_without_last_collections
 
-COMMANDS = {
-    "advise": "Recommend a strategy for a measured or described cluster.",
-    "compare": "Train with several strategies and report the fastest.",
-    "dataset": "Create, describe, shuffle and verify datasets.",
-    "doctor": "Check a cluster: versions, clocks, limits, disks, and the dataset.",
-    "run": "Run a pipeline from a Python file.",
-    "warmup": "Compile all kernels, for an image or a shared home directory.",
-}
 
-
-class LazyGroup(click.Group):
-    """Command group that imports a command when it is used or its help is shown."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """List the names of the commands without importing them."""
-        return sorted(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module of the command and return the command."""
-        if cmd_name not in COMMANDS:
-            if alike := difflib.get_close_matches(cmd_name, COMMANDS, 1):
-                ctx.fail(f"No such command {cmd_name!r}. Did you mean {alike[0]!r}?")
-            return None
-        module = "doctor" if cmd_name == "warmup" else cmd_name
-        command = getattr(importlib.import_module(f"dshuffle.cli.{module}"), cmd_name)
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with the help texts in :data:`COMMANDS`, without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(COMMANDS.items()))
-
-
-@click.group("dshuffle", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("dshuffle", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dshuffle")
 def main() -> None:
     """Shuffle datasets between Dask workers every epoch, and find the fastest strategy to do so.
 
     Set DSHUFFLE_DEBUG=1 to see tracebacks.
     """
+
+
+for _command in (advise.advise, advise.doctor, advise.warmup, compare.compare, dataset.dataset, run.run):
+    main.add_command(_command)
 
 
 def script() -> None:

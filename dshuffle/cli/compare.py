@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dshuffle.cli.dataset import RARE_KEYS_NOISE, RARE_KEYS_ROWS, RARE_KEYS_SAMPLES
-from dshuffle.cli.options import Command, first_given, loading, say, say_if_replaced, shared, warnings_as_lines
+from dshuffle.cli.options import Command, first_given, say, say_if_replaced, shared, warnings_as_lines
 from dshuffle.errors import InvalidParameter
 from dshuffle.units import human_bytes
 
 if TYPE_CHECKING:
     from dshuffle.compare import HeldOut, Way
     from dshuffle.pipeline import Training
-    from dshuffle.planning import ExchangeEpochs
     from dshuffle.store import Dataset
 
 CHUNK_ROWS = 70
@@ -36,7 +35,7 @@ GENERATED = f"dshuffle dataset create URL --synthetic rare-keys --chunk-rows {CH
 CODED_FRACTION = 0.5
 """Cache fraction of coded deliveries of the generated samples. Without excess, there is nothing to code."""
 
-RATES = {"links": "500mbit", "store": "2gbit"}
+LINKS, STORE = "500mbit", "2gbit"
 """Rates that two cores can fill with the generated samples, so that they and not the processors limit the times."""
 
 PAIRS, REGRESSION_PAIRS = 20, 10
@@ -48,14 +47,14 @@ MOST_NBYTES = 64 << 20
 MEMORY_FRACTION = 0.5
 """Fraction of the available memory that a dataset may take in this process."""
 
-REPEATED, SINGLE = ("relay", "every", "between"), ("caching", "sharding", "balance", "seed")
+REPEATED, SINGLE = ("relay", "every"), ("between", "caching", "sharding", "balance", "seed")
 """Names of --choice."""
 
 
 @click.command(cls=Command)
 @click.argument("dataset", required=False)
 @shared("workers", default=4)
-@shared("epochs", default=5, type=click.IntRange(2))
+@click.option("--epochs", default=5, show_default=True, type=click.IntRange(2), help="Number of epochs.")
 @shared("assignment", "delivery", "choice", "cache-fraction", "features", "target", "scheduler")
 @click.option(
     "--step",
@@ -65,14 +64,13 @@ REPEATED, SINGLE = ("relay", "every", "between"), ("caching", "sharding", "balan
 @click.option(
     "--links",
     metavar="RATE",
-    help="Emulated rate of each local worker's link, such as 1gbit, or none.  "
-    f"[default: {RATES['links']}, if DATASET is omitted]",
+    help=f"Emulated rate of each local worker's link, or none.  [default: {LINKS}, if DATASET is omitted]",
 )
 @click.option(
     "--store",
     metavar="RATE",
     help="Emulated rate at which all local workers together read the store, or none.  "
-    f"[default: {RATES['store']}, if DATASET is omitted]",
+    f"[default: {STORE}, if DATASET is omitted]",
 )
 @click.option(
     "--output",
@@ -138,15 +136,15 @@ def compare(
     held_out: str,
     as_json: bool,
 ) -> None:
-    """Train on DATASET with several strategies, and compare their speed and what they learn.
+    """Train with several strategies and report the fastest.
 
-    If DATASET is omitted, 7,000 samples of 1,400 features are generated, for which reshuffling pays: five for each of
-    1,400 keys, in the order of the keys. Slow links and a slow store are emulated; otherwise the processors of one
-    machine limit all strategies. If --assignment and --delivery are omitted, the baselines of the papers are compared;
-    --cache-fraction adds coded deliveries to them. With generated samples, a server and a coded delivery with half of
-    the samples on each worker are compared, too. Each strategy is then tested in pairs of runs: is it worse than
-    reshuffling everything by more than --margin, if gradients are averaged in every step, and if models are averaged
-    once an epoch? The report is written to --output.
+    Their speed and what they learn are compared. If DATASET is omitted, 7,000 samples of 1,400 features are generated,
+    for which reshuffling pays: five for each of 1,400 keys, in the order of the keys. Slow links and a slow store are
+    emulated; otherwise the processors of one machine limit all strategies. If --assignment and --delivery are omitted,
+    the baselines of the papers are compared; --cache-fraction adds coded deliveries to them. With generated samples, a
+    server and a coded delivery with half of the samples on each worker are compared, too. Each strategy is then tested
+    in pairs of runs: is it worse than reshuffling everything by more than --margin, if gradients are averaged in every
+    step, and if models are averaged once an epoch? The report is written to --output.
     """
     context = click.get_current_context()
     if dataset is None and (option := "--scheduler" if scheduler else "--train" if train else ""):
@@ -155,65 +153,61 @@ def compare(
         raise click.UsageError(f"{refused} needs --train: the linear regression is tested by its rmse.")
     if train is not None and metric is None and pairs != 0:
         raise click.UsageError("--train needs --metric NAME, one of the metrics that it returns, or --pairs 0.")
-    if scheduler is not None and (links or store):
+    if scheduler is not None and (refused := first_given(context, "links", "store")):
         raise click.UsageError(
-            f"--{'links' if links else 'store'} cannot be used with --scheduler: its workers are running already. Set "
+            f"{refused} cannot be used with --scheduler: its workers are running already. Set "
             "dshuffle.emulated-links and dshuffle.emulated-store in their Dask configuration."
         )
-    named, chosen = _named(choice), bool(assignment or delivery)
-    if not chosen and (unused := next((name for name in named if name != "seed"), None)):
-        raise click.UsageError(f"--choice {unused} needs --assignment or --delivery: defaults have their own.")
-    with loading():
-        from rich.console import Console
+    named = _named(choice)
+    from rich.console import Console
 
-        from dshuffle import report
-        from dshuffle.compare import AS_THEY_ARE, HeldOut, connect, default_ways, product_of_ways
-        from dshuffle.compare.pairs import REGRESSION_METRIC, regression_in_pairs
-        from dshuffle.noninferiority import PairedTest
-        from dshuffle.pipeline import LocalWorkers, Pipeline, RunningScheduler
-        from dshuffle.pipeline.pipeline import train as run
-        from dshuffle.planning import Choices
-        from dshuffle.report.progress import progress_bar
-        from dshuffle.report.summary import make_folder
-        from dshuffle.runtime.client.cluster_view import count_training_workers
+    from dshuffle import report
+    from dshuffle.compare import AS_THEY_ARE, HeldOut, connect, default_ways, product_of_ways
+    from dshuffle.compare.pairs import REGRESSION_METRIC, check_pairs, regression_in_pairs
+    from dshuffle.noninferiority import PairedTest
+    from dshuffle.pipeline import LocalWorkers, Pipeline, RunningScheduler
+    from dshuffle.pipeline.pipeline import train as run
+    from dshuffle.planning import Choices
+    from dshuffle.report.progress import progress_bar
+    from dshuffle.runtime.client.cluster_view import count_training_workers
+
     most = (REGRESSION_PAIRS if train is None else PAIRS) if pairs is None else pairs
     test = PairedTest(metric or REGRESSION_METRIC, margin, most or PAIRS, higher_is_better)
-    own = {name: values[0] for name, values in named.items() if name in ("sharding", "balance", "seed")}
-    base, kind = Choices(cache_fraction=cache_fraction, **own), HeldOut.of(held_out)
+    alone = {name: values[0] for name, values in named.items() if name in ("sharding", "balance", "seed")}
+    base, kind = Choices(cache_fraction=cache_fraction, **alone), HeldOut.of(held_out)
+    chosen = bool(assignment or delivery or named.keys() - {"seed"})
     if chosen:
+        # An order between exchanges is that of the strategies that have epochs between them.
+        every, between = named.get("every", [1]), {name: named[name][0] for name in ("between",) if name in named}
+        exchanged = [Choices(every=k, **(between if k != 1 or len(every) == 1 else {})).exchange_epochs for k in every]
+        if (longest := max(one.every for one in exchanged)) >= epochs:
+            text = f"--choice every={longest} needs --epochs {longest + 1} or more, to have an exchange."
+            raise click.UsageError(text)
         ways = product_of_ways(
             base,
             assignment or ("global",),
             delivery or ("peer",),
             caching=named.get("caching", [None])[0],
             relays=named.get("relay", ["pipelined"]),
-            epochs=_exchange_epochs(named, epochs),
+            epochs=list(dict.fromkeys(exchanged)),
         )
-    rates = {**({} if dataset else RATES), **({"links": links} if links else {}), **({"store": store} if store else {})}
-    emulated = {name: None if rate.lower() == "none" else rate for name, rate in rates.items()}
-    cluster = (
-        LocalWorkers(workers, links=emulated.get("links"), store=emulated.get("store"))
-        if scheduler is None
-        else RunningScheduler(scheduler)
-    )
+    rates = {"links": links or ("" if dataset else LINKS), "store": store or ("" if dataset else STORE)}
+    emulated: dict[str, Any] = {name: rate for name, rate in rates.items() if rate.lower() not in ("", "none")}
+    cluster = LocalWorkers(workers, **emulated) if scheduler is None else RunningScheduler(scheduler)
     with _datasets(dataset, copied=not chosen) as (data, copy, copy_seconds):
         if not chosen:
             coded = CODED_FRACTION if dataset is None and CODED_FRACTION * workers > 1 else None
             ways = default_ways(base, copy, coded, copy_seconds=copy_seconds)
-        try:
-            make_folder(output)
-        except OSError as error:
-            raise click.UsageError(f"--output {output} cannot be written to: {error}") from error
-        training = _training(train, data, epochs, step, base.seed, features, target, kind)
+        arrays: dict[str, Any] = {"features": features, "target": target}
+        training = _training(train, data, epochs, arrays, step=step, seed=base.seed, test=kind)
         if scheduler is not None:
             with connect(scheduler, 0) as client:
-                workers = max(1, count_training_workers(client))
-        if workers < 2:
-            hint = "One worker trains on all samples with every strategy, so there is nothing to compare."
-            raise InvalidParameter.of("workers", workers, "an integer >= 2", hint)
+                workers = count_training_workers(client)
+        check_pairs(workers, epochs)
         ways = _possible(ways, chosen, data, workers)
         on_cluster = test if train is not None and most else None
         pipeline = Pipeline(data, training, ways, cluster, report=str(output), test=on_cluster)
+        pipeline.check()
         in_process = train is None and bool(most) and _runs_in_pairs(data, ways, workers, kind, pairs)
         if isinstance(cluster, LocalWorkers) and cluster.rates != AS_THEY_ARE:
             say(f"Emulated: {cluster.rates}. --links none --store none measures this machine as it is.")
@@ -227,12 +221,11 @@ def compare(
                     n_workers=workers,
                     epochs=epochs,
                     step=step,
-                    features=features,
-                    target=target,
                     held_out=kind,
                     margin=test.margin,
                     pairs=most,
                     say=advance,
+                    **arrays,
                 )
             comparison = run(pipeline, advance, tested=tested).comparison
     assert comparison is not None
@@ -256,43 +249,14 @@ def _named(choices: Sequence[str]) -> dict[str, list[Any]]:
     named: dict[str, list[Any]] = {}
     for text in choices:
         name, equals, value = text.partition("=")
-        if not equals or name not in (*REPEATED, *SINGLE):
-            raise click.UsageError(f"--choice {text}: give NAME=VALUE with one of {', '.join((*REPEATED, *SINGLE))}.")
-        if name in named and name in SINGLE:
-            raise click.UsageError(f"--choice {name} can be given once.")
+        if not equals or name not in (*REPEATED, *SINGLE) or (name in named and name in SINGLE):
+            allowed = f"{', '.join((*REPEATED, *SINGLE))}. Only {' and '.join(REPEATED)} can be repeated."
+            raise click.UsageError(f"--choice {text}: give NAME=VALUE with one of {allowed}")
         named.setdefault(name, []).append(int(value) if name in ("every", "seed") and value.isdecimal() else value)
     return named
 
 
-def _exchange_epochs(named: Mapping[str, list[Any]], epochs: int) -> list[ExchangeEpochs]:
-    """Each K of --choice every=K with each order of --choice between=ORDER."""
-    from dshuffle.planning import Choices
-    from dshuffle.planning.exchange_epochs import EVERY_EPOCH
-
-    every = [Choices(every=k).every for k in named.get("every", [1])]  # refuses what is not allowed
-    orders = named.get("between", [EVERY_EPOCH.between])
-    least = EVERY_EPOCH.between if max(every) > 1 else None  # the order of ways with an exchange for every epoch
-    made = [
-        Choices(every=k, between=least if k == 1 and least else order).exchange_epochs
-        for k in every
-        for order in orders
-    ]
-    if max(every) >= epochs:
-        text = f"--choice every={max(every)} needs --epochs {max(every) + 1} or more, to have an exchange."
-        raise click.UsageError(text)
-    return list(dict.fromkeys(made))
-
-
-def _training(
-    train: str | None,
-    data: Dataset,
-    epochs: int,
-    step: float | None,
-    seed: int,
-    features: str,
-    target: str,
-    kind: HeldOut,
-) -> Training:
+def _training(train: str | None, data: Dataset, epochs: int, arrays: dict[str, Any], **options: Any) -> Training:
     """The linear regression, or the function of --train with those options that it has parameters for."""
     from dshuffle.compare import falling, stable_step
     from dshuffle.pipeline import Training
@@ -300,17 +264,16 @@ def _training(
     from dshuffle.training.fit import check_step
     from dshuffle.training.linear_regression import check_dataset, fit_linear_regression
 
-    arrays: Any = {"features": features, "target": target}
+    step = options.pop("step")
+    steps: dict[str, Any] = {} if step is None else {"step": check_step(step)}
     if train is None:
-        check_dataset(data, features, target)
-        steps: Any = {"step": step and check_step(step)}
-        if step is None:
-            steps = {"step": stable_step(data, **arrays), "schedule": falling(epochs)}
+        check_dataset(data, **arrays)
+        steps = steps or {"step": stable_step(data, **arrays), "schedule": falling(epochs)}
         return Training(fit_linear_regression, epochs, **arrays, **steps)
     sys.path.insert(0, os.getcwd())  # as Python does for a module
     function = named(FITS.get(train, train))
     parameters = inspect.signature(function).parameters if callable(function) else {}
-    options = {**arrays, "seed": seed, "test": kind, **({} if step is None else {"step": step})}
+    options |= arrays | steps
     as_option = {"step": "step", "features": "features", "target": "target", "test": "held_out"}
     unknown = [option for name, option in as_option.items() if name not in parameters]
     if option := first_given(click.get_current_context(), *unknown):
@@ -329,27 +292,19 @@ def _runs_in_pairs(data: Dataset, ways: Sequence[Way], n_workers: int, held_out:
         part, _ = held_out.split(data, 0)
         kinds = {way.choices.reshuffles_all for way in ways_of_a_part(part, ways, n_workers)}
     nbytes, reason = data.n_samples * data.row_nbytes, ""
-    if pairs is None:
-        if kinds == {False}:
-            redraws = any(way.choices.assignment.redraws_all for way in ways)
-            hint = "--choice every=1" if redraws else "--assignment global"
-            reason = f"no strategy reshuffles everything before every epoch. Add {hint}."
-        elif len(kinds) == 2 and nbytes > MOST_NBYTES:
-            reason = (
-                f"the dataset has more than {human_bytes(MOST_NBYTES)}. --pairs {REGRESSION_PAIRS} reads it into the "
-            )
-            reason += "memory of this process."
-        if reason:
-            click.echo(f"No pairs of runs: {reason}", err=True)
-        return len(kinds) == 2 and not reason
+    limit = MOST_NBYTES if pairs is None else int(MEMORY_FRACTION * psutil.virtual_memory().available)
     if len(kinds) < 2:
-        reason = "--pairs needs a strategy that reshuffles everything in every epoch, such as global, and another one."
-    elif nbytes > (available := int(MEMORY_FRACTION * psutil.virtual_memory().available)):
-        reason = f"--pairs reads the dataset into the memory of this process: {human_bytes(nbytes)} are more than half "
-        reason += f"of what is available ({human_bytes(available)}). Choose a part of the dataset, or --train."
+        reason = "they need a strategy that reshuffles everything before every epoch, such as global, and another one."
+    elif nbytes > limit:
+        reason = f"they read {human_bytes(nbytes)} into the memory of this process, which is more than "
+        reason += f"{human_bytes(limit)}. " + (
+            "Give --pairs to do so." if pairs is None else "Choose a smaller dataset."
+        )
+    if reason and pairs is not None:
+        raise click.UsageError(f"--pairs {pairs}: {reason}")
     if reason:
-        raise click.UsageError(reason)
-    return True
+        click.echo(f"No pairs of runs: {reason}", err=True)
+    return not reason
 
 
 def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) -> tuple[Way, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import shutil
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from dshuffle.cli.options import Command, first_given, loading, shared
+from dshuffle.cli.options import Command, first_given, shared
 from dshuffle.redaction import hide_secrets
 from dshuffle.units import human_bytes, human_count
 
@@ -82,20 +83,22 @@ def create(ctx: click.Context, /, url: str, chunk_rows: int | None, overwrite: b
     rare, and reshuffling pays.
     """
     source = _source(ctx, options)
-    with loading():
-        from dshuffle.report.progress import progress_bar
-        from dshuffle.store import ImageFolder, create_dataset, read_sources, watched
-    with progress_bar() as advance:
-        images, arrays = None, None
-        if source == "files":
-            arrays = watched(read_sources(options["files"], options["names"] or None), advance)
-        elif source == "from_folder":
-            images = ImageFolder.of(options["from_folder"], size=options["image_size"])
-            arrays = watched(images.arrays, advance)
-        else:
-            arrays = _synthetic(source, options["samples"], options["features"], options["noise"])
-        with _blocks_counted(advance):
-            made = create_dataset(url, arrays, chunk_rows=chunk_rows, overwrite=overwrite)
+    from dask.diagnostics.progress import ProgressBar
+
+    from dshuffle.report.progress import progress_bar
+    from dshuffle.store import ImageFolder, create_dataset, read_sources, watched
+
+    how: dict[str, Any] = {"chunk_rows": chunk_rows, "overwrite": overwrite}
+    images = ImageFolder.of(options["from_folder"], size=options["image_size"]) if source == "from_folder" else None
+    if options["synthetic"]:
+        with ProgressBar(minimum=2, out=sys.stderr):
+            made = create_dataset(
+                url, _synthetic(source, options["samples"], options["features"], options["noise"]), **how
+            )
+    else:
+        with progress_bar() as advance:
+            read = read_sources(options["files"], options["names"] or None) if images is None else images.arrays
+            made = create_dataset(url, watched(read, advance), **how)
     if images is not None:
         click.echo("classes: " + ", ".join(f"{label} {name}" for label, name in enumerate(images.classes)))
         if others := images.other_files:
@@ -132,55 +135,28 @@ def _synthetic(kind: str, samples: int | None, features: int | None, noise: floa
     return gaussian_blobs(samples, features, 10, 0)
 
 
-@contextmanager
-def _blocks_counted(advance: Callable[[int, int, str], None]) -> Iterator[None]:
-    """Report progress by the tasks of Dask's local scheduler, which generate and write the blocks."""
-    from dask.callbacks import Callback
-
-    total = done = 0
-
-    def started(graph: Mapping[Any, Any], state: Mapping[str, Any]) -> None:
-        nonlocal total
-        total = sum(len(state[kind]) for kind in ("ready", "waiting"))
-
-    def finished(*_: Any) -> None:
-        nonlocal done
-        done += 1
-        advance(done, total, "blocks generated and written")
-
-    with Callback(start_state=started, posttask=finished):
-        yield
-
-
 @dataset.command(cls=Command)
 @click.argument("url")
 def info(url: str) -> None:
     """Describe the dataset at URL: its arrays, samples and bytes."""
-    with loading():
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+    from dshuffle.report.page import as_text
+    from dshuffle.store import open_dataset
 
-        from dshuffle.store import open_dataset
     opened = open_dataset(url)
-    table = Table("array", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("dtype", overflow="fold", no_wrap=True)
-    for heading in ("sample", "rows per chunk", "per shard", "bytes"):
-        table.add_column(heading, justify="right", overflow="fold")
-    table.columns[0].overflow = "fold"
-    for name, array in opened.arrays.items():
-        table.add_row(
-            Text(name),
-            Text(str(array.dtype)),
+    rows = {
+        name: (
+            str(array.dtype),
             str(tuple(array.shape)),
             human_count(array.chunk_rows),
             human_count(array.shard_rows or None),
             human_bytes(opened.n_samples * math.prod(array.shape) * array.dtype.itemsize),
         )
+        for name, array in opened.arrays.items()
+    }
     size = f"{human_count(opened.n_samples)} samples of {human_bytes(opened.row_nbytes)}"
     click.echo(f"{hide_secrets(opened.url)}: {size}")
-    Console().print(table)
+    headings = "dtype", "sample", "rows per chunk", "per shard", "bytes"
+    click.echo(as_text(headings, rows, shutil.get_terminal_size().columns, named="array"))
     _say_what_is_missing(opened)
 
 
@@ -206,9 +182,9 @@ def shuffle(source: str, url: str, memory: str, **options: Any) -> None:
 
     Both may be larger than memory. A local disk needs room for all samples.
     """
-    with loading():
-        from dshuffle.report.progress import progress_bar
-        from dshuffle.store import open_dataset, shuffle_dataset
+    from dshuffle.report.progress import progress_bar
+    from dshuffle.store import open_dataset, shuffle_dataset
+
     opened = open_dataset(source)
     _say_what_is_missing(opened)
     with progress_bar() as advance:
@@ -221,9 +197,9 @@ def shuffle(source: str, url: str, memory: str, **options: Any) -> None:
 @click.argument("url")
 def verify(url: str) -> None:
     """Read every chunk of the dataset at URL once, and list missing and corrupt chunks."""
-    with loading():
-        from dshuffle.report.progress import progress_bar
-        from dshuffle.store import open_dataset, verify_dataset
+    from dshuffle.report.progress import progress_bar
+    from dshuffle.store import open_dataset, verify_dataset
+
     with progress_bar() as advance:
         report = verify_dataset(open_dataset(url), progress=lambda done, all_: advance(done, all_, "reading chunks"))
     for message in report.bad:

@@ -6,10 +6,8 @@ registers are repeated here for the help, and a test compares them.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,8 +30,8 @@ TABLE: dict[str, dict[str, Any]] = {
     "choice": {
         "multiple": True,
         "metavar": "NAME=VALUE",
-        "help": "Another choice of every strategy: caching, relay, sharding, balance, every, between or seed. relay, "
-        "every and between may be repeated, to compare their values. All but seed need --assignment or --delivery.",
+        "help": "Another choice of every strategy: caching, relay, sharding, balance, every, between or seed. relay "
+        "and every may be repeated, to compare their values.",
     },
     "cache-fraction": {"type": float, "help": "Fraction of the dataset that each worker holds.  [default: its share]"},
     "samples": {"type": click.IntRange(1), "help": "Number of samples."},
@@ -49,7 +47,6 @@ TABLE: dict[str, dict[str, Any]] = {
     "overwrite": {"is_flag": True, "help": "Replace an existing dataset at URL."},
     "scheduler": {"metavar": "ADDRESS", "help": "Address of a running Dask scheduler, whose workers are used."},
     "workers": {"type": click.IntRange(1), "show_default": True, "help": "Number of workers that train."},
-    "epochs": {"type": click.IntRange(1), "show_default": True, "help": "Number of epochs."},
     "json": {"is_flag": True, "help": "Print JSON instead of text."},
 }
 """What the shared options are: their type, metavar, default and help."""
@@ -84,11 +81,6 @@ OPTIONS = {
 
 _SUBJECT = re.compile(r"(?P<name>[a-z_.]+)(?==| is not allowed| is needed)")
 
-_ADVICE = re.compile(
-    r"\b(?P<words>Give|Leave|Set|Use|larger|smaller|higher|lower) (?P<name>[a-z]+(?:_[a-z]+)+)\b(?![='\"/]|\.\w)"
-)
-"""A parameter in a hint, after words that only stand before parameters. Other words may be names of the user."""
-
 _OVERWRITE = " with overwrite=True"
 """How an error ends that advises this."""
 
@@ -108,16 +100,12 @@ class Command(click.Command):
 
 def one_line(error: DShuffleError, command: click.Command) -> click.ClickException:
     """The error as one line that names the option, if the command has one for the parameter."""
-
-    def option(name: str) -> str:
-        option = "--" + OPTIONS.get(name, name).replace("_", "-")
-        return option if any(option in parameter.opts for parameter in command.params) else ""
-
     text, hint = str(error), error.hint if isinstance(error, InvalidParameter) else ""
-    text = text.removesuffix(hint)
-    if (match := _SUBJECT.match(text)) and option(match["name"]):
-        text = option(match["name"]) + text[match.end() :]
-    text += _ADVICE.sub(lambda match: f"{match['words']} {option(match['name']) or match['name']}", hint)
+    if match := _SUBJECT.match(text):
+        name = match["name"]
+        option = "--" + OPTIONS.get(name, name).replace("_", "-")
+        if any(option in parameter.opts for parameter in command.params):
+            text = option + text.removesuffix(hint)[match.end() :] + re.sub(rf"\b{name}\b", option, hint)
     if text.endswith(_OVERWRITE):
         # It is an option of the commands that write datasets, and any command may say that one has to be written again.
         text = text.removesuffix(_OVERWRITE) + " with --overwrite"
@@ -132,19 +120,6 @@ def first_given(ctx: click.Context, *names: str) -> str | None:
     return None
 
 
-@contextmanager
-def loading() -> Iterator[None]:
-    """Show on a terminal that modules are imported, which can take seconds."""
-    shows = sys.stderr.isatty()
-    if shows:
-        click.echo("dshuffle is being loaded ...", nl=False, err=True)
-    try:
-        yield
-    finally:
-        if shows:
-            click.echo("\r\x1b[K", nl=False, err=True)
-
-
 def say(text: str) -> None:
     """Print lines of text beside the result. None ends between a number and its unit."""
     click.echo(click.wrap_text(kept_together(text), 80).replace(NO_BREAK, " "), err=True)
@@ -152,26 +127,14 @@ def say(text: str) -> None:
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Print each distinct :class:`ShardingWarning` once, as one line; show all other warnings as usual."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ShardingWarning)
+    """Print each warning as one line, and each distinct :class:`ShardingWarning` once."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: click.echo(f"warning: {message}", err=True)
+        warnings.simplefilter("once", ShardingWarning)
         yield
-    for warning in {str(warning.message): warning for warning in caught}.values():
-        if issubclass(warning.category, ShardingWarning):
-            click.echo(f"warning: {warning.message}", err=True)
-        else:
-            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def say_if_replaced(folder: Path, option: str) -> None:
     """Say that a run will replace the report of an earlier one, if there is one."""
     if (folder / "report.html").exists():
         say(f"This run replaces the report in {folder}. {option} names another folder.")
-
-
-class LogLines(logging.Handler):
-    """Prints what a logger says."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print a message."""
-        say(record.getMessage().removeprefix("dshuffle: "))

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dshuffle.cli.options import Command, LogLines, loading, say_if_replaced, shared, warnings_as_lines
+from dshuffle.cli.options import Command, say, say_if_replaced, shared, warnings_as_lines
 from dshuffle.errors import InvalidParameter
-from dshuffle.units import ERROR_DIGITS, METRIC_DIGITS, human_bytes, human_numbers, human_seconds
+from dshuffle.units import ERROR_DIGITS, METRIC_DIGITS, UNKNOWN, human_bytes, human_numbers, human_seconds
 
 if TYPE_CHECKING:
     from dshuffle.pipeline import Pipeline, PipelineResult
@@ -54,7 +54,7 @@ def run(
     report: str | None,
     as_json: bool,
 ) -> None:
-    """Run the pipeline TARGET.
+    """Run a pipeline from a Python file or a module.
 
     TARGET is FILE.py, FILE.py:NAME or MODULE:NAME. NAME is a dshuffle.Pipeline, or a function that returns one; by
     default "pipeline". Each NAME=VALUE is an argument of the function. VALUE is a JSON value or plain text.
@@ -62,9 +62,9 @@ def run(
     With --json, each line is the record of an epoch with what training reported after it, or has the metrics and the
     pairs of runs of a way.
     """
-    with loading():
-        from dshuffle.pipeline import RunningScheduler
-        from dshuffle.planning.shares import parse_shares
+    from dshuffle.pipeline import RunningScheduler
+    from dshuffle.planning.shares import parse_shares
+
     pipeline = pipeline_of(target, keywords(arguments))
     changes: dict[str, Any] = {} if report is None else {"report": report}
     if scheduler is not None:
@@ -82,36 +82,38 @@ def run(
         say_if_replaced(Path(pipeline.report), "--report")
     output = redirect_stdout(sys.stderr) if as_json else nullcontext()  # what functions of the user print is not JSON
     logger, lines = logging.getLogger("dshuffle.pipeline"), LogLines()
-    level, logger.propagate = logger.level, False
     logger.setLevel(logging.INFO)
     logger.addHandler(lines)
     try:
         with warnings_as_lines(), output:
             result = pipeline.run()
     finally:
-        logger.propagate = True
         logger.removeHandler(lines)
-        logger.setLevel(level)
     click.echo("\n".join(json_lines(result) if as_json else lines_of(result, pipeline.training.error_meaning)))
+
+
+class LogLines(logging.Handler):
+    """Prints what a logger says."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a message."""
+        say(record.getMessage().removeprefix("dshuffle: "))
 
 
 def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
     """Find a pipeline by ``FILE.py``, ``FILE.py:NAME`` or ``MODULE:NAME``."""
     from dshuffle.pipeline import Pipeline
 
-    allowed = "FILE.py, FILE.py:NAME or MODULE:NAME"
     place, _, name = target.rpartition(":") if ":" in target else (target, "", NAME)
-    if place.endswith(".py"):
-        if not Path(place).is_file():
-            raise InvalidParameter.of("TARGET", target, "a file that exists, or MODULE:NAME")
-        sys.path.insert(0, str(Path(place).resolve().parent))  # as Python does for a script
+    is_file, allowed = place.endswith(".py"), "FILE.py, FILE.py:NAME or MODULE:NAME, of a file or module that exists"
+    if not place or not name or (is_file and not Path(place).is_file()):
+        raise InvalidParameter.of("TARGET", target, allowed)
+    sys.path.insert(0, str(Path(place).resolve().parent) if is_file else os.getcwd())  # as Python does
+    if is_file:
         # Not "__main__", so that the file does not run itself. Functions of a name that cannot be imported are sent to
         # workers by value.
         names = runpy.run_path(place, run_name="dshuffle_pipeline")
     else:
-        if not place or not name:
-            raise InvalidParameter.of("TARGET", target, allowed)
-        sys.path.insert(0, os.getcwd())  # as Python does for a module
         try:
             names = vars(importlib.import_module(place))
         except ImportError as error:
@@ -126,18 +128,8 @@ def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
         try:
             signature.bind(**arguments)
         except TypeError as error:
-            unknown = [argument for argument in arguments if argument not in signature.parameters]
-            refused = " ".join(f"{argument}={arguments[argument]}" for argument in unknown or arguments)
-            needed, optional = "", ""
-            for parameter in signature.parameters.values():
-                if parameter.default is inspect.Parameter.empty:
-                    needed += f" {parameter.name}=..."
-                else:
-                    optional += f" {parameter.name}={parameter.default}"
-            hint = f"Give{needed} after the target." if needed else ""
-            hint += f" May be given, with the defaults:{optional}." if optional else ""
-            reason = f"{name} in {place}: {error}"
-            raise InvalidParameter.because(refused or "NAME=VALUE", reason, hint.strip()) from None
+            hint = f"Give the arguments of {name}{signature} as NAME=VALUE after the target."
+            raise InvalidParameter.because("NAME=VALUE", f"{error} of {name} in {place}", hint) from None
         value = value(**arguments)
     elif arguments:
         raise InvalidParameter.of("NAME=VALUE", sorted(arguments), f"left out, as {name} in {place} is not a function")
@@ -165,18 +157,17 @@ def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
     from dshuffle.records import shares_in_words, slow_rank_of
 
     def in_words(metrics: Mapping[str, float]) -> str:
-        return ", ".join(f"{name} {human_numbers([value], METRIC_DIGITS)[0]}" for name, value in metrics.items())
+        return "".join(f", {name} {human_numbers([value], METRIC_DIGITS)[0]}" for name, value in metrics.items())
 
     has_errors = any(math.isfinite(point.error) for way in result.ways for point in way.points)
     lines = [f"The error is {error_meaning}."] if has_errors else []
     for way in result.ways:
+        errors = human_numbers([None if math.isnan(point.error) else point.error for point in way.points], ERROR_DIGITS)
+        said = {
+            point.epoch: (f", error {error}" if error != UNKNOWN else "") + in_words(point.validation)
+            for point, error in zip(way.points, errors, strict=True)
+        }
         lines.append(f"{way.label}, {way.n_workers} workers")
-        points = [point for point in way.points if not math.isnan(point.error)]
-        errors = human_numbers([point.error for point in points], ERROR_DIGITS)
-        said = {point.epoch: f", error {error}" for point, error in zip(points, errors, strict=True)}
-        for point in way.points:
-            if point.validation:
-                said[point.epoch] = f"{said.get(point.epoch, '')}, {in_words(point.validation)}"
         lines += [
             f"  epoch {record.epoch} ({record.delivery}): exchange {human_seconds(record.exchange_seconds)} "
             f"({human_bytes(record.wire_bytes)} on the wire), training {human_seconds(record.training_seconds)}, "
@@ -184,7 +175,7 @@ def lines_of(result: PipelineResult, error_meaning: str) -> list[str]:
             for record in way.records
         ]
         pairs = "" if way.pairs is None else f"{way.pairs.test.metric}: {way.pairs}"
-        words = shares_in_words(way.records), slow_rank_of(way.records), in_words(way.metrics), pairs
+        words = shares_in_words(way.records), slow_rank_of(way.records), in_words(way.metrics)[2:], pairs
         lines += [f"  {text}" for text in words if text]
     if result.report is not None:
         lines.append(f"Report: {result.report}")

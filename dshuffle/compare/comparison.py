@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 from distributed import Client
 
 from dshuffle.compare.clusters import EmulatedRates
-from dshuffle.emulated_links import HEADERS
 from dshuffle.errors import InvalidParameter
 from dshuffle.noninferiority import PairedRuns
 from dshuffle.planning import (
@@ -45,9 +44,6 @@ from dshuffle.runtime.measure.measurement import work_of
 from dshuffle.runtime.session_spec import only_serves
 from dshuffle.store import Dataset
 from dshuffle.units import human_bytes
-
-OTHER_LINKS = {f"{gbit} Gbit/s": gbit * 1.25e8 for gbit in (1, 10, 25, 100)}
-"""Links in bytes per second for which a report predicts exchanges as well."""
 
 EMULATED = "DSHUFFLE_EMULATED"
 """Environment variable that says, for the report, what is emulated in this environment."""
@@ -203,13 +199,9 @@ def result_of(
     pairs: Mapping[str, PairedRuns],
 ) -> WayResult:
     """Return the result of a strategy, from the records of its last session, the points of the fit, and its pairs."""
-    prediction, elsewhere = None, {}
+    prediction = None
     if measured is not None and not way.choices.is_auto:  # which is any of several deliveries
         prediction = predicted(measured, dataset, way)
-        for name, rate in OTHER_LINKS.items():
-            links: Any = dict.fromkeys(("link_up", "link_down", "server_up"), rate / HEADERS)
-            other = dataclasses.replace(measured, wire_overhead=0.0, **links)
-            elsewhere[name] = predicted(other, dataset, way).exchange_seconds
     return WayResult(
         label=_with_chosen(way, records),
         choices=way.choices,
@@ -217,7 +209,6 @@ def result_of(
         history=tuple(points),
         predicted_seconds=None if prediction is None else prediction.exchange_seconds,
         predicted_wire_seconds=None if prediction is None else prediction.wire_seconds,
-        on_other_links=elsewhere,
         pairs=pairs,
         is_copy=way.copy is not None,
         copy_seconds=way.copy_seconds,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshuffle.lazy_names import loader
-from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, TrainingPoint, WayResult, to_dict
+from dshuffle.report.summary import CPU_BOUND, Comparison, TrainingPoint, WayResult, to_dict
 
 if TYPE_CHECKING:
     from dshuffle.report.page import render_html as render_html
@@ -17,5 +17,5 @@ if TYPE_CHECKING:
     from dshuffle.report.page import write_report as write_report
 
 PAGE = ("render_html", "render_text", "story", "write_report")
-__all__ = ["CPU_BOUND", "Comparison", "Figures", "TrainingPoint", "WayResult", "to_dict", *PAGE]
+__all__ = ["CPU_BOUND", "Comparison", "TrainingPoint", "WayResult", "to_dict", *PAGE]
 __getattr__ = loader(__name__, dict.fromkeys(PAGE, "dshuffle.report.page"))

@@ -1,4 +1,4 @@
-"""The report as a page, as text for a terminal and as files: what the templates need beside the facts of a story."""
+"""The report as a page, as text for a terminal and as files: the facts, tables and charts that the templates show."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jinja2
@@ -23,9 +24,18 @@ import rich.table
 import rich.text
 from markupsafe import Markup, escape
 
-from dshuffle.noninferiority import PairedOutcome
-from dshuffle.report.facts import Series, facts_of, series_of
-from dshuffle.report.summary import Comparison, Spread, WayResult, has_errors, make_folder, records_of, to_dict
+from dshuffle.noninferiority import ERROR_RATE, PairedOutcome, holm
+from dshuffle.records import slow_rank_of
+from dshuffle.report.summary import (
+    CPU_BOUND,
+    Comparison,
+    Spread,
+    WayResult,
+    has_errors,
+    make_folder,
+    records_of,
+    to_dict,
+)
 from dshuffle.units import (
     ERROR_DIGITS,
     METRIC_DIGITS,
@@ -39,11 +49,152 @@ from dshuffle.units import (
     kept_together,
 )
 
+CLOSE = 1.5
+"""If the medians of two strategies differ by more than this factor, one is called faster even if their ranges overlap.
+A single slow epoch can make ranges overlap."""
+
+ALIKE = 1.05
+"""If the medians of two strategies differ by less than this factor, none is called faster, even if ranges are apart."""
+
+SERIES = ("gradients", "models", "unknown")
+"""What a training averages, in the order of the report."""
+
 MARGINS_SHOWN = 4.0
 """The axis of pairs ends at this many margins, or beyond the pairs of the strategy that the answer is about."""
 
 LEVELS = 5
 """Heights at which the marks of pairs are drawn, so that equal ones do not hide each other."""
+
+
+def _spread(way: WayResult) -> Spread:
+    assert way.figures.epoch_spread is not None
+    return way.figures.epoch_spread
+
+
+def _median(way: WayResult) -> float:
+    return _spread(way).median
+
+
+def _ranking(ways: Iterable[WayResult]) -> SimpleNamespace | None:
+    """The strategies that reshuffle everything: the fastest, those with times like its times, and the slower ones."""
+    ranked = sorted((way for way in ways if way.choices.reshuffles_all and way.figures.epoch_spread), key=_median)
+    if not ranked:
+        return None
+    fastest = ranked[0]
+
+    def overlaps(other: WayResult) -> bool:
+        return _spread(other).least <= _spread(fastest).greatest
+
+    ratios = [_median(way) / _median(fastest) for way in ranked]
+    is_alike = [ratio < ALIKE or (overlaps(way) and ratio <= CLOSE) for way, ratio in zip(ranked, ratios, strict=True)]
+    alike = [way for way, same in zip(ranked, is_alike, strict=True) if same][1:]
+    slower = [place for place, same in enumerate(is_alike) if not same]
+    # What the fastest is compared with: a strategy that reads again, or else the next slower one.
+    other = next((place for place in slower if ranked[place].choices.reads_store), slower[0] if slower else 0)
+    return SimpleNamespace(
+        ways=[fastest, *alike, *(ranked[place] for place in slower)],
+        fastest=fastest,
+        alike=alike,
+        overlaps=bool(alike) and overlaps(alike[0]),
+        slower=slower,
+        other=ranked[other],
+        times_longer=ratios[other],
+    )
+
+
+def _is_shuffled_once(way: WayResult) -> bool:
+    return not way.choices.assignment.moves and str(way.choices.sharding) == "random"
+
+
+def _series(averages: str, ways: Iterable[WayResult]) -> SimpleNamespace:
+    """The pairs of runs of one training, and whether to reshuffle: "no", "yes" or "cannot tell"."""
+    tested = {way.label: way for way in ways if averages in way.pairs}
+    labels: dict[int, list[str]] = {}
+    for label, way in tested.items():
+        labels.setdefault(id(way.pairs[averages]), []).append(label)
+    once = next((label for label, way in tested.items() if _is_shuffled_once(way)), None)
+    # Strategies that learn the same, and their pairs: one shuffle before training first.
+    ordered = sorted(labels.values(), key=lambda group: once not in group)
+    groups = [(group, tested[group[0]].pairs[averages]) for group in ordered]
+    by_first = holm({group[0]: runs for group, runs in groups})
+    p_values = {label: by_first[group[0]] for group, _ in groups for label in group}
+    # The answer is about one shuffle before training, or else about the first strategy that is not worse.
+    subject = once or next((label for label, p_value in p_values.items() if p_value <= ERROR_RATE), None)
+    of_subject = next((runs for group, runs in groups if subject in group), None)
+    is_not_worse = of_subject is not None and of_subject.outcome is PairedOutcome.NOT_WORSE
+    by_chance = is_not_worse and p_values[subject or ""] > ERROR_RATE
+    judged = [runs for _, runs in groups] if of_subject is None else [of_subject]
+    answer = "no" if is_not_worse and not by_chance else "cannot tell"
+    return SimpleNamespace(
+        averages=averages,
+        groups=groups,
+        once=once,
+        runs=max((runs for _, runs in groups), key=lambda runs: runs.n_pairs),
+        others=[
+            {"label": label, "answer": runs.outcome.value if runs.outcome else "not clear yet"}
+            for group, runs in groups[1:]
+            for label in group
+        ],
+        subject=subject,
+        subject_runs=of_subject,
+        by_chance=by_chance,
+        answer="yes" if all(runs.outcome is PairedOutcome.WORSE for runs in judged) else answer,
+    )
+
+
+def series_of(comparison: Comparison) -> list[SimpleNamespace]:
+    """The trainings that strategies were tested with."""
+    return [_series(name, comparison.ways) for name in SERIES if any(name in way.pairs for way in comparison.ways)]
+
+
+def _hardly_begun(comparison: Comparison) -> dict[str, Any]:
+    """That training was far from its end, so that more epochs may give another answer to the pairs.
+
+    The last epoch improved the model by more than the margin, and by at least half of the mean improvement of an epoch.
+    """
+    name = comparison.averages
+    pairs = next((way.pairs[name] for way in comparison.ways if name in way.pairs), None)
+    histories = [way.history for way in comparison.ways if way.choices.reshuffles_all and len(way.history) > 2]
+    if pairs is None or pairs.reason or not histories:
+        return {}
+    history, metric = histories[0], pairs.test.metric
+    if all(metric in point.validation for point in history):
+        sign = 1.0 if pairs.test.higher_is_better else -1.0
+        values = [sign * point.validation[metric] for point in history]
+    else:
+        metric = "the error"
+        start = [] if comparison.error_at_start is None else [comparison.error_at_start]
+        values = [-error for error in (*start, *(point.error for point in history))]
+    last, total = values[-1] - values[-2], values[-1] - values[0]
+    least = pairs.relative_limit * abs(values[-1])
+    if not (last > least and last >= total / (len(values) - 1) / 2) or not values[0]:
+        return {}
+    return {"metric": metric, "gains": [100 * gain / abs(values[0]) for gain in (total, last)]}
+
+
+def facts_of(comparison: Comparison) -> dict[str, Any]:
+    """What the sentences of ``templates/story.txt`` are made of."""
+    ways = comparison.ways
+    timed = [way for way in ways if way.figures.epoch_seconds is not None]
+    chunks = [
+        way for way in ways if way.choices.assignment.in_chunks and way.figures.epoch_spread and way.choices.every == 1
+    ]
+    slow = {way.label: words for way in ways if (words := slow_rank_of(way.records))}
+    ranking = _ranking(ways)
+    return {
+        "series": series_of(comparison),
+        "ranking": ranking,
+        "busy": [way.label for way in ranking.ways if way.limited_by_processors] if ranking else [],
+        "redraws": any(way.choices.assignment.redraws_all and not way.choices.reshuffles_all for way in ways),
+        "alone": min((way.figures.epoch_seconds for way in timed if not way.choices.assignment.moves), default=None),  # type: ignore[type-var]
+        "chunks": min(chunks, key=_median, default=None),
+        "sparse": [way for way in timed if way.choices.every > 1],
+        "has_errors": has_errors(comparison),
+        "begun": _hardly_begun(comparison),
+        "slow_ranks": " ".join(f"With “{label}”, {words}." for label, words in slow.items()),
+        "untested": [way for way in ways if not way.pairs and not way.choices.reshuffles_all],
+        "cpu_bound": CPU_BOUND,
+    }
 
 
 def _shown(show: Callable[[float], str], name: str) -> Callable[[WayResult], str]:
@@ -116,21 +267,14 @@ def tables_of(comparison: Comparison) -> list[Table]:
         for title, columns in ({"": first} | parts).items()
     ]
     tables += [_pairs(pairs, comparison) for pairs in series]
-    if links := next((tuple(way.on_other_links) for way in ways if way.on_other_links), ()):
-        rows = {
-            way.label: tuple(human_seconds(way.corrected(way.on_other_links[link])) for link in links)
-            for way in ways
-            if way.on_other_links and way.choices.assignment.moves
-        }
-        tables.append(Table("An exchange on other links", links, rows))
     return [*tables, *_epochs(comparison)]
 
 
-def _averaged(series: Series) -> str:
+def _averaged(series: SimpleNamespace) -> str:
     return "" if series.averages == "unknown" else f", {series.averages} averaged"
 
 
-def _answer(way: WayResult, series: Series) -> str:
+def _answer(way: WayResult, series: SimpleNamespace) -> str:
     """How much worse a strategy is than reshuffling, or that it is not."""
     if way.choices.reshuffles_all:
         return "reference"
@@ -142,7 +286,7 @@ def _answer(way: WayResult, series: Series) -> str:
     return "not clear yet" if runs.outcome is None else runs.outcome.value
 
 
-def _pairs(series: Series, comparison: Comparison) -> Table:
+def _pairs(series: SimpleNamespace, comparison: Comparison) -> Table:
     tested = {way.label: way.pairs[series.averages] for way in comparison.ways if series.averages in way.pairs}
     finite = [[value for value in runs.way if math.isfinite(value)] for runs in tested.values()]
     means = human_numbers([sum(values) / len(values) if values else None for values in finite], METRIC_DIGITS)
@@ -226,7 +370,7 @@ def _error_lines(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _pair_marks(series: Series, comparison: Comparison) -> dict[str, Any]:
+def _pair_marks(series: SimpleNamespace, comparison: Comparison) -> dict[str, Any]:
     """Pairs, bounds and the margin in percent of an axis, which does not go far beyond the closest way."""
     tested = [(place, way.label, way.pairs.get(series.averages)) for place, way in enumerate(comparison.ways)]
     known = [(place, label, runs) for place, label, runs in tested if runs is not None]
@@ -346,7 +490,7 @@ def render_text(comparison: Comparison, width: int = 80) -> str:
     answer, *why = story(comparison)
     first, *others = tables_of(comparison)
     shown = [first, *(table for table in others if table.title.startswith("Pairs of runs"))]
-    tables = [(table.title, _as_text(table, width), meanings(table.headings)) for table in shown]
+    tables = [(table.title, as_text(table.headings, table.rows, width), meanings(table.headings)) for table in shown]
     facts: dict[str, Any] = {"comparison": comparison, "answer": answer, "why": why, "names": names_of(comparison)}
     wrapped = functools.partial(_wrapped, width=width)
     return templates(False).get_template("terminal.txt").render(tables=tables, wrapped=wrapped, **facts)
@@ -358,12 +502,13 @@ def _wrapped(text: str, width: int, indent: str = "") -> str:
     return filled.replace(NO_BREAK, " ")
 
 
-def _as_text(one: Table, width: int) -> str:
+def as_text(headings: Iterable[str], rows: Mapping[str, Iterable[str]], width: int, *, named: str = "strategy") -> str:
+    """A table for a terminal. Its first column has the names of the rows, and breaks them if it must."""
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("strategy")
-    for heading in one.headings:
+    table.add_column(named)
+    for heading in headings:
         table.add_column(heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
-    for label, cells in one.rows.items():
+    for label, cells in rows.items():
         table.add_row(rich.text.Text(label), *map(rich.text.Text, cells))  # a label is data, never markup
     console = rich.console.Console(file=io.StringIO(), width=width, no_color=True)
     with console.capture() as captured:

@@ -14,10 +14,8 @@ from typing import Any, Self
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.noninferiority import PairedRuns
-from dshuffle.notebook import html_summary
 from dshuffle.planning import Choices
-from dshuffle.records import PHASES, EpochRecord
-from dshuffle.units import human_seconds
+from dshuffle.records import EpochRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +43,9 @@ class TrainingPoint:
 class WayResult:
     """One strategy: its choices, and for every epoch a record and a training point.
 
-    Also the predicted time of an exchange, how much of it links and the store take, what it would be on other links by
-    their names; the pairs of runs that compare it with reshuffling, by what the training averages ("gradients",
-    "models" or "unknown"); whether it trains on a copy in random order, and how long it
-    took to make that, if it was made for the comparison.
+    Also the predicted time of an exchange, and how much of it links and the store take; the pairs of runs that compare
+    it with reshuffling, by what the training averages ("gradients", "models" or "unknown"); whether it trains on a copy
+    in random order, and how long it took to make that, if it was made for the comparison.
     """
 
     label: str
@@ -57,7 +54,6 @@ class WayResult:
     history: tuple[TrainingPoint, ...]
     predicted_seconds: float | None = None
     predicted_wire_seconds: float | None = None
-    on_other_links: Mapping[str, float] = field(default_factory=dict)
     pairs: Mapping[str, PairedRuns] = field(default_factory=dict)
     is_copy: bool = False
     copy_seconds: float | None = None
@@ -90,14 +86,6 @@ class WayResult:
             shuffle_seconds=Spread.of([record.exchange_seconds for record in exchanged]),
             requests_per_second=reads(lambda record: record.store_requests / record.store_seconds),
             read_amplification=reads(lambda record: record.read_amplification),
-            phases={
-                phase: statistics.median(getattr(record, seconds) for record in exchanged)
-                for phase, seconds in PHASES.items()
-                if exchanged
-            },
-            first_error=self.history[0].error if self.history else None,
-            last_error=self.history[-1].error if self.history else None,
-            total_seconds=self.history[-1].seconds if self.history else None,
         )
 
     @property
@@ -110,20 +98,6 @@ class WayResult:
         if of.cpu_idle is None or of.cpu_idle >= CPU_BOUND or of.shuffle_seconds is None or of.needed == 0:
             return False
         return self.predicted_wire_seconds is None or self.predicted_wire_seconds < of.shuffle_seconds.median / 2
-
-    def corrected(self, seconds: float) -> float:
-        """A predicted exchange on other links, corrected by what this run measured.
-
-        If processors limited the exchanges, what they took longer than predicted is added, as other links do not change
-        it. Otherwise the prediction is scaled.
-        """
-        spread = self.figures.shuffle_seconds
-        if spread is None or not self.predicted_seconds:
-            return seconds
-        excess = spread.median - self.predicted_seconds
-        if excess > 0 and self.limited_by_processors:
-            return seconds + excess
-        return seconds * spread.median / self.predicted_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -172,10 +146,6 @@ class Comparison:
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(f'“{way.label}”' for way in self.ways)}>"
 
-    def _repr_html_(self) -> str:
-        rows = [(way.label, human_seconds(way.figures.epoch_seconds)) for way in self.ways]
-        return html_summary("Comparison", {"command": self.command, "seed": self.seed}, ("strategy", "epoch"), rows)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
@@ -203,7 +173,7 @@ class Figures:
     """A strategy in numbers: medians of the epochs after the first, which is loaded and not exchanged.
 
     ``epoch_seconds`` is wall time; see :class:`~dshuffle.records.EpochRecord`. If only every K-th epoch has an
-    exchange, ``epoch_spread`` and seconds of exchanges and phases are those of such epochs. All other figures are means
+    exchange, ``epoch_spread`` and seconds of exchanges are those of such epochs. All other figures are means
     per epoch: a K-th of the median of such epochs, and the rest from the median of the other ones.
     ``None`` stands where a strategy ran for too few epochs to tell.
     """
@@ -222,10 +192,6 @@ class Figures:
     requests_per_second: float | None
     read_amplification: float | None
     cpu_idle: float | None
-    phases: Mapping[str, float]
-    first_error: float | None
-    last_error: float | None
-    total_seconds: float | None
 
 
 CPU_BOUND = 0.15
@@ -238,36 +204,35 @@ def has_errors(comparison: Comparison) -> bool:
 
 
 FACTS = ("command", "seed", "settings", "dataset", "cluster", "versions", "machine", "emulated", "averages")
-PREDICTIONS = ("predicted_seconds", "predicted_wire_seconds", "on_other_links", "copy_seconds")
+PREDICTIONS = ("predicted_seconds", "predicted_wire_seconds", "copy_seconds")
 """What a summary has of a comparison, and of a strategy, beside its figures."""
 
 
 def to_dict(comparison: Comparison, story: Sequence[str]) -> dict[str, Any]:
     """Everything in a comparison except the epoch records, as ``summary.json`` and ``--json`` have it."""
+    ways = [
+        {
+            "label": way.label,
+            **way.choices.to_dict(),
+            "figures": asdict(way.figures),
+            **{name: getattr(way, name) for name in PREDICTIONS},
+            "history": [asdict(point) for point in way.history],
+            "pairs": {name: runs.to_dict() for name, runs in way.pairs.items()},
+        }
+        for way in comparison.ways
+    ]
     facts = {name: getattr(comparison, name) for name in FACTS}
-    return {
-        "answer": story[0],
-        "verdict": " ".join(story),
-        **{name: dict(value) if isinstance(value, Mapping) else value for name, value in facts.items()},
-        "ways": [
-            {
-                "label": way.label,
-                **way.choices.to_dict(),
-                "figures": finite(asdict(way.figures)),
-                **{name: getattr(way, name) for name in PREDICTIONS},
-                "history": [finite(asdict(point)) for point in way.history],
-                "pairs": {name: runs.to_dict() for name, runs in way.pairs.items()},
-            }
-            for way in comparison.ways
-        ],
-    }
+    answer: dict[str, Any] = finite({"answer": story[0], "verdict": " ".join(story), **facts, "ways": ways})
+    return answer
 
 
-def finite(fields: Mapping[str, Any]) -> dict[str, Any]:
+def finite(value: Any) -> Any:
     """JSON has no infinity and no NaN: what never happens, and an error that is not a number, is None."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in fields.items()
-    }
+    if isinstance(value, Mapping):
+        return {name: finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def make_folder(folder: str | Path) -> None:
@@ -286,7 +251,5 @@ def records_of(label: str, records: Iterable[EpochRecord], points: Iterable[Trai
     for record in records:
         fields = {"way": label, **record.to_dict()}
         if (point := by_epoch.get(record.epoch)) is not None:
-            fields |= finite({"error": point.error})
-            if point.validation:
-                fields["validation"] = finite(point.validation)
+            fields |= finite({"error": point.error} | ({"validation": point.validation} if point.validation else {}))
         yield json.dumps(fields)

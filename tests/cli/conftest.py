@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -28,3 +29,11 @@ def url(tmp_path):
     url = tmp_path / "d.zarr"
     dshuffle.create_dataset(url, keyed_regression(400))
     return url
+
+
+@pytest.fixture
+def few_changes(monkeypatch):
+    """What would change a recommendation is sought in few steps, because that takes seconds."""
+    monkeypatch.setattr(
+        "dshuffle.planning.cost.FACTORS", (np.array([0.1, 0.01]), np.array([10.0, 100.0])), raising=False
+    )

@@ -56,17 +56,9 @@ TRAIN = click.Command("train", params=[click.Option(["--batch-size"]), click.Opt
         (DatasetExists("/d already exists; replace it with overwrite=True"), "/d already exists; replace it with --ov"),
         (DatasetExists("s3://b/overwrite=True/x already exists"), None),
         (DatasetNotFound("there is no dataset at /data/my batch_size runs/x.zarr"), None),
-        (
-            InvalidParameter.because("url", "it is absent", "Give another than /my batch_size runs/x or 'batch_size'."),
-            None,
-        ),
-        (
-            InvalidParameter.of("features", "the batch_size array", "one of batch_size, y", "They have batch_size, y."),
-            None,
-        ),
-        (InvalidParameter.of("features", "Give batch_size", "one of batch_size, y"), None),
+        (InvalidParameter.because("url", "it is absent", "Give another than /my batch_size runs/x."), None),
+        (InvalidParameter.of("features", "the batch_size array", "one of batch_size, y", "Not batch_size, y."), None),
         (PeerFailed("rank 1: a task failed (ValueError: batch_size too big)"), None),
-        (InvalidParameter.of("batch_size", 0, "larger", "Use a larger batch_size.").raised_by("rank 1"), None),
     ],
 )
 def test_what_is_no_parameter_is_not_changed(error, message):
@@ -78,7 +70,7 @@ def test_sigterm_leaves_no_temporary_dataset(tmp_path):
     """Batch systems send it."""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     program = "from dshuffle.cli import script; script()"
-    command = [sys.executable, "-c", program, "compare", "--output", str(tmp_path / "report")]
+    command = [sys.executable, "-c", program, "compare", "--pairs", "0", "--output", str(tmp_path / "report")]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
         for line in running.stderr:
             if "loading compiled code" in line:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 
+from dshuffle.noninferiority import PairedRuns, PairedTest
 from dshuffle.planning import Choices
 from dshuffle.records import EpochRecord
 from dshuffle.report import Comparison, TrainingPoint, WayResult
@@ -62,31 +64,33 @@ def make_record(epoch: int, assignment: str, delivery: str, sharding: str, neede
 
 
 def make_way(
-    label: str,
-    assignment: str,
-    delivery: str,
-    sharding: str,
-    needed: int,
-    seconds: float,
-    factor: float,
-    epochs: int = 5,
+    label: str, assignment: str, delivery: str, sharding: str, needed: int, seconds: float, factor: float
 ) -> WayResult:
-    jitter = np.random.default_rng(len(label)).uniform(0.95, 1.1, epochs)
+    jitter = seconds * np.random.default_rng(len(label)).uniform(0.95, 1.1, 5)
+    records = [make_record(epoch, assignment, delivery, sharding, needed, jitter[epoch]) for epoch in range(5)]
     return WayResult(
         choices=Choices(assignment=assignment, delivery=delivery, sharding=sharding),
         label=label,
-        records=tuple(
-            dataclasses.replace(
-                make_record(epoch, assignment, delivery, sharding, needed, seconds * jitter[epoch]),
-                epoch_seconds=0.3 + seconds,
-            )
-            for epoch in range(epochs)
-        ),
+        records=tuple(dataclasses.replace(record, epoch_seconds=0.3 + seconds) for record in records),
         history=tuple(
             TrainingPoint(epoch=epoch, seconds=(epoch + 1) * (0.3 + seconds), error=max(3e-8, 0.6 * factor**epoch))
-            for epoch in range(epochs)
+            for epoch in range(5)
         ),
     )
+
+
+def changed(comparison, labels, change=None, /, **fields):
+    """The comparison with a change of the strategies of these labels, or with other values of their fields."""
+    change = change or (lambda way: dataclasses.replace(way, **fields))
+    ways = [change(way) if way.label in labels else way for way in comparison.ways]
+    return dataclasses.replace(comparison, ways=tuple(ways))
+
+
+def with_pairs(comparison, labels, values, *, averages="unknown", reference=None, of_runs=MappingProxyType({}), **test):
+    test = PairedTest(**{"metric": "rmse", "margin": "1%", "pairs": 5, **test})
+    reference = (1.0,) * len(values) if reference is None else reference
+    runs = PairedRuns(test=test, reference=reference, way=tuple(values), **of_runs)
+    return changed(comparison, labels, lambda way: dataclasses.replace(way, pairs={**way.pairs, averages: runs}))
 
 
 @pytest.fixture(scope="session")
