@@ -29,7 +29,7 @@ def doctor(dataset: str | None, scheduler: str | None) -> None:
 
         from dshuffle.compare import connect
         from dshuffle.report.progress import progress_bar
-        from dshuffle.runtime.measure.measurement import Level, diagnose, of_links
+        from dshuffle.runtime.measure.measurement import diagnose, of_links
         from dshuffle.store import open_dataset
     data = None if dataset is None else open_dataset(dataset)
     with progress_bar() as advance:
@@ -37,17 +37,17 @@ def doctor(dataset: str | None, scheduler: str | None) -> None:
         with connect(scheduler, 2) as client:
             advance(0, 1, "asking all workers")
             findings = diagnose(client, data)
-            if data is not None and not any(finding.level is Level.ERROR for finding in findings):
+            if data is not None and not any(finding.is_error for finding in findings):
                 advance(0, 1, "measuring links")
                 findings.append(of_links(client, data))
-    table, styles = Table.grid(padding=(0, 1)), {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
+    table, styles = Table.grid(padding=(0, 1)), {"ok": "green", "warning": "yellow", "error": "red"}
     for finding in findings:
-        level = Text(finding.level.value, styles[finding.level])
+        level = Text(finding.level, styles[finding.level])
         table.add_row(level, Text(f"{finding.subject}: {finding.observation}"))
         if finding.remedy:
             table.add_row("", Text(finding.remedy, "bold"))
     Console().print(table)
-    if any(finding.level is Level.ERROR for finding in findings):
+    if any(finding.is_error for finding in findings):
         raise SystemExit(1)
 
 

@@ -66,11 +66,10 @@ class PartitionRows:
 
     def take(self, slots: Samples, names: Iterable[str]) -> dict[str, NDArray[Any]]:
         """Copy rows: name -> array of shape ``(k, *per-sample shape)``."""
-        rows, file = self.valid(), self._file
+        rows, file, most = self.valid(), self._file, self.read_ahead
         if file is None:
             stored = {name: self._column(rows, name)[slots] for name in names}
         else:
-            most = self.read_ahead
             rows = self.layout.empty(min(most, len(slots)))
             columns = {name: self._column(rows, name) for name in names}
             stored = {name: np.empty((len(slots), *column.shape[1:]), column.dtype) for name, column in columns.items()}
@@ -81,9 +80,9 @@ class PartitionRows:
                 file.read(block, rows[: len(block)])
                 for name, column in columns.items():
                     stored[name][first : first + most] = column[: len(block)]
-        encodings = self.layout.encoding
+        encodings = {name: self.layout.encoding(name) for name in stored}
         return {
-            name: values if (encoding := encodings(name)) is None else encoding.decode(values, name)
+            name: values if (encoding := encodings[name]) is None else encoding.decode(values, name)
             for name, values in stored.items()
         }
 
@@ -261,18 +260,13 @@ class Partition:
         >>> stored.sample_ids, stored["x"]
         (array([50, 70]), array([0., 2.], dtype=float32))
         """
-
-        def note(n_samples: int) -> None:
-            if 0 < n_samples < len(self):
-                raise InvalidParameter.of("n_samples", n_samples, f"{len(self)}: this is not the training order")
-            self._note(n_samples)
-
         self._rows.valid()
-        order = np.argsort(self.sample_ids, kind="stable")
+        order, note = np.argsort(self.sample_ids, kind="stable"), self._note
         stored = object.__new__(Partition)
         vars(stored).update(vars(self))  # with the same rows: both end with the task
         stored._slots, stored.sample_ids = read_only(self._slots[order]), read_only(self.sample_ids[order])
-        stored._note = note
+        # Some samples in another order are not the first ones in training order.
+        stored._note = lambda n_samples: note(n_samples if n_samples == len(self) else 0)
         return stored
 
     def mark_trained(self, n_samples: int | None = None) -> None:
@@ -388,8 +382,7 @@ class Partition:
             If the dataset does not have one of the arrays.
         """
         adapter = importlib.import_module("dshuffle.integrations.torch")  # an optional extra, loaded on demand
-        options = {"mode": mode, "arrays": arrays, "device": device}
-        batches: PartitionBatches = adapter.PartitionBatches(self, batch_size, **options)
+        batches: PartitionBatches = adapter.PartitionBatches(self, batch_size, mode=mode, arrays=arrays, device=device)
         return batches
 
     def take(

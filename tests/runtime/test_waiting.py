@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -52,12 +51,9 @@ def short_timeout(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_a_scheduler_that_does_not_say_which_workers_there_are(short_timeout, caplog, monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.LOG_AFTER", 0.05)
+def test_a_scheduler_that_does_not_say_which_workers_there_are(short_timeout):
     with pytest.raises(ClusterError, match=r"the scheduler at tcp://silent:1 did not answer within 0\.3 s"):
         cluster_info(SilentClient())
-    assert re.search(r"dshuffle: the scheduler at tcp://silent:1 has not answered for \d+ s", caplog.text)
-    assert 1 <= len(caplog.records) <= 3  # after 0.05 and 0.15 s
 
 
 def test_a_cluster_that_is_not_set_up_in_time(short_timeout, monkeypatch):

@@ -55,7 +55,7 @@ CHOOSING = CHOICES - CARRYING - SIZING - {"sharding"} | {"first_epoch"}
 PATIENCE = 10.0
 """Seconds for which an open session tries to write its checkpoint."""
 
-PAUSES = 0.1, 2.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 """First and longest pause in seconds between two attempts."""
 
 BUCKETS = {"s3", "gs", "gcs", "az", "abfs"}
@@ -137,23 +137,18 @@ class SessionState:
                     "it belongs to; if that was a part, split the dataset in the same way again. Data that were "
                     "written again, with overwrite=True for example, are another dataset"
                 )
-            digest = None
-            if state.get("trained_digest") is not None:
-                count, total, first, second = map(operator.index, state["trained_digest"])
-                digest = SampleDigest(count, total, first, second)
+            digest = state.get("trained_digest")
             remainder = Remainder(
                 as_integer("epoch", state["epoch"], 0),
                 tuple(tuple(map(operator.index, counts)) for counts in state["trained"]),
-                digest,
+                None if digest is None else SampleDigest(*map(operator.index, digest)),
                 tuple(tuple(map(operator.index, weights)) for weights in state["trained_weights"]),
             )
             history = WorkerHistory.from_dict(state)
             if remainder.trained:
                 counts, weights = remainder.sessions[-1]
-                if history.changes:
-                    history = history.trained_in(remainder.epoch, len(counts), weights)
-                else:
-                    history = WorkerHistory(len(counts), first_weights=weights)
+                begins = WorkerHistory(len(counts), first_weights=weights)
+                history = history.trained_in(remainder.epoch, len(counts), weights) if history.changes else begins
             loaded = cls(
                 dataset.identity,
                 dataset.n_samples,
@@ -176,9 +171,8 @@ class SessionState:
             allowed = f"{remainder.digest.count} samples, as in trained_digest"
             raise InvalidParameter.of("trained", remainder.trained, allowed, "If you changed it, remove that field.")
         as_integer("epoch", remainder.epoch, self.history.epoch)
-        if (
-            len({(len(counts), weights) for counts, weights in sessions}) == 1
-        ):  # every rank went on with its own samples
+        if len({(len(counts), weights) for counts, weights in sessions}) == 1:
+            # Every rank went on with its own samples.
             sessions = [(tuple(map(sum, zip(*remainder.trained, strict=True))), sessions[0][1])]
         for counts, weights in sessions:
             unit = self.choices.assignment.unit_for(self.n_samples, len(counts))
@@ -195,10 +189,8 @@ class SessionState:
 
     def keywords(self, dataset: Dataset, options: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters of a :class:`dshuffle.Shuffler` that goes on, with options of the user."""
-        asked, saved = (
-            {**self.choices.keywords(), **options},
-            {**self.choices.to_dict(), "first_epoch": self.next.epoch},
-        )
+        asked = {**self.choices.keywords(), **options}
+        saved = {**self.choices.to_dict(), "first_epoch": self.next.epoch}
         choices = Choices(**{name: asked[name] for name in CHOICES - {"sharding"}})
         chosen = {**resolved(dataset, choices).to_dict(), "first_epoch": asked.get("first_epoch")}
         for name in sorted(CHOOSING & options.keys()):
@@ -234,7 +226,6 @@ class SessionPosition:
         self._covered = self._start.epoch - 1
         self._histories: dict[int, WorkerHistory] = {}  # of the epochs from the next one that is not covered
         self._recorded: Remainder | None = None  # what is left of the current epoch, according to the last state
-        self._has_warned = False
 
     def begin(self, tasks: EpochTasks, history: WorkerHistory, left: Remainder | None = None) -> None:
         """Make an epoch the current one, with the workers that train in it, on what is left of it."""
@@ -279,17 +270,7 @@ class SessionPosition:
     def state(self, counts: tuple[int, ...] = (), digest: SampleDigest = NOTHING) -> dict[str, Any]:
         """The state, as :meth:`dshuffle.Shuffler.state_dict` returns it."""
         reached, history, first = self._remainder(counts, digest), self._state.history, self._covered + 1
-        if self._state.attached is None:
-            if any(counts) and reached.epoch >= first and not self._has_warned:
-                self._has_warned = True
-                logger.warning(  # None is attached where the caller keeps the model
-                    "dshuffle: the state says that %d samples of epoch %d were trained on, and no model was attached. "
-                    "A session that resumes does not train on them again. Attach the model of this moment "
-                    "(shuffler.attach), or save it yourself",
-                    sum(counts),
-                    reached.epoch,
-                )
-        elif reached.epoch >= first:  # what the value does not have is trained on again
+        if self._state.attached is not None and reached.epoch >= first:  # what the value does not have is trained again
             reached = self._start if first == self._start.epoch else Remainder(first, ())
             history = self._histories.get(first, history)
         if self.tasks is not None and reached.epoch == self.tasks.epoch:
@@ -319,18 +300,17 @@ def write_checkpoint(
     URL has the same scheme and host, or is another bucket.
     """
     place = checkpoint_place(url)
-    value = b"" if state["attached"] is None else base64.b64decode(state["attached"])
+    value = base64.b64decode(state["attached"] or "")
     head = {"state": {**state, "attached": None}, "attached_nbytes": len(value)}
     data = json.dumps({"checksum": _checksum(head, value), **head}).encode() + b"\n" + value
-
-    failure, kept = f"the checkpoint {url} cannot be written", ". If there was one before, it is still there"
 
     def write() -> None:
         if was_written and is_local(place):
             os.stat(os.path.dirname(place))  # it is away, and must not be made again
         write_object(place, data, _options(place, dataset))
 
-    _insist(write, failure, kept, patience, was_used=was_written)
+    failure = f"the checkpoint {url} cannot be written, and an earlier one stays as it is"
+    _insist(write, failure, patience, was_used=was_written)
 
 
 def read_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, Any]:
@@ -356,7 +336,7 @@ def find_checkpoint(
             raise FileNotFoundError(errno.ENOENT, "it was there before, and is missing now")
         return data
 
-    data = _insist(read, f"the checkpoint {url} cannot be read", "", patience, was_used=was_written)
+    data = _insist(read, f"the checkpoint {url} cannot be read", patience, was_used=was_written)
     if data is None:
         return None
     try:
@@ -364,12 +344,11 @@ def find_checkpoint(
         if not line.startswith(b'{"checksum":'):  # a state that the user has written
             return dict(json.loads(data))
         head = json.loads(line)
-        checksum, state = head.pop("checksum"), head["state"]
-        intact = checksum == _checksum(head, value) and len(value) == head["attached_nbytes"]
+        if (head.pop("checksum"), head["attached_nbytes"]) != (_checksum(head, value), len(value)):
+            raise ValueError("its checksum is wrong")
+        state = head["state"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"the checkpoint {url} is damaged or truncated ({error})") from error
-    if not intact:
-        raise CheckpointError(f"the checkpoint {url} is damaged: its checksum is wrong")
+        raise CheckpointError(f"the checkpoint {url} is damaged: {error}") from error
     return {**state, "attached": base64.b64encode(value).decode() if value else None}
 
 
@@ -385,20 +364,20 @@ def checkpoint_place(url: str | os.PathLike[str]) -> str:
     return place
 
 
-def _insist(ask: Callable[[], T], failure: str, kept: str, patience: float, *, was_used: bool) -> T:
-    end, pause = time.monotonic() + patience, PAUSES[0]
+def _insist(ask: Callable[[], T], failure: str, patience: float, *, was_used: bool) -> T:
+    """Try again for some seconds what fails, unless it would always fail: at a place that was never used."""
+    end, pause = time.monotonic() + patience, FIRST_PAUSE
     while True:
         try:
             return ask()
         except (OSError, DatasetError) as error:
-            # A file system that has failed at a place that was never used will fail again.
             transient = was_used or getattr(error, "transient", False)
             if not transient or time.monotonic() + pause > end:
-                raise CheckpointError(f"{failure} ({error}){kept}", transient=transient) from error
-            if pause == PAUSES[0]:
+                raise CheckpointError(f"{failure} ({error})", transient=transient) from error
+            if pause == FIRST_PAUSE:
                 logger.warning("dshuffle: %s (%s). It is tried again for %g s", failure, error, patience)
         time.sleep(pause)
-        pause = min(2 * pause, PAUSES[1])
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _checksum(head: Mapping[str, Any], value: bytes) -> int:
@@ -423,21 +402,18 @@ class CheckpointFile:
         self.url, self._dataset = url, dataset
         self._was_written, self._lock = False, -1
         place = checkpoint_place(url)
-        if not is_local(place):
-            return
-        try:
-            if not must_exist:
-                os.makedirs(os.path.dirname(place), 0o755, exist_ok=True)
-            elif not os.path.lexists(place):
+        if is_local(place):
+            if must_exist and not os.path.lexists(place):
                 read_checkpoint(url, dataset)  # raises
-            self._lock = _locked(place)
-        except OSError as error:
-            raise CheckpointError(f"the checkpoint {place} cannot be written: {error}") from error
+            try:
+                os.makedirs(os.path.dirname(place), 0o755, exist_ok=True)
+                self._lock = _locked(place)
+            except OSError as error:
+                raise CheckpointError(f"the checkpoint {place} cannot be written: {error}") from error
 
     def check_empty(self) -> None:
         """Refuse to overwrite the state of another session."""
-        state = find_checkpoint(self.url, self._dataset)
-        if state is not None:
+        if (state := find_checkpoint(self.url, self._dataset)) is not None:
             raise CheckpointError(
                 f"there is a checkpoint at {self.url}, of epoch {state.get('epoch')}. Go on with it (Shuffler.resume "
                 "or dshuffle.run_with_retries), choose another place, or remove it"
@@ -445,8 +421,8 @@ class CheckpointFile:
 
     def write(self, state: Mapping[str, Any]) -> None:
         """Write a state. The first one must succeed at once; later ones are tried again for some seconds."""
-        patience = PATIENCE if self._was_written else 0.0
-        write_checkpoint(self.url, state, self._dataset, patience=patience, was_written=self._was_written)
+        was_written = self._was_written
+        write_checkpoint(self.url, state, self._dataset, patience=PATIENCE * was_written, was_written=was_written)
         self._was_written = True
 
     def release(self) -> None:

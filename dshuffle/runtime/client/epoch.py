@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
@@ -84,7 +83,6 @@ class EpochTasks:
     error: BaseException | None = None  # that has kept the epoch from ending
     interrupted: bool = False  # whether the session was lost, and the loop has heard of it otherwise than by a task
     over: bool = False  # whether another epoch has begun, or the shuffler is closed
-    _called_at: float = 0.0
 
     @property
     def any_call_done(self) -> bool:
@@ -96,14 +94,9 @@ class EpochTasks:
         """The tasks of all calls."""
         return [future for call in self.calls.values() for future in call]
 
-    @property
-    def waiting_seconds(self) -> float:
-        """Seconds since the last call, if a task has not ended; otherwise 0."""
-        return time.monotonic() - self._called_at if any(not future.done() for future in self.futures) else 0.0
-
     def next_call(self) -> int:
         """The number of a new call."""
-        self.n_calls, self._called_at = self.n_calls + 1, time.monotonic()
+        self.n_calls += 1
         self.error = None
         return self.n_calls - 1
 
@@ -119,7 +112,7 @@ class EpochTasks:
                 try:
                     wait(pending, timeout=PATIENCE)
                 except TimeoutError:
-                    session.waiting_for()  # raises an error if the scheduler is gone while this is closed
+                    session.say_whom_for()
                 except CancelledError:
                     continue
 

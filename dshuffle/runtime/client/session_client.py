@@ -209,7 +209,7 @@ class SessionClient:
                     heard = time.monotonic()
                 elif time.monotonic() - began >= patience:
                     patience *= 2
-                    await self.say_what_for()
+                    await self._say_what_for(began)
             return call.result()
         finally:
             call.cancel()
@@ -225,32 +225,24 @@ class SessionClient:
             raise
         self.silence.end()
 
-    def waiting_for(self) -> str:
-        """What the session waits for, in words; empty if that is not known."""
+    def say_whom_for(self) -> None:
+        """Log which tasks a client waits for that is silent. Raise an error if the scheduler is, while this closes."""
         try:
-            return str(self.client.sync(self._waiting))
-        except DShuffleError:
-            return ""
+            self.client.sync(self._check_alive if self.silence.leaving else self._say_what_for, time.monotonic())
         except OSError as error:
-            if self.silence.leaving:
-                self.silence.begin(time.monotonic() - LEAVE_WITHIN, error)
-                raise ClusterError(_is_gone(self.client, error)) from error
-            return ""
+            raise ClusterError(_is_gone(self.client, error)) from error
 
-    async def say_what_for(self, *, tasks: bool = False) -> None:
-        """Log what the session waits for, or what its tasks wait for alone."""
+    async def _say_what_for(self, _: float) -> None:
         try:
-            reason = await self._waiting(tasks=tasks)
+            reason = await self._waiting()
         except (OSError, DShuffleError):
             reason = "waiting for the scheduler, which does not answer"
         if reason:
             logger.warning("dshuffle: %s", reason)
 
-    async def _waiting(self, seconds: float | None = None, *, tasks: bool = False) -> str:
-        if seconds is None:
-            seconds = LEAVE_WITHIN if self.silence.leaving else PATIENCE
+    async def _waiting(self, seconds: float = PATIENCE) -> str:
         scheduler: Any = self.client.scheduler
-        call = scheduler.dshuffle_waiting(session_id=self.session_id, tasks=tasks)
+        call = scheduler.dshuffle_waiting(session_id=self.session_id, tasks=True)
         return message_in(await within(seconds, call), str, "the scheduler")
 
     def close_soon(self) -> None:
@@ -463,10 +455,11 @@ class Membership:
                     self._keep(epoch, "shares", error, self.current.session_id)
             if self._following is None:
                 exchange = self._advance(self.current, epoch)
-                exchange = exchange if training is None else dataclasses.replace(exchange, training_before=training)
-                return self._begun(exchange)
+                return exchange if training is None else dataclasses.replace(exchange, training_before=training)
         except WorkerLost as error:
-            self._say_what_follows(epoch, error)
+            if not self.elastic:
+                raise
+            logger.warning("dshuffle: the workers that are left train on epoch %d (%s)", epoch, what_happened(error))
         return self._take_over(start, training or self._training(epoch))
 
     def is_lost(self) -> bool:
@@ -503,17 +496,9 @@ class Membership:
             following.close()
 
     def _advance(self, session: OpenSession, epoch: int) -> EpochExchange:
-        return session.ask(EpochExchange, "advance", epoch=epoch)
-
-    def _begun(self, exchange: EpochExchange) -> EpochExchange:
-        self._exchanging, self.current.addresses = False, exchange.addresses
+        exchange = session.ask(EpochExchange, "advance", epoch=epoch)
+        self._exchanging, session.addresses = False, exchange.addresses
         return exchange
-
-    def _say_what_follows(self, epoch: int, error: WorkerLost) -> None:
-        """Log that other workers go on; or raise the error, if they may not."""
-        if not self.elastic:
-            raise error
-        logger.warning("dshuffle: the workers that are left train on epoch %d (%s)", epoch, what_happened(error))
 
     def _prepare(self, epoch: int, records: Sequence[EpochRecord]) -> None:
         """Open the session that follows, if the workers or the shares of the next epoch are others."""
@@ -536,13 +521,11 @@ class Membership:
             logger.warning(text, epoch, len(now), len(now - before), len(before))
 
     def _open_with_other_shares(self, epoch: int, records: Sequence[EpochRecord]) -> None:
-        weights = proposed_weights(self.current, records)
-        if weights is not None:
-            try:
+        try:
+            if (weights := proposed_weights(self.current, records)) is not None:
                 self._following, self._only_shares = self.current.successor(self._start_of(epoch), weights), True
-                logger.info("dshuffle: epoch %d has shares in proportion to %s", epoch, weights or "1 for each rank")
-            except DShuffleError as error:
-                self._keep(epoch, "shares", error, self.current.session_id)
+        except DShuffleError as error:
+            self._keep(epoch, "shares", error, self.current.session_id)
 
     def _keep(self, epoch: int, what: str, error: DShuffleError, refused: MemberChanges | str) -> None:
         """Log that an epoch keeps its workers or shares, because no session could be opened with others."""
@@ -580,7 +563,7 @@ class Membership:
                 logger.warning("dshuffle: another session is opened for epoch %d (%s)", epoch, what_happened(error))
         former, self.current, self._following, self._only_shares = self.current, following, None, False
         former.close_soon()  # Ctrl-C here must not come between the session and the position
-        return self._begun(dataclasses.replace(exchange, training_before=training))
+        return dataclasses.replace(exchange, training_before=training)
 
     def _open_successor(self, start: Remainder) -> OpenSession:
         self.current.wait_for(self.current.request.options.min_workers)

@@ -34,9 +34,9 @@ class SessionWidget:
         in_notebook = getattr(shell, "kernel", None) is not None  # where output can be replaced
         self._display = importlib.import_module("IPython.display") if in_notebook else None
         self._handle: Any = self._display.display(display_id=True) if self._display else None
-        self._last, self._written = ("", ""), 0.0  # the last line, as phase and details, and when it was written
-        self._update(shuffler)
+        self._phase, self._written = "", 0.0  # of the last line of text
         self._stopped = threading.Event()
+        self._update(shuffler)
         self._thread = threading.Thread(target=self._look, args=(seconds,), name="dshuffle-watch", daemon=True)
         self._thread.start()
 
@@ -53,8 +53,7 @@ class SessionWidget:
         ends = False
         while not ends:
             ends = self._stopped.wait(seconds)
-            shuffler = self._shuffler()
-            if shuffler is None:
+            if (shuffler := self._shuffler()) is None:
                 break
             ends = ends or shuffler.closed or not shuffler._calls.connected
             self._update(shuffler)
@@ -64,19 +63,16 @@ class SessionWidget:
     def _update(self, shuffler: Shuffler) -> None:
         """Replace the output of the cell, or write a line if the phase is another one, or after a while."""
         session = _asked(shuffler)
-        if self._display is not None:
-            if isinstance(session, str):
-                session = f"{shuffler._repr_html_()}<p>{escape(session)}</p>"
-            html = session if isinstance(session, str) else session._repr_html_()
-            self._handle.update(self._display.HTML(html))
-            return
         if isinstance(session, str):
-            line = ": ".join(filter(None, (repr(shuffler), session))), ""
+            phase, details, html = repr(shuffler), session and f": {session}", shuffler._repr_html_() + escape(session)
         else:
-            line = f"{session.way}: {session.progress()}", session.details()
-        if line != self._last and (line[0] != self._last[0] or time.monotonic() >= self._written + LINE_EVERY):
-            print(*line, sep="", file=sys.stderr, flush=True)
-            self._last, self._written = line, time.monotonic()
+            phase, details = f"{session.way}: {session.progress()}", session.details()
+            html = "" if self._display is None else session._repr_html_()
+        if self._display is not None:
+            self._handle.update(self._display.HTML(html))
+        elif phase != self._phase or time.monotonic() >= self._written + LINE_EVERY:
+            print(phase, details, sep="", file=sys.stderr, flush=True)
+            self._phase, self._written = phase, time.monotonic()
 
 
 def _asked(shuffler: Shuffler) -> SessionSnapshot | str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import logging
 import os
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -40,10 +38,8 @@ from dshuffle.runtime.client.checkpoints import (
 from dshuffle.runtime.client.cluster_view import check_client, is_adaptive, keep_nannies, wait_for_workers
 from dshuffle.runtime.client.epoch import Epoch, EpochTasks
 from dshuffle.runtime.client.session_client import (
-    PATIENCE,
     Membership,
     OpenSession,
-    SessionClient,
     install_plugin,
     session_request,
 )
@@ -272,7 +268,7 @@ class Shuffler:
                 self._held.callback(self._file.release)
                 if earlier is None:
                     self._file.check_empty()
-            self._held.enter_context(keep_nannies(client))
+            keep_nannies(client)
             install_plugin(client)
             if options.min_workers > 1:
                 limit, choice = "dshuffle.timeout", options.choice
@@ -304,7 +300,6 @@ class Shuffler:
         self._record: EpochRecord | None = None  # of the current epoch, without its training
         self._requested_at = 0.0  # when the client asked for the current epoch
         self._handed_out = True  # whether the current epoch has been yielded
-        self._watches = False
         self.elastic, self.closed = options.elastic, False
 
     @classmethod
@@ -597,10 +592,6 @@ class Shuffler:
             **{name: getattr(exchange, name) for name in MEASURED},
             **exchange.measures.to_dict(),
         )
-        if not self._watches:  # say what tasks wait for, also while the user waits for them in calls of Dask
-            self._watches = True
-            loop: Any = self.client.loop
-            loop.add_callback(_watch, weakref.ref(self))
 
     def _end_record(self, training: Sequence[TrainingTime] | None, ended: float) -> None:
         """Keep the record of the current epoch, if the times of its training are known."""
@@ -693,19 +684,3 @@ class Shuffler:
     @property
     def _calls(self) -> OpenSession:
         return self._membership.current
-
-
-async def _watch(watched: weakref.ref[Shuffler]) -> None:
-    """Say what the tasks of a shuffler wait for after some seconds, then after twice that time, and so on."""
-    said_after = 0.0
-    while (shuffler := watched()) is not None and not shuffler.closed and shuffler._calls.connected:
-        calls: SessionClient = shuffler._calls
-        tasks = shuffler._position.tasks
-        seconds = 0.0 if tasks is None else tasks.waiting_seconds
-        del shuffler, tasks
-        if seconds < PATIENCE:
-            said_after = 0.0
-        elif seconds >= 2 * said_after:
-            said_after = seconds
-            await calls.say_what_for(tasks=True)
-        await asyncio.sleep(PATIENCE / 3)
