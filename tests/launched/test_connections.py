@@ -57,10 +57,8 @@ MPICH = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}
         ({**TORCHRUN, "MASTER_ADDR": "localhost", "LOCAL_WORLD_SIZE": "0"}, (3, 4, 4, "127.0.0.1")),
         (SRUN, (4, 6, 2, "n3")),
         ({**SRUN, "MASTER_ADDR": "10.1.0.3"}, (4, 6, 2, "10.1.0.3")),
-        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "3,2,1"}, (4, 6, 1, "n3")),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "1(x2),4"}, (4, 6, 4, "n3")),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "6", "SLURM_NODEID": "0"}, (4, 6, 6, "127.0.0.1")),
-        ({**SRUN, "SLURM_STEP_NODELIST": "n1,n2"}, (4, 6, 2, "n1")),
         ({**SRUN, "SLURM_STEP_NODELIST": "gpu-a[07,9-12]-ib,cpu1"}, (4, 6, 2, "gpu-a07-ib")),
         (SLURM_BATCH, (0, 1, 1, "127.0.0.1")),
         (OPEN_MPI, (1, 4, 4, "127.0.0.1")),
@@ -75,12 +73,6 @@ MPICH = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}
 )
 def test_places(variables, expected):
     assert place_of(variables)[:4] == expected
-
-
-@pytest.mark.parametrize("variables", [{}, TORCHRUN, SRUN])
-def test_explicit_values_win(variables):
-    place = place_of(variables, rank=1, world_size=3, address="10.0.0.1")
-    assert (place.rank, place.world_size, place.address) == (1, 3, "10.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -108,9 +100,12 @@ def test_what_is_wrong_is_named(variables, explicit, words):
     assert words in str(error.value)
 
 
-def test_a_launcher_of_another_number_of_ranks_does_not_say_where_all_are():
-    """Two hosts of two processes, and a job of two of them, which are on different hosts."""
+def test_explicit_values_win():
+    """A launcher of another number of ranks does not say where all are: here two hosts, and a job of one rank each."""
     assert place_of(TORCHRUN, rank=1, world_size=2) == Place(1, 2, 2, "node7", "")
+    for variables in ({}, TORCHRUN, SRUN):
+        place = place_of(variables, rank=1, world_size=3, address="10.0.0.1")
+        assert (place.rank, place.world_size, place.address) == (1, 3, "10.0.0.1")
 
 
 def test_processes_that_multiprocessing_starts_need_a_rank(monkeypatch):
@@ -238,25 +233,23 @@ def outer_address():
     pytest.skip("this host has no other address")
 
 
-def test_an_address_that_is_not_loopback(in_threads, outer_address):
-    """As on several hosts: the ranks listen on one network. HTTP is for this host only."""
+@pytest.mark.parametrize("name", ["", "127.1"])
+def test_an_address_that_is_not_loopback(in_threads, outer_address, name):
+    """As on several hosts: the ranks listen on one network. HTTP is for this host only.
+
+    Debian resolves the name of a host to 127.0.1.1. The resolver takes 127.1 for 127.0.0.1, although it is not written
+    as an IP address.
+    """
 
     def loop(loader):
         servers = [loader._rank.worker] + ([loader._rank.job.scheduler] if loader._rank.job else [])
         http = {server.http_server.address for server in servers}
         return servers[0].address.partition("://")[2].rpartition(":")[0], http, n_samples(loader)
 
-    ranks = in_threads(2, loop, address=outer_address)
-    assert sorted(ranks) == [(outer_address, {"127.0.0.1"}, 51), (outer_address, {"127.0.0.1"}, 52)]
-
-
-def test_a_name_that_this_host_resolves_to_loopback(in_threads, outer_address):
-    """Debian resolves the name of a host to 127.0.1.1 there. Workers must have an address for other hosts all the same.
-
-    The resolver takes 127.1 for 127.0.0.1, although it is not written as an IP address.
-    """
-    hosts = in_threads(2, lambda loader: loader._rank.worker.address.partition("://")[2], address="127.1")
+    hosts, http, counts = zip(*in_threads(2, loop, address=name or outer_address), strict=True)
+    assert (http, sorted(counts)) == (({"127.0.0.1"},) * 2, [51, 52])
     assert not any(host.startswith("127.") for host in hosts)
+    assert name or hosts == (outer_address,) * 2
 
 
 def test_a_name_that_does_not_resolve(in_threads):
@@ -333,21 +326,15 @@ def test_tls(in_threads, tmp_path, setting):
 
 HOMES = """
 os.environ["XDG_CACHE_HOME"] = f"{sys.argv[3]}/{rank}"
-os.environ |= {"DSHUFFLE_SECRET": "0123456789abcdef"} if sys.argv[4] == "variable" else {}
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has", ["variable", "files"])
-def test_hosts_that_share_no_home(in_processes, store, outer_address, tmp_path, has):
-    ranks = in_processes(SEVERAL_HOSTS + HOMES + LISTENS, store, outer_address, tmp_path, has)
-    if has == "files":
-        ranks.processes[1].wait(60)
-        ranks.processes[0].terminate()  # as srun --kill-on-bad-exit does
+def test_hosts_that_share_no_home(in_processes, store, outer_address, tmp_path):
+    ranks = in_processes(SEVERAL_HOSTS + HOMES + LISTENS, store, outer_address, tmp_path)
+    ranks.processes[1].wait(60)
+    ranks.processes[0].terminate()  # as srun --kill-on-bad-exit does
     codes, errors = ranks.end()
-    if has == "variable":
-        assert codes == [0, 0], errors
-        return
     assert codes[1] == 1
     assert f"rank 1 did not find rank 0 on {outer_address}" in errors[1]
     assert "the other end has another secret: the hosts do not share this user's home" in errors[1]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from collections import Counter
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -99,28 +101,10 @@ def test_the_next_batch_is_copied_while_one_is_trained_on(torch, monkeypatch):
     """On CUDA, which the tests do not have: streams and copies are recorded, and done by the CPU."""
     from dshuffle.integrations.torch import on_card
 
-    log = []
-
-    class Stream:
-        def __init__(self, where=None):
-            pass
-
-        def wait_stream(self, other):
-            log.append("wait")
-
-    class On:
-        def __init__(self, stream):
-            pass
-
-        def __enter__(self):
-            log.append("copy")
-
-        def __exit__(self, *_):
-            pass
-
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", On)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    log, cuda = [], MagicMock()
+    cuda.stream.side_effect = lambda stream: log.append("copy") or contextlib.nullcontext()
+    cuda.current_stream.return_value.wait_stream.side_effect = lambda stream: log.append("wait")
+    monkeypatch.setattr(torch, "cuda", cuda)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: log.append("record"))
     batches = on_card(lambda number: (np.full(2, number),), 3, torch.device("cpu"))

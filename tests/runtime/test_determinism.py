@@ -83,12 +83,6 @@ def test_a_session_can_begin_with_any_epoch(threads, small, check_orders, assign
         assert shuffler.records[0].store_delivered_bytes > 0
 
 
-@pytest.mark.parametrize("first", [-1, 1.5, "3"])
-def test_first_epochs_that_do_not_exist_are_refused(threads, small, first):
-    with pytest.raises(InvalidParameter, match=rf"first_epoch={first!r} .*integer >= 0"):
-        Shuffler(threads, small, first_epoch=first)
-
-
 def test_an_epoch_too_far_to_replay_is_refused(threads, small, sessions_left):
     with pytest.raises(InvalidParameter, match=r"first_epoch=2000000 .*'partial:0.3' depends on all epochs before"):
         Shuffler(threads, small, assignment="partial:0.3", first_epoch=2_000_000)

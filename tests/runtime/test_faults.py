@@ -69,8 +69,9 @@ def test_a_task_of_a_paused_worker_runs_when_it_goes_on(cluster_of, small, check
             futures = epoch.map(check_ids)
             wait([futures[0], futures[2]])
             assert not futures[1].done()
-            assert "rank 1 (tcp://" in shuffler._calls.waiting_for()
-            assert "is paused in Dask" in shuffler._calls.waiting_for()
+            waits = client.sync(shuffler._calls._waiting)
+            assert "rank 1 (tcp://" in waits
+            assert "is paused in Dask" in waits
             set_status(client, "1", Status.running, eventually)
             assert np.array_equal(np.sort(np.concatenate(client.gather(futures))), np.arange(1000))
 

@@ -22,7 +22,7 @@ from dshuffle.errors import (
     ExchangeError,
     InvalidParameter,
 )
-from dshuffle.planning import EpochPlan, EpochPlanner, Partial
+from dshuffle.planning import EpochPlan, EpochPlanner
 from dshuffle.planning.planner import OwnPlanner
 from dshuffle.runtime import Epoch
 from dshuffle.runtime.session_spec import DatasetReference
@@ -36,39 +36,18 @@ from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
             {"assignment": "globall"},
             r"assignment='globall' is not allowed.*'local', 'partial:Q'.*'global', 'aligned'",
         ),
-        ({"assignment": "partial:1.5"}, r"1\.5.*\[0, 1\]"),
-        ({"assignment": "partial:-0.1"}, r"-0\.1.*\[0, 1\]"),
-        ({"assignment": "partial:nan"}, r"nan.*\[0, 1\]"),
-        ({"assignment": "partial:some"}, r"partial:some"),
-        ({"assignment": 3}, r"assignment=3"),
         ({"delivery": "post"}, r"delivery='post' is not allowed.*\['auto', 'clique', 'coded', .*'peer', 'server', "),
         ({"relay": "pigeon"}, r"relay='pigeon' is not allowed.*\['pipelined', 'ring', 'unicast'\]"),
         ({"delivery": "leftover", "cache_fraction": 0.5}, r"delivery='leftover' is not allowed.*Use one of .*'clique'"),
-        ({"caching": "lru"}, r"caching='lru' is not allowed.*\['even', 'recent', 'uniform'\]"),
-        ({"sharding": "sorted"}, r"sharding='sorted' is not allowed.*\['contiguous', 'random', 'round-robin'\]"),
-        ({"delivery": ["peer"]}, r"delivery=\['peer'\] is not allowed"),
         ({"cache_fraction": 0.1}, r"cache_fraction=0\.1 is not allowed.*1/5|cache_fraction=0\.1.*0\.2"),
-        ({"cache_fraction": 1.01}, r"cache_fraction=1\.01 is not allowed"),
-        ({"cache_fraction": "half"}, r"cache_fraction='half' is not allowed"),
         ({"memory_limit": "lots"}, r'memory_limit=\'lots\' is not allowed.*"2 GiB"'),
-        ({"memory_limit": 0}, r"memory_limit=0 is not allowed"),
-        ({"memory_limit": -5}, r"memory_limit=-5 is not allowed"),
-        ({"seed": 1.5}, r"seed=1\.5 is not allowed"),
-        ({"seed": "x"}, r"seed='x' is not allowed"),
-        ({"seed": None}, r"seed=None is not allowed"),
         ({"server": "nobody", "delivery": "server"}, r"server='nobody' is not allowed.*inproc"),
-        ({"server": "nobody"}, r"server='nobody' is not allowed"),
     ],
 )
 def test_a_parameter_that_is_not_allowed(threads, small, sessions_left, wrong, message):
     with pytest.raises(InvalidParameter, match=message):
         Shuffler(threads, small, **wrong)
     assert sessions_left(threads) == (0, 0)
-
-
-def test_partial_is_checked_where_it_is_made():
-    with pytest.raises(InvalidParameter, match=r"\[0, 1\]"):
-        Partial(1.2)
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, None, "3"])
@@ -79,18 +58,9 @@ def test_counts_that_are_none(threads, small, count):
         assert len(list(shuffler.epochs(1))) == 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"dshuffle.message-bytes": 0}, "dshuffle.message-bytes=0"),
-        ({"dshuffle.window-bytes": "1 MiB"}, "dshuffle.window-bytes=.*one message"),
-        ({"dshuffle.shared-memory": "no"}, "dshuffle.shared-memory='no'.*True or False"),
-        ({"dshuffle.timeout": "0s"}, "dshuffle.timeout"),
-        ({"dshuffle.memory-fraction": 1.5}, "dshuffle.memory-fraction=1.5"),
-    ],
-)
-def test_settings_that_are_not_allowed(threads, small, settings, message):
-    with dask.config.set(settings), pytest.raises(InvalidParameter, match=message):
+def test_a_window_without_room_for_a_message(threads, small):
+    words = r"dshuffle.window-bytes=.*one message"
+    with dask.config.set({"dshuffle.window-bytes": "1 MiB"}), pytest.raises(InvalidParameter, match=words):
         Shuffler(threads, small)
 
 
@@ -129,11 +99,6 @@ def test_fewer_samples_than_workers(threads, tmp_path, sessions_left):
     assert sessions_left(threads) == (0, 0)
 
 
-def test_no_dataset_there(threads, tmp_path):
-    with pytest.raises(DatasetNotFound, match=r"no dataset exists at .*nowhere\.zarr"):
-        Shuffler(threads, tmp_path / "nowhere.zarr")
-
-
 def test_no_workers(cluster_of, small, check_orders):
     with (
         cluster_of({}) as cluster,
@@ -141,11 +106,6 @@ def test_no_workers(cluster_of, small, check_orders):
         pytest.raises(ClusterError, match="the cluster does not have any workers; start some"),
     ):
         Shuffler(client, small)
-
-
-def test_what_is_no_client(small):
-    with pytest.raises(InvalidParameter, match=r"client=None .*a dask\.distributed Client"):
-        Shuffler(None, small)
 
 
 def test_an_asynchronous_client(threads, small):
@@ -184,36 +144,27 @@ def test_a_worker_that_cannot_be_set_up(cluster_of, small, sessions_left, monkey
         assert sessions_left(client) == (0, 0)
 
 
-def test_a_worker_that_cannot_open_the_dataset(threads, small, sessions_left, monkeypatch):
+@pytest.mark.parametrize(
+    ("what", "error", "message"),
+    [
+        ("removed", DatasetNotFound, r"rank \d \(inproc://.*no dataset exists at"),
+        ("removed before", DatasetError, "cannot be read any more"),
+        # It has the identity of the client's dataset, as a copy made with cp has, and a damaged chunk.
+        ("a copy", DatasetChanged, "differ from those that the client reads, although its identity"),
+        ("written again", DatasetChanged, "is not the one on the client"),
+    ],
+)
+def test_workers_that_see_another_dataset(threads, small, sessions_left, monkeypatch, what, error, message):
     reference = DatasetReference.of(small)
-    monkeypatch.setattr(DatasetReference, "of", lambda dataset: reference)
-    shutil.rmtree(small.url)
-    with pytest.raises(DatasetNotFound, match=r"rank \d \(inproc://.*no dataset exists at"):
-        Shuffler(threads, small)
-    assert sessions_left(threads) == (0, 0)
-
-
-def test_a_dataset_that_the_client_cannot_read_any_more(threads, small, sessions_left):
-    shutil.rmtree(small.url)
-    with pytest.raises(DatasetError, match="cannot be read any more"):
-        Shuffler(threads, small)
-    assert sessions_left(threads) == (0, 0)
-
-
-def test_a_copy_with_other_rows_is_refused(threads, small, sessions_left, monkeypatch):
-    """It has the identity of the client's dataset, as a copy made with cp has, and a damaged chunk."""
-    reference = DatasetReference.of(small)
-    monkeypatch.setattr(DatasetReference, "of", lambda dataset: dataclasses.replace(reference, ends="others"))
-    with pytest.raises(DatasetChanged, match="differ from those that the client reads, although its identity"):
-        Shuffler(threads, small)
-    assert sessions_left(threads) == (0, 0)
-
-
-def test_a_dataset_that_is_another_on_the_workers(threads, small, sessions_left, monkeypatch):
-    reference = DatasetReference.of(small)
-    monkeypatch.setattr(DatasetReference, "of", lambda dataset: reference)
-    create_dataset(small.url, {"x": np.zeros((900, 7)), "y": np.arange(900)}, overwrite=True)
-    with pytest.raises(DatasetChanged, match="is not the one on the client"):
+    if what == "a copy":
+        reference = dataclasses.replace(reference, ends="others")
+    if what != "removed before":
+        monkeypatch.setattr(DatasetReference, "of", lambda dataset: reference)
+    if what == "written again":
+        create_dataset(small.url, {"x": np.zeros((900, 7)), "y": np.arange(900)}, overwrite=True)
+    elif what != "a copy":
+        shutil.rmtree(small.url)
+    with pytest.raises(error, match=message):
         Shuffler(threads, small)
     assert sessions_left(threads) == (0, 0)
 
@@ -234,13 +185,9 @@ def test_a_chunk_is_corrupted_before_the_first_epoch(threads, small, check_order
             with pytest.raises(ExchangeError, match=r"epoch 0 could not be exchanged: rank .*chunk \(3, 0\).*'x'"):
                 next(shuffler.epochs(3))
         assert shuffler.records == []
-        with pytest.raises(IndexError):
-            shuffler.records[-1]
         chunk.write_bytes(good)
         check_orders(shuffler, 3)
     assert [record.epoch for record in shuffler.records] == [0, 1, 2]
-    with pytest.raises(IndexError):
-        shuffler.records[3]
     assert shuffler.records[0].run_id > 1
     assert sessions_left(threads) == (0, 0)
 

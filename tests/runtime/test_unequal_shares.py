@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
-from dshuffle import Shuffler, create_dataset
+from dshuffle import Shuffler
 from dshuffle.errors import CacheBudgetError, ClusterError, DatasetError, ExchangeError, InvalidParameter
 from dshuffle.planning import ShuffleSpec
 from dshuffle.planning.exchange_epochs import share_sizes
@@ -19,7 +19,7 @@ from dshuffle.planning.remainder import training_orders
 from dshuffle.planning.shares import MEASURED_EPOCHS, SharePolicy
 from dshuffle.runtime.client.session_client import SessionClient
 
-from .conftest import OPTIONS, task_that_checks
+from .conftest import OPTIONS
 
 SLOW_RANK = 2
 N_WORKERS = 5
@@ -286,25 +286,3 @@ def test_time_that_tasks_wait_for_other_ranks_does_not_count(threads, small):
         parts.append(np.delete(seconds, SLOW_RANK).max() / record.training_seconds)
     # Less than 0.1 on a quiet machine. If waiting counted, all ranks would take equally long in every epoch.
     assert min(parts) < 0.8
-
-
-@pytest.mark.slow
-def test_measured_shares_with_processes(tmp_path):
-    """Each row is that of the dataset while shares change, with workers that are processes."""
-    x = np.random.default_rng(0).random((2000, 16))
-    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": x, "y": np.arange(2000)}, chunk_rows=100)
-    checked = task_that_checks(dataset)
-
-    def slow_on_one_rank(partition):
-        time.sleep(len(partition) * (0.002 if partition.rank == SLOW_RANK else 0.0004))
-        return checked(partition)
-
-    with (
-        LocalCluster(n_workers=3, **OPTIONS) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, dataset, shares="measured") as shuffler,
-    ):
-        for epoch in shuffler.epochs(MEASURED_EPOCHS + 3):
-            ids = client.gather(epoch.map(slow_on_one_rank))
-            assert np.array_equal(np.sort(np.concatenate(ids)), np.arange(2000))
-    assert 100 <= shuffler.records[-1].weights[SLOW_RANK] < 700  # 200 on a quiet machine
