@@ -26,7 +26,7 @@ from dshuffle.launched.connections import place_of
 from dshuffle.launched.rank import CLOSE_WITHIN, Rank, other_process
 from dshuffle.planning.batching import MODES, UNEVEN, Batching
 from dshuffle.runtime import Partition, Shuffler
-from dshuffle.runtime.client.checkpoints import find_checkpoint, write_checkpoint
+from dshuffle.runtime.client.checkpoints import Checkpoint
 from dshuffle.runtime.client.retries import new_or_resumed
 from dshuffle.runtime.settings import as_seconds
 from dshuffle.runtime.worker.worker_plugin import partition_on
@@ -359,7 +359,7 @@ class SpmdLoader:
             raise InvalidParameter.of("checkpoint", None, "a file or an object, to save the position there")
         if not self.rank:
             self._opened()
-            write_checkpoint(self._checkpoint, self._position(), self._dataset)
+            Checkpoint(self._checkpoint, self._dataset).write(self._position())
 
     def __enter__(self) -> Self:
         return self
@@ -466,7 +466,7 @@ class SpmdLoader:
         # All ranks have come. With their names, the session does not wait for a rank that was lost since then.
         options = {**self._options, "on_loss": "raise", "workers": [str(rank) for rank in range(self.world_size)]}
         self._client = Client(rank.worker.scheduler.address, loop=rank.loop, set_as_default=False)
-        saved = state if state is not None or checkpoint is None else find_checkpoint(checkpoint, dataset)
+        saved = state if state is not None or checkpoint is None else Checkpoint(checkpoint, dataset).read()
         if saved is not None and "shares" not in options:
             check_shares(saved["choices"].get("shares"))
         if checkpoint is not None and state is None:

@@ -16,7 +16,7 @@ from distributed import Client, Scheduler, Security
 
 import dshuffle
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.launched.connections import VARIABLE, OtherSecret, Place, find_scheduler, job_scheme, place_of, port_of
+from dshuffle.launched.connections import VARIABLE, OtherSecret, Place, find_port, job_scheme, place_of, port_of
 
 # Variables as the launchers set them (torchrun 2.13; Open MPI 5; MPICH 4; Slurm 23).
 TORCHRUN = {
@@ -183,7 +183,7 @@ async def test_programs_that_are_not_joined(free_port, monkeypatch, caplog, kind
     try:
         async with scheduler:
             with pytest.raises(ClusterError, match="rank 1 did not find rank 0"):
-                await find_scheduler(PLACE, job_scheme(PLACE, free_port), "127.0.0.1", free_port, 0.5)
+                await find_port(PLACE, job_scheme(PLACE, free_port), "127.0.0.1", free_port, 0.5)
     finally:
         if server is not None:
             server.shutdown()
@@ -194,7 +194,7 @@ async def test_programs_that_are_not_joined(free_port, monkeypatch, caplog, kind
 @in_event_loop
 async def test_a_scheduler_that_comes_later_on_an_ipv6_address(free_port):
     place = PLACE._replace(address="::1")
-    found = asyncio.create_task(find_scheduler(place, job_scheme(place, free_port), "::1", free_port, 60))
+    found = asyncio.create_task(find_port(place, job_scheme(place, free_port), "::1", free_port, 60))
     await asyncio.sleep(0.3)
     try:
         scheduler = await scheduler_of(place, free_port, host="[::1]")

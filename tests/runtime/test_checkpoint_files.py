@@ -19,14 +19,15 @@ from distributed import Client
 import dshuffle
 from dshuffle import Dataset, Shuffler, create_dataset
 from dshuffle.errors import CheckpointError, DatasetError, MixingWarning
-from dshuffle.runtime.client import checkpoints
-from dshuffle.runtime.client.checkpoints import CheckpointFile, read_checkpoint
+from dshuffle.runtime.client.checkpoints import Checkpoint
 from dshuffle.store.places import write_object
 
 HOLD = """
 import sys
-from dshuffle.runtime.client.checkpoints import CheckpointFile
-file = CheckpointFile(sys.argv[1], None)
+import dshuffle
+from dshuffle.runtime.client.checkpoints import Checkpoint
+file = Checkpoint(sys.argv[1], dshuffle.create_dataset(None, {"x": [1.0]}))
+file.lock()
 print("locked", flush=True)
 sys.stdin.read()
 """
@@ -149,14 +150,14 @@ def test_a_checkpoint_is_read_once_nobody_else_writes_it(
     other = Shuffler(client, dataset, checkpoint=place)
     train(other, client)
 
-    lock = checkpoints._locked
+    lock = Checkpoint.lock
 
-    def locked(path: str) -> int:
+    def locked(self: Checkpoint, **options: bool) -> None:
         train(other, client)
         other.close()
-        return lock(path)
+        lock(self, **options)
 
-    monkeypatch.setattr(checkpoints, "_locked", locked)
+    monkeypatch.setattr(Checkpoint, "lock", locked)
     if how == "resume":
         with Shuffler.resume(client, dataset, place) as shuffler:
             assert shuffler.next_epoch == 2
@@ -179,7 +180,7 @@ def test_a_session_that_does_not_open_leaves_its_checkpoint_to_others(
             Shuffler(client, dataset, checkpoint=place)
     with pytest.raises(MixingWarning):
         Shuffler(client, dataset, assignment="partial:1.0", checkpoint=place)
-    CheckpointFile(place, dataset).release()
+    Checkpoint(place, dataset).lock()
     assert caught.value.__traceback__ is not None  # nobody had to free the frames of the error
 
 
@@ -192,10 +193,10 @@ def test_a_lock_goes_away_with_its_process(dataset: Dataset, place: Path) -> Non
         assert holder.stdout is not None
         assert holder.stdout.readline() == "locked\n"
         with pytest.raises(CheckpointError, match=f"in use by another open session .process {holder.pid} on "):
-            CheckpointFile(place, dataset)
+            Checkpoint(place, dataset).lock()
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-    CheckpointFile(place, dataset).release()
+    Checkpoint(place, dataset).lock()
 
 
 @pytest.mark.parametrize(
@@ -235,5 +236,5 @@ def test_an_open_session_waits_for_the_place_of_its_checkpoint(
         monkeypatch.setattr("dshuffle.runtime.client.checkpoints.write_object", write)
         train(shuffler, client)
     assert next(failures, None) is None
-    assert caplog.text.count("cannot be written ([Errno 13] Permission denied). It is tried again for 10 s") == 1
-    assert read_checkpoint(place, dataset)["epoch"] == 1
+    assert caplog.text.count("stays as it is ([Errno 13] Permission denied). It is tried again for 10 s") == 1
+    assert Checkpoint(place, dataset).read_state()["epoch"] == 1

@@ -286,144 +286,55 @@ class SessionPosition:
         return earlier.followed_by(counts, digest, self._state.history.weights) if any(counts) else earlier
 
 
-def write_checkpoint(
-    url: str | os.PathLike[str],
-    state: Mapping[str, Any],
-    dataset: Dataset,
-    *,
-    patience: float = 0.0,
-    was_written: bool = False,
-) -> None:
-    """Write a state to a file or an object, which replaces an earlier one at once or not at all.
+class Checkpoint:
+    """A file or an object for the state of a session on a dataset. A file may be locked for one open session.
 
-    A line of JSON is followed by the bytes of the attached value. The options of the dataset's store are used if the
-    URL has the same scheme and host, or is another bucket.
-    """
-    place = checkpoint_place(url)
-    value = base64.b64decode(state["attached"] or "")
-    head = {"state": {**state, "attached": None}, "attached_nbytes": len(value)}
-    data = json.dumps({"checksum": _checksum(head, value), **head}).encode() + b"\n" + value
-
-    def write() -> None:
-        if was_written and is_local(place):
-            os.stat(os.path.dirname(place))  # it is away, and must not be made again
-        write_object(place, data, _options(place, dataset))
-
-    failure = f"the checkpoint {url} cannot be written, and an earlier one stays as it is"
-    _insist(write, failure, patience, was_used=was_written)
-
-
-def read_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, Any]:
-    """Read the state that :func:`write_checkpoint` wrote for a session on this dataset."""
-    state = find_checkpoint(url, dataset)
-    if state is None:
-        raise CheckpointError(
-            f"there is no checkpoint at {url}. Correct the path, or start a new session that writes it"
-        )
-    return state
-
-
-def find_checkpoint(
-    url: str | os.PathLike[str], dataset: Dataset, *, patience: float = 0.0, was_written: bool = False
-) -> dict[str, Any] | None:
-    """Read a checkpoint; None if there is none."""
-    place = checkpoint_place(url)
-
-    def read() -> bytes | None:
-        # An attached value is unpickled, which runs code.
-        data = read_own_file(place) if is_local(place) else read_object(place, _options(place, dataset))
-        if data is None and was_written:
-            raise FileNotFoundError(errno.ENOENT, "it was there before, and is missing now")
-        return data
-
-    data = _insist(read, f"the checkpoint {url} cannot be read", patience, was_used=was_written)
-    if data is None:
-        return None
-    try:
-        line, _, value = data.partition(b"\n")
-        if not line.startswith(b'{"checksum":'):  # a state that the user has written
-            return dict(json.loads(data))
-        head = json.loads(line)
-        if (head.pop("checksum"), head["attached_nbytes"]) != (_checksum(head, value), len(value)):
-            raise ValueError("its checksum is wrong")
-        state = head["state"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"the checkpoint {url} is damaged: {error}") from error
-    return {**state, "attached": base64.b64encode(value).decode() if value else None}
-
-
-def checkpoint_place(url: str | os.PathLike[str]) -> str:
-    """The canonical URL of a checkpoint."""
-    try:
-        place = canonical_url(url)
-    except InvalidParameter:
-        place = ""
-    scheme, _, rest = place.rpartition("://")
-    if not posixpath.basename(rest) or (scheme and not posixpath.dirname(rest)):
-        raise InvalidParameter.of("checkpoint", url, 'a file or an object in a folder, such as "s3://bucket/run.json"')
-    return place
-
-
-def _insist(ask: Callable[[], T], failure: str, patience: float, *, was_used: bool) -> T:
-    """Try again for some seconds what fails, unless it would always fail: at a place that was never used."""
-    end, pause = time.monotonic() + patience, FIRST_PAUSE
-    while True:
-        try:
-            return ask()
-        except (OSError, DatasetError) as error:
-            transient = was_used or getattr(error, "transient", False)
-            if not transient or time.monotonic() + pause > end:
-                raise CheckpointError(f"{failure} ({error})", transient=transient) from error
-            if pause == FIRST_PAUSE:
-                logger.warning("dshuffle: %s (%s). It is tried again for %g s", failure, error, patience)
-        time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
-
-
-def _checksum(head: Mapping[str, Any], value: bytes) -> int:
-    return zlib.crc32(value, zlib.crc32(json.dumps(head, sort_keys=True).encode()))
-
-
-def _options(place: str, dataset: Dataset) -> Mapping[str, Any] | None:
-    # They may be credentials, which no other host should see.
-    checkpoint, store = urlsplit(place), urlsplit(dataset.url)
-    alike = checkpoint.scheme == store.scheme and (checkpoint.netloc == store.netloc or checkpoint.scheme in BUCKETS)
-    return dataset.storage_options if alike and checkpoint.scheme else None
-
-
-class CheckpointFile:
-    """A checkpoint that this session has for itself, if it is a file. Objects in stores have no locks.
-
-    The lock is on a file beside the checkpoint, which stays. It goes away with the process, however that ends. With
-    ``must_exist``, the folder is not made.
+    A line of JSON is followed by the bytes of the attached value. The lock is on a file beside the checkpoint, which
+    stays. It goes away with the process, however that ends. Objects in stores have no locks.
     """
 
-    def __init__(self, url: str | os.PathLike[str], dataset: Dataset, *, must_exist: bool = False) -> None:
+    def __init__(self, url: str | os.PathLike[str], dataset: Dataset) -> None:
         self.url, self._dataset = url, dataset
-        self._was_written, self._lock = False, -1
-        place = checkpoint_place(url)
-        if is_local(place):
-            if must_exist and not os.path.lexists(place):
-                read_checkpoint(url, dataset)  # raises
-            try:
-                os.makedirs(os.path.dirname(place), 0o755, exist_ok=True)
-                self._lock = _locked(place)
-            except OSError as error:
-                raise CheckpointError(f"the checkpoint {place} cannot be written: {error}") from error
+        self.was_used = False  # so that it is only away for a moment if it cannot be read or written
+        self._lock = -1
+        try:
+            self.place = canonical_url(url)
+        except InvalidParameter:
+            self.place = ""
+        scheme, _, rest = self.place.rpartition("://")
+        if not posixpath.basename(rest) or (scheme and not posixpath.dirname(rest)):
+            allowed = 'a file or an object in a folder, such as "s3://bucket/run.json"'
+            raise InvalidParameter.of("checkpoint", url, allowed)
+        checkpoint, store = urlsplit(self.place), urlsplit(dataset.url)
+        # Options of the dataset's store may be credentials, which no other host should see.
+        alike = checkpoint.scheme == store.scheme and (checkpoint.netloc == store.netloc or store.scheme in BUCKETS)
+        self._options = dataset.storage_options if alike and checkpoint.scheme else None
 
-    def check_empty(self) -> None:
-        """Refuse to overwrite the state of another session."""
-        if (state := find_checkpoint(self.url, self._dataset)) is not None:
+    def lock(self, *, must_exist: bool = False) -> None:
+        """Keep other sessions from a file, and write beside it who has it. With ``must_exist``, no folder is made."""
+        if not is_local(self.place):
+            return
+        if must_exist and not os.path.lexists(self.place):
+            self.read_state()  # raises
+        file = -1
+        try:
+            os.makedirs(os.path.dirname(self.place), 0o755, exist_ok=True)
+            file = open_private_file(f"{self.place}.lock", os.O_RDWR | os.O_CREAT)
+            lock_file(file)
+        except BlockingIOError as error:
+            owner = os.pread(file, 1000, 0).decode(errors="replace")
+            os.close(file)
             raise CheckpointError(
-                f"there is a checkpoint at {self.url}, of epoch {state.get('epoch')}. Go on with it (Shuffler.resume "
-                "or dshuffle.run_with_retries), choose another place, or remove it"
-            )
-
-    def write(self, state: Mapping[str, Any]) -> None:
-        """Write a state. The first one must succeed at once; later ones are tried again for some seconds."""
-        was_written = self._was_written
-        write_checkpoint(self.url, state, self._dataset, patience=PATIENCE * was_written, was_written=was_written)
-        self._was_written = True
+                f"the checkpoint {self.place} is in use by another open session ({owner}). Close that session, or "
+                "choose another place"
+            ) from error
+        except OSError as error:
+            if file < 0:
+                raise CheckpointError(f"the checkpoint {self.place} cannot be written: {error}") from error
+            logger.warning("dshuffle: nothing keeps sessions apart, as %s cannot be locked: %s", self.place, error)
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+        self._lock = file
 
     def release(self) -> None:
         """Leave the checkpoint to other sessions. Idempotent."""
@@ -431,21 +342,75 @@ class CheckpointFile:
         if lock >= 0:
             os.close(lock)
 
+    def check_empty(self) -> None:
+        """Refuse to overwrite the state of another session."""
+        if (state := self.read()) is not None:
+            raise CheckpointError(
+                f"there is a checkpoint at {self.url}, of epoch {state.get('epoch')}. Go on with it (Shuffler.resume "
+                "or dshuffle.run_with_retries), choose another place, or remove it"
+            )
 
-def _locked(place: str) -> int:
-    """Open and lock the file beside a checkpoint, and write there who has it."""
-    file = open_private_file(f"{place}.lock", os.O_RDWR | os.O_CREAT)
-    try:
-        lock_file(file)
-    except BlockingIOError as error:
-        owner = os.pread(file, 1000, 0).decode(errors="replace")
-        os.close(file)
-        raise CheckpointError(
-            f"the checkpoint {place} is in use by another open session ({owner}). Close that session, or choose "
-            "another place"
-        ) from error
-    except OSError as error:
-        logger.warning("dshuffle: nothing keeps sessions apart, as this file cannot be locked: %s (%s)", place, error)
-    os.ftruncate(file, 0)
-    os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
-    return file
+    def write(self, state: Mapping[str, Any]) -> None:
+        """Replace the state at once or not at all. It is tried for some seconds, but only once in the beginning."""
+        value = base64.b64decode(state["attached"] or "")
+        head = {"state": {**state, "attached": None}, "attached_nbytes": len(value)}
+        data = json.dumps({"checksum": _checksum(head, value), **head}).encode() + b"\n" + value
+
+        def write() -> None:
+            if self.was_used and is_local(self.place):
+                os.stat(os.path.dirname(self.place))  # it is away, and must not be made again
+            write_object(self.place, data, self._options)
+
+        self._insist(write, "written, and an earlier one stays as it is", PATIENCE if self.was_used else 0.0)
+        self.was_used = True
+
+    def read(self, patience: float = 0.0) -> dict[str, Any] | None:
+        """Read the state; None if there is none."""
+
+        def read() -> bytes | None:
+            # An attached value is unpickled, which runs code.
+            data = read_own_file(self.place) if is_local(self.place) else read_object(self.place, self._options)
+            if data is None and self.was_used:
+                raise FileNotFoundError(errno.ENOENT, "it was there before, and is missing now")
+            return data
+
+        data = self._insist(read, "read", patience)
+        if data is None:
+            return None
+        try:
+            line, _, value = data.partition(b"\n")
+            if not line.startswith(b'{"checksum":'):  # a state that the user has written
+                return dict(json.loads(data))
+            head = json.loads(line)
+            if (head.pop("checksum"), head["attached_nbytes"]) != (_checksum(head, value), len(value)):
+                raise ValueError("its checksum is wrong")
+            return {**head["state"], "attached": base64.b64encode(value).decode() if value else None}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"the checkpoint {self.url} is damaged: {error}") from error
+
+    def read_state(self) -> dict[str, Any]:
+        """Read the state, which must be there."""
+        if (state := self.read()) is None:
+            hint = "Correct the path, or start a new session that writes it"
+            raise CheckpointError(f"there is no checkpoint at {self.url}. {hint}")
+        return state
+
+    def _insist(self, ask: Callable[[], T], what: str, patience: float) -> T:
+        # A file system that has failed at a place that was never used will fail again.
+        end, pause = time.monotonic() + patience, FIRST_PAUSE
+        while True:
+            try:
+                return ask()
+            except (OSError, DatasetError) as error:
+                failure = f"the checkpoint {self.url} cannot be {what} ({error})"
+                transient = self.was_used or getattr(error, "transient", False)
+                if not transient or time.monotonic() + pause > end:
+                    raise CheckpointError(failure, transient=transient) from error
+                if pause == FIRST_PAUSE:
+                    logger.warning("dshuffle: %s. It is tried again for %g s", failure, patience)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _checksum(head: Mapping[str, Any], value: bytes) -> int:
+    return zlib.crc32(value, zlib.crc32(json.dumps(head, sort_keys=True).encode()))

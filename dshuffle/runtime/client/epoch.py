@@ -139,10 +139,10 @@ class EpochTasks:
         errors.sort(key=lambda error: isinstance(error, WorkerLost))  # stable: by call and rank
         words = f"tasks of epoch {self.epoch} did not finish, so their samples were not trained on"
         error: BaseException = ClusterError(words) if not errors or errors[0] is None else errors[0]
-        counts = Counter(task.outcome for task in unfinished)
         ranks = sorted({task.rank for task in unfinished})
         names = ", ".join(map(name_of, ranks[:5])) + (", ..." if len(ranks) > 5 else "")
-        outcomes = " and ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+        counts = sorted(Counter(task.outcome for task in unfinished).items())
+        outcomes = " and ".join(f"{count} {outcome}" for outcome, count in counts)
         note = (
             f"Tasks of epoch {self.epoch}: {outcomes} ({names}). To go on without their results, also after you have "
             "run other tasks in their place, call epoch.accept(), and then shuffler.epochs() for the other epochs"
@@ -303,17 +303,16 @@ class Epoch:
             futures = self._run_together(fn, args, kwargs)
             errors = [future.exception() for future in futures if future.status == "error"]
             # If a worker was replaced, its rank started again, and the others cannot go on with it.
-            if not errors or not all(isinstance(error, PeerFailed) for error in errors):
-                break
-            if not self._session.look_up_members():
+            failed = bool(errors) and all(isinstance(error, PeerFailed) for error in errors)
+            if not (failed and self._session.look_up_members()):
                 break
             if not restarts_left:  # the cause is a loss every time
                 raise PeerFailed(str(errors[0]), transient=True)
             logger.warning("dshuffle: a lost worker was replaced, so a call of together starts again on all ranks")
             self.forget(futures)
-        for error in sorted(errors, key=lambda error: isinstance(error, PeerFailed)):
-            assert error is not None
-            raise error
+        if errors:
+            first: Any = min(errors, key=lambda error: isinstance(error, PeerFailed))
+            raise first
         results: list[Any] = self._session.client.gather(futures)
         return results
 

@@ -15,7 +15,7 @@ from distributed.comm.core import CommClosedError
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import DShuffleError, what_happened
-from dshuffle.runtime.client.checkpoints import SessionState, find_checkpoint
+from dshuffle.runtime.client.checkpoints import Checkpoint, SessionState
 from dshuffle.runtime.client.cluster_view import wait_for_workers
 from dshuffle.runtime.client.shuffler import Shuffler
 from dshuffle.runtime.session_spec import OPTION_NAMES, SessionOptions
@@ -106,17 +106,11 @@ def run_with_retries(
     options["min_workers"] = as_integer("min_workers", min_workers, 1)
     chosen = SessionOptions(**{name: options[name] for name in OPTION_NAMES & options.keys()})
     opened, seconds = as_dataset(dataset), as_seconds("patience", patience)
-    was_written = False  # it may be away for a moment later
-
-    def state_of_checkpoint() -> dict[str, Any] | None:
-        nonlocal was_written
-        state = find_checkpoint(checkpoint, opened, patience=seconds, was_written=was_written)
-        was_written = state is not None
-        return state
+    saved = Checkpoint(checkpoint, opened)
 
     def progress() -> tuple[int, int]:
         """The first epoch that has not ended, and how many of its samples were trained on."""
-        if (state := state_of_checkpoint()) is None:
+        if (state := saved.read(seconds)) is None:
             return options.get("first_epoch", 0), 0
         remainder = SessionState.from_dict(state, opened).next
         return remainder.epoch, remainder.total
@@ -128,8 +122,8 @@ def run_with_retries(
                 made = make_client()  # a client of the user stays open
                 client = made if isinstance(made, Client) else attempt.enter_context(made)
                 wait_for_workers(client, chosen.awaited_workers, seconds, choice=chosen.choice)
-                shuffler = new_or_resumed(client, opened, checkpoint, state_of_checkpoint(), options)
-                was_written = True
+                shuffler = new_or_resumed(client, opened, checkpoint, saved.read(seconds), options)
+                saved.was_used = True  # it may be away for a moment from now on
                 return train(attempt.enter_context(shuffler))
         except (DShuffleError, *LOSSES) as error:
             if isinstance(error, DShuffleError) and not error.transient:

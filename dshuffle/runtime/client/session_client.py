@@ -447,7 +447,7 @@ class Membership:
         try:
             self._prepare(epoch, records)
             if self._only_shares:
-                training = self._training(epoch)  # which counts from now on, also if the present session goes on
+                training = self.training(epoch)  # which counts from now on, also if the present session goes on
                 try:
                     return self._take_over(start, training, 1)
                 except DShuffleError as error:  # the current session goes on, unless its workers have changed meanwhile
@@ -460,7 +460,7 @@ class Membership:
             if not self.elastic:
                 raise
             logger.warning("dshuffle: the workers that are left train on epoch %d (%s)", epoch, what_happened(error))
-        return self._take_over(start, training or self._training(epoch))
+        return self._take_over(start, training or self.training(epoch))
 
     def is_lost(self) -> bool:
         """Whether the present session is elastic, and has ended because workers were lost."""
@@ -475,7 +475,7 @@ class Membership:
         """Open an epoch again with the workers that are left, after the session has been lost in it."""
         self._close_following()
         logger.warning("dshuffle: epoch %d begins again, because tasks of it were lost with their workers", start.epoch)
-        return self._take_over(start, self._training(start.epoch))
+        return self._take_over(start, self.training(start.epoch))
 
     def close(self) -> None:
         """Close all sessions."""
@@ -538,7 +538,7 @@ class Membership:
         start = self.current.request.start
         return start if start.epoch == epoch else Remainder(epoch, ())
 
-    def _training(self, epoch: int) -> tuple[TrainingTime, ...] | None:
+    def training(self, epoch: int) -> tuple[TrainingTime, ...] | None:
         """Time of training before an epoch in the present session, which counts from 0 afterwards."""
         try:
             return self.current.ask(tuple[TrainingTime, ...], "training")

@@ -21,19 +21,15 @@ from dshuffle.errors import ClusterError, DShuffleError, MixingWarning, PeerFail
 from dshuffle.notebook import html_summary
 from dshuffle.planning import Assignment, Choices, Classes, GivenSharding, Remainder
 from dshuffle.planning.cost import ClusterRates
-from dshuffle.planning.remainder import SampleDigest
 from dshuffle.planning.shares import Shares
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets
 from dshuffle.runtime.client.checkpoints import (
     CHOICES,
-    CheckpointFile,
+    Checkpoint,
     SessionPosition,
     SessionState,
-    checkpoint_place,
-    read_checkpoint,
     shuffle_digest,
-    write_checkpoint,
 )
 from dshuffle.runtime.client.cluster_view import check_client, is_adaptive, keep_nannies, wait_for_workers
 from dshuffle.runtime.client.epoch import Epoch, EpochTasks
@@ -241,7 +237,7 @@ class Shuffler:
         cluster: ClusterRates | None = None,
         elastic: bool = False,
         min_workers: int = 1,
-        _resumed: tuple[SessionState, CheckpointFile | None] | None = None,
+        _resumed: tuple[SessionState, Checkpoint | None] | None = None,
     ) -> None:
         keywords = locals()
         check_client(client)
@@ -254,18 +250,18 @@ class Shuffler:
         options.check_way(choices)
         start, carried = Remainder(as_integer("first_epoch", first_epoch, 0), ()), None
         earlier: SessionState | None
-        self._file: CheckpointFile | None
+        self._file: Checkpoint | None
         earlier, self._file = _resumed or (None, None)
         if earlier is not None:
             start, carried = earlier.next, EarlierWorkers.of(earlier.history, earlier.next)
         settings = Settings.from_config(adaptive=is_adaptive(client))
         check_emulated_rates()  # those of this process, which reads rows as well
         with contextlib.ExitStack() as on_error:
-            self._held = on_error.enter_context(contextlib.ExitStack())
             if self._file is None and checkpoint is not None:
-                self._file = CheckpointFile(checkpoint, self.dataset)
+                self._file = Checkpoint(checkpoint, self.dataset)
+                self._file.lock()
             if self._file is not None:
-                self._held.callback(self._file.release)
+                on_error.callback(self._file.release)
                 if earlier is None:
                     self._file.check_empty()
             keep_nannies(client)
@@ -346,19 +342,19 @@ class Shuffler:
         [[3, 3], [5, 5]]
         """
         dataset, file = as_dataset(dataset), None
-        try:
+        with contextlib.ExitStack() as on_error:
             if not isinstance(state, Mapping):
-                target = options.setdefault("checkpoint", state)
-                if target is not None and checkpoint_place(target) == checkpoint_place(state):
+                saved, target = Checkpoint(state, dataset), options.setdefault("checkpoint", state)
+                if target is not None and Checkpoint(target, dataset).place == saved.place:
                     # Before it is read: a session that is still open may be about to write it.
-                    file = CheckpointFile(target, dataset, must_exist=True)
-                state = read_checkpoint(state, dataset)
+                    file = saved
+                    on_error.callback(file.release)
+                    file.lock(must_exist=True)
+                state = saved.read_state()
             earlier = SessionState.from_dict(state, dataset)
-            return cls(client, dataset, **earlier.keywords(dataset, options), _resumed=(earlier, file))
-        except BaseException:
-            if file is not None:
-                file.release()
-            raise
+            resumed = cls(client, dataset, **earlier.keywords(dataset, options), _resumed=(earlier, file))
+            on_error.pop_all()
+        return resumed
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this session, for :meth:`resume`. It can be written as JSON.
@@ -377,16 +373,16 @@ class Shuffler:
         """
         if self.closed:
             raise ClusterError("this Shuffler is closed. Take its state before", transient=False)
-        position, trained = self._position, TrainedSamples(epoch=-1, counts=(), digest=SampleDigest())
+        position = self._position
         if position.tasks is not None and not position.ended:
             try:
                 trained = self._calls.ask(TrainedSamples, "trained")
             except WorkerLost:
                 position.tasks.interrupted = True  # calls that the loop has not made yet are missing
                 raise
-        if trained.epoch != self.epoch:
-            return position.state()
-        return position.state(trained.counts, trained.digest)
+            if trained.epoch == self.epoch:
+                return position.state(trained.counts, trained.digest)
+        return position.state()
 
     def save(self, url: str | os.PathLike[str]) -> None:
         """Write the state of this session to a checkpoint.
@@ -396,7 +392,7 @@ class Shuffler:
         CheckpointError
             If it cannot be written. An earlier checkpoint is still there.
         """
-        write_checkpoint(url, self.state_dict(), self.dataset)
+        Checkpoint(url, self.dataset).write(self.state_dict())
 
     def attach(self, value: Any, epoch: int | None = None) -> None:
         """Keep a value in the states and checkpoints of this session from now on, such as a model after an epoch.
@@ -486,7 +482,7 @@ class Shuffler:
             self.closed = True
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
             self._membership.close_soon()
-            self._held.close()
+            self._leave_checkpoint()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -597,13 +593,9 @@ class Shuffler:
         """Keep the record of the current epoch, if the times of its training are known."""
         record, self._record = self._record, None
         if record is not None and training is not None:
-            record = dataclasses.replace(
-                record,
-                training_seconds=max(rank.seconds for rank in training),
-                rank_training_seconds=tuple(rank.own for rank in training),
-                epoch_seconds=ended - self._requested_at,
-            )
-            self.records.append(record)
+            seconds, own = max(rank.seconds for rank in training), tuple(rank.own for rank in training)
+            times = {"training_seconds": seconds, "rank_training_seconds": own}
+            self.records.append(dataclasses.replace(record, **times, epoch_seconds=ended - self._requested_at))
 
     def _finish_epoch(self) -> None:
         try:
@@ -611,12 +603,7 @@ class Shuffler:
         finally:
             ended = time.perf_counter()
             if self._record is not None:
-                training = None
-                try:
-                    training = self._calls.ask(tuple[TrainingTime, ...], "training")
-                except DShuffleError as error:  # the session has ended, and says so itself
-                    logger.info("dshuffle: epoch %d could not be recorded: %s", self.epoch, error)
-                self._end_record(training, ended)
+                self._end_record(self._membership.training(self._record.epoch + 1), ended)
 
     def _end_tasks(self) -> None:
         if self._position.tasks is not None:
@@ -628,6 +615,10 @@ class Shuffler:
         # Nothing was trained on since the last epoch began or ended, so no worker is asked.
         if self._file is not None:
             self._file.write(self._position.state())
+
+    def _leave_checkpoint(self) -> None:
+        if self._file is not None:
+            self._file.release()
 
     def accept(self) -> None:
         """Let the current epoch end although tasks did not finish. See :meth:`Epoch.accept`."""
@@ -671,7 +662,7 @@ class Shuffler:
             try:
                 self._membership.close()
             finally:
-                self._held.close()
+                self._leave_checkpoint()
 
     def look_up_members(self) -> bool:
         """Ask the scheduler for :attr:`addresses`; whether ranks have other workers than at the last look."""
