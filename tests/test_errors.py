@@ -16,13 +16,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, DShuffleError)]
 
-TRANSIENT = {
-    "ExchangeError",
-    "ChecksumMismatch",
-    "ClusterError",
-    "WorkerLost",
-    "PeerFailed",
-}
+TRANSIENT = {"ExchangeError", "ChecksumMismatch", "ClusterError", "WorkerLost", "PeerFailed"}
 
 
 @pytest.mark.parametrize("kind", CLASSES)

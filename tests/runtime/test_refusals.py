@@ -32,10 +32,7 @@ from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (
-            {"assignment": "globall"},
-            r"assignment='globall' is not allowed.*'local', 'partial:Q'.*'global', 'aligned'",
-        ),
+        ({"assignment": "globall"}, r"assignment='globall' is not allowed.*'local', 'partial:Q'.*'global', 'aligned'"),
         ({"delivery": "post"}, r"delivery='post' is not allowed.*\['auto', 'clique', 'coded', .*'peer', 'server', "),
         ({"relay": "pigeon"}, r"relay='pigeon' is not allowed.*\['pipelined', 'ring', 'unicast'\]"),
         ({"delivery": "leftover", "cache_fraction": 0.5}, r"delivery='leftover' is not allowed.*Use one of .*'clique'"),

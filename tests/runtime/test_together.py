@@ -311,11 +311,7 @@ def test_a_worker_is_killed_while_others_wait_for_it(new_processes, small, withi
             os.kill(os.getpid(), signal.SIGKILL)
         return group.mean(np.ones(2))
 
-    with (
-        new_processes(3) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, small, on_loss="raise") as shuffler,
-    ):
+    with new_processes(3) as cluster, Client(cluster) as client, Shuffler(client, small, on_loss="raise") as shuffler:
         epoch = next(shuffler.epochs(2))
         with pytest.raises(WorkerLost, match=f"rank {lost}"):
             within(60, lambda: epoch.together(dies))

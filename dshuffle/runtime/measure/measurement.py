@@ -96,17 +96,17 @@ class Measurement:
     cluster: ClusterRates
     seconds: float
     # Bytes per second into a worker: while two workers exchange, and while all do.
-    link_alone: float
-    link_together: float
-    server: float | None  # bytes per second from the server to all workers; None without a dedicated server
+    link_alone: float = 0.0
+    link_together: float = 0.0
+    server: float | None = None  # bytes per second from the server to all workers; None without a dedicated server
     # Bytes of rows per second: read by one worker alone, and by all workers at once in total; None without a dataset.
-    storage_alone: float | None
-    storage_together: float | None
+    storage_alone: float | None = None
+    storage_together: float | None = None
     # Processor utilization before the measurement, while all workers exchange, and while all workers read. If a value
     # is near 1, the processors were measured, not the network or the storage.
-    busy_before: float
-    busy_network: float
-    busy_storage: float | None
+    busy_before: float = 0.0
+    busy_network: float = 0.0
+    busy_storage: float | None = None
 
 
 def measure_cluster(
@@ -218,7 +218,7 @@ class _Meter:
             own = max(0.0, phase.busy - before) if before < IDLE else 0.0
             return own * cores * len({*names.values()}) * phase.took
 
-        alone = together = served = by_one = by_all = None
+        found: dict[str, Any] = {"busy_before": before}
         link = 1e9  # with a single worker it does not matter
         rates: dict[str, Any] = {
             "cores": cores,
@@ -227,18 +227,18 @@ class _Meter:
             "index_seconds": INDEX_SECONDS,
             "wire_overhead": 0.0,  # the measured rates do not count headers
         }
+        exchange = functools.partial(functools.partial, self._exchange)
         if n > 1:
             empties, shorts = _short_exchanges(self.client, workers, 0.05 * seconds)
             self.empty, self.per_message = min(empties), (min(shorts) - min(empties)) / (n - 1)
-            exchange = functools.partial(functools.partial, self._exchange)
             elsewhere = (worker for worker in workers if names[worker] != names[workers[0]])
             together = _grown(exchange(workers, None), 0.25 * seconds)
             pair = [workers[0], next(elsewhere, workers[1])]
             alone = together if n == 2 else _grown(exchange(pair, None), 0.15 * seconds)
-            served = _grown(exchange(workers, server), 0.15 * seconds) if server else None
             link = together.rate
             if together.busy >= BUSY:  # processors limited it
                 link = max(link, alone.rate / max(1.0, each * outside))
+            found |= {"link_alone": alone.rate, "link_together": together.rate, "busy_network": together.busy}
             # Processor time per byte at each end. Messages are counted separately.
             each_end = (processor_seconds(together) / n - MESSAGE_SECONDS * (n - 1)) / 2 / together.nbytes
             if each_end > 0:
@@ -248,8 +248,10 @@ class _Meter:
             rates["first_message_seconds"] = extra / ((n - 1) * max(1.0, each / cores))
         if server:
             rates["server_up"] = link
-        if served:
-            rates["server_up"] = max(served.rate, link if served.busy >= BUSY else 0.0)
+            if n > 1:
+                served = _grown(exchange(workers, server), 0.15 * seconds)
+                rates["server_up"] = max(served.rate, link if served.busy >= BUSY else 0.0)
+                found["server"] = served.rate
         if dataset is not None:
             alone_in, all_in = (functools.partial(self._read, among, dataset) for among in (workers[:1], workers))
             alone_in(0)  # this loads code
@@ -265,19 +267,8 @@ class _Meter:
             }
             if busy := processor_seconds(by_all):
                 rates["read_rate"] = by_all.nbytes / busy
-        cluster = ClusterRates(n, link, link, **rates)
-        return Measurement(
-            cluster=cluster,
-            seconds=time.perf_counter() - began,
-            link_alone=alone.rate if alone else 0.0,
-            link_together=together.rate if together else 0.0,
-            server=served.rate if served else None,
-            storage_alone=by_one.rate if by_one else None,
-            storage_together=by_all.rate if by_all else None,
-            busy_before=before,
-            busy_network=together.busy if together else 0.0,
-            busy_storage=by_all.busy if by_all else None,
-        )
+            found |= {"storage_alone": by_one.rate, "storage_together": by_all.rate, "busy_storage": by_all.busy}
+        return Measurement(ClusterRates(n, link, link, **rates), time.perf_counter() - began, **found)
 
     def _exchange(self, workers: Sequence[str], server: str | None, nbytes: int, seconds: float, least: int) -> _Phase:
         """The fastest exchange of generated rows, of which each worker holds some bytes."""
