@@ -53,22 +53,24 @@ def test_without_a_home_directory_the_folder_is_a_temporary_one(
     assert mode(folder) == 0o700
 
 
-def test_a_temporary_folder_that_others_can_enter_is_refused(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    folder = caches / "temporary" / f"dshuffle-{os.geteuid()}"
-    folder.mkdir()
-    folder.chmod(0o777)
-    with pytest.raises(OSError, match=r"has the mode 0777, so other users can enter it. Its mode must be 0700"):
-        cache_folder()
-
-
-@as_root
-def test_a_temporary_folder_of_another_user_is_refused(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("owner", "words"),
+    [
+        pytest.param(STRANGER, f"belongs to the user {STRANGER}, and not to 0", marks=as_root),
+        (None, "has the mode 0777, so other users can enter it. Its mode must be 0700"),
+    ],
+)
+def test_a_temporary_folder_of_others_is_refused(
+    caches: Path, monkeypatch: pytest.MonkeyPatch, owner: int | None, words: str
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     folder = caches / "temporary" / f"dshuffle-{os.geteuid()}"
     folder.mkdir(mode=0o700)
-    os.chown(folder, STRANGER, STRANGER)
-    with pytest.raises(OSError, match=f"belongs to the user {STRANGER}, and not to 0"):
+    if owner is None:
+        folder.chmod(0o777)
+    else:
+        os.chown(folder, owner, owner)
+    with pytest.raises(OSError, match=words):
         cache_folder()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import time
-import weakref
 from itertools import zip_longest
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 from distributed import Client, Worker
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.runtime.worker.session import WorkerSession
 
 pytestmark = pytest.mark.slow  # real clusters
 
@@ -52,38 +49,6 @@ def test_another_client_may_be_the_current_one(threads, cluster_of, small):
                 threads.gather(futures)  # at once, while the others still train
             epoch.accept(futures)
     assert all(record.training_seconds >= 0.8 for record in shuffler.records)
-
-
-def test_closing_frees_all_and_may_be_repeated(threads, small, check_ids, sessions_left, monkeypatch):
-    sessions = weakref.WeakSet()
-    opened = WorkerSession.__init__
-
-    def noted(self, *args, **kwargs):
-        opened(self, *args, **kwargs)
-        sessions.add(self)
-
-    monkeypatch.setattr(WorkerSession, "__init__", noted)
-    shuffler = Shuffler(threads, small)
-    for epoch in shuffler.epochs(3):
-        threads.gather(epoch.map(check_ids))
-    assert len(sessions) == 5
-    shuffler.close()
-    shuffler.close()
-    assert sessions_left(threads) == (0, 0)
-    del epoch
-    gc.collect()
-    assert not sessions  # and with them their rows
-
-
-def test_left_by_an_exception(threads, small, sessions_left):
-    def leave():
-        with Shuffler(threads, small) as shuffler:
-            for _ in shuffler.epochs(10):
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        leave()
-    assert sessions_left(threads) == (0, 0)
 
 
 def test_workers_that_join(cluster_of, small, check_orders, sessions_left):

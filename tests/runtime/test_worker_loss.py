@@ -76,22 +76,6 @@ def test_a_worker_is_killed_during_an_exchange(new_processes, tmp_path, within, 
                 assert sum(client.gather(epoch.map(len))) == 60_000
 
 
-def test_the_only_worker_is_killed(new_processes, small, within):
-    with new_processes(1) as cluster, Client(cluster) as client:
-        no_restart(client)
-        shuffler = Shuffler(client, small)
-        epochs = shuffler.epochs(3)
-        [future] = next(epochs).map(lambda partition: time.sleep(60))
-        time.sleep(0.3)
-        [pid] = client.run(os.getpid).values()
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(WorkerLost):
-            within(20, future.result)
-        with pytest.raises(WorkerLost):
-            within(20, lambda: next(epochs))
-        within(20, shuffler.close)
-
-
 def test_a_result_that_was_lost_with_its_worker(new_processes, small, check_ids, within):
     with new_processes(2) as cluster, Client(cluster) as client:
         no_restart(client)

@@ -102,7 +102,7 @@ def test_a_state_that_the_user_has_written(clusters, labelled, written):
             assert sum(shuffler.state_dict()["trained"][0]) == 72
 
 
-@pytest.mark.parametrize("option", [{"seed": 1}, {"assignment": "local"}, {"first_epoch": 3}, {"cache_fraction": 0.5}])
+@pytest.mark.parametrize("option", [{"seed": 1}, {"assignment": "local"}, {"first_epoch": 3}, {"every": 3}])
 def test_options_that_contradict_the_state(clusters, labelled, written, option):
     [(name, value)] = option.items()
     with pytest.raises(InvalidParameter, match=f"{name}={value!r} is not allowed; it must be left out, or"):
