@@ -358,7 +358,9 @@ async def find_port(place: Place, scheme: str, host: str, port: int, seconds: fl
             _, writer = await within(ANSWER_WITHIN, asyncio.open_connection(host, port))
             writer.close()
             call = connector.connect(unparse_host_port(host, port), **Security().get_connection_args("worker"))
-            return (await within(ANSWER_WITHIN, call)).abort()
+            comm = await within(ANSWER_WITHIN, call)
+            comm.abort()
+            return None
         except OSError as error:
             waited = loop.time() - began
             if waited >= seconds or isinstance(error, OtherSecret):

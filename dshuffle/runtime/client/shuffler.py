@@ -593,9 +593,13 @@ class Shuffler:
         """Keep the record of the current epoch, if the times of its training are known."""
         record, self._record = self._record, None
         if record is not None and training is not None:
-            seconds, own = max(rank.seconds for rank in training), tuple(rank.own for rank in training)
-            times = {"training_seconds": seconds, "rank_training_seconds": own}
-            self.records.append(dataclasses.replace(record, **times, epoch_seconds=ended - self._requested_at))
+            ended_record = dataclasses.replace(
+                record,
+                training_seconds=max(rank.seconds for rank in training),
+                rank_training_seconds=tuple(rank.own for rank in training),
+                epoch_seconds=ended - self._requested_at,
+            )
+            self.records.append(ended_record)
 
     def _finish_epoch(self) -> None:
         try:
